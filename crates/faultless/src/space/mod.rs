@@ -237,6 +237,7 @@ impl<M: Machine> Space<M> {
             cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
         }
         self.core.cpus.remove(cpu.id());
+        self.core.ranges.leave(cpu.id());
         // What was posted meanwhile is done by the flush above; its sender may be waiting.
         cpu.serve_flushes();
         self.core.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -312,7 +313,7 @@ impl<M: Machine> Space<M> {
         Policy::of(self.locking.load(Ordering::Acquire))
     }
 
-    /// Whether anybody has a claim on a part of `range`, or waits for one. Answers no flush request.
+    /// Whether anybody has a claim on a part of `range`, or waits for one, since before the caller's last full fence.
     pub(crate) fn is_claimed(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
         self.core.mmap_lock.is_held() || self.core.ranges.is_claimed(&cpu.vm().claims, range)
     }

@@ -64,10 +64,12 @@ pub enum Mutant {
     OwnerLooksAgain,
     /// Claims that conflict wait for each other.
     RangeConflict,
-    /// The release of a parked waiter's last blocker wakes it. It sleeps for ever.
+    /// The release of the last claim that stops a parked one wakes it. It sleeps for ever.
     ReleaseWakes,
-    /// A claim is overtaken while it is parked, and at no other time. One that is held has another beside it.
-    OvertakesParked,
+    /// The full fence between the look at other claims and the own one before it. Two that conflict do not find each other.
+    ClaimFence,
+    /// A claim that was parked tries again, as if it had just arrived. One that passed it meanwhile has its pages, too.
+    ParkedTriesAgain,
     /// A wake-up of a CPU that has yet to park is kept for it. It is lost.
     WakeLeavesPermit,
     /// A reader-writer lock's writer waits for readers.

@@ -106,8 +106,6 @@ classes! {
     9 Flush "a flush";
     /// A held page-table entry that the MMU goes on using.
     10 PinnedEntry "a pinned entry";
-    /// The list of a range lock.
-    11 ClaimQueue "a range lock's queue";
     /// What a CPU has retired.
     11 RetiredObjects "a CPU's retired objects";
     /// The list of spaces with lazily freed pages.

@@ -104,6 +104,12 @@ impl<T> PerCpu<T> {
         Ok(Self { slots })
     }
 
+    /// How many CPUs have a slot.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     /// The slot of the CPU that `local` proves.
     #[inline(always)]
     pub fn get<'a>(&'a self, local: &'a Local) -> &'a T {

@@ -1,87 +1,81 @@
-//! The range lock: writers of disjoint ranges run in parallel; conflicting ones are served in the order of arrival, except that
-//! parked ones may be overtaken.
+//! The range lock: writers of disjoint ranges run in parallel, and write no common cache line; conflicting ones are served in the order of
+//! arrival, except that parked ones may be overtaken.
 //!
-//! A [`RangeLock`] is a list of the *claims* that are held or waiting. A claim names up to two ranges,
-//! which it gets together (moving a mapping takes its source and its destination), *exclusive* or *shared*.
-//! Two claims conflict where they overlap, unless both are shared. The *blockers* of a claim are the
-//! claims before it in the list that conflict with it, and it is held once it has none. Protocol, the first
-//! and the last step under the list's spin lock:
+//! A *claim* names up to two ranges, which it gets together (moving a mapping takes its source and its destination), *exclusive* or
+//! *shared*. Two claims conflict where they overlap, unless both are shared. There is no list of claims: each CPU publishes its own in a
+//! [slot](ClaimSlot), on a line that other CPUs only read, and reads the slots of the CPUs that use the lock. Protocol:
 //!
-//! - *arrive*: append the claim, and count its blockers. Zero blockers: it is held. Otherwise its CPU
-//!   watches the count, on a line that is written only by releases and by those that overtake it;
-//! - *park*: after polling for some time the CPU marks its claim as parked and yields its core. When it runs
-//!   again, it clears the mark. A claim is held when it has no blocker *and* is not marked: so its CPU, by
-//!   one step on one word, either has the claim or has been overtaken;
-//! - *overtake*: a claim that arrives goes through the conflicting ones before it from the last to the
-//!   first, and takes its place before each that is marked as parked, adding itself to that claim's count.
-//!   It stops at the first that may not be overtaken;
-//! - *release*: unlink the claim, and take one off the count of each later claim that conflicts. Those that
-//!   now have no blocker and are parked are woken, after the spin lock is free.
+//! - *try*: the CPU writes its claim into its slot, makes the slot *active*, and issues a full fence. Then it looks at the other slots. If no
+//!   claim there is active or waits, and conflicts, the claim is held: of two claims that are tried at the same time, at least one
+//!   finds the other.
+//! - *wait*: otherwise the claim takes a ticket, whose number is higher than those before, and the slot says that it *waits*. It looks at the
+//!   other slots one after the other, and waits at each that conflicts and is active, or waits with a lower ticket. Behind the last it
+//!   makes its slot active, and holds the claim.
+//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other. When the CPU runs
+//!   again it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its ticket, and stops others as if it
+//!   waited.
+//! - *release*: the CPU makes its slot free, and issues a full fence. If a CPU is parked, it wakes those whose claims conflict, unless
+//!   an active claim stops them, too, or another parked one with a lower ticket, which will wake them in turn.
 //!
-//! So running CPUs are served in the order of arrival: a claim waits for exactly the earlier ones that
-//! conflict with it, held or waiting. A parked CPU does not delay the others while it wakes
-//! up: a hand-over to it takes a wake-up, which is longer than most claims are held, and where CPUs are
-//! virtual or share cores it takes until the host runs it.
+//! Why two claims that conflict are never both held:
 //!
-//! *Bound.* A claim may be overtaken in its CPU's first [`YIELDING_PARKS`] parkings, and in these at most
-//! [`MOST_OVERTAKEN`] times; from then on it is served before every later claim. So it waits for the
-//! conflicting claims that were there when it arrived, and for at most [`MOST_OVERTAKEN`] later ones; where
-//! claims are held for longer than a CPU takes to wake up, which then sees each release, for about
-//! [`YIELDING_PARKS`] later ones.
+//! ```text
+//! one CPU                                another CPU
+//!   slot: active, or waits (SeqCst RMW)    slot: active, or waits (SeqCst RMW)
+//!   ---- full fence ----                   ---- full fence ----
+//!   the other slot?                        the other slot?
+//! ```
 //!
-//! Waiting is acyclic: it follows the positions in the list, and a claim that takes a position before another
-//! waits for none that the other did not wait for.
+//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. A slot that was
+//! passed once need not be looked at again: a claim that is tried there later finds this one waiting. A claim that was parked may have
+//! been passed meanwhile, so it begins again with a try, and gets a new ticket.
 //!
-//! No wake-up is lost: mark and count are one word, so a release either sees the mark and wakes, or comes
-//! first, and the CPU sees zero blockers as it sets the mark, and does not park.
+//! Waiting is acyclic: an active claim is held, or will be held or wait in a moment; all others wait for lower tickets.
 //!
-//! Nothing is allocated: the list links slots that belong to the CPUs ([`ClaimSlots`], once for all
-//! locks of a subsystem), by number. A CPU has one: it holds or waits for one claim at a time.
+//! No wake-up is lost: a CPU parks only if it finds an active claim that conflicts, behind a full fence. So either that claim's
+//! release finds it parked, or it finds the release. The try of a claim that then waits is such a claim, too: it looks for parked CPUs.
+//!
+//! *Bound.* A claim waits for those before it when it arrived; and again for those that wait when it wakes up, at most
+//! [`YIELDING_PARKS`] times. A parked CPU does not delay the others while it wakes up: a hand-over to it takes a wake-up, which is longer than
+//! most claims are held, and where CPUs are virtual or share cores it takes until the host runs it.
+//!
+//! *Invariant (users):* the lock's set has every CPU whose slot has a claim of it. A CPU enters the set before it first tries, and
+//! leaves it when it stops to run the space. So a claim looks at the slots of the CPUs that use the space, and at no others.
+//!
+//! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it holds or waits for one claim at a time.
 
-use super::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 use super::mutant::{Mutant, lost};
-use super::order::{self, ClaimQueue, Mark, RangeClaim};
-use super::percpu::{Local, PerCpu};
-use super::spin::{SpinGuard, SpinLock};
-use super::wait::{LOOKS_BEFORE_PARKING, Spin, Wait};
+use super::order::{self, Mark, RangeClaim};
+use super::percpu::{Local, Padded, PerCpu};
+use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
 use crate::machine::{CpuId, MAX_CPUS};
 use core::fmt;
 
-/// How many later claims may be served before one that waits. Many, since a CPU that shares its core may take
-/// milliseconds to wake up, and others run many operations in that time; few in models and tests, so that they reach it.
-pub const MOST_OVERTAKEN: u32 = if cfg!(any(loom, shuttle)) {
-    1
-} else if cfg!(test) {
-    6
-} else {
-    1024
-};
-
 /// In how many of its parkings a CPU lets its claim be overtaken.
 pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
+
+const WORDS: usize = MAX_CPUS / 64;
+const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
 /// The claims of all CPUs, for all range locks of one subsystem.
 pub type ClaimSlots = PerCpu<ClaimSlot>;
 
-/// The slot of one claim.
+/// The slot of one CPU's claim, which that CPU alone writes.
 ///
-/// *Invariant (slot and list):* a slot whose `state` is not `FREE` is in one lock's list, and but
-/// for the state only the holder of that list's spin lock reads or writes it; a free one belongs to
-/// its CPU.
+/// *Invariant (one claim, one number):* `key` and `bounds` change only while `state` says that the slot is free, and `state` has another
+/// number afterwards. So who finds the same state before and after it reads them has read one claim.
 #[derive(Debug, Default)]
 pub struct ClaimSlot {
-    /// [`FREE`], or [`HELD`] plus the number of blockers, with [`PARKED`], and perhaps [`FIRM`], while its
-    /// CPU is.
-    state: AtomicU32,
-    /// How often it was overtaken.
-    overtaken: AtomicU32,
-    earlier: AtomicU32,
-    later: AtomicU32,
+    /// The number of the claim, and how it stands.
+    state: AtomicU64,
+    /// Its place among those that wait.
+    ticket: AtomicU64,
+    /// The address of its lock, with [`SHARED`] and [`TWO`].
+    key: AtomicU64,
     /// Start and end of the two ranges.
     bounds: [AtomicU64; 4],
-    /// Whether the claim is shared: 1 or 0.
-    shared: AtomicU32,
 }
 
 /// What a claim asks for.
@@ -95,7 +89,7 @@ impl Wanted {
     /// `range`, together with other shared claims.
     #[inline(always)]
     pub const fn shared(range: VirtRange) -> Self {
-        Self { ranges: [range, VirtRange { start: 0, end: 0 }], shared: true }
+        Self { ranges: [range, NOWHERE], shared: true }
     }
 
     #[inline(always)]
@@ -116,173 +110,84 @@ impl From<[VirtRange; 2]> for Wanted {
     }
 }
 
-/// The slot holds no claim.
-const FREE: u32 = 0;
-/// The claim has no blocker.
-const HELD: u32 = 1;
-/// The claim's CPU gave its core away, and must be woken.
-const PARKED: u32 = 1 << 31;
-/// The claim, parked, is not to be overtaken.
-const FIRM: u32 = 1 << 30;
+// How a claim stands: the low bits of a state. The others are its number.
 
-/// Names a slot: 0 is none, else 1 + the number of its CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Name(u32);
+/// There is none.
+const FREE: u64 = 0;
+/// It is held, or tried.
+const ACTIVE: u64 = 1;
+/// It waits with its ticket.
+const WAITS: u64 = 2;
+/// It waits, its CPU gave the core away, and it stops no other claim.
+const PARKED: u64 = 3;
+/// It waits with its ticket, and its CPU gave the core away.
+const FIRM: u64 = 4;
 
-impl Name {
-    const NONE: Self = Self(0);
+const STANDING: u64 = 7;
+const NUMBER: u64 = STANDING + 1;
 
-    fn new(cpu: CpuId) -> Self {
-        Self(1 + u32::from(cpu.0))
-    }
+// The low bits of a key.
 
-    fn cpu(self) -> Option<CpuId> {
-        Some(CpuId(self.0.checked_sub(1)? as u16))
-    }
+/// The claim is shared.
+const SHARED: u64 = 1;
+/// The second range is not empty.
+const TWO: u64 = 2;
+const OF_KEY: u64 = 3;
 
-    fn slot(self, slots: &ClaimSlots) -> Option<&ClaimSlot> {
-        Some(slots.remote(self.cpu()?))
+/// A claim as another CPU finds it.
+#[derive(Clone, Copy)]
+struct Seen {
+    standing: u64,
+    ticket: u64,
+    wanted: Wanted,
+}
+
+impl Seen {
+    const fn is_parked(self) -> bool {
+        matches!(self.standing, PARKED | FIRM)
     }
 }
 
 impl ClaimSlot {
-    // All relaxed: a slot passes between CPUs under the spin lock, which orders it.
-
-    fn wanted(&self) -> Wanted {
-        let [a, b, c, d] = &self.bounds;
-        let range = |start: &AtomicU64, end: &AtomicU64| {
-            VirtRange::new(start.load(Ordering::Relaxed), end.load(Ordering::Relaxed))
+    /// Writes a claim of the lock at `lock` into the free slot.
+    #[inline]
+    fn write(&self, lock: u64, Wanted { ranges: [first, second], shared }: Wanted) {
+        // Who reads a part of this finds afterwards that the slot was free.
+        fence(Ordering::Release);
+        let two = !second.is_empty();
+        let marks = if shared { SHARED } else { 0 } | if two { TWO } else { 0 };
+        self.key.store(lock | marks, Ordering::Relaxed);
+        let store = |at: usize, range: VirtRange| {
+            self.bounds[at].store(range.start, Ordering::Relaxed);
+            self.bounds[at + 1].store(range.end, Ordering::Relaxed);
         };
-        let shared = self.shared.load(Ordering::Relaxed) != 0;
-        Wanted { ranges: [range(a, b), range(c, d)], shared }
-    }
-
-    fn set_wanted(&self, Wanted { ranges: [first, second], shared }: Wanted) {
-        let values = [first.start, first.end, second.start, second.end];
-        for (bound, value) in self.bounds.iter().zip(values) {
-            bound.store(value, Ordering::Relaxed);
+        store(0, first);
+        if two {
+            store(2, second);
         }
-        self.shared.store(u32::from(shared), Ordering::Relaxed);
     }
 
-    fn conflicts(&self, with: Wanted) -> bool {
-        self.wanted().conflicts(with)
-    }
-
-    /// Lets a later claim that conflicts go first, if that is allowed. Under the list's spin lock.
-    fn let_pass(&self) -> bool {
-        let overtaken = self.overtaken.load(Ordering::Relaxed);
-        let state = self.state.load(Ordering::Relaxed);
-        let parked = state & (PARKED | FIRM) == PARKED || lost(Mutant::OvertakesParked);
-        let passed = parked
-            && overtaken < MOST_OVERTAKEN
-            // It fails if the CPU has just taken the mark off.
-            && self
-                .state
-                .compare_exchange(state, state + 1, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        self.overtaken.store(overtaken + u32::from(passed), Ordering::Relaxed);
-        passed
-    }
-}
-
-/// The claims of one lock: the earlier one in the list is served first.
-#[derive(Debug)]
-struct Queue {
-    first: Name,
-    last: Name,
-}
-
-impl Queue {
-    /// The claims from `name` on, by `next`.
-    fn walk(
-        mut name: Name,
-        slots: &ClaimSlots,
-        next: impl Fn(&ClaimSlot) -> &AtomicU32,
-    ) -> impl Iterator<Item = (Name, &ClaimSlot)> {
-        core::iter::from_fn(move || {
-            let here = (name, name.slot(slots)?);
-            name = Name(next(here.1).load(Ordering::Relaxed));
-            Some(here)
-        })
-    }
-
-    /// The claims from `name` to the last.
-    fn from(name: Name, slots: &ClaimSlots) -> impl Iterator<Item = (Name, &ClaimSlot)> {
-        Self::walk(name, slots, |slot| &slot.later)
-    }
-
-    /// All claims, from the last to the first.
-    fn backwards<'s>(
-        &self,
-        slots: &'s ClaimSlots,
-    ) -> impl Iterator<Item = (Name, &'s ClaimSlot)> + use<'s> {
-        Self::walk(self.last, slots, |slot| &slot.earlier)
-    }
-
-    /// Where a claim that arrives stands: before that of the name, or at the end; and how many block it. It
-    /// overtakes those that it stands before.
-    #[inline(never)]
-    fn place(&mut self, wanted: Wanted, slots: &ClaimSlots) -> (Name, u32) {
-        let (mut later, mut blockers) = (Name::NONE, 0);
-        for (name, other) in self.backwards(slots).filter(|(_, other)| other.conflicts(wanted)) {
-            if blockers == 0 && other.let_pass() {
-                later = name;
-            } else {
-                blockers += 1;
+    /// The claim of the lock at `lock` that is there. Acquire meets the Release of the last holder: its changes are seen.
+    #[inline]
+    fn look(&self, lock: u64) -> Option<Seen> {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state & STANDING == FREE {
+                return None;
             }
-        }
-        (later, blockers)
-    }
-
-    /// Links a claim in before that of `later`, which is none for the end of the list.
-    fn insert(&mut self, name: Name, slot: &ClaimSlot, later: Name, slots: &ClaimSlots) {
-        let earlier = match later.slot(slots) {
-            Some(behind) => Name(behind.earlier.swap(name.0, Ordering::Relaxed)),
-            None => core::mem::replace(&mut self.last, name),
-        };
-        slot.earlier.store(earlier.0, Ordering::Relaxed);
-        slot.later.store(later.0, Ordering::Relaxed);
-        match earlier.slot(slots) {
-            Some(before) => before.later.store(name.0, Ordering::Relaxed),
-            None => self.first = name,
-        }
-    }
-
-    fn unlink(&mut self, slot: &ClaimSlot, slots: &ClaimSlots) {
-        let earlier = Name(slot.earlier.load(Ordering::Relaxed));
-        let later = Name(slot.later.load(Ordering::Relaxed));
-        match earlier.slot(slots) {
-            Some(before) => before.later.store(later.0, Ordering::Relaxed),
-            None => self.first = later,
-        }
-        match later.slot(slots) {
-            Some(behind) => behind.earlier.store(earlier.0, Ordering::Relaxed),
-            None => self.last = earlier,
-        }
-    }
-}
-
-/// CPUs that are to be woken.
-struct Sleepers([u64; MAX_CPUS / 64]);
-
-impl Sleepers {
-    const NONE: Self = Self([0; MAX_CPUS / 64]);
-
-    fn add(&mut self, cpu: CpuId) {
-        self.0[cpu.index() / 64] |= 1 << (cpu.index() % 64);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wake(self, wait: &dyn Wait) {
-        if lost(Mutant::ReleaseWakes) {
-            return;
-        }
-        for (at, mut word) in self.0.into_iter().enumerate() {
-            while word != 0 {
-                wait.wake(CpuId((at * 64) as u16 + word.trailing_zeros() as u16));
-                word &= word - 1;
+            let key = self.key.load(Ordering::Relaxed);
+            let range = |at: usize| {
+                let bound = |at: usize| self.bounds[at].load(Ordering::Relaxed);
+                VirtRange::new(bound(at), bound(at + 1))
+            };
+            let second = if key & TWO != 0 { range(2) } else { NOWHERE };
+            let wanted = Wanted { ranges: [range(0), second], shared: key & SHARED != 0 };
+            let standing = state & STANDING;
+            let ticket = if standing == ACTIVE { 0 } else { self.ticket.load(Ordering::Relaxed) };
+            fence(Ordering::Acquire);
+            if self.state.load(Ordering::Relaxed) == state {
+                let seen = Seen { standing, ticket, wanted };
+                return (key & !OF_KEY == lock).then_some(seen);
             }
         }
     }
@@ -291,20 +196,22 @@ impl Sleepers {
 /// A lock of address ranges; see the module for the order of service. One per address space.
 #[derive(Debug)]
 pub struct RangeLock {
-    queue: SpinLock<Queue, ClaimQueue>,
+    /// The CPUs that may have claims.
+    users: [AtomicU64; WORDS],
+    /// How many CPUs are parked.
+    parked: AtomicU32,
+    /// The next ticket. On a line of its own, since only claims that conflict write it.
+    tickets: Padded<AtomicU64>,
 }
 
 impl RangeLock {
     /// A lock without claims.
-    #[cfg(not(loom))]
-    pub const fn new() -> Self {
-        Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
-    }
-
-    /// A lock without claims.
-    #[cfg(loom)]
     pub fn new() -> Self {
-        Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
+        Self {
+            users: core::array::from_fn(|_| AtomicU64::new(0)),
+            parked: AtomicU32::new(0),
+            tickets: Padded(AtomicU64::new(0)),
+        }
     }
 
     /// Takes what is `wanted` (two ranges are taken together), waiting as `wait` does, here and when
@@ -324,8 +231,7 @@ impl RangeLock {
         self.acquire_leaving(slots, local, wanted, wait, || {})
     }
 
-    /// As [`Self::acquire`]; runs `leave` once, with the place in the queue already had, if it has to
-    /// wait: for what must not be kept up meanwhile.
+    /// As [`Self::acquire`]; runs `leave` once if it has to wait: for what must not be kept up meanwhile.
     ///
     /// # Panics
     /// As [`Self::acquire`].
@@ -338,16 +244,17 @@ impl RangeLock {
         wait: &'a dyn Wait,
         leave: impl FnOnce(),
     ) -> RangeGuard<'a> {
-        let claim = self.arrive(slots, local, wanted, wait);
-        if !claim.held() {
+        let claim = self.write(slots, local, wanted, wait);
+        if !claim.tries() {
+            claim.take_ticket();
             leave();
             order::before::<RangeClaim>(wait);
-            claim.await_blockers();
+            claim.await_turn();
         }
         claim.marked()
     }
 
-    /// Takes what is `wanted` if no claim, held or waiting, conflicts; otherwise as [`Self::acquire`].
+    /// Takes what is `wanted` if no claim, held or waiting, conflicts.
     ///
     /// # Panics
     /// As [`Self::acquire`].
@@ -359,37 +266,66 @@ impl RangeLock {
         wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> Option<RangeGuard<'a>> {
-        // A claim that is blocked is withdrawn: a later claim cannot have waited for it longer
-        // than for those that block it.
-        let claim = self.arrive(slots, local, wanted, wait);
-        claim.held().then(|| claim.marked())
+        let claim = self.write(slots, local, wanted, wait);
+        claim.tries().then(|| claim.marked())
     }
 
-    /// Whether there is a claim, held or waiting, on a part of `range`. The calling CPU serves no flush requests meanwhile.
+    /// Whether there is a claim, held or waiting, on a part of `range`, by a CPU that published it before the caller's last full fence.
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
-        let queue = self.queue.lock(&Spin);
-        let alone = Wanted::from([range, VirtRange { start: 0, end: 0 }]);
-        queue.backwards(slots).any(|(_, claim)| claim.conflicts(alone))
+        let alone = Wanted::from([range, NOWHERE]);
+        let mut claims = self.users(slots).filter_map(|cpu| slots.remote(cpu).look(self.key()));
+        claims.any(|claim| claim.wanted.conflicts(alone))
     }
 
-    /// Queues a claim, which is not held before [`RangeGuard::held`] returns true.
-    fn arrive<'a>(
+    /// The CPU, which has no claim, will make none for some time.
+    pub fn leave(&self, cpu: CpuId) {
+        let (word, bit) = (&self.users[cpu.index() / 64], 1 << (cpu.index() % 64));
+        if word.load(Ordering::Relaxed) & bit != 0 {
+            // Release: who finds the CPU gone sees what it did under its claims.
+            word.fetch_and(!bit, Ordering::Release);
+        }
+    }
+
+    /// What claims of this lock are known by.
+    #[inline(always)]
+    fn key(&self) -> u64 {
+        core::ptr::from_ref(self).addr() as u64
+    }
+
+    /// The CPUs that may have claims, ascending; each word is read once.
+    #[inline]
+    fn users(&self, slots: &ClaimSlots) -> impl Iterator<Item = CpuId> {
+        let words = self.users[..slots.len().div_ceil(64)].iter().enumerate();
+        words.flat_map(|(word, bits)| {
+            let mut bits = bits.load(Ordering::Acquire);
+            core::iter::from_fn(move || {
+                let bit = bits.checked_ilog2().map(|_| bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some(CpuId((word * 64) as u16 + bit as u16))
+            })
+        })
+    }
+
+    /// Writes a claim into the CPU's slot, which is free until the claim is [tried](RangeGuard::tries).
+    #[inline]
+    fn write<'a>(
         &'a self,
         slots: &'a ClaimSlots,
         local: &'a Local,
         wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
-        let (slot, wanted) = (slots.get(local), wanted.into());
-        assert!(slot.state.load(Ordering::Relaxed) == FREE, "a CPU holds one claim at a time");
-        slot.set_wanted(wanted);
-        slot.overtaken.store(0, Ordering::Relaxed);
-        let mut queue = self.queue.lock(wait);
-        let (later, blockers) =
-            if queue.last == Name::NONE { (Name::NONE, 0) } else { queue.place(wanted, slots) };
-        slot.state.store(HELD + blockers, Ordering::Relaxed);
-        queue.insert(Name::new(local.id()), slot, later, slots);
-        RangeGuard { lock: self, slots, slot, wait, mark: Mark::none() }
+        let (slot, cpu, wanted) = (slots.get(local), local.id(), wanted.into());
+        let last = slot.state.load(Ordering::Relaxed);
+        assert!(last & STANDING == FREE, "a CPU holds one claim at a time");
+        slot.write(self.key(), wanted);
+        let (word, bit) = (&self.users[cpu.index() / 64], 1 << (cpu.index() % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // Before the full fence of the try: who misses it there is found by the try.
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+        let number = last.wrapping_add(NUMBER);
+        RangeGuard { lock: self, slots, slot, cpu, number, wanted, wait, mark: Mark::none() }
     }
 }
 
@@ -405,12 +341,16 @@ pub struct RangeGuard<'a> {
     lock: &'a RangeLock,
     slots: &'a ClaimSlots,
     slot: &'a ClaimSlot,
+    cpu: CpuId,
+    /// The claim's, in the slot's state.
+    number: u64,
+    wanted: Wanted,
     // Not `Sync`, so the guard is not `Send`.
     wait: &'a dyn Wait,
     mark: Mark<'a>,
 }
 
-impl RangeGuard<'_> {
+impl<'a> RangeGuard<'a> {
     /// The claim, held from now on.
     #[inline(always)]
     fn marked(mut self) -> Self {
@@ -420,8 +360,8 @@ impl RangeGuard<'_> {
 
     /// The two ranges that the claim named; either may be empty.
     #[inline]
-    pub fn ranges(&self) -> [VirtRange; 2] {
-        self.slot.wanted().ranges
+    pub const fn ranges(&self) -> [VirtRange; 2] {
+        self.wanted.ranges
     }
 
     /// Whether all of `range` lies in one of the claim's ranges.
@@ -431,74 +371,159 @@ impl RangeGuard<'_> {
         range.is_empty() || self.ranges().iter().any(|own| own.covers(range))
     }
 
+    /// Says how the claim stands, before whatever is read next.
+    #[inline]
+    fn publish(&self, standing: u64) {
+        self.slot.state.swap(self.number | standing, Ordering::SeqCst);
+        if !lost(Mutant::ClaimFence) {
+            fence_after_rmw();
+        }
+    }
+
+    /// The claims of other CPUs, ascending.
+    #[inline]
+    fn others(&self) -> impl Iterator<Item = &'a ClaimSlot> {
+        let (slots, own) = (self.slots, self.cpu);
+        self.lock.users(slots).filter(move |cpu| *cpu != own).map(move |cpu| slots.remote(cpu))
+    }
+
+    /// Whether the claim in `slot` is one that conflicts and `stops` this one.
+    #[inline]
+    fn is_stopped(&self, slot: &ClaimSlot, stops: impl Fn(Seen) -> bool) -> bool {
+        let seen = slot.look(self.lock.key());
+        seen.is_some_and(|other| stops(other) && other.wanted.conflicts(self.wanted))
+    }
+
+    /// Makes the claim active, and returns whether it is held now. If not, it takes a ticket next, or is dropped.
+    #[inline]
+    fn tries(&self) -> bool {
+        self.publish(ACTIVE);
+        let stops = |other: Seen| other.standing != PARKED;
+        !self.others().any(|slot| self.is_stopped(slot, stops))
+    }
+
+    /// Whether the claim in `slot` is before this one, which waits.
+    fn is_behind(&self, slot: &ClaimSlot) -> bool {
+        let own = self.slot.ticket.load(Ordering::Relaxed);
+        self.is_stopped(slot, |other| match other.standing {
+            ACTIVE => true,
+            WAITS | FIRM => other.ticket < own,
+            _ => false,
+        })
+    }
+
+    /// The claim waits from now on, behind all that wait.
+    #[cold]
+    fn take_ticket(&self) {
+        // Acquire and Release: whoever has a higher ticket sees that this claim is in its slot.
+        let ticket = self.lock.tickets.fetch_add(1, Ordering::AcqRel);
+        self.slot.ticket.store(ticket, Ordering::Relaxed);
+        self.publish(WAITS);
+        // It may have been active for a moment.
+        self.let_others_in();
+    }
+
+    /// Waits, with a ticket, until the claim is held.
     #[cold]
     #[inline(never)]
-    fn await_blockers(&self) {
-        let (mut looks, mut parks) = (0, 0);
-        while !self.held() {
-            if looks < LOOKS_BEFORE_PARKING {
-                self.wait.wait(looks);
-                looks += 1;
-            } else {
-                self.park(if parks < YIELDING_PARKS { PARKED } else { PARKED | FIRM });
-                (looks, parks) = (0, parks + 1);
+    fn await_turn(&self) {
+        let mut parks = 0;
+        while !self.awaits_those_before(&mut parks) {
+            // It was parked, and may have been passed.
+            let held = self.tries();
+            self.lock.parked.fetch_sub(1, Ordering::Relaxed);
+            if held {
+                return;
             }
+            self.take_ticket();
         }
+        // Others see that it waits, or that it is active: either stops them.
+        self.slot.state.store(self.number | ACTIVE, Ordering::Release);
     }
 
-    /// Gives the core away until the last blocker has gone, or for less, with the claim marked meanwhile.
-    fn park(&self, mark: u32) {
-        let state = &self.slot.state;
-        if state.fetch_or(mark, Ordering::Relaxed) != HELD {
+    /// Waits until no claim is left before this one. Returns false if the claim was parked meanwhile so that others could overtake it.
+    fn awaits_those_before(&self, parks: &mut u32) -> bool {
+        let mut looks = 0;
+        for slot in self.others() {
+            while self.is_behind(slot) {
+                if looks < LOOKS_BEFORE_PARKING {
+                    self.wait.wait(looks);
+                    looks += 1;
+                    continue;
+                }
+                looks = 0;
+                if *parks < YIELDING_PARKS {
+                    *parks += 1;
+                    self.park(PARKED);
+                    if !lost(Mutant::ParkedTriesAgain) {
+                        return false;
+                    }
+                } else {
+                    self.park(FIRM);
+                }
+                self.publish(WAITS);
+                self.lock.parked.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        true
+    }
+
+    /// Gives the core away until a claim that conflicts has gone, or for less. It counts as parked until the caller says otherwise.
+    fn park(&self, standing: u64) {
+        // Before the fence of the next step.
+        self.lock.parked.fetch_add(1, Ordering::Relaxed);
+        self.publish(standing);
+        let active = |other: Seen| other.standing == ACTIVE;
+        if self.others().any(|slot| self.is_stopped(slot, active)) {
             self.wait.park();
         }
-        // What is left is the number of blockers.
-        state.fetch_and(!mark, Ordering::Relaxed);
     }
 
-    /// The rest of a release where there are later claims: this one is no blocker of theirs any more.
+    /// The rest of what makes the claim active no more: wakes the CPUs that it kept parked.
+    #[inline]
+    fn let_others_in(&self) {
+        if self.lock.parked.load(Ordering::Relaxed) != 0 {
+            self.wake_others();
+        }
+    }
+
+    #[cold]
     #[inline(never)]
-    fn unblock(&self, later: Name, queue: SpinGuard<'_, Queue, ClaimQueue>) {
-        let wanted = self.slot.wanted();
-        let mut sleepers = None;
-        for (name, waiter) in Queue::from(later, self.slots).filter(|(_, it)| it.conflicts(wanted))
-        {
-            let before = waiter.state.fetch_sub(1, Ordering::Release);
-            if before & !FIRM == PARKED | (HELD + 1)
-                && let Some(cpu) = name.cpu()
+    fn wake_others(&self) {
+        let (lock, slots) = (self.lock, self.slots);
+        let claim = |cpu: CpuId| slots.remote(cpu).look(lock.key());
+        for cpu in lock.users(slots).filter(|cpu| *cpu != self.cpu) {
+            let Some(parked) = claim(cpu).filter(|it| it.is_parked()) else { continue };
+            let stops = |other: Seen| {
+                other.wanted.conflicts(parked.wanted)
+                    && (other.standing == ACTIVE
+                        || other.is_parked() && other.ticket < parked.ticket)
+            };
+            let others = || lock.users(slots).filter(|other| *other != cpu);
+            if parked.wanted.conflicts(self.wanted)
+                && !others().filter_map(claim).any(stops)
+                && !lost(Mutant::ReleaseWakes)
             {
-                sleepers.get_or_insert(Sleepers::NONE).add(cpu);
+                self.wait.wake(cpu);
             }
         }
-        self.slot.state.store(FREE, Ordering::Relaxed);
-        drop(queue);
-        if let Some(sleepers) = sleepers {
-            sleepers.wake(self.wait);
-        }
     }
 
-    fn held(&self) -> bool {
-        // Acquire meets the Release of the last blocker: its changes are seen.
-        self.slot.state.load(Ordering::Acquire) == HELD
+    fn is_held(&self) -> bool {
+        self.slot.state.load(Ordering::Relaxed) & STANDING == ACTIVE
     }
 }
 
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
-        let mut queue = self.lock.queue.lock(self.wait);
-        let later = Name(self.slot.later.load(Ordering::Relaxed));
-        queue.unlink(self.slot, self.slots);
-        if later == Name::NONE {
-            self.slot.state.store(FREE, Ordering::Relaxed);
-        } else {
-            self.unblock(later, queue);
-        }
+        self.publish(FREE);
+        self.let_others_in();
     }
 }
 
 impl fmt::Debug for RangeGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RangeGuard({:?}, held: {})", self.ranges(), self.held())
+        write!(f, "RangeGuard({:?}, held: {})", self.ranges(), self.is_held())
     }
 }
 

@@ -74,61 +74,108 @@ impl Wait for Notes {
     }
 }
 
-impl RangeGuard<'_> {
-    /// What its CPU does first, and last, when it parks.
-    fn mark_parked(&self, parked: bool) {
-        if parked {
-            self.slot.state.fetch_or(PARKED, Ordering::Relaxed);
-        } else {
-            self.slot.state.fetch_and(!PARKED, Ordering::Relaxed);
+impl RangeLock {
+    /// A claim that has arrived: it is held, or waits.
+    fn arrive<'a>(
+        &'a self,
+        slots: &'a ClaimSlots,
+        local: &'a Local,
+        wanted: impl Into<Wanted>,
+        wait: &'a dyn Wait,
+    ) -> RangeGuard<'a> {
+        let claim = self.write(slots, local, wanted, wait);
+        if !claim.tries() {
+            claim.take_ticket();
         }
+        claim
+    }
+}
+
+impl RangeGuard<'_> {
+    fn standing(&self) -> u64 {
+        self.slot.state.load(Ordering::Relaxed) & STANDING
+    }
+
+    /// Its CPU looks once whether the claim is held.
+    fn looks(&self) -> bool {
+        if self.standing() == WAITS && !self.others().any(|slot| self.is_behind(slot)) {
+            self.slot.state.store(self.number | ACTIVE, Ordering::Release);
+        }
+        self.is_held()
+    }
+
+    /// Its CPU is about to park.
+    fn parks(&self, standing: u64) {
+        assert_eq!(self.standing(), WAITS);
+        self.lock.parked.fetch_add(1, Ordering::Relaxed);
+        self.publish(standing);
+    }
+
+    /// Its CPU runs again. Returns whether the claim got a new ticket.
+    fn wakes(&self) -> bool {
+        let yielding = self.standing() == PARKED;
+        let waits = yielding && !self.tries();
+        if !yielding {
+            self.publish(WAITS);
+        }
+        self.lock.parked.fetch_sub(1, Ordering::Relaxed);
+        if waits {
+            self.take_ticket();
+        }
+        waits
     }
 }
 
 const ALL: [VirtRange; 2] = [VirtRange::USER, NONE];
 
 #[test]
-fn a_parked_claim_is_overtaken_so_often_and_no_more() {
-    let (slots, lock) = (slots(5), RangeLock::new());
-    let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(local);
+fn a_parked_claim_is_overtaken_and_then_comes_last_of_those_that_wait() {
+    let (slots, lock) = (slots(4), RangeLock::new());
+    let [a, b, c, d] = [0, 1, 2, 3].map(local);
     let holder = lock.arrive(&slots, &a, ALL, &Spin);
     let sleeper = lock.arrive(&slots, &b, ALL, &Spin);
-    let spinner = lock.arrive(&slots, &c, ALL, &Spin);
-    assert!(holder.held() && !sleeper.held() && !spinner.held());
-    sleeper.mark_parked(true);
+    let waiter = lock.arrive(&slots, &c, ALL, &Spin);
+    assert!(holder.is_held() && !sleeper.looks() && !waiter.looks());
+    sleeper.parks(PARKED);
     drop(holder);
-    assert!(!sleeper.held() && !spinner.held(), "who is parked has nothing, who came later waits");
-    drop(spinner);
-    for _ in 0..MOST_OVERTAKEN {
-        let overtaker = lock.arrive(&slots, &d, ALL, &Spin);
-        assert!(overtaker.held());
-        sleeper.mark_parked(false);
-        assert!(!sleeper.held(), "it was overtaken");
-        let waiter = lock.arrive(&slots, &e, ALL, &Spin);
-        assert!(!waiter.held());
-        drop(waiter);
-        sleeper.mark_parked(true);
-        drop(overtaker);
-    }
-    let late = lock.arrive(&slots, &d, ALL, &Spin);
-    assert!(!late.held(), "enough");
-    sleeper.mark_parked(false);
-    assert!(sleeper.held());
-    drop(sleeper);
-    assert!(late.held());
+    assert!(waiter.looks(), "it does not wait for who is parked");
+    drop(waiter);
+    let overtaker = lock.arrive(&slots, &c, ALL, &Spin);
+    assert!(overtaker.is_held());
+    let last = lock.arrive(&slots, &d, ALL, &Spin);
+    assert!(sleeper.wakes() && !sleeper.looks());
+    drop(overtaker);
+    assert!(!sleeper.looks() && last.looks(), "it waited while that was parked");
+    drop(last);
+    assert!(sleeper.looks());
 }
 
 #[test]
-fn who_was_let_in_before_it_parked_runs_on() {
+fn a_firmly_parked_claim_is_not_overtaken() {
+    let (slots, lock) = (slots(3), RangeLock::new());
+    let [a, b, c] = [0, 1, 2].map(local);
+    let holder = lock.arrive(&slots, &a, ALL, &Spin);
+    let sleeper = lock.arrive(&slots, &b, ALL, &Spin);
+    sleeper.parks(FIRM);
+    drop(holder);
+    let late = lock.arrive(&slots, &c, ALL, &Spin);
+    assert!(!late.looks());
+    assert!(!sleeper.wakes(), "it keeps its ticket");
+    assert!(!late.looks() && sleeper.looks());
+    drop(sleeper);
+    assert!(late.looks());
+}
+
+#[test]
+fn a_cpu_that_finds_the_way_free_does_not_park() {
     let (slots, lock, notes) = (slots(2), RangeLock::new(), Notes::default());
     let (here, there) = (local(0), local(1));
     let holder = lock.arrive(&slots, &here, ALL, &notes);
     let waiter = lock.arrive(&slots, &there, ALL, &notes);
-    assert!(!waiter.held());
     drop(holder);
     // `Notes` panics where it would park.
     waiter.park(PARKED);
-    assert!(waiter.held());
+    assert!(!waiter.wakes() && waiter.is_held());
     assert_eq!(notes.0.take(), []);
 }
 
@@ -142,12 +189,15 @@ struct Robbed<'a, F: Fn() -> RangeGuard<'a>> {
 impl<'a, F: Fn() -> RangeGuard<'a>> Wait for Robbed<'a, F> {
     fn wait(&self, looks: u32) {
         assert!(looks < LOOKS_BEFORE_PARKING);
+        if let Some(holder) = &*self.holder.borrow() {
+            holder.looks();
+        }
     }
 
     fn park(&self) {
         let parks = self.parks.replace(self.parks.get() + 1);
-        let next = self.arrive[parks % 2]();
-        drop(self.holder.replace(Some(next)));
+        drop(self.holder.take());
+        *self.holder.borrow_mut() = Some(self.arrive[parks % 2]());
     }
 }
 
@@ -162,16 +212,16 @@ fn a_claim_is_overtaken_in_so_many_parkings_and_no_more() {
         holder: RefCell::new(Some(arrive(first))),
         parks: Cell::new(0),
     };
-    let parks = (YIELDING_PARKS.min(MOST_OVERTAKEN) + 1) as usize;
     let claim = lock.acquire(&slots, &sleeper, ALL, &robbed);
-    assert!(claim.held() && !robbed.holder.borrow().as_ref().unwrap().held());
-    assert_eq!(robbed.parks.get(), parks);
+    assert!(claim.is_held() && !robbed.holder.borrow().as_ref().unwrap().looks());
+    assert_eq!(robbed.parks.get(), YIELDING_PARKS as usize + 1);
     drop(claim);
-    assert!(robbed.holder.take().unwrap().held());
+    assert!(robbed.holder.take().unwrap().looks());
+    assert_eq!(lock.parked.load(Ordering::Relaxed), 0);
 }
 
 #[test]
-fn a_release_wakes_the_parked_that_nothing_blocks_any_more() {
+fn a_release_wakes_the_parked_that_nothing_stops_any_more() {
     let (slots, lock, notes) = (slots(6), RangeLock::new(), Notes::default());
     let locals: Vec<Local> = (0..6).map(local).collect();
     let range = |start, end| [VirtRange::new(start, end), NONE];
@@ -180,16 +230,56 @@ fn a_release_wakes_the_parked_that_nothing_blocks_any_more() {
     let (low, spinner) = (claim(1, range(0, 2)), claim(2, range(2, 4)));
     let (high, behind, apart) =
         (claim(3, range(4, 8)), claim(4, range(4, 6)), claim(5, range(9, 10)));
-    [&low, &high, &behind].into_iter().for_each(|claim| claim.mark_parked(true));
-    assert!(apart.held());
+    [&low, &high].into_iter().for_each(|claim| claim.parks(PARKED));
+    behind.parks(FIRM);
+    assert!(apart.is_held());
     drop(holder);
     assert_eq!(notes.0.take(), [1, 3], "the first two, and not who waits for one of them");
-    assert!(spinner.held());
+    assert!(!low.wakes() && spinner.looks());
     drop((low, spinner));
     assert_eq!(notes.0.take(), []);
-    high.mark_parked(false);
-    drop(high);
+    assert!(high.wakes(), "who parked firmly stops it");
     assert_eq!(notes.0.take(), [4]);
+    drop(high);
+    assert!(!behind.wakes() && behind.looks());
+}
+
+#[test]
+fn a_try_that_fails_wakes_those_that_found_it_active() {
+    let (slots, lock, notes) = (slots(3), RangeLock::new(), Notes::default());
+    let locals: Vec<Local> = (0..3).map(local).collect();
+    let range = |start, end| [VirtRange::new(start, end), NONE];
+    let claim = |cpu: usize, ranges| lock.arrive(&slots, &locals[cpu], ranges, &notes);
+    let holder = claim(0, range(0, 4));
+    let sleeper = claim(1, range(3, 8));
+    sleeper.parks(PARKED);
+    let failing = lock.write(&slots, &locals[2], range(2, 8), &notes);
+    assert!(!failing.tries());
+    drop(holder);
+    assert_eq!(notes.0.take(), [], "the one that is tried stops it");
+    failing.take_ticket();
+    assert_eq!(notes.0.take(), [1]);
+    assert!(failing.looks());
+}
+
+#[test]
+fn claims_are_looked_for_where_cpus_use_the_lock() {
+    let (slots, lock, other) = (slots(130), RangeLock::new(), RangeLock::new());
+    let [a, b, c] = [3, 64, 129].map(local);
+    let users = |lock: &RangeLock| lock.users(&slots).map(|cpu| cpu.0).collect::<Vec<_>>();
+    let claims =
+        [&a, &c].map(|local| lock.arrive(&slots, local, Wanted::shared(VirtRange::USER), &Spin));
+    let elsewhere = other.arrive(&slots, &b, ALL, &Spin);
+    assert_eq!((users(&lock), users(&other)), ([3, 129].into(), [64].into()));
+    assert!(lock.is_claimed(&slots, VirtRange::new(5, 6)));
+    drop(claims);
+    assert!(!lock.is_claimed(&slots, VirtRange::USER));
+    lock.leave(CpuId(129));
+    lock.leave(CpuId(64));
+    assert_eq!(users(&lock), [3]);
+    // A slot that has a claim of another lock.
+    lock.users[1].fetch_or(1, Ordering::Relaxed);
+    assert!(!lock.is_claimed(&slots, VirtRange::USER) && elsewhere.is_held());
 }
 
 #[derive(Clone, Debug)]
@@ -197,8 +287,10 @@ enum Step {
     Arrive(Wanted),
     Try(Wanted),
     Release(prop::sample::Index),
-    /// A claim's CPU parks, or runs again.
-    Turn(prop::sample::Index),
+    /// A claim's CPU looks whether it is held.
+    Look(prop::sample::Index),
+    /// A claim's CPU parks, firmly or not, or runs again.
+    Turn(prop::sample::Index, bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -206,11 +298,13 @@ fn step() -> impl Strategy<Value = Step> {
     let ranges = || (range(), prop_oneof![2 => Just(NONE), 1 => range()]).prop_map(|(a, b)| [a, b]);
     let wanted =
         || (ranges(), any::<bool>()).prop_map(|(ranges, shared)| Wanted { ranges, shared });
+    let index = any::<prop::sample::Index>;
     prop_oneof![
         4 => wanted().prop_map(Step::Arrive),
         1 => wanted().prop_map(Step::Try),
-        4 => any::<prop::sample::Index>().prop_map(Step::Release),
-        4 => any::<prop::sample::Index>().prop_map(Step::Turn),
+        4 => index().prop_map(Step::Release),
+        6 => index().prop_map(Step::Look),
+        4 => (index(), any::<bool>()).prop_map(|(index, firm)| Step::Turn(index, firm)),
     ]
 }
 
@@ -220,75 +314,106 @@ fn collide(a: Wanted, b: Wanted) -> bool {
     (!a.shared || !b.shared) && (0..20).any(|byte| has(a, byte) && has(b, byte))
 }
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stands {
+    Held,
+    /// With its place among those that wait.
+    Waits(u64),
+    Parked,
+    Firm(u64),
+}
+
 /// A claim of the model's.
 struct Claim<'a> {
     cpu: usize,
     wanted: Wanted,
-    parked: bool,
-    overtaken: u32,
+    stands: Stands,
     guard: RangeGuard<'a>,
 }
 
-/// Where a claim that arrives stands among those of the model, which are in the order of the list.
-fn place(claims: &mut [Claim<'_>], wanted: Wanted) -> usize {
-    let mut place = claims.len();
-    for (at, claim) in claims.iter_mut().enumerate().rev() {
-        if collide(claim.wanted, wanted) {
-            if !claim.parked || claim.overtaken == MOST_OVERTAKEN {
-                break;
-            }
-            claim.overtaken += 1;
-            place = at;
-        }
-    }
-    place
+/// Whether a claim for `wanted` is stopped by others than that of `cpu`: held ones, and waiting ones with a place before `place`.
+fn is_stopped(claims: &[Claim<'_>], cpu: usize, wanted: Wanted, place: u64) -> bool {
+    let stops = |claim: &Claim<'_>| match claim.stands {
+        Stands::Held => true,
+        Stands::Waits(other) | Stands::Firm(other) => other < place,
+        Stands::Parked => false,
+    };
+    claims.iter().any(|other| other.cpu != cpu && stops(other) && collide(other.wanted, wanted))
 }
 
 proptest! {
-    /// A claim is held exactly if it is not parked and no earlier one that is still there collides with it.
-    /// A release may hit a claim that waits, as `try_acquire`'s do.
+    /// A claim is held exactly as the order of arrival has it, but that parked ones are passed. No two that collide are ever held.
     #[test]
     fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(), 1..80)) {
         const CPUS: usize = 10;
         let (slots, lock) = (slots(CPUS), RangeLock::new());
         let locals: Vec<Local> = (0..CPUS).map(local).collect();
         let mut claims: Vec<Claim<'_>> = Vec::new();
+        let mut places = 0..;
+        let mut next_place = || places.next().unwrap();
         for step in steps {
             let free = (0..CPUS).find(|cpu| claims.iter().all(|claim| claim.cpu != *cpu));
-            let (parked, overtaken) = (false, 0);
             match (step, free) {
                 (Step::Arrive(wanted), Some(cpu)) => {
-                    let place = place(&mut claims, wanted);
+                    let stopped = is_stopped(&claims, cpu, wanted, u64::MAX);
                     let guard = lock.arrive(&slots, &locals[cpu], wanted, &Spin);
-                    claims.insert(place, Claim { cpu, wanted, parked, overtaken, guard });
+                    let stands = if stopped { Stands::Waits(next_place()) } else { Stands::Held };
+                    claims.push(Claim { cpu, wanted, stands, guard });
                 }
                 (Step::Try(wanted), Some(cpu)) => {
-                    let place = place(&mut claims, wanted);
-                    let expected = !claims[..place].iter().any(|c| collide(c.wanted, wanted));
+                    let stopped = is_stopped(&claims, cpu, wanted, u64::MAX);
                     let got = lock.try_acquire(&slots, &locals[cpu], wanted, &Spin);
-                    prop_assert_eq!(got.is_some(), expected);
+                    prop_assert_eq!(got.is_some(), !stopped);
                     if let Some(guard) = got {
-                        claims.insert(place, Claim { cpu, wanted, parked, overtaken, guard });
+                        claims.push(Claim { cpu, wanted, stands: Stands::Held, guard });
                     }
                 }
                 (Step::Release(index), _) if !claims.is_empty() => {
-                    drop(claims.remove(index.index(claims.len())));
-                }
-                (Step::Turn(index), _) if !claims.is_empty() => {
                     let at = index.index(claims.len());
-                    let claim = &mut claims[at];
-                    // Who has its claim does not park.
-                    if claim.parked || !claim.guard.held() {
-                        claim.parked = !claim.parked;
-                        claim.guard.mark_parked(claim.parked);
+                    if claims[at].stands == Stands::Held {
+                        drop(claims.remove(at));
                     }
+                }
+                (Step::Look(index), _) if !claims.is_empty() => {
+                    let at = index.index(claims.len());
+                    let Claim { cpu, wanted, stands, ref guard } = claims[at];
+                    if let Stands::Waits(place) = stands {
+                        let held = !is_stopped(&claims, cpu, wanted, place);
+                        prop_assert_eq!(guard.looks(), held);
+                        if held {
+                            claims[at].stands = Stands::Held;
+                        }
+                    }
+                }
+                (Step::Turn(index, firm), _) if !claims.is_empty() => {
+                    let at = index.index(claims.len());
+                    let Claim { cpu, wanted, stands, ref guard } = claims[at];
+                    claims[at].stands = match stands {
+                        Stands::Held => Stands::Held,
+                        Stands::Waits(place) => {
+                            guard.parks(if firm { FIRM } else { PARKED });
+                            if firm { Stands::Firm(place) } else { Stands::Parked }
+                        }
+                        Stands::Firm(place) => {
+                            prop_assert!(!guard.wakes());
+                            Stands::Waits(place)
+                        }
+                        Stands::Parked => {
+                            let stopped = is_stopped(&claims, cpu, wanted, u64::MAX);
+                            prop_assert_eq!(guard.wakes(), stopped);
+                            if stopped { Stands::Waits(next_place()) } else { Stands::Held }
+                        }
+                    };
                 }
                 _ => {}
             }
-            for (at, claim) in claims.iter().enumerate() {
-                let blocked = claims[..at].iter().any(|c| collide(c.wanted, claim.wanted));
-                let expected = !blocked && !claim.parked;
-                prop_assert_eq!(claim.guard.held(), expected, "claim {} by {}", at, claim.cpu);
+            let held = || claims.iter().filter(|claim| claim.stands == Stands::Held);
+            for claim in held() {
+                let beside = held().filter(|other| other.cpu != claim.cpu);
+                prop_assert!(!beside.map(|other| other.wanted).any(|it| collide(it, claim.wanted)));
+            }
+            for claim in &claims {
+                prop_assert_eq!(claim.guard.is_held(), claim.stands == Stands::Held);
             }
         }
     }
