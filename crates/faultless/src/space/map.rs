@@ -20,6 +20,10 @@ use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::vm::Cpu;
 use bitflags::bitflags;
 
+/// How often an automatically placed mapping is put where another CPU has a claim still, before the CPU waits for its turn. Small in
+/// models, so that they reach that.
+const MOST_PLACES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 32 };
+
 bitflags! {
     /// Linux's `MAP_*`, as far as they concern memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -265,6 +269,12 @@ impl<M: Machine> Space<M> {
             };
             Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
         };
+        if !request.fixed
+            && request.late.is_none()
+            && let Some(done) = self.map_in_step(cpu, area, |view| Ok(choose(view)?[0]))
+        {
+            return done;
+        }
         for tries in 0.. {
             // Where a mapping is put nothing is left unmapped, so no table goes.
             let writing = self.write_where(cpu, PAGE_SIZE, tries, choose)?;
@@ -276,8 +286,6 @@ impl<M: Machine> Space<M> {
             if let Some(errno) = request.late {
                 return Err(errno);
             }
-            let offset =
-                if area.memory.is_anonymous() { range.start >> PAGE_SHIFT } else { area.offset };
             let was = if occupied { writing.leave(range) } else { None };
             let state = if occupied { State::WriteLocked } else { State::Unlocked };
             let placed = writing.step(|step| {
@@ -285,8 +293,7 @@ impl<M: Machine> Space<M> {
                 if !request.fixed && writing.is_outdated(&view) && choose(&view)? != writing.asked {
                     return Ok(false);
                 }
-                let area = Area { range, offset, ..area.clone() };
-                step.replace(range, Some(Piece { area, root: None }), state)?;
+                step.replace(range, Some(piece(area, range)), state)?;
                 Ok(true)
             })?;
             if !placed {
@@ -301,6 +308,44 @@ impl<M: Machine> Space<M> {
         }
         Err(Errno::ENOMEM)
     }
+
+    /// Maps `area` where `choose` finds it free, in a shared space. The range is chosen in the step, where no other CPU chooses, and is claimed
+    /// there if that needs no wait: so CPUs that map side by side do not all wait for the first range that is free. `None`: it is to be
+    /// claimed first, and the CPU to wait for it.
+    #[inline(never)]
+    fn map_in_step(
+        &self,
+        cpu: &Cpu<'_, M>,
+        area: &Area,
+        choose: impl Fn(&View<'_, Vma>) -> Result<VirtRange, Errno>,
+    ) -> Option<Result<VirtRange, Errno>> {
+        let (ranges, claims) = (&self.core.ranges, &cpu.vm().claims);
+        for _ in 0..MOST_PLACES {
+            let writing = self.write_unclaimed(cpu)?;
+            let mut taken = VirtRange::new(0, 0);
+            let placed = writing.step_versions(|step| {
+                let range = choose(&step.view())?;
+                if !writing.try_claim(range) {
+                    taken = range;
+                    return Ok(None);
+                }
+                step.replace(range, Some(piece(area, range)), State::Unlocked)?;
+                Ok(Some(range))
+            });
+            drop(writing);
+            match placed.transpose() {
+                Some(placed) => return Some(placed),
+                None => ranges.await_claims(claims, taken, cpu),
+            }
+        }
+        None
+    }
+}
+
+/// `area` at `range`.
+fn piece(area: &Area, range: VirtRange) -> Piece {
+    let offset = if area.memory.is_anonymous() { range.start >> PAGE_SHIFT } else { area.offset };
+    Piece { area: Area { range, offset, ..area.clone() }, root: None }
 }
 
 /// Where an automatically placed mapping of `len` bytes goes: at the hint if that is free, else as

@@ -128,7 +128,7 @@ pub(crate) enum Guard<'a> {
     /// None: this CPU holds the space as its owner.
     Owner,
     Range {
-        _guard: RangeGuard<'a>,
+        guard: RangeGuard<'a>,
     },
     Reading {
         guard: ReadGuard<'a>,
@@ -351,7 +351,7 @@ impl<M: Machine> Space<M> {
         cpu.count(counted);
         let wanted = Wanted::shared(range);
         let guard = self.core.ranges.acquire(&cpu.vm().claims, cpu.local(), wanted, cpu);
-        Guard::Range { _guard: guard }
+        Guard::Range { guard }
     }
 
     /// Claims `ranges` in the range lock; runs `leave` before it waits, if it must.
@@ -363,6 +363,6 @@ impl<M: Machine> Space<M> {
     ) -> Guard<'a> {
         let claims = &cpu.vm().claims;
         let guard = self.core.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
-        Guard::Range { _guard: guard }
+        Guard::Range { guard }
     }
 }

@@ -164,13 +164,7 @@ impl<M: Machine> Space<M> {
         let owner = &self.core.owner;
         let knobs = cpu.vm().knobs();
         if !owner.was(cpu.id()) || !knobs.edit_in_place() {
-            if knobs.edit_in_place()
-                && owner.was_shared()
-                && self.is_run_by(cpu)
-                && cpu.is_time_to_own()
-            {
-                self.try_own(cpu);
-            }
+            self.own_in_time(cpu);
             return None;
         }
         if cpu.vm().grace.is_inside(cpu.id()) {
@@ -184,6 +178,42 @@ impl<M: Machine> Space<M> {
         cpu.count(Counter::OwnerWrite);
         let guard = coarse.unwrap_or(Guard::Owner);
         Some(Held { locking, guard, owned: Some(owned), section: cpu.section(), seen: 0 })
+    }
+
+    /// Tries to become the owner of a shared space, if it is time for that.
+    #[inline(always)]
+    fn own_in_time(&self, cpu: &Cpu<'_, M>) {
+        if cpu.vm().knobs().edit_in_place()
+            && self.core.owner.was_shared()
+            && self.is_run_by(cpu)
+            && cpu.is_time_to_own()
+        {
+            self.try_own(cpu);
+        }
+    }
+
+    /// A writer of a shared space that claims in its step what it finds free there ([`Writing::try_claim`]), and nothing before. `None`: the policy
+    /// in force has other locks, or this CPU may own the space.
+    pub(super) fn write_unclaimed<'a, 'v>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+    ) -> Option<Writing<'a, 'v, M>> {
+        let locking = self.locking(cpu);
+        if locking != Locking::Speculative || self.core.owner.was(cpu.id()) {
+            return None;
+        }
+        self.own_in_time(cpu);
+        cpu.count(Counter::RangeLockWrite);
+        let guard = self.core.ranges.begin(&cpu.vm().claims, cpu.local(), cpu);
+        let guard = Guard::Range { guard };
+        let section = cpu.section();
+        self.view(cpu, &section);
+        // Who switches the policy claims the whole space, and then waits for the end of this section.
+        if self.locking_in_force() != locking {
+            return None;
+        }
+        let held = Held { locking, guard, section, owned: None, seen: 0 };
+        Some(Writing::new(cpu, self, [NOWHERE; 2], [NOWHERE; 2], held))
     }
 
     fn claim_alone<'a>(
@@ -291,7 +321,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         held: Held<'a>,
     ) -> Self {
         let Held { locking, guard, owned, section, seen } = held;
-        let visit = Visit { cpu, space, claimed, section, guard };
+        let visit = Visit { cpu, space, claimed: Cell::new(claimed), section, guard };
         let (changing, all_locked) = (Cell::default(), Cell::new(false));
         let (gone, cut) = (Cell::default(), Cell::new([NOWHERE; 2]));
         Self { asked, seen, changing, all_locked, gone, cut, locking, visit, owned }
@@ -301,6 +331,17 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     #[inline(always)]
     pub(super) fn owns(&self) -> bool {
         self.owned.is_some()
+    }
+
+    /// Claims `range`, and no longer what was claimed before, without a wait. Returns false, and has nothing claimed, if another CPU has
+    /// a claim there. Of a writer that began [unclaimed](Space::write_unclaimed).
+    pub(super) fn try_claim(&self, range: VirtRange) -> bool {
+        let claimed = match &self.guard {
+            Guard::Range { guard } => guard.try_move(range),
+            _ => false,
+        };
+        self.visit.claimed.set([if claimed { range } else { NOWHERE }, NOWHERE]);
+        claimed
     }
 
     pub(super) fn visit(&self) -> &Visit<'a, 'v, M> {

@@ -8,9 +8,10 @@
 //! - *try*: the CPU writes its claim into its slot, makes the slot *active*, and issues a full fence. Then it looks at the other slots. If no
 //!   claim there is active or waits, and conflicts, the claim is held: of two claims that are tried at the same time, at least one
 //!   finds the other.
-//! - *wait*: otherwise the claim takes a ticket, whose number is higher than those before, and the slot says that it *waits*. It looks at the
-//!   other slots one after the other, and waits at each that conflicts and is active, or waits with a lower ticket. Behind the last it
-//!   makes its slot active, and holds the claim.
+//! - *wait*: otherwise the claim takes a ticket, whose number is higher than those before, and the slot says that it *waits*. Claims that
+//!   conflict and are active, or wait with a lower ticket, are before it. It watches the slot of the one with the highest ticket among
+//!   them, which is most often the last to go, and then looks at all slots again. Once it finds none before it, it makes its slot
+//!   active, and holds the claim.
 //! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other. When the CPU runs
 //!   again it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its ticket, and stops others as if it
 //!   waited.
@@ -26,9 +27,9 @@
 //!   the other slot?                        the other slot?
 //! ```
 //!
-//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. A slot that was
-//! passed once need not be looked at again: a claim that is tried there later finds this one waiting. A claim that was parked may have
-//! been passed meanwhile, so it begins again with a try, and gets a new ticket.
+//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. While one looks at all
+//! slots, none that it has passed can come before it: a claim that is tried there later finds this one waiting. A claim that was parked
+//! may have been passed meanwhile, so it begins again with a try, and gets a new ticket.
 //!
 //! Waiting is acyclic: an active claim is held, or will be held or wait in a moment; all others wait for lower tickets.
 //!
@@ -51,6 +52,7 @@ use super::percpu::{Local, Padded, PerCpu};
 use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
 use crate::machine::{CpuId, MAX_CPUS};
+use core::cell::Cell;
 use core::fmt;
 
 /// In how many of its parkings a CPU lets its claim be overtaken.
@@ -270,11 +272,40 @@ impl RangeLock {
         claim.tries().then(|| claim.marked())
     }
 
+    /// A claim of nothing, to be [moved](RangeGuard::try_move). The CPU has no other.
+    ///
+    /// # Panics
+    /// As [`Self::acquire`], but for the order of locks.
+    pub fn begin<'a>(
+        &'a self,
+        slots: &'a ClaimSlots,
+        local: &'a Local,
+        wait: &'a dyn Wait,
+    ) -> RangeGuard<'a> {
+        let claim = self.write(slots, local, [NOWHERE; 2], wait);
+        claim.publish(ACTIVE);
+        claim.marked()
+    }
+
     /// Whether there is a claim, held or waiting, on a part of `range`, by a CPU that published it before the caller's last full fence.
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
         let alone = Wanted::from([range, NOWHERE]);
         let mut claims = self.users(slots).filter_map(|cpu| slots.remote(cpu).look(self.key()));
         claims.any(|claim| claim.wanted.conflicts(alone))
+    }
+
+    /// Looks for some time whether the claims on parts of `range` go, one CPU's after the other. The calling CPU has no claim.
+    pub fn await_claims(&self, slots: &ClaimSlots, range: VirtRange, wait: &dyn Wait) {
+        let alone = Wanted::from([range, NOWHERE]);
+        let mut looks = 0;
+        for slot in self.users(slots).map(|cpu| slots.remote(cpu)) {
+            while looks < LOOKS_BEFORE_PARKING
+                && slot.look(self.key()).is_some_and(|claim| claim.wanted.conflicts(alone))
+            {
+                wait.wait(looks);
+                looks += 1;
+            }
+        }
     }
 
     /// The CPU, which has no claim, will make none for some time.
@@ -324,8 +355,16 @@ impl RangeLock {
             // Before the full fence of the try: who misses it there is found by the try.
             word.fetch_or(bit, Ordering::Relaxed);
         }
-        let number = last.wrapping_add(NUMBER);
-        RangeGuard { lock: self, slots, slot, cpu, number, wanted, wait, mark: Mark::none() }
+        RangeGuard {
+            lock: self,
+            slots,
+            slot,
+            cpu,
+            number: Cell::new(last.wrapping_add(NUMBER)),
+            wanted: Cell::new(wanted),
+            wait,
+            mark: Mark::none(),
+        }
     }
 }
 
@@ -343,8 +382,8 @@ pub struct RangeGuard<'a> {
     slot: &'a ClaimSlot,
     cpu: CpuId,
     /// The claim's, in the slot's state.
-    number: u64,
-    wanted: Wanted,
+    number: Cell<u64>,
+    wanted: Cell<Wanted>,
     // Not `Sync`, so the guard is not `Send`.
     wait: &'a dyn Wait,
     mark: Mark<'a>,
@@ -361,7 +400,7 @@ impl<'a> RangeGuard<'a> {
     /// The two ranges that the claim named; either may be empty.
     #[inline]
     pub const fn ranges(&self) -> [VirtRange; 2] {
-        self.wanted.ranges
+        self.wanted.get().ranges
     }
 
     /// Whether all of `range` lies in one of the claim's ranges.
@@ -374,7 +413,7 @@ impl<'a> RangeGuard<'a> {
     /// Says how the claim stands, before whatever is read next.
     #[inline]
     fn publish(&self, standing: u64) {
-        self.slot.state.swap(self.number | standing, Ordering::SeqCst);
+        self.slot.state.swap(self.number.get() | standing, Ordering::SeqCst);
         if !lost(Mutant::ClaimFence) {
             fence_after_rmw();
         }
@@ -387,11 +426,11 @@ impl<'a> RangeGuard<'a> {
         self.lock.users(slots).filter(move |cpu| *cpu != own).map(move |cpu| slots.remote(cpu))
     }
 
-    /// Whether the claim in `slot` is one that conflicts and `stops` this one.
+    /// The claim in `slot`, if it is one that conflicts and `stops` this one.
     #[inline]
-    fn is_stopped(&self, slot: &ClaimSlot, stops: impl Fn(Seen) -> bool) -> bool {
+    fn stopped_by(&self, slot: &ClaimSlot, stops: impl Fn(Seen) -> bool) -> Option<Seen> {
         let seen = slot.look(self.lock.key());
-        seen.is_some_and(|other| stops(other) && other.wanted.conflicts(self.wanted))
+        seen.filter(|other| stops(*other) && other.wanted.conflicts(self.wanted.get()))
     }
 
     /// Makes the claim active, and returns whether it is held now. If not, it takes a ticket next, or is dropped.
@@ -399,17 +438,23 @@ impl<'a> RangeGuard<'a> {
     fn tries(&self) -> bool {
         self.publish(ACTIVE);
         let stops = |other: Seen| other.standing != PARKED;
-        !self.others().any(|slot| self.is_stopped(slot, stops))
+        !self.others().any(|slot| self.stopped_by(slot, stops).is_some())
     }
 
-    /// Whether the claim in `slot` is before this one, which waits.
-    fn is_behind(&self, slot: &ClaimSlot) -> bool {
+    /// The claim in `slot`, if it is before this one, which waits.
+    fn behind(&self, slot: &ClaimSlot) -> Option<Seen> {
         let own = self.slot.ticket.load(Ordering::Relaxed);
-        self.is_stopped(slot, |other| match other.standing {
+        self.stopped_by(slot, |other| match other.standing {
             ACTIVE => true,
             WAITS | FIRM => other.ticket < own,
             _ => false,
         })
+    }
+
+    /// The slot of a claim before this one, which waits: of those that wait, too, the last.
+    fn last_before(&self) -> Option<&'a ClaimSlot> {
+        let before = |slot: &'a ClaimSlot| Some((self.behind(slot)?.ticket, slot));
+        self.others().filter_map(before).max_by_key(|(ticket, _)| *ticket).map(|(_, slot)| slot)
     }
 
     /// The claim waits from now on, behind all that wait.
@@ -438,14 +483,14 @@ impl<'a> RangeGuard<'a> {
             self.take_ticket();
         }
         // Others see that it waits, or that it is active: either stops them.
-        self.slot.state.store(self.number | ACTIVE, Ordering::Release);
+        self.slot.state.store(self.number.get() | ACTIVE, Ordering::Release);
     }
 
     /// Waits until no claim is left before this one. Returns false if the claim was parked meanwhile so that others could overtake it.
     fn awaits_those_before(&self, parks: &mut u32) -> bool {
         let mut looks = 0;
-        for slot in self.others() {
-            while self.is_behind(slot) {
+        while let Some(slot) = self.last_before() {
+            while self.behind(slot).is_some() {
                 if looks < LOOKS_BEFORE_PARKING {
                     self.wait.wait(looks);
                     looks += 1;
@@ -474,9 +519,29 @@ impl<'a> RangeGuard<'a> {
         self.lock.parked.fetch_add(1, Ordering::Relaxed);
         self.publish(standing);
         let active = |other: Seen| other.standing == ACTIVE;
-        if self.others().any(|slot| self.is_stopped(slot, active)) {
+        if self.others().any(|slot| self.stopped_by(slot, active).is_some()) {
             self.wait.park();
         }
+    }
+
+    /// Releases what is claimed and claims `range` alone, if no claim, held or waiting, conflicts. Otherwise nothing is claimed. It does not
+    /// wait, so it is allowed under every lock. Returns whether `range` is claimed.
+    pub fn try_move(&self, range: VirtRange) -> bool {
+        let to = |range| {
+            self.publish(FREE);
+            self.let_others_in();
+            let wanted = [range, NOWHERE].into();
+            self.number.set(self.number.get().wrapping_add(NUMBER));
+            self.wanted.set(wanted);
+            self.slot.write(self.lock.key(), wanted);
+        };
+        to(range);
+        let claimed = self.tries();
+        if !claimed {
+            to(NOWHERE);
+            self.publish(ACTIVE);
+        }
+        claimed
     }
 
     /// The rest of what makes the claim active no more: wakes the CPUs that it kept parked.
@@ -500,7 +565,7 @@ impl<'a> RangeGuard<'a> {
                         || other.is_parked() && other.ticket < parked.ticket)
             };
             let others = || lock.users(slots).filter(|other| *other != cpu);
-            if parked.wanted.conflicts(self.wanted)
+            if parked.wanted.conflicts(self.wanted.get())
                 && !others().filter_map(claim).any(stops)
                 && !lost(Mutant::ReleaseWakes)
             {

@@ -98,8 +98,8 @@ impl RangeGuard<'_> {
 
     /// Its CPU looks once whether the claim is held.
     fn looks(&self) -> bool {
-        if self.standing() == WAITS && !self.others().any(|slot| self.is_behind(slot)) {
-            self.slot.state.store(self.number | ACTIVE, Ordering::Release);
+        if self.standing() == WAITS && self.last_before().is_none() {
+            self.slot.state.store(self.number.get() | ACTIVE, Ordering::Release);
         }
         self.is_held()
     }
@@ -280,6 +280,26 @@ fn claims_are_looked_for_where_cpus_use_the_lock() {
     // A slot that has a claim of another lock.
     lock.users[1].fetch_or(1, Ordering::Relaxed);
     assert!(!lock.is_claimed(&slots, VirtRange::USER) && elsewhere.is_held());
+}
+
+#[test]
+fn a_claim_moves_where_no_other_is() {
+    let (slots, lock, notes) = (slots(3), RangeLock::new(), Notes::default());
+    let [a, b, c] = [0, 1, 2].map(local);
+    let range = |start, end| VirtRange::new(start, end);
+    let other = lock.arrive(&slots, &a, [range(4, 8), NONE], &Spin);
+    let moving = lock.begin(&slots, &b, &notes);
+    assert!(!lock.is_claimed(&slots, range(0, 4)) && moving.is_held());
+    assert!(moving.try_move(range(0, 4)) && lock.is_claimed(&slots, range(3, 4)));
+    let sleeper = lock.arrive(&slots, &c, [range(3, 4), NONE], &notes);
+    sleeper.parks(PARKED);
+    assert!(!moving.try_move(range(5, 6)) && moving.is_held());
+    assert_eq!((notes.0.take(), moving.ranges()), ([2].into(), [NONE; 2]));
+    assert!(!sleeper.wakes() && !lock.is_claimed(&slots, range(0, 3)));
+    drop((other, sleeper));
+    assert!(moving.try_move(range(5, 6)));
+    drop(moving);
+    assert!(!lock.is_claimed(&slots, VirtRange::USER));
 }
 
 #[derive(Clone, Debug)]
