@@ -364,6 +364,7 @@ fn is_stopped(claims: &[Claim<'_>], cpu: usize, wanted: Wanted, place: u64) -> b
 proptest! {
     /// A claim is held exactly as the order of arrival has it, but that parked ones are passed. No two that collide are ever held.
     #[test]
+    #[cfg_attr(miri, ignore = "all of it is safe code, on one thread, and takes the interpreter minutes")]
     fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(), 1..80)) {
         const CPUS: usize = 10;
         let (slots, lock) = (slots(CPUS), RangeLock::new());
@@ -455,7 +456,7 @@ fn threads_never_share_a_page() {
                     random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
                     (random >> 33) % limit
                 };
-                for _ in 0..if cfg!(miri) { 20 } else { 3_000 } {
+                for _ in 0..if cfg!(miri) { 8 } else { 3_000 } {
                     let ranges = [(); 2].map(|()| {
                         let start = below(PAGES);
                         VirtRange::new(start, start + below(PAGES - start + 1))
