@@ -271,6 +271,7 @@ impl<M: Machine> Space<M> {
         };
         if !request.fixed
             && request.late.is_none()
+            && !self.core.owner.was(cpu.id())
             && let Some(done) = self.map_in_step(cpu, area, |view| Ok(choose(view)?[0]))
         {
             return done;

@@ -52,7 +52,6 @@ use super::percpu::{Local, Padded, PerCpu};
 use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
 use crate::machine::{CpuId, MAX_CPUS};
-use core::cell::Cell;
 use core::fmt;
 
 /// In how many of its parkings a CPU lets its claim be overtaken.
@@ -151,9 +150,23 @@ impl Seen {
 }
 
 impl ClaimSlot {
+    /// What the CPU asks for. Of its own slot, or between two looks at its state.
+    #[inline]
+    fn wanted(&self) -> Wanted {
+        let key = self.key.load(Ordering::Relaxed);
+        let range = |at: usize| {
+            let bound = |at: usize| self.bounds[at].load(Ordering::Relaxed);
+            VirtRange::new(bound(at), bound(at + 1))
+        };
+        let second = if key & TWO != 0 { range(2) } else { NOWHERE };
+        Wanted { ranges: [range(0), second], shared: key & SHARED != 0 }
+    }
+
     /// Writes a claim of the lock at `lock` into the free slot.
     #[inline]
     fn write(&self, lock: u64, Wanted { ranges: [first, second], shared }: Wanted) {
+        let number = (self.state.load(Ordering::Relaxed) & !STANDING).wrapping_add(NUMBER);
+        self.state.store(number | FREE, Ordering::Relaxed);
         // Who reads a part of this finds afterwards that the slot was free.
         fence(Ordering::Release);
         let two = !second.is_empty();
@@ -177,13 +190,7 @@ impl ClaimSlot {
             if state & STANDING == FREE {
                 return None;
             }
-            let key = self.key.load(Ordering::Relaxed);
-            let range = |at: usize| {
-                let bound = |at: usize| self.bounds[at].load(Ordering::Relaxed);
-                VirtRange::new(bound(at), bound(at + 1))
-            };
-            let second = if key & TWO != 0 { range(2) } else { NOWHERE };
-            let wanted = Wanted { ranges: [range(0), second], shared: key & SHARED != 0 };
+            let (key, wanted) = (self.key.load(Ordering::Relaxed), self.wanted());
             let standing = state & STANDING;
             let ticket = if standing == ACTIVE { 0 } else { self.ticket.load(Ordering::Relaxed) };
             fence(Ordering::Acquire);
@@ -346,25 +353,16 @@ impl RangeLock {
         wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
-        let (slot, cpu, wanted) = (slots.get(local), local.id(), wanted.into());
-        let last = slot.state.load(Ordering::Relaxed);
-        assert!(last & STANDING == FREE, "a CPU holds one claim at a time");
-        slot.write(self.key(), wanted);
+        let (slot, cpu) = (slots.get(local), local.id());
+        let free = slot.state.load(Ordering::Relaxed) & STANDING == FREE;
+        assert!(free, "a CPU holds one claim at a time");
+        slot.write(self.key(), wanted.into());
         let (word, bit) = (&self.users[cpu.index() / 64], 1 << (cpu.index() % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             // Before the full fence of the try: who misses it there is found by the try.
             word.fetch_or(bit, Ordering::Relaxed);
         }
-        RangeGuard {
-            lock: self,
-            slots,
-            slot,
-            cpu,
-            number: Cell::new(last.wrapping_add(NUMBER)),
-            wanted: Cell::new(wanted),
-            wait,
-            mark: Mark::none(),
-        }
+        RangeGuard { lock: self, slots, cpu, wait, mark: Mark::none() }
     }
 }
 
@@ -379,11 +377,7 @@ impl Default for RangeLock {
 pub struct RangeGuard<'a> {
     lock: &'a RangeLock,
     slots: &'a ClaimSlots,
-    slot: &'a ClaimSlot,
     cpu: CpuId,
-    /// The claim's, in the slot's state.
-    number: Cell<u64>,
-    wanted: Cell<Wanted>,
     // Not `Sync`, so the guard is not `Send`.
     wait: &'a dyn Wait,
     mark: Mark<'a>,
@@ -399,8 +393,8 @@ impl<'a> RangeGuard<'a> {
 
     /// The two ranges that the claim named; either may be empty.
     #[inline]
-    pub const fn ranges(&self) -> [VirtRange; 2] {
-        self.wanted.get().ranges
+    pub fn ranges(&self) -> [VirtRange; 2] {
+        self.slot().wanted().ranges
     }
 
     /// Whether all of `range` lies in one of the claim's ranges.
@@ -410,10 +404,22 @@ impl<'a> RangeGuard<'a> {
         range.is_empty() || self.ranges().iter().any(|own| own.covers(range))
     }
 
+    /// The CPU's own slot.
+    #[inline]
+    fn slot(&self) -> &'a ClaimSlot {
+        self.slots.remote(self.cpu)
+    }
+
+    /// The claim's number, in the slot's state.
+    #[inline]
+    fn number(&self) -> u64 {
+        self.slot().state.load(Ordering::Relaxed) & !STANDING
+    }
+
     /// Says how the claim stands, before whatever is read next.
     #[inline]
     fn publish(&self, standing: u64) {
-        self.slot.state.swap(self.number.get() | standing, Ordering::SeqCst);
+        self.slot().state.swap(self.number() | standing, Ordering::SeqCst);
         if !lost(Mutant::ClaimFence) {
             fence_after_rmw();
         }
@@ -428,25 +434,31 @@ impl<'a> RangeGuard<'a> {
 
     /// The claim in `slot`, if it is one that conflicts and `stops` this one.
     #[inline]
-    fn stopped_by(&self, slot: &ClaimSlot, stops: impl Fn(Seen) -> bool) -> Option<Seen> {
+    fn stopped_by(
+        &self,
+        slot: &ClaimSlot,
+        wanted: Wanted,
+        stops: impl Fn(Seen) -> bool,
+    ) -> Option<Seen> {
         let seen = slot.look(self.lock.key());
-        seen.filter(|other| stops(*other) && other.wanted.conflicts(self.wanted.get()))
+        seen.filter(|other| stops(*other) && other.wanted.conflicts(wanted))
     }
 
     /// Makes the claim active, and returns whether it is held now. If not, it takes a ticket next, or is dropped.
     #[inline]
     fn tries(&self) -> bool {
         self.publish(ACTIVE);
-        let stops = |other: Seen| other.standing != PARKED;
-        !self.others().any(|slot| self.stopped_by(slot, stops).is_some())
+        let (wanted, stops) = (self.slot().wanted(), |other: Seen| other.standing != PARKED);
+        !self.others().any(|slot| self.stopped_by(slot, wanted, stops).is_some())
     }
 
     /// The claim in `slot`, if it is before this one, which waits.
     fn behind(&self, slot: &ClaimSlot) -> Option<Seen> {
-        let own = self.slot.ticket.load(Ordering::Relaxed);
-        self.stopped_by(slot, |other| match other.standing {
+        let own = self.slot();
+        let (wanted, ticket) = (own.wanted(), own.ticket.load(Ordering::Relaxed));
+        self.stopped_by(slot, wanted, |other| match other.standing {
             ACTIVE => true,
-            WAITS | FIRM => other.ticket < own,
+            WAITS | FIRM => other.ticket < ticket,
             _ => false,
         })
     }
@@ -462,7 +474,7 @@ impl<'a> RangeGuard<'a> {
     fn take_ticket(&self) {
         // Acquire and Release: whoever has a higher ticket sees that this claim is in its slot.
         let ticket = self.lock.tickets.fetch_add(1, Ordering::AcqRel);
-        self.slot.ticket.store(ticket, Ordering::Relaxed);
+        self.slot().ticket.store(ticket, Ordering::Relaxed);
         self.publish(WAITS);
         // It may have been active for a moment.
         self.let_others_in();
@@ -483,7 +495,7 @@ impl<'a> RangeGuard<'a> {
             self.take_ticket();
         }
         // Others see that it waits, or that it is active: either stops them.
-        self.slot.state.store(self.number.get() | ACTIVE, Ordering::Release);
+        self.slot().state.store(self.number() | ACTIVE, Ordering::Release);
     }
 
     /// Waits until no claim is left before this one. Returns false if the claim was parked meanwhile so that others could overtake it.
@@ -518,8 +530,8 @@ impl<'a> RangeGuard<'a> {
         // Before the fence of the next step.
         self.lock.parked.fetch_add(1, Ordering::Relaxed);
         self.publish(standing);
-        let active = |other: Seen| other.standing == ACTIVE;
-        if self.others().any(|slot| self.stopped_by(slot, active).is_some()) {
+        let (wanted, active) = (self.slot().wanted(), |other: Seen| other.standing == ACTIVE);
+        if self.others().any(|slot| self.stopped_by(slot, wanted, active).is_some()) {
             self.wait.park();
         }
     }
@@ -530,10 +542,7 @@ impl<'a> RangeGuard<'a> {
         let to = |range| {
             self.publish(FREE);
             self.let_others_in();
-            let wanted = [range, NOWHERE].into();
-            self.number.set(self.number.get().wrapping_add(NUMBER));
-            self.wanted.set(wanted);
-            self.slot.write(self.lock.key(), wanted);
+            self.slot().write(self.lock.key(), [range, NOWHERE].into());
         };
         to(range);
         let claimed = self.tries();
@@ -555,7 +564,7 @@ impl<'a> RangeGuard<'a> {
     #[cold]
     #[inline(never)]
     fn wake_others(&self) {
-        let (lock, slots) = (self.lock, self.slots);
+        let (lock, slots, wanted) = (self.lock, self.slots, self.slot().wanted());
         let claim = |cpu: CpuId| slots.remote(cpu).look(lock.key());
         for cpu in lock.users(slots).filter(|cpu| *cpu != self.cpu) {
             let Some(parked) = claim(cpu).filter(|it| it.is_parked()) else { continue };
@@ -565,7 +574,7 @@ impl<'a> RangeGuard<'a> {
                         || other.is_parked() && other.ticket < parked.ticket)
             };
             let others = || lock.users(slots).filter(|other| *other != cpu);
-            if parked.wanted.conflicts(self.wanted.get())
+            if parked.wanted.conflicts(wanted)
                 && !others().filter_map(claim).any(stops)
                 && !lost(Mutant::ReleaseWakes)
             {
@@ -575,11 +584,13 @@ impl<'a> RangeGuard<'a> {
     }
 
     fn is_held(&self) -> bool {
-        self.slot.state.load(Ordering::Relaxed) & STANDING == ACTIVE
+        self.slot().state.load(Ordering::Relaxed) & STANDING == ACTIVE
     }
 }
 
 impl Drop for RangeGuard<'_> {
+    // Out of line: the owner of a space drops writers, too, which have none.
+    #[inline(never)]
     fn drop(&mut self) {
         self.publish(FREE);
         self.let_others_in();

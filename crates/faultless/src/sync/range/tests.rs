@@ -93,13 +93,13 @@ impl RangeLock {
 
 impl RangeGuard<'_> {
     fn standing(&self) -> u64 {
-        self.slot.state.load(Ordering::Relaxed) & STANDING
+        self.slot().state.load(Ordering::Relaxed) & STANDING
     }
 
     /// Its CPU looks once whether the claim is held.
     fn looks(&self) -> bool {
         if self.standing() == WAITS && self.last_before().is_none() {
-            self.slot.state.store(self.number.get() | ACTIVE, Ordering::Release);
+            self.slot().state.store(self.number() | ACTIVE, Ordering::Release);
         }
         self.is_held()
     }
