@@ -8,8 +8,8 @@
 //! - [`Space::deactivate`](crate::Space::deactivate): the CPU uses the space's tables no more;
 //! - [`Space::mmap_device`](crate::Space::mmap_device): programs may do what they like with the frames.
 //!
-//! A device that uses [pinned](crate::Space::pin) frames does so while they are pinned. What [`Object::read_page`](crate::Shared::read_page) and [`write_page`](crate::Shared::write_page) lend is a raw
-//! pointer: to follow it is the kernel's business too, while it is lent.
+//! A device that uses [pinned](crate::Space::pin) frames does so while they are pinned. What [`Object::read_page`](crate::Shared::read_page) and [`write_page`](crate::Shared::write_page) lend, and
+//! [`overwrite_page`](crate::Shared::overwrite_page), is a raw pointer: to follow it is the kernel's business too, while it is lent.
 //!
 //! # What is looked at in each call
 //!

@@ -76,6 +76,17 @@ fn write_page(guest: &Guest<'_>, file: &File, index: u64, value: u64) -> Result<
     }
 }
 
+/// The kernel stores a whole page, of which nothing is to be read: its first two words are `value`.
+fn overwrite_page(guest: &Guest<'_>, file: &File, index: u64, value: u64) -> Result<usize, Errno> {
+    guest.poll();
+    file.overwrite_page(guest.cpu, index, |at| {
+        // SAFETY: a page, lent; one thread runs at a time, and none between the two words.
+        unsafe { at.cast::<[u64; 2]>().write([value; 2]) };
+        scenario::machine::step();
+        PAGE as usize
+    })
+}
+
 /// After a last write-back everything that was stored is in the store: `words`, of the first pages.
 fn nothing_is_lost(world: &World, spaces: &[&Space], file: &File, disk: &Disk, words: &[u64]) {
     disk.heal();
@@ -534,8 +545,105 @@ fn reads_in_sequence_against_changes() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
+/// The kernel overwrites whole pages while they are read for a program, and are written back and dropped.
+fn whole_pages_against_reads() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(4, 2);
+    disk.plan_reads(Some(Plan::Later));
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let readers = Readers(2.into());
+    world.run(&[
+        (&space, &|guest| {
+            let words = [0, 8].map(|word| guest.load(page(1) + word).unwrap());
+            assert!(matches!(words, [2, 2 | 10 | 20] | [10, 10 | 20] | [20, 20]), "{words:?}");
+            readers.done();
+        }),
+        (&space, &|guest| {
+            for (at, value) in [(1, 10), (2, 30), (1, 20)] {
+                assert_eq!(overwrite_page(guest, &file, at, value), Ok(PAGE as usize));
+                assert_eq!(read_page(guest, &file, at), Ok(value), "a lost write");
+                write_back(guest, &[&space], &file).unwrap();
+                drop_clean(guest, &file);
+            }
+            readers.done();
+        }),
+        (&space, &|guest| readers.serve(guest, &disk, || End::Good)),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 20, 30, 4]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// The read of a page fails after the page was overwritten: a program that waits for it finds the page.
+fn a_whole_page_against_a_read_that_fails() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(2, 2);
+    disk.plan_reads(Some(Plan::Later));
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let (readers, stored) = (Readers(1.into()), AtomicUsize::new(0));
+    world.run(&[
+        (&space, &|guest| {
+            assert_eq!(guest.load(page(1)), Ok(20));
+            readers.done();
+        }),
+        (&space, &|guest| {
+            overwrite_page(guest, &file, 1, 20).unwrap();
+            stored.store(1, Ordering::Relaxed);
+        }),
+        (&space, &|guest| {
+            while stored.load(Ordering::Relaxed) == 0 {
+                guest.poll();
+                shuttle::thread::yield_now();
+            }
+            readers.serve(guest, &disk, || End::Error);
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 20]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// A hole is punched, and the file is cut off, while the kernel overwrites whole pages. Whoever has found the hole finds what it stores there.
+fn whole_pages_against_cuts() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(4, 1);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.run(&[
+        (&space, &|guest| {
+            for at in [1, 0] {
+                let found = read_page(guest, &file, at).unwrap();
+                assert!(found == 0 || found == at + 1, "{found}");
+                overwrite_page(guest, &file, at, 50).unwrap();
+                let left = guest.load(page(at)).unwrap();
+                assert!(left == 50 || found != 0 && left == 0, "{left} after {found}");
+            }
+        }),
+        (&space, &|guest| {
+            let stored = overwrite_page(guest, &file, 3, 70);
+            assert!(matches!(stored, Ok(_) | Err(Errno::EFBIG)), "{stored:?}");
+        }),
+        (&space, &|guest| {
+            file.punch(guest.cpu, 0..2).unwrap();
+            guest.space.revoke(guest.cpu, &file, 0..2, Copies::Keep);
+            truncate(guest, &[&space], &file, 3);
+        }),
+    ]);
+    let words = world.within(&space, |guest| {
+        assert!(!file.has_page(guest.cpu, 3), "behind the end");
+        file.set_len(guest.cpu, 4 * PAGE).unwrap();
+        [0, 1, 2, 3].map(|at| guest.load(page(at)).unwrap())
+    });
+    assert_eq!(words[2..], [3, 0], "of the old length");
+    nothing_is_lost(&world, &[&space], &file, &disk, &words);
+    world.finish_with(vec![space], vec![file]);
+}
+
 mod tests {
     holds!(
+        whole_pages_against_reads,
+        a_whole_page_against_a_read_that_fails,
+        whole_pages_against_cuts,
         reads_in_sequence_against_changes,
         faults_on_absent_pages,
         pending_faults_against_their_end,
@@ -565,6 +673,9 @@ mod needs {
         a_look_at_the_mark_by_dropping: DropsDirty in [kernel_writes_against_write_back],
         a_look_for_a_hole_by_a_read: ReadLooksForCut in [uses_against_a_hole],
         an_end_of_reads_by_a_cut: CutDropsReads in [a_pending_read_against_truncation],
+        no_error_of_what_was_overwritten: OverwrittenIsNoError in [a_whole_page_against_a_read_that_fails],
+        a_look_at_the_length_by_an_overwrite: ReadLooksAgain in [whole_pages_against_cuts],
+        a_look_for_a_hole_by_an_overwrite: ReadLooksForCut in [whole_pages_against_cuts],
         an_entry_held_by_who_joins: JoinHoldsEntry in [faults_on_absent_pages],
         a_frame_freed_by_the_end: EndFreesFrame in [a_pending_read_against_truncation],
         a_reference_dropped_in_one_step: DropsSole in [dropping_against_uses],

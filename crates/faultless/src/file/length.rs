@@ -6,7 +6,8 @@
 //! is being cut off. A program would find it cut off already, store to it, and find the store gone; or a read that began before would show
 //! what was cut off, once the file is longer again. So whoever cuts
 //!
-//! 1. says which pages, in the object's [`Cut`]. Who begins to read one of them looks there again once it has its entry, and waits;
+//! 1. says which pages, in the object's [`Cut`]. Who begins to read one of them, or [overwrites](super::overwrite) one that is not there, looks
+//!    there again once it has its entry, and waits;
 //! 2. drops the reads of these pages that are under way, by emptying their entries;
 //! 3. changes the store, and takes the pages out of the object.
 //!

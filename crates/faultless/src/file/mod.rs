@@ -5,6 +5,7 @@ pub mod folio;
 mod length;
 mod life;
 pub mod object;
+mod overwrite;
 pub mod pages;
 mod read;
 mod store;

@@ -322,13 +322,13 @@ impl Shared<Object> {
         let Some(frame) = frame else {
             return Ok(read(None));
         };
-        let lent = Lent { cpu, frame };
+        let lent = Lent::new(cpu, frame);
         Ok(read(Some(lent.bytes().cast_const())))
     }
 
     /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index`, made if it was not there,
     /// to `write`. Programs may be loading and storing them. Of an object with a store, the page is read from there first, and is to
-    /// be written back afterwards.
+    /// be written back afterwards. For a whole page there is [`overwrite_page`](Self::overwrite_page), which reads nothing.
     ///
     /// `write` may make calls and faults, but must come back on the same CPU.
     ///
@@ -396,14 +396,14 @@ impl Object {
     }
 
     /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the reference.
-    fn write_frame<M: Machine, R>(
+    pub(super) fn write_frame<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
         index: u64,
         frame: FrameNumber,
         write: impl FnOnce(*mut u8) -> R,
     ) -> R {
-        let lent = Lent { cpu, frame };
+        let lent = Lent::new(cpu, frame);
         let written = write(lent.bytes());
         if self.is_stored() {
             self.mark_dirty(cpu, index, frame);
@@ -419,6 +419,18 @@ pub(crate) struct Lent<'a, 'v, M: Machine> {
 }
 
 impl<'a, 'v, M: Machine> Lent<'a, 'v, M> {
+    /// The page in `frame`, with a reference of the caller's, which this takes over.
+    pub(super) const fn new(cpu: &'a Cpu<'v, M>, frame: FrameNumber) -> Self {
+        Self { cpu, frame }
+    }
+
+    /// Gives the reference to the caller.
+    pub(super) fn keep(self) -> FrameNumber {
+        let frame = self.frame;
+        core::mem::forget(self);
+        frame
+    }
+
     /// The page in `frame`, unless it has lost its last reference. Whether it is the one that was looked for is the caller's
     /// to check afterwards, by the entry that named it.
     pub(crate) fn try_new(cpu: &'a Cpu<'v, M>, frame: FrameNumber) -> Option<Self> {

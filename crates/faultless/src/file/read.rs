@@ -10,7 +10,8 @@
 //!    [cut off](super::length);
 //! 2. asks the store for all of them at once;
 //! 3. completes: makes each hidden entry present, if it still names the frame, or empties it where the page was not read. A truncation,
-//!    or a hole that is punched, may have emptied the entry meanwhile; then the frame is freed.
+//!    or a hole that is punched, may have emptied the entry meanwhile, or the kernel may have [overwritten](super::overwrite) the page; then the
+//!    frame is freed.
 //!
 //! So a page is read once, however many faults ask for it: a fault that finds the entry hidden waits for the read that is under way. The
 //! frame's metadata says which one: its anon_vma, of which a page of an object has none, is the [`State`] of the read. The fault takes the
@@ -22,7 +23,8 @@
 //! # Errors
 //!
 //! A store that fails says how many bytes it has read before. The whole pages among them are there; of the others none is. The error is that of
-//! the first page that is missing, and only the faults that wait for that page are told of it. Faults that wait for a page behind it look
+//! the first page that is missing, and only the faults that wait for that page are told of it; nobody is where the page is no longer the
+//! read's. Faults that wait for a page behind it look
 //! again, and begin a read with their own page. From then on [reads near the page](Object::has_failed) begin with the page that is asked
 //! for and not with the block around it, so one bad page does not make its neighbours unreadable.
 
@@ -42,7 +44,7 @@ use crate::sync::order::{self, StoreCall};
 use crate::sync::wait::until;
 use crate::table::Entry;
 use crate::table::node::{ENTRIES, load};
-use crate::table::protocol;
+use crate::table::protocol::{self, Taken};
 use crate::vm::Cpu;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -224,6 +226,7 @@ impl Unread {
         let done = done.min(bytes);
         // Whole pages alone are there after an error; otherwise what is missing is zeros.
         let good = if errno.is_some() { done / PAGE_SIZE as usize } else { pages.len() };
+        let mut errno = errno;
         for (at, page) in pages.iter().enumerate() {
             let there = at < good;
             if there {
@@ -231,7 +234,11 @@ impl Unread {
                 // SAFETY: the frame is the read's alone until its entry is present.
                 unsafe { page.at.add(len).write_bytes(0, PAGE_SIZE as usize - len) };
             }
-            object.end_read(cpu, first + at as u64, page.frame, there);
+            let ended = object.end_read(cpu, first + at as u64, page.frame, there);
+            if at == good && !ended && !lost(Mutant::OverwrittenIsNoError) {
+                // Whoever waits for it looks again.
+                errno = errno.and(Some(Errno::EAGAIN));
+            }
         }
         cpu.state().counts.add(Counter::PageRead, good as u64);
         if errno.is_some() && !lost(Mutant::FailedIsNoted) {
@@ -285,12 +292,9 @@ impl Shared<Object> {
     ) -> Result<Fetched, Lack> {
         let mut prepared = Prepared::Nothing;
         let fetched = loop {
-            let found = self.table(cpu, index, &mut prepared);
-            let slots = match found {
+            let slots = match self.table_or_wait(cpu, index, &mut prepared) {
                 Ok(slots) => slots,
-                Err(NoPage::OutOfMemory) if prepared.wait_for_one(cpu) => continue,
-                Err(NoPage::OutOfMemory) => break Err(Lack::Memory),
-                Err(_) => break Err(Lack::Beyond),
+                Err(lack) => break Err(lack),
             };
             let slot = &slots[index as usize % ENTRIES];
             let seen = protocol::look(slot, cpu);
@@ -316,6 +320,24 @@ impl Shared<Object> {
         };
         prepared.finish(cpu);
         fetched
+    }
+
+    /// The last-level table of the page at `index`, made if it was not there, with a wait for the frame if need be. The caller holds no
+    /// lock and is in no section.
+    pub(super) fn table_or_wait<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+        prepared: &mut Prepared,
+    ) -> Result<&'v [AtomicU64; ENTRIES], Lack> {
+        loop {
+            match self.table(cpu, index, prepared) {
+                Ok(slots) => return Ok(slots),
+                Err(NoPage::OutOfMemory) if prepared.wait_for_one(cpu) => {}
+                Err(NoPage::OutOfMemory) => return Err(Lack::Memory),
+                Err(_) => return Err(Lack::Beyond),
+            }
+        }
     }
 
     /// Begins to read those of `pages` that are not there, in runs as large as the store takes: `POSIX_FADV_WILLNEED`, `readahead`, or a
@@ -427,21 +449,36 @@ impl Shared<Object> {
         state: &Shared<State>,
         frame: Frame<Clean>,
     ) -> Result<Option<Buffer>, Lack> {
-        let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
-            cpu.free(frame);
-            return Ok(None);
+        let held = match self.take_absent(cpu, slot, index, Entry::NONE) {
+            Ok(Some(held)) => held,
+            other => {
+                cpu.free(frame);
+                return other.map(|_| None);
+            }
         };
-        // The length is the sequence; and see `length` for what is being cut off.
-        let beyond = index >= self.pages() && !lost(Mutant::ReadLooksAgain);
-        if beyond || self.is_cut(index) && !lost(Mutant::ReadLooksForCut) {
-            held.revert();
-            cpu.free(frame);
-            return if beyond { Err(Lack::Beyond) } else { Ok(None) };
-        }
         let state = state.as_raw().as_ptr() as u64;
         let frame = cpu.vm().frames.publish(frame, Use::Shared, state, index);
         held.commit(Entry::leaf(frame).with_hidden(true));
         Ok(Some(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) }))
+    }
+
+    /// Takes the entry of the page at `index`, of which there is none: it was `seen` empty or hidden. `None`: it is another by now, or the page is
+    /// being cut off.
+    pub(super) fn take_absent<'a, M: Machine>(
+        &self,
+        cpu: &'a Cpu<'_, M>,
+        slot: &'a AtomicU64,
+        index: u64,
+        seen: Entry,
+    ) -> Result<Option<Taken<'a>>, Lack> {
+        let Ok(held) = protocol::take(slot, seen, cpu) else { return Ok(None) };
+        // The length is the sequence; and see `length` for what is being cut off.
+        let beyond = index >= self.pages() && !lost(Mutant::ReadLooksAgain);
+        if beyond || self.is_cut(index) && !lost(Mutant::ReadLooksForCut) {
+            held.revert();
+            return if beyond { Err(Lack::Beyond) } else { Ok(None) };
+        }
+        Ok(Some(held))
     }
 
     /// Step 2 of the protocol, and step 3 where the store has ended the read.
@@ -492,8 +529,14 @@ impl Object {
         self.stored.as_deref().map_or(0, failed) & table_bit(index) != 0
     }
 
-    /// Step 3 of the protocol for the page at `index`, which was read into `frame`, or was not read.
-    fn end_read<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber, there: bool) {
+    /// Step 3 of the protocol for the page at `index`, which was read into `frame`, or was not read. Returns whether it still was the read's.
+    fn end_read<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        frame: FrameNumber,
+        there: bool,
+    ) -> bool {
         let hidden = Entry::leaf(frame).with_hidden(true);
         let next = if there { Entry::leaf(frame).unused() } else { Entry::NONE };
         let meta = cpu.vm().frames.meta(frame);
@@ -516,5 +559,6 @@ impl Object {
             // SAFETY: the reference that publishing made, of which no entry is left: it never was a mapping.
             unsafe { cpu.put_unmapped(frame) };
         }
+        named
     }
 }

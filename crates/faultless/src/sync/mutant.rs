@@ -127,6 +127,8 @@ pub enum Mutant {
     CutDropsReads,
     /// Who waits for a read takes a share of its state while it has the page's entry. The state is gone when it looks there.
     JoinHoldsEntry,
+    /// A read that fails tells nobody of a page that is no longer its own. Who waits for a page that the kernel has overwritten is killed.
+    OverwrittenIsNoError,
     /// The end of a read frees the frame if the page has left the object meanwhile. It is lost.
     EndFreesFrame,
     /// Who drops a page takes the last reference in one step. It frees a frame to which another CPU has just got a reference.

@@ -141,6 +141,37 @@ fn calls_of_the_kernel_that_read() {
     exhaust(&Case { name: "write_page", setup: &file, call: &write, left, checks, may_fail });
 }
 
+/// Nothing is read, and nothing asked of the heap: without a frame nothing has changed.
+#[test]
+fn a_page_that_the_kernel_overwrites() {
+    let (left, checks, may_fail) = (Left::Ways, LATE, true);
+    let overwrite = |cpu: &TestCpu<'_>, world: &mut World| {
+        let stored = world.objects[0].overwrite_page(cpu, 3, |at| {
+            // SAFETY: the page, lent.
+            unsafe { at.cast::<[u64; 512]>().write([50; 512]) };
+            P as usize
+        })?;
+        assert_eq!(stored as u64, P);
+        assert!(world.objects[0].is_dirty(cpu, 3));
+        Ok::<_, Refused>(())
+    };
+    exhaust(&Case {
+        name: "overwrite_page",
+        setup: &file,
+        call: &overwrite,
+        left,
+        checks,
+        may_fail,
+    });
+    let both = |cpu: &TestCpu<'_>, world: &mut World| {
+        file(cpu, world);
+        overwrite(cpu, world).unwrap();
+    };
+    infallible("overwrite_page of one that is there", &both, &|cpu, world| {
+        overwrite(cpu, world).unwrap();
+    });
+}
+
 /// Pages that are read before they are used. Advice is never refused: what cannot be read now, an access will read.
 #[test]
 fn reading_ahead() {

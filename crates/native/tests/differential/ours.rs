@@ -157,8 +157,17 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
             // SAFETY: as in `read`.
             let copy = |at: *mut u8| unsafe {
                 at.add(part.start).copy_from_nonoverlapping(now.as_ptr(), now.len());
+                part.end
             };
-            self.object.write_page(cpu, page, copy).expect("the page can be written");
+            // All that the file has of the page: it is not read.
+            let to_its_end = part.end as u64 == PAGE || end == self.object.bytes();
+            let is_whole = part.start == 0 && to_its_end;
+            let written = if is_whole {
+                self.object.overwrite_page(cpu, page, copy)
+            } else {
+                self.object.write_page(cpu, page, copy)
+            };
+            assert_eq!(written, Ok(part.end), "the page can be written");
             rest = later;
         }
     }

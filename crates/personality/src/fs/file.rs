@@ -279,7 +279,7 @@ impl File {
         }
     }
 
-    /// As [`write`](Self::write), to a regular file: piece by piece, each once what the file has there is.
+    /// As [`write`](Self::write), to a regular file: piece by piece, each once what the file keeps of the pages is there.
     fn write_regular(
         &self,
         regular: &Regular,
@@ -296,9 +296,9 @@ impl File {
             };
             let piece = regular.piece(from.left());
             let first = at.unwrap_or_else(|| regular.length());
-            if !regular.is_there(first, piece) {
+            if !regular.kept_is_there(first, piece) {
                 drop(position);
-                match regular.fetch(first, piece, None) {
+                match regular.fetch_kept(first, piece) {
                     // The rest cannot be read.
                     Ok(there) if there < piece => from.limit(there),
                     Ok(_) => {}

@@ -145,6 +145,37 @@ impl Regular {
         !self.object.is_stored() || (offset >> PAGE_SHIFT..end()).all(there)
     }
 
+    /// The offsets of up to two pages of which a write of `len` bytes from `offset` on leaves something that the file has: the first and the last.
+    /// The others it overwrites, and nothing of them need be there.
+    fn kept(&self, offset: u64, len: u64) -> impl Iterator<Item = u64> {
+        let (end, length) = (offset.saturating_add(len), self.length());
+        let first = (offset % PAGE_SIZE != 0 && len != 0).then_some(offset);
+        let last = (end % PAGE_SIZE != 0 && end < length && len != 0).then_some(end);
+        let page = |at: u64| at >> PAGE_SHIFT;
+        first.into_iter().chain(last.filter(|last| first.map(page) != Some(page(*last))))
+    }
+
+    /// As [`fetch`](Self::fetch), for a write.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    pub fn fetch_kept(&self, offset: u64, len: u64) -> Result {
+        for at in self.kept(offset, len) {
+            if let Err(errno) = self.fetch(at, 1, None) {
+                // What is before the last page can be written.
+                let before = (at & !(PAGE_SIZE - 1)).saturating_sub(offset);
+                return if before == 0 { Err(errno) } else { Ok(before) };
+            }
+        }
+        Ok(len)
+    }
+
+    /// As [`is_there`](Self::is_there), for a write.
+    #[inline]
+    pub fn kept_is_there(&self, offset: u64, len: u64) -> bool {
+        !self.object.is_stored() || self.kept(offset, len).all(|at| self.is_there(at, 1))
+    }
+
     /// Drops the pages that are as on the disk, and that nobody uses; returns how many.
     pub fn drop_clean(&self) -> u64 {
         self.object.drop_clean(percpu::cpu(), 0..u64::MAX)
@@ -236,8 +267,8 @@ impl Regular {
         to.result().map(|_| at.saturating_sub(offset))
     }
 
-    /// Copies up to `most` bytes from `from` to `offset` or, without one, to the end; returns where they begin. What the file has there was
-    /// [fetched](Self::fetch).
+    /// Copies up to `most` bytes from `from` to `offset` or, without one, to the end; returns where they begin. What the file keeps there was
+    /// [fetched](Self::fetch_kept).
     ///
     /// # Errors
     /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed. `EAGAIN`, as [`read`](Self::read).
@@ -263,12 +294,8 @@ impl Regular {
         while at < end && from.left() != 0 {
             let part = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
             let cpu = percpu::cpu();
-            let index = at >> PAGE_SHIFT;
-            room = self.may_grow_by_page(index).and_then(|()| {
-                let to = (at % PAGE_SIZE) as usize;
-                // SAFETY: the part lies within the page that is lent.
-                let write = |page: *mut u8| unsafe { from.take(page.add(to), part) };
-                at += self.object.write_page(cpu, index, write).map_err(no_page)?;
+            room = self.may_grow_by_page(at >> PAGE_SHIFT).and_then(|()| {
+                at += self.write_part(from, at, part).map_err(no_page)?;
                 Ok(())
             });
             if room.is_err() {
@@ -283,6 +310,30 @@ impl Regular {
             Err(errno) if from.moved() == before => Err(errno),
             _ => from.result().map(|_| start),
         }
+    }
+
+    /// Copies `len` bytes from `from` to `at`, within one page; returns how many. `change` is held.
+    fn write_part(
+        &self,
+        from: &mut Transfer<'_>,
+        at: u64,
+        len: u64,
+    ) -> core::result::Result<u64, faultless::Errno> {
+        let (cpu, index, to) = (percpu::cpu(), at >> PAGE_SHIFT, at % PAGE_SIZE);
+        if to != 0 || len < (self.object.bytes() - at).min(PAGE_SIZE) {
+            // SAFETY: the part lies within the page that is lent.
+            let write = |page: *mut u8| unsafe { from.take(page.add(to as usize), len) };
+            return self.object.write_page(cpu, index, write);
+        }
+        let before = from.progress();
+        // SAFETY: as above.
+        let write = |page: *mut u8| unsafe { from.take(page, len) } as usize;
+        let stored = self.object.overwrite_page(cpu, index, write)?;
+        if stored == 0 {
+            // The program's memory ends within the page, of which the rest is not known. As on Linux nothing of it is written.
+            from.uncount(&before);
+        }
+        Ok(stored as u64)
     }
 
     /// Fails if files would take the last frames.

@@ -48,6 +48,14 @@ pub struct Transfer<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
+/// How far a transfer has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    pieces: &'a [Piece],
+    done: u64,
+    moved: u64,
+}
+
 impl<'a> Transfer<'a> {
     /// A transfer to or from memory of the running program.
     pub fn of_user(pieces: &'a [Piece]) -> Self {
@@ -101,6 +109,18 @@ impl<'a> Transfer<'a> {
     /// A copy, to read ahead without consuming.
     pub const fn ahead(&self) -> Transfer<'_> {
         Transfer { pieces: self.pieces, memory: PhantomData, ..*self }
+    }
+
+    /// Does not count what was moved since `before`. A transfer that has stopped still has.
+    pub const fn uncount(&mut self, before: &Progress<'a>) {
+        (self.pieces, self.done) = (before.pieces, before.done);
+        self.left += self.moved - before.moved;
+        self.moved = before.moved;
+    }
+
+    /// How far it has come.
+    pub const fn progress(&self) -> Progress<'a> {
+        Progress { pieces: self.pieces, done: self.done, moved: self.moved }
     }
 
     /// The result of the call.

@@ -20,6 +20,7 @@ mod memory;
 mod model;
 mod objects;
 mod orders;
+mod overwrites;
 mod owner;
 mod pins;
 mod policies;
