@@ -46,6 +46,8 @@ fn passes(machine: &Machine, checks: &[&str]) -> Ran {
         "copies",
         "populated",
         "ahead",
+        "advised",
+        "overwritten",
         "stores",
         "cut",
         "cut_read",
@@ -73,8 +75,18 @@ fn passes(machine: &Machine, checks: &[&str]) -> Ran {
 
 #[test]
 fn files_of_a_disk() {
-    let checks =
-        ["reads", "mapped", "many_threads", "copies", "populated", "stores", "cut", "programs"];
+    let checks = [
+        "reads",
+        "mapped",
+        "many_threads",
+        "copies",
+        "populated",
+        "advised",
+        "overwritten",
+        "stores",
+        "cut",
+        "programs",
+    ];
     for machine in [deterministic(), parallel()] {
         let ran = passes(&with(Disk::default(), machine), &checks);
         assert!(ran.report.counter("pgmajfault") > Some(0), "{ran}");

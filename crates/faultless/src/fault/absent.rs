@@ -9,7 +9,7 @@
 use super::prefault::ThreadPredictor;
 use super::{Access, Attempt, FaultKind};
 use crate::fault::ticket::Ticket;
-use crate::file::{Fetched, Lack, Object};
+use crate::file::{Fetched, Lack, Object, Reach};
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::vma::{Vma, VmaFlags};
@@ -36,7 +36,7 @@ pub(super) fn pending<M: Machine>(cpu: &Cpu<'_, M>) -> FaultKind {
 }
 
 impl<M: Machine> Space<M> {
-    /// How many pages are to be read for a fault at `page`, from that on; see [`Attempt::read_window`].
+    /// How many pages are to be read for a fault at `page`, from that on, in a mapping that is used in order; see [`Attempt::read_window`].
     #[cold]
     #[inline(never)]
     fn predicted(
@@ -50,15 +50,14 @@ impl<M: Machine> Space<M> {
             // Nothing is installed, so nothing needs to be validated.
             let (ticket, access) = (Ticket::page_held(), Access::Read);
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
-            let in_order = !vma.area.flags.contains(VmaFlags::RANDOM);
-            in_order.then(|| attempt.read_window(thread, block))
+            Some(attempt.read_window(thread, block))
         });
         window.unwrap_or(1)
     }
 
-    /// Reads the page of an object that is mapped at `page` from the object's store, with those after it that the thread of `ahead` is
-    /// predicted to use. What a fault without a lock could not read, it does
-    /// not read again under the lock (`decides`).
+    /// Reads the page of an object that is mapped at `page` from the object's store, with the block that the store prefers, and those after it
+    /// that the thread of `ahead` is predicted to use; in a mapping that is used at random (`MADV_RANDOM`) it alone. What a fault without a
+    /// lock could not read, it does not read again under the lock (`decides`).
     #[cold]
     #[inline(never)]
     pub(super) fn read_in(
@@ -70,18 +69,23 @@ impl<M: Machine> Space<M> {
     ) -> ReadIn {
         let wanted = self.with_vma(cpu, page, |Vma { area, .. }| {
             let object = area.memory.object().filter(|object| object.is_stored())?;
-            Some((object.clone(), area.index_of(page)))
+            Some((object.clone(), area.index_of(page), area.flags.contains(VmaFlags::RANDOM)))
         });
-        let Some((object, index)) = wanted else { return ReadIn::LookAgain };
+        let Some((object, index, at_random)) = wanted else { return ReadIn::LookAgain };
         let state = cpu.state();
         let this = (state.counts.get(Counter::Faults), object.id(), index);
         if decides && state.unread.take() == Some(this) {
             Object::release(object, cpu);
             return ReadIn::Failed;
         }
-        let more =
-            ahead.map_or(1, |thread| self.predicted(cpu, page, thread, object.block_order()));
-        let fetched = object.fetch(cpu, index, index + more);
+        let reach = if at_random {
+            Reach::Only(index + 1)
+        } else {
+            let block = object.block_order();
+            let more = ahead.map_or(1, |thread| self.predicted(cpu, page, thread, block));
+            Reach::Block(index + more)
+        };
+        let fetched = object.fetch(cpu, index, reach);
         Object::release(object, cpu);
         match fetched {
             Ok(Fetched::There) => {

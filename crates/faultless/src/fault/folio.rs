@@ -31,7 +31,9 @@ const SELDOM: u32 = 64;
 /// What a huge leaf at `start` [shows](shown) of `area`, if there is to be one by the knob and the advice.
 pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
     let advised = area.flags.contains(VmaFlags::HUGEPAGE);
-    let text = area.prot.contains(Prot::EXEC) && !area.flags.contains(VmaFlags::NOHUGEPAGE);
+    // Of what is used at random, only what is needed is read.
+    let refused = VmaFlags::NOHUGEPAGE.union(VmaFlags::RANDOM);
+    let text = area.prot.contains(Prot::EXEC) && !area.flags.intersects(refused);
     let chosen = match choice {
         HugeText::Never => false,
         HugeText::Madvise => advised,

@@ -8,7 +8,7 @@
 //! and [`read_page`](Shared::read_page) sets it. Mappings have accessed bits of their own, in their page tables.
 
 use super::object::Object;
-use super::read::Lack;
+use super::read::Reach;
 use crate::error::Errno;
 use crate::fault::prefault::history::BlockHistory;
 use crate::fault::prefault::{Kind, MAX_ORDER, Miss, Predictor, Seen, ThreadPredictor};
@@ -67,8 +67,8 @@ impl Shared<Object> {
         // They are about to be read, and continue the run of pages that ends at the missing one.
         let before = (needed.start..first).filter_map(|index| self.slot(cpu, index));
         before.for_each(|slot| Object::note_used(cpu, slot));
-        let end = needed.end.max(first + self.predicted(cpu, reader, first));
-        self.read_missing(cpu, first..needed.end, end)
+        let expected = first + self.predicted(cpu, reader, first);
+        self.read_missing(cpu, first..needed.end, Reach::Block(needed.end.max(expected)))
     }
 
     /// How many pages from `page` on, which is missing, are to be read: as many as the open file of `reader` is expected to need.
@@ -96,26 +96,5 @@ impl Shared<Object> {
         }
         reader.mapped(&window, window.span());
         window.run_from(page)
-    }
-
-    /// Begins to read those of `pages` that are not there, and with them those up to `end`.
-    pub(super) fn read_missing<M: Machine>(
-        &self,
-        cpu: &Cpu<'_, M>,
-        pages: Range<u64>,
-        end: u64,
-    ) -> Result<(), Errno> {
-        let there = |index| self.slot(cpu, index).is_some_and(|slot| !load(slot).is_none());
-        for index in pages {
-            if !there(index) {
-                match self.fetch(cpu, index, end) {
-                    Ok(_) => {}
-                    // It was shortened.
-                    Err(Lack::Beyond) => break,
-                    Err(lack) => return Err(lack.into()),
-                }
-            }
-        }
-        Ok(())
     }
 }

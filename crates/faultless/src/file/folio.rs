@@ -17,7 +17,7 @@
 //! afterwards. So it is missing at this look, or the revocation meets the leaf.
 
 use super::object::{NoPage, Object};
-use super::read::{Fetched, Lack, State, table_bit};
+use super::read::{Fetched, Lack, Reach, State, table_bit};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
@@ -186,7 +186,7 @@ impl Shared<Object> {
             let fetched = if untouched {
                 self.read_folio(cpu, names, first)
             } else if cpu.vm().frames.can_spare(2 * ENTRIES as u64) {
-                self.fetch(cpu, first + missing as u64, first + ENTRIES as u64)
+                self.fetch(cpu, first + missing as u64, Reach::Block(first + ENTRIES as u64))
             } else {
                 // Not read for a folio that could not be made.
                 Err(Lack::Memory)

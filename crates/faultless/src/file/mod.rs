@@ -14,7 +14,7 @@ mod write_back;
 pub(crate) use folio::NoFolio;
 pub use object::Object;
 pub(crate) use object::Parts;
-pub(crate) use read::{Fetched, Lack, Unread};
+pub(crate) use read::{Fetched, Lack, Reach, Unread};
 pub use read::{PendingRead, Reading};
 pub use store::{BackingStore, Buffer, MOST_PAGES, ReadRun, Store, StoreError, WriteRun};
 pub(crate) use write_back::Mark;

@@ -1,7 +1,7 @@
 //! The pages of an object: how a page is found, added, read, written and freed.
 
 use super::object::{NoPage, Object};
-use super::read::{Fetched, Lack};
+use super::read::{Fetched, Lack, Reach};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
@@ -372,7 +372,7 @@ impl Shared<Object> {
     /// # Errors
     /// `EAGAIN`: it is being read. `ENOMEM`, and the store's error.
     fn fetch_now<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Result<(), Errno> {
-        match self.fetch(cpu, index, index) {
+        match self.fetch(cpu, index, Reach::Block(index)) {
             // Who looks again finds the new end.
             Ok(Fetched::There) | Err(Lack::Beyond) => Ok(()),
             Ok(Fetched::Pending(pending)) => {

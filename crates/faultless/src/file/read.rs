@@ -249,6 +249,15 @@ impl Unread {
     }
 }
 
+/// Which pages are read together with one that is needed, as far as they are empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach {
+    /// Those of the block that the store prefers, and at least those up to this one.
+    Block(u64),
+    /// Those behind it up to this one, and no other.
+    Only(u64),
+}
+
 /// How it stands with a page that is needed.
 pub(crate) enum Fetched {
     /// It is there; or was, a moment ago.
@@ -279,8 +288,8 @@ impl From<Lack> for Errno {
 }
 
 impl Shared<Object> {
-    /// Makes sure that the page at `index` is there or being read, with as many of the empty ones around it as the store prefers to read at once,
-    /// and at least those up to `ahead`. The caller holds no lock and is in no section.
+    /// Makes sure that the page at `index` is there or being read. If a read begins, it is one of the pages in `reach`. The caller
+    /// holds no lock and is in no section.
     ///
     /// # Errors
     /// Why there is no page.
@@ -288,7 +297,7 @@ impl Shared<Object> {
         &self,
         cpu: &Cpu<'_, M>,
         index: u64,
-        ahead: u64,
+        reach: Reach,
     ) -> Result<Fetched, Lack> {
         let mut prepared = Prepared::Nothing;
         let fetched = loop {
@@ -308,7 +317,7 @@ impl Shared<Object> {
                 }
             }
             until(cpu, || !self.is_cut(index));
-            match self.begin(cpu, slots, index, ahead) {
+            match self.begin(cpu, slots, index, reach) {
                 Ok(Some(reading)) => break self.ask(cpu, reading, index),
                 Ok(None) => {}
                 Err(Lack::Memory) if prepared.wait_for_one(cpu) => {
@@ -347,9 +356,46 @@ impl Shared<Object> {
     /// # Errors
     /// The store's first error, or `ENOMEM`. The pages before are there or being read.
     pub fn read_ahead<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) -> Result<(), Errno> {
+        let reach = Reach::Block(pages.end);
+        self.read_missing(cpu, pages, reach)
+    }
+
+    /// As [`read_ahead`](Self::read_ahead), of no other page besides: for an open file that is read at random (`POSIX_FADV_RANDOM`).
+    ///
+    /// # Errors
+    /// As [`read_ahead`](Self::read_ahead).
+    pub fn read_exactly<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        pages: Range<u64>,
+    ) -> Result<(), Errno> {
+        let reach = Reach::Only(pages.end);
+        self.read_missing(cpu, pages, reach)
+    }
+
+    /// Begins to read those of `pages` that are not there, and with them those in `reach`.
+    pub(super) fn read_missing<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        pages: Range<u64>,
+        reach: Reach,
+    ) -> Result<(), Errno> {
         self.check_vm(cpu);
-        let end = if self.is_stored() { pages.end.min(self.pages()) } else { pages.start };
-        self.read_missing(cpu, pages.start..end, pages.end)
+        if !self.is_stored() {
+            return Ok(());
+        }
+        let there = |index| self.slot(cpu, index).is_some_and(|slot| !load(slot).is_none());
+        for index in pages.start..pages.end.min(self.pages()) {
+            if !there(index) {
+                match self.fetch(cpu, index, reach) {
+                    Ok(_) => {}
+                    // It was shortened.
+                    Err(Lack::Beyond) => break,
+                    Err(lack) => return Err(lack.into()),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A share of the read that is under way for the page at `index`, whose entry `slot` was `seen`, hidden. `None`: look again.
@@ -389,9 +435,9 @@ impl Shared<Object> {
         cpu: &Cpu<'_, M>,
         slots: &[AtomicU64; ENTRIES],
         index: u64,
-        ahead: u64,
+        reach: Reach,
     ) -> Result<Option<Reading>, Lack> {
-        let run = self.run_around(slots, index, ahead);
+        let run = self.run_around(slots, index, reach);
         let most = (run.end - run.start) as usize;
         let mut pages = Bounded::try_new(most).map_err(|_| Lack::Heap)?;
         let place = cpu.vm().ended.place().map_err(|_| Lack::Heap)?;
@@ -425,14 +471,19 @@ impl Shared<Object> {
         Reading { unread: Some(Unread { object: self.clone(), state, first, bytes, pages }), place }
     }
 
-    /// The pages that are read together with the one at `index`: in its table, empty at a glance, and in the block of pages that the
-    /// store prefers, or up to `ahead`.
-    fn run_around(&self, slots: &[AtomicU64; ENTRIES], index: u64, ahead: u64) -> Range<u64> {
-        let block = self.block();
+    /// The pages that are read together with the one at `index`: in its table, empty at a glance, and in `reach`.
+    fn run_around(&self, slots: &[AtomicU64; ENTRIES], index: u64, reach: Reach) -> Range<u64> {
         let table = index - index % ENTRIES as u64;
-        // Where a page could not be read, each is read from itself on: it hears of its own errors alone.
-        let start = if self.has_failed(index) { index } else { index - index % block };
-        let end = (start + block).max(ahead.min(index + MOST_PAGES as u64));
+        let most = index + MOST_PAGES as u64;
+        let (start, end) = match reach {
+            Reach::Only(end) => (index, end.min(most)),
+            Reach::Block(end) => {
+                let block = self.block();
+                // Where a page could not be read, each is read from itself on: it hears of its own errors alone.
+                let start = if self.has_failed(index) { index } else { index - index % block };
+                (start, (start + block).max(end.min(most)))
+            }
+        };
         let end = end.min(table + ENTRIES as u64).min(self.pages()).max(index + 1);
         let empty = |at: &u64| load(&slots[*at as usize % ENTRIES]).is_none();
         let below = (start.max(table)..index).rev().take_while(empty).count() as u64;

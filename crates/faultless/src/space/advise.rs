@@ -27,7 +27,7 @@ use crate::vm::Cpu;
 pub enum Advice {
     /// Nothing special.
     Normal = 0,
-    /// Touched in no order.
+    /// Touched in no order: pages of files with a store are read one by one, and of text, none is read for a huge leaf.
     Random = 1,
     /// Touched in order.
     Sequential = 2,

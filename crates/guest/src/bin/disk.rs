@@ -195,18 +195,102 @@ fn populated() -> Verdict {
         libc::posix_fadvise(ahead.as_raw_fd(), 0, BYTES as i64, libc::POSIX_FADV_WILLNEED)
     };
     same!(advised, 0, "posix_fadvise");
-    wait_until(|| {
-        let mut there = vec![0u8; PAGES as usize];
-        let args = [region.start(), BYTES, there.as_mut_ptr() as u64];
-        // SAFETY: the vector has a byte for each page.
-        let known = unsafe { call(libc::SYS_mincore, args) };
-        known.is_err() || there.iter().all(|&there| there & 1 != 0)
-    });
+    wait_until(|| there(&region).map_or(true, |there| there.iter().all(|there| *there)));
     let before = major_faults();
     for at in region.pages() {
         same!(region.load(at), word(at), "the word at {at}");
     }
     same!(major_faults() - before, 0, "major faults of pages that were read ahead");
+    Ok(())
+}
+
+/// Whether each page of the mapping is in memory.
+fn there(region: &Region) -> Result<Vec<bool>, String> {
+    let mut there = vec![0u8; PAGES as usize];
+    let args = [region.start(), BYTES, there.as_mut_ptr() as u64];
+    // SAFETY: the vector has a byte for each page.
+    doing("mincore", unsafe { call(libc::SYS_mincore, args) })?;
+    Ok(there.into_iter().map(|there| there & 1 != 0).collect())
+}
+
+/// Which pages are in memory once the program has said how it will use them, and has.
+fn advised() -> Verdict {
+    let file = file("advised")?;
+    let seen = map(&file, READ, libc::MAP_SHARED)?;
+    let resident = || Ok::<_, String>(there(&seen)?.iter().filter(|there| **there).count());
+    let advise = |advice: i32, at: u64, len: u64| {
+        // SAFETY: a plain call.
+        let advised =
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), at as i64, len as i64, advice) };
+        if advised == 0 { Ok(()) } else { Err(format!("posix_fadvise({advice}): {advised}")) }
+    };
+    let read = |at: u64, len: u64| {
+        let mut buffer = vec![0; len as usize];
+        io("pread", file.read_exact_at(&mut buffer, at))?;
+        ensure!(buffer == bytes(at, len), "{len} bytes from {at} are wrong");
+        Ok(())
+    };
+    // At random: the pages that are needed, and no others.
+    advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+    [5, 250, 90].iter().try_for_each(|page| read(page * PAGE + 7, 8))?;
+    read(130 * PAGE + 5, 2 * PAGE)?;
+    same!(resident()?, 6, "pages in memory of what is read at random");
+    let random = map(&file, READ, libc::MAP_PRIVATE)?;
+    doing("madvise", random.advise(0, BYTES, libc::MADV_RANDOM))?;
+    same!(random.load(300 * PAGE), word(300 * PAGE), "the word of page 300");
+    same!(resident()?, 7, "pages in memory after an access to a mapping that is used at random");
+    // Only whole pages are given up, and none that is mapped.
+    advise(libc::POSIX_FADV_DONTNEED, 90 * PAGE + 1, 42 * PAGE - 2)?;
+    let left: Vec<_> =
+        there(&seen)?.iter().enumerate().filter_map(|(at, there)| there.then_some(at)).collect();
+    same!(
+        left,
+        [5, 90, 131, 132, 250, 300],
+        "pages in memory after those of 91 to 130 are given up"
+    );
+    advise(libc::POSIX_FADV_DONTNEED, 0, 0)?;
+    same!(resident()?, 1, "pages in memory that are mapped");
+    // As before: more than is needed.
+    advise(libc::POSIX_FADV_NORMAL, 0, 0)?;
+    read(40 * PAGE, 8)?;
+    ensure!(resident()? > 8, "{} pages in memory", resident()?);
+    ensure!(advise(9, 0, 0).is_err(), "advice that there is not is taken");
+    Ok(())
+}
+
+/// Whole pages are written of which the disk is not asked what it has.
+fn overwritten() -> Verdict {
+    let file = file("overwritten")?;
+    let seen = map(&file, READ, libc::MAP_SHARED)?;
+    io("pwrite", file.write_all_at(&[5; 3 * PAGE as usize], 64 * PAGE))?;
+    let resident = || Ok::<_, String>(there(&seen)?.iter().filter(|there| **there).count());
+    same!(resident()?, 3, "pages in memory after whole pages were written");
+    let mut expected = bytes(0, BYTES);
+    expected[64 * PAGE as usize..][..3 * PAGE as usize].fill(5);
+    // From memory that ends within a page: what is before counts.
+    let from = doing(
+        "mmap",
+        Region::map(2 * PAGE, WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
+    )?;
+    from.store(0, u64::from_le_bytes([7; 8]));
+    doing("mprotect", from.protect(PAGE, PAGE, 0))?;
+    let args = [file.as_raw_fd() as u64, from.start() + PAGE / 2, PAGE, 200 * PAGE];
+    // SAFETY: the kernel reads the region's bytes.
+    let short = unsafe { call(libc::SYS_pwrite64, args) };
+    // Nothing, or as much as there is: on Linux this depends on whether the page is in memory.
+    let short = match short {
+        Ok(bytes) => bytes,
+        Err(errno) => {
+            same!(errno, Errno(libc::EFAULT), "a write from half a page");
+            0
+        }
+    };
+    expected[200 * PAGE as usize..][..short as usize].fill(0);
+    let all = io("read", fs::read(path("overwritten")))?;
+    ensure!(
+        all == expected,
+        "the file is not as it was written, with {short} bytes of half a page"
+    );
     Ok(())
 }
 
@@ -316,6 +400,8 @@ const CHECKS: &[Check] = &[
     ("others_run", others_run),
     ("copies", copies),
     ("populated", populated),
+    ("advised", advised),
+    ("overwritten", overwritten),
     ("stores", stores),
     ("cut", cut),
     ("programs", programs),

@@ -11,7 +11,7 @@ use crate::task::reads::Reader;
 use alloc::boxed::Box;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
-use faultless::{ThreadStreams, try_box};
+use faultless::try_box;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Link, Vec};
 use linux_raw_sys::general as linux;
@@ -113,8 +113,15 @@ impl File {
     pub fn try_new(inode: Arc<Inode>, kind: Kind, flags: u32) -> Result<Arc<Self>> {
         let (flags, position) = (AtomicU32::new(flags), Mutex::new(0));
         let stored = inode.regular().is_some_and(Regular::is_stored);
-        let reader = stored.then(|| try_box(Reader::new(ThreadStreams::new()))).transpose()?;
+        let reader = stored.then(|| try_box(Reader::new())).transpose()?;
         Ok(Arc::try_new(Self { inode, kind, flags, position, reader, nested: Link::new() })?)
+    }
+
+    /// Says whether it is read in no order (`POSIX_FADV_RANDOM`).
+    pub fn read_at_random(&self, at_random: bool) {
+        if let Some(reader) = &self.reader {
+            reader.at_random(at_random);
+        }
     }
 
     /// The flags of `F_GETFL`.

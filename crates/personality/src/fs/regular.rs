@@ -181,6 +181,14 @@ impl Regular {
         self.object.drop_clean(percpu::cpu(), 0..u64::MAX)
     }
 
+    /// As [`drop_clean`](Self::drop_clean), of the pages that lie wholly in `len` bytes from `offset` on. To the last page belongs what is
+    /// behind the end.
+    pub fn drop_clean_within(&self, offset: u64, len: u64) -> u64 {
+        let end = offset.saturating_add(len);
+        let behind = if end >= self.length() { u64::MAX } else { end >> PAGE_SHIFT };
+        self.object.drop_clean(percpu::cpu(), offset.div_ceil(PAGE_SIZE)..behind)
+    }
+
     /// How many of `len` bytes are read or written at a time: the pages of so many are there at once.
     #[inline]
     pub fn piece(&self, len: u64) -> u64 {

@@ -8,6 +8,7 @@ use super::thread::{WaitQueue, try_current};
 use super::wait;
 use crate::errno::{Errno, Result};
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 use faultless::locks::until;
 use faultless::{Object, PendingRead, Shared, ThreadStreams};
 use faultless_bare::percpu;
@@ -51,7 +52,37 @@ pub fn wait(pending: &PendingRead) -> Result<()> {
 }
 
 /// What an open file is expected to read next, in the pages of its object.
-pub type Reader = Mutex<ThreadStreams>;
+#[derive(Debug)]
+pub struct Reader {
+    streams: Mutex<ThreadStreams>,
+    /// The program says that it reads in no order (`POSIX_FADV_RANDOM`).
+    at_random: AtomicBool,
+}
+
+impl Reader {
+    /// Of an open file that nobody has read, and of which nothing is said.
+    pub const fn new() -> Self {
+        Self { streams: Mutex::new(ThreadStreams::new()), at_random: AtomicBool::new(false) }
+    }
+
+    /// From now on the open file is read in no order, or in one that may be expected.
+    pub fn at_random(&self, at_random: bool) {
+        self.at_random.store(at_random, Ordering::Relaxed);
+    }
+
+    /// Begins to read those of `pages` that are not there, and with them what is expected to be needed next.
+    fn begin(
+        &self,
+        object: &Shared<Object>,
+        pages: Range<u64>,
+    ) -> core::result::Result<(), faultless::Errno> {
+        let cpu = percpu::cpu();
+        if self.at_random.load(Ordering::Relaxed) {
+            return object.read_exactly(cpu, pages);
+        }
+        object.read_in_sequence(cpu, &self.streams.lock(), pages)
+    }
+}
 
 /// Waits until `pages` of `object` are there; those that its open file's `reader` expects behind them begin to be read. Returns how many from
 /// the first on are there. The caller holds no lock.
@@ -79,10 +110,10 @@ fn fetch_page(
     if is_missing() {
         // Once: where many pages cannot be read at a time, the page is read by itself below. What hinders this hinders that, or is of a
         // later page, whose turn comes.
-        let (cpu, pages) = (percpu::cpu(), index..end.min(index + AHEAD));
+        let pages = index..end.min(index + AHEAD);
         let _ = match reader {
-            Some(reader) => object.read_in_sequence(cpu, &reader.lock(), pages),
-            None => object.read_ahead(cpu, pages),
+            Some(reader) => reader.begin(object, pages),
+            None => object.read_ahead(percpu::cpu(), pages),
         };
     }
     while is_missing() && index < object.pages() {

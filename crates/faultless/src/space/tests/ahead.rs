@@ -7,6 +7,7 @@ use crate::error::Errno;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::Setting;
+use crate::table::node::load;
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -67,6 +68,29 @@ fn other_reads_get_the_block_of_the_store() {
         (0..PAGES / 4).for_each(|at| read(cpu, file, &reader, at * 101 % PAGES, 1));
         let runs = runs(memory);
         assert!(runs.iter().all(|pages| *pages <= 2 * BLOCK), "{runs:?}");
+    });
+}
+
+/// Of an open file that is read at random, as its program says, no page is read besides those that are needed.
+#[test]
+fn what_is_read_at_random_is_read_exactly() {
+    with_file(3, |cpu, memory, file| {
+        let read = |pages: core::ops::Range<u64>| {
+            file.read_exactly(cpu, pages.clone()).unwrap();
+            pages.for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
+        };
+        (0..64).for_each(|at| read(at * 101 % PAGES..at * 101 % PAGES + 1));
+        assert_eq!(runs(memory), [1].repeat(64));
+        // Those that are needed are read together, but for what is there: 0, 101, 202, ….
+        read(100..104);
+        read(120..139);
+        assert_eq!(runs(memory), [1, 2, 19]);
+        assert_eq!(file.resident_pages(cpu), 64 + 3 + 19);
+        // Beyond the end is nothing to read.
+        file.read_exactly(cpu, PAGES..u64::MAX).unwrap();
+        memory.plan([Plan::Fail(PAGE), Plan::Fail(0)]);
+        assert_eq!(file.read_exactly(cpu, 1000..1003), Err(Errno::EIO));
+        assert_eq!(file.resident_pages(cpu), 64 + 3 + 19 + 1);
     });
 }
 
@@ -139,6 +163,20 @@ fn pages_that_were_not_used_make_windows_smaller() {
             assert!(unused < needed / 2, "{unused} besides {needed}: {runs:?}");
         });
     }
+}
+
+/// What was read ahead is not used, to the predictor, until the kernel reads it.
+#[test]
+fn pages_that_are_read_ahead_are_used_once_they_are_read() {
+    with_file(3, |cpu, _, file| {
+        let used = |page| file.slot(cpu, page).map(|slot| load(slot).is_accessed());
+        let reader = ThreadStreams::new();
+        file.read_in_sequence(cpu, &reader, 1..2).unwrap();
+        let all = || [0, 1, 2, 3].map(|page| used(page).unwrap());
+        assert_eq!((all(), file.resident_pages(cpu)), ([false; 4], BLOCK));
+        assert_eq!(read_object(cpu, file, 2), Some(3));
+        assert_eq!(all(), [false, false, true, false]);
+    });
 }
 
 /// Nothing is read of an object without a store.

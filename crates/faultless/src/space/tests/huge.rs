@@ -119,6 +119,24 @@ fn the_first_fetch_maps_two_mebibytes_by_one_read_and_one_leaf() {
     });
 }
 
+/// Text that is used at random, as its program says, is not read 2 MiB at a time, unless it asks for that, too.
+#[test]
+fn text_that_is_used_at_random_is_read_page_by_page() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        let advise = |advice| setup.space.madvise(&setup.cpu, AT, PAGES * P, advice).unwrap();
+        advise(Advice::Random);
+        assert_eq!(setup.fetch(7), Ok(FaultKind::Shared));
+        assert_eq!(*setup.memory.reads.lock().unwrap(), [(7, P as usize)]);
+        assert_eq!(setup.space.collapse_text(&setup.cpu, 0, 1), None);
+        assert_eq!(setup.huge(), 0);
+        advise(Advice::HugePage);
+        assert_eq!(setup.fetch(F + 7), Ok(FaultKind::Huge));
+        setup.shows_all();
+        setup.finish();
+    });
+}
+
 #[test]
 fn a_second_space_reads_nothing_and_takes_no_frame_but_for_tables() {
     each_policy(|vm| {

@@ -103,29 +103,32 @@ pub fn sync(args: Args<'_>) -> Result {
     }
 }
 
-/// `fadvise64(fd, offset, length, advice)`: `POSIX_FADV_WILLNEED` has the effect of [`readahead`], and
-/// `POSIX_FADV_DONTNEED` of a whole file drops pages that are as on the disk.
+/// `fadvise64(fd, offset, length, advice)`. `POSIX_FADV_RANDOM`: reads of this open file read no page besides those that they need;
+/// `POSIX_FADV_NORMAL` and `POSIX_FADV_SEQUENTIAL`: also those that are expected next. `POSIX_FADV_WILLNEED` has the effect of
+/// [`readahead`], and `POSIX_FADV_DONTNEED` drops whole pages that are as on the disk.
 pub fn advise(args: Args<'_>) -> Result {
-    /// The largest valid advice.
-    const NOREUSE: u64 = 5;
     let file = file(args.a())?;
+    if let Kind::Path = file.kind {
+        return Err(Errno::EBADF);
+    }
     if file.stream().is_some() && !file.seekable() {
         return Err(Errno::ESPIPE);
     }
-    if args.d() > NOREUSE {
+    let (offset, len, advice) = (args.b(), args.c(), args.d());
+    if advice > u64::from(nr::POSIX_FADV_NOREUSE) || len > i64::MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    if let Some(regular) = file.inode.regular() {
-        match args.d() as u32 {
-            // A length of 0 is the rest of the file.
-            nr::POSIX_FADV_WILLNEED => {
-                regular.read_ahead(args.b(), if args.c() == 0 { u64::MAX } else { args.c() });
-            }
-            nr::POSIX_FADV_DONTNEED if args.b() == 0 && args.c() == 0 => {
-                regular.drop_clean();
-            }
-            _ => {}
+    // A length of 0 is the rest of the file.
+    let len = if len == 0 { u64::MAX } else { len };
+    let regular = file.inode.regular();
+    match (advice as u32, regular) {
+        (nr::POSIX_FADV_NORMAL | nr::POSIX_FADV_SEQUENTIAL, _) => file.read_at_random(false),
+        (nr::POSIX_FADV_RANDOM, _) => file.read_at_random(true),
+        (nr::POSIX_FADV_WILLNEED, Some(regular)) => regular.read_ahead(offset, len),
+        (nr::POSIX_FADV_DONTNEED, Some(regular)) => {
+            regular.drop_clean_within(offset, len);
         }
+        _ => {}
     }
     Ok(0)
 }
