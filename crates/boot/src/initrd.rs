@@ -183,7 +183,9 @@ impl Initrd {
                 let entry = entry.map_err(BootError::file(&directory))?;
                 let path = entry.path();
                 let Ok(name) = entry.file_name().into_string() else {
-                    return Err(unfit(path, "its name is not text (UTF-8)"));
+                    self.skipped
+                        .push(format!("{path:?} has a name that is not text (UTF-8); left out"));
+                    continue;
                 };
                 let inside = if inside.is_empty() { name } else { format!("{inside}/{name}") };
                 let metadata = entry.metadata().map_err(BootError::file(&path))?;
@@ -210,7 +212,9 @@ impl Initrd {
             let target = fs::read_link(path).map_err(BootError::file(path))?;
             let target = target.into_os_string().into_string();
             let Ok(target) = target else {
-                return Err(unfit(path, "the name that it points to is not text (UTF-8)"));
+                let why = "points to a name that is not text (UTF-8)";
+                self.skipped.push(format!("{path:?} {why}; left out"));
+                return Ok(None);
             };
             return Ok(Some(What::Symlink(target)));
         }
@@ -291,7 +295,9 @@ fn unfit(path: impl Into<PathBuf>, why: &'static str) -> BootError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
     use std::io::Read;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
@@ -340,6 +346,27 @@ mod tests {
         assert_eq!(initrd.size(), 7 + 5 + 11);
         let [skipped] = initrd.skipped() else { panic!("{:?}", initrd.skipped()) };
         assert!(skipped.contains("socket is a socket"), "{skipped}");
+    }
+
+    /// One name that cannot be had keeps no other file out; it is told exactly.
+    #[test]
+    fn names_that_are_not_text_are_left_out_and_named() {
+        let root = tempfile::tempdir().expect("a directory");
+        let at = |name: &[u8]| root.path().join(OsStr::from_bytes(name));
+        fs::write(at(b"caf\xe9.txt"), "latin 1").expect("written");
+        fs::create_dir(at(b"dir\xff")).expect("made");
+        fs::write(at(b"dir\xff/within"), "lost").expect("written");
+        symlink(OsStr::from_bytes(b"to\xfe"), at(b"link")).expect("linked");
+        fs::write(at("café".as_bytes()), "utf-8").expect("written");
+        let mut initrd = Initrd::new();
+        initrd.tree(root.path()).expect("read");
+        assert_eq!(entries(&initrd), [("café".into(), 0o100_644, b"utf-8".to_vec())]);
+        let mut skipped = initrd.skipped().to_vec();
+        skipped.sort();
+        let said =
+            ["caf\\xE9.txt\" has a name", "dir\\xFF\" has a name", "link\" points to a name"];
+        assert_eq!(skipped.len(), 3, "{skipped:?}");
+        assert!(skipped.iter().zip(said).all(|(note, said)| note.contains(said)), "{skipped:?}");
     }
 
     #[test]

@@ -58,10 +58,11 @@ pub enum Command {
     /// The workload `text` runs with huge_text=never and huge_text=always: page faults, misses of the (simulated) instruction
     /// TLB, page walks and the code in memory, and the frames that a second process shares, beside published figures.
     Text(TextArgs),
-    /// Run what a recorded program did through the subsystem, thread by thread
+    /// Run what a recorded program did through the subsystem, or its addresses through TLBs
     ///
-    /// FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of a bundled
-    /// recording. A trace of addresses, as `valgrind --tool=lackey --trace-mem=yes` writes it, runs through simulated TLBs: what
+    /// FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, a trace of addresses, or the name of a
+    /// bundled recording or trace. A recording runs thread by thread. A trace of addresses, as `valgrind --tool=lackey
+    /// --trace-mem=yes` writes it, runs through simulated TLBs: what
     /// they miss, and what code in pages of 2 MiB would change. With prefault (prefault_max_order above 0) a recording is replayed twice more, in the order of the recording,
     /// to count the faults saved, the prefaulted pages, those of them that were not used, and the resident growth.
     Replay(ReplayArgs),
@@ -197,7 +198,7 @@ Examples:
   faultless replay app.fltrace --policies --json app.jsonl
   faultless replay app.lackey       its TLB misses, from a trace of addresses")]
 pub struct ReplayArgs {
-    /// The recording: a file, or the name of a bundled one
+    /// The recording or trace of addresses: a file, or the name of a bundled one
     #[arg(value_name = "FILE|NAME")]
     pub recording: PathBuf,
     #[command(flatten)]

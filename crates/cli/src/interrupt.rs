@@ -1,7 +1,7 @@
 //! Ctrl-C, SIGTERM and SIGHUP: the first asks the command to print what it has, the second ends it.
 //!
 //! Commands look at [`requested`] between runs; whoever runs for long without looking gives
-//! [`on_request`] something to print.
+//! [`on_request`] something to print, or runs [`unless_requested`].
 
 use crate::report::say;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -9,6 +9,7 @@ use signal_hook::iterator::Signals;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 type Action = Box<dyn FnOnce() + Send>;
 
@@ -17,6 +18,9 @@ pub const NOT_COMPLETE: &str = "Interrupted: the results are not complete.";
 
 /// What a shell adds to the number of the signal that ended a program.
 pub const SIGNALLED: i32 = 128;
+
+/// How often [`unless_requested`] looks.
+const LOOKS: Duration = Duration::from_millis(20);
 
 /// The first signal that asked to stop, or 0.
 static REQUEST: AtomicI32 = AtomicI32::new(0);
@@ -69,6 +73,25 @@ pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
 /// Ends the command when the user asks to stop, until the guard is dropped: for as long as there is nothing to print.
 pub fn ends_at_once() -> Guard {
     on_request(|| std::process::exit(status()))
+}
+
+/// What `work` returns, or nothing as soon as the user asks to stop, or has asked. What cannot be stopped in the middle then goes on in a thread of
+/// its own, which ends with the command.
+///
+/// # Panics
+/// If `work` does.
+pub fn unless_requested<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+    if requested() {
+        return None;
+    }
+    let working = thread::spawn(work);
+    while !working.is_finished() {
+        if requested() {
+            return None;
+        }
+        thread::sleep(LOOKS);
+    }
+    Some(working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 fn take() -> Option<Action> {

@@ -9,6 +9,7 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::{Context, Json};
 use crate::report::number::{grouped, percent, processes};
+use crate::report::progress::Progress;
 use crate::report::{self, table};
 use crate::run::{self, Sample};
 use crate::settings::{Assignment, Settings};
@@ -17,6 +18,7 @@ use faultless::{Counter, PAGE_SIZE};
 use faultless_native::tlb::PROCESSOR;
 use faultless_workload::{Outcome, Workload};
 use std::io::Write;
+use std::sync::Arc;
 
 /// The knob, and its settings: off, on.
 const KNOB: &str = "huge_text";
@@ -27,13 +29,13 @@ const VALUES: [&str; 2] = ["never", "always"];
 const PUBLISHED_FAULTS: [u64; 2] = [7_728, 598];
 const PUBLISHED_MISSES: [u64; 2] = [1_219_514_499, 51_929_869];
 
-/// One setting of the knob, and what came of it.
+/// One setting of the knob, and what came of it, as far as the user let it come.
 struct Ran {
     name: String,
     /// As one process.
     alone: Outcome,
     /// As several.
-    together: Outcome,
+    together: Option<Outcome>,
 }
 
 /// Runs the workload both ways, and compares.
@@ -46,29 +48,36 @@ pub fn run(args: &TextArgs) -> Result<(), CliError> {
         ];
         Workload::parse("text", params).map_err(|error| CliError::Usage(error.to_string()))
     };
-    let (alone, together) = (workload(1)?, workload(args.processes)?);
+    let (alone, together) = (Arc::new(workload(1)?), Arc::new(workload(args.processes)?));
     let mut json = Json::open(&args.json, &[])?;
     let (mut out, style) = report::output(&args.json);
 
     let mut columns = Vec::new();
+    let progress = Progress::new(2 * VALUES.len() as u64);
     for value in VALUES {
-        if interrupt::requested() {
-            break;
-        }
         let mut given = args.set.set.clone();
         let name = format!("{KNOB}={value}");
         let setting: Result<Assignment, _> = name.parse();
         given.push(setting.map_err(|error| CliError::failed(&name, error))?);
         let settings = Settings::new(&given);
-        let mut once = |workload: &Workload| {
-            let native = run::machine(stat::memory(workload), workload.crew().workers)?;
-            let outcome = run::on_native(&native, &settings, workload)?;
+        let mut once = |workload: &Arc<Workload>, crew: u16| {
+            progress.begin(&format!("{name}, {}", processes(crew.into())));
+            let (shared, under) = (workload.clone(), settings.clone());
+            let ran = interrupt::unless_requested(move || {
+                let native = run::machine(stat::memory(&shared), shared.crew().workers)?;
+                run::on_native(&native, &under, &shared)
+            });
+            let Some(outcome) = ran.transpose()? else { return Ok(None) };
             let context = Context::of(workload, "native".into(), Some(&settings));
             stat::write_json(&mut json, &context, &outcome, &Sample::of(&outcome))?;
-            Ok::<_, CliError>(outcome)
+            progress.advance(1);
+            Ok::<_, CliError>(Some(outcome))
         };
-        columns.push(Ran { name, alone: once(&alone)?, together: once(&together)? });
+        let Some(one) = once(&alone, 1)? else { break };
+        let together = once(&together, args.processes)?;
+        columns.push(Ran { name, alone: one, together });
     }
+    drop(progress);
     let title = format!("text: a program with {} of code, {} passes", args.size, args.passes);
     writeln!(out, "\n{title}\n")?;
     writeln!(out, "{}", tables(&columns, args.processes.into(), style))?;
@@ -113,7 +122,7 @@ fn tables(columns: &[Ran], together: usize, style: report::Style) -> comfy_table
         ),
         (
             format!("frames that {} share", processes(together)),
-            |ran| ran.together.counter("shared_frames"),
+            |ran| ran.together.as_ref()?.counter("shared_frames"),
             None,
         ),
     ];

@@ -420,7 +420,10 @@ fn a_damaged_recording_is_refused_with_its_place() {
         assert_eq!(ran.out, "");
         let error = ran.fails(1);
         assert!(error.contains(name) && error.contains(said), "{error}");
+        assert_eq!(error.contains("trace of addresses"), name.starts_with("other"), "{error}");
     }
+    let error = faultless(&["replay", "sorted"]).fails(2);
+    assert!(error.contains("trace of addresses") && error.contains("cc1-addresses"), "{error}");
 }
 
 /// As it comes from valgrind, compressed, and through a pipe: it is read twice.
@@ -496,6 +499,29 @@ fn shipped_addresses_are_replayed() {
         assert_eq!(of("4K", "dTLB-load-misses"), of("2M_whole", "dTLB-load-misses"), "{name}");
     }
     assert_eq!(recordings::names().filter(|name| recordings::addresses(name).is_some()).count(), 2);
+}
+
+/// `text` says how far it is, and Ctrl-C ends it in the middle of a run, with what it has.
+#[test]
+fn an_interrupted_run_of_text_ends_soon() {
+    // The second run of each setting takes minutes.
+    let args = ["text", "--size", "64K", "--passes", "300000000", "--json", "-"];
+    let mut child = common::command(&args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut said = BufReader::new(child.stderr.take().expect("piped"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("text");
+    assert_eq!(line, "huge_text=never, 1 process ...\n");
+    let asked = std::time::Instant::now();
+    send(&child, Signal::SIGINT);
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("text");
+    assert!(rest.contains("Interrupted: the results are not complete."), "{rest}");
 }
 
 #[test]

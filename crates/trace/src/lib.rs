@@ -106,7 +106,8 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
                 "a trace of addresses (valgrind's lackey), which has no faults and calls".to_owned()
             }
             _ => format!(
-                "neither a perf.data file (PERFILE2) nor a recording (FLTRACE); {}",
+                "neither a perf.data file (PERFILE2), nor a recording (FLTRACE), nor a trace of addresses (lines such as \"I  00401000,3\", \
+                 of valgrind's lackey); {}",
                 start(bytes)
             ),
         };

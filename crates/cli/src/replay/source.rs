@@ -76,7 +76,7 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
             }
             let names: Vec<_> = recordings::names().collect();
             Err(CliError::Usage(format!(
-                "{}: no such file, and no recording of that name; there are {}{}",
+                "{}: no such file, and no recording or trace of addresses of that name; there are {}{}",
                 from.display(),
                 names.join(", "),
                 suggest::hint(&from.to_string_lossy(), names.iter().copied())
