@@ -189,6 +189,25 @@ fn sequential_reads() {
     assert!((128..140).contains(&blocks) && windows < 90, "{blocks} and {windows} reads");
 }
 
+/// Text on a disk, in base pages and in use, comes on huge pages: what is missing of it is read in the background.
+#[test]
+fn text_of_a_disk_collapses() {
+    let files = folder();
+    let data = files.path().join("data");
+    fs::create_dir(&data).expect("it can be made");
+    // Each page has its number in each word.
+    let text: Vec<u8> = (0..3 * 512u64).flat_map(|page| page.to_le_bytes().repeat(512)).collect();
+    fs::write(data.join("text"), text).expect("it can be written");
+    let program = Program::guest(guest("collapse").expect("guest programs come along"));
+    let program = program.files(files.path()).args(["what_is_on_a_disk"]);
+    for machine in [deterministic(), parallel()] {
+        let machine = Machine { words: vec!["text_scan=20".into()], ..machine };
+        let ran = boot(&with(Disk::default(), machine), &program).exited(0);
+        assert!(ran.output.contains("ok what_is_on_a_disk"), "{ran}");
+        assert!(ran.report.counter("thp_collapse_file") >= Some(3), "{ran}");
+    }
+}
+
 /// Random system calls from every CPU, of a program on a disk that is slow, beside files to call them for.
 #[test]
 fn random_calls() {

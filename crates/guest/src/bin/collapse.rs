@@ -1,4 +1,5 @@
-//! `collapse CHECK…`: text that is mapped in base pages, and used, comes on huge pages by itself. (Debian's Linux has no huge pages for
+//! `collapse CHECK…`: text that is mapped in base pages, and used, comes on huge pages by itself. The kernel looks for it every [`PERIOD`]
+//! (`text_scan=20` on its command line). `what_is_on_a_disk` needs a disk with `/data/text`. (Debian's Linux has no huge pages for
 //! the text of files: there it never does.)
 
 use faultless_guest::check::{Check, Verdict};
@@ -16,6 +17,8 @@ use std::os::unix::fs::FileExt;
 
 /// What a huge page maps.
 const HUGE: u64 = 2 << 20;
+/// The seconds of CPU time between two looks of the kernel, as whoever runs this has told it.
+const PERIOD: f64 = 0.02;
 /// What each check maps.
 const SIZE: u64 = 3 * HUGE;
 
@@ -133,6 +136,37 @@ fn whose_process_ends() -> Verdict {
     Ok(())
 }
 
+/// Text on a disk, of which a quarter was read and is in use: the rest is read for the huge pages, and nobody waits for it.
+fn what_is_on_a_disk() -> Verdict {
+    const USED: u64 = HUGE / PAGE / 4;
+    let file = io("open", File::open("/data/text"))?;
+    let region = map(&file, READ)?;
+    // In no order, so that not everything is read ahead.
+    let used = || {
+        let places = (0..3 * USED).map(|step| step * 37 % (3 * USED));
+        places.map(|place| (place / USED * (HUGE / PAGE) + place % USED) * PAGE)
+    };
+    let use_some = || {
+        for at in used() {
+            same!(region.load(at + 8), at / PAGE, "what a page has");
+        }
+        Ok::<_, String>(())
+    };
+    let read = || vmstat()?.get("pages_read").copied().ok_or_else(|| "no pages_read".to_owned());
+    use_some()?;
+    same!(huge(&region)?, 0, "bytes on huge pages, of what is no text");
+    let before = read()?;
+    doing("mprotect", region.protect(0, SIZE, READ | PROT_EXEC))?;
+    while huge(&region)? < SIZE {
+        (0..100).try_for_each(|_| use_some())?;
+    }
+    let more = read()? - before;
+    ensure!(more >= SIZE / PAGE / 2, "{more} pages were read for the huge pages");
+    use_text(&region, None)?;
+    same!(read()? - before, more, "pages that were read for them");
+    Ok(())
+}
+
 /// A program on a machine whose knob is off; elsewhere it fails.
 fn nothing_when_off() -> Verdict {
     let file = file("off")?;
@@ -147,7 +181,7 @@ fn nothing_when_off() -> Verdict {
     let region = map(offset)?;
     same!(region.start() % HUGE, offset, "where {:#x} lies in a huge page", region.start());
     let begin = clock::used();
-    while clock::used() - begin < 3.0 {
+    while clock::used() - begin < 15.0 * PERIOD {
         for at in region.pages() {
             same!(region.load(at), (offset + at) / PAGE, "what page {} has", at / PAGE);
         }
@@ -160,6 +194,7 @@ const CHECKS: &[Check] = &[
     ("what_became_text", what_became_text),
     ("what_was_changed", what_was_changed),
     ("whose_process_ends", whose_process_ends),
+    ("what_is_on_a_disk", what_is_on_a_disk),
     ("nothing_when_off", nothing_when_off),
 ];
 
