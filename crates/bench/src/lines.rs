@@ -1,4 +1,5 @@
-//! Shared cache lines that a successful fault writes, counted; those of calls are in [`calls`].
+//! Shared cache lines that a successful fault writes, counted; those of a fault that maps a huge leaf are in [`huge`], those of calls in
+//! [`calls`].
 //!
 //! The subsystem is built with its atomics reporting every write (feature `observe`); what is not
 //! atomic is never written by two CPUs. Two CPUs run one space and fault, in turn, on pages of *the
@@ -20,6 +21,7 @@
 //! one base that serves all faults on both CPUs.
 
 pub mod calls;
+pub mod huge;
 
 use crate::idle::Idle;
 use crate::machine::{BareMachine, FRAME};
@@ -496,6 +498,7 @@ pub fn run() -> Result<Report, String> {
         let met = least == 1 && more <= faults.len().div_ceil(FETCH);
         report.gate(promise, format!("{least}, but in {more} of {}", faults.len()), met);
     }
+    report.absorb(huge::run()?);
     report.absorb(calls::run()?);
     Ok(report)
 }

@@ -14,9 +14,10 @@ pub const ZERO: &str = "faultless_bench_zero";
 /// The symbol under which the bare machine copies a page.
 pub const COPY: &str = "faultless_bench_copy";
 
-/// Of an entry: whether it maps a page, and whether the page was accessed.
+/// Of an entry: whether it maps a page, whether the page was accessed, and whether it is a huge leaf.
 const PRESENT: u64 = 1;
 const ACCESSED: u64 = 1 << 5;
+const HUGE: u64 = 1 << 7;
 /// The frame that an entry names.
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
@@ -76,6 +77,16 @@ impl BareMachine {
             }
         }
         Some(self.entry(table + index(0)))
+    }
+
+    /// The number of the frame that the huge leaf of `addr` names; none where there is no huge leaf.
+    pub fn huge_leaf(&self, root: FrameNumber, addr: u64) -> Option<u64> {
+        let entry = (1..4).rev().try_fold(root.phys(), |table, level| {
+            let index = 8 * (addr >> (12 + 9 * level) & 511);
+            let entry = self.entry((table & FRAME) + index).load(Ordering::Acquire);
+            (entry & PRESENT != 0).then_some(entry)
+        })?;
+        (entry & HUGE != 0).then_some((entry & FRAME) / PAGE_SIZE)
     }
 
     /// An access to `addr` as the hardware makes it: whether a page is mapped there, which is marked accessed

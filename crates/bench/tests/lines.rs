@@ -4,6 +4,7 @@
 
 use faultless::Locking;
 use faultless_bench::lines::calls::{self, Call};
+use faultless_bench::lines::huge::{self, Leaves};
 use faultless_bench::lines::{
     FETCH, Kind, Line, WINDOW, Written, count, count_ahead, promised, run,
 };
@@ -43,6 +44,19 @@ fn a_first_store_to_a_page_of_a_store_writes_two_entries() {
     });
 }
 
+/// The entry above the last level, and the first frame of the folio, where its leaves are counted. The first leaf refers to every frame.
+#[test]
+fn a_huge_leaf_writes_its_entry_and_the_count_of_its_folio() {
+    let Leaves { first, more } = huge::count(Locking::Speculative).unwrap();
+    assert_eq!(more.len(), 64);
+    for written in more {
+        let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
+        assert_eq!((shared, written.shared()), ([1, 1], huge::PROMISED), "{written:?}");
+    }
+    let shared = [Line::Entry, Line::Source].map(|line| first.of(line));
+    assert_eq!((shared, first.shared()), ([1, 512], huge::FIRST), "{first:?}");
+}
+
 #[test]
 fn a_window_writes_the_line_of_its_entries_and_seldom_the_allocators() {
     for pooled in [false, true] {
@@ -66,6 +80,12 @@ fn under_a_lock_it_is_more() {
                 assert!(written.of(Line::Other) > 0, "{kind:?} {locking:?}: {written:?}");
                 assert!(written.shared() > promised(kind), "{kind:?} {locking:?}: {written:?}");
             });
+        }
+    }
+    for locking in [Locking::MmapLock, Locking::PerVma] {
+        for written in huge::count(locking).unwrap().more {
+            assert!(written.of(Line::Other) > 0, "{locking:?}: {written:?}");
+            assert!(written.shared() > huge::PROMISED, "{locking:?}: {written:?}");
         }
     }
 }

@@ -1,0 +1,154 @@
+//! Shared cache lines that a fault writes which maps a huge leaf.
+//!
+//! Two CPUs run one space and fault in turn, each in mappings of its own of the same two folios of a file; the entries of their leaves are in one
+//! table, each on a cache line of its own. Other leaves of the folios are there, as where another process runs the same text: the count of a
+//! folio's leaves is in the metadata of its first frame. The first leaf of a folio refers to each of its frames, which [`first`] counts.
+
+use super::{FAULTS, STRIDE, Seen, Written, listening, sort};
+use crate::idle::Idle;
+use crate::machine::BareMachine;
+use crate::report::Report;
+use faultless::{
+    Access, Backing, Cpu, CpuId, FaultKind, Locking, MapFlags, Object, PAGE_SIZE, Prot, Setting,
+    Shared, Space, Vm,
+};
+use std::sync::Arc;
+
+/// Pages that a huge leaf maps, and its bytes.
+const PAGES: u64 = 512;
+const BYTES: u64 = PAGES * PAGE_SIZE;
+/// What a table of leaves maps. The second one is where the faults that count are.
+const TABLE: u64 = 512 * BYTES;
+/// Folios of the file. Faults in turn map one and the other, so that the metadata of their frames are told from other lines.
+const FOLIOS: u64 = 2;
+
+/// How many shared lines a speculative fault may write that maps a huge leaf: its entry's, and that of the folio's first frame, where leaves are
+/// counted.
+pub const PROMISED: usize = 2;
+
+/// What it writes if it is the first leaf of its folio: it refers to each frame.
+pub const FIRST: usize = 1 + PAGES as usize;
+
+/// What faults wrote that map huge leaves.
+#[derive(Debug)]
+pub struct Leaves {
+    /// The first of a folio.
+    pub first: Written,
+    /// Those that find others.
+    pub more: Vec<Written>,
+}
+
+/// Maps a folio of `file`, as text, at `at`.
+fn map(
+    cpu: &Cpu<'_, BareMachine>,
+    space: &Space<BareMachine>,
+    file: &Shared<Object>,
+    folio: u64,
+    at: u64,
+) -> Result<(), String> {
+    let backing = Backing { object: file, first: folio * PAGES, may_write: false };
+    let (prot, flags) = (Prot::READ | Prot::EXEC, MapFlags::PRIVATE | MapFlags::FIXED);
+    let mapped = space.mmap_object(cpu, at, BYTES, prot, flags, backing);
+    mapped.map(drop).map_err(|error| error.to_string())
+}
+
+/// A fetch, by which there is a huge leaf at `at`.
+fn fetch(cpu: &Cpu<'_, BareMachine>, space: &Space<BareMachine>, at: u64) -> Result<(), String> {
+    match space.fault(cpu, at + 5 * PAGE_SIZE, Access::Execute) {
+        Ok(FaultKind::Huge) => Ok(()),
+        other => Err(format!("a fetch was served as {other:?}")),
+    }
+}
+
+/// Makes faults that map huge leaves under `locking`, and tells what each wrote.
+///
+/// # Errors
+/// A call or fault that failed, or was served in another way.
+pub fn count(locking: Locking) -> Result<Leaves, String> {
+    // In the table of those that count, between their lines.
+    let warm = |cpu: u64, folio: u64| TABLE + (1 + cpu * FOLIOS + folio) * BYTES;
+    let place = |cpu: u64, at: u64| TABLE + (2 * at + cpu) * STRIDE * BYTES;
+    let vm = Vm::new(BareMachine::new(2, 2048 + (FOLIOS * PAGES) as u32));
+    let vm = vm.map_err(|errno| format!("{errno:?}"))?;
+    vm.set(Setting::Locking(locking));
+    // SAFETY: one `Cpu` of each of the two numbers, on one thread.
+    let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
+    let new_space = || Space::new(&cpus[0]).map_err(|error| error.to_string());
+    let store = Arc::new(Idle { pages: FOLIOS * PAGES, preferred: PAGES as usize });
+    let file = Object::of_store(&cpus[0], store, 1).map_err(|errno| format!("{errno:?}"))?;
+    // The folios are read, and none has a leaf.
+    let reader = new_space()?;
+    for folio in 0..FOLIOS {
+        map(&cpus[0], &reader, &file, folio, warm(0, folio))?;
+        fetch(&cpus[0], &reader, warm(0, folio))?;
+    }
+    reader.exit(&cpus[0]);
+    cpus[0].drain();
+
+    let space = new_space()?;
+    for cpu in 0..2 {
+        for folio in 0..FOLIOS {
+            map(&cpus[0], &space, &file, folio, warm(cpu, folio))?;
+        }
+        for at in 0..FAULTS {
+            map(&cpus[0], &space, &file, at % FOLIOS, place(cpu, at))?;
+        }
+    }
+    let mut seen = Vec::new();
+    for (cpu, this) in cpus.iter().enumerate() {
+        let number = cpu as u64;
+        space.activate(this);
+        // The first leaf of a folio refers to all of its frames.
+        let warm = (0..FOLIOS).map(|folio| (warm(number, folio), PAGES));
+        let places = (0..FAULTS).map(|at| (place(number, at), 1));
+        for (at, frames) in warm.chain(places) {
+            let (served, lines) = listening(|| fetch(this, &space, at));
+            served?;
+            let frame = vm.machine().huge_leaf(space.root(), at).ok_or("there is no huge leaf")?;
+            let pages = (frame..frame + frames).map(|frame| (frame, frame)).collect();
+            seen.push(Seen { cpu, lines: lines.into_keys().collect(), pages });
+        }
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(this) };
+    }
+    let written = sort(vm.machine(), &seen);
+    space.exit(&cpus[0]);
+    Object::release(file, &cpus[0]);
+    let warm = FOLIOS as usize;
+    let each_cpu = written.chunks(warm + FAULTS as usize);
+    let more = each_cpu.flat_map(|of_cpu| of_cpu.iter().skip(warm)).cloned().collect();
+    // That of the first folio has made tables, too.
+    Ok(Leaves { first: written[warm - 1].clone(), more })
+}
+
+/// Counts under all policies.
+///
+/// # Errors
+/// What [`count`] gives.
+pub fn run() -> Result<Report, String> {
+    let mut report = Report::default();
+    for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
+        let Leaves { first, more } = count(locking)?;
+        let (name, setting) = ("huge_text_fault", format!("locking={}", locking.name()));
+        let at = (name, 2, &setting[..]);
+        let shared = || more.iter().map(Written::shared);
+        let (least, most) = (shared().min().unwrap_or(0), shared().max().unwrap_or(0));
+        report.row(at, ("shared_lines_written_most", "lines"), most as f64);
+        report.row(at, ("shared_lines_written_least", "lines"), least as f64);
+        report.row(at, ("shared_lines_written_by_the_first", "lines"), first.shared() as f64);
+        if locking == Locking::Speculative {
+            let promise =
+                format!("{name}: {PROMISED} shared cache lines written, {FIRST} by the first");
+            let found = format!("{least} to {most}, {}", first.shared());
+            report.gate(
+                promise,
+                found,
+                (least, most, first.shared()) == (PROMISED, PROMISED, FIRST),
+            );
+        } else {
+            let promise = format!("{name}: more than {PROMISED} under {}", locking.name());
+            report.gate(promise, format!("{least} to {most}"), least > PROMISED);
+        }
+    }
+    Ok(report)
+}
