@@ -175,6 +175,12 @@ impl<M: Machine> Vm<M> {
         self.frames.checked_census(cpu)
     }
 
+    /// As [`census`](Self::census), at any moment and without a check: what changes hands meanwhile may count twice, or not. It takes a time
+    /// linear in the memory.
+    pub fn usage(&self) -> Census {
+        self.frames.census()
+    }
+
     /// Whether `entry` maps the zero page.
     #[inline]
     pub(crate) const fn maps_zeros(&self, entry: Entry) -> bool {

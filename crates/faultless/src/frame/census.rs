@@ -33,6 +33,8 @@ pub struct Census {
     pub retired: u64,
     /// The kernel's own ([`Cpu::alloc_block`](crate::Cpu::alloc_block)).
     pub kernel: u64,
+    /// Of the pages of objects, those with another reference than the object's: spaces map them, or a call uses them.
+    pub mapped: u64,
     /// Of the anonymous pages and those of objects, those that only [pins](crate::Space::pin) keep.
     pub pinned: u64,
     /// Tails without a head; not 0 only when the moment was not quiet.
@@ -98,6 +100,7 @@ impl Frames {
                 Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
                 Kind::Used(usage) => {
                     census.pinned += u64::from(meta.is_pinned() && meta.refs() == 0);
+                    census.mapped += u64::from(usage == Use::Shared && meta.refs() > 1);
                     let class = match usage {
                         Use::Table => &mut census.tables,
                         Use::Anon => &mut census.anon,

@@ -244,6 +244,7 @@ fn the_census_knows_every_use() {
             zero: 4,
             retired: 5,
             kernel: 6,
+            mapped: 0,
             pinned: 0,
             torn: 0,
         }

@@ -10,6 +10,7 @@ use faultless_guest::{check, clock, dir, ensure, same};
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 /// The error of `std::io`, with what was being done.
 fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
@@ -241,6 +242,47 @@ fn proc_memory() -> Verdict {
     Ok(())
 }
 
+/// `Cached` and `Mapped` of `/proc/meminfo` move as files are written, mapped, unmapped and removed.
+fn proc_files() -> Verdict {
+    const BYTES: u64 = 32 << 20;
+    /// Linux counts for each CPU, and adds up from time to time.
+    const MOST: u64 = 24 << 20;
+    let seen = || {
+        let info = fields("/proc/meminfo")?;
+        Ok::<_, String>([kilobytes(&info, "Cached")?, kilobytes(&info, "Mapped")?])
+    };
+    let (name, mut steps) = (format!("meminfo.{}", pid()), Vec::new());
+    for _ in 0..20 {
+        let mut now = vec![seen()?];
+        let file = dir::create(&name)?;
+        for at in (0..BYTES).step_by(1 << 20) {
+            io("write", file.write_all_at(&[1; 1 << 20], at))?;
+        }
+        now.push(seen()?);
+        let region =
+            doing("mmap", Region::map(BYTES, READ, libc::MAP_SHARED, file.as_raw_fd(), 0))?;
+        region.pages().for_each(|at| {
+            region.load(at);
+        });
+        now.push(seen()?);
+        doing("munmap", region.end())?;
+        now.push(seen()?);
+        drop(file);
+        io("remove", fs::remove_file(dir::path(&name)))?;
+        now.push(seen()?);
+        let rises = |from: usize, to: usize, what: usize| {
+            now[to][what].saturating_sub(now[from][what]) > MOST
+        };
+        // Written, mapped, unmapped, removed.
+        steps = vec![rises(0, 1, 0), rises(1, 2, 1), rises(3, 2, 1), rises(4, 3, 0)];
+        if steps.iter().all(|step| *step) {
+            break;
+        }
+    }
+    same!(steps, [true; 4], "whether Cached rose, Mapped rose, Mapped fell, Cached fell");
+    Ok(())
+}
+
 /// `/proc/interrupts`, `/proc/stat`, `/proc/cpuinfo`, `/proc/uptime`, `/proc/loadavg`, `/proc/version`.
 fn proc_machine() -> Verdict {
     let cpus = doing("sched_getaffinity", proc::cpus())?.len();
@@ -349,6 +391,7 @@ const CHECKS: &[Check] = &[
     ("proc_self", proc_self),
     ("proc_oom", proc_oom),
     ("proc_memory", proc_memory),
+    ("proc_files", proc_files),
     ("proc_machine", proc_machine),
     ("system_information", system_information),
     ("published_paths", published_paths),

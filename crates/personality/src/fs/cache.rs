@@ -7,6 +7,19 @@ use super::inode::{Body, next_tagged};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless_bare::percpu;
 
+/// The pages of files on the disk that are in memory.
+pub fn resident() -> u64 {
+    let (mut at, mut pages) = (0, 0);
+    while let Some((tag, inode)) = next_tagged(at) {
+        at = tag;
+        if let Some(regular) = inode.as_ref().and_then(|inode| inode.regular()) {
+            pages += regular.cached();
+        }
+        percpu::cpu().serve_flushes();
+    }
+    pages
+}
+
 /// Drops pages if few frames are free. The caller holds no lock.
 pub fn make_room() {
     /// The file that was the last one.

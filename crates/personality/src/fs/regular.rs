@@ -149,8 +149,8 @@ impl Regular {
     /// The others it overwrites, and nothing of them need be there.
     fn kept(&self, offset: u64, len: u64) -> impl Iterator<Item = u64> {
         let (end, length) = (offset.saturating_add(len), self.length());
-        let first = (offset % PAGE_SIZE != 0 && len != 0).then_some(offset);
-        let last = (end % PAGE_SIZE != 0 && end < length && len != 0).then_some(end);
+        let first = (!offset.is_multiple_of(PAGE_SIZE) && len != 0).then_some(offset);
+        let last = (!end.is_multiple_of(PAGE_SIZE) && end < length && len != 0).then_some(end);
         let page = |at: u64| at >> PAGE_SHIFT;
         first.into_iter().chain(last.filter(|last| first.map(page) != Some(page(*last))))
     }
@@ -214,6 +214,11 @@ impl Regular {
             return self.object.pages();
         }
         self.object.resident_pages(percpu::cpu())
+    }
+
+    /// Those of its pages that are read from the disk, and are in memory.
+    pub fn cached(&self) -> u64 {
+        if self.object.is_stored() { self.object.resident_pages(percpu::cpu()) } else { 0 }
     }
 
     /// Its object, for a mapping.

@@ -1,5 +1,6 @@
 //! The texts in `/proc` about the whole system.
 
+use super::super::cache;
 use super::super::directory::Directory;
 use super::super::inode::{Body, Inode};
 use super::{SystemText, Text, add_texts, process};
@@ -104,13 +105,14 @@ fn vmstat(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     let totals = vm.totals();
     let made = [Counter::AnonPage, Counter::SharedPage, Counter::CowCopy, Counter::TablePublished];
+    let usage = vm.usage();
     let made: u64 = made.map(|counter| totals.get(counter)).iter().sum();
     let known = [
         ("nr_free_pages", vm.free_frames()),
         ("nr_zone_inactive_anon", 0),
-        ("nr_anon_pages", vm.total_frames() - vm.free_frames()),
-        ("nr_mapped", 0),
-        ("nr_file_pages", 0),
+        ("nr_anon_pages", usage.anon),
+        ("nr_mapped", usage.mapped),
+        ("nr_file_pages", usage.shared),
         ("nr_dirty", 0),
         ("nr_writeback", 0),
         ("pgpgin", 0),
@@ -120,7 +122,6 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("pgalloc_normal", made),
         ("pgfree", made.saturating_sub(vm.total_frames() - vm.free_frames())),
         ("pgfault", totals.get(Counter::Faults)),
-        ("pgmajfault", 0),
         ("nr_tlb_remote_flush", totals.get(Counter::TlbShootdownSent)),
         ("nr_tlb_remote_flush_received", totals.get(Counter::TlbShootdownReceived)),
         ("oom_kill", 0),
@@ -138,6 +139,10 @@ fn meminfo(text: &mut Text) -> fmt::Result {
     let total = vm.total_frames() * kilobytes;
     let free = vm.free_frames() * kilobytes;
     let used = (vm.total_frames() - vm.free_frames()) * kilobytes;
+    let usage = vm.usage();
+    let (anon, cached) = (usage.anon * kilobytes, usage.shared * kilobytes);
+    // What does not lie on the disk is kept as Linux keeps it in tmpfs.
+    let on_disk = (cache::resident() * kilobytes).min(cached);
     let slab = (heap - heap_free) / 1024;
     let mut tables = 0;
     each(|process| tables += process.memory().map_or(0, |memory| process::tables(&memory)));
@@ -149,13 +154,13 @@ fn meminfo(text: &mut Text) -> fmt::Result {
         ("MemFree", free),
         ("MemAvailable", free),
         ("Buffers", 0),
-        ("Cached", 0),
+        ("Cached", cached),
         ("SwapCached", 0),
-        ("Active", used),
+        ("Active", anon + cached),
         ("Inactive", 0),
-        ("Active(anon)", used),
+        ("Active(anon)", anon + cached - on_disk),
         ("Inactive(anon)", 0),
-        ("Active(file)", 0),
+        ("Active(file)", on_disk),
         ("Inactive(file)", 0),
         ("Unevictable", 0),
         ("Mlocked", 0),
@@ -163,9 +168,9 @@ fn meminfo(text: &mut Text) -> fmt::Result {
         ("SwapFree", 0),
         ("Dirty", 0),
         ("Writeback", 0),
-        ("AnonPages", used),
-        ("Mapped", 0),
-        ("Shmem", 0),
+        ("AnonPages", anon),
+        ("Mapped", usage.mapped * kilobytes),
+        ("Shmem", cached - on_disk),
         ("KReclaimable", 0),
         ("Slab", slab),
         ("SReclaimable", 0),
