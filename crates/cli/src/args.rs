@@ -26,7 +26,8 @@ Examples:
   faultless replay app.fltrace --policies   what would change for it
   faultless boot ./app                      a static program on the bare machine
   faultless versus                          what faults cost there, and on Linux
-  faultless scale pft                       on 1 to 128 CPUs, simulated"
+  faultless scale pft                       on 1 to 128 CPUs, simulated
+  faultless calibrate --check               what this machine costs, predicted"
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -97,6 +98,15 @@ pub enum Command {
     /// What each CPU does is the same at each number of CPUs, and little (some hundred pages or calls), so that all
     /// runs together take less than a minute; parameters of the workload change it.
     Scale(ScaleArgs),
+    /// What this machine costs, as a profile for `scale`, and how well it predicts
+    ///
+    /// It measures with two threads what the hardware tells (frequency, cache lines, zeroing), and on the native machine what paths
+    /// of the subsystem take, such as a fault or a pair of mmap and munmap; the profile's numbers are fitted to that. It also
+    /// measures what a page fault costs under the host's own kernel, and prints which order of prefault pays there.
+    ///
+    /// With --check it predicts each workload with one thread and two, and the bundled recordings, beside what is measured, the
+    /// worst row first. Other load of the host disturbs all of it. Takes one to three minutes.
+    Calibrate(CalibrateArgs),
     /// List the workloads and their parameters
     Workloads,
     /// List the knobs that --set changes
@@ -331,15 +341,46 @@ pub struct VersusArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  faultless calibrate
+  faultless calibrate --output mine.toml --check
+  faultless calibrate --profile mine.toml     check a profile again
+  faultless scale pft --profile ./mine.toml   use it")]
+pub struct CalibrateArgs {
+    /// Write the profile to FILE, which is replaced when the profile is complete
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Predict workloads and recordings with the profile, and measure them
+    #[arg(long)]
+    pub check: bool,
+    /// Measure no profile, and check this one
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "output")]
+    pub profile: Option<String>,
+    /// Fewer rounds, and a check of two workloads: to see how it works
+    #[arg(long)]
+    pub quick: bool,
+    #[command(flatten)]
+    pub set: SetArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
   faultless scale pft
   faultless scale page_fault1 mode=processes --cpus 1,2,4..512
   faultless scale ebizzy --profile eight-socket --plot ebizzy.svg
   faultless scale vma_mmap --policies speculative --details --seed 1
-  faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl")]
+  faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl
+  faultless scale --table prefault          beside the published figures")]
 pub struct ScaleArgs {
     /// The workload, or a recording: a file, or the name of a bundled one
-    #[arg(value_name = "WORKLOAD|RECORDING")]
-    pub subject: PathBuf,
+    #[arg(value_name = "WORKLOAD|RECORDING", required_unless_present = "table")]
+    pub subject: Option<PathBuf>,
+    /// A table that others published, with simulated figures beside theirs
+    #[arg(long, value_name = "NAME", value_enum,
+          conflicts_with_all = ["subject", "params", "cpus", "policies", "details", "set", "plot", "profile"])]
+    pub table: Option<TableArg>,
     /// The workload's parameters, as `size=4M`; `faultless workloads` lists them
     #[arg(value_name = "KEY=VALUE")]
     pub params: Vec<String>,
@@ -365,6 +406,24 @@ pub struct ScaleArgs {
     /// Draw throughput over CPUs as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+}
+
+/// A published table, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum TableArg {
+    /// Prefault, 32 GB, on 1 to 512 CPUs (2004)
+    Prefault,
+    /// ebizzy on 24 and 1,024 CPUs (2019)
+    Ebizzy,
+    /// page_fault1, 2 and 3 on 72 CPUs (2019)
+    PageFault,
+    /// small_allocs on 224 CPUs (2024)
+    SmallAllocs,
+    /// mmap, munmap and faults, private and shuffled, on 384 CPUs (2025)
+    Vma,
+    /// All of them
+    All,
 }
 
 /// A locking policy, by its name.

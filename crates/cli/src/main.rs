@@ -2,7 +2,8 @@
 //!
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
-//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`scale`], [`list`]: the commands;
+//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`scale`], [`calibrate`],
+//!   [`list`]: the commands;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has;
@@ -10,6 +11,7 @@
 
 mod args;
 mod boot;
+mod calibrate;
 mod compare;
 mod error;
 mod host;
@@ -67,6 +69,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Boot(args) => return boot::run(&args),
         Command::Versus(args) => versus::run(&args),
         Command::Scale(args) => scale::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Workloads => list::workloads(),
         Command::Knobs => list::knobs(),
         Command::Counters => list::counters(),

@@ -16,17 +16,20 @@ fn help_has_examples() {
         "boot",
         "versus",
         "scale",
+        "calibrate",
         "workloads",
         "knobs",
         "counters",
     ] {
         assert!(help.contains(command), "{command}");
     }
-    for command in ["compare", "stat", "text", "replay", "record", "boot", "versus", "scale"] {
+    for command in
+        ["compare", "stat", "text", "replay", "record", "boot", "versus", "scale", "calibrate"]
+    {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");
     }
-    for command in ["compare", "stat", "text", "replay", "boot", "versus", "scale"] {
+    for command in ["compare", "stat", "text", "replay", "boot", "versus", "scale", "calibrate"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains("--set") && help.contains("--json"), "{help}");
     }
@@ -35,7 +38,9 @@ fn help_has_examples() {
 /// Of an example that is broken into lines nobody can see what to type.
 #[test]
 fn examples_fit_a_terminal() {
-    for command in ["", "compare", "stat", "text", "replay", "record", "boot", "versus", "scale"] {
+    let all =
+        ["", "compare", "stat", "text", "replay", "record", "boot", "versus", "scale", "calibrate"];
+    for command in all {
         let args: Vec<_> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
         let help = faultless(&args).succeeds();
         let (prose, examples) = help.split_once("Examples:").expect("examples");

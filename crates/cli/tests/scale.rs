@@ -90,6 +90,33 @@ fn every_shipped_recording_runs_with_the_faults_that_were_recorded() {
 }
 
 #[test]
+fn a_published_table_is_beside_what_is_simulated() {
+    let out = faultless(&["scale", "--table", "page_fault", "--json", "-"]);
+    let table = out.err.clone();
+    let lines = json_lines(&out.succeeds());
+    let row = |label: &str| {
+        let line = table.lines().find(|line| line.starts_with(&format!("| {label} ")));
+        line.unwrap_or_else(|| panic!("{label}: {table}")).to_owned()
+    };
+    let told = row("page_fault2, speculative");
+    assert!(told.contains("2,385,166") && told.trim_end().ends_with("0.90x |"), "{table}");
+    assert!(table.contains("What differs: ") && table.contains("simulated"), "{table}");
+    let of = |workload: &str| {
+        let lines = lines.iter().filter(|line| line["workload"] == workload);
+        lines.cloned().collect::<Vec<_>>()
+    };
+    let machine = "simulated-two-socket";
+    for workload in ["page_fault1", "page_fault2"] {
+        let rate = |setting| value(&of(workload), machine, setting, "operations_per_second");
+        let [base, ours] = ["locking=mmap_lock", "locking=speculative"].map(rate);
+        assert!(ours > base && base > Some(0.0), "{workload}: {base:?} {ours:?}");
+    }
+    let published = value(&of("page_fault3"), machine, "locking=mmap_lock", "published");
+    assert_eq!(published, Some(4_436_330.1));
+    assert!(lines.iter().all(|line| line["cpus"] == 72), "{table}");
+}
+
+#[test]
 fn wrong_arguments_are_explained() {
     let dir = tempfile::tempdir().expect("a directory");
     let profile = dir.path().join("mine.toml");
@@ -109,6 +136,10 @@ fn wrong_arguments_are_explained() {
         (&["python", "--cpus", "4"], "a CPU for each of its threads"),
         (&["python", "size=4M"], "has no parameters"),
         (&["page_fault1_churn", "mode=processes"], "threads"),
+        (&[], "<WORKLOAD|RECORDING>"),
+        (&["--table", "prefaults"], "prefault"),
+        (&["pft", "--table", "prefault"], "cannot be used with"),
+        (&["--table", "prefault", "--cpus", "4"], "cannot be used with"),
     ] {
         let error = faultless(&[&["scale"], args].concat()).fails(2);
         assert!(error.contains(says), "{args:?}: {error}");

@@ -260,16 +260,18 @@ impl<'a> VirtualCpu<'a> {
     fn translate(&self, addr: u64, access: Access) -> Result<u64, Stop> {
         let machine = self.machine();
         let simulation = &machine.simulation;
-        simulation.spend(simulation.costs.own, Spent::Program);
+        simulation.spend(simulation.costs.access, Spent::Program);
         let tlb = &machine.tlb(self.cpu.id()).tlb;
         let canonical = addr < faultless::format::CANONICAL_END;
         if canonical && let Some(found) = tlb.lookup(addr, access) {
             return Ok(found.phys(addr));
         }
         let wanted = convert::access(access);
+        let mut walk = simulation.costs.walk;
         loop {
             tlb.count_walk(access, false);
-            simulation.spend(simulation.costs.walk, Spent::Program);
+            simulation.spend(walk, Spent::Program);
+            walk = simulation.costs.walk_again;
             if let Some(found) = self.space().walk(self.cpu, addr, wanted) {
                 let page = addr & !(PAGE_SIZE - 1);
                 let prot = found.prot;
@@ -334,20 +336,40 @@ impl<'a> VirtualCpu<'a> {
         self.translate(addr, access).map(|_| ())
     }
 
-    /// Copies `len` bytes from `from` to `to`; all are multiples of 8.
+    /// Translations to load from `from` and to store to `to`, good at the same time.
+    fn translate_both(&self, to: u64, from: u64) -> Result<(u64, u64), Stop> {
+        loop {
+            let source = self.translate(from, Access::Read)?;
+            let tlb = &self.machine().tlb(self.cpu.id()).tlb;
+            let canonical = to < faultless::format::CANONICAL_END;
+            match canonical.then(|| tlb.lookup(to, Access::Write)).flatten() {
+                Some(target) => return Ok((target.phys(to), source)),
+                // A fault may take the source away: afterwards both are looked up again.
+                None => self.translate(to, Access::Write)?,
+            };
+        }
+    }
+
+    /// Copies `len` bytes from `from` to `to`; all are multiples of 8. Pages are found once for each part of one, and the copy is
+    /// charged by its bytes.
     ///
     /// # Errors
     /// As for [`load`](Self::load); what comes before the address is done.
     pub fn copy(&self, to: u64, from: u64, len: u64) -> Result<(), Stop> {
-        let simulation = &self.machine().simulation;
-        for offset in (0..len).step_by(8) {
-            // Pages are found once for each; the copy itself is charged by the page.
-            if offset == 0 || (to + offset).is_multiple_of(PAGE_SIZE) {
-                let socket = usize::from(simulation.socket(self.cpu.id().0));
-                simulation.move_page(socket, simulation.costs.copy_page, 2);
+        let frame = |phys: u64| (phys / PAGE_SIZE) as u32;
+        let left = |addr: u64| PAGE_SIZE - addr % PAGE_SIZE;
+        let mut done = 0;
+        while done < len {
+            let (to, from) = (to.saturating_add(done), from.saturating_add(done));
+            let part = left(to).min(left(from)).min(len - done);
+            self.poll();
+            let (target, source) = self.translate_both(to, from)?;
+            let machine = self.machine();
+            machine.charge_copying(frame(target), frame(source), part);
+            for offset in (0..part).step_by(8) {
+                machine.contents.store(target + offset, machine.contents.load(source + offset));
             }
-            let value = self.load(from + offset)?;
-            self.store(to + offset, value)?;
+            done += part;
         }
         Ok(())
     }

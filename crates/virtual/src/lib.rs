@@ -5,9 +5,11 @@
 //! - `lines`: the directory of cache lines: hits, transfers, invalidations, queues;
 //! - [`rates`]: instructions between two accesses;
 //! - `contents`: frames whose contents take the host a word;
+//! - `recent`: which frames' contents are in caches;
 //! - `machine`: what the subsystem asks of all that;
 //! - [`cpu`]: the accesses and calls of programs;
-//! - [`process`]: processes, runs, and what they took.
+//! - [`process`]: processes, runs, and what they took;
+//! - [`published`]: figures that others measured on real machines.
 //!
 //! The subsystem is compiled once more for it (`faultless-observed`), with atomics that report each access. Other machines'
 //! builds contain none of this. All times are *simulated*.
@@ -37,10 +39,12 @@ mod lines;
 mod machine;
 pub mod process;
 pub mod profile;
+pub mod published;
 pub mod rates;
+mod recent;
 mod simulation;
 
 pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
 pub use process::{Config, File, HotPlace, Process, Virtual};
-pub use profile::{Profile, ProfileError};
+pub use profile::{Number, Profile, ProfileError};
 pub use simulation::{Accounts, Meeting, Spent};

@@ -10,7 +10,7 @@
 //! buffer is empty.
 //!
 //! A CPU's caches keep the lines that it used last: a line that it has not used for as many transfers as its caches have lines comes
-//! from memory again. Where lines at home are matters: a transfer between two CPUs of one socket costs as much as one between sockets if
+//! from memory again, or, where a profile tells what the last-level cache keeps, from there. Where lines at home are matters: a transfer between two CPUs of one socket costs as much as one between sockets if
 //! the line's memory is in another socket. The home is the socket of the CPU that allocated the line, or first used it.
 //!
 //! # Names of lines
@@ -25,7 +25,7 @@ use faultless_observed::observe::Intent;
 use rustc_hash::FxHashMap;
 
 /// Bytes of a line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 /// The host's allocator aligns to so many bytes.
 pub(crate) const GRANULE: usize = 16;
 /// The home of a line that was allocated before any CPU ran, until the first uses it.
@@ -238,6 +238,8 @@ impl Lines {
             Some(costs.own)
         } else if since <= costs.cached_lines {
             Some(costs.far)
+        } else if let Some(cached) = costs.cached.filter(|cached| since <= cached.lines) {
+            Some(cached.line)
         } else {
             line.holders = Holders::None;
             None

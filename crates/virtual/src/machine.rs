@@ -1,6 +1,8 @@
 //! What the subsystem asks of the machine beneath it, charged to the running CPU's clock.
 
 use crate::contents::Contents;
+use crate::profile::Time;
+use crate::recent::{Nearness, Recent};
 use crate::simulation::{Simulation, Spent};
 use core::fmt;
 use faultless_native::tlb::Tlb;
@@ -22,6 +24,7 @@ pub(crate) struct CpuTlb {
 pub(crate) struct VirtualMachine {
     pub(crate) simulation: Rc<Simulation>,
     pub(crate) contents: Contents,
+    recent: Option<Recent>,
     regions: Vec<MemoryRegion>,
     cpus: Vec<CpuTlb>,
 }
@@ -47,7 +50,8 @@ impl VirtualMachine {
         };
         let regions = contents.memory().regions().iter().map(region).collect();
         let tlb = |_| CpuTlb { tlb: Tlb::new(), space: Cell::new(0) };
-        Self { simulation, contents, regions, cpus: (0..cpus).map(tlb).collect() }
+        let recent = Recent::new(&simulation.costs, contents.memory().frames() as usize);
+        Self { simulation, contents, recent, regions, cpus: (0..cpus).map(tlb).collect() }
     }
 
     /// How many memory nodes there are.
@@ -64,6 +68,32 @@ impl VirtualMachine {
         (node * self.simulation.sockets()).div_ceil(self.nodes())
     }
 
+    /// Where the contents of a frame are, which the running CPU uses now.
+    fn nearness(&self, frame: u32) -> Nearness {
+        let used = self.recent.as_ref().zip(self.simulation.moment());
+        used.map_or(Nearness::Memory, |(recent, now)| recent.used(frame, now))
+    }
+
+    /// Charges the zeroing of a frame.
+    fn charge_zeroing(&self, frame: u32) {
+        let (there, costs) = (self.nearness(frame), &self.simulation.costs);
+        let zero = costs.cached.map(|cached| cached.zero);
+        let takes = page_takes(there, zero, costs.zero_page);
+        let through = if there == Nearness::Memory { PAGE_SIZE } else { 0 };
+        self.simulation.move_bytes(self.socket_of(frame), takes, PAGE_SIZE, through);
+    }
+
+    /// Charges the copying of `part` bytes of a frame, which are read, and written.
+    pub(crate) fn charge_copying(&self, to: u32, from: u32, part: u64) {
+        let costs = &self.simulation.costs;
+        let there = [self.nearness(from), self.nearness(to)];
+        let copy = costs.cached.map(|cached| cached.copy);
+        let page = page_takes(there[0].max(there[1]), copy, costs.copy_page);
+        let far = there.iter().filter(|there| **there == Nearness::Memory).count() as u64;
+        let (socket, takes) = (self.socket_of(to), page * part / PAGE_SIZE);
+        self.simulation.move_bytes(socket, takes, 2 * part, far * part);
+    }
+
     pub(crate) fn tlb(&self, cpu: CpuId) -> &CpuTlb {
         &self.cpus[cpu.index()]
     }
@@ -75,6 +105,15 @@ impl VirtualMachine {
             self.simulation.spend(self.simulation.costs.flush_all, Spent::Flushes);
             cpu.tlb.invalidate_all();
         }
+    }
+}
+
+/// What a page takes that is there: of `far` in memory.
+fn page_takes(there: Nearness, cached: Option<[Time; 2]>, far: Time) -> Time {
+    match (there, cached) {
+        (Nearness::Own, Some([own, _])) => own,
+        (Nearness::Shared, Some([_, shared])) => shared,
+        _ => far,
     }
 }
 
@@ -151,13 +190,13 @@ unsafe impl Machine for VirtualMachine {
     }
 
     unsafe fn zero_frame(&self, frame: FrameNumber) {
-        self.simulation.move_page(self.socket_of(frame.0), self.simulation.costs.zero_page, 1);
+        self.charge_zeroing(frame.0);
         self.contents.zero(frame.0);
     }
 
     unsafe fn zero_ahead(&self, first: FrameNumber, frames: u32) {
         for frame in first.0..first.0 + frames {
-            self.simulation.move_page(self.socket_of(frame), self.simulation.costs.zero_page, 1);
+            self.charge_zeroing(frame);
             self.contents.zero(frame);
         }
     }
@@ -165,8 +204,7 @@ unsafe impl Machine for VirtualMachine {
     fn prefetch_frame(&self, _: FrameNumber) {}
 
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
-        // It is read, and written.
-        self.simulation.move_page(self.socket_of(to.0), self.simulation.costs.copy_page, 2);
+        self.charge_copying(to.0, from.0, PAGE_SIZE);
         self.contents.copy(to.0, from.0);
     }
 }

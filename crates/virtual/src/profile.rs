@@ -27,13 +27,23 @@ impl Number {
 }
 
 macro_rules! sections {
-    ($($(#[$doc:meta])* $section:ident $name:ident { $($(#[$field_doc:meta])* $field:ident,)* })*) => {
+    (
+        $($(#[$doc:meta])* $section:ident $name:ident { $($(#[$field_doc:meta])* $field:ident,)* })*
+        ; $(#[$more_doc:meta])* $more_section:ident $more:ident {
+            $($(#[$more_field_doc:meta])* $more_field:ident,)*
+        }
+    ) => {
         $(
             $(#[$doc])*
             #[derive(Clone, Debug, Deserialize)]
             #[serde(deny_unknown_fields)]
             pub struct $section { $($(#[$field_doc])* pub $field: Number,)* }
         )*
+
+        $(#[$more_doc])*
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $more_section { $($(#[$more_field_doc])* pub $more_field: Number,)* }
 
         /// A machine's costs.
         #[derive(Clone, Debug, Deserialize)]
@@ -44,17 +54,38 @@ macro_rules! sections {
             /// What it is, in one line.
             pub summary: String,
             $($(#[$doc])* pub $name: $section,)*
+            $(#[$more_doc])*
+            pub $more: Option<$more_section>,
         }
 
         impl Profile {
             /// Every number, with its name: `section.key`.
             pub fn numbers(&self) -> Vec<(String, &Number)> {
-                vec![$($((
-                    concat!(stringify!($name), ".", stringify!($field)).to_owned(),
-                    &self.$name.$field,
-                ),)*)*]
+                let mut all = vec![$($((key!($name.$field).to_owned(), &self.$name.$field),)*)*];
+                if let Some($more) = &self.$more {
+                    all.extend([$((key!($more.$more_field).to_owned(), &$more.$more_field),)*]);
+                }
+                all
+            }
+
+            /// The number of this name, to be changed; `None` where there is no such number.
+            pub fn number_mut(&mut self, name: &str) -> Option<&mut Number> {
+                $($(if name == key!($name.$field) {
+                    return Some(&mut self.$name.$field);
+                })*)*
+                let $more = self.$more.as_mut()?;
+                $(if name == key!($more.$more_field) {
+                    return Some(&mut $more.$more_field);
+                })*
+                None
             }
         }
+    };
+}
+
+macro_rules! key {
+    ($section:ident.$field:ident) => {
+        concat!(stringify!($section), ".", stringify!($field))
     };
 }
 
@@ -143,6 +174,38 @@ sections! {
         /// From the waking until the sleeper runs.
         woken_ns,
     }
+    ;
+    /// What only a measurement on the machine tells. Where a profile has no such section, an access costs what a first-level
+    /// hit costs, every path has the same instructions a cycle, the heap costs nothing, and what is not in a CPU's own caches, or is zeroed or copied, is in
+    /// memory.
+    Measured measured {
+        /// A program's access that its TLB serves.
+        access_ns,
+        /// Allocating a value of the subsystem on the heap, and freeing it: not among the instructions of a path.
+        allocate_ns,
+        /// Instructions a cycle of page faults, with the walk of the access that is tried again.
+        fault_ipc,
+        /// Of mmap, munmap, mremap and advice.
+        map_ipc,
+        /// Of the program break.
+        brk_ipc,
+        /// Of mprotect.
+        protect_ipc,
+        /// Of fork and exit.
+        fork_ipc,
+        /// 4 KiB of zeros into a page that the CPU's own caches have.
+        zero_own_ns,
+        /// The same of a page that the last-level cache has.
+        zero_shared_ns,
+        /// Copying 4 KiB between pages that the CPU's own caches have.
+        copy_own_ns,
+        /// The same between pages that the last-level cache has.
+        copy_shared_ns,
+        /// A line that the last-level cache has, and no other CPU.
+        shared_ns,
+        /// Lines that the last-level cache keeps.
+        shared_lines,
+    }
 }
 
 /// Why a profile cannot be used.
@@ -205,7 +268,7 @@ impl Profile {
     fn check(&self, name: &str) -> Result<(), ProfileError> {
         for (key, number) in self.numbers() {
             let value = number.value;
-            let whole = key.starts_with("topology.") || key == "line.cached_lines";
+            let whole = key.starts_with("topology.") || key.ends_with("_lines");
             let wrong = |must| ProfileError::Value {
                 name: name.into(),
                 key: key.clone(),
@@ -219,7 +282,7 @@ impl Profile {
                 return Err(wrong("must be a whole number from 1 on"));
             }
             let rate = ["cpu.ghz", "cpu.instructions_per_cycle", "memory.gigabytes_per_second"];
-            if rate.contains(&key.as_str()) && value < 0.01 {
+            if (rate.contains(&key.as_str()) || key.ends_with("_ipc")) && value < 0.01 {
                 return Err(wrong("must be at least 0.01"));
             }
             if key == "line.occupancy" && value > 1.0 {
@@ -250,15 +313,50 @@ impl Profile {
             * topology.cpus_per_complex.value) as usize
     }
 
-    /// What one instruction takes.
-    pub(crate) fn instruction(&self) -> f64 {
-        1000.0 / (self.cpu.ghz.value * self.cpu.instructions_per_cycle.value)
+    /// The profile as a file, which [`parse`](Self::parse) reads; `remarks` are comments at its top, a line each.
+    pub fn to_toml(&self, remarks: &[&str]) -> String {
+        let quoted = |text: &str| toml::Value::from(text).to_string();
+        let mut text: String = remarks.iter().map(|remark| format!("# {remark}\n")).collect();
+        text += &format!("\nname = {}\nsummary = {}\n", quoted(&self.name), quoted(&self.summary));
+        let mut last = "";
+        let numbers = self.numbers();
+        for (name, Number { value, source }) in &numbers {
+            let Some((section, key)) = name.split_once('.') else { continue };
+            if section != last {
+                text += &format!("\n[{section}]\n");
+                last = section;
+            }
+            text += &format!("{key} = {{ value = {value}, source = {} }}\n", quoted(source));
+        }
+        text
     }
 }
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name, self.summary)
+    }
+}
+
+/// What pages cost that are in caches, in the CPU's own and in the last level; and lines of the last level.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cached {
+    pub(crate) zero: [Time; 2],
+    pub(crate) copy: [Time; 2],
+    /// A line of the last level.
+    pub(crate) line: Time,
+    /// Lines that the last level keeps.
+    pub(crate) lines: u64,
+}
+
+impl Cached {
+    fn new(measured: &Measured) -> Self {
+        Self {
+            zero: [measured.zero_own_ns.time(), measured.zero_shared_ns.time()],
+            copy: [measured.copy_own_ns.time(), measured.copy_shared_ns.time()],
+            line: measured.shared_ns.time(),
+            lines: measured.shared_lines.value as u64,
+        }
     }
 }
 
@@ -269,7 +367,10 @@ pub(crate) struct Costs {
     pub(crate) per_socket: usize,
     pub(crate) pause: Time,
     pub(crate) own: Time,
+    /// Of a program, which its TLB serves.
+    pub(crate) access: Time,
     pub(crate) far: Time,
+    pub(crate) allocate: Time,
     pub(crate) complex: Time,
     pub(crate) socket: Time,
     pub(crate) remote: Time,
@@ -285,10 +386,13 @@ pub(crate) struct Costs {
     pub(crate) deliver: Time,
     pub(crate) handle: Time,
     pub(crate) walk: Time,
+    /// After a fault. Where instructions were measured with the path, they contain it.
+    pub(crate) walk_again: Time,
     pub(crate) flush_page: Time,
     pub(crate) flush_all: Time,
     pub(crate) zero_page: Time,
     pub(crate) copy_page: Time,
+    pub(crate) cached: Option<Cached>,
     /// Of a page, through the memory of a socket.
     pub(crate) page_through_memory: Time,
     pub(crate) park: Time,
@@ -307,7 +411,9 @@ impl Costs {
             per_socket: per_complex * profile.topology.complexes_per_socket.value as usize,
             pause: profile.cpu.pause_ns.time().max(1),
             own: line.own_ns.time(),
+            access: profile.measured.as_ref().map_or(&line.own_ns, |it| &it.access_ns).time(),
             far: line.far_ns.time(),
+            allocate: profile.measured.as_ref().map_or(0, |it| it.allocate_ns.time()),
             complex: line.complex_ns.time(),
             socket: line.socket_ns.time(),
             remote: line.remote_ns.time(),
@@ -322,10 +428,12 @@ impl Costs {
             deliver: profile.interrupt.deliver_ns.time(),
             handle: profile.interrupt.handle_ns.time(),
             walk: profile.tlb.walk_ns.time(),
+            walk_again: profile.measured.as_ref().map_or(profile.tlb.walk_ns.time(), |_| 0),
             flush_page: profile.tlb.flush_page_ns.time(),
             flush_all: profile.tlb.flush_all_ns.time(),
             zero_page: profile.memory.zero_page_ns.time(),
             copy_page: profile.memory.copy_page_ns.time(),
+            cached: profile.measured.as_ref().map(Cached::new),
             page_through_memory: (page * 1000.0).round() as Time,
             park: profile.thread.park_ns.time(),
             wake: profile.thread.wake_ns.time(),

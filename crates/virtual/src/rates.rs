@@ -81,6 +81,19 @@ impl Paths {
     }
 }
 
+/// Instructions a cycle of an operation.
+fn per_cycle(profile: &Profile, operation: Operation) -> f64 {
+    let number = match (&profile.measured, operation) {
+        (None, _) => &profile.cpu.instructions_per_cycle,
+        (Some(measured), Operation::Fault) => &measured.fault_ipc,
+        (Some(measured), Operation::Map) => &measured.map_ipc,
+        (Some(measured), Operation::Break) => &measured.brk_ipc,
+        (Some(measured), Operation::Protect) => &measured.protect_ipc,
+        (Some(measured), Operation::Fork) => &measured.fork_ipc,
+    };
+    number.value
+}
+
 /// The time between two accesses, by operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates([Time; Operation::ALL.len()]);
@@ -90,7 +103,8 @@ impl Rates {
         let paths = Paths::measured();
         Self(Operation::ALL.map(|operation| {
             let path = paths.of(operation);
-            (path.instructions / path.accesses * profile.instruction()).round() as Time
+            let each = 1000.0 / (profile.cpu.ghz.value * per_cycle(profile, operation));
+            (path.instructions / path.accesses * each).round() as Time
         }))
     }
 

@@ -16,8 +16,9 @@
 //! *Invariant (one thread):* a `Simulation` is used by the thread that called [`Simulation::run`], and by no other meanwhile: it is
 //! reached through [`CURRENT`], which is the thread's, or by code that runs in its coroutines.
 
-use crate::lines::{GRANULE, LineId, Lines, socket};
+use crate::lines::{GRANULE, LINE, LineId, Lines, socket};
 use crate::profile::{Costs, Profile, Time};
+use crate::recent::Moment;
 use core::cell::{Cell, RefCell};
 use core::cmp::Reverse;
 use core::fmt;
@@ -26,6 +27,7 @@ use core::panic::Location;
 use core::ptr;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
+use faultless_observed::PAGE_SIZE;
 use faultless_observed::observe::{self, Intent, Watch};
 use std::collections::BinaryHeap;
 
@@ -237,6 +239,8 @@ pub(crate) struct Simulation {
     running: Cell<u16>,
     /// When the memory of each socket is free again.
     memory: Box<[Cell<Time>]>,
+    /// Lines that came to all CPUs.
+    fetched: Cell<u64>,
     random: Cell<u64>,
     seeded: bool,
     turns: Cell<u64>,
@@ -256,6 +260,7 @@ impl Simulation {
             soonest: Cell::new(NEVER),
             running: Cell::new(NOBODY),
             memory: (0..sockets).map(|_| Cell::new(0)).collect(),
+            fetched: Cell::new(0),
             // Not 0, from which xorshift does not come away.
             random: Cell::new(seed ^ 0x9e37_79b9_7f4a_7c15),
             seeded: seed != 0,
@@ -440,6 +445,7 @@ impl Simulation {
     }
 
     fn made(&self, address: usize, bytes: usize, what: &'static str) {
+        self.spend(self.costs.allocate, Spent::Instructions);
         let cpu = self.clock().map(|cpu| (self.running.get(), cpu.fetched.get()));
         self.lines.borrow_mut().made(&self.costs, address, bytes, what, cpu);
     }
@@ -492,7 +498,7 @@ impl Simulation {
                 self.pause(cpu);
                 continue;
             }
-            cpu.fetched.set(fetched + 1);
+            self.came(cpu, 1);
             let now = cpu.now.get();
             let moved = lines.fetch(&self.costs, id, number, (fetched + 1, now), intent);
             let done = moved.begin + moved.takes;
@@ -521,19 +527,37 @@ impl Simulation {
 
     // What the machine does
 
-    /// The running CPU writes, or copies, a page: through its own caches, and through the memory of `socket`.
-    pub(crate) fn move_page(&self, socket: usize, takes: Time, pages: u64) {
+    /// So many lines came to a CPU.
+    fn came(&self, cpu: &Clock, lines: u64) {
+        cpu.fetched.set(cpu.fetched.get() + lines);
+        self.fetched.set(self.fetched.get() + lines);
+    }
+
+    /// When the running CPU does what it does now, in lines.
+    pub(crate) fn moment(&self) -> Option<Moment> {
+        let lines = self.clock()?.fetched.get();
+        Some(Moment { cpu: self.running.get(), lines, all_lines: self.fetched.get() })
+    }
+
+    /// The running CPU writes `bytes` bytes, or reads and writes them. So many as are `through` pass the memory of `socket`; the others
+    /// are in caches.
+    pub(crate) fn move_bytes(&self, socket: usize, takes: Time, bytes: u64, through: u64) {
         let Some(cpu) = self.clock() else { return };
         let memory = &self.memory[socket];
         if self.soonest.get() < cpu.now.get() {
             self.pause(cpu);
         }
-        let through = memory.get().max(cpu.now.get()) + self.costs.page_through_memory * pages;
-        memory.set(through);
+        if through > 0 {
+            let time = self.costs.page_through_memory * through / PAGE_SIZE;
+            memory.set(memory.get().max(cpu.now.get()) + time);
+        }
+        let until = memory.get();
         cpu.spend(takes, Spent::Pages);
-        cpu.wait_until(through, Spent::Pages);
-        // The page's lines push others out of the caches.
-        cpu.fetched.set(cpu.fetched.get() + 64 * pages);
+        if through > 0 {
+            cpu.wait_until(until, Spent::Pages);
+        }
+        // The bytes' lines push others out of the caches.
+        self.came(cpu, bytes / LINE as u64);
     }
 
     /// The running CPU looks again. It takes interrupts meanwhile: what they ask for is in memory, where it looks.

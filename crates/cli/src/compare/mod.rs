@@ -8,6 +8,8 @@
 mod subject;
 mod summary;
 
+pub use subject::ENTRIES;
+
 use crate::args::CompareArgs;
 use crate::error::CliError;
 use crate::interrupt;

@@ -147,6 +147,16 @@ pub struct Scale {
 }
 
 impl Entry {
+    /// Whether it is run under every locking policy.
+    pub fn compares_policies(&self) -> bool {
+        self.topic == Topic::Locking
+    }
+
+    /// The workload, and its parameters.
+    pub const fn given(&self) -> (&'static str, &'static [&'static str]) {
+        (self.workload, self.params)
+    }
+
     fn is_called(&self, name: &str) -> bool {
         name == self.workload || name == self.name
     }

@@ -1,18 +1,20 @@
 //! `faultless scale`: a workload or a recording on more and more CPUs, simulated.
 //!
 //! Each run has a virtual machine of its own (`faultless-virtual`), so that runs tell nothing of each other, and the figures of
-//! one are the same wherever it stands in the list. A run cannot be stopped in the middle; Ctrl-C ends the list.
+//! one are the same wherever it stands in the list. A run cannot be stopped in the middle; Ctrl-C ends the list. With `--table` the
+//! list is a [published table](tables).
 
 pub mod counts;
 mod plot;
 mod print;
 mod recording;
-mod sizes;
-mod subject;
+pub mod sizes;
+pub mod subject;
+mod tables;
 
 use crate::args::ScaleArgs;
 use crate::error::CliError;
-use crate::interrupt;
+use crate::interrupt::{self, Guard};
 use crate::output::{self, Replacing};
 use crate::report;
 use crate::report::json::{Context, Json, Number};
@@ -74,11 +76,16 @@ impl Scaled {
 
 /// Runs the subject on each number of CPUs under each policy.
 pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
-    let subject = Subject::find(args)?;
+    let name = match (&args.subject, args.table) {
+        (_, Some(which)) => return tables::run(args, which),
+        (Some(name), None) => name,
+        (None, None) => return Err(CliError::Usage("a workload, a recording or --table".into())),
+    };
+    let subject = Subject::find(name, &args.params)?;
     let profile = subject::profile(&args.profile)?;
     let counts = subject.counts(args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
-    let inputs = [Path::new(&args.profile), args.subject.as_path()];
+    let inputs = [Path::new(&args.profile), name.as_path()];
     let plot = match &args.plot {
         Some(file) => {
             output::spare("--plot", file, &inputs)?;
@@ -113,18 +120,15 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
             }
             let what = plural(cpus as u64, "CPU");
             progress.begin(&format!("{}, {}, {what}", scaled.name, policy.name()));
-            // A run cannot be stopped in the middle.
-            let _guard = interrupt::on_request(|| {
-                say!(
-                    "faultless: stops after this run, which may take minutes; once more stops it now"
-                );
-            });
+            let _guard = simulating();
             match subject.run(&profile, cpus, args.seed, &settings) {
                 Ok((ran, context)) => {
                     let each = ran.sample.operation_rate() / cpus as f64;
                     let linear = each / *first.get_or_insert(each);
                     let point = Point { policy, cpus, ran, linear, context };
-                    write_json(&mut json, &point)?;
+                    write_json(&mut json, &point.context, &point.ran)?;
+                    let of_linear = Number::Real(100.0 * linear);
+                    json.write(&point.context, "of_linear", "%", of_linear)?;
                     scaled.points.push(point);
                 }
                 Err(error) => failures.push(error.to_string()),
@@ -140,6 +144,13 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         plot.write(plot::svg(&scaled)?.as_bytes())?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
+}
+
+/// While it lives, Ctrl-C says that a run cannot be stopped in the middle.
+fn simulating() -> Guard {
+    interrupt::on_request(|| {
+        say!("faultless: stops after this run, which may take minutes; once more stops it now");
+    })
 }
 
 /// The policies that are compared.
@@ -178,10 +189,8 @@ fn beyond(profile: &Profile, scaled: &Scaled) -> String {
     format!("Beyond the {has} CPUs of {} there are more sockets of the same kind.", profile.name)
 }
 
-fn write_json(json: &mut Json, point: &Point) -> Result<(), CliError> {
-    let Point { ran, linear, context, .. } = point;
+fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliError> {
     json.sample(context, &ran.sample)?;
-    json.write(context, "of_linear", "%", Number::Real(100.0 * linear))?;
     for (metric, count) in [
         ("line_transfers", ran.accounts.transfers),
         ("line_fetches", ran.accounts.fetches),

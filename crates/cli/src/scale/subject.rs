@@ -3,7 +3,6 @@
 use super::counts::Counts;
 use super::recording;
 use super::sizes;
-use crate::args::ScaleArgs;
 use crate::error::CliError;
 use crate::host;
 use crate::replay::source::{self, Input, Origin, Source};
@@ -66,21 +65,21 @@ pub fn profile(name: &str) -> Result<Profile, CliError> {
 }
 
 impl Subject {
-    /// What the arguments name.
+    /// What `subject` names, with the parameters of a workload.
     ///
     /// # Errors
     /// There is no such thing, or it takes no such arguments.
-    pub fn find(args: &ScaleArgs) -> Result<Self, CliError> {
-        let name = args.subject.to_string_lossy();
+    pub fn find(subject: &Path, params: &[String]) -> Result<Self, CliError> {
+        let name = subject.to_string_lossy();
         if all().iter().any(|info| info.name == name) {
-            return Ok(Self::Workload(name.into_owned(), args.params.clone()));
+            return Ok(Self::Workload(name.into_owned(), params.to_vec()));
         }
-        if Origin::find(&args.subject).is_some() {
-            let Input::Recording(source) = source::open(&args.subject)? else {
+        if Origin::find(subject).is_some() {
+            let Input::Recording(source) = source::open(subject)? else {
                 let why = "it is a trace of addresses, which has no faults and calls; `faultless replay` runs it";
                 return Err(CliError::Usage(format!("{name}: {why}")));
             };
-            if let Some(param) = args.params.first() {
+            if let Some(param) = params.first() {
                 let why = "a recording has no parameters";
                 return Err(CliError::Usage(format!("{name}: {param}: {why}")));
             }
@@ -222,7 +221,15 @@ impl Ran {
 }
 
 /// A machine for a program that needs `memory` bytes.
-fn machine(profile: &Profile, cpus: usize, memory: u64, seed: u64) -> Result<Virtual, CliError> {
+///
+/// # Errors
+/// The host has too little memory.
+pub fn machine(
+    profile: &Profile,
+    cpus: usize,
+    memory: u64,
+    seed: u64,
+) -> Result<Virtual, CliError> {
     let memory_bytes = memory.saturating_add(MEMORY_PER_CPU * cpus as u64);
     let what = format!("a simulated machine of {}", plural(cpus as u64, "CPU"));
     let host = memory_bytes / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64;

@@ -1,0 +1,244 @@
+//! The arithmetic of the fit: the cost of a path is what makes a simulated run take as long as the native one.
+//!
+//! On one CPU a simulated run is nearly linear in each cost: no line is waited for that another CPU has. So two runs tell the line, and
+//! the line tells the cost. What a cost is fitted to depends on the others a little, so all are fitted several times.
+
+use super::probe::Probe;
+use crate::error::CliError;
+use faultless_virtual::Profile;
+
+/// How near a simulated run must come to the native one, and how often that is tried.
+const NEAR: f64 = 0.005;
+const STEPS_TO_FIND: usize = 4;
+/// How often all costs are fitted.
+const SWEEPS: usize = 3;
+
+/// What a cost is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nanoseconds.
+    Time,
+    /// Instructions a cycle: time is linear in its inverse.
+    PerCycle,
+}
+
+impl Kind {
+    /// Two costs to simulate, as what time is linear in, on both sides of what it is now.
+    fn ends(self, now: f64) -> [f64; 2] {
+        match self {
+            Self::Time if now < 1.0 => [0.0, 10.0],
+            Self::Time => [0.5 * now, 1.5 * now],
+            Self::PerCycle => [0.5 / now, 1.5 / now],
+        }
+    }
+
+    /// What it can be: nothing takes less than no time, and no path that is fitted is as long as the longest; nor does a CPU execute
+    /// more instructions a cycle.
+    const fn bounds(self) -> (f64, f64) {
+        match self {
+            Self::Time => (0.0, 20_000.0),
+            Self::PerCycle => (0.1, 100.0),
+        }
+    }
+
+    fn value(self, linear: f64) -> f64 {
+        match self {
+            Self::Time => linear,
+            Self::PerCycle => 1.0 / linear,
+        }
+    }
+}
+
+/// A number of the profile that is fitted, and to what.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Its name.
+    pub key: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// What tells it.
+    pub probe: Probe,
+}
+
+const fn step(key: &'static str, kind: Kind, probe: Probe) -> Step {
+    Step { key, kind, probe }
+}
+
+/// All that is fitted, each after what it depends on most.
+pub const STEPS: [Step; 12] = [
+    step("measured.access_ns", Kind::Time, Probe::Access),
+    step("tlb.walk_ns", Kind::Time, Probe::Walk),
+    step("exception.call_ns", Kind::Time, Probe::Call),
+    step("measured.fault_ipc", Kind::PerCycle, Probe::Fault),
+    step("measured.shared_ns", Kind::Time, Probe::SharedFault),
+    step("memory.zero_page_ns", Kind::Time, Probe::ColdFault),
+    step("measured.map_ipc", Kind::PerCycle, Probe::Map),
+    step("measured.allocate_ns", Kind::Time, Probe::FirstMap),
+    step("measured.brk_ipc", Kind::PerCycle, Probe::Break),
+    step("measured.protect_ipc", Kind::PerCycle, Probe::Protect),
+    step("measured.fork_ipc", Kind::PerCycle, Probe::Fork),
+    step("interrupt.deliver_ns", Kind::Time, Probe::Flush),
+];
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Fitted {
+    /// The step.
+    pub step: Step,
+    /// Nanoseconds that the probe takes natively, and with the fitted profile.
+    pub native: f64,
+    pub simulated: f64,
+}
+
+/// Where the line through two points is at `target`, within bounds; the lower one where it is no line that rises.
+fn solve([(x0, t0), (x1, t1)]: [(f64, f64); 2], target: f64, (least, most): (f64, f64)) -> f64 {
+    let slope = (t1 - t0) / (x1 - x0);
+    if slope > 0.0 { (x0 + (target - t0) / slope).clamp(least, most) } else { least }
+}
+
+/// Fits all steps to what is `native`, the nanoseconds of each.
+///
+/// # Errors
+/// A simulated run failed.
+pub fn fit(
+    profile: &mut Profile,
+    native: &[f64; STEPS.len()],
+    done: impl Fn(&Step),
+) -> Result<Vec<Fitted>, CliError> {
+    for sweep in 0..SWEEPS {
+        for (step, &target) in STEPS.iter().zip(native) {
+            let value = fitted(profile, step, target)?;
+            set(profile, step.key, value);
+            if sweep == 0 {
+                done(step);
+            }
+        }
+    }
+    STEPS
+        .iter()
+        .zip(native)
+        .map(|(step, &native)| {
+            Ok(Fitted { step: *step, native, simulated: step.probe.simulated(profile)? })
+        })
+        .collect()
+}
+
+/// With which value the probe takes `target` nanoseconds.
+fn fitted(profile: &mut Profile, step: &Step, target: f64) -> Result<f64, CliError> {
+    let now = profile.number_mut(step.key).map_or(1.0, |number| number.value);
+    let [low, high] = step.kind.ends(now);
+    let mut point = |linear: f64| {
+        set(profile, step.key, step.kind.value(linear));
+        Ok::<_, CliError>((linear, step.probe.simulated(profile)?))
+    };
+    let line = [point(low)?, point(high)?];
+    Ok(step.kind.value(search(line, target, step.kind.bounds(), point)?))
+}
+
+/// Where `point` gives the `target`, from a first line on. A cost that another hides bends it: then the point that was found replaces the
+/// end of the line on its side.
+fn search(
+    mut line: [(f64, f64); 2],
+    target: f64,
+    bounds: (f64, f64),
+    mut point: impl FnMut(f64) -> Result<(f64, f64), CliError>,
+) -> Result<f64, CliError> {
+    let mut found = solve(line, target, bounds);
+    for _ in 0..STEPS_TO_FIND {
+        let (at, took) = point(found)?;
+        if (took - target).abs() <= NEAR * target || at <= bounds.0 || at >= bounds.1 {
+            break;
+        }
+        let side = usize::from(took > target);
+        line[side] = (at, took);
+        found = solve(line, target, bounds);
+    }
+    Ok(found)
+}
+
+/// Changes the value of a number that the profile has.
+fn set(profile: &mut Profile, key: &str, value: f64) {
+    if let Some(number) = profile.number_mut(key) {
+        number.value = value;
+    }
+    // A call in which nothing is done enters the subsystem as a fault does: by a call of a function.
+    if key == "exception.call_ns" {
+        profile.exception.fault_ns.value = value;
+    }
+    if key == "measured.fault_ipc" {
+        profile.cpu.instructions_per_cycle.value = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_tells_the_cost() {
+        let line = [(0.0, 40.0), (100.0, 240.0)];
+        assert_eq!(solve(line, 90.0, (0.0, 999.0)), 25.0);
+        assert_eq!(solve(line, 340.0, (0.0, 999.0)), 150.0, "beyond what was simulated");
+        assert_eq!(solve(line, 30.0, (0.0, 999.0)), 0.0, "less than the rest takes");
+        assert_eq!(solve([(0.2, 50.0), (2.0, 50.0)], 60.0, (0.1, 9.0)), 0.1, "it does not matter");
+        assert_eq!(Kind::PerCycle.value(solve([(0.2, 20.0), (2.0, 200.0)], 50.0, (0.1, 9.0))), 2.0);
+        assert_eq!(solve(line, 9e9, (0.0, 999.0)), 999.0, "a host that was disturbed");
+    }
+
+    #[test]
+    fn a_cost_that_another_hides_is_found() {
+        // Nothing changes below 130, as of zeroing that waits for the memory.
+        let point = |x: f64| Ok((x, 70.0 + x.max(130.0)));
+        let line = [(64.0, 200.0), (192.0, 262.0)];
+        let found = search(line, 230.0, (0.0, 999.0), point).expect("nothing fails");
+        assert!((found - 160.0).abs() < 2.0, "{found}");
+        let hidden = search(line, 190.0, (0.0, 999.0), point).expect("nothing fails");
+        assert!(hidden < 130.0, "{hidden}");
+    }
+
+    #[test]
+    fn what_is_fitted_is_in_the_profile() {
+        let mut profile = super::super::profile::base().expect("the bundled profile is good");
+        for step in STEPS {
+            let before = profile.numbers().len();
+            assert!(profile.number_mut(step.key).is_some(), "{}", step.key);
+            set(&mut profile, step.key, 1.25);
+            assert_eq!(profile.number_mut(step.key).map(|it| it.value), Some(1.25));
+            assert_eq!(profile.numbers().len(), before);
+        }
+        assert_eq!(profile.exception.fault_ns.value, 1.25);
+    }
+
+    /// What a machine of known costs takes is fitted back to these costs.
+    #[test]
+    fn a_machine_that_is_known_is_found_again() {
+        let mut known = super::super::profile::base().expect("the bundled profile is good");
+        for (key, value) in [
+            ("line.own_ns", 0.0),
+            ("exception.call_ns", 3.0),
+            ("measured.allocate_ns", 50.0),
+            ("measured.zero_own_ns", 43.0),
+            ("measured.zero_shared_ns", 50.0),
+            ("measured.shared_lines", 262_144.0),
+        ] {
+            set(&mut known, key, value);
+        }
+        let native = STEPS.map(|step| step.probe.simulated(&known).expect("it runs"));
+        let mut profile = known.clone();
+        for step in STEPS {
+            let was = profile.number_mut(step.key).map_or(1.0, |number| number.value);
+            set(&mut profile, step.key, was / 2.0);
+        }
+        let fitted = fit(&mut profile, &native, |_| ()).expect("it runs");
+        for (fitted, step) in fitted.iter().zip(STEPS) {
+            let off = (fitted.simulated - fitted.native).abs() / fitted.native;
+            assert!(off < 0.02, "{}: {fitted:?}", step.key);
+        }
+        let value = |profile: &mut Profile, key| profile.number_mut(key).map(|it| it.value);
+        for key in ["tlb.walk_ns", "measured.fault_ipc", "measured.map_ipc"] {
+            let (was, is) = (value(&mut known.clone(), key), value(&mut profile, key));
+            let off = (is.unwrap_or(0.0) / was.unwrap_or(1.0) - 1.0).abs();
+            assert!(off < 0.1, "{key}: {was:?} {is:?}");
+        }
+    }
+}

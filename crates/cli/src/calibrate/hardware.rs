@@ -1,0 +1,374 @@
+//! What the hardware of the host costs, measured by one thread or two.
+//!
+//! Each figure is the smallest of several rounds: what disturbs a round only adds to it.
+
+use crate::error::CliError;
+use faultless::{CpuId, Machine, PAGE_SIZE, VirtRange};
+use faultless_native::tlb::Tlb;
+use faultless_native::{Config, NativeMachine};
+use memmap2::{Advice, MmapMut};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::{Pid, getppid};
+use std::hint::{black_box, spin_loop};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bytes of a page and of a line, as lengths.
+const PAGE: usize = PAGE_SIZE as usize;
+const LINE: usize = 64;
+/// Bytes that a CPU's own caches have, that the last level has, and that no cache has.
+pub const OWN: usize = 256 << 10;
+pub const SHARED: usize = 8 << 20;
+pub const COLD: usize = 96 << 20;
+/// Pages of the host whose first touch is measured.
+const TOUCHED: usize = 4096;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Rounds of each figure.
+    pub rounds: usize,
+}
+
+impl Effort {
+    /// The smallest of the rounds.
+    pub fn smallest(self, mut round: impl FnMut() -> f64) -> f64 {
+        (0..self.rounds).map(|_| round()).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Nanoseconds of each of `times` times that `body` is done, in the quietest round.
+    fn each(self, times: u64, mut body: impl FnMut()) -> f64 {
+        self.smallest(|| {
+            let begin = Instant::now();
+            (0..times).for_each(|_| body());
+            nanoseconds(begin) / times as f64
+        })
+    }
+}
+
+fn nanoseconds(begin: Instant) -> f64 {
+    begin.elapsed().as_secs_f64() * 1e9
+}
+
+/// The frequency in GHz: a chain of instructions of one cycle each.
+pub fn ghz(effort: Effort) -> f64 {
+    const STEPS: u64 = 200_000;
+    /// A shift and an exclusive or, three times.
+    const CYCLES: f64 = 6.0;
+    let mut x = black_box(1u64);
+    let each = effort.each(STEPS, || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+    });
+    black_box(x);
+    CYCLES / each
+}
+
+/// One look of a wait loop.
+pub fn pause(effort: Effort) -> f64 {
+    effort.each(20_000, spin_loop)
+}
+
+/// Where the host says how large the second-level cache of a CPU is.
+pub const SECOND_LEVEL: &str = "/sys/devices/system/cpu/cpu0/cache/index2/size";
+
+/// Lines of the second-level cache. `None` where the host does not say.
+pub fn cached_lines() -> Option<u64> {
+    let text = std::fs::read_to_string(SECOND_LEVEL).ok()?;
+    let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
+    Some(kib * 1024 / LINE as u64).filter(|lines| *lines > 0)
+}
+
+/// A line of `bytes` bytes that is read after another, in no order within blocks of 16 pages, each of which is read at once.
+pub fn chase(effort: Effort, bytes: usize) -> f64 {
+    const BLOCK: usize = 16 * PAGE / LINE;
+    let lines = bytes / LINE;
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut below = |n: usize| {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % n
+    };
+    let mut order: Vec<u32> = (0..lines as u32).collect();
+    for block in order.chunks_mut(BLOCK) {
+        (1..block.len()).for_each(|at| block.swap(at, below(at + 1)));
+    }
+    let mut next = vec![0u32; lines * LINE / size_of::<u32>()];
+    let word = |line: u32| line as usize * (LINE / size_of::<u32>());
+    for pair in order.windows(2) {
+        next[word(pair[0])] = pair[1];
+    }
+    next[word(order[lines - 1])] = order[0];
+    let mut line = order[0];
+    let steps = (lines as u64).max(20_000);
+    effort.each(steps, || line = black_box(next[word(line)]))
+}
+
+/// Nanoseconds of a page of zeros, where the pages of `bytes` bytes are zeroed in turn.
+pub fn zero(effort: Effort, bytes: usize) -> f64 {
+    let mut memory = vec![1u8; bytes];
+    let mut at = 0;
+    effort.each((bytes / PAGE).max(4096) as u64, || {
+        black_box(&mut memory[at..at + PAGE]).fill(0);
+        at = (at + PAGE) % bytes;
+    })
+}
+
+/// Nanoseconds of a page that is copied, where the pages of half of `bytes` bytes are copied to those of the other in turn.
+pub fn copy(effort: Effort, bytes: usize) -> f64 {
+    let mut memory = vec![1u8; bytes];
+    let (from, to) = memory.split_at_mut(bytes / 2);
+    let mut at = 0;
+    effort.each((bytes / PAGE).max(4096) as u64, || {
+        black_box(&mut to[at..at + PAGE]).copy_from_slice(black_box(&from[at..at + PAGE]));
+        at = (at + PAGE) % (bytes / 2);
+    })
+}
+
+/// Lines that the last-level cache keeps, of memory that is written: pages of twice as much are zeroed nearly as slowly as those of
+/// [`COLD`] bytes.
+pub fn shared_lines(effort: Effort) -> u64 {
+    let sizes = [OWN, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, COLD];
+    let costs = sizes.map(|bytes| zero(effort, bytes));
+    sizes[last_near(&costs)] as u64 / LINE as u64
+}
+
+/// The last of some costs, from the nearest on, that is nearer to the first than to the last.
+fn last_near(costs: &[f64]) -> usize {
+    let between = match costs {
+        [first, .., last] => (first * last).sqrt(),
+        _ => return 0,
+    };
+    costs.iter().take_while(|cost| **cost <= between).count().saturating_sub(1)
+}
+
+/// 10^9 bytes a second that two threads zero together, in no cache.
+pub fn bandwidth(effort: Effort, cpus: [usize; 2]) -> Result<f64, CliError> {
+    let mut memory = [vec![1u8; COLD], vec![1u8; COLD]];
+    let mut most = 0f64;
+    for _ in 0..effort.rounds {
+        let start = Barrier::new(2);
+        let took = together(cpus, memory.each_mut(), |memory| {
+            start.wait();
+            let begin = Instant::now();
+            memory.chunks_exact_mut(PAGE).for_each(|page| black_box(page).fill(0));
+            nanoseconds(begin)
+        })?;
+        most = most.max(2.0 * COLD as f64 / took[0].max(took[1]));
+    }
+    Ok(most)
+}
+
+/// The first two CPUs that this process may run on.
+///
+/// # Errors
+/// There are no two.
+pub fn two_cpus() -> Result<[usize; 2], CliError> {
+    let failed =
+        |error: &dyn std::fmt::Display| CliError::failed("the CPUs of this process", error);
+    let allowed = sched_getaffinity(Pid::from_raw(0)).map_err(|error| failed(&error))?;
+    let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    match (cpus.next(), cpus.next()) {
+        (Some(one), Some(other)) => Ok([one, other]),
+        _ => Err(failed(&"what moves between two CPUs needs two of them")),
+    }
+}
+
+/// Does `body` on two threads, each on its own CPU.
+fn together<A: Send, R: Send>(
+    cpus: [usize; 2],
+    of: [A; 2],
+    body: impl Fn(A) -> R + Sync,
+) -> Result<Vec<R>, CliError> {
+    let body = &body;
+    let pinned = |(cpu, of): (usize, A)| {
+        move || {
+            let mut set = CpuSet::new();
+            // Where it is refused, two threads that do not sleep are on two CPUs soon.
+            let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+            body(of)
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = cpus
+            .into_iter()
+            .zip(of)
+            .map(|each| thread::Builder::new().spawn_scoped(scope, pinned(each)))
+            .collect();
+        let join =
+            |thread: std::io::Result<thread::ScopedJoinHandle<'_, R>>| -> std::io::Result<R> {
+                let joined = thread?.join();
+                Ok(joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            };
+        let all: std::io::Result<Vec<R>> = threads.into_iter().map(join).collect();
+        all.map_err(|error| CliError::failed("two threads", error))
+    })
+}
+
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// Nanoseconds for a line from one CPU to the other: half of a round trip by compare-and-swap.
+pub fn transfer(effort: Effort, cpus: [usize; 2]) -> Result<f64, CliError> {
+    const TRIPS: u64 = 5_000;
+    let line = Line(AtomicU64::new(0));
+    let all = TRIPS * effort.rounds as u64;
+    let took = together(cpus, [0, 1], |side| {
+        let mut quietest = f64::INFINITY;
+        let mut begin = Instant::now();
+        for trip in 0..all {
+            let mine = 2 * trip + side;
+            while line
+                .0
+                .compare_exchange_weak(mine, mine + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {}
+            if (trip + 1).is_multiple_of(TRIPS) {
+                quietest = quietest.min(nanoseconds(begin) / (2 * TRIPS) as f64);
+                begin = Instant::now();
+            }
+        }
+        quietest
+    })?;
+    Ok(took[0].min(took[1]))
+}
+
+/// What waking takes: the CPU that wakes, and from then until the other runs.
+pub fn waking(effort: Effort, cpus: [usize; 2]) -> Result<[f64; 2], CliError> {
+    const TIMES: u64 = 60;
+    /// Until a thread sleeps that is going to.
+    const ASLEEP: Duration = Duration::from_micros(150);
+    let config = Config { memory_bytes: 1 << 20, cpus: 2, ..Config::default() };
+    let machine = NativeMachine::new(config)
+        .map_err(|errno| CliError::failed("a native machine", errno.name()))?;
+    let woken = Line(AtomicU64::new(0));
+    let all = TIMES * effort.rounds as u64;
+    let took = together(cpus, [0, 1], |side| {
+        let (mut wake, mut until) = (f64::INFINITY, f64::INFINITY);
+        for time in 1..=all {
+            if side == 1 {
+                machine.park(CpuId(1));
+                woken.0.store(time, Ordering::Release);
+                continue;
+            }
+            let asleep = Instant::now() + ASLEEP;
+            while Instant::now() < asleep {
+                spin_loop();
+            }
+            let begin = Instant::now();
+            machine.wake(CpuId(1));
+            wake = wake.min(nanoseconds(begin));
+            while woken.0.load(Ordering::Acquire) < time {
+                spin_loop();
+            }
+            until = until.min(nanoseconds(begin));
+        }
+        [wake, until]
+    })?;
+    let [wake, until] = took[0];
+    Ok([wake, (until - wake).max(0.0)])
+}
+
+/// What the software TLB takes to drop one page, and everything.
+pub fn tlb_flushes(effort: Effort) -> [f64; 2] {
+    let tlb = Tlb::new();
+    let page = VirtRange::page(PAGE_SIZE);
+    [
+        effort.each(50_000, || black_box(&tlb).invalidate_range(black_box(page))),
+        effort.each(50_000, || black_box(&tlb).invalidate_all()),
+    ]
+}
+
+/// What the host's own kernel takes, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// For the first touch of a page.
+    pub touch: f64,
+    /// For a page that is populated with others in one call.
+    pub populate: f64,
+    /// For a system call in which nothing is done.
+    pub call: f64,
+}
+
+impl Faults {
+    /// An exception: what a page takes more by itself than among others in one call.
+    pub fn exception(&self) -> f64 {
+        (self.touch - self.populate).max(0.0)
+    }
+}
+
+/// Measures page faults of the host, in memory without huge pages.
+///
+/// # Errors
+/// The host gives no memory.
+pub fn host_faults(effort: Effort) -> Result<Faults, CliError> {
+    let failed = |error: std::io::Error| CliError::failed("memory of the host", error);
+    let round = |populate: bool| -> std::io::Result<f64> {
+        let mut memory = MmapMut::map_anon(TOUCHED * PAGE)?;
+        // A kernel without huge pages refuses the advice, and needs none.
+        let _ = memory.advise(Advice::NoHugePage);
+        let begin = Instant::now();
+        if populate {
+            memory.advise(Advice::PopulateWrite)?;
+        } else {
+            memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+        }
+        Ok(nanoseconds(begin) / TOUCHED as f64)
+    };
+    let least = |populate| -> std::io::Result<f64> {
+        let mut least = f64::INFINITY;
+        for _ in 0..effort.rounds {
+            least = least.min(round(populate)?);
+        }
+        Ok(least)
+    };
+    let (touch, populate) = (least(false).map_err(failed)?, least(true).map_err(failed)?);
+    let call = effort.each(20_000, || _ = black_box(getppid()));
+    Ok(Faults { touch, populate, call })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUICK: Effort = Effort { rounds: 2 };
+
+    #[test]
+    fn the_last_level_ends_where_memory_begins() {
+        assert_eq!(last_near(&[40.0, 44.0, 80.0, 300.0, 360.0]), 2);
+        assert_eq!(last_near(&[40.0, 300.0, 50.0, 300.0]), 0);
+        assert_eq!(last_near(&[]), 0);
+    }
+
+    #[test]
+    fn the_quietest_round_counts() {
+        let mut rounds = [7.0, 3.0].into_iter();
+        assert_eq!(QUICK.smallest(|| rounds.next().unwrap_or(0.0)), 3.0);
+    }
+
+    /// Bounds that any machine of today keeps, also a busy one.
+    #[test]
+    fn figures_are_of_the_right_order() {
+        let between = |low: f64, value: f64, high: f64| {
+            assert!((low..high).contains(&value), "{value} is not between {low} and {high}");
+        };
+        between(0.3, ghz(QUICK), 8.0);
+        between(0.3, pause(QUICK), 1000.0);
+        between(0.2, chase(QUICK, 32 << 10), 100.0);
+        let [own, shared, memory] = [OWN, SHARED, COLD].map(|bytes| zero(QUICK, bytes));
+        between(10.0, own, 10_000.0);
+        assert!(own <= shared * 1.5 && own <= memory * 1.5, "{own} {shared} {memory}");
+        if let Ok(cpus) = two_cpus() {
+            between(1.0, transfer(QUICK, cpus).expect("two threads"), 1e7);
+            let [wake, woken] = waking(QUICK, cpus).expect("two threads");
+            between(10.0, wake + woken, 1e8);
+        }
+        let faults = host_faults(QUICK).expect("memory");
+        between(50.0, faults.touch, 1e6);
+        between(20.0, faults.call, 1e6);
+        assert!(faults.exception() <= faults.touch);
+    }
+}

@@ -1,0 +1,197 @@
+//! `faultless calibrate`: a profile of this machine for the virtual one, and what it predicts.
+//!
+//! The machine is the native one: threads with a software MMU. What the hardware tells at once (frequency, cache lines, zeroing) is
+//! measured by itself ([`hardware`]). What a path of the subsystem takes is measured on the native machine, and the profile's number is
+//! [fitted](fit) so that the simulated path takes as long. A [check](check) predicts what workloads do, and measures it; none of them is
+//! fitted to.
+
+mod check;
+mod fit;
+mod hardware;
+mod prefault;
+mod probe;
+mod profile;
+
+use crate::args::CalibrateArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::output::{self, Replacing};
+use crate::report::json::{Context, Json, Number};
+use crate::report::progress::Progress;
+use crate::report::{self, Style, table};
+use crate::scale::subject;
+use crate::settings::{Settings, ahead_of_policies};
+use faultless_virtual::Profile;
+use fit::{Fitted, STEPS};
+use hardware::{Effort, Faults};
+use serde_json::Map;
+use std::io::Write;
+use std::path::Path;
+
+/// How much is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Few rounds, two workloads, and no recording.
+    Quick,
+    /// All of it.
+    All,
+}
+
+impl Scope {
+    /// Rounds of a measurement, of which the quietest counts; workloads have twice as many.
+    const fn rounds(self) -> usize {
+        match self {
+            Self::Quick => 2,
+            Self::All => 15,
+        }
+    }
+}
+
+/// Measures, fits, writes and checks.
+pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
+    let scope = if args.quick { Scope::Quick } else { Scope::All };
+    let inputs: Vec<_> = args.profile.iter().map(Path::new).collect();
+    let given = args.profile.as_deref().map(subject::profile).transpose()?;
+    let output = match &args.output {
+        Some(file) => {
+            output::spare("--output", file, &inputs)?;
+            let opened = Replacing::new(file);
+            Some(opened.map_err(|error| CliError::Failed(format!("--output {error}")))?)
+        }
+        None => None,
+    };
+    let mut json = Json::open(&args.json, &inputs)?;
+    let (mut out, style) = report::output(&args.json);
+    let settings = Settings::new(&args.set.set).with_ahead(ahead_of_policies(&args.set.set));
+
+    let checked = given.is_some() || args.check;
+    let profile = match given {
+        Some(profile) => Some(profile),
+        None => match measure(scope)? {
+            Some((profile, fitted, faults)) => {
+                print(&mut *out, &profile, &fitted, style)?;
+                prefault::print(&mut *out, &faults, &profile, style)?;
+                write_json(&mut json, &profile, &faults)?;
+                if let Some(output) = output {
+                    output.write(profile.to_toml(&profile::REMARKS).as_bytes())?;
+                }
+                Some(profile)
+            }
+            None => None,
+        },
+    };
+    if let Some(profile) = profile.filter(|_| checked) {
+        check::run(&mut *out, &mut json, &profile, &settings, (scope, style))?;
+    }
+    if interrupt::requested() {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    json.complete()
+}
+
+/// What was measured: the profile, how well it fits, and what the host's own faults take.
+type Measurements = (Profile, Vec<Fitted>, Faults);
+
+/// Measures and fits; `None` where the user interrupted it.
+fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
+    let effort = Effort { rounds: scope.rounds() };
+    let cpus = hardware::two_cpus()?;
+    let mut profile = profile::base()?;
+    let progress = Progress::new((profile::FIGURES.len() + 2 * STEPS.len() + 1) as u64);
+    for (what, figure) in profile::FIGURES {
+        if interrupt::requested() {
+            return Ok(None);
+        }
+        progress.begin(what);
+        figure(&mut profile, effort, cpus)?;
+        progress.advance(1);
+    }
+    progress.begin("page faults of the host");
+    let faults = hardware::host_faults(effort)?;
+    progress.advance(1);
+
+    let machine = probe::machine()?;
+    let mut native = [0.0; STEPS.len()];
+    for (step, native) in STEPS.iter().zip(&mut native) {
+        if interrupt::requested() {
+            return Ok(None);
+        }
+        progress.begin(step.probe.name());
+        let rounds: Result<Vec<_>, _> =
+            (0..effort.rounds).map(|_| step.probe.natively(&machine)).collect();
+        let mut rounds = rounds?.into_iter();
+        *native = effort.smallest(|| rounds.next().unwrap_or(f64::INFINITY));
+        progress.advance(1);
+    }
+    if interrupt::requested() {
+        return Ok(None);
+    }
+    progress.begin("the fit");
+    let fitted = fit::fit(&mut profile, &native, |_| progress.advance(1))?;
+    profile::explain(&mut profile, &fitted);
+    Ok((!interrupt::requested()).then_some((profile, fitted, faults)))
+}
+
+fn print(
+    out: &mut dyn Write,
+    profile: &Profile,
+    fitted: &[Fitted],
+    style: Style,
+) -> Result<(), CliError> {
+    writeln!(out, "\n{profile}\n")?;
+    let mut numbers = table::plain();
+    for (name, number) in profile.numbers() {
+        numbers.add_row([name, number.value.to_string(), number.source.clone()]);
+    }
+    writeln!(out, "{numbers}")?;
+    writeln!(
+        out,
+        "\nThe paths that were fitted, nanoseconds each, the fastest of several runs:\n"
+    )?;
+    let head = ["path", "native", "simulated", "fitted", "to"].map(str::to_owned);
+    let mut paths = table::numbers(&head, style);
+    for Fitted { step, native, simulated } in fitted {
+        let number = profile.numbers().into_iter().find(|(name, _)| name == step.key);
+        let row = [
+            step.probe.name().to_owned(),
+            format!("{native:.1}"),
+            format!("{simulated:.1}"),
+            step.key.to_owned(),
+            number.map_or(String::new(), |(_, number)| number.value.to_string()),
+        ];
+        table::row(&mut paths, row);
+    }
+    writeln!(out, "{paths}")?;
+    Ok(())
+}
+
+fn write_json(json: &mut Json, profile: &Profile, faults: &Faults) -> Result<(), CliError> {
+    let context = Context {
+        machine: "native".into(),
+        workload: "calibrate".into(),
+        cpus: profile.cpus(),
+        setting: "default".into(),
+        params: Map::from_iter([("profile".to_owned(), profile.summary.as_str().into())]),
+        knobs: Map::new(),
+    };
+    let unit = |name: &str| match name {
+        _ if name.ends_with("_ns") => "ns",
+        "cpu.ghz" => "GHz",
+        "memory.gigabytes_per_second" => "GB/s",
+        _ if name.ends_with("ipc") || name.ends_with("per_cycle") => "1/cycle",
+        "line.occupancy" => "1",
+        _ => "count",
+    };
+    for (name, number) in profile.numbers() {
+        json.write(&context, &name, unit(&name), Number::Real(number.value))?;
+    }
+    for (metric, value) in [
+        ("host.first_touch_ns", faults.touch),
+        ("host.populate_ns", faults.populate),
+        ("host.exception_ns", faults.exception()),
+        ("host.call_ns", faults.call),
+    ] {
+        json.write(&context, metric, "ns", Number::Real(value))?;
+    }
+    Ok(())
+}

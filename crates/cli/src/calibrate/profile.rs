@@ -1,0 +1,259 @@
+//! The profile of this machine: where its numbers are from, and those that the hardware tells at once.
+
+use super::fit::{Fitted, Kind};
+use super::hardware::{self, COLD, Effort, OWN, SECOND_LEVEL, SHARED};
+use crate::error::CliError;
+use faultless_virtual::profile::Measured;
+use faultless_virtual::{Number, Profile};
+use faultless_workload::{Linux, System};
+
+/// The profile whose numbers are taken where nothing can be measured.
+const LIKE: &str = "two-socket";
+/// What the profile is called.
+pub const NAME: &str = "this-machine";
+/// Comments at the top of the file.
+pub const REMARKS: [&str; 2] = [
+    "Written by `faultless calibrate` on the machine that it is of: the subsystem's native machine, whose CPUs are threads, whose MMU is software,",
+    "and whose calls and faults enter no kernel. So it predicts what `faultless stat` measures here, and no kernel on this hardware.",
+];
+
+/// Where the figures of a function of [`FIGURES`] go.
+type Figure = fn(&mut Profile, Effort, [usize; 2]) -> Result<(), CliError>;
+
+/// What the hardware tells, part by part.
+pub const FIGURES: [(&str, Figure); 7] = [
+    ("CPUs", cpus),
+    ("cache lines", lines),
+    ("a line between two CPUs", transfer),
+    ("zeroing", zeroing),
+    ("copying", copying),
+    ("memory bandwidth", bandwidth),
+    ("sleeping and waking, dropping translations", threads),
+];
+
+fn number(value: f64, source: impl Into<String>) -> Number {
+    Number { value: rounded(value), source: source.into() }
+}
+
+/// With four figures: what is measured does not tell more.
+pub fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let unit = 10f64.powi(3 - value.abs().log10().floor() as i32);
+    if unit > 1.0 { (value * unit).round() / unit } else { value.round() }
+}
+
+/// The profile before anything is measured.
+///
+/// # Errors
+/// The bundled profile that it is made of is wrong.
+pub fn base() -> Result<Profile, CliError> {
+    let mut profile =
+        Profile::bundled(LIKE).map_err(|error| CliError::Failed(error.to_string()))?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let host = format!("{}, {cpus} CPUs, {}", model(), Linux::new().machine());
+    profile.name = NAME.into();
+    profile.summary = format!("the native machine of faultless on {host}");
+    let (ipc, memory) = (&profile.cpu.instructions_per_cycle, &profile.memory);
+    let later = |number: &Number| self::number(number.value, "not measured yet");
+    profile.measured = Some(Measured {
+        access_ns: later(&profile.line.own_ns),
+        allocate_ns: number(0.0, "not measured yet"),
+        fault_ipc: later(ipc),
+        map_ipc: later(ipc),
+        brk_ipc: later(ipc),
+        protect_ipc: later(ipc),
+        fork_ipc: later(ipc),
+        zero_own_ns: later(&memory.zero_page_ns),
+        zero_shared_ns: later(&memory.zero_page_ns),
+        copy_own_ns: later(&memory.copy_page_ns),
+        copy_shared_ns: later(&memory.copy_page_ns),
+        shared_ns: later(&profile.line.far_ns),
+        shared_lines: later(&profile.line.cached_lines),
+    });
+    Ok(profile)
+}
+
+/// What the host's processor calls itself.
+fn model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
+    name.unwrap_or_else(|| "an unknown processor".to_owned())
+}
+
+/// A source that says that a bundled number is taken, and why.
+fn taken(number: &mut Number, why: &str) {
+    number.source = format!("taken from {LIKE}: {why}. Its source: {}", number.source);
+}
+
+fn cpus(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let one =
+        "one group of CPUs: what lies where is not told to a guest, and two CPUs cannot measure it";
+    let topology = &mut profile.topology;
+    topology.sockets = number(1.0, one);
+    topology.complexes_per_socket = number(1.0, one);
+    topology.cpus_per_complex = number(cpus, "the CPUs that the host lets this process run on");
+    profile.cpu.ghz = number(
+        hardware::ghz(effort),
+        "measured: a chain of shifts and exclusive ors, one cycle each",
+    );
+    profile.cpu.pause_ns = number(hardware::pause(effort), "measured: one PAUSE of a loop of them");
+    Ok(())
+}
+
+fn lines(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
+    let line = &mut profile.line;
+    let in_instructions = "a hit in the first level is part of the instructions a cycle that were measured with the path";
+    line.own_ns = number(0.0, in_instructions);
+    match hardware::cached_lines() {
+        Some(lines) => {
+            let source = format!("the second-level cache, in lines: {SECOND_LEVEL}");
+            line.cached_lines = number(lines as f64, source);
+        }
+        None => taken(&mut line.cached_lines, "the host does not tell the size of its caches"),
+    }
+    let own = line.cached_lines.value as usize * 64;
+    line.far_ns = number(
+        hardware::chase(effort, own / 2),
+        "measured: one line of half the second-level cache after another, each read when the one before is there",
+    );
+    let memory = hardware::chase(effort, 128 << 20);
+    line.memory_ns = number(
+        memory,
+        "measured: one line of 128 MiB after another, each read when the one before is there",
+    );
+    line.remote_memory_ns = number(memory, "as line.memory_ns: there is one memory node");
+    taken(&mut line.occupancy, "it takes four CPUs that change one line");
+    taken(&mut line.invalidate_ns, "it takes more than two CPUs");
+    if let Some(measured) = &mut profile.measured {
+        measured.shared_lines = number(
+            hardware::shared_lines(effort) as f64,
+            "measured: the most memory whose pages are zeroed nearer to the speed of 256 KiB than to that of 96 MiB",
+        );
+    }
+    Ok(())
+}
+
+fn transfer(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(), CliError> {
+    let took = hardware::transfer(effort, cpus)?;
+    let [one, other] = cpus;
+    let how = format!(
+        "measured: half of a round trip by compare-and-swap between CPUs {one} and {other}"
+    );
+    let line = &mut profile.line;
+    line.complex_ns = number(took, how);
+    line.socket_ns = number(took, "as line.complex_ns: there is one group of CPUs");
+    line.remote_ns = number(took, "as line.complex_ns: there is one socket");
+    let interrupt = &mut profile.interrupt;
+    let flag = "derived: the line of the target's interrupt flag, a line.complex_ns";
+    interrupt.send_ns = number(took, flag);
+    let part = "as interrupt.deliver_ns, of which it is a part: the flag is where the target looks";
+    interrupt.handle_ns = number(0.0, part);
+    Ok(())
+}
+
+fn zeroing(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
+    // Of pages in memory the fault tells: they come in no order there.
+    if let Some(measured) = &mut profile.measured {
+        let own = hardware::zero(effort, OWN);
+        measured.zero_own_ns = number(own, "measured: pages of 256 KiB in turn");
+        let shared = hardware::zero(effort, SHARED);
+        measured.zero_shared_ns = number(shared, "measured: pages of 8 MiB in turn");
+    }
+    Ok(())
+}
+
+fn copying(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
+    let [own, shared, memory] = [OWN, SHARED, COLD].map(|bytes| hardware::copy(effort, bytes));
+    profile.memory.copy_page_ns =
+        number(memory, "measured: from pages of 48 MiB to pages of 48 MiB, in turn");
+    if let Some(measured) = &mut profile.measured {
+        measured.copy_own_ns =
+            number(own, "measured: from pages of 128 KiB to pages of 128 KiB, in turn");
+        measured.copy_shared_ns =
+            number(shared, "measured: from pages of 4 MiB to pages of 4 MiB, in turn");
+    }
+    Ok(())
+}
+
+fn bandwidth(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(), CliError> {
+    let how = "measured: two CPUs that zero 96 MiB each at a time";
+    profile.memory.gigabytes_per_second = number(hardware::bandwidth(effort, cpus)?, how);
+    Ok(())
+}
+
+fn threads(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(), CliError> {
+    let [wake, woken] = hardware::waking(effort, cpus)?;
+    let thread = &mut profile.thread;
+    thread.wake_ns = number(wake, "measured: Machine::wake for a thread that sleeps");
+    thread.woken_ns = number(
+        woken,
+        "measured: from the end of Machine::wake to a store of the thread that was woken",
+    );
+    thread.park_ns =
+        number(wake, "assumed: as long as thread.wake_ns, the other half of the same switch");
+    let [page, all] = hardware::tlb_flushes(effort);
+    profile.tlb.flush_page_ns = number(page, "measured: the software TLB drops one page");
+    profile.tlb.flush_all_ns = number(all, "measured: the software TLB drops everything");
+    Ok(())
+}
+
+/// Says of the numbers that were fitted what they were fitted to, and rounds them.
+pub fn explain(profile: &mut Profile, fitted: &[Fitted]) {
+    for Fitted { step, native, .. } in fitted {
+        let Some(it) = profile.number_mut(step.key) else { continue };
+        let unit = if step.kind == Kind::PerCycle {
+            ", of the instructions that crates/virtual/instructions.toml has"
+        } else {
+            ""
+        };
+        let how = format!(
+            "fitted: with it the path '{}' takes as long simulated as natively, {native:.1} ns{unit}",
+            step.probe.name()
+        );
+        *it = number(it.value, how);
+    }
+    let as_call =
+        "as exception.call_ns: a fault, too, enters the subsystem by a call of a function";
+    profile.exception.fault_ns = number(profile.exception.call_ns.value, as_call);
+    if let Some(measured) = &profile.measured {
+        let ipc = measured.fault_ipc.value;
+        profile.cpu.instructions_per_cycle = number(ipc, "as measured.fault_ipc");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_figures_are_kept() {
+        let all = [123.456, 0.012_345_6, 1.0, 98_765.4, 0.0, 3.999_96];
+        assert_eq!(all.map(rounded), [123.5, 0.012_35, 1.0, 98_765.0, 0.0, 4.0]);
+    }
+
+    #[test]
+    fn every_number_says_where_it_is_from_once_all_is_measured() {
+        let mut profile = base().expect("the bundled profile is good");
+        let effort = Effort { rounds: 1 };
+        let Ok(cpus) = hardware::two_cpus() else { return };
+        for (what, figure) in FIGURES {
+            figure(&mut profile, effort, cpus).unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+        let native = |step| Fitted { step, native: 20.0, simulated: 20.0 };
+        explain(&mut profile, &super::super::fit::STEPS.map(native));
+        let text = profile.to_toml(&REMARKS);
+        let again = Profile::parse(NAME, &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        for (name, Number { source, .. }) in again.numbers() {
+            let says = ["measured: ", "fitted: ", "derived: ", "assumed: ", "as ", "taken from "];
+            let known = says.iter().any(|says| source.starts_with(says))
+                || name.starts_with("topology.")
+                || name.ends_with("_lines")
+                || name == "line.own_ns";
+            assert!(known && source != "not measured yet", "{name}: {source}");
+        }
+    }
+}

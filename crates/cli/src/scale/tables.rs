@@ -1,0 +1,397 @@
+//! `faultless scale --table`: tables that others published, with simulated figures beside theirs.
+//!
+//! The published machines are gone, or nobody told what they cost. So figures are to be compared by their ratio to a row of the same
+//! table, the *base*: the locking that the published change replaced. Each CPU does less than in the published runs, so that a table takes
+//! minutes on one CPU of the host.
+
+use super::subject::{self, Ran, Subject};
+use super::{simulating, write_json};
+use crate::args::{ScaleArgs, TableArg};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::json::{Context, Json, Number};
+use crate::report::number::{grouped, plural};
+use crate::report::progress::Progress;
+use crate::report::{self, Style, table};
+use crate::settings::{Assignment, Settings};
+use faultless_virtual::published::{self, Published};
+use std::io::Write;
+
+/// The workloads of the last table, as the paper has them.
+const VMA: [&str; 5] =
+    ["vma_mmap", "vma_mmap_touch", "vma_fault", "vma_unmap_untouched", "vma_unmap"];
+
+/// A published table.
+#[derive(Debug)]
+struct Table {
+    title: &'static str,
+    /// What is not as in the published runs.
+    differs: &'static str,
+    rows: Vec<Row>,
+}
+
+/// A row: what is simulated, and what was published of it.
+#[derive(Debug)]
+struct Row {
+    label: String,
+    profile: &'static str,
+    cpus: usize,
+    subject: Subject,
+    /// Knobs.
+    set: Vec<&'static str>,
+    /// The published figure.
+    published: Option<f64>,
+    /// The published ratio to the base, where no figures of both are known.
+    ratio: Option<String>,
+    /// How many rows before this one its base is.
+    base: usize,
+}
+
+impl Row {
+    fn new(
+        (label, workload): (&str, &str),
+        params: &[&str],
+        (profile, cpus): (&'static str, usize),
+        set: &[&'static str],
+    ) -> Self {
+        let params = params.iter().map(|&param| param.to_owned()).collect();
+        Self {
+            label: label.to_owned(),
+            profile,
+            cpus,
+            subject: Subject::Workload(workload.to_owned(), params),
+            set: set.to_vec(),
+            published: None,
+            ratio: None,
+            base: 0,
+        }
+    }
+
+    /// The row is compared with the one that is so many before it.
+    fn against(self, base: usize) -> Self {
+        Self { base, ..self }
+    }
+
+    fn published(self, published: Option<f64>) -> Self {
+        Self { published, ..self }
+    }
+
+    fn ratio(self, ratio: Option<String>) -> Self {
+        Self { ratio, ..self }
+    }
+
+    fn settings(&self) -> Result<Settings, CliError> {
+        let given: Result<Vec<Assignment>, String> = self.set.iter().map(|it| it.parse()).collect();
+        Ok(Settings::new(&given.map_err(CliError::Failed)?))
+    }
+}
+
+const OFF: &str = "prefault_max_order=0";
+const AHEAD: &str = "prefault_max_order=3";
+const MMAP_LOCK: &str = "locking=mmap_lock";
+const PER_VMA: &str = "locking=per_vma";
+const SPECULATIVE: &str = "locking=speculative";
+
+/// The published figures by table, row and CPUs.
+struct Figures(Vec<Published>);
+
+impl Figures {
+    fn of(&self, table: &str, row: &str, cpus: usize) -> Option<f64> {
+        let is = |it: &&Published| it.table == table && it.row == row && it.cpus == cpus;
+        self.0.iter().find(is).map(|it| it.value)
+    }
+}
+
+/// The tables that `which` names.
+fn tables(which: TableArg) -> Vec<Table> {
+    let figures = Figures(published::all());
+    let all = [
+        (TableArg::Prefault, prefault as fn(&Figures) -> Table),
+        (TableArg::Ebizzy, ebizzy),
+        (TableArg::PageFault, page_fault),
+        (TableArg::SmallAllocs, small_allocs),
+        (TableArg::Vma, vma),
+    ];
+    let wanted = all.into_iter().filter(|(name, _)| which == TableArg::All || *name == which);
+    wanted.map(|(_, table)| table(&figures)).collect()
+}
+
+fn prefault(figures: &Figures) -> Table {
+    const TABLE: &str = "prefault 32 GB";
+    let mut rows = Vec::new();
+    for cpus in [1, 8, 16, 64, 128, 512] {
+        let size = format!("size={}M", 4 * cpus);
+        let kinds = [
+            ("standard", [MMAP_LOCK, OFF]),
+            ("prefault", [MMAP_LOCK, AHEAD]),
+            ("prefault and scalable faults", [SPECULATIVE, AHEAD]),
+        ];
+        for (base, (label, set)) in kinds.into_iter().enumerate() {
+            let row = Row::new((label, "pft"), &[size.as_str()], ("eight-socket", cpus), &set);
+            rows.push(row.published(figures.of(TABLE, label, cpus)).against(base));
+        }
+    }
+    Table {
+        title: "prefault, 32 GB in one address space (512-CPU SGI machine, 2004)",
+        differs: "4 MiB for each CPU, where all shared 32 GB; pages of 4 KiB, which were of 16; up to order 3; eight sockets of today's kind.",
+        rows,
+    }
+}
+
+fn ebizzy(figures: &Figures) -> Table {
+    const TABLE: &str = "ebizzy -mTt";
+    let mut rows = Vec::new();
+    let places = [
+        (("two-socket", 24), &["touch=yes"][..]),
+        (("eight-socket", 1024), &["touch=yes", "chunk=16K", "records=1"]),
+    ];
+    for (place, params) in places {
+        for (base, (label, locking)) in
+            [("base", MMAP_LOCK), ("speculative", SPECULATIVE)].into_iter().enumerate()
+        {
+            let row = Row::new((label, "ebizzy"), params, place, &[locking, OFF]);
+            rows.push(row.published(figures.of(TABLE, label, place.1)).against(base));
+        }
+    }
+    Table {
+        title: "ebizzy -mTt (24-CPU x86, and a POWER8 guest of 1,024 CPUs; 2019)",
+        differs: "2 records for each of 24 CPUs, one of 16 KiB for each of 1,024, where the published runs took seconds; 1,024 CPUs are 16 sockets of the profile's kind.",
+        rows,
+    }
+}
+
+fn page_fault(figures: &Figures) -> Table {
+    const CPUS: usize = 72;
+    let mut rows = Vec::new();
+    for workload in ["page_fault1", "page_fault2", "page_fault3"] {
+        let kinds = [("base", MMAP_LOCK, "off"), ("speculative", SPECULATIVE, "on")];
+        for (base, (label, locking, switched)) in kinds.into_iter().enumerate() {
+            let label = format!("{workload}, {label}");
+            let row = Row::new((&label, workload), &[], ("two-socket", CPUS), &[locking, OFF]);
+            let published = format!("patched, switched {switched}, huge pages off");
+            let published = figures.of(&format!("will-it-scale {workload}"), &published, CPUS);
+            rows.push(row.published(published).against(base));
+        }
+    }
+    Table {
+        title: "page_fault1, 2 and 3 of will-it-scale as threads (72-CPU Skylake, 2019)",
+        differs: "2 passes over 512 KiB for each CPU, where a pass took 128 MiB; the base is the same kernel with the change switched off.",
+        rows,
+    }
+}
+
+fn small_allocs(figures: &Figures) -> Table {
+    const PLACE: (&str, usize) = ("eight-socket", 224);
+    let least = figures
+        .of("small_allocs", "throughput, patched over base (at least)", PLACE.1)
+        .map(|ratio| format!("at least {}", times(ratio)));
+    let row =
+        |label, set: &[&'static str]| Row::new((label, "small_allocs"), &["size=200K"], PLACE, set);
+    Table {
+        title: "small_allocs (224 threads of the kernel test robot, 2024)",
+        differs: "one pass over 200 KiB for each CPU, where it was 80 MiB; no absolute figure was published.",
+        rows: vec![
+            row("base", &[PER_VMA, "anon_vma_check=early", OFF]),
+            row("anon_vma checked late", &[PER_VMA, OFF]).ratio(least).against(1),
+            row("speculative", &[SPECULATIVE, OFF]).against(2),
+        ],
+    }
+}
+
+fn vma(figures: &Figures) -> Table {
+    const ALL: &str = "CortenMM all threads";
+    const CPUS: usize = 384;
+    let ends = |of: &str, from: &str, to: &str| {
+        let [from, to] = [from, to].map(|end| figures.of(ALL, &format!("{end} {of}, adv"), CPUS));
+        from.zip(to).map(|(from, to)| format!("{} to {}", times(from), times(to)))
+    };
+    let shared = ends("of five, shared", "smallest", "largest");
+    let mut rows = Vec::new();
+    for (order, cpus) in [("private", 1), ("private", CPUS), ("shuffled", CPUS)] {
+        for workload in VMA.into_iter().chain(["mmap1"]) {
+            let published = match (order, cpus) {
+                _ if workload == "mmap1" => None,
+                (_, 1) => figures
+                    .of("CortenMM one thread", &format!("{workload}, adv"), 1)
+                    .map(|percent| times(1.0 + percent / 100.0)),
+                ("private", _) => ["smallest", "largest"]
+                    .iter()
+                    .find_map(|end| {
+                        figures.of(ALL, &format!("{workload}, disjoint, adv (the {end})"), CPUS)
+                    })
+                    .map(times),
+                _ => shared.clone(),
+            };
+            let order_param = format!("order={order}");
+            let all = [order_param.as_str(), "chunks=4", "passes=1"];
+            let params = if workload == "mmap1" { &["passes=4"][..] } else { &all[..] };
+            if workload == "mmap1" && order == "shuffled" {
+                continue;
+            }
+            for (base, (label, locking)) in
+                [("per_vma", PER_VMA), ("speculative", SPECULATIVE)].into_iter().enumerate()
+            {
+                let label = format!("{workload}, {order}, {label}");
+                let row = Row::new((&label, workload), params, ("384-core", cpus), &[locking, OFF]);
+                rows.push(row.ratio(published.clone().filter(|_| base == 1)).against(base));
+            }
+        }
+    }
+    Table {
+        title: "mmap, munmap and faults on 384 CPUs (2 × EPYC 9965, CortenMM against Linux 6.13, 2025)",
+        differs: "1 pass over 4 chunks of 16 KiB for each CPU, mmap1: 4 pairs; per_vma stands for Linux; the published ratios are those of CortenMM (adv), of which\nonly the smallest and the largest of all threads are told.",
+        rows,
+    }
+}
+
+/// A ratio.
+fn times(ratio: f64) -> String {
+    let places = if ratio < 10.0 { 2 } else { 0 };
+    format!("{ratio:.places$}x")
+}
+
+/// Runs the tables.
+pub fn run(args: &ScaleArgs, which: TableArg) -> Result<(), CliError> {
+    let mut json = Json::open(&args.json, &[])?;
+    let (mut out, style) = report::output(&args.json);
+    let tables = tables(which);
+    let progress = Progress::new(tables.iter().map(|table| table.rows.len() as u64).sum());
+    let mut failures = Vec::new();
+    for table in &tables {
+        let mut rates = Vec::new();
+        for row in &table.rows {
+            if interrupt::requested() {
+                break;
+            }
+            let what = plural(row.cpus as u64, "CPU");
+            progress.begin(&format!("{}, {}, {what}", row.subject.name(), row.label));
+            match simulate(row, args.seed) {
+                Ok((ran, context)) => {
+                    write(&mut json, row, &ran, &context)?;
+                    rates.push(Some(ran.sample.operation_rate()));
+                }
+                Err(error) => {
+                    failures.push(error.to_string());
+                    rates.push(None);
+                }
+            }
+            progress.advance(1);
+        }
+        if !rates.is_empty() {
+            progress.print(|| print(&mut *out, table, &rates, style))?;
+        }
+    }
+    drop(progress);
+    if interrupt::requested() {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
+}
+
+fn simulate(row: &Row, seed: u64) -> Result<(Ran, Context), CliError> {
+    let _guard = simulating();
+    row.subject.run(&subject::profile(row.profile)?, row.cpus, seed, &row.settings()?)
+}
+
+fn write(json: &mut Json, row: &Row, ran: &Ran, context: &Context) -> Result<(), CliError> {
+    write_json(json, context, ran)?;
+    match row.published {
+        Some(figure) => json.write(context, "published", "1/s", Number::Real(figure)),
+        None => Ok(()),
+    }
+}
+
+/// Prints a table as far as it has run: `rates` are of its first rows, operations a second.
+fn print(
+    out: &mut dyn Write,
+    of: &Table,
+    rates: &[Option<f64>],
+    style: Style,
+) -> Result<(), CliError> {
+    writeln!(out, "\n{}, simulated", of.title)?;
+    writeln!(out, "What differs: {}\n", of.differs)?;
+    let head = ["", "CPUs", "", "simulated,\na second", "to base", "published", "to base"];
+    let mut table = table::numbers(&head.map(str::to_owned), style);
+    for (at, (row, rate)) in of.rows.iter().zip(rates).enumerate() {
+        let base = at - row.base;
+        let ratio = |one: Option<f64>, base: Option<f64>| {
+            let both = one.zip(base).filter(|(_, base)| row.base > 0 && *base > 0.0);
+            both.map(|(one, base)| times(one / base))
+        };
+        let ours = ratio(*rate, rates[base]);
+        let theirs = row.ratio.clone().or_else(|| ratio(row.published, of.rows[base].published));
+        let number = |it: Option<f64>| it.map_or("-".to_owned(), |it| grouped(it.round() as u64));
+        table::row(
+            &mut table,
+            [
+                row.label.clone(),
+                row.cpus.to_string(),
+                row.subject.unit().to_owned(),
+                number(*rate),
+                ours.unwrap_or_default(),
+                number(row.published),
+                theirs.unwrap_or_default(),
+            ],
+        );
+    }
+    writeln!(out, "{table}")?;
+    let mut profiles: Vec<_> = of.rows.iter().map(|row| row.profile).collect();
+    profiles.dedup();
+    writeln!(
+        out,
+        "All figures of ours are simulated (profile {}); published: crates/virtual/profiles/published.toml.",
+        profiles.join(", ")
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scale::sizes;
+
+    #[test]
+    fn every_row_can_run_and_every_table_has_published_figures() {
+        let all = tables(TableArg::All);
+        assert_eq!(all.len(), 5);
+        for table in &all {
+            for (at, row) in table.rows.iter().enumerate() {
+                assert!(row.settings().is_ok() && row.base <= at, "{row:?}");
+                assert!(subject::profile(row.profile).is_ok(), "{row:?}");
+                let Subject::Workload(name, params) = &row.subject else { panic!("{row:?}") };
+                assert!(sizes::workload(name, params, row.cpus).is_ok(), "{row:?}");
+                let base = &table.rows[at - row.base];
+                assert!(base.base == 0 && base.cpus == row.cpus && base.profile == row.profile);
+            }
+            let known = |row: &&Row| row.published.is_some() || row.ratio.is_some();
+            assert!(table.rows.iter().any(|row| known(&row)), "{}", table.title);
+        }
+        let figures = |which: TableArg| {
+            let known = |row: &&Row| row.published.is_some() || row.ratio.is_some();
+            tables(which)[0].rows.iter().filter(known).count()
+        };
+        assert_eq!(figures(TableArg::Prefault), 18);
+        assert_eq!(figures(TableArg::Ebizzy), 4);
+        assert_eq!(figures(TableArg::PageFault), 4);
+        assert_eq!(figures(TableArg::SmallAllocs), 1);
+        assert_eq!(figures(TableArg::Vma), 5 + 2 + 5);
+    }
+
+    #[test]
+    fn rows_are_compared_with_their_base() {
+        let table = prefault(&Figures(published::all()));
+        let rates = [Some(1000.0), None, Some(3500.0), Some(10.0), Some(25.0)];
+        let mut out = Vec::new();
+        print(&mut out, &table, &rates, Style { terminal: false, width: 100 })
+            .expect("it is a vector");
+        let out = String::from_utf8(out).expect("text");
+        let cells = |at: usize| {
+            let row = out.lines().filter(|line| line.contains("| pages")).nth(at).expect("a row");
+            row.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(cells(0)[4..8], ["1,000", "", "45,097", ""], "{out}");
+        assert_eq!(cells(1)[4..8], ["-", "", "45,058", "1.00x"], "{out}");
+        assert_eq!(cells(2)[4..8], ["3,500", "3.50x", "45,544", "1.01x"], "{out}");
+        assert_eq!(cells(4)[4..8], ["25", "2.50x", "342,934", "2.89x"], "{out}");
+    }
+}

@@ -1,0 +1,91 @@
+//! `faultless calibrate`: a profile that `scale` takes, predictions beside measurements, and what is said about wrong arguments.
+
+mod common;
+
+use common::{Ran, command, faultless, json_lines, send, value};
+use faultless_virtual::Profile;
+use nix::sys::signal::Signal;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+#[test]
+fn a_profile_is_measured_written_and_used() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [json, profile] = ["x.jsonl", "mine.toml"].map(|name| dir.path().join(name));
+    let [json, profile] = [&json, &profile].map(|path| path.to_str().expect("text"));
+    let args = ["calibrate", "--quick", "--check", "--output", profile, "--json", json];
+    let out = faultless(&args).succeeds();
+    for says in ["this-machine", "measured: ", "write fault", "is taken as an exception", "pays"] {
+        assert!(out.contains(says), "{says}: {out}");
+    }
+    let (_, predicted) = out.split_once("the worst row first").expect("a prediction");
+    let errors: Vec<f64> = predicted
+        .lines()
+        .filter_map(|line| {
+            line.trim_end().strip_suffix("% |")?.rsplit('|').next()?.trim().parse().ok()
+        })
+        .collect();
+    assert_eq!(errors.len(), 4, "two workloads with one thread and two: {out}");
+    assert!(errors.windows(2).all(|pair| pair[0].abs() >= pair[1].abs()), "{errors:?}");
+    assert!(predicted.contains(" of 4 rows are within 15 %"), "{out}");
+
+    let text = fs::read_to_string(profile).expect("written");
+    let read = Profile::parse("mine.toml", &text).expect("a profile");
+    assert_eq!(read.name, "this-machine");
+    assert!(text.starts_with("# Written by `faultless calibrate`"), "{text}");
+    assert!(read.numbers().iter().all(|(_, number)| number.source != "not measured yet"));
+
+    let lines = json_lines(&fs::read_to_string(json).expect("written"));
+    for (name, number) in read.numbers() {
+        let written = value(&lines, "native", "default", &name);
+        assert_eq!(written, Some(number.value), "{name}");
+    }
+    for metric in ["host.exception_ns", "host.call_ns"] {
+        assert!(value(&lines, "native", "default", metric).is_some_and(|it| it >= 0.0), "{metric}");
+    }
+    let predicted = lines.iter().filter(|line| line["metric"] == "predicted_operations_per_second");
+    assert_eq!(predicted.count(), 4);
+
+    let out = faultless(&["scale", "pft", "--cpus", "2", "--profile", profile]).succeeds();
+    assert!(out.contains("simulated: this-machine"), "{out}");
+}
+
+#[test]
+fn an_interrupted_calibration_leaves_the_profile_that_is_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let profile = dir.path().join("mine.toml");
+    fs::write(&profile, "as it was").expect("written");
+    let mut run = command(&["calibrate", "--output", profile.to_str().expect("text")]);
+    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut said = BufReader::new(run.stderr.take().expect("a pipe")).lines();
+    said.next().expect("progress").expect("text");
+    send(&run, Signal::SIGINT);
+    said.for_each(drop);
+    let output = run.wait_with_output().expect("it ends");
+    let out = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(output.status.code(), Some(130), "{out}");
+    assert!(out.contains("the results are not complete"), "{out}");
+    assert_eq!(fs::read_to_string(&profile).expect("there"), "as it was");
+}
+
+#[test]
+fn wrong_arguments_are_explained() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let profile = dir.path().join("mine.toml");
+    fs::write(&profile, "name = 3").expect("written");
+    let profile = profile.to_str().expect("text");
+    for (args, says) in [
+        (&["--profile", "two-sockets"][..], "did you mean two-socket?"),
+        (&["--profile", profile], "mine.toml"),
+        (&["--profile", profile, "--output", "x.toml"], "cannot be used with"),
+        (&["--set", "lockin=per_vma"], "did you mean locking?"),
+        (&["pft"], "unexpected argument"),
+    ] {
+        let error = faultless(&[&["calibrate"], args].concat()).fails(2);
+        assert!(error.contains(says), "{args:?}: {error}");
+    }
+    let Ran { out, err, code } = faultless(&["calibrate", "--output", "/nowhere/mine.toml"]);
+    assert!(code == Some(1) && out.is_empty(), "{out}{err}");
+    assert!(err.contains("--output /nowhere/mine.toml: No such file"), "{err}");
+}

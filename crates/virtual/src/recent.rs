@@ -1,0 +1,76 @@
+//! Which frames' contents are in caches: those that were written or copied a short while ago.
+//!
+//! Time is counted in lines that came to CPUs, as for [lines](crate::lines): a page that was last written before as many lines came to
+//! the CPU as its caches have is in the next level.
+
+use crate::profile::Costs;
+use core::cell::RefCell;
+
+/// Where a page's contents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Nearness {
+    /// In the CPU's own caches.
+    Own,
+    /// In the last-level cache.
+    Shared,
+    /// In memory.
+    Memory,
+}
+
+/// When something happens: on which CPU, after how many lines that came to it, and to all CPUs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) cpu: u16,
+    pub(crate) lines: u64,
+    pub(crate) all_lines: u64,
+}
+
+/// When each frame was last used.
+#[derive(Debug)]
+pub(crate) struct Recent {
+    last: RefCell<Vec<Option<Moment>>>,
+    own_lines: u64,
+    shared_lines: u64,
+}
+
+impl Recent {
+    /// Of so many frames; `None` where pages in caches cost what others cost.
+    pub(crate) fn new(costs: &Costs, frames: usize) -> Option<Self> {
+        let cached = costs.cached?;
+        Some(Self {
+            last: RefCell::new(vec![None; frames]),
+            own_lines: costs.cached_lines,
+            shared_lines: cached.lines,
+        })
+    }
+
+    /// A frame is used, and is in the CPU's own caches from now on. Where it was is returned.
+    pub(crate) fn used(&self, frame: u32, now: Moment) -> Nearness {
+        match self.last.borrow_mut()[frame as usize].replace(now) {
+            Some(last) if last.cpu == now.cpu && now.lines - last.lines <= self.own_lines => {
+                Nearness::Own
+            }
+            Some(last) if now.all_lines - last.all_lines <= self.shared_lines => Nearness::Shared,
+            _ => Nearness::Memory,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_leaves_the_caches_as_lines_come() {
+        let recent =
+            Recent { last: RefCell::new(vec![None; 2]), own_lines: 100, shared_lines: 1000 };
+        let at = |cpu, lines, all_lines| Moment { cpu, lines, all_lines };
+        assert_eq!(recent.used(1, at(0, 50, 50)), Nearness::Memory);
+        assert_eq!(recent.used(1, at(0, 150, 400)), Nearness::Own);
+        assert_eq!(recent.used(1, at(0, 251, 1400)), Nearness::Shared);
+        assert_eq!(recent.used(1, at(1, 0, 1401)), Nearness::Shared, "another CPU's page");
+        assert_eq!(recent.used(1, at(1, 1, 2402)), Nearness::Own);
+        assert_eq!(recent.used(1, at(1, 102, 3403)), Nearness::Memory);
+        assert_eq!(recent.used(0, at(1, 102, 3403)), Nearness::Memory, "another frame");
+    }
+}
