@@ -154,7 +154,7 @@ impl Part<'_> {
         let found = cpu.load(addr);
         match self.chunks[chunk][page] {
             Page::Mapped(value, _) => {
-                assert_eq!(found, Ok(value), "CPU {}: {addr:#x}", self.number)
+                assert_eq!(found, Ok(value), "CPU {}: {addr:#x}", self.number);
             }
             Page::Unmapped => {
                 assert!(matches!(found, Err(Stop::Signal { .. })), "{addr:#x}: {found:?}");
