@@ -12,7 +12,8 @@ mod models;
 use faultless::audit::audit_with;
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::{
-    Access, Backing, Copies, Cpu, CpuId, MapFlags, Object, Prot, Setting, Shared, Space, Vm,
+    Access, Backing, Copies, Cpu, CpuId, Locking, MapFlags, Object, Prot, Setting, Shared, Space,
+    Vm,
 };
 use loom::thread;
 use models::explore;
@@ -104,12 +105,13 @@ fn a_reference_is_to_the_page_that_was_found() {
 
 /// A space maps an object of two pages, and has touched the first. The second leaves the object, and is revoked,
 /// while another CPU touches it for the first time: at the end it is not mapped.
-fn a_first_touch_against_revocation(kind: MapFlags, access: Access) {
+fn a_first_touch_against_revocation(kind: MapFlags, access: Access, locking: Locking) {
     const AT: u64 = 16;
     explore(BOUND_WITH_SPACE, move || {
         const FRAMES: u32 = 24;
         let vm = Toy::vm(2, FRAMES);
         vm.set(Setting::FaultAroundPages(1));
+        vm.set(Setting::Locking(locking));
         let here = cpu(&vm, CpuId(0));
         let object = Object::try_new(&here, 2, 0).unwrap();
         for index in 0..2 {
@@ -143,33 +145,40 @@ fn a_first_touch_against_revocation(kind: MapFlags, access: Access) {
     });
 }
 
-fn a_mapping_against_revocation() {
-    a_first_touch_against_revocation(MapFlags::SHARED, Access::Read);
+fn a_mapping_against_revocation(locking: Locking) {
+    a_first_touch_against_revocation(MapFlags::SHARED, Access::Read, locking);
 }
 
-fn a_copy_against_revocation() {
-    a_first_touch_against_revocation(MapFlags::PRIVATE, Access::Write);
+fn a_copy_against_revocation(locking: Locking) {
+    a_first_touch_against_revocation(MapFlags::PRIVATE, Access::Write, locking);
 }
 
 #[test]
 fn what_is_revoked_is_not_mapped_again() {
-    a_mapping_against_revocation();
+    a_mapping_against_revocation(Locking::Speculative);
 }
 
 #[test]
 fn what_is_revoked_is_not_copied_again() {
-    a_copy_against_revocation();
+    a_copy_against_revocation(Locking::Speculative);
+}
+
+/// Here the revocation makes no claim on its pages, whose fence would do as well as that of its section.
+#[test]
+fn nor_under_one_lock() {
+    a_mapping_against_revocation(Locking::MmapLock);
+    a_copy_against_revocation(Locking::MmapLock);
 }
 
 caught! {
     who_revokes_needs_its_fence:
-        without SectionFence, a_mapping_against_revocation(), says "a page beyond the end";
+        without SectionFence, a_mapping_against_revocation(Locking::MmapLock), says "a page beyond the end";
     who_maps_needs_its_barrier:
-        without FaultFence, a_mapping_against_revocation(), says "a page beyond the end";
+        without FaultFence, a_mapping_against_revocation(Locking::MmapLock), says "a page beyond the end";
     who_copies_needs_its_barrier:
-        without FaultFence, a_copy_against_revocation(), says "a page beyond the end";
+        without FaultFence, a_copy_against_revocation(Locking::MmapLock), says "a page beyond the end";
     who_copies_looks_again:
-        without CopyLooksAgain, a_copy_against_revocation(), says "a page beyond the end";
+        without CopyLooksAgain, a_copy_against_revocation(Locking::MmapLock), says "a page beyond the end";
     who_shortens_needs_its_fence:
         without TruncateFence, a_page_against_truncation(), says "a page is beyond the end";
     who_makes_a_page_looks_at_the_length_again:

@@ -26,7 +26,7 @@
 //! translation, which leaves the entry clean. That store takes effect before the advice. The page is not reclaimed
 //! before the flush, since reclaim waits for the claim.
 //!
-//! The caller revokes pages after they have left their object. The visit begins with a full fence, that of the
+//! The caller revokes pages after they have left their object. The visit begins with a full fence, those of its claim and of the
 //! section. A fault that maps a page of an object checks the object again after it has taken the entry, behind a full
 //! barrier. So either the fault finds the page gone, or the revocation finds the fault's entry.
 
