@@ -22,7 +22,7 @@ use bitflags::bitflags;
 
 /// How often an automatically placed mapping is put where another CPU has a claim still, before the CPU waits for its turn. Small in
 /// models, so that they reach that.
-const MOST_PLACES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 32 };
+const MOST_PLACES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
 bitflags! {
     /// Linux's `MAP_*`, as far as they concern memory.
