@@ -273,6 +273,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "on one thread, and takes the interpreter minutes")]
     fn a_waiter_looks_seldom_and_waits_at_most_twice_as_long_as_it_must() {
         let waited = |free_at| {
             let lock = SpinLock::new(());
