@@ -22,9 +22,9 @@ struct Order {
 }
 
 const ORDERS: [Order; 3] = [
-    Order { order: 0, instructions: 237.0, saved: 0.0, unused: 0.0 },
-    Order { order: 3, instructions: 253.7, saved: 0.765, unused: 0.021 },
-    Order { order: 5, instructions: 113.6, saved: 0.851, unused: 0.027 },
+    Order { order: 0, instructions: 237.9, saved: 0.0, unused: 0.0 },
+    Order { order: 3, instructions: 250.3, saved: 0.765, unused: 0.021 },
+    Order { order: 5, instructions: 112.7, saved: 0.851, unused: 0.027 },
 ];
 
 /// What the host makes of it, in nanoseconds.
@@ -159,11 +159,12 @@ mod tests {
     fn the_order_follows_the_exception() {
         let costs = |exception| Costs { exception, instruction: 0.5, zero: 300.0 };
         let [off, three, five] = ORDERS;
-        assert_eq!(three.in_sequence(costs(80.0)), 10.0 + 126.85);
-        assert_eq!(off.recorded(costs(80.0)), 80.0 + 118.5);
-        // 16.7 instructions more, and 7/8 of an exception less.
+        let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}");
+        near(three.in_sequence(costs(80.0)), 10.0 + 125.15);
+        near(off.recorded(costs(80.0)), 80.0 + 118.95);
+        // 12.4 instructions more, and 7/8 of an exception less.
         let even = pays_from(three, 0.5);
-        assert!((even - 8.35 / 0.875).abs() < 1e-9, "{even}");
+        near(even, 6.2 / 0.875);
         assert!(three.in_sequence(costs(even + 1.0)) < off.in_sequence(costs(even + 1.0)));
         assert!(three.in_sequence(costs(even - 1.0)) > off.in_sequence(costs(even - 1.0)));
         assert_eq!(pays_from(five, 0.5), 0.0);
@@ -185,7 +186,7 @@ mod tests {
         let style = Style { terminal: false, width: 100 };
         print(&mut out, &faults, &profile, style).expect("it is a vector");
         let out = String::from_utf8(out).expect("text");
-        for says in ["400 ns, is taken as an exception", "order 5 pays: 400 / 32 + 113.6 ×", "1/8"]
+        for says in ["400 ns, is taken as an exception", "order 5 pays: 400 / 32 + 112.7 ×", "1/8"]
         {
             assert!(out.contains(says), "{says}: {out}");
         }
