@@ -359,7 +359,7 @@ mod tests {
         between(0.3, pause(QUICK), 1000.0);
         between(0.2, chase(QUICK, 32 << 10), 100.0);
         // Which of them is faster is not judged: the host is shared.
-        [OWN, SHARED, COLD].map(|bytes| between(10.0, zero(QUICK, bytes), 1e6));
+        [OWN, SHARED, COLD].into_iter().for_each(|bytes| between(10.0, zero(QUICK, bytes), 1e6));
         if let Ok(cpus) = two_cpus() {
             between(1.0, transfer(QUICK, cpus).expect("two threads"), 1e7);
             let [wake, woken] = waking(QUICK, cpus).expect("two threads");
