@@ -107,7 +107,7 @@ pub fn chase(effort: Effort, bytes: usize) -> f64 {
     effort.each(steps, || line = black_box(next[word(line)]))
 }
 
-/// Nanoseconds of a page of zeros, where the pages of `bytes` bytes are zeroed in turn.
+/// Nanoseconds that zeroing a page takes, where the pages of `bytes` bytes are zeroed in turn.
 pub fn zero(effort: Effort, bytes: usize) -> f64 {
     let mut memory = vec![1u8; bytes];
     let mut at = 0;

@@ -1,7 +1,7 @@
 //! Which order of prefault pays, if an exception takes what it takes on this host.
 //!
 //! A page costs its share of an exception, the instructions of its fault or of its part of a window, and, where prefaulted pages
-//! stay unused, their share of a page of zeros and instructions. Zeroing of pages that are used is the same with every order, and left out.
+//! stay unused, their share of the zeroing of a page and of instructions. Zeroing of pages that are used is the same with every order, and left out.
 
 use super::hardware::Faults;
 use crate::error::CliError;

@@ -194,7 +194,7 @@ unsafe impl Program for Probe {
         let area = if self.pages() > 0 { map(task, self.pages())? } else { 0 };
         for page in (area..).step_by(PAGE_SIZE as usize).take(self.pages() as usize) {
             match self {
-                // All of them are the one page of zeros, whose line stays in the cache: what is seen is the walk.
+                // All of them map the zero page, whose line stays in the cache: what is seen is the walk.
                 Self::Walk => task.load(page).map(drop)?,
                 _ => task.store(page, 1)?,
             }
