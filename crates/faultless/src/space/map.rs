@@ -1,12 +1,12 @@
 //! `mmap`: of anonymous memory, private and shared, of objects, and of [device memory](super::device).
 
+use super::Space;
 use super::device::DeviceMemory;
 use super::made::State;
 use super::merge::Piece;
-use super::unmap::user_range;
+use super::place::{Places, is_free};
 use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
-use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_down, page_up};
 use crate::error::{Errno, Error};
 use crate::file::Object;
@@ -14,15 +14,15 @@ use crate::heap::Shared;
 use crate::knob::HugeText;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::space::tree::{Entry, View};
+use crate::space::tree::View;
 use crate::table::format::USER_END;
 use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::vm::Cpu;
 use bitflags::bitflags;
+use core::cell::Cell;
 
-/// How often an automatically placed mapping is put where another CPU has a claim still, before the CPU waits for its turn. Small in
-/// models, so that they reach that.
-const MOST_PLACES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
+/// How often an automatically placed mapping is put elsewhere where another CPU has a claim, before the CPU waits for its turn.
+const MOST_PLACES: u32 = 2;
 
 bitflags! {
     /// Linux's `MAP_*`, as far as they concern memory.
@@ -136,8 +136,7 @@ impl<M: Machine> Space<M> {
         }
         let section = self.section(cpu);
         let span = page_up(len)?.checked_add(TABLE_ALIGN - PAGE_SIZE)?;
-        let lowest = cpu.vm().machine().lowest_address();
-        let least = place(&self.view(cpu, &section), 0, span, lowest)?;
+        let least = Places::common(cpu).find(&self.view(cpu, &section), 0, span)?;
         let offset = first.wrapping_mul(PAGE_SIZE);
         Some(least + (offset.wrapping_sub(least) & (TABLE_ALIGN - 1)))
     }
@@ -260,25 +259,36 @@ impl<M: Machine> Space<M> {
         area: &Area,
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
-        let lowest = cpu.vm().machine().lowest_address();
+        let places = Cell::new(Places::next(self, cpu));
+        let chosen = Cell::new(NOWHERE);
         let choose = |view: &View<'_, Vma>| {
+            // In its region any place is as good as another, while it is free.
+            let last = chosen.get();
+            let stays = places.get().are_apart() && !last.is_empty() && is_free(view, last);
             let start = if request.fixed {
                 request.addr
+            } else if stays {
+                last.start
             } else {
-                place(view, request.addr, len, lowest).ok_or(Errno::ENOMEM)?
+                places.get().find(view, request.addr, len).ok_or(Errno::ENOMEM)?
             };
-            Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
+            chosen.set(VirtRange::new(start, start + len));
+            Ok::<_, Errno>([chosen.get(), NOWHERE])
         };
-        if !request.fixed
-            && request.late.is_none()
-            && !self.core.owner.was(cpu.id())
-            && let Some(done) = self.map_in_step(cpu, area, |view| Ok(choose(view)?[0]))
-        {
-            return done;
-        }
+        let met = Cell::new(0);
+        let elsewhere = || {
+            let asked_for = request.addr != 0 && chosen.get().start == page_down(request.addr);
+            let again = !asked_for && met.replace(met.get() + 1) < MOST_PLACES;
+            if again {
+                places.set(Places::apart(cpu));
+                chosen.set(NOWHERE);
+            }
+            again
+        };
+        let or = (!request.fixed).then_some(&elsewhere as &dyn Fn() -> bool);
         for tries in 0.. {
             // Where a mapping is put nothing is left unmapped, so no table goes.
-            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose)?;
+            let writing = self.write_where_or(cpu, PAGE_SIZE, tries, choose, or)?;
             let [range, _] = writing.asked;
             let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
@@ -296,9 +306,20 @@ impl<M: Machine> Space<M> {
                 }
                 step.replace(range, Some(piece(area, range)), state)?;
                 Ok(true)
-            })?;
-            if !placed {
-                continue;
+            });
+            match placed {
+                Ok(true) => {}
+                Ok(false) => {
+                    elsewhere();
+                    continue;
+                }
+                // At the common top it may merge with what is there, and be no VMA more.
+                Err(Errno::ENOMEM) if places.get().are_apart() => {
+                    places.set(Places::common(cpu));
+                    met.set(MOST_PLACES);
+                    continue;
+                }
+                Err(errno) => return Err(errno),
             }
             if occupied {
                 let mut batch = FlushBatch::new(cpu, self);
@@ -309,91 +330,10 @@ impl<M: Machine> Space<M> {
         }
         Err(Errno::ENOMEM)
     }
-
-    /// Maps `area` where `choose` finds it free, in a shared space. The range is chosen in the step, where no other CPU chooses, and is claimed
-    /// there if that needs no wait: so CPUs that map side by side do not all wait for the first range that is free. `None`: it is to be
-    /// claimed first, and the CPU to wait for it.
-    #[inline(never)]
-    fn map_in_step(
-        &self,
-        cpu: &Cpu<'_, M>,
-        area: &Area,
-        choose: impl Fn(&View<'_, Vma>) -> Result<VirtRange, Errno>,
-    ) -> Option<Result<VirtRange, Errno>> {
-        let (ranges, claims) = (&self.core.ranges, &cpu.vm().claims);
-        for _ in 0..MOST_PLACES {
-            let writing = self.write_unclaimed(cpu)?;
-            let mut taken = VirtRange::new(0, 0);
-            let placed = writing.step_versions(|step| {
-                let range = choose(&step.view())?;
-                if !writing.try_claim(range) {
-                    taken = range;
-                    return Ok(None);
-                }
-                step.replace(range, Some(piece(area, range)), State::Unlocked)?;
-                Ok(Some(range))
-            });
-            drop(writing);
-            match placed.transpose() {
-                Some(placed) => return Some(placed),
-                None => ranges.await_claims(claims, taken, cpu),
-            }
-        }
-        None
-    }
 }
 
 /// `area` at `range`.
 fn piece(area: &Area, range: VirtRange) -> Piece {
     let offset = if area.memory.is_anonymous() { range.start >> PAGE_SHIFT } else { area.offset };
     Piece { area: Area { range, offset, ..area.clone() }, root: None }
-}
-
-/// Where an automatically placed mapping of `len` bytes goes: at the hint if that is free, else as
-/// high as possible below the usual base, else as low as possible above a third of user space. Never below `lowest`.
-pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64, lowest: u64) -> Option<u64> {
-    let hint = page_down(hint);
-    let hint = if hint != 0 && hint < lowest { lowest } else { hint };
-    if hint != 0
-        && let Some(range) = user_range(hint, len)
-        && is_free(view, range)
-    {
-        return Some(hint);
-    }
-    let mut high = MMAP_BASE;
-    while let Some(start) = view.gap(len, lowest, high) {
-        match guard_below(view, start + len) {
-            Some(limit) if start + len > limit => high = limit,
-            _ => return Some(start),
-        }
-    }
-    let mut low = page_down(USER_END / 3).max(lowest);
-    while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
-        match guard_below(view, start + len) {
-            Some(limit) if start + len > limit => low = view.find(start + len)?.end,
-            _ => return Some(start),
-        }
-    }
-    None
-}
-
-/// Whether `range`, and the guard of a stack above it, is free.
-pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
-    match view.find(range.start) {
-        Some(entry) if entry.start < range.end => false,
-        Some(_) => guard_below(view, range.end).is_none_or(|limit| range.end <= limit),
-        None => true,
-    }
-}
-
-/// How high mappings may reach below the first VMA at or above `addr`: not into a stack's guard.
-fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
-    let entry = view.find(addr)?;
-    Some(entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 }))
-}
-
-/// Whether the VMA of `entry`, of a view, grows down, and so keeps a guard below itself.
-pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
-    // SAFETY: VMAs in a view live as long as its section.
-    unsafe { entry.value.as_ref() }.area.flags.contains(VmaFlags::GROWSDOWN)
 }

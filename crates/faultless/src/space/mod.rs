@@ -31,6 +31,7 @@ mod map;
 pub(crate) mod merge;
 mod pages;
 mod pin;
+mod place;
 mod populate;
 mod protect;
 mod query;
@@ -128,7 +129,7 @@ pub(crate) enum Guard<'a> {
     /// None: this CPU holds the space as its owner.
     Owner,
     Range {
-        guard: RangeGuard<'a>,
+        _guard: RangeGuard<'a>,
     },
     Reading {
         guard: ReadGuard<'a>,
@@ -351,7 +352,15 @@ impl<M: Machine> Space<M> {
         cpu.count(counted);
         let wanted = Wanted::shared(range);
         let guard = self.core.ranges.acquire(&cpu.vm().claims, cpu.local(), wanted, cpu);
-        Guard::Range { guard }
+        Guard::Range { _guard: guard }
+    }
+
+    /// Claims `ranges` in the range lock, if no other CPU has a claim there.
+    fn try_claim<'a>(&'a self, cpu: &'a Cpu<'_, M>, ranges: [VirtRange; 2]) -> Option<Guard<'a>> {
+        let claims = &cpu.vm().claims;
+        let guard = self.core.ranges.try_acquire(claims, cpu.local(), ranges, cpu)?;
+        cpu.count(Counter::RangeLockWrite);
+        Some(Guard::Range { _guard: guard })
     }
 
     /// Claims `ranges` in the range lock; runs `leave` before it waits, if it must.
@@ -363,6 +372,6 @@ impl<M: Machine> Space<M> {
     ) -> Guard<'a> {
         let claims = &cpu.vm().claims;
         let guard = self.core.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
-        Guard::Range { guard }
+        Guard::Range { _guard: guard }
     }
 }

@@ -3,9 +3,9 @@
 use super::Space;
 use super::lock::Lock;
 use super::made::State;
-use super::map::place;
 use super::merge::{Piece, agree, range_later};
 use super::pages::{Leaf, each_leaf};
+use super::place::Places;
 use super::unmap::with_tables;
 use super::versions::Versions;
 use super::vma::{Vma, VmaFlags};
@@ -48,6 +48,8 @@ struct Request {
     target: u64,
     /// Bytes below `old` and `target` that have been moved already.
     moved: u64,
+    /// Where it goes if no target is given.
+    places: Places,
 }
 
 impl<M: Machine> Space<M> {
@@ -72,7 +74,8 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(old_len));
         let refused = |errno| Error { operation: "mremap", range: given, errno };
-        let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
+        let places = Places::common(cpu);
+        let request = check(addr, old_len, new_len, flags, target, places).map_err(refused)?;
         // Moved parts stay moved: a second try continues with the rest.
         let done = Cell::new(0);
         let moved = cpu.with_memory(|| self.remap(cpu, &request, &done));
@@ -83,11 +86,10 @@ impl<M: Machine> Space<M> {
     /// Chooses a course, claims the ranges needed, and executes it.
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
         let course = Cell::new(Course::Refused);
-        let lowest = cpu.vm().machine().lowest_address();
         for tries in 0.. {
             let request = request.after(done.get());
             let Ok(writing) = self.write_where(cpu, PAGE_SIZE, tries, |view| {
-                course.set(Course::choose(view, &request, lowest));
+                course.set(Course::choose(view, &request));
                 Ok::<_, Infallible>(request.ranges(view, course.get()))
             });
             if let Some(start) = writing.remap(&request, course.get(), done)? {
@@ -112,8 +114,8 @@ enum Course {
 }
 
 impl Course {
-    /// The course that `request` takes in `view`, where nothing is placed below `lowest`.
-    fn choose(view: &View<'_, Vma>, request: &Request, lowest: u64) -> Self {
+    /// The course that `request` takes in `view`.
+    fn choose(view: &View<'_, Vma>, request: &Request) -> Self {
         let Request { old, new_len, flags, target, .. } = *request;
         if flags.contains(RemapFlags::FIXED) {
             // Linux moves several VMAs since 6.17, if nothing is resized.
@@ -121,7 +123,7 @@ impl Course {
             return if each { Self::Each } else { Self::To(Some(target)) };
         }
         if flags.contains(RemapFlags::DONTUNMAP) {
-            return Self::To(place(view, target, new_len, lowest));
+            return Self::To(request.places.find(view, target, new_len));
         }
         let more = VirtRange::new(old.end, old.start + new_len);
         let at_end = view.at(old.start).is_some_and(|entry| entry.end == old.end);
@@ -130,7 +132,7 @@ impl Course {
         if new_len <= old.len() || (at_end && !old.is_empty() && room) {
             Self::InPlace
         } else if flags.contains(RemapFlags::MAYMOVE) {
-            Self::To(place(view, 0, new_len, lowest))
+            Self::To(request.places.find(view, 0, new_len))
         } else {
             Self::Refused
         }
@@ -147,6 +149,7 @@ impl Request {
             // Without `FIXED` nothing moves in parts, and the target may be any number.
             target: self.target.wrapping_add(moved),
             moved,
+            places: self.places,
         }
     }
 
@@ -199,6 +202,7 @@ fn check(
     new_len: u64,
     flags: RemapFlags,
     target: u64,
+    places: Places,
 ) -> Result<Request, Errno> {
     let fixed = flags.contains(RemapFlags::FIXED);
     let keep = flags.contains(RemapFlags::DONTUNMAP);
@@ -228,7 +232,7 @@ fn check(
     if addr >= USER_END {
         return Err(Errno::EFAULT);
     }
-    Ok(Request { old, new_len, flags, target, moved: 0 })
+    Ok(Request { old, new_len, flags, target, moved: 0, places })
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
@@ -346,11 +350,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Moves the VMA's part `request.old` to `new`, with its pages, if `course` is still the choice in the current tree, and its
     /// ranges are claimed. Both given ranges must be claimed. Returns whether it moved them.
     fn relocate(&self, request: &Request, course: Course, new: VirtRange) -> Result<bool, Errno> {
-        let (old, lowest) = (request.old, self.cpu.vm().machine().lowest_address());
+        let old = request.old;
         let stands = |view: &View<'_, Vma>| {
             lost(Mutant::UnmapLooksAgain)
                 || !self.is_outdated(view)
-                || (Course::choose(view, request, lowest) == course
+                || (Course::choose(view, request) == course
                     && request.ranges(view, course).iter().all(|range| self.claims(*range)))
         };
         let keep = request.flags.contains(RemapFlags::DONTUNMAP);

@@ -38,13 +38,12 @@ use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::grace::Section;
 use crate::vm::Cpu;
-use core::cell::Cell;
 
 /// A claim on up to two ranges of a space, and a grace section in which to read them.
 pub(crate) struct Visit<'a, 'v, M: Machine> {
     pub(super) cpu: &'a Cpu<'v, M>,
     pub(super) space: &'a Space<M>,
-    pub(super) claimed: Cell<[VirtRange; 2]>,
+    pub(super) claimed: [VirtRange; 2],
     pub(super) section: Section<'a>,
     pub(super) guard: Guard<'a>,
 }
@@ -58,7 +57,7 @@ impl<M: Machine> Space<M> {
         range: VirtRange,
     ) -> Visit<'a, 'v, M> {
         let guard = self.share(cpu, range, Counter::RangeLockShared);
-        let claimed = Cell::new([range, VirtRange::new(0, 0)]);
+        let claimed = [range, VirtRange::new(0, 0)];
         let section = cpu.section();
         self.view(cpu, &section);
         Visit { cpu, space: self, claimed, section, guard }
@@ -82,11 +81,11 @@ impl<M: Machine> Visit<'_, '_, M> {
 
     /// Whether all of `range` is claimed.
     pub(super) fn claims(&self, range: VirtRange) -> bool {
-        self.claimed.get().iter().any(|claimed| claimed.covers(range))
+        self.claimed.iter().any(|claimed| claimed.covers(range))
     }
 
     /// The claimed range that covers `range`.
     pub(super) fn claimed_around(&self, range: VirtRange) -> VirtRange {
-        self.claimed.get().into_iter().find(|claimed| claimed.covers(range)).unwrap_or(range)
+        self.claimed.into_iter().find(|claimed| claimed.covers(range)).unwrap_or(range)
     }
 }

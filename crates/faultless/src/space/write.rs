@@ -192,30 +192,6 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// A writer of a shared space that claims in its step what it finds free there ([`Writing::try_claim`]), and nothing before. `None`: the policy
-    /// in force has other locks, or this CPU may own the space.
-    pub(super) fn write_unclaimed<'a, 'v>(
-        &'a self,
-        cpu: &'a Cpu<'v, M>,
-    ) -> Option<Writing<'a, 'v, M>> {
-        let locking = self.locking(cpu);
-        if locking != Locking::Speculative || self.core.owner.was(cpu.id()) {
-            return None;
-        }
-        self.own_in_time(cpu);
-        cpu.count(Counter::RangeLockWrite);
-        let guard = self.core.ranges.begin(&cpu.vm().claims, cpu.local(), cpu);
-        let guard = Guard::Range { guard };
-        let section = cpu.section();
-        self.view(cpu, &section);
-        // Who switches the policy claims the whole space, and then waits for the end of this section.
-        if self.locking_in_force() != locking {
-            return None;
-        }
-        let held = Held { locking, guard, section, owned: None, seen: 0 };
-        Some(Writing::new(cpu, self, [NOWHERE; 2], [NOWHERE; 2], held))
-    }
-
     fn claim_alone<'a>(
         &'a self,
         cpu: &'a Cpu<'_, M>,
@@ -245,15 +221,32 @@ impl<M: Machine> Space<M> {
         tries: u32,
         choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
     ) -> Result<Writing<'a, 'v, M>, E> {
+        self.write_where_or(cpu, align, tries, choose, None)
+    }
+
+    /// As [`write_where`](Self::write_where). If another CPU has a claim on the ranges, and `elsewhere` returns true, it does not wait, but
+    /// runs `choose` again.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub(super) fn write_where_or<'a, 'v, E>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        align: u64,
+        tries: u32,
+        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+        elsewhere: Option<&dyn Fn() -> bool>,
+    ) -> Result<Writing<'a, 'v, M>, E> {
         if let Some(held) = self.hold(cpu) {
             let asked = choose(&self.tree.snapshot(&held.section))?;
             let claimed = asked.map(|range| range.widen(align));
             return Ok(Writing::new(cpu, self, asked, claimed, held));
         }
-        self.write_where_beside(cpu, align, tries, choose)
+        self.write_where_beside(cpu, align, tries, choose, elsewhere)
     }
 
-    /// [`write_where`](Self::write_where) by a CPU that does not own the space.
+    /// [`write_where_or`](Self::write_where_or) by a CPU that does not own the space.
     #[inline(never)]
     fn write_where_beside<'a, 'v, E>(
         &'a self,
@@ -261,6 +254,7 @@ impl<M: Machine> Space<M> {
         align: u64,
         mut tries: u32,
         choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+        elsewhere: Option<&dyn Fn() -> bool>,
     ) -> Result<Writing<'a, 'v, M>, E> {
         loop {
             let locking = self.locking(cpu);
@@ -273,9 +267,16 @@ impl<M: Machine> Space<M> {
             let claimed = ranges.map(|range| range.widen(align));
             tries += 1;
             let mut section = Some(section);
+            let tried = match (coarse, elsewhere) {
+                (None, Some(elsewhere)) => match self.try_claim(cpu, claimed) {
+                    None if elsewhere() => continue,
+                    tried => tried,
+                },
+                (coarse, _) => coarse,
+            };
             // A CPU must not wait inside a section.
             let guard =
-                coarse.unwrap_or_else(|| self.claim_alone(cpu, claimed, || drop(section.take())));
+                tried.unwrap_or_else(|| self.claim_alone(cpu, claimed, || drop(section.take())));
             if self.locking_in_force() != locking {
                 continue;
             }
@@ -289,6 +290,10 @@ impl<M: Machine> Space<M> {
                     asked = choose(&view)?;
                     let mut needed = asked.iter().map(|range| range.widen(align));
                     if !needed.all(|range| claimed.iter().any(|own| own.covers(range))) {
+                        drop(guard);
+                        if let Some(elsewhere) = elsewhere {
+                            elsewhere();
+                        }
                         continue;
                     }
                     section
@@ -321,7 +326,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         held: Held<'a>,
     ) -> Self {
         let Held { locking, guard, owned, section, seen } = held;
-        let visit = Visit { cpu, space, claimed: Cell::new(claimed), section, guard };
+        let visit = Visit { cpu, space, claimed, section, guard };
         let (changing, all_locked) = (Cell::default(), Cell::new(false));
         let (gone, cut) = (Cell::default(), Cell::new([NOWHERE; 2]));
         Self { asked, seen, changing, all_locked, gone, cut, locking, visit, owned }
@@ -331,17 +336,6 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     #[inline(always)]
     pub(super) fn owns(&self) -> bool {
         self.owned.is_some()
-    }
-
-    /// Claims `range`, and no longer what was claimed before, without a wait. Returns false, and has nothing claimed, if another CPU has
-    /// a claim there. Of a writer that began [unclaimed](Space::write_unclaimed).
-    pub(super) fn try_claim(&self, range: VirtRange) -> bool {
-        let claimed = match &self.guard {
-            Guard::Range { guard } => guard.try_move(range),
-            _ => false,
-        };
-        self.visit.claimed.set([if claimed { range } else { NOWHERE }, NOWHERE]);
-        claimed
     }
 
     pub(super) fn visit(&self) -> &Visit<'a, 'v, M> {

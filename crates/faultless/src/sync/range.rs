@@ -10,13 +10,14 @@
 //!   finds the other.
 //! - *wait*: otherwise the claim takes a ticket, whose number is higher than those before, and the slot says that it *waits*. Claims that
 //!   conflict and are active, or wait with a lower ticket, are before it. It watches the slot of the one with the highest ticket among
-//!   them, which is most often the last to go, and then looks at all slots again. Once it finds none before it, it makes its slot
-//!   active, and holds the claim.
+//!   them, which is most often the last to go. It looks at the others when that one becomes active, and at those that are left then once
+//!   it has gone. Once it finds none before it, it makes its slot active, and holds the claim.
 //! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other. When the CPU runs
 //!   again it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its ticket, and stops others as if it
 //!   waited.
 //! - *release*: the CPU makes its slot free, and issues a full fence. If a CPU is parked, it wakes those whose claims conflict, unless
-//!   an active claim stops them, too, or another parked one with a lower ticket, which will wake them in turn.
+//!   another claim that stops them, too, is to be served before them, which will wake them in turn: an active one, one that waits or is firmly parked
+//!   (before a firmly parked one only with a lower ticket), or a parked one with a lower ticket.
 //!
 //! Why two claims that conflict are never both held:
 //!
@@ -27,9 +28,9 @@
 //!   the other slot?                        the other slot?
 //! ```
 //!
-//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. While one looks at all
-//! slots, none that it has passed can come before it: a claim that is tried there later finds this one waiting. A claim that was parked
-//! may have been passed meanwhile, so it begins again with a try, and gets a new ticket.
+//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. Once one that waits has
+//! found that a slot has none before it, none can come before it there, and it does not look at that slot again: a claim that is tried there later
+//! finds this one waiting. A claim that was parked may have been passed meanwhile, so it begins again with a try, and gets a new ticket.
 //!
 //! Waiting is acyclic: an active claim is held, or will be held or wait in a moment; all others wait for lower tickets.
 //!
@@ -147,6 +148,15 @@ impl Seen {
     const fn is_parked(self) -> bool {
         matches!(self.standing, PARKED | FIRM)
     }
+
+    /// In which order claims that conflict are served, if no other comes: those that let themselves be overtaken come last.
+    const fn rank(self) -> (u8, u64) {
+        match self.standing {
+            ACTIVE => (0, 0),
+            PARKED => (2, self.ticket),
+            _ => (1, self.ticket),
+        }
+    }
 }
 
 impl ClaimSlot {
@@ -202,13 +212,82 @@ impl ClaimSlot {
     }
 }
 
+/// The CPUs that the bits of a word of a set stand for, ascending.
+#[inline(always)]
+fn members(word: usize, mut bits: u64) -> impl Iterator<Item = CpuId> {
+    core::iter::from_fn(move || {
+        let bit = bits.checked_ilog2().map(|_| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some(CpuId((word * 64) as u16 + bit as u16))
+    })
+}
+
+/// A set of CPUs.
+#[derive(Debug)]
+struct Cpus([AtomicU64; WORDS]);
+
+impl Cpus {
+    fn new() -> Self {
+        Self(core::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// The members, ascending; each word is read once.
+    #[inline]
+    fn members(&self, slots: &ClaimSlots) -> impl Iterator<Item = CpuId> {
+        let words = self.0[..slots.len().div_ceil(64)].iter().enumerate();
+        words.flat_map(|(word, bits)| members(word, bits.load(Ordering::Acquire)))
+    }
+
+    /// Puts `cpu` in. If that must be seen by who looks later, a full fence follows.
+    #[inline]
+    fn insert(&self, cpu: CpuId) {
+        let (word, bit) = self.place(cpu);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes `cpu` out. Release: who finds it gone sees what it did before.
+    fn remove(&self, cpu: CpuId) {
+        let (word, bit) = self.place(cpu);
+        if word.load(Ordering::Relaxed) & bit != 0 {
+            word.fetch_and(!bit, Ordering::Release);
+        }
+    }
+
+    #[inline(always)]
+    fn place(&self, cpu: CpuId) -> (&AtomicU64, u64) {
+        (&self.0[cpu.index() / 64], 1 << (cpu.index() % 64))
+    }
+}
+
+/// The CPUs that are parked. On a line of its own, since claims that wait briefly only read it.
+#[derive(Debug)]
+struct Parked {
+    count: AtomicU32,
+    cpus: Cpus,
+}
+
+impl Parked {
+    /// Before the full fence of the step by which the slot of `cpu` says so.
+    fn enter(&self, cpu: CpuId) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.cpus.insert(cpu);
+    }
+
+    /// After the step by which the slot of `cpu` says something else.
+    fn leave(&self, cpu: CpuId) {
+        self.cpus.remove(cpu);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A lock of address ranges; see the module for the order of service. One per address space.
 #[derive(Debug)]
 pub struct RangeLock {
     /// The CPUs that may have claims.
-    users: [AtomicU64; WORDS],
-    /// How many CPUs are parked.
-    parked: AtomicU32,
+    users: Cpus,
+    parked: Padded<Parked>,
     /// The next ticket. On a line of its own, since only claims that conflict write it.
     tickets: Padded<AtomicU64>,
 }
@@ -217,8 +296,8 @@ impl RangeLock {
     /// A lock without claims.
     pub fn new() -> Self {
         Self {
-            users: core::array::from_fn(|_| AtomicU64::new(0)),
-            parked: AtomicU32::new(0),
+            users: Cpus::new(),
+            parked: Padded(Parked { count: AtomicU32::new(0), cpus: Cpus::new() }),
             tickets: Padded(AtomicU64::new(0)),
         }
     }
@@ -263,11 +342,10 @@ impl RangeLock {
         claim.marked()
     }
 
-    /// Takes what is `wanted` if no claim, held or waiting, conflicts.
+    /// Takes what is `wanted` if no claim, held or waiting, conflicts. It does not wait, so it is allowed in sections and under every lock.
     ///
     /// # Panics
-    /// As [`Self::acquire`].
-    #[cfg(any(test, loom, shuttle))]
+    /// When the CPU has a claim already.
     pub fn try_acquire<'a>(
         &'a self,
         slots: &'a ClaimSlots,
@@ -279,69 +357,23 @@ impl RangeLock {
         claim.tries().then(|| claim.marked())
     }
 
-    /// A claim of nothing, to be [moved](RangeGuard::try_move). The CPU has no other.
-    ///
-    /// # Panics
-    /// As [`Self::acquire`], but for the order of locks.
-    pub fn begin<'a>(
-        &'a self,
-        slots: &'a ClaimSlots,
-        local: &'a Local,
-        wait: &'a dyn Wait,
-    ) -> RangeGuard<'a> {
-        let claim = self.write(slots, local, [NOWHERE; 2], wait);
-        claim.publish(ACTIVE);
-        claim.marked()
-    }
-
     /// Whether there is a claim, held or waiting, on a part of `range`, by a CPU that published it before the caller's last full fence.
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
         let alone = Wanted::from([range, NOWHERE]);
-        let mut claims = self.users(slots).filter_map(|cpu| slots.remote(cpu).look(self.key()));
+        let mut claims =
+            self.users.members(slots).filter_map(|cpu| slots.remote(cpu).look(self.key()));
         claims.any(|claim| claim.wanted.conflicts(alone))
-    }
-
-    /// Looks for some time whether the claims on parts of `range` go, one CPU's after the other. The calling CPU has no claim.
-    pub fn await_claims(&self, slots: &ClaimSlots, range: VirtRange, wait: &dyn Wait) {
-        let alone = Wanted::from([range, NOWHERE]);
-        let mut looks = 0;
-        for slot in self.users(slots).map(|cpu| slots.remote(cpu)) {
-            while looks < LOOKS_BEFORE_PARKING
-                && slot.look(self.key()).is_some_and(|claim| claim.wanted.conflicts(alone))
-            {
-                wait.wait(looks);
-                looks += 1;
-            }
-        }
     }
 
     /// The CPU, which has no claim, will make none for some time.
     pub fn leave(&self, cpu: CpuId) {
-        let (word, bit) = (&self.users[cpu.index() / 64], 1 << (cpu.index() % 64));
-        if word.load(Ordering::Relaxed) & bit != 0 {
-            // Release: who finds the CPU gone sees what it did under its claims.
-            word.fetch_and(!bit, Ordering::Release);
-        }
+        self.users.remove(cpu);
     }
 
     /// What claims of this lock are known by.
     #[inline(always)]
     fn key(&self) -> u64 {
         core::ptr::from_ref(self).addr() as u64
-    }
-
-    /// The CPUs that may have claims, ascending; each word is read once.
-    #[inline]
-    fn users(&self, slots: &ClaimSlots) -> impl Iterator<Item = CpuId> {
-        let words = self.users[..slots.len().div_ceil(64)].iter().enumerate();
-        words.flat_map(|(word, bits)| {
-            let mut bits = bits.load(Ordering::Acquire);
-            core::iter::from_fn(move || {
-                let bit = bits.checked_ilog2().map(|_| bits.trailing_zeros())?;
-                bits &= bits - 1;
-                Some(CpuId((word * 64) as u16 + bit as u16))
-            })
-        })
     }
 
     /// Writes a claim into the CPU's slot, which is free until the claim is [tried](RangeGuard::tries).
@@ -357,11 +389,8 @@ impl RangeLock {
         let free = slot.state.load(Ordering::Relaxed) & STANDING == FREE;
         assert!(free, "a CPU holds one claim at a time");
         slot.write(self.key(), wanted.into());
-        let (word, bit) = (&self.users[cpu.index() / 64], 1 << (cpu.index() % 64));
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            // Before the full fence of the try: who misses it there is found by the try.
-            word.fetch_or(bit, Ordering::Relaxed);
-        }
+        // Before the full fence of the try: who misses it there is found by the try.
+        self.users.insert(cpu);
         RangeGuard { lock: self, slots, cpu, wait, mark: Mark::none() }
     }
 }
@@ -429,7 +458,11 @@ impl<'a> RangeGuard<'a> {
     #[inline]
     fn others(&self) -> impl Iterator<Item = &'a ClaimSlot> {
         let (slots, own) = (self.slots, self.cpu);
-        self.lock.users(slots).filter(move |cpu| *cpu != own).map(move |cpu| slots.remote(cpu))
+        self.lock
+            .users
+            .members(slots)
+            .filter(move |cpu| *cpu != own)
+            .map(move |cpu| slots.remote(cpu))
     }
 
     /// The claim in `slot`, if it is one that conflicts and `stops` this one.
@@ -463,10 +496,30 @@ impl<'a> RangeGuard<'a> {
         })
     }
 
-    /// The slot of a claim before this one, which waits: of those that wait, too, the last.
-    fn last_before(&self) -> Option<&'a ClaimSlot> {
-        let before = |slot: &'a ClaimSlot| Some((self.behind(slot)?.ticket, slot));
-        self.others().filter_map(before).max_by_key(|(ticket, _)| *ticket).map(|(_, slot)| slot)
+    /// The other CPUs that may have claims.
+    fn all_others(&self) -> [u64; WORDS] {
+        let mut all = [0; WORDS];
+        for cpu in self.lock.users.members(self.slots).filter(|cpu| *cpu != self.cpu) {
+            all[cpu.index() / 64] |= 1 << (cpu.index() % 64);
+        }
+        all
+    }
+
+    /// Looks at the claims of the CPUs in `before`, and leaves those in it that are before this one, which waits. Returns the slot of the
+    /// last of them.
+    fn last_of(&self, before: &mut [u64; WORDS]) -> Option<&'a ClaimSlot> {
+        let mut last: Option<(u64, &ClaimSlot)> = None;
+        for (word, bits) in before.iter_mut().enumerate() {
+            for cpu in members(word, *bits) {
+                let slot = self.slots.remote(cpu);
+                match self.behind(slot) {
+                    None => *bits &= !(1 << (cpu.index() % 64)),
+                    Some(seen) if last.is_some_and(|(ticket, _)| ticket > seen.ticket) => {}
+                    Some(seen) => last = Some((seen.ticket, slot)),
+                }
+            }
+        }
+        last.map(|(_, slot)| slot)
     }
 
     /// The claim waits from now on, behind all that wait.
@@ -488,7 +541,7 @@ impl<'a> RangeGuard<'a> {
         while !self.awaits_those_before(&mut parks) {
             // It was parked, and may have been passed.
             let held = self.tries();
-            self.lock.parked.fetch_sub(1, Ordering::Relaxed);
+            self.lock.parked.leave(self.cpu);
             if held {
                 return;
             }
@@ -500,9 +553,16 @@ impl<'a> RangeGuard<'a> {
 
     /// Waits until no claim is left before this one. Returns false if the claim was parked meanwhile so that others could overtake it.
     fn awaits_those_before(&self, parks: &mut u32) -> bool {
-        let mut looks = 0;
-        while let Some(slot) = self.last_before() {
-            while self.behind(slot).is_some() {
+        let (mut before, mut looks) = (self.all_others(), 0);
+        while let Some(slot) = self.last_of(&mut before) {
+            let mut has_begun = false;
+            while let Some(last) = self.behind(slot) {
+                if last.standing == ACTIVE && !has_begun {
+                    // Most often the others have gone by now. Who finds that out while the last one is at work need not look once it goes.
+                    has_begun = true;
+                    self.last_of(&mut before);
+                    continue;
+                }
                 if looks < LOOKS_BEFORE_PARKING {
                     self.wait.wait(looks);
                     looks += 1;
@@ -519,7 +579,7 @@ impl<'a> RangeGuard<'a> {
                     self.park(FIRM);
                 }
                 self.publish(WAITS);
-                self.lock.parked.fetch_sub(1, Ordering::Relaxed);
+                self.lock.parked.leave(self.cpu);
             }
         }
         true
@@ -527,8 +587,7 @@ impl<'a> RangeGuard<'a> {
 
     /// Gives the core away until a claim that conflicts has gone, or for less. It counts as parked until the caller says otherwise.
     fn park(&self, standing: u64) {
-        // Before the fence of the next step.
-        self.lock.parked.fetch_add(1, Ordering::Relaxed);
+        self.lock.parked.enter(self.cpu);
         self.publish(standing);
         let (wanted, active) = (self.slot().wanted(), |other: Seen| other.standing == ACTIVE);
         if self.others().any(|slot| self.stopped_by(slot, wanted, active).is_some()) {
@@ -536,27 +595,10 @@ impl<'a> RangeGuard<'a> {
         }
     }
 
-    /// Releases what is claimed and claims `range` alone, if no claim, held or waiting, conflicts. Otherwise nothing is claimed. It does not
-    /// wait, so it is allowed under every lock. Returns whether `range` is claimed.
-    pub fn try_move(&self, range: VirtRange) -> bool {
-        let to = |range| {
-            self.publish(FREE);
-            self.let_others_in();
-            self.slot().write(self.lock.key(), [range, NOWHERE].into());
-        };
-        to(range);
-        let claimed = self.tries();
-        if !claimed {
-            to(NOWHERE);
-            self.publish(ACTIVE);
-        }
-        claimed
-    }
-
     /// The rest of what makes the claim active no more: wakes the CPUs that it kept parked.
     #[inline]
     fn let_others_in(&self) {
-        if self.lock.parked.load(Ordering::Relaxed) != 0 {
+        if self.lock.parked.count.load(Ordering::Relaxed) != 0 {
             self.wake_others();
         }
     }
@@ -564,22 +606,32 @@ impl<'a> RangeGuard<'a> {
     #[cold]
     #[inline(never)]
     fn wake_others(&self) {
-        let (lock, slots, wanted) = (self.lock, self.slots, self.slot().wanted());
-        let claim = |cpu: CpuId| slots.remote(cpu).look(lock.key());
-        for cpu in lock.users(slots).filter(|cpu| *cpu != self.cpu) {
-            let Some(parked) = claim(cpu).filter(|it| it.is_parked()) else { continue };
-            let stops = |other: Seen| {
-                other.wanted.conflicts(parked.wanted)
-                    && (other.standing == ACTIVE
-                        || other.is_parked() && other.ticket < parked.ticket)
-            };
-            let others = || lock.users(slots).filter(|other| *other != cpu);
-            if parked.wanted.conflicts(wanted)
-                && !others().filter_map(claim).any(stops)
-                && !lost(Mutant::ReleaseWakes)
-            {
-                self.wait.wake(cpu);
-            }
+        let (lock, wanted) = (self.lock, self.slot().wanted());
+        let parked = || {
+            let parked = |cpu: CpuId| Some((cpu, self.slots.remote(cpu).look(lock.key())?));
+            let others = lock.parked.cpus.members(self.slots).filter(|cpu| *cpu != self.cpu);
+            others
+                .filter_map(parked)
+                .filter(|(_, it)| it.is_parked() && it.wanted.conflicts(wanted))
+        };
+        let Some((first, head)) = parked().min_by_key(|(_, it)| it.rank()) else { return };
+        // Who is found before one of these, by the looks that follow, finds it parked when it goes.
+        fence(Ordering::SeqCst);
+        self.wake_unless_stopped(first, head);
+        for (cpu, claim) in parked().filter(|(_, it)| !it.wanted.conflicts(head.wanted)) {
+            self.wake_unless_stopped(cpu, claim);
+        }
+    }
+
+    /// Wakes `cpu`, whose claim is parked, unless another claim stops it, which looks for parked ones when it goes.
+    fn wake_unless_stopped(&self, cpu: CpuId, parked: Seen) {
+        let stops = |other: Seen| other.rank() < parked.rank();
+        let others = self.lock.users.members(self.slots).filter(|other| *other != cpu);
+        let mut others = others.map(|other| self.slots.remote(other));
+        if !others.any(|slot| self.stopped_by(slot, parked.wanted, stops).is_some())
+            && !lost(Mutant::ReleaseWakes)
+        {
+            self.wait.wake(cpu);
         }
     }
 

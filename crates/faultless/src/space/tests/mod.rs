@@ -23,6 +23,7 @@ mod orders;
 mod overwrites;
 mod owner;
 mod pins;
+mod places;
 mod policies;
 mod predictors;
 mod prefault;

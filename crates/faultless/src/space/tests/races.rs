@@ -27,7 +27,7 @@ fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, pages: u64, prot:
     assert_eq!(space.mmap(cpu, AT, pages * PAGE_SIZE, prot, flags), Ok(AT));
 }
 
-fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
+pub(super) fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
     let vm = cpu0.vm();
     let cpu1 = cpu(vm, 1);
     cpu1.drain();

@@ -3,6 +3,7 @@ use crate::sync::wait::{Spin, Yield};
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicBool;
 use proptest::prelude::*;
+use std::vec;
 use std::vec::Vec;
 
 const NONE: VirtRange = VirtRange { start: 0, end: 0 };
@@ -98,7 +99,7 @@ impl RangeGuard<'_> {
 
     /// Its CPU looks once whether the claim is held.
     fn looks(&self) -> bool {
-        if self.standing() == WAITS && self.last_before().is_none() {
+        if self.standing() == WAITS && self.last_of(&mut self.all_others()).is_none() {
             self.slot().state.store(self.number() | ACTIVE, Ordering::Release);
         }
         self.is_held()
@@ -107,7 +108,7 @@ impl RangeGuard<'_> {
     /// Its CPU is about to park.
     fn parks(&self, standing: u64) {
         assert_eq!(self.standing(), WAITS);
-        self.lock.parked.fetch_add(1, Ordering::Relaxed);
+        self.lock.parked.enter(self.cpu);
         self.publish(standing);
     }
 
@@ -118,7 +119,7 @@ impl RangeGuard<'_> {
         if !yielding {
             self.publish(WAITS);
         }
-        self.lock.parked.fetch_sub(1, Ordering::Relaxed);
+        self.lock.parked.leave(self.cpu);
         if waits {
             self.take_ticket();
         }
@@ -217,7 +218,7 @@ fn a_claim_is_overtaken_in_so_many_parkings_and_no_more() {
     assert_eq!(robbed.parks.get(), YIELDING_PARKS as usize + 1);
     drop(claim);
     assert!(robbed.holder.take().unwrap().looks());
-    assert_eq!(lock.parked.load(Ordering::Relaxed), 0);
+    assert_eq!(lock.parked.count.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -234,14 +235,18 @@ fn a_release_wakes_the_parked_that_nothing_stops_any_more() {
     behind.parks(FIRM);
     assert!(apart.is_held());
     drop(holder);
-    assert_eq!(notes.0.take(), [1, 3], "the first two, and not who waits for one of them");
+    assert_eq!(notes.0.take(), [4, 1], "those that are next, and not who waits for one of them");
     assert!(!low.wakes() && spinner.looks());
     drop((low, spinner));
     assert_eq!(notes.0.take(), []);
-    assert!(high.wakes(), "who parked firmly stops it");
-    assert_eq!(notes.0.take(), [4]);
-    drop(high);
     assert!(!behind.wakes() && behind.looks());
+    let late = claim(0, range(6, 8));
+    assert!(late.is_held(), "what is parked stops nobody");
+    drop(behind);
+    assert_eq!(notes.0.take(), [], "it is stopped by another, which is held");
+    drop(late);
+    assert_eq!(notes.0.take(), [3]);
+    assert!(!high.wakes() && high.looks());
 }
 
 #[test]
@@ -252,21 +257,48 @@ fn a_try_that_fails_wakes_those_that_found_it_active() {
     let claim = |cpu: usize, ranges| lock.arrive(&slots, &locals[cpu], ranges, &notes);
     let holder = claim(0, range(0, 4));
     let sleeper = claim(1, range(3, 8));
-    sleeper.parks(PARKED);
+    sleeper.parks(FIRM);
     let failing = lock.write(&slots, &locals[2], range(2, 8), &notes);
     assert!(!failing.tries());
     drop(holder);
     assert_eq!(notes.0.take(), [], "the one that is tried stops it");
     failing.take_ticket();
     assert_eq!(notes.0.take(), [1]);
-    assert!(failing.looks());
+    assert!(!failing.looks() && !sleeper.wakes() && sleeper.looks());
+}
+
+/// Those that wait without their core being given away are served first, and wake those that they stopped.
+#[test]
+fn a_release_leaves_the_parked_to_one_that_waits() {
+    for standing in [PARKED, FIRM] {
+        let (slots, lock, notes) = (slots(4), RangeLock::new(), Notes::default());
+        let [a, b, c, d] = [0, 1, 2, 3].map(local);
+        let range = |start, end| [VirtRange::new(start, end), NONE];
+        let holder = lock.arrive(&slots, &a, ALL, &notes);
+        let before = lock.arrive(&slots, &b, range(0, 3), &notes);
+        let sleeper = lock.arrive(&slots, &c, range(2, 6), &notes);
+        let behind = lock.arrive(&slots, &d, range(5, 8), &notes);
+        sleeper.parks(standing);
+        drop(holder);
+        assert_eq!(notes.0.take(), [], "{standing}");
+        assert!(before.looks());
+        drop(before);
+        // The other one's ticket is higher: it is to wait for what is parked firmly.
+        assert_eq!(notes.0.take(), if standing == FIRM { vec![2] } else { vec![] });
+        assert_eq!(behind.looks(), standing == PARKED);
+        if standing == PARKED {
+            drop(behind);
+            assert_eq!(notes.0.take(), [2]);
+        }
+        assert!(!sleeper.wakes() && sleeper.looks());
+    }
 }
 
 #[test]
 fn claims_are_looked_for_where_cpus_use_the_lock() {
     let (slots, lock, other) = (slots(130), RangeLock::new(), RangeLock::new());
     let [a, b, c] = [3, 64, 129].map(local);
-    let users = |lock: &RangeLock| lock.users(&slots).map(|cpu| cpu.0).collect::<Vec<_>>();
+    let users = |lock: &RangeLock| lock.users.members(&slots).map(|cpu| cpu.0).collect::<Vec<_>>();
     let claims =
         [&a, &c].map(|local| lock.arrive(&slots, local, Wanted::shared(VirtRange::USER), &Spin));
     let elsewhere = other.arrive(&slots, &b, ALL, &Spin);
@@ -278,28 +310,8 @@ fn claims_are_looked_for_where_cpus_use_the_lock() {
     lock.leave(CpuId(64));
     assert_eq!(users(&lock), [3]);
     // A slot that has a claim of another lock.
-    lock.users[1].fetch_or(1, Ordering::Relaxed);
+    lock.users.insert(CpuId(64));
     assert!(!lock.is_claimed(&slots, VirtRange::USER) && elsewhere.is_held());
-}
-
-#[test]
-fn a_claim_moves_where_no_other_is() {
-    let (slots, lock, notes) = (slots(3), RangeLock::new(), Notes::default());
-    let [a, b, c] = [0, 1, 2].map(local);
-    let range = |start, end| VirtRange::new(start, end);
-    let other = lock.arrive(&slots, &a, [range(4, 8), NONE], &Spin);
-    let moving = lock.begin(&slots, &b, &notes);
-    assert!(!lock.is_claimed(&slots, range(0, 4)) && moving.is_held());
-    assert!(moving.try_move(range(0, 4)) && lock.is_claimed(&slots, range(3, 4)));
-    let sleeper = lock.arrive(&slots, &c, [range(3, 4), NONE], &notes);
-    sleeper.parks(PARKED);
-    assert!(!moving.try_move(range(5, 6)) && moving.is_held());
-    assert_eq!((notes.0.take(), moving.ranges()), ([2].into(), [NONE; 2]));
-    assert!(!sleeper.wakes() && !lock.is_claimed(&slots, range(0, 3)));
-    drop((other, sleeper));
-    assert!(moving.try_move(range(5, 6)));
-    drop(moving);
-    assert!(!lock.is_claimed(&slots, VirtRange::USER));
 }
 
 #[derive(Clone, Debug)]

@@ -1,0 +1,132 @@
+//! Where a mapping goes whose address is left open: as high as possible below a common top, as on Linux.
+//!
+//! CPUs that map side by side, and one that maps beside another that unmaps, all want the highest hole, and would wait for each
+//! other: each claims a range before it maps there, and an unmapping keeps its claim until it has flushed. So a CPU that finds the
+//! chosen range claimed does not wait. It goes to the *region of its own*, which begins further down, and stays there for its next
+//! [`CALLS_APART`] mappings. There no other CPU chooses, and no page-table entry is on a cache line with one of another CPU. A region
+//! reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere go there, too.
+
+use super::unmap::user_range;
+use super::vma::{Vma, VmaFlags};
+use super::{MMAP_BASE, STACK_GUARD, Space};
+use crate::addr::{VirtRange, page_down};
+use crate::machine::{CpuId, MAX_CPUS, Machine};
+use crate::space::tree::{Entry, View};
+use crate::table::format::USER_END;
+use crate::vm::Cpu;
+
+/// Bytes between the regions of two CPUs: 1,024 of them take half of user space.
+pub(super) const REGION: u64 = 1 << 36;
+const _: () = assert!(USER_END / 3 + (MAX_CPUS as u64 + 1) * REGION <= MMAP_BASE);
+
+/// How many mappings a CPU places in its region before it looks again at the common top. One in models, so that they do both.
+pub(super) const CALLS_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
+
+/// Where one call may place a mapping.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    /// As high as possible below this.
+    top: u64,
+    /// Never below this.
+    lowest: u64,
+}
+
+impl Places {
+    /// Below the common top.
+    #[inline(always)]
+    pub(super) fn common<M: Machine>(cpu: &Cpu<'_, M>) -> Self {
+        Self { top: MMAP_BASE, lowest: cpu.vm().machine().lowest_address() }
+    }
+
+    /// Those of the CPU's next mapping in `space`.
+    #[inline(always)]
+    pub(super) fn next<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Self {
+        let calls = cpu.state().calls_apart.get();
+        if calls == 0 || space.core.owner.was(cpu.id()) {
+            return Self::common(cpu);
+        }
+        cpu.state().calls_apart.set(calls - 1);
+        Self { top: region(cpu.id()), ..Self::common(cpu) }
+    }
+
+    /// Those of a CPU that has met another one's claim, for this mapping and its next ones.
+    #[cold]
+    pub(super) fn apart<M: Machine>(cpu: &Cpu<'_, M>) -> Self {
+        cpu.state().calls_apart.set(CALLS_APART - 1);
+        Self { top: region(cpu.id()), ..Self::common(cpu) }
+    }
+
+    /// Whether they begin in a region.
+    pub(super) fn are_apart(self) -> bool {
+        self.top != MMAP_BASE
+    }
+
+    /// Where a mapping of `len` bytes goes: at the hint if that is free, else as high as possible below the top, or below the common
+    /// one, else as low as possible above a third of user space.
+    pub(super) fn find(self, view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
+        let Self { top, lowest } = self;
+        let hint = page_down(hint);
+        let hint = if hint != 0 && hint < lowest { lowest } else { hint };
+        if hint != 0
+            && let Some(range) = user_range(hint, len)
+            && is_free(view, range)
+        {
+            return Some(hint);
+        }
+        let top = if len <= REGION { top } else { MMAP_BASE };
+        let found = below(view, len, lowest, top);
+        let found =
+            found.or_else(|| below(view, len, lowest, MMAP_BASE).filter(|_| top != MMAP_BASE));
+        found.or_else(|| above(view, len, page_down(USER_END / 3).max(lowest)))
+    }
+}
+
+/// Where the region of `cpu` ends.
+fn region(cpu: CpuId) -> u64 {
+    MMAP_BASE - (cpu.index() as u64 + 1) * REGION
+}
+
+/// The highest free place from `lowest` to `high`.
+#[inline(always)]
+fn below(view: &View<'_, Vma>, len: u64, lowest: u64, mut high: u64) -> Option<u64> {
+    while let Some(start) = view.gap(len, lowest, high) {
+        match guard_below(view, start + len) {
+            Some(limit) if start + len > limit => high = limit,
+            _ => return Some(start),
+        }
+    }
+    None
+}
+
+/// The lowest free place from `low` on.
+#[cold]
+fn above(view: &View<'_, Vma>, len: u64, mut low: u64) -> Option<u64> {
+    while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
+        match guard_below(view, start + len) {
+            Some(limit) if start + len > limit => low = view.find(start + len)?.end,
+            _ => return Some(start),
+        }
+    }
+    None
+}
+
+/// Whether `range`, and the guard of a stack above it, is free.
+pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
+    match view.find(range.start) {
+        Some(entry) if entry.start < range.end => false,
+        Some(_) => guard_below(view, range.end).is_none_or(|limit| range.end <= limit),
+        None => true,
+    }
+}
+
+/// How high mappings may reach below the first VMA at or above `addr`: not into a stack's guard.
+fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
+    let entry = view.find(addr)?;
+    Some(entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 }))
+}
+
+/// Whether the VMA of `entry`, of a view, grows down, and so keeps a guard below itself.
+pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
+    // SAFETY: VMAs in a view live as long as its section.
+    unsafe { entry.value.as_ref() }.area.flags.contains(VmaFlags::GROWSDOWN)
+}
