@@ -40,7 +40,7 @@ fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
     // Those that have met nobody.
     assert_eq!(map(&cpu0, &space, 0, P), MMAP_BASE - REGION - 2 * P);
     // The others stay where they are, for some time.
-    for call in 4..=CALLS_APART as u64 {
+    for call in 4..=u64::from(CALLS_APART) {
         assert_eq!(map(&cpu1, &space, 0, P), one - (call - 1) * P, "{call}");
     }
     let after = map(&cpu1, &space, 0, P);
