@@ -351,6 +351,16 @@ fn a_page_that_leaves_while_it_is_read() {
     try_pair([Kind::Load, Kind::Truncate], Relation::Same, Base::SlowShared);
 }
 
+/// The kernel overwrites a page that is being read.
+fn a_page_that_is_overwritten_while_it_is_read() {
+    try_pair([Kind::ReadPage, Kind::Overwrite], Relation::Same, Base::SlowShared);
+}
+
+/// The kernel overwrites a page that leaves the file.
+fn a_page_that_leaves_while_it_is_overwritten() {
+    try_pair([Kind::Truncate, Kind::Overwrite], Relation::Same, Base::SlowShared);
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -372,6 +382,8 @@ mod needs {
         who_joins_a_read_holds_the_entry: JoinHoldsEntry in [two_that_wait_for_a_read],
         a_read_page_is_freed: EndFreesFrame in [a_page_that_leaves_while_it_is_read],
         a_read_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_read],
+        an_overwritten_page_is_freed: EndFreesFrame in [a_page_that_is_overwritten_while_it_is_read],
+        an_overwrite_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_overwritten],
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

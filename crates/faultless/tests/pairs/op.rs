@@ -141,6 +141,8 @@ pub enum Op {
     /// The kernel reads or writes a page of the file.
     ReadPage(i64),
     WritePage(i64, u64),
+    /// The kernel overwrites a whole page of the file, which is not read first.
+    Overwrite(i64, u64),
     /// The object gets so many pages.
     Extend(i64),
     /// `mmap` of the object: each page of the window shows the page of that number. Text may be executed.
@@ -427,6 +429,7 @@ impl Op {
             | Self::DropClean(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
+            | Self::Overwrite(..)
             | Self::Extend(_) => {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
@@ -551,6 +554,19 @@ impl Op {
                 // SAFETY: as above.
                 unsafe { AtomicU64::from_ptr(at.cast()) }.store(value, Ordering::Relaxed);
             }),
+            Self::Overwrite(at, value) => {
+                let whole = PAGE_SIZE as usize;
+                let write = |at: *mut u8| {
+                    // SAFETY: as above. The others of its bytes are zeros in every page, which is what a new frame is not.
+                    unsafe {
+                        AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
+                        at.add(8).write_bytes(0, whole - 8);
+                    }
+                    whole
+                };
+                let stored = file.overwrite_page(cpu, besides.index(at), write);
+                stored.map(|stored| assert_eq!(stored, whole, "{self:?} gave up"))
+            }
             Self::Extend(pages) => file.set_len(cpu, besides.index(pages) * PAGE_SIZE),
             _ => unreachable!("{self:?} is not about a file"),
         };
@@ -637,6 +653,7 @@ impl Op {
             | Self::DropClean(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
+            | Self::Overwrite(..)
             | Self::Extend(_)
             | Self::Device
             | Self::PinRead(_)

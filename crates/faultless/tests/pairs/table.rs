@@ -56,6 +56,7 @@ listed! {
         DropClean,
         ReadPage,
         WritePage,
+        Overwrite,
         GrowFile,
         InCore,
         Maps,
@@ -130,6 +131,7 @@ impl Kind {
             Self::DropClean => Op::DropClean(span),
             Self::ReadPage => Op::ReadPage(at),
             Self::WritePage => Op::WritePage(at, 100 + side as u64),
+            Self::Overwrite => Op::Overwrite(at, 100 + side as u64),
             Self::GrowFile => Op::Extend(WINDOW),
             Self::InCore => Op::InCore(at),
             Self::Maps => Op::Maps,
@@ -183,6 +185,7 @@ impl Kind {
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
+            | Self::Overwrite
             | Self::InCore => Touches::Pages,
             Self::Truncate
             | Self::GrowFile
@@ -241,6 +244,7 @@ impl Kind {
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
+            | Self::Overwrite
             | Self::GrowFile
             | Self::InCore
             | Self::Maps
@@ -269,7 +273,11 @@ impl Kind {
             Self::MapObject | Self::MapObjectShared | Self::Truncate | Self::PunchHole => {
                 ops.push(Op::Object);
             }
-            Self::WriteBack | Self::DropClean | Self::ReadPage | Self::WritePage => {
+            Self::WriteBack
+            | Self::DropClean
+            | Self::ReadPage
+            | Self::WritePage
+            | Self::Overwrite => {
                 ops.push(Op::File);
             }
             Self::GrowFile => {
@@ -382,6 +390,7 @@ impl Kind {
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
+            | Self::Overwrite
             | Self::GrowFile
             | Self::InCore
             | Self::Maps
@@ -478,7 +487,12 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     let files = any(|kind| {
         matches!(
             kind,
-            Kind::WriteBack | Kind::DropClean | Kind::ReadPage | Kind::WritePage | Kind::GrowFile
+            Kind::WriteBack
+                | Kind::DropClean
+                | Kind::ReadPage
+                | Kind::WritePage
+                | Kind::Overwrite
+                | Kind::GrowFile
         )
     });
     let begins = any(|kind| kind == Kind::WillNeed);
