@@ -51,6 +51,7 @@ listed! {
         PinWrite,
         StackGrowth,
         Truncate,
+        TruncateIn,
         PunchHole,
         WriteBack,
         DropClean,
@@ -126,6 +127,7 @@ impl Kind {
             Self::PinWrite => Op::PinWrite(at, 100 + side as u64),
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
             Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
+            Self::TruncateIn => Op::EndIn(at, Part::Both),
             Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
             Self::WriteBack => Op::WriteBack(span),
             Self::DropClean => Op::DropClean(span),
@@ -188,6 +190,7 @@ impl Kind {
             | Self::Overwrite
             | Self::InCore => Touches::Pages,
             Self::Truncate
+            | Self::TruncateIn
             | Self::GrowFile
             | Self::Collapse
             | Self::Maps
@@ -239,6 +242,7 @@ impl Kind {
             | Self::PinRead
             | Self::PinWrite
             | Self::Truncate
+            | Self::TruncateIn
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
@@ -277,7 +281,8 @@ impl Kind {
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
-            | Self::Overwrite => {
+            | Self::Overwrite
+            | Self::TruncateIn => {
                 ops.push(Op::File);
             }
             Self::GrowFile => {
@@ -385,6 +390,7 @@ impl Kind {
             | Self::PinWrite
             | Self::StackGrowth
             | Self::Truncate
+            | Self::TruncateIn
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
@@ -458,8 +464,8 @@ pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
 /// Whether a kernel lets them be under way at the same time: while pages of an object leave the spaces that map
 /// it, these are all there are; and while it is shortened its length does not change otherwise.
 pub fn may_meet([first, second]: [Kind; 2]) -> bool {
-    let sets_length = |kind| matches!(kind, Kind::Truncate | Kind::GrowFile);
-    let leave = |kind| matches!(kind, Kind::Truncate | Kind::PunchHole);
+    let sets_length = |kind| matches!(kind, Kind::Truncate | Kind::TruncateIn | Kind::GrowFile);
+    let leave = |kind| matches!(kind, Kind::Truncate | Kind::TruncateIn | Kind::PunchHole);
     let spaces = |kind| matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop);
     !(leave(first) && spaces(second)
         || spaces(first) && leave(second)
@@ -492,6 +498,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
                 | Kind::ReadPage
                 | Kind::WritePage
                 | Kind::Overwrite
+                | Kind::TruncateIn
                 | Kind::GrowFile
         )
     });
