@@ -142,12 +142,13 @@ pub fn audit_with<M: Machine>(
         }
     }
     for object in core::mem::take(&mut found.objects).values() {
+        let top = object.top();
         // SAFETY: the object is alive, and no call is under way.
         unsafe {
             audit_tables(
                 cpu,
-                object.root(),
-                ROOT,
+                top.table,
+                top.level,
                 0,
                 &mut found.tables,
                 &mut |addr, entry, level| {

@@ -155,10 +155,13 @@ impl Place {
 mod tests {
     use super::*;
     use crate::addr::FrameNumber;
+    use crate::file::Top;
     use std::thread;
 
+    const ROOT: Top = Top { table: FrameNumber(7), level: 1 };
+
     fn left() -> Left {
-        Left::Object(Parts::of_root(FrameNumber(7), 1))
+        Left::Object(Parts::of_root(ROOT, 1))
     }
 
     #[test]
@@ -166,7 +169,7 @@ mod tests {
         let ended = Ended::try_new().unwrap();
         assert!(ended.is_empty());
         for pages in 1..=3 {
-            ended.place().unwrap().leave(|| Left::Object(Parts::of_root(FrameNumber(7), pages)));
+            ended.place().unwrap().leave(|| Left::Object(Parts::of_root(ROOT, pages)));
         }
         let mut vacated = ended.place().unwrap();
         vacated.vacate();

@@ -20,6 +20,9 @@ use models::explore;
 use models::machine::{Toy, cpu, page};
 use std::sync::Arc;
 
+/// The first page that is beyond one table.
+const FAR: u64 = 4;
+
 const BOUND: Option<usize> = Some(3);
 const BOUND_WITH_SPACE: Option<usize> = Some(2);
 
@@ -45,7 +48,8 @@ fn two(
         };
         left(&here, &object);
         other.join().unwrap();
-        assert_eq!(object.has_page(&here, 0), object.pages() == 1, "a page is beyond the end");
+        let beyond = [0, FAR].into_iter().filter(|&index| index >= object.pages());
+        assert!(!{ beyond }.any(|index| object.has_page(&here, index)), "a page is beyond the end");
         Object::release(object, &here);
         here.drain();
         let census = vm.census(&here).unwrap();
@@ -73,6 +77,44 @@ fn a_page_against_truncation() {
 #[test]
 fn no_page_is_beyond_the_end() {
     a_page_against_truncation();
+}
+
+/// An object is shortened while somebody adds a page for which it needs another root.
+fn a_new_root_against_truncation() {
+    two(
+        |cpu, object| {
+            object.write_page(cpu, 0, |bytes| word(bytes).store(1, Ordering::Relaxed)).unwrap();
+            object.set_pages(cpu, FAR + 1).unwrap();
+        },
+        |cpu, object| object.set_pages(cpu, 1).unwrap(),
+        |cpu, object| {
+            let _ = object.write_page(cpu, FAR, |bytes| word(bytes).store(1, Ordering::Relaxed));
+        },
+    );
+}
+
+#[test]
+fn no_page_below_a_new_root_is_beyond_the_end() {
+    a_new_root_against_truncation();
+}
+
+/// Two add pages for which the object needs another root.
+fn two_new_roots() {
+    const PAGES: [u64; 2] = [FAR, 2 * FAR];
+    fn write(cpu: &Cpu<'_, Toy>, object: &Shared<Object>, index: u64) {
+        object.write_page(cpu, index, |bytes| word(bytes).store(index, Ordering::Relaxed)).unwrap();
+        assert!(object.has_page(cpu, index), "a page is lost");
+    }
+    two(
+        |cpu, object| object.set_pages(cpu, PAGES[1] + 1).unwrap(),
+        |cpu, object| write(cpu, object, PAGES[0]),
+        |cpu, object| write(cpu, object, PAGES[1]),
+    );
+}
+
+#[test]
+fn an_object_gets_one_root() {
+    two_new_roots();
 }
 
 /// An object loses its page, whose frame another object then uses, while somebody reads the page.
@@ -183,6 +225,12 @@ caught! {
         without TruncateFence, a_page_against_truncation(), says "a page is beyond the end";
     who_makes_a_page_looks_at_the_length_again:
         without ObjectLooksAgain, a_page_against_truncation(), says "a page is beyond the end";
+    who_shortens_needs_its_fence_below_a_new_root:
+        without TruncateFence, a_new_root_against_truncation(), says "a page is beyond the end";
+    who_makes_a_page_below_a_new_root_looks_again:
+        without ObjectLooksAgain, a_new_root_against_truncation(), says "a page is beyond the end";
+    a_root_is_put_above_the_last:
+        without GrowsOnce, two_new_roots(), says "lost";
     who_shortens_waits_for_who_makes_a_page:
         without SettleWaits, a_page_against_truncation(), says "a frame is lost";
     who_finds_a_page_looks_at_its_entry_again:

@@ -157,8 +157,50 @@ fn private_copies() {
     world.finish_with(vec![space, other], vec![object]);
 }
 
+/// Pages are added beyond what the object's tables span, while others are read and cut off.
+fn pages_beyond_the_tables() {
+    const FAR: [u64; 3] = [512, 1024, 512 * 512];
+    let world = World::unwatched(3, 160);
+    let object = world.object(1, 1);
+    world.quietly(|cpu| object.set_pages(cpu, FAR[2] + 1).unwrap());
+    let space = world.space(|_| {});
+    let write = |guest: &Guest<'_>, index| {
+        guest.poll();
+        // SAFETY: a word of a page that is lent; one thread runs at a time.
+        object.write_page(guest.cpu, index, |at| unsafe { at.cast::<u64>().write(index) })
+    };
+    let read = |guest: &Guest<'_>, index| {
+        guest.poll();
+        // SAFETY: as above.
+        let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
+        object.read_page(guest.cpu, index, |at| at.map(word)).unwrap()
+    };
+    world.run(&[
+        (&space, &|guest| {
+            write(guest, FAR[0]).unwrap();
+            assert_eq!(read(guest, FAR[0]), Some(FAR[0]), "a lost write");
+        }),
+        (&space, &|guest| {
+            write(guest, FAR[1]).unwrap();
+            assert_eq!(read(guest, FAR[1]), Some(FAR[1]), "a lost write");
+            let _ = write(guest, FAR[2]);
+        }),
+        (&space, &|guest| {
+            assert_eq!(read(guest, 0), Some(7));
+            object.set_pages(guest.cpu, FAR[1] + 1).unwrap();
+            assert_eq!(read(guest, FAR[2]), None);
+            assert_eq!(read(guest, 0), Some(7));
+        }),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!([FAR[0], FAR[1]].map(|index| read(guest, index)), [FAR[0], FAR[1]].map(Some));
+    });
+    world.finish_with(vec![space], vec![object]);
+}
+
 mod tests {
     holds!(
+        pages_beyond_the_tables,
         accesses_against_truncation,
         a_mapping_against_a_page_that_leaves,
         a_first_touch_against_truncation,
@@ -171,6 +213,8 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
+        a_root_that_is_the_only_one: GrowsOnce in [pages_beyond_the_tables],
+        a_look_at_the_length_below_a_new_root: ObjectLooksAgain in [pages_beyond_the_tables],
         a_look_at_the_length: ObjectLooksAgain in [a_first_touch_against_truncation],
         a_look_at_what_is_referred_to: ReferLooksAgain in [a_mapping_against_a_page_that_leaves],
     );

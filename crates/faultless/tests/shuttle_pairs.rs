@@ -351,6 +351,26 @@ fn a_page_that_leaves_while_it_is_read() {
     try_pair([Kind::Load, Kind::Truncate], Relation::Same, Base::SlowShared);
 }
 
+/// The kernel overwrites a page that is being read.
+fn a_page_that_is_overwritten_while_it_is_read() {
+    try_pair([Kind::ReadPage, Kind::Overwrite], Relation::Same, Base::SlowShared);
+}
+
+/// The kernel overwrites a page that leaves the file.
+fn a_page_that_leaves_while_it_is_overwritten() {
+    try_pair([Kind::Truncate, Kind::Overwrite], Relation::Same, Base::SlowShared);
+}
+
+/// A file comes to end in a page that is being read, and that nobody waits for.
+fn an_end_in_a_page_that_is_read() {
+    try_pair([Kind::InCore, Kind::TruncateIn], Relation::Same, Base::SlowShared);
+}
+
+/// The kernel needs a page while it becomes a hole.
+fn a_page_that_is_needed_while_it_is_punched() {
+    try_pair([Kind::PunchHole, Kind::WritePage], Relation::Same, Base::SlowShared);
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -372,6 +392,10 @@ mod needs {
         who_joins_a_read_holds_the_entry: JoinHoldsEntry in [two_that_wait_for_a_read],
         a_read_page_is_freed: EndFreesFrame in [a_page_that_leaves_while_it_is_read],
         a_read_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_read],
+        an_overwritten_page_is_freed: EndFreesFrame in [a_page_that_is_overwritten_while_it_is_read],
+        an_overwrite_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_overwritten],
+        a_cut_drops_reads: CutDropsReads in [an_end_in_a_page_that_is_read],
+        a_read_looks_for_a_cut: ReadLooksForCut in [a_page_that_is_needed_while_it_is_punched],
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

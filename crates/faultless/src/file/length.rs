@@ -104,7 +104,7 @@ impl Object {
         let drop = |now: Entry| if now.is_hidden() { Entry::NONE } else { now };
         // SAFETY: the object's tables are unlinked only when no share is left.
         unsafe {
-            each_page(cpu, self.root, pages, |_, slot| {
+            each_page(cpu, self.top(), pages, |_, slot| {
                 if !node::load(slot).is_none() && !lost(Mutant::CutDropsReads) {
                     protocol::settle(slot, cpu, drop);
                 }

@@ -2,6 +2,7 @@
 
 use super::length::Cut;
 use super::object::{Object, Parts, Stored};
+use super::root::{Root, Top};
 use super::store::Store;
 use super::write_back::{Turn, WriteErrors};
 use crate::addr::PAGE_SIZE;
@@ -11,7 +12,6 @@ use crate::heap::{Shared, try_box};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
-use crate::table::node::ROOT;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
 
@@ -68,7 +68,9 @@ impl Object {
         cpu.end_dropped();
         let place = cpu.vm().ended.place()?;
         let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
-        let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
+        let level = Top::level_for(pages);
+        let table = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level));
+        let root = Root::new(Top { table, level });
         let identity = cpu.identity();
         let (pages, unfit) = (AtomicU64::new(pages), AtomicU64::new(0));
         let object = Self { root, pages, tag, identity, unfit, stored, place };
@@ -111,18 +113,18 @@ impl Parts {
     /// # Safety
     /// The tables are the caller's alone.
     pub(crate) unsafe fn end<M: Machine>(self, cpu: &Cpu<'_, M>) {
-        let Self { root, pages, stored } = self;
+        let Self { top, pages, stored } = self;
         if let Some(stored) = stored {
             // Nobody is left whom an error could be told.
-            let written = stored.write_back(cpu, root, 0..pages, |_| {});
+            let written = stored.write_back(cpu, top, 0..pages, |_| {});
             if written.is_err() {
                 cpu.count(Counter::WriteBackLost);
             }
         }
         // SAFETY: the caller's promise.
         unsafe {
-            Object::free_below(cpu, root, 0..pages);
-            cpu.free_tables(root, ROOT);
+            Object::free_below(cpu, top, 0..pages);
+            cpu.free_tables(top.table, top.level);
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod object;
 mod overwrite;
 pub mod pages;
 mod read;
+mod root;
 mod store;
 mod write_back;
 
@@ -16,6 +17,8 @@ pub use object::Object;
 pub(crate) use object::Parts;
 pub(crate) use read::{Fetched, Lack, Reach, Unread};
 pub use read::{PendingRead, Reading};
+#[cfg(all(test, not(loom)))]
+pub(crate) use root::Top;
 pub use store::{BackingStore, Buffer, MOST_PAGES, ReadRun, Store, StoreError, WriteRun};
 pub(crate) use write_back::Mark;
 pub use write_back::SeenErrors;

@@ -2,7 +2,8 @@
 //! system, System V shared memory and shared anonymous mappings are made of them.
 //!
 //! An object finds its pages through a page table of its own, in which the "address" is the byte
-//! offset: the same walk, the same entry protocol and the same publication of tables as a space. A
+//! offset: the same walk, the same entry protocol and the same publication of tables as a space, and as many
+//! levels as its pages [need](super::root). A
 //! missing page is added by the first CPU that needs it, without a lock. The object
 //! holds one reference to each of its pages, each mapping one more, and each copy in progress to or
 //! from a page one more. So a page may leave the object at any time; dropping the last reference frees
@@ -33,9 +34,10 @@
 //! [keeps](crate::Copies::Keep) private copies.
 
 use super::length::Cut;
+use super::root::{Root, Top};
 use super::store::{BackingStore, Store};
 use super::write_back::{Turn, WriteErrors};
-use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::addr::PAGE_SHIFT;
 use crate::ended::{Left, Place};
 use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +51,7 @@ use alloc::boxed::Box;
 /// ([`Cpu::end_dropped`](crate::Cpu::end_dropped)), ends the object later.
 #[derive(Debug)]
 pub struct Object {
-    pub(super) root: FrameNumber,
+    pub(super) root: Root,
     pub(super) pages: AtomicU64,
     pub(super) tag: u64,
     /// The subsystem that its frames are of.
@@ -85,15 +87,15 @@ impl Drop for Object {
 /// What is left of an object whose last share is gone.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    pub(super) root: FrameNumber,
+    pub(super) top: Top,
     pub(super) pages: u64,
     pub(super) stored: Option<Box<Stored>>,
 }
 
 #[cfg(all(test, not(loom)))]
 impl Parts {
-    pub(crate) const fn of_root(root: FrameNumber, pages: u64) -> Self {
-        Self { root, pages, stored: None }
+    pub(crate) const fn of_root(top: Top, pages: u64) -> Self {
+        Self { top, pages, stored: None }
     }
 
     pub(crate) const fn pages(&self) -> u64 {
@@ -116,11 +118,6 @@ impl Object {
     /// The most pages that an object may have: 128 TiB.
     pub const MAX_PAGES: u64 = USER_END.next_power_of_two() >> PAGE_SHIFT;
 
-    /// The frame of its root table.
-    pub(crate) const fn root(&self) -> FrameNumber {
-        self.root
-    }
-
     /// Its length in bytes: that of its pages, unless it has a store.
     pub fn bytes(&self) -> u64 {
         let of_store = |stored: &Stored| stored.bytes.load(Ordering::Acquire);
@@ -139,7 +136,7 @@ impl Object {
 
     /// What is to be ended of it.
     pub(super) fn parts(&mut self) -> Parts {
-        Parts { root: self.root, pages: self.pages(), stored: self.stored.take() }
+        Parts { top: self.top(), pages: self.pages(), stored: self.stored.take() }
     }
 
     /// Its length in pages.

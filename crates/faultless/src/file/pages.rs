@@ -2,7 +2,8 @@
 
 use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, Reach};
-use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
+use super::root::Top;
+use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
@@ -15,8 +16,8 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
-use crate::table::range::{self, Leaves};
-use crate::table::walk::{Reached, descend};
+use crate::table::range::Leaves;
+use crate::table::walk::Reached;
 use crate::vm::Cpu;
 use core::convert::Infallible;
 use core::ops::Range;
@@ -30,22 +31,14 @@ impl Object {
         // Pages that take their place may become folios.
         self.unfit.store(0, Ordering::Relaxed);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-        unsafe { Self::free_below(cpu, self.root, range) };
+        unsafe { Self::free_below(cpu, self.top(), range) };
     }
 
-    /// Takes the pages of `range` out of the table in `root`, the root of an object.
+    /// Takes the pages of `range` out of the tables below `top`, the root of an object.
     ///
     /// # Safety
     /// The tables stay linked.
-    pub(super) unsafe fn free_below<M: Machine>(
-        cpu: &Cpu<'_, M>,
-        root: FrameNumber,
-        range: Range<u64>,
-    ) {
-        let bytes = |index: u64| index.min(Self::MAX_PAGES) << PAGE_SHIFT;
-        if range.is_empty() {
-            return;
-        }
+    pub(super) unsafe fn free_below<M: Machine>(cpu: &Cpu<'_, M>, top: Top, range: Range<u64>) {
         let put = |leaves: Leaves<'_>| {
             if let Leaves::Pages { slots, .. } = leaves {
                 for slot in slots.iter().filter(|slot| !node::load(slot).is_none()) {
@@ -59,9 +52,8 @@ impl Object {
             }
             Ok::<(), Infallible>(())
         };
-        let range = VirtRange::new(bytes(range.start), bytes(range.end));
         // SAFETY: the caller's promise.
-        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, cpu, put) };
+        let Ok(()) = unsafe { top.visit(cpu, range, put) };
     }
 
     /// Whether the page at `index` is there: it was written, or mapped.
@@ -82,9 +74,8 @@ impl Object {
             }
             Ok::<(), Infallible>(())
         };
-        let all = VirtRange::new(0, self.pages() << PAGE_SHIFT);
         // SAFETY: as in `free_pages`.
-        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, all, cpu, count) };
+        let Ok(()) = unsafe { self.top().visit(cpu, 0..self.pages(), count) };
         pages
     }
 
@@ -104,13 +95,10 @@ impl Object {
         cpu: &Cpu<'v, M>,
         index: u64,
     ) -> Option<&'v [AtomicU64; ENTRIES]> {
-        if index >= Self::MAX_PAGES {
-            return None;
-        }
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-        match unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) } {
-            Reached::Last(slots) => Some(slots),
-            Reached::Above { .. } => None,
+        match unsafe { self.top().find(cpu.vm().machine(), index) } {
+            Some(Reached::Last(slots)) => Some(slots),
+            Some(Reached::Above { .. }) | None => None,
         }
     }
 
@@ -212,9 +200,7 @@ impl Object {
         if index >= self.pages() {
             return Err(NoPage::Beyond);
         }
-        // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-        let reached = unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) };
-        if let Reached::Last(slots) = reached {
+        if let Some(slots) = self.slots(cpu, index) {
             let seen = node::load(&slots[index as usize % ENTRIES]);
             if seen.is_present() && !seen.is_locked() {
                 return Ok(slots);
@@ -272,9 +258,11 @@ impl Object {
             return Err(NoPage::Beyond);
         }
         loop {
+            let top = self.top();
             // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-            match unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) } {
-                Reached::Above { slot, level, seen } => {
+            match unsafe { top.find(cpu.vm().machine(), index) } {
+                None => self.grow(cpu, top, prepared)?,
+                Some(Reached::Above { slot, level, seen }) => {
                     if seen.is_locked() {
                         protocol::look(slot, cpu);
                         continue;
@@ -286,7 +274,7 @@ impl Object {
                         return Err(NoPage::OutOfMemory);
                     }
                 }
-                Reached::Last(slots) => return Ok(slots),
+                Some(Reached::Last(slots)) => return Ok(slots),
             }
         }
     }

@@ -24,8 +24,9 @@
 //! Whoever writes back takes the object's [`Turn`], so that older bytes are not written after newer ones.
 
 use super::object::{Object, Stored};
+use super::root::Top;
 use super::store::{BackingStore, Buffer, MOST_PAGES, WriteRun};
-use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Errno, OutOfMemory};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
@@ -37,7 +38,7 @@ use crate::sync::wait::{Wait, until};
 use crate::table::Entry;
 use crate::table::node;
 use crate::table::protocol;
-use crate::table::range::{self, Leaves};
+use crate::table::range::Leaves;
 use crate::vm::Cpu;
 use core::cell::UnsafeCell;
 use core::ops::Range;
@@ -180,7 +181,7 @@ impl Object {
         }
         // SAFETY: the object's tables are unlinked only when no share is left.
         unsafe {
-            each_page(cpu, self.root, range, |_, slot| {
+            each_page(cpu, self.top(), range, |_, slot| {
                 let seen = node::load(slot);
                 let clean = !seen.is_dirty() || lost(Mutant::DropsDirty);
                 if !seen.is_present() || seen.is_locked() || !clean {
@@ -226,7 +227,7 @@ impl Shared<Object> {
     ) -> Result<u64, Errno> {
         self.check_vm(cpu);
         match &self.stored {
-            Some(stored) => stored.write_back(cpu, self.root, pages, protect),
+            Some(stored) => stored.write_back(cpu, self.top(), pages, protect),
             None => Ok(0),
         }
     }
@@ -245,7 +246,7 @@ impl Shared<Object> {
         if self.is_stored() {
             // SAFETY: the object's tables are unlinked only when no share is left.
             unsafe {
-                each_page(cpu, self.root, pages, |_, slot| {
+                each_page(cpu, self.top(), pages, |_, slot| {
                     let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
                     protocol::settle(slot, cpu, mark);
                 });
@@ -255,11 +256,11 @@ impl Shared<Object> {
 }
 
 impl Stored {
-    /// See [`Shared::write_back`]; `root` is the object's root table, which stays.
+    /// See [`Shared::write_back`]; `top` is the root of the object's tables.
     pub(super) fn write_back<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
-        root: FrameNumber,
+        top: Top,
         pages: Range<u64>,
         mut protect: impl FnMut(Range<u64>),
     ) -> Result<u64, Errno> {
@@ -269,7 +270,7 @@ impl Stored {
             let run = turn.run();
             run.clear();
             // SAFETY: the object's tables are unlinked only when no share is left.
-            let first = unsafe { gather(cpu, root, at..pages.end, run) };
+            let first = unsafe { gather(cpu, top, at..pages.end, run) };
             if run.is_empty() {
                 break;
             }
@@ -288,7 +289,7 @@ impl Stored {
                 if index - first >= good as u64 && !lost(Mutant::FailedStaysDirty) {
                     // SAFETY: as above.
                     unsafe {
-                        each_page(cpu, root, index..index + 1, |_, slot| {
+                        each_page(cpu, top, index..index + 1, |_, slot| {
                             mark(cpu, slot, page.frame);
                         });
                     }
@@ -331,10 +332,10 @@ fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
 /// Returns the number of the first.
 ///
 /// # Safety
-/// As [`range::visit`].
+/// As [`Top::visit`].
 unsafe fn gather<M: Machine>(
     cpu: &Cpu<'_, M>,
-    root: FrameNumber,
+    top: Top,
     pages: Range<u64>,
     run: &mut Bounded<Buffer>,
 ) -> u64 {
@@ -373,17 +374,17 @@ unsafe fn gather<M: Machine>(
         Ok(())
     };
     // SAFETY: the caller's promise.
-    let _ended = unsafe { range::visit(cpu.vm().machine(), root, bytes(pages), cpu, visit) };
+    let _ended = unsafe { top.visit(cpu, pages, visit) };
     first
 }
 
 /// Calls `each` with the number and the entry of every page of `pages` for which there is a table.
 ///
 /// # Safety
-/// As [`range::visit`].
+/// As [`Top::visit`].
 pub(super) unsafe fn each_page<M: Machine>(
     cpu: &Cpu<'_, M>,
-    root: FrameNumber,
+    top: Top,
     pages: Range<u64>,
     mut each: impl FnMut(u64, &AtomicU64),
 ) {
@@ -395,11 +396,5 @@ pub(super) unsafe fn each_page<M: Machine>(
         Ok::<(), core::convert::Infallible>(())
     };
     // SAFETY: the caller's promise.
-    let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, bytes(pages), cpu, visit) };
-}
-
-/// What `pages` span in an object's tables, whose addresses are offsets in bytes.
-fn bytes(pages: Range<u64>) -> VirtRange {
-    let at = |page: u64| page.min(Object::MAX_PAGES) << PAGE_SHIFT;
-    VirtRange { start: at(pages.start), end: at(pages.end.max(pages.start)) }
+    let Ok(()) = unsafe { top.visit(cpu, pages, visit) };
 }

@@ -133,6 +133,8 @@ pub enum Mutant {
     EndFreesFrame,
     /// Who drops a page takes the last reference in one step. It frees a frame to which another CPU has just got a reference.
     DropsSole,
+    /// A root is put above an object's tables only where none was put meanwhile. What is below the other is lost.
+    GrowsOnce,
     /// One CPU at a time writes back. Older bytes are written after newer ones.
     TurnExcludes,
     /// A fault that makes a page of a file writable marks it dirty while it has the entry. What is stored is never written back.

@@ -46,12 +46,32 @@ pub unsafe fn visit<'m, M: Machine, E>(
     root: FrameNumber,
     range: VirtRange,
     wait: &impl Wait,
+    visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
+) -> Result<(), E> {
+    // SAFETY: handed on.
+    unsafe { visit_from(machine, root, ROOT, range, wait, visit) }
+}
+
+/// As [`visit`], from `root`, of `top`, which all of `range` lies below.
+///
+/// # Errors
+/// What `visit` returned.
+///
+/// # Safety
+/// As [`visit`].
+#[inline]
+pub unsafe fn visit_from<'m, M: Machine, E>(
+    machine: &'m M,
+    root: FrameNumber,
+    top: u32,
+    range: VirtRange,
+    wait: &impl Wait,
     mut visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
     let (mut addr, mut met) = (range.start, None);
     while addr < range.end {
         let mut table = root;
-        let mut level = ROOT;
+        let mut level = top;
         loop {
             let span = node::entry_span(level);
             // SAFETY: reached from the root under the caller's lock or section.

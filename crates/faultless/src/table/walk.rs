@@ -58,8 +58,21 @@ pub unsafe fn slot_of<M: Machine>(
 /// lock over `addr` for as long as it uses what it gets.
 #[inline(always)]
 pub unsafe fn descend<M: Machine>(machine: &M, root: FrameNumber, addr: u64) -> Reached<'_> {
-    let mut table = root;
-    let mut level = ROOT;
+    // SAFETY: handed on.
+    unsafe { descend_from(machine, root, ROOT, addr) }
+}
+
+/// As [`descend`], from `table`, of `level`, which `addr` lies below.
+///
+/// # Safety
+/// As [`descend`].
+#[inline(always)]
+pub unsafe fn descend_from<M: Machine>(
+    machine: &M,
+    mut table: FrameNumber,
+    mut level: u32,
+    addr: u64,
+) -> Reached<'_> {
     while level > LAST {
         // SAFETY: `table` was reached from the root inside the caller's section or lock.
         let slot = unsafe { node::slot(machine, table, addr, level) };

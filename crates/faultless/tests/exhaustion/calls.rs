@@ -365,6 +365,24 @@ fn spaces_and_objects_that_are_made() {
 }
 
 #[test]
+fn pages_that_need_more_levels_of_an_object() {
+    let grown = |cpu: &TestCpu<'_>, world: &mut World| {
+        all_kinds(cpu, world);
+        let object = Object::try_new(cpu, 1, 9).unwrap();
+        object.write_page(cpu, 0, |_| {}).unwrap();
+        object.set_pages(cpu, Object::MAX_PAGES).unwrap();
+        world.objects.push(object);
+    };
+    for index in [512, 512 * 512, 512 * 512 * 512] {
+        let call = |cpu: &TestCpu<'_>, world: &mut World| {
+            world.objects[1].write_page(cpu, index, |_| {})?;
+            Ok(())
+        };
+        exhaust_call("a page beyond the tables", &grown, &call, Left::Ways);
+    }
+}
+
+#[test]
 fn what_gives_memory_back_needs_none() {
     let forked = |cpu: &TestCpu<'_>, world: &mut World| {
         all_kinds(cpu, world);

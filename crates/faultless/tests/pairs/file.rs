@@ -34,10 +34,12 @@ pub enum Which {
 }
 
 impl Words {
-    /// One word for each page of the window, and of the pages below.
+    /// One word for each page of the window, and of the pages below. Each has more than one byte, so that it is another one where
+    /// the file ends behind the first.
     pub fn new(below: i64) -> Arc<Self> {
+        let word = |page: u64| 0x100 + 200 + page;
         Arc::new(Self {
-            words: Mutex::new((0..(below + WINDOW) as u64).map(|page| 200 + page).collect()),
+            words: Mutex::new((0..(below + WINDOW) as u64).map(word).collect()),
             below,
             slow: AtomicBool::new(false),
             taken: Mutex::default(),
@@ -104,7 +106,8 @@ impl BackingStore for Words {
         let mut done = 0;
         for (word, page) in words.iter().skip(first).zip(run.memory()) {
             page.fill(0);
-            page[..8].copy_from_slice(&word.to_ne_bytes());
+            let len = page.len().min(8);
+            page[..len].copy_from_slice(&word.to_le_bytes()[..len]);
             done += page.len();
         }
         if self.is_slow()
@@ -117,15 +120,19 @@ impl BackingStore for Words {
 
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let mut words = self.words.lock().unwrap();
-        for (index, (page, _)) in (run.first() as usize..).zip(run.memory()) {
+        for (index, (page, len)) in (run.first() as usize..).zip(run.memory()) {
             // SAFETY: a word of a page, valid for reads during the call.
-            words[index] = unsafe { page.cast::<u64>().read_volatile() };
+            words[index] = low(unsafe { page.cast::<u64>().read_volatile() }, len as u64);
         }
         Ok(())
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
-        self.words.lock().unwrap().resize(bytes.div_ceil(PAGE_SIZE) as usize, 0);
+        let mut words = self.words.lock().unwrap();
+        words.resize(bytes.div_ceil(PAGE_SIZE) as usize, 0);
+        if let (Some(last), len @ 1..) = (words.last_mut(), bytes % PAGE_SIZE) {
+            *last = low(*last, len);
+        }
         Ok(())
     }
 
@@ -133,6 +140,11 @@ impl BackingStore for Words {
         self.words.lock().unwrap()[pages.start as usize..pages.end as usize].fill(0);
         Ok(())
     }
+}
+
+/// What the first bytes of a page have of its word, of which they are so many.
+fn low(word: u64, bytes: u64) -> u64 {
+    if bytes < 8 { word & ((1 << (8 * bytes)) - 1) } else { word }
 }
 
 /// Writes the pages back that `space` and the kernel have stored to.

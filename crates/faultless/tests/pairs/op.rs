@@ -138,9 +138,11 @@ pub enum Op {
     WriteBack(Span),
     /// Pages of the file that are neither dirty nor used are dropped, and read again when they are needed.
     DropClean(Span),
-    /// The kernel reads or writes a page of the file.
+    /// The kernel reads a page of the file, or writes to it and returns what was there.
     ReadPage(i64),
     WritePage(i64, u64),
+    /// The kernel overwrites a whole page of the file, which is not read first.
+    Overwrite(i64, u64),
     /// The object gets so many pages.
     Extend(i64),
     /// `mmap` of the object: each page of the window shows the page of that number. Text may be executed.
@@ -154,6 +156,8 @@ pub enum Op {
     PinWrite(i64, u64),
     /// Pages of the object leave it: it ends where they begin, if the copies go too, or it gets a hole.
     Leave(Span, Copies, Part),
+    /// The file ends behind the first byte of the page; those beyond that page leave it.
+    EndIn(i64, Part),
     /// What `MAP_POPULATE` does with a page, whatever is mapped there.
     Populate(i64),
     /// A listing of the space.
@@ -427,6 +431,7 @@ impl Op {
             | Self::DropClean(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
+            | Self::Overwrite(..)
             | Self::Extend(_) => {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
@@ -493,6 +498,19 @@ impl Op {
                 }
                 Ret::Done
             }
+            Self::EndIn(at, part) => {
+                let Some(object) = besides.object.get() else {
+                    return Ret::Refused(Errno::EINVAL);
+                };
+                let last = besides.index(at);
+                if part != Part::Second {
+                    object.set_len(cpu, last * PAGE_SIZE + 1).expect("a shorter one");
+                }
+                if part != Part::First {
+                    space.revoke(cpu, object, last + 1..u64::MAX, Copies::Drop);
+                }
+                Ret::Done
+            }
             Self::Populate(at) => {
                 let mut advice = Advice::PopulateRead;
                 space.each_area(cpu, VirtRange::page(addr(at)), |area| {
@@ -547,10 +565,27 @@ impl Op {
                 let read = file.read_page(cpu, besides.index(at), load);
                 return read.map_or_else(Ret::Refused, Ret::Word);
             }
-            Self::WritePage(at, value) => file.write_page(cpu, besides.index(at), |at| {
-                // SAFETY: as above.
-                unsafe { AtomicU64::from_ptr(at.cast()) }.store(value, Ordering::Relaxed);
-            }),
+            Self::WritePage(at, value) => {
+                let write = |at: *mut u8| {
+                    // SAFETY: as above.
+                    unsafe { AtomicU64::from_ptr(at.cast()) }.swap(value, Ordering::Relaxed)
+                };
+                let before = file.write_page(cpu, besides.index(at), write);
+                return before.map_or_else(Ret::Refused, Ret::Word);
+            }
+            Self::Overwrite(at, value) => {
+                let whole = PAGE_SIZE as usize;
+                let write = |at: *mut u8| {
+                    // SAFETY: as above. The others of its bytes are zeros in every page, which is what a new frame is not.
+                    unsafe {
+                        AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
+                        at.add(8).write_bytes(0, whole - 8);
+                    }
+                    whole
+                };
+                let stored = file.overwrite_page(cpu, besides.index(at), write);
+                stored.map(|stored| assert_eq!(stored, whole, "{self:?} gave up"))
+            }
             Self::Extend(pages) => file.set_len(cpu, besides.index(pages) * PAGE_SIZE),
             _ => unreachable!("{self:?} is not about a file"),
         };
@@ -569,6 +604,11 @@ impl Op {
             Self::Leave(span, copies, Part::Both) => {
                 let step = |part| (Self::Leave(span, copies, part), true);
                 return [Part::First, Part::Second].map(step).into();
+            }
+            Self::EndIn(at, Part::Both) => {
+                return [Part::First, Part::Second]
+                    .map(|part| (Self::EndIn(at, part), true))
+                    .into();
             }
             Self::Advise(span, advice) if by_page && self.is_by_page() => {
                 return span.each().map(|page| (Self::Advise(page, advice), true)).collect();
@@ -637,11 +677,13 @@ impl Op {
             | Self::DropClean(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
+            | Self::Overwrite(..)
             | Self::Extend(_)
             | Self::Device
             | Self::PinRead(_)
             | Self::PinWrite(..)
             | Self::Leave(..)
+            | Self::EndIn(..)
             | Self::Populate(_)
             | Self::Maps
             | Self::InCore(_)

@@ -51,11 +51,13 @@ listed! {
         PinWrite,
         StackGrowth,
         Truncate,
+        TruncateIn,
         PunchHole,
         WriteBack,
         DropClean,
         ReadPage,
         WritePage,
+        Overwrite,
         GrowFile,
         InCore,
         Maps,
@@ -125,11 +127,13 @@ impl Kind {
             Self::PinWrite => Op::PinWrite(at, 100 + side as u64),
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
             Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
+            Self::TruncateIn => Op::EndIn(at, Part::Both),
             Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
             Self::WriteBack => Op::WriteBack(span),
             Self::DropClean => Op::DropClean(span),
             Self::ReadPage => Op::ReadPage(at),
             Self::WritePage => Op::WritePage(at, 100 + side as u64),
+            Self::Overwrite => Op::Overwrite(at, 100 + side as u64),
             Self::GrowFile => Op::Extend(WINDOW),
             Self::InCore => Op::InCore(at),
             Self::Maps => Op::Maps,
@@ -183,8 +187,10 @@ impl Kind {
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
+            | Self::Overwrite
             | Self::InCore => Touches::Pages,
             Self::Truncate
+            | Self::TruncateIn
             | Self::GrowFile
             | Self::Collapse
             | Self::Maps
@@ -236,11 +242,13 @@ impl Kind {
             | Self::PinRead
             | Self::PinWrite
             | Self::Truncate
+            | Self::TruncateIn
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
+            | Self::Overwrite
             | Self::GrowFile
             | Self::InCore
             | Self::Maps
@@ -269,7 +277,12 @@ impl Kind {
             Self::MapObject | Self::MapObjectShared | Self::Truncate | Self::PunchHole => {
                 ops.push(Op::Object);
             }
-            Self::WriteBack | Self::DropClean | Self::ReadPage | Self::WritePage => {
+            Self::WriteBack
+            | Self::DropClean
+            | Self::ReadPage
+            | Self::WritePage
+            | Self::Overwrite
+            | Self::TruncateIn => {
                 ops.push(Op::File);
             }
             Self::GrowFile => {
@@ -377,11 +390,13 @@ impl Kind {
             | Self::PinWrite
             | Self::StackGrowth
             | Self::Truncate
+            | Self::TruncateIn
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
             | Self::ReadPage
             | Self::WritePage
+            | Self::Overwrite
             | Self::GrowFile
             | Self::InCore
             | Self::Maps
@@ -449,8 +464,8 @@ pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
 /// Whether a kernel lets them be under way at the same time: while pages of an object leave the spaces that map
 /// it, these are all there are; and while it is shortened its length does not change otherwise.
 pub fn may_meet([first, second]: [Kind; 2]) -> bool {
-    let sets_length = |kind| matches!(kind, Kind::Truncate | Kind::GrowFile);
-    let leave = |kind| matches!(kind, Kind::Truncate | Kind::PunchHole);
+    let sets_length = |kind| matches!(kind, Kind::Truncate | Kind::TruncateIn | Kind::GrowFile);
+    let leave = |kind| matches!(kind, Kind::Truncate | Kind::TruncateIn | Kind::PunchHole);
     let spaces = |kind| matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop);
     !(leave(first) && spaces(second)
         || spaces(first) && leave(second)
@@ -478,7 +493,13 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     let files = any(|kind| {
         matches!(
             kind,
-            Kind::WriteBack | Kind::DropClean | Kind::ReadPage | Kind::WritePage | Kind::GrowFile
+            Kind::WriteBack
+                | Kind::DropClean
+                | Kind::ReadPage
+                | Kind::WritePage
+                | Kind::Overwrite
+                | Kind::TruncateIn
+                | Kind::GrowFile
         )
     });
     let begins = any(|kind| kind == Kind::WillNeed);

@@ -86,6 +86,35 @@ fn a_kernel_reads_and_writes_and_resizes() {
 }
 
 #[test]
+fn an_object_has_as_many_levels_as_its_pages_need() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let tables = || vm.census(&cpu).unwrap().tables;
+    let grown = file(&cpu, 512, [0, 511]);
+    assert_eq!(tables(), 1, "of a small one");
+    grown.set_pages(&cpu, Object::MAX_PAGES).unwrap();
+    assert_eq!(read(&cpu, &grown, 512), None);
+    assert_eq!(tables(), 1, "a length and a read need none");
+    let far = [512, 512 * 512, 512 * 512 * 512, Object::MAX_PAGES - 1];
+    // A root and those below it; the last one is below a root that is there.
+    for (index, more) in far.into_iter().zip([2, 3, 4, 3]) {
+        let before = tables();
+        write(&cpu, &grown, index, index).unwrap();
+        assert_eq!(tables() - before, more, "of page {index}");
+    }
+    assert_eq!([0, 511].map(|index| read(&cpu, &grown, index)), [Some(1), Some(512)]);
+    assert_eq!(far.map(|index| read(&cpu, &grown, index)), far.map(Some));
+    assert_eq!(grown.resident_pages(&cpu), 6);
+    grown.set_pages(&cpu, 512).unwrap();
+    assert_eq!(grown.resident_pages(&cpu), 2);
+    // One that is made for many pages has its root at once.
+    let before = tables();
+    let large = file(&cpu, 513, [512]);
+    assert_eq!(tables() - before, 2);
+    finish(&cpu, Vec::new(), Vec::from([grown, large]));
+}
+
+#[test]
 fn a_read_maps_what_is_there_around_it() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);

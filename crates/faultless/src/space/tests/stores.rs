@@ -64,6 +64,25 @@ fn pages_are_read_in_runs_and_once() {
 }
 
 #[test]
+fn small_files_that_were_dropped_leave_a_table_each() {
+    const FILES: u64 = 48;
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let tables = || vm.census(&cpu).unwrap().tables;
+    let before = tables();
+    let files = (0..FILES).map(|_| {
+        let file = file(&cpu, &Memory::new(4, 0));
+        assert_eq!(read_object(&cpu, &file, 2), Some(3));
+        assert_eq!(file.drop_clean(&cpu, 0..u64::MAX), 4);
+        file
+    });
+    let files: Vec<_> = files.collect();
+    assert_eq!(tables() - before, FILES);
+    finish(&cpu, space, files);
+}
+
+#[test]
 fn what_is_stored_is_written_back_once() {
     each(10, 100, |cpu, space, memory, file| {
         for page in [1, 2, 7, 10] {
