@@ -27,7 +27,11 @@ Examples:
   faultless boot ./app                      a static program on the bare machine
   faultless versus                          what faults cost there, and on Linux
   faultless scale pft                       on 1 to 128 CPUs, simulated
-  faultless calibrate --check               what this machine costs, predicted"
+  faultless calibrate --check               what this machine costs, predicted
+
+Exit status: 0; 1 if something failed; 2 if nothing could begin: wrong
+arguments, or an input that is missing or of no use. `record` and `boot`
+end as their program does."
 )]
 pub struct Args {
     #[command(subcommand)]

@@ -7,9 +7,9 @@ use std::io;
 /// Why a command came to nothing.
 #[derive(Debug)]
 pub enum CliError {
-    /// The arguments ask for something that is not there.
+    /// The arguments are wrong, or a file that they name as input is missing or of no use: nothing has run.
     Usage(String),
-    /// Asked for rightly, and failed.
+    /// What was asked for has failed.
     Failed(String),
     /// Standard output was closed by its reader.
     Closed,

@@ -316,6 +316,6 @@ fn compare_takes_what_replay_takes() {
     }
     let damaged = place.out("damaged");
     fs::write(&damaged, b"no recording at all").expect("written");
-    let error = faultless(&["compare", "--only", text(&damaged)]).fails(1);
+    let error = faultless(&["compare", "--only", text(&damaged)]).fails(2);
     assert!(error.contains("damaged"), "{error}");
 }

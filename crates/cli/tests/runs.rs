@@ -418,7 +418,7 @@ fn a_damaged_recording_is_refused_with_its_place() {
         std::fs::write(&path, bytes).expect("written");
         let ran = faultless(&["replay", path.to_str().expect("text")]);
         assert_eq!(ran.out, "");
-        let error = ran.fails(1);
+        let error = ran.fails(2);
         assert!(error.contains(name) && error.contains(said), "{error}");
         assert_eq!(error.contains("trace of addresses"), name.starts_with("other"), "{error}");
     }
@@ -474,13 +474,13 @@ fn addresses_are_replayed_through_the_tlbs() {
         let error = faultless(args).fails(2);
         assert!(error.contains("a trace of addresses") && error.contains(args[2]), "{error}");
     }
-    let error = faultless(&["compare", "--only", file]).fails(1);
+    let error = faultless(&["compare", "--only", file]).fails(2);
     assert!(error.contains("mine.lackey") && error.contains("no faults and calls"), "{error}");
     std::fs::write(&path, format!("{trace} L 12,x\n")).expect("written");
-    let error = faultless(&["replay", file]).fails(1);
+    let error = faultless(&["replay", file]).fails(2);
     assert!(error.contains("mine.lackey: line 16387: the size is no number"), "{error}");
     std::fs::write(&path, "==7== Lackey, an example Valgrind tool\n").expect("written");
-    let error = faultless(&["replay", file]).fails(1);
+    let error = faultless(&["replay", file]).fails(2);
     assert!(error.contains("mine: there is no access in it"), "{error}");
 }
 

@@ -123,7 +123,7 @@ struct Simulated {
 
 /// Reads the trace twice. `None` where the user has interrupted.
 fn simulate(trace: &mut Addresses) -> Result<Option<Simulated>, CliError> {
-    let failed = |error: faultless_trace::Error| CliError::Failed(error.to_string());
+    let failed = |error: faultless_trace::Error| CliError::Usage(error.to_string());
     let user = |access: &faultless_trace::lackey::Access| access.addr + (access.size - 1) < MOVED;
     let (mut seen, mut left_out) = (Pages::default(), 0);
     for (at, access) in trace.accesses().map_err(failed)?.enumerate() {
@@ -175,7 +175,7 @@ pub fn run(args: &ReplayArgs, name: &str, mut trace: Addresses) -> Result<(), Cl
         return Ok(());
     };
     if simulated.pages.is_empty() {
-        return Err(CliError::Failed(format!("{name}: there is no access in it")));
+        return Err(CliError::Usage(format!("{name}: there is no access in it")));
     }
     print(&mut *out, name, &simulated, style)?;
     write_json(&mut json, name, &simulated)?;

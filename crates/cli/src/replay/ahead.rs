@@ -21,7 +21,7 @@ pub fn effects(
     regimes: &[Ahead],
 ) -> Result<Option<Vec<Effect>>, CliError> {
     let plan =
-        Plan::in_turn(&source.trace).map_err(|error| CliError::failed(&source.name, error))?;
+        Plan::in_turn(&source.trace).map_err(|error| CliError::Usage(format!("{}: {error}", source.name)))?;
     let gauged = |ahead: Ahead| -> Result<Gauged, CliError> {
         let settings = settings.with_ahead(ahead);
         // A new one, on which no thread has learned anything.

@@ -59,7 +59,7 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
             let opened = {
                 // A pipe may keep us waiting.
                 let _guard = interrupt::ends_at_once();
-                faultless_trace::open(&file).map_err(|e| CliError::Failed(e.to_string()))?
+                faultless_trace::open(&file).map_err(|e| CliError::Usage(e.to_string()))?
             };
             match opened {
                 faultless_trace::Input::Recording(trace) => {
@@ -97,7 +97,7 @@ impl Source {
         let trace = {
             // A pipe may keep us waiting.
             let _guard = interrupt::ends_at_once();
-            faultless_trace::read(file).map_err(|e| CliError::Failed(e.to_string()))?
+            faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
         };
         Self::of_file(file, trace)
     }
@@ -116,7 +116,7 @@ impl Source {
     }
 
     fn new(name: String, trace: Trace) -> Result<Self, CliError> {
-        let plan = Plan::new(&trace).map_err(|error| CliError::failed(&name, error))?;
+        let plan = Plan::new(&trace).map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
         Ok(Self { name, trace, plan })
     }
 
