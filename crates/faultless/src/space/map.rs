@@ -81,7 +81,9 @@ struct Request {
 
 impl<M: Machine> Space<M> {
     /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns where: at `addr` with
-    /// `FIXED` or `FIXED_NOREPLACE`, near it if that is free, or as high as possible.
+    /// `FIXED` or `FIXED_NOREPLACE`, at it if that is free, or as high as possible. Where another CPU is just mapping or unmapping the
+    /// highest free range, it does not wait for that, but maps as high as possible in a region of the calling CPU (64 GiB each, below
+    /// the others), and so do that CPU's next mappings of shared spaces.
     ///
     /// # Errors
     /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
