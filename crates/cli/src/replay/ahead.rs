@@ -20,8 +20,8 @@ pub fn effects(
     settings: &Settings,
     regimes: &[Ahead],
 ) -> Result<Option<Vec<Effect>>, CliError> {
-    let plan =
-        Plan::in_turn(&source.trace).map_err(|error| CliError::Usage(format!("{}: {error}", source.name)))?;
+    let plan = Plan::in_turn(&source.trace)
+        .map_err(|error| CliError::Usage(format!("{}: {error}", source.name)))?;
     let gauged = |ahead: Ahead| -> Result<Gauged, CliError> {
         let settings = settings.with_ahead(ahead);
         // A new one, on which no thread has learned anything.

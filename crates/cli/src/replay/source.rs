@@ -116,7 +116,8 @@ impl Source {
     }
 
     fn new(name: String, trace: Trace) -> Result<Self, CliError> {
-        let plan = Plan::new(&trace).map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
+        let plan =
+            Plan::new(&trace).map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
         Ok(Self { name, trace, plan })
     }
 
