@@ -2,7 +2,7 @@
 
 use crate::addr::PAGE_SIZE;
 use crate::identity::Identity;
-use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::table::format::{INDEX_BITS, USER_END};
 use core::fmt;
 use core::ops::RangeInclusive;
@@ -164,12 +164,21 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
         "0 | 1",
         "1: while one CPU uses a space, its calls edit the VMA tree in place, without a claim",
     ),
+    (
+        "map_apart",
+        "0 to 65536 mappings",
+        "if the place of a CPU's mmap is claimed, so many mappings go to a region of its own; 0: it waits",
+    ),
 ];
 
 /// The frames of 52 bits of physical addresses, which is all that x86-64 can have.
 const MOST_FRAMES: u64 = 1 << 40;
 /// What Linux's `vm.max_map_count`, an `int`, can be.
 const MOST_AREAS: u64 = i32::MAX as u64;
+/// So many that a CPU hardly ever comes back.
+const MOST_APART: u64 = 1 << 16;
+/// One in models, so that they do both.
+const DEFAULT_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
 
 /// The knobs' present values. Two are kept elsewhere: `frame_limit` and `zeroed_pool`, by the frames.
 pub struct Knobs {
@@ -190,6 +199,8 @@ pub struct Knobs {
     edit_in_place: AtomicU8,
     /// Which mappings of files get huge pages.
     huge_text: AtomicU8,
+    /// How many mappings of a CPU go to its own region once one has met another CPU's claim.
+    map_apart: AtomicU32,
 }
 
 /// By the names that settings have.
@@ -205,6 +216,7 @@ impl fmt::Debug for Knobs {
             .field("zero_on_free", &self.zero_on_free())
             .field("edit_in_place", &self.edit_in_place())
             .field("huge_text", &self.huge_text())
+            .field("map_apart", &self.map_apart())
             .finish()
     }
 }
@@ -229,6 +241,7 @@ impl Knobs {
             zero_on_free: AtomicU8::new(0),
             edit_in_place: AtomicU8::new(1),
             huge_text: AtomicU8::new(HugeText::Always as u8),
+            map_apart: AtomicU32::new(DEFAULT_APART),
         }
     }
 }
@@ -259,6 +272,8 @@ pub enum Setting {
     EditInPlace(bool),
     /// `huge_text`
     HugeText(HugeText),
+    /// `map_apart`
+    MapApart(u32),
 }
 
 impl FromStr for Setting {
@@ -301,6 +316,7 @@ impl FromStr for Setting {
                 let named = HugeText::ALL.into_iter().find(|choice| choice.name() == value);
                 Self::HugeText(named.ok_or(KnobError::Value(values))?)
             }
+            ("map_apart", _) => Self::MapApart(among(0..=MOST_APART)? as u32),
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -369,6 +385,12 @@ impl Knobs {
         HugeText::ALL[usize::from(value).min(HugeText::ALL.len() - 1)]
     }
 
+    /// How many mappings of a CPU go to its own region once one has met another CPU's claim; 0: none, it waits.
+    #[inline]
+    pub fn map_apart(&self) -> u32 {
+        self.map_apart.load(Ordering::Relaxed)
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -391,6 +413,7 @@ impl Knobs {
             Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
             Setting::HugeText(value) => self.huge_text.store(value as u8, Ordering::Release),
             Setting::EditInPlace(on) => self.edit_in_place.store(on.into(), Ordering::Release),
+            Setting::MapApart(mappings) => self.map_apart.store(mappings, Ordering::Release),
             Setting::FrameLimit(_) | Setting::ZeroedPool(_) => {}
         }
     }
@@ -437,6 +460,6 @@ mod tests {
             assert!(format!("{knob}=-1").parse::<Setting>().is_err(), "{knob}: {values}");
             ranges += 1;
         }
-        assert_eq!(ranges, 5);
+        assert_eq!(ranges, 6);
     }
 }

@@ -280,12 +280,13 @@ impl<M: Machine> Space<M> {
         let met = Cell::new(0);
         let elsewhere = || {
             let asked_for = request.addr != 0 && chosen.get().start == page_down(request.addr);
-            let again = !asked_for && met.replace(met.get() + 1) < MOST_PLACES;
-            if again {
-                places.set(Places::apart(cpu));
-                chosen.set(NOWHERE);
+            if asked_for || met.replace(met.get() + 1) >= MOST_PLACES {
+                return false;
             }
-            again
+            let Some(apart) = Places::apart(cpu) else { return false };
+            places.set(apart);
+            chosen.set(NOWHERE);
+            true
         };
         let or = (!request.fixed).then_some(&elsewhere as &dyn Fn() -> bool);
         for tries in 0.. {

@@ -3,7 +3,7 @@
 //! CPUs that map side by side, and one that maps beside another that unmaps, all want the highest hole, and would wait for each
 //! other: each claims a range before it maps there, and an unmapping keeps its claim until it has flushed. So a CPU that finds the
 //! chosen range claimed does not wait. It goes to the *region of its own*, which begins further down, and stays there for its next
-//! [`CALLS_APART`] mappings. There no other CPU chooses, and no page-table entry is on a cache line with one of another CPU. A region
+//! mappings, as many as the knob `map_apart` says. There no other CPU chooses, and no page-table entry is on a cache line with one of another CPU. A region
 //! reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere go there, too.
 
 use super::unmap::user_range;
@@ -18,9 +18,6 @@ use crate::vm::Cpu;
 /// Bytes between the regions of two CPUs: 1,024 of them take half of user space.
 pub(super) const REGION: u64 = 1 << 36;
 const _: () = assert!(USER_END / 3 + (MAX_CPUS as u64 + 1) * REGION <= MMAP_BASE);
-
-/// How many mappings a CPU places in its region before it looks again at the common top. One in models, so that they do both.
-pub(super) const CALLS_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
 
 /// Where one call may place a mapping.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +38,7 @@ impl Places {
     /// Those of the CPU's next mapping in `space`.
     #[inline(always)]
     pub(super) fn next<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Self {
-        let calls = cpu.state().calls_apart.get();
+        let calls = cpu.state().calls_apart.get().min(cpu.vm().knobs.map_apart());
         if calls == 0 || space.core.owner.was(cpu.id()) {
             return Self::common(cpu);
         }
@@ -49,11 +46,12 @@ impl Places {
         Self { top: region(cpu.id()), ..Self::common(cpu) }
     }
 
-    /// Those of a CPU that has met another one's claim, for this mapping and its next ones.
+    /// Those of a CPU that has met another one's claim, for this mapping and its next ones. `None`: it is to wait.
     #[cold]
-    pub(super) fn apart<M: Machine>(cpu: &Cpu<'_, M>) -> Self {
-        cpu.state().calls_apart.set(CALLS_APART - 1);
-        Self { top: region(cpu.id()), ..Self::common(cpu) }
+    pub(super) fn apart<M: Machine>(cpu: &Cpu<'_, M>) -> Option<Self> {
+        let others = cpu.vm().knobs.map_apart().checked_sub(1)?;
+        cpu.state().calls_apart.set(others);
+        Some(Self { top: region(cpu.id()), ..Self::common(cpu) })
     }
 
     /// Whether they begin in a region.

@@ -111,6 +111,8 @@ impl Case {
     pub fn prepare<H: Hand>(&self, hand: &H) -> Besides<H::Child> {
         let besides = Besides::default();
         hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
+        // Where one maps must not depend on whom the last case met.
+        hand.cpu().vm().set(Setting::MapApart(1));
         // Not that of the last case.
         hand.space().set_heap_start(hand.cpu(), op::addr(NO_HEAP)).expect("the heap is empty");
         for op in &self.start {

@@ -5,13 +5,14 @@ use super::races::finish;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::knob::Setting;
 use crate::machine::Machine;
-use crate::space::place::{CALLS_APART, REGION};
+use crate::space::place::REGION;
 use crate::space::write::NOWHERE;
 use crate::space::{MMAP_BASE, MapFlags, Prot, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 
 const P: u64 = PAGE_SIZE;
+const APART: u64 = 9;
 
 fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, hint: u64, len: u64) -> u64 {
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE;
@@ -22,6 +23,7 @@ fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, hint: u64, len: u
 fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
     let vm = guest::vm(3, 64);
     vm.set(Setting::EditInPlace(false));
+    vm.set(Setting::MapApart(APART as u32));
     let [cpu0, cpu1, cpu2] = [0, 1, 2].map(|id| cpu(&vm, id));
     let space = Space::new(&cpu0).unwrap();
     let [one, two] = [1, 2].map(|index| MMAP_BASE - (index + 1) * REGION);
@@ -40,7 +42,7 @@ fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
     // Those that have met nobody.
     assert_eq!(map(&cpu0, &space, 0, P), MMAP_BASE - REGION - 2 * P);
     // The others stay where they are, for some time.
-    for call in 4..=u64::from(CALLS_APART) {
+    for call in 4..=APART {
         assert_eq!(map(&cpu1, &space, 0, P), one - (call - 1) * P, "{call}");
     }
     let after = map(&cpu1, &space, 0, P);
