@@ -232,7 +232,7 @@ pub enum ProfileError {
         must: &'static str,
     },
     /// There is no bundled profile of this name.
-    #[error("no profile is named {0:?}; there are {names}", names = BUNDLED.map(|(name, _)| name).join(", "))]
+    #[error("{0}: no such file, and no profile of that name; there are {names}", names = BUNDLED.map(|(name, _)| name).join(", "))]
     Unknown(String),
 }
 

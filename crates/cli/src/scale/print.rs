@@ -53,7 +53,7 @@ pub fn print(
         out,
         "The last columns are what CPUs do until each ends its part, in percent: execute instructions of the subsystem (instr.), wait for cache \
          lines (lines), zero and copy pages (pages), enter and leave the kernel (entry), send and take interrupts and drop translations \
-         (flushes), wait for what another CPU must do, such as to release a lock or a range (waits), and run the program (program)."
+         (flushes), wait for what another CPU must do, such as to release a lock or a range (waits; the delays of --seed are there, too), and run the program (program)."
     )?;
     for points in scaled.policies() {
         let last = points.len() - 1;

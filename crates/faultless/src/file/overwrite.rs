@@ -40,7 +40,7 @@ impl Shared<Object> {
     ) -> Result<usize, Errno> {
         self.check_vm(cpu);
         if let Some(frame) = self.get(cpu, index) {
-            return Ok(self.write_frame(cpu, index, frame, write));
+            return Ok(self.write_frame(cpu, index, frame, write).min(PAGE));
         }
         let mut prepared = Prepared::Nothing;
         let slots = self.table_or_wait(cpu, index, &mut prepared);

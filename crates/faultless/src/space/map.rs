@@ -83,7 +83,7 @@ impl<M: Machine> Space<M> {
     /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns where: at `addr` with
     /// `FIXED` or `FIXED_NOREPLACE`, at it if that is free, or as high as possible. Where another CPU is just mapping or unmapping the
     /// highest free range, it does not wait for that, but maps as high as possible in a region of the calling CPU (64 GiB each, below
-    /// the others), and so do that CPU's next mappings of shared spaces.
+    /// the others), and so do that CPU's next mappings in this space. Knob `map_apart`.
     ///
     /// # Errors
     /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
@@ -283,7 +283,7 @@ impl<M: Machine> Space<M> {
             if asked_for || met.replace(met.get() + 1) >= MOST_PLACES {
                 return false;
             }
-            let Some(apart) = Places::apart(cpu) else { return false };
+            let Some(apart) = Places::apart(self, cpu) else { return false };
             places.set(apart);
             chosen.set(NOWHERE);
             true

@@ -3,8 +3,9 @@
 //! CPUs that map side by side, and one that maps beside another that unmaps, all want the highest hole, and would wait for each
 //! other: each claims a range before it maps there, and an unmapping keeps its claim until it has flushed. So a CPU that finds the
 //! chosen range claimed does not wait. It goes to the *region of its own*, which begins further down, and stays there for its next
-//! mappings, as many as the knob `map_apart` says. There no other CPU chooses, and no page-table entry is on a cache line with one of another CPU. A region
-//! reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere go there, too.
+//! mappings in that space, as many as the knob `map_apart` says. There no other CPU chooses, and no page-table entry is on a cache
+//! line with one of another CPU. A region reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere
+//! go there, too.
 
 use super::unmap::user_range;
 use super::vma::{Vma, VmaFlags};
@@ -38,20 +39,31 @@ impl Places {
     /// Those of the CPU's next mapping in `space`.
     #[inline(always)]
     pub(super) fn next<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Self {
-        let calls = cpu.state().calls_apart.get().min(cpu.vm().knobs.map_apart());
-        if calls == 0 || space.core.owner.was(cpu.id()) {
+        let (id, mappings) = cpu.state().apart.get();
+        if mappings == 0 || space.core.owner.was(cpu.id()) {
             return Self::common(cpu);
         }
-        cpu.state().calls_apart.set(calls - 1);
-        Self { top: region(cpu.id()), ..Self::common(cpu) }
+        Self::further(space, cpu, if id == space.id() { mappings } else { 0 })
     }
 
-    /// Those of a CPU that has met another one's claim, for this mapping and its next ones. `None`: it is to wait.
+    /// Those of a CPU that has met another one's claim in `space`, for this mapping and its next ones. `None`: it is to wait.
     #[cold]
-    pub(super) fn apart<M: Machine>(cpu: &Cpu<'_, M>) -> Option<Self> {
-        let others = cpu.vm().knobs.map_apart().checked_sub(1)?;
-        cpu.state().calls_apart.set(others);
-        Some(Self { top: region(cpu.id()), ..Self::common(cpu) })
+    pub(super) fn apart<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Option<Self> {
+        let places = Self::further(space, cpu, u32::MAX);
+        places.are_apart().then_some(places)
+    }
+
+    /// Those of a CPU that maps in its region in `space`, so many more times at most.
+    #[inline(never)]
+    fn further<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>, mappings: u32) -> Self {
+        let common = Self::common(cpu);
+        match mappings.min(cpu.vm().knobs.map_apart()).checked_sub(1) {
+            None => common,
+            Some(others) => {
+                cpu.state().apart.set((space.id(), others));
+                Self { top: region(cpu.id()), ..common }
+            }
+        }
     }
 
     /// Whether they begin in a region.

@@ -5,6 +5,7 @@
 //! (`--features observe`).
 
 pub mod atomic;
+pub mod cpus;
 pub mod grace;
 pub mod mutant;
 #[cfg(any(shuttle, feature = "observe"))]

@@ -25,8 +25,8 @@ pub(crate) struct CpuState {
     pub(super) gone: Cell<RetireChain>,
     /// Calls that changed VMAs of a shared space.
     pub(crate) shared_calls: Cell<u32>,
-    /// How many of this CPU's next mappings go to its own [region](crate::space).
-    pub(crate) calls_apart: Cell<u32>,
+    /// The space in which this CPU maps in its own [region](crate::space), and how many more mappings.
+    pub(crate) apart: Cell<(SpaceId, u32)>,
     /// Whether the call that this CPU is in got no frame.
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.
@@ -55,7 +55,7 @@ impl CpuState {
             freed: Cell::new(0),
             gone: Cell::default(),
             shared_calls: Cell::new(0),
-            calls_apart: Cell::new(0),
+            apart: Cell::new((SpaceId(0), 0)),
             starved: Cell::new(false),
             crowded: Cell::new(false),
             pending: RefCell::new(None),
@@ -130,7 +130,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `calls_apart`, `starved`, `crowded`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

@@ -51,6 +51,25 @@ fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
 }
 
 #[test]
+fn whom_a_cpu_met_in_one_space_does_not_count_in_another() {
+    let vm = guest::vm(2, 64);
+    vm.set(Setting::EditInPlace(false));
+    let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
+    let [here, there] = [0, 1].map(|_| Space::new(&cpu0).unwrap());
+    {
+        let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
+        let _unmaps = here.write(&cpu0, [page, NOWHERE], P);
+        assert_eq!(map(&cpu1, &here, 0, P), MMAP_BASE - 2 * REGION - P);
+    }
+    assert_eq!(map(&cpu1, &there, 0, P), MMAP_BASE - P);
+    // Nor does it if the knob says that nobody maps apart.
+    vm.set(Setting::MapApart(0));
+    assert_eq!(map(&cpu1, &here, 0, P), MMAP_BASE - P);
+    there.exit(&cpu0);
+    finish(cpu0, here);
+}
+
+#[test]
 fn a_full_region_continues_at_the_common_top() {
     let vm = guest::vm(2, 64);
     vm.set(Setting::EditInPlace(false));

@@ -1,0 +1,136 @@
+//! Sets of CPUs: a bit for each.
+
+use super::atomic::{AtomicU64, Ordering};
+use crate::machine::{CpuId, MAX_CPUS};
+
+const WORDS: usize = MAX_CPUS / 64;
+
+/// A set that many CPUs change at once.
+#[derive(Debug)]
+pub struct Cpus([AtomicU64; WORDS]);
+
+impl Default for Cpus {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Cpus {
+    /// The empty set.
+    pub fn new() -> Self {
+        Self(core::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// Adds a CPU. If who looks later must see it, a full fence follows. Where it is in the set, nothing is written.
+    #[inline]
+    pub fn insert(&self, cpu: CpuId) {
+        if !self.contains(cpu) {
+            self.0[cpu.index() / 64].fetch_or(bit(cpu), Ordering::AcqRel);
+        }
+    }
+
+    /// Removes a CPU, after all that it did. Where it is not in the set, nothing is written.
+    #[inline]
+    pub fn remove(&self, cpu: CpuId) {
+        if self.contains(cpu) {
+            self.0[cpu.index() / 64].fetch_and(!bit(cpu), Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the CPU is in the set.
+    #[inline]
+    pub fn contains(&self, cpu: CpuId) -> bool {
+        self.0[cpu.index() / 64].load(Ordering::Acquire) & bit(cpu) != 0
+    }
+
+    /// Whether any CPU but `cpu` is in the set, of a machine with `cpus` CPUs.
+    #[inline]
+    pub fn any_but(&self, cpu: CpuId, cpus: usize) -> bool {
+        self.0[..cpus.div_ceil(64)].iter().enumerate().any(|(word, bits)| {
+            let mine = if cpu.index() / 64 == word { bit(cpu) } else { 0 };
+            bits.load(Ordering::Acquire) & !mine != 0
+        })
+    }
+
+    /// The CPUs in the set, ascending, of a machine with `cpus` CPUs; each word is read once.
+    #[inline]
+    pub fn iter(&self, cpus: usize) -> impl Iterator<Item = CpuId> {
+        let words = self.0[..cpus.div_ceil(64)].iter().enumerate();
+        words.flat_map(|(word, bits)| members(word, bits.load(Ordering::Acquire)))
+    }
+}
+
+/// A set of one CPU's own.
+#[derive(Debug, Default)]
+pub struct OwnCpus([u64; WORDS]);
+
+impl OwnCpus {
+    /// Leaves those of which `keep` says so, ascending.
+    pub fn retain(&mut self, mut keep: impl FnMut(CpuId) -> bool) {
+        for (word, bits) in self.0.iter_mut().enumerate() {
+            for cpu in members(word, *bits) {
+                if !keep(cpu) {
+                    *bits &= !bit(cpu);
+                }
+            }
+        }
+    }
+}
+
+impl Extend<CpuId> for OwnCpus {
+    fn extend<I: IntoIterator<Item = CpuId>>(&mut self, cpus: I) {
+        for cpu in cpus {
+            self.0[cpu.index() / 64] |= bit(cpu);
+        }
+    }
+}
+
+/// The bit of a CPU in its word.
+#[inline(always)]
+const fn bit(cpu: CpuId) -> u64 {
+    1 << (cpu.index() % 64)
+}
+
+/// The CPUs that the bits of a word stand for, ascending.
+#[inline(always)]
+fn members(word: usize, mut bits: u64) -> impl Iterator<Item = CpuId> {
+    core::iter::from_fn(move || {
+        let bit = bits.checked_ilog2().map(|_| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some(CpuId((word * 64) as u16 + bit as u16))
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn members_come_out_in_order_across_words() {
+        let set = Cpus::new();
+        for id in [700, 3, 64, 63] {
+            set.insert(CpuId(id));
+        }
+        let members: Vec<_> = set.iter(MAX_CPUS).map(|cpu| cpu.0).collect();
+        assert_eq!(members, [3, 63, 64, 700]);
+        set.remove(CpuId(64));
+        assert!(!set.contains(CpuId(64)) && set.contains(CpuId(63)));
+        assert!(set.any_but(CpuId(3), 128));
+        set.remove(CpuId(63));
+        assert!(!set.any_but(CpuId(3), 128), "700 is beyond a machine of 128");
+    }
+
+    #[test]
+    fn what_is_not_retained_is_gone() {
+        let mut own = OwnCpus::default();
+        own.extend([700, 3, 64, 63].map(CpuId));
+        own.retain(|cpu| cpu.0 % 2 == 0);
+        let mut left = Vec::new();
+        own.retain(|cpu| {
+            left.push(cpu.0);
+            true
+        });
+        assert_eq!(left, [64, 700]);
+    }
+}
