@@ -253,6 +253,46 @@ fn range_lock_three_claims_of_one_page() {
     three_claims_of_one_page(1);
 }
 
+/// The bits of the two CPUs in the lock's set are in different words.
+#[test]
+fn range_lock_cpus_far_apart() {
+    const APART: u16 = 64;
+    explore(Some(2), || {
+        let slots = ClaimSlots::try_new(APART as usize + 1, |_| Default::default()).unwrap();
+        let shared = Arc::new((slots, RangeLock::new(), Guarded::new()));
+        let run = |cpu: u16, (slots, lock, page): &(_, RangeLock, Guarded)| {
+            let here = local(cpu);
+            let guard = lock.acquire(slots, &here, [VirtRange::new(0, 1), NONE], &Fair);
+            page.add();
+            drop(guard);
+            lock.leave(CpuId(cpu));
+        };
+        let other = shared.clone();
+        let thread = thread::spawn(move || run(APART, &other));
+        run(0, &shared);
+        thread.join().unwrap();
+        assert_eq!(shared.2.get(), 2);
+    });
+}
+
+/// Who looks while a CPU takes one claim after the other finds one of them, and not a part of each.
+#[test]
+fn range_lock_a_look_finds_whole_claims() {
+    explore(Some(3), || {
+        let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
+        let shared = Arc::new((slots, RangeLock::new()));
+        let (other, here) = (shared.clone(), local(0));
+        let claim = |page| [VirtRange::new(page, page + 1), NONE];
+        let first = shared.1.acquire(&shared.0, &here, claim(0), &Fair);
+        let thread = thread::spawn(move || {
+            assert!(!other.1.is_claimed(&other.0, VirtRange::new(1, 2)));
+        });
+        drop(first);
+        drop(shared.1.acquire(&shared.0, &here, claim(2), &Fair));
+        thread.join().unwrap();
+    });
+}
+
 caught! {
     a_wake_up_before_parking_is_kept:
         without WakeLeavesPermit, permit_model(), says "deadlock";

@@ -12,8 +12,8 @@
 //!   conflict and are active, or wait with a lower ticket, are before it. It watches the slot of the one with the highest ticket among
 //!   them, which is most often the last to go. It looks at the others when that one becomes active, and at those that are left then once
 //!   it has gone. Once it finds none before it, it makes its slot active, and holds the claim.
-//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other. When the CPU runs
-//!   again it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its ticket, and stops others as if it
+//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other, and wakes the parked as
+//!   a release does. When the CPU runs again it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its ticket, and stops others as if it
 //!   waited.
 //! - *release*: the CPU makes its slot free, and issues a full fence. If a CPU is parked, it wakes those whose claims conflict, unless
 //!   another claim that stops them, too, is to be served before them, which will wake them in turn: an active one, one that waits or is firmly parked
@@ -36,6 +36,8 @@
 //!
 //! No wake-up is lost: a CPU parks only if it finds an active claim that conflicts, behind a full fence. So either that claim's
 //! release finds it parked, or it finds the release. The try of a claim that then waits is such a claim, too: it looks for parked CPUs.
+//! Who is left asleep since another is to be served before it is woken when that one goes, or comes to be served after it: each step by which a claim
+//! moves back in that order (from active to waiting, and from waiting to parked) looks for parked CPUs.
 //!
 //! *Bound.* A claim waits for those before it when it arrived; and again for those that wait when it wakes up, at most
 //! [`YIELDING_PARKS`] times. A parked CPU does not delay the others while it wakes up: a hand-over to it takes a wake-up, which is longer than
@@ -587,12 +589,21 @@ impl<'a> RangeGuard<'a> {
 
     /// Gives the core away until a claim that conflicts has gone, or for less. It counts as parked until the caller says otherwise.
     fn park(&self, standing: u64) {
-        self.lock.parked.enter(self.cpu);
-        self.publish(standing);
-        let (wanted, active) = (self.slot().wanted(), |other: Seen| other.standing == ACTIVE);
-        if self.others().any(|slot| self.stopped_by(slot, wanted, active).is_some()) {
+        if self.lies_down(standing) {
             self.wait.park();
         }
+    }
+
+    /// Says that the claim is parked. Returns whether one that conflicts is active, which looks for parked ones when it goes.
+    fn lies_down(&self, standing: u64) -> bool {
+        self.lock.parked.enter(self.cpu);
+        self.publish(standing);
+        if standing == PARKED {
+            // Others may have been left asleep since this one was to be served before them.
+            self.wake_others();
+        }
+        let (wanted, active) = (self.slot().wanted(), |other: Seen| other.standing == ACTIVE);
+        self.others().any(|slot| self.stopped_by(slot, wanted, active).is_some())
     }
 
     /// The rest of what makes the claim active no more: wakes the CPUs that it kept parked.

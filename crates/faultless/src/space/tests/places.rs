@@ -3,13 +3,16 @@
 use super::guest::{self, cpu};
 use super::races::finish;
 use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::error::Errno;
 use crate::knob::Setting;
 use crate::machine::Machine;
 use crate::space::place::REGION;
 use crate::space::write::NOWHERE;
-use crate::space::{MMAP_BASE, MapFlags, Prot, Space};
+use crate::space::{MMAP_BASE, MapFlags, Prot, STACK_GUARD, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
+use std::thread;
+use std::time::Duration;
 
 const P: u64 = PAGE_SIZE;
 const APART: u64 = 9;
@@ -84,5 +87,117 @@ fn a_full_region_continues_at_the_common_top() {
     let fixed = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE | MapFlags::FIXED;
     space.mmap(&cpu0, lowest, top - lowest, Prot::READ, fixed).unwrap();
     assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - P);
+    finish(cpu0, space);
+}
+
+const MAPS: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::NORESERVE);
+
+/// CPU 1 of a space that CPU 0 made maps a page that may be written while CPU 0 has a claim at the common top. Returns where.
+fn map_apart(
+    cpu0: &Cpu<'_, TestMachine>,
+    cpu1: &Cpu<'_, TestMachine>,
+    space: &Space<TestMachine>,
+) -> u64 {
+    let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
+    let _unmaps = space.write(cpu0, [page, NOWHERE], P);
+    space.mmap(cpu1, 0, P, Prot::READ | Prot::WRITE, MAPS).unwrap()
+}
+
+#[test]
+fn the_owner_of_a_space_maps_at_the_common_top() {
+    let vm = guest::vm(2, 64);
+    vm.set(Setting::EditInPlace(false));
+    let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
+    let space = Space::new(&cpu0).unwrap();
+    assert_eq!(map_apart(&cpu0, &cpu1, &space), MMAP_BASE - 2 * REGION - P);
+    vm.set(Setting::EditInPlace(true));
+    let own = Space::new(&cpu1).unwrap();
+    assert_eq!(map(&cpu1, &own, 0, P), MMAP_BASE - P);
+    own.exit(&cpu1);
+    finish(cpu0, space);
+}
+
+/// No order of calls would refuse it.
+#[test]
+fn what_only_fits_by_merging_goes_to_the_common_top() {
+    let vm = guest::vm(2, 64);
+    vm.set(Setting::EditInPlace(false));
+    let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
+    let space = Space::new(&cpu0).unwrap();
+    map_apart(&cpu0, &cpu1, &space);
+    assert_eq!(map(&cpu0, &space, 0, P), MMAP_BASE - P);
+    vm.set(Setting::MaxMapCount(2));
+    assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - 2 * P);
+    vm.set(Setting::MaxMapCount(3));
+    assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - 2 * REGION - 2 * P);
+    finish(cpu0, space);
+}
+
+#[test]
+fn a_mapping_in_a_region_leaves_a_stack_its_guard() {
+    let vm = guest::vm(2, 64);
+    vm.set(Setting::EditInPlace(false));
+    let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
+    let space = Space::new(&cpu0).unwrap();
+    let top = MMAP_BASE - 2 * REGION;
+    let stack = MAPS | MapFlags::FIXED | MapFlags::GROWSDOWN;
+    space.mmap(&cpu0, top + 2 * P, P, Prot::READ, stack).unwrap();
+    let placed = map_apart(&cpu0, &cpu1, &space);
+    assert_eq!(placed, top + 2 * P - STACK_GUARD - P);
+    // Nor does a hint go there.
+    assert_eq!(map(&cpu1, &space, top, P), placed - P);
+    finish(cpu0, space);
+}
+
+/// As long as a call takes to begin to wait.
+fn pause() {
+    thread::sleep(Duration::from_millis(100));
+}
+
+#[test]
+fn a_mapping_waits_for_the_place_that_it_asked_for() {
+    let vm = guest::vm(2, 64);
+    vm.set(Setting::EditInPlace(false));
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    thread::scope(|scope| {
+        let claim = space.write(&cpu0, [VirtRange::page(16 * P), NOWHERE], P);
+        let maps = scope.spawn(|| {
+            let cpu1 = cpu(&vm, 1);
+            [16 * P, 0].map(|hint| map(&cpu1, &space, hint, P))
+        });
+        pause();
+        drop(claim);
+        // It need not go to its region afterwards.
+        assert_eq!(maps.join().unwrap(), [16 * P, MMAP_BASE - P]);
+    });
+    finish(cpu0, space);
+}
+
+#[test]
+fn a_place_that_is_taken_during_the_wait_is_not_used() {
+    let vm = guest::vm(3, 64);
+    vm.set(Setting::EditInPlace(false));
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    let place = MMAP_BASE - 2 * REGION - P;
+    thread::scope(|scope| {
+        let claim = space.write(&cpu0, [VirtRange::USER, NOWHERE], P);
+        let takes = scope.spawn(|| {
+            let there = MAPS | MapFlags::FIXED_NOREPLACE;
+            space.mmap(&cpu(&vm, 2), place, P, Prot::READ, there)
+        });
+        pause();
+        let maps = scope.spawn(|| map(&cpu(&vm, 1), &space, 0, P));
+        pause();
+        drop(claim);
+        // Whichever is first.
+        match takes.join().unwrap() {
+            Ok(_) => assert_ne!(maps.join().unwrap(), place),
+            Err(error) => {
+                assert_eq!((error.errno, maps.join().unwrap()), (Errno::EEXIST, place));
+            }
+        }
+    });
     finish(cpu0, space);
 }

@@ -105,11 +105,10 @@ impl RangeGuard<'_> {
         self.is_held()
     }
 
-    /// Its CPU is about to park.
-    fn parks(&self, standing: u64) {
+    /// Its CPU is about to park. Returns whether it does then.
+    fn parks(&self, standing: u64) -> bool {
         assert_eq!(self.standing(), WAITS);
-        self.lock.parked.enter(self.cpu);
-        self.publish(standing);
+        self.lies_down(standing)
     }
 
     /// Its CPU runs again. Returns whether the claim got a new ticket.
@@ -231,8 +230,7 @@ fn a_release_wakes_the_parked_that_nothing_stops_any_more() {
     let (low, spinner) = (claim(1, range(0, 2)), claim(2, range(2, 4)));
     let (high, behind, apart) =
         (claim(3, range(4, 8)), claim(4, range(4, 6)), claim(5, range(9, 10)));
-    [&low, &high].into_iter().for_each(|claim| claim.parks(PARKED));
-    behind.parks(FIRM);
+    assert!(low.parks(PARKED) && high.parks(PARKED) && behind.parks(FIRM));
     assert!(apart.is_held());
     drop(holder);
     assert_eq!(notes.0.take(), [4, 1], "those that are next, and not who waits for one of them");
@@ -294,20 +292,57 @@ fn a_release_leaves_the_parked_to_one_that_waits() {
     }
 }
 
+/// One that parks is overtaken, so those that were left to it are not stopped any more.
+#[test]
+fn who_parks_wakes_those_that_were_left_to_it() {
+    for standing in [PARKED, FIRM] {
+        let (slots, lock, notes) = (slots(4), RangeLock::new(), Notes::default());
+        let [a, b, c, d] = [0, 1, 2, 3].map(local);
+        let range = |start, end| [VirtRange::new(start, end), NONE];
+        let low = lock.arrive(&slots, &a, range(0, 2), &notes);
+        let high = lock.arrive(&slots, &b, range(5, 7), &notes);
+        let [sleeper, waiter] = {
+            let sleeper = || lock.arrive(&slots, &c, range(1, 4), &notes);
+            let waiter = || lock.arrive(&slots, &d, range(3, 6), &notes);
+            // What is parked firmly is stopped by lower tickets alone.
+            if standing == FIRM {
+                let waiter = waiter();
+                [sleeper(), waiter]
+            } else {
+                [sleeper(), waiter()]
+            }
+        };
+        assert!(sleeper.parks(standing));
+        drop(low);
+        assert_eq!(notes.0.take(), [], "the one that waits is to be served before");
+        assert!(waiter.parks(PARKED));
+        assert_eq!(notes.0.take(), [2], "{standing}");
+        drop(high);
+        assert!(!sleeper.wakes() && sleeper.looks());
+        drop(sleeper);
+        assert_eq!(notes.0.take(), [3]);
+        assert!(!waiter.wakes() && waiter.looks());
+    }
+}
+
 #[test]
 fn claims_are_looked_for_where_cpus_use_the_lock() {
     let (slots, lock, other) = (slots(130), RangeLock::new(), RangeLock::new());
-    let [a, b, c] = [3, 64, 129].map(local);
+    let [a, b, c, there] = [3, 64, 129, 4].map(local);
     let users = |lock: &RangeLock| lock.users.members(&slots).map(|cpu| cpu.0).collect::<Vec<_>>();
     let claims =
         [&a, &c].map(|local| lock.arrive(&slots, local, Wanted::shared(VirtRange::USER), &Spin));
     let elsewhere = other.arrive(&slots, &b, ALL, &Spin);
     assert_eq!((users(&lock), users(&other)), ([3, 129].into(), [64].into()));
     assert!(lock.is_claimed(&slots, VirtRange::new(5, 6)));
+    let waits = lock.arrive(&slots, &there, ALL, &Spin);
     drop(claims);
+    assert!(!waits.is_held() && lock.is_claimed(&slots, VirtRange::USER));
+    drop(waits);
     assert!(!lock.is_claimed(&slots, VirtRange::USER));
     lock.leave(CpuId(129));
     lock.leave(CpuId(64));
+    lock.leave(CpuId(4));
     assert_eq!(users(&lock), [3]);
     // A slot that has a claim of another lock.
     lock.users.insert(CpuId(64));
@@ -325,11 +360,19 @@ enum Step {
     Turn(prop::sample::Index, bool),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn wanted() -> impl Strategy<Value = Wanted> {
     let range = || (0u64..12, 0u64..5).prop_map(|(start, len)| VirtRange::new(start, start + len));
     let ranges = || (range(), prop_oneof![2 => Just(NONE), 1 => range()]).prop_map(|(a, b)| [a, b]);
-    let wanted =
-        || (ranges(), any::<bool>()).prop_map(|(ranges, shared)| Wanted { ranges, shared });
+    (ranges(), any::<bool>()).prop_map(|(ranges, shared)| Wanted { ranges, shared })
+}
+
+/// Claims of which each conflicts with few others.
+fn narrow() -> impl Strategy<Value = Wanted> {
+    let alone = |(start, len)| Wanted::from([VirtRange::new(start, start + len), NONE]);
+    prop_oneof![4 => (0u64..6, 1u64..3).prop_map(alone), 1 => wanted()]
+}
+
+fn step<W: Strategy<Value = Wanted>>(wanted: fn() -> W) -> impl Strategy<Value = Step> {
     let index = any::<prop::sample::Index>;
     prop_oneof![
         4 => wanted().prop_map(Step::Arrive),
@@ -377,7 +420,7 @@ proptest! {
     /// A claim is held exactly as the order of arrival has it, but that parked ones are passed. No two that collide are ever held.
     #[test]
     #[cfg_attr(miri, ignore = "all of it is safe code, on one thread, and takes the interpreter minutes")]
-    fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(), 1..80)) {
+    fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(wanted), 1..80)) {
         const CPUS: usize = 10;
         let (slots, lock) = (slots(CPUS), RangeLock::new());
         let locals: Vec<Local> = (0..CPUS).map(local).collect();
@@ -449,6 +492,113 @@ proptest! {
                 prop_assert_eq!(claim.guard.is_held(), claim.stands == Stands::Held);
             }
         }
+    }
+}
+
+/// How far the CPU of a claim is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Does {
+    Holds,
+    /// It has tried in vain.
+    Fails,
+    Waits,
+    /// It is parked, and sleeps if true, until it is woken.
+    Parked(bool),
+}
+
+impl RangeGuard<'_> {
+    fn tries_to_hold(&self) -> Does {
+        if self.tries() { Does::Holds } else { Does::Fails }
+    }
+
+    /// Its CPU, which does not park, goes one step further.
+    fn goes_on(&self, does: Does) -> Does {
+        match does {
+            Does::Fails => self.take_ticket(),
+            Does::Waits if self.looks() => return Does::Holds,
+            Does::Parked(false) if self.standing() == PARKED => {
+                let does = self.tries_to_hold();
+                self.lock.parked.leave(self.cpu);
+                return does;
+            }
+            Does::Parked(false) => {
+                self.publish(WAITS);
+                self.lock.parked.leave(self.cpu);
+            }
+            _ => return does,
+        }
+        Does::Waits
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Whatever happened before: if from now on each CPU that does not sleep goes on, and releases what it gets, then every claim is held at last.
+    #[test]
+    #[cfg_attr(miri, ignore = "as the other")]
+    fn nobody_sleeps_for_ever(steps in prop::collection::vec(step(narrow), 1..80)) {
+        const CPUS: usize = 8;
+        let (slots, lock, notes) = (slots(CPUS), RangeLock::new(), Notes::default());
+        let locals: Vec<Local> = (0..CPUS).map(local).collect();
+        let mut claims: Vec<(usize, Does, RangeGuard<'_>)> = Vec::new();
+        let rouse = |claims: &mut Vec<(usize, Does, RangeGuard<'_>)>| {
+            let woken = notes.0.take();
+            for (cpu, does, _) in claims {
+                if *does == Does::Parked(true) && woken.contains(&(*cpu as u16)) {
+                    *does = Does::Parked(false);
+                }
+            }
+        };
+        for step in steps {
+            let free = (0..CPUS).find(|cpu| claims.iter().all(|claim| claim.0 != *cpu));
+            match (step, free) {
+                (Step::Arrive(wanted) | Step::Try(wanted), Some(cpu)) => {
+                    let guard = lock.write(&slots, &locals[cpu], wanted, &notes);
+                    claims.push((cpu, guard.tries_to_hold(), guard));
+                }
+                (Step::Release(index), _) if !claims.is_empty() => {
+                    let at = index.index(claims.len());
+                    if matches!(claims[at].1, Does::Holds | Does::Fails) {
+                        drop(claims.swap_remove(at));
+                    }
+                }
+                (Step::Look(index), _) if !claims.is_empty() => {
+                    let at = index.index(claims.len());
+                    let (_, does, guard) = &mut claims[at];
+                    *does = guard.goes_on(*does);
+                }
+                (Step::Turn(index, firm), _) if !claims.is_empty() => {
+                    let at = index.index(claims.len());
+                    let (_, does, guard) = &mut claims[at];
+                    *does = match *does {
+                        Does::Waits => Does::Parked(guard.parks(if firm { FIRM } else { PARKED })),
+                        // For no reason.
+                        Does::Parked(true) if firm => Does::Parked(false),
+                        does => does,
+                    };
+                }
+                _ => {}
+            }
+            rouse(&mut claims);
+        }
+        let mut went_on = true;
+        while went_on {
+            went_on = false;
+            for at in (0..claims.len()).rev() {
+                let (_, does, guard) = &mut claims[at];
+                let now = guard.goes_on(*does);
+                went_on |= now != *does;
+                *does = now;
+                if now == Does::Holds {
+                    drop(claims.swap_remove(at));
+                    went_on = true;
+                }
+                rouse(&mut claims);
+            }
+        }
+        prop_assert!(claims.is_empty(), "{claims:?}");
+        prop_assert_eq!(lock.parked.count.load(Ordering::Relaxed), 0);
     }
 }
 
