@@ -49,18 +49,18 @@
 //! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it holds or waits for one claim at a time.
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
+use super::cpus::{Cpus, OwnCpus};
 use super::mutant::{Mutant, lost};
 use super::order::{self, Mark, RangeClaim};
 use super::percpu::{Local, Padded, PerCpu};
 use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
-use crate::machine::{CpuId, MAX_CPUS};
+use crate::machine::CpuId;
 use core::fmt;
 
 /// In how many of its parkings a CPU lets its claim be overtaken.
 pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
-const WORDS: usize = MAX_CPUS / 64;
 const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
 /// The claims of all CPUs, for all range locks of one subsystem.
@@ -214,55 +214,6 @@ impl ClaimSlot {
     }
 }
 
-/// The CPUs that the bits of a word of a set stand for, ascending.
-#[inline(always)]
-fn members(word: usize, mut bits: u64) -> impl Iterator<Item = CpuId> {
-    core::iter::from_fn(move || {
-        let bit = bits.checked_ilog2().map(|_| bits.trailing_zeros())?;
-        bits &= bits - 1;
-        Some(CpuId((word * 64) as u16 + bit as u16))
-    })
-}
-
-/// A set of CPUs.
-#[derive(Debug)]
-struct Cpus([AtomicU64; WORDS]);
-
-impl Cpus {
-    fn new() -> Self {
-        Self(core::array::from_fn(|_| AtomicU64::new(0)))
-    }
-
-    /// The members, ascending; each word is read once.
-    #[inline]
-    fn members(&self, slots: &ClaimSlots) -> impl Iterator<Item = CpuId> {
-        let words = self.0[..slots.len().div_ceil(64)].iter().enumerate();
-        words.flat_map(|(word, bits)| members(word, bits.load(Ordering::Acquire)))
-    }
-
-    /// Puts `cpu` in. If that must be seen by who looks later, a full fence follows.
-    #[inline]
-    fn insert(&self, cpu: CpuId) {
-        let (word, bit) = self.place(cpu);
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes `cpu` out. Release: who finds it gone sees what it did before.
-    fn remove(&self, cpu: CpuId) {
-        let (word, bit) = self.place(cpu);
-        if word.load(Ordering::Relaxed) & bit != 0 {
-            word.fetch_and(!bit, Ordering::Release);
-        }
-    }
-
-    #[inline(always)]
-    fn place(&self, cpu: CpuId) -> (&AtomicU64, u64) {
-        (&self.0[cpu.index() / 64], 1 << (cpu.index() % 64))
-    }
-}
-
 /// The CPUs that are parked. On a line of its own, since claims that wait briefly only read it.
 #[derive(Debug)]
 struct Parked {
@@ -363,7 +314,7 @@ impl RangeLock {
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
         let alone = Wanted::from([range, NOWHERE]);
         let mut claims =
-            self.users.members(slots).filter_map(|cpu| slots.remote(cpu).look(self.key()));
+            self.users.iter(slots.len()).filter_map(|cpu| slots.remote(cpu).look(self.key()));
         claims.any(|claim| claim.wanted.conflicts(alone))
     }
 
@@ -462,7 +413,7 @@ impl<'a> RangeGuard<'a> {
         let (slots, own) = (self.slots, self.cpu);
         self.lock
             .users
-            .members(slots)
+            .iter(slots.len())
             .filter(move |cpu| *cpu != own)
             .map(move |cpu| slots.remote(cpu))
     }
@@ -499,28 +450,24 @@ impl<'a> RangeGuard<'a> {
     }
 
     /// The other CPUs that may have claims.
-    fn all_others(&self) -> [u64; WORDS] {
-        let mut all = [0; WORDS];
-        for cpu in self.lock.users.members(self.slots).filter(|cpu| *cpu != self.cpu) {
-            all[cpu.index() / 64] |= 1 << (cpu.index() % 64);
-        }
+    fn all_others(&self) -> OwnCpus {
+        let mut all = OwnCpus::default();
+        all.extend(self.lock.users.iter(self.slots.len()).filter(|cpu| *cpu != self.cpu));
         all
     }
 
     /// Looks at the claims of the CPUs in `before`, and leaves those in it that are before this one, which waits. Returns the slot of the
     /// last of them.
-    fn last_of(&self, before: &mut [u64; WORDS]) -> Option<&'a ClaimSlot> {
+    fn last_of(&self, before: &mut OwnCpus) -> Option<&'a ClaimSlot> {
         let mut last: Option<(u64, &ClaimSlot)> = None;
-        for (word, bits) in before.iter_mut().enumerate() {
-            for cpu in members(word, *bits) {
-                let slot = self.slots.remote(cpu);
-                match self.behind(slot) {
-                    None => *bits &= !(1 << (cpu.index() % 64)),
-                    Some(seen) if last.is_some_and(|(ticket, _)| ticket > seen.ticket) => {}
-                    Some(seen) => last = Some((seen.ticket, slot)),
-                }
+        before.retain(|cpu| {
+            let slot = self.slots.remote(cpu);
+            let Some(seen) = self.behind(slot) else { return false };
+            if last.is_none_or(|(ticket, _)| ticket <= seen.ticket) {
+                last = Some((seen.ticket, slot));
             }
-        }
+            true
+        });
         last.map(|(_, slot)| slot)
     }
 
@@ -620,7 +567,7 @@ impl<'a> RangeGuard<'a> {
         let (lock, wanted) = (self.lock, self.slot().wanted());
         let parked = || {
             let parked = |cpu: CpuId| Some((cpu, self.slots.remote(cpu).look(lock.key())?));
-            let others = lock.parked.cpus.members(self.slots).filter(|cpu| *cpu != self.cpu);
+            let others = lock.parked.cpus.iter(self.slots.len()).filter(|cpu| *cpu != self.cpu);
             others
                 .filter_map(parked)
                 .filter(|(_, it)| it.is_parked() && it.wanted.conflicts(wanted))
@@ -637,7 +584,7 @@ impl<'a> RangeGuard<'a> {
     /// Wakes `cpu`, whose claim is parked, unless another claim stops it, which looks for parked ones when it goes.
     fn wake_unless_stopped(&self, cpu: CpuId, parked: Seen) {
         let stops = |other: Seen| other.rank() < parked.rank();
-        let others = self.lock.users.members(self.slots).filter(|other| *other != cpu);
+        let others = self.lock.users.iter(self.slots.len()).filter(|other| *other != cpu);
         let mut others = others.map(|other| self.slots.remote(other));
         if !others.any(|slot| self.stopped_by(slot, parked.wanted, stops).is_some())
             && !lost(Mutant::ReleaseWakes)

@@ -329,7 +329,8 @@ fn who_parks_wakes_those_that_were_left_to_it() {
 fn claims_are_looked_for_where_cpus_use_the_lock() {
     let (slots, lock, other) = (slots(130), RangeLock::new(), RangeLock::new());
     let [a, b, c, there] = [3, 64, 129, 4].map(local);
-    let users = |lock: &RangeLock| lock.users.members(&slots).map(|cpu| cpu.0).collect::<Vec<_>>();
+    let users =
+        |lock: &RangeLock| lock.users.iter(slots.len()).map(|cpu| cpu.0).collect::<Vec<_>>();
     let claims =
         [&a, &c].map(|local| lock.arrive(&slots, local, Wanted::shared(VirtRange::USER), &Spin));
     let elsewhere = other.arrive(&slots, &b, ALL, &Spin);
