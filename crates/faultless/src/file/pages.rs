@@ -24,8 +24,8 @@ use core::ops::Range;
 
 impl Object {
     /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
-    /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed. Of an object with a store, what was not
-    /// written back is lost, and the pages are read again; for a hole there is [`punch`](Shared::punch).
+    /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed; the object's tables stay. Of an
+    /// object with a store, what was not written back is lost, and the pages are read again; for a hole there is [`punch`](Shared::punch).
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
         // Pages that take their place may become folios.
@@ -282,7 +282,7 @@ impl Object {
 
 impl Shared<Object> {
     /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `read`, or `None` where
-    /// no page is there, which reads as zeros. Programs may be storing to them. Of an object with a store, the page is read from
+    /// no page is there, which reads as zeros; beyond the end, too. Programs may be storing to them. Of an object with a store, the page is read from
     /// there first.
     ///
     /// `read` may make calls and faults, but must come back on the same CPU.
