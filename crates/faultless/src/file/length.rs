@@ -30,7 +30,7 @@ use core::ops::Range;
 
 impl Object {
     /// Sets the length. Pages beyond it leave the object, and what is mapped of them is to be
-    /// [revoked](crate::Space::revoke); pages that are added are zeros. Tables stay until the object ends. That of an object with a store is set in bytes, by
+    /// [revoked](crate::Space::revoke); pages that are added are zeros. Tables stay. The length of an object with a store is set in bytes, by
     /// [`set_len`](Shared::set_len).
     ///
     /// # Errors
