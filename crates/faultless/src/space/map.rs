@@ -7,7 +7,7 @@ use super::merge::Piece;
 use super::place::{Places, is_free};
 use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_down, page_up};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::file::Object;
 use crate::heap::Shared;
@@ -261,7 +261,8 @@ impl<M: Machine> Space<M> {
         area: &Area,
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
-        let places = Cell::new(Places::next(self, cpu));
+        let next = if request.fixed { Places::common(cpu) } else { Places::next(self, cpu) };
+        let places = Cell::new(next);
         let chosen = Cell::new(NOWHERE);
         let choose = |view: &View<'_, Vma>| {
             // In its region any place is as good as another, while it is free.
@@ -279,7 +280,7 @@ impl<M: Machine> Space<M> {
         };
         let met = Cell::new(0);
         let elsewhere = || {
-            let asked_for = request.addr != 0 && chosen.get().start == page_down(request.addr);
+            let asked_for = places.get().hint(request.addr) == Some(chosen.get().start);
             if asked_for || met.replace(met.get() + 1) >= MOST_PLACES {
                 return false;
             }

@@ -71,13 +71,18 @@ impl Places {
         self.top != MMAP_BASE
     }
 
+    /// The page that a hint asks for, if it is one.
+    #[inline(always)]
+    pub(super) fn hint(self, addr: u64) -> Option<u64> {
+        let hint = page_down(addr);
+        (hint != 0).then(|| hint.max(self.lowest))
+    }
+
     /// Where a mapping of `len` bytes goes: at the hint if that is free, else as high as possible below the top, or below the common
     /// one, else as low as possible above a third of user space.
     pub(super) fn find(self, view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
         let Self { top, lowest } = self;
-        let hint = page_down(hint);
-        let hint = if hint != 0 && hint < lowest { lowest } else { hint };
-        if hint != 0
+        if let Some(hint) = self.hint(hint)
             && let Some(range) = user_range(hint, len)
             && is_free(view, range)
         {
