@@ -70,6 +70,7 @@ fn lists() {
         ("zero_on_free", "0"),
         ("edit_in_place", "1"),
         ("huge_text", "always"),
+        ("map_apart", "256"),
     ];
     assert_eq!(faultless::KNOBS.len(), defaults.len());
     for (name, values, meaning) in faultless::KNOBS {
