@@ -90,9 +90,9 @@ impl Places {
         }
         let top = if len <= REGION { top } else { MMAP_BASE };
         let found = below(view, len, lowest, top);
-        let found =
-            found.or_else(|| below(view, len, lowest, MMAP_BASE).filter(|_| top != MMAP_BASE));
-        found.or_else(|| above(view, len, page_down(USER_END / 3).max(lowest)))
+        let elsewhere =
+            || if top != MMAP_BASE { below(view, len, lowest, MMAP_BASE) } else { None };
+        found.or_else(elsewhere).or_else(|| above(view, len, page_down(USER_END / 3).max(lowest)))
     }
 }
 

@@ -21,7 +21,7 @@ impl Cpus {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// Adds a CPU. If who looks later must see it, a full fence follows. Where it is in the set, nothing is written.
+    /// Adds a CPU. The caller issues a full fence next if CPUs that look later must see it. Writes nothing where it is in the set.
     #[inline]
     pub fn insert(&self, cpu: CpuId) {
         if !self.contains(cpu) {

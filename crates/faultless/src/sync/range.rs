@@ -507,7 +507,7 @@ impl<'a> RangeGuard<'a> {
             let mut has_begun = false;
             while let Some(last) = self.behind(slot) {
                 if last.standing == ACTIVE && !has_begun {
-                    // Most often the others have gone by now. Who finds that out while the last one is at work need not look once it goes.
+                    // Most often the others have gone by now. Found out while the last one is at work, that costs no time once it goes.
                     has_begun = true;
                     self.last_of(&mut before);
                     continue;
