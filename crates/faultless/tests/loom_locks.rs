@@ -275,7 +275,7 @@ fn range_lock_cpus_far_apart() {
     });
 }
 
-/// Who looks while a CPU takes one claim after the other finds one of them, and not a part of each.
+/// A CPU that looks while another takes one claim after the other finds one of them, and not a part of each.
 #[test]
 fn range_lock_a_look_finds_whole_claims() {
     explore(Some(3), || {

@@ -536,13 +536,13 @@ impl<'a> RangeGuard<'a> {
 
     /// Gives the core away until a claim that conflicts has gone, or for less. It counts as parked until the caller says otherwise.
     fn park(&self, standing: u64) {
-        if self.lies_down(standing) {
+        if self.says_parked(standing) {
             self.wait.park();
         }
     }
 
     /// Says that the claim is parked. Returns whether one that conflicts is active, which looks for parked ones when it goes.
-    fn lies_down(&self, standing: u64) -> bool {
+    fn says_parked(&self, standing: u64) -> bool {
         self.lock.parked.enter(self.cpu);
         self.publish(standing);
         if standing == PARKED {

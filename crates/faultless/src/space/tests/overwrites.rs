@@ -116,6 +116,21 @@ fn a_read_under_way_does_not_come_after() {
     }
 }
 
+#[test]
+fn no_more_than_a_page_is_told_whether_it_is_there_or_not() {
+    each(|cpu, _, _, file| {
+        for there in [false, true] {
+            assert_eq!(file.has_page(cpu, 3), there);
+            let told = file.overwrite_page(cpu, 3, |page| {
+                // SAFETY: the page, lent.
+                unsafe { page.write_bytes(33, PAGE) };
+                PAGE + 1
+            });
+            assert_eq!(told, Ok(PAGE), "{there}");
+        }
+    });
+}
+
 /// While the bytes come from a program, which faults, the same page is read, or made by another call.
 #[test]
 fn the_page_may_be_made_meanwhile() {

@@ -108,7 +108,7 @@ impl RangeGuard<'_> {
     /// Its CPU is about to park. Returns whether it does then.
     fn parks(&self, standing: u64) -> bool {
         assert_eq!(self.standing(), WAITS);
-        self.lies_down(standing)
+        self.says_parked(standing)
     }
 
     /// Its CPU runs again. Returns whether the claim got a new ticket.
@@ -500,7 +500,7 @@ proptest! {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Does {
     Holds,
-    /// It has tried in vain.
+    /// It has tried, and another claim conflicts.
     Fails,
     Waits,
     /// It is parked, and sleeps if true, until it is woken.
