@@ -161,7 +161,7 @@ impl Settings {
     /// All knobs with the values in force. There is no `frame_limit` but the memory of the machine where none is given.
     pub fn knobs(&self) -> Map<String, Value> {
         let defaults = Knobs::default();
-        let all: [(&str, Value); 11] = [
+        let all: [(&str, Value); 12] = [
             ("locking", self.locking.name().into()),
             ("anon_vma_check", self.anon_vma_check.name().into()),
             ("max_map_count", defaults.max_map_count().into()),
@@ -173,6 +173,7 @@ impl Settings {
             ("edit_in_place", u64::from(defaults.edit_in_place()).into()),
             ("huge_text", defaults.huge_text().name().into()),
             ("map_apart", defaults.map_apart().into()),
+            ("shard_after", defaults.shard_after().into()),
         ];
         let others = self.others.iter().filter_map(|other| other.text.split_once('='));
         let number = |value: &str| value.parse::<u64>().map_or(value.into(), Value::from);

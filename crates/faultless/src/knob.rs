@@ -169,6 +169,11 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
         "0 to 65536 mappings",
         "if the place of a CPU's mmap is claimed, so many mappings go to a region of its own; 0: it waits",
     ),
+    (
+        "shard_after",
+        "0 to 65536 edits",
+        "edits of a VMA tree by CPUs in turns, each elsewhere, after which it is divided between them; 0: never",
+    ),
 ];
 
 /// The frames of 52 bits of physical addresses, which is all that x86-64 can have.
@@ -179,6 +184,10 @@ const MOST_AREAS: u64 = i32::MAX as u64;
 const MOST_APART: u64 = 1 << 16;
 /// One in models, so that they do both.
 const DEFAULT_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
+/// So many that it hardly ever happens.
+const MOST_TURNS: u64 = 1 << 16;
+/// To divide a tree of a few hundred VMAs costs as much as so many edits in turns cost more than others.
+const DEFAULT_TURNS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 32 };
 
 /// The knobs' present values. Two are kept elsewhere: `frame_limit` and `zeroed_pool`, by the frames.
 pub struct Knobs {
@@ -201,6 +210,8 @@ pub struct Knobs {
     huge_text: AtomicU8,
     /// How many mappings of a CPU go to its own region once one has met another CPU's claim.
     map_apart: AtomicU32,
+    /// After how many edits in turns a tree of VMAs is divided.
+    shard_after: AtomicU32,
 }
 
 /// By the names that settings have.
@@ -217,6 +228,7 @@ impl fmt::Debug for Knobs {
             .field("edit_in_place", &self.edit_in_place())
             .field("huge_text", &self.huge_text())
             .field("map_apart", &self.map_apart())
+            .field("shard_after", &self.shard_after())
             .finish()
     }
 }
@@ -242,6 +254,7 @@ impl Knobs {
             edit_in_place: AtomicU8::new(1),
             huge_text: AtomicU8::new(HugeText::Always as u8),
             map_apart: AtomicU32::new(DEFAULT_APART),
+            shard_after: AtomicU32::new(DEFAULT_TURNS),
         }
     }
 }
@@ -274,6 +287,8 @@ pub enum Setting {
     HugeText(HugeText),
     /// `map_apart`
     MapApart(u32),
+    /// `shard_after`: 65536 at most; larger numbers are taken for that.
+    ShardAfter(u32),
 }
 
 impl FromStr for Setting {
@@ -317,6 +332,7 @@ impl FromStr for Setting {
                 Self::HugeText(named.ok_or(KnobError::Value(values))?)
             }
             ("map_apart", _) => Self::MapApart(among(0..=MOST_APART)? as u32),
+            ("shard_after", _) => Self::ShardAfter(among(0..=MOST_TURNS)? as u32),
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -391,6 +407,11 @@ impl Knobs {
         self.map_apart.load(Ordering::Relaxed)
     }
 
+    /// After how many edits by CPUs in turns, each elsewhere, the tree of a space's VMAs is divided between them. 0: never.
+    pub fn shard_after(&self) -> u32 {
+        self.shard_after.load(Ordering::Relaxed)
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -414,6 +435,9 @@ impl Knobs {
             Setting::HugeText(value) => self.huge_text.store(value as u8, Ordering::Release),
             Setting::EditInPlace(on) => self.edit_in_place.store(on.into(), Ordering::Release),
             Setting::MapApart(mappings) => self.map_apart.store(mappings, Ordering::Release),
+            Setting::ShardAfter(edits) => {
+                self.shard_after.store(edits.min(MOST_TURNS as u32), Ordering::Release);
+            }
             Setting::FrameLimit(_) | Setting::ZeroedPool(_) => {}
         }
     }
@@ -460,6 +484,6 @@ mod tests {
             assert!(format!("{knob}=-1").parse::<Setting>().is_err(), "{knob}: {values}");
             ranges += 1;
         }
-        assert_eq!(ranges, 6);
+        assert_eq!(ranges, 7);
     }
 }

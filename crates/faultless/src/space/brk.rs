@@ -105,7 +105,7 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Maps `range`, right above the heap, unless something is too near. Returns whether it did.
     fn extend_heap(&self, range: VirtRange) -> bool {
-        let extended = self.step(|step| {
+        let extended = self.step(range.with_neighbours(), |step| {
             // A page stays free above the heap, and a stack keeps its guard.
             if let Some(next) = step.view().find(range.start) {
                 let guard = if is_stack(next) { STACK_GUARD } else { PAGE_SIZE };

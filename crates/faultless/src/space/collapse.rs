@@ -216,7 +216,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             (Reached::Above { .. }, _) => Ok(Replaced::Nothing),
             (Reached::Last(slots), Some(names)) => {
                 let leaf = leaf.with_hidden(hidden);
-                self.step(|step| {
+                self.step(all.with_neighbours(), |step| {
                     let (area, root) = step.take(all)?;
                     step.replace(all, Some(Piece { area, root }), State::WriteLocked)
                 })?;

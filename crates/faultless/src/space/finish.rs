@@ -36,7 +36,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             while self.finish_one(vma) == Ok(true) {}
             if self.is_changing(change) {
                 // Only under the lock of the tree: so what a step finds under change stays under change until that step ends.
-                let unlocked = self.step_versions(|_| {
+                let unlocked = self.step_versions(VirtRange::page(vma.area.range.start), |_| {
                     self.unlock_changed(vma);
                     Ok(())
                 });
@@ -49,7 +49,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Merges the next two of the VMAs that can merge with `vma`, which is or was under change by this writer. If there are
     /// none, unlocks `vma`. Returns whether there were.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
-        self.step_versions(|step| {
+        // What it merges with is in the same shard of the tree.
+        self.step_versions(VirtRange::page(vma.area.range.start), |step| {
             let merged = self.merge_next(step, vma.area.range.start)?;
             if !merged && self.is_changing(NonNull::from(vma)) {
                 // Under the lock of the tree: a writer that did not merge with `vma` because it is under change has published by now.
@@ -69,7 +70,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// # Errors
     /// `ENOMEM`: the heap is exhausted. Nothing has changed.
     pub(super) fn merge_two(&self, addr: u64) -> Result<bool, Errno> {
-        self.step_versions(|step| self.merge_next(step, addr))
+        self.step_versions(VirtRange::page(addr), |step| self.merge_next(step, addr))
     }
 
     /// Merges the next two of the VMAs around `addr` that can merge. Returns whether there were any.

@@ -41,7 +41,9 @@ impl<M: Machine> Space<M> {
                 }
             };
             let writing = self.write(cpu, [VirtRange::new(page, stack), NOWHERE], PAGE_SIZE);
-            let grown = writing.step(|step| {
+            // With the guard, so that nothing is mapped in it meanwhile.
+            let place = VirtRange::new(page.saturating_sub(STACK_GUARD), stack + PAGE_SIZE);
+            let grown = writing.step(place, |step| {
                 // Another CPU may have grown it since, or unmapped it: what was seen of it decides nothing.
                 if step.view().find(page).is_none_or(|entry| entry.start != stack) {
                     return Ok(None);

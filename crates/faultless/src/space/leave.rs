@@ -73,7 +73,7 @@ impl<M: Machine> Visit<'_, '_, M> {
         if let Some(thread) = self.cpu.thread() {
             thread.check_used(self.cpu, self.space, range);
         }
-        Some(Was::Seen(self.view()))
+        Some(Was::Seen(self.view().holding(range.start)))
     }
 
     /// Records which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of

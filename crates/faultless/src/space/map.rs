@@ -303,7 +303,7 @@ impl<M: Machine> Space<M> {
             }
             let was = if occupied { writing.leave(range) } else { None };
             let state = if occupied { State::WriteLocked } else { State::Unlocked };
-            let placed = writing.step(|step| {
+            let placed = writing.step(range.with_neighbours(), |step| {
                 let view = step.view();
                 if !request.fixed && writing.is_outdated(&view) && choose(&view)? != writing.asked {
                     return Ok(false);

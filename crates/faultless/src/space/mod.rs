@@ -213,11 +213,16 @@ impl<M: Machine> Space<M> {
     pub(crate) fn try_own(&self, cpu: &Cpu<'_, M>) -> bool {
         let cpus = cpu.vm().machine().cpus();
         let alone = || !self.core.cpus.any_but(cpu.id(), cpus);
-        alone()
-            && self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
+        let take = || {
+            self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
                 // A CPU that begins to run the space meanwhile does so before it reads the owner word.
                 (lost(Mutant::OwnerLooksAgain) || alone()) && !self.is_claimed(cpu, VirtRange::USER)
             })
+        };
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let unite = || unsafe { self.tree.unite(cpu.local(), &cpu.vm().grace, cpu) };
+        // An owner edits a tree in shards like one in one piece, which it is then.
+        alone() && unite().is_ok() && take()
     }
 
     /// Stops to run the space on this CPU. Its translations are dropped.

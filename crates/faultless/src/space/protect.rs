@@ -134,7 +134,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         // No CPU may use a new permission while another still uses an old one.
         let both = !before.contains(prot) && !prot.contains(before);
         let state = if both { State::WriteLocked } else { State::Unlocked };
-        self.step(|step| {
+        self.step(part.with_neighbours(), |step| {
             let (mut area, root) = step.take(part)?;
             debug_assert_eq!(area.range, part, "claimed pages stay in one VMA");
             (area.prot, area.flags) = (prot, flags);

@@ -277,7 +277,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// Extends the VMA over `old`, where that ends, to all of `to`, in which nothing else is mapped.
     fn grow_up(&self, old: VirtRange, to: VirtRange) -> Result<(), Errno> {
-        self.step(|step| {
+        self.step(old.hull(to).with_neighbours(), |step| {
             let (mut area, root) = step.take(old)?;
             area.offset += old.pages();
             area.range = VirtRange::new(old.end, to.end);
@@ -369,7 +369,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         // All that can fail comes first, and both ranges change at once.
         let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
-            self.step_versions(|step| {
+            self.step_versions(old.hull(new).with_neighbours(), |step| {
                 let stands = stands(&step.view());
                 if stands {
                     replace_both(step, old, new, keep)?;

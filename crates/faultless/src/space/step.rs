@@ -52,7 +52,7 @@ use crate::addr::VirtRange;
 use crate::error::Errno;
 use crate::machine::Machine;
 use crate::rmap::SharedAnonVma;
-use crate::space::tree::View;
+use crate::space::tree::{EVERYWHERE, View};
 
 /// An atomic change of VMAs: it takes effect completely, or not at all.
 pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
@@ -63,7 +63,8 @@ pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Runs one step. `build` replaces one range at most, as its last action. It reads the current tree in
+    /// Runs one step in `place`, which covers what it replaces, and the pages on either side of what it maps: what is there stays as it is
+    /// until the step is over. `build` replaces one range at most, as its last action. It reads the current tree in
     /// [`Step::view`], and runs again after a wait for another writer.
     ///
     /// # Errors
@@ -71,16 +72,21 @@ impl<M: Machine> Writing<'_, '_, M> {
     #[inline(always)]
     pub(super) fn step<R>(
         &self,
+        place: VirtRange,
         mut build: impl FnMut(&mut Step<'_, '_, '_, '_, M>) -> Result<R, Refused>,
     ) -> Result<R, Errno> {
         if !self.owns() {
-            return self.step_versions(|step| build(&mut Step::Versions(step)));
+            return self.step_versions(place, |step| build(&mut Step::Versions(step)));
         }
         loop {
             match build(&mut Step::Alone(Alone::new(self))) {
                 Ok(built) => return Ok(built),
                 Err(Refused::With(errno)) => return Err(errno),
                 Err(Refused::Busy(addr)) => self.await_others(addr),
+                Err(Refused::Crowded) => {
+                    debug_assert!(false, "an owner counts all VMAs");
+                    return Err(Errno::ENOMEM);
+                }
             }
         }
     }
@@ -92,10 +98,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     #[inline(never)]
     pub(super) fn step_versions<R>(
         &self,
+        mut place: VirtRange,
         mut build: impl FnMut(&mut Versions<'_, '_, '_, M>) -> Result<R, Refused>,
     ) -> Result<R, Errno> {
         loop {
-            let mut step = Versions::begin(self);
+            let mut step = Versions::begin(self, place)?;
             let built = build(&mut step).and_then(|built| step.check_count().map(|()| built));
             let refused = match built {
                 Ok(built) => {
@@ -110,6 +117,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 (Refused::With(errno), _) => return Err(errno),
                 (_, Some(addr)) => drop(self.merge_two(addr)?),
                 (Refused::Busy(addr), None) => self.await_others(addr),
+                (Refused::Crowded, None) => place = EVERYWHERE,
             }
         }
     }

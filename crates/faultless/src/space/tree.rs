@@ -1,6 +1,6 @@
 //! The tree of mappings: ranges that do not overlap, in order, found by faults without a lock.
 //!
-//! It is a persistent B+tree. A version that was published is never modified: a writer takes a
+//! It is a persistent B+tree, or several, which are its [shards](shard). A version that was published is never modified: a writer takes a
 //! short spin lock, builds the next version, which shares with the present one all nodes but those
 //! on the paths to what it changes, and publishes it by one release store of the root. A reader
 //! inside a grace section loads the root once, with acquire, and from then on sees that version,
@@ -23,18 +23,24 @@ mod draft;
 mod gap;
 mod node;
 mod path;
+mod shard;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod version;
 mod view;
 
-pub use node::{RETIRE_TREE_NODE, free_retired};
-pub use view::{Entry, View};
+pub use node::RETIRE_TREE_NODE;
+pub use shard::{Parting, RETIRE_SHARD};
+pub use version::Entry;
+pub use view::{EVERYWHERE, View};
 
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
-use crate::sync::atomic::{AtomicPtr, Ordering};
-use crate::sync::grace::{Grace, RetireChain, Section};
-use crate::sync::order::TreeWriter;
+use crate::machine::CpuId;
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::grace::{Grace, RetireChain, RetireLink, Section};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{ShardWriter, TreeWriter};
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
 use crate::sync::wait::Wait;
@@ -44,20 +50,67 @@ use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use draft::{CHUNK, Draft};
 use node::{Node, Slot, Slots};
+use shard::Shard;
+use version::Version;
 
 /// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
 pub struct Tree<T> {
-    /// Null while there is no entry.
+    /// A [`Root`].
     root: Padded<AtomicPtr<Node>>,
     writer: Padded<SpinLock<Writer, TreeWriter>>,
+    /// How many entries the shards may have, together. On a line that edits only read, most often.
+    granted: Padded<AtomicU64>,
     marker: PhantomData<NonNull<T>>,
 }
 
-/// What the writers hand on to each other.
+/// What the pointer to a root says.
+#[derive(Clone, Copy)]
+enum Root {
+    /// The tree is in one piece, and this is its root; `None` while it has no entry.
+    Entries(Option<NonNull<Node>>),
+    /// It is in shards, and this is the root of their directory. The pointer is tagged.
+    Shards(NonNull<Node>),
+}
+
+impl Root {
+    const TAG: usize = 1;
+
+    #[inline(always)]
+    fn of(pointer: *mut Node) -> Self {
+        match NonNull::new(pointer.map_addr(|addr| addr & !Self::TAG)) {
+            Some(directory) if pointer.addr() & Self::TAG != 0 => Self::Shards(directory),
+            root => Self::Entries(root),
+        }
+    }
+
+    fn pointer(self) -> *mut Node {
+        match self {
+            Self::Entries(root) => shard::pointer(root),
+            Self::Shards(directory) => directory.as_ptr().map_addr(|addr| addr | Self::TAG),
+        }
+    }
+}
+
+/// What the writers of a tree or shard hand on to each other.
 #[derive(Debug)]
 struct Writer {
     /// How many edits have begun. Their numbers start with 1.
     edits: u64,
+    /// Who made the last edit, and where.
+    last: (CpuId, VirtRange),
+    /// How many edits were by another CPU than the one before, and elsewhere.
+    turns: u32,
+    /// The tree is parted after twice as many turns for each of these.
+    patience: u32,
+    /// Of a shard: others take its place.
+    ended: bool,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        let last = (CpuId(0), VirtRange::new(0, 0));
+        Self { edits: 0, last, turns: 0, patience: 0, ended: false }
+    }
 }
 
 // SAFETY: the tree hands its `NonNull<T>` values to other threads, as a collection of `&T` would,
@@ -71,22 +124,72 @@ impl<T> Tree<T> {
     pub fn new() -> Self {
         Self {
             root: Padded(AtomicPtr::new(ptr::null_mut())),
-            writer: Padded(SpinLock::ordered(Writer { edits: 0 })),
+            writer: Padded(SpinLock::ordered(Writer::default())),
+            granted: Padded(AtomicU64::new(0)),
             marker: PhantomData,
         }
     }
 
-    /// The present version.
     #[inline(always)]
-    pub fn snapshot<'s>(&'s self, _section: &'s Section<'_>) -> View<'s, T> {
-        let root = NonNull::new(self.root.load(Ordering::Acquire));
-        // SAFETY: published nodes do not change, and those of a version that was current during
-        // the section outlive it: they are retired to the grace period that the section belongs
-        // to (the contract of `edit`) after the root has ceased to lead to them.
-        unsafe { View::new(root) }
+    fn root_now(&self, order: Ordering) -> Root {
+        Root::of(self.root.load(order))
     }
 
-    /// Begins a change: waits for the other writer, if there is one. Allocates nothing.
+    /// The tree at present.
+    #[inline(always)]
+    pub fn snapshot<'s>(&'s self, _section: &'s Section<'_>) -> View<'s, T> {
+        // SAFETY: published nodes do not change, and those of a version that was current during
+        // the section outlive it: they are retired to the grace period that the section belongs
+        // to (the contract of `edit`) after the root has ceased to lead to them. So are shards.
+        unsafe { self.view() }
+    }
+
+    /// # Safety
+    /// What the root leads to meanwhile is valid for `'s`.
+    #[inline(always)]
+    unsafe fn view<'s>(&self) -> View<'s, T> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.root_now(Ordering::Acquire) {
+                Root::Entries(root) => View::whole(Version::new(root)),
+                Root::Shards(directory) => {
+                    let nowhere = VirtRange::new(0, 0);
+                    View::of_shards(Version::new(Some(directory)), nowhere, Version::EMPTY)
+                }
+            }
+        }
+    }
+
+    /// Whether it is in shards.
+    #[inline]
+    pub fn is_parted(&self) -> bool {
+        matches!(self.root_now(Ordering::Relaxed), Root::Shards(_))
+    }
+
+    /// Makes it a tree in one piece, whose next writers are as likely to part it as those of a new one.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing has changed.
+    ///
+    /// # Safety
+    /// As [`edit`](Self::edit).
+    pub unsafe fn unite(
+        &self,
+        local: &Local,
+        grace: &Grace,
+        wait: &impl Wait,
+    ) -> Result<(), OutOfMemory> {
+        if self.is_parted() {
+            self.join(EVERYWHERE, (local, grace, wait))?;
+            self.writer.lock(wait).patience = 0;
+        }
+        Ok(())
+    }
+
+    /// Begins a change of any part: waits for the other writers, and joins the shards, if there are any. Else it allocates nothing.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: shards cannot be joined.
     ///
     /// # Safety
     /// All edits of this tree are given the same `grace`, and every [`snapshot`] is taken
@@ -98,16 +201,89 @@ impl<T> Tree<T> {
         local: &'e Local,
         grace: &'e Grace,
         wait: &'e impl Wait,
-    ) -> Edit<'e, T> {
-        // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace) }
+    ) -> Result<Edit<'e, T>, OutOfMemory> {
+        loop {
+            let writer = self.writer.lock(wait);
+            if !self.is_parted() {
+                // SAFETY: handed on.
+                return Ok(unsafe { Edit::of_whole(&self.root, writer, local, grace) });
+            }
+            drop(writer);
+            self.join(EVERYWHERE, (local, grace, wait))?;
+        }
+    }
+
+    /// Begins a change of `place`: waits for the other writers of the shard that has it. If it is in several, they are joined; if it is time to
+    /// part the tree or the shard, it is parted.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: shards cannot be joined.
+    ///
+    /// # Safety
+    /// As [`edit`](Self::edit), and `section` is one of the grace period.
+    pub unsafe fn edit_in<'e>(
+        &'e self,
+        place: VirtRange,
+        parting: &Parting<'_, T>,
+        _section: &'e Section<'_>,
+        local: &'e Local,
+        grace: &'e Grace,
+        wait: &'e impl Wait,
+    ) -> Result<Edit<'e, T>, OutOfMemory> {
+        let tools = (local, grace, wait);
+        loop {
+            let Root::Shards(directory) = self.root_now(Ordering::Acquire) else {
+                let mut writer = self.writer.lock(wait);
+                let Root::Entries(root) = self.root_now(Ordering::Relaxed) else { continue };
+                if let Some(last) = writer.turn(local.id(), place, parting.after) {
+                    // SAFETY: the lock keeps writers out, and what the root leads to is valid in a section.
+                    let bound = parting.bound(unsafe { Version::new(root) }, last, place);
+                    if bound.is_some_and(|at| self.part(&mut writer, at, parting, tools).is_ok()) {
+                        continue;
+                    }
+                }
+                // SAFETY: handed on.
+                return Ok(unsafe { Edit::of_whole(&self.root, writer, local, grace) });
+            };
+            // SAFETY: the section keeps the directory and its shards.
+            let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
+            let found = shards.at(place.start);
+            let Some(found) = found.filter(|shard| shard.range().covers(place)) else {
+                self.join(place, tools)?;
+                continue;
+            };
+            // SAFETY: as above.
+            let shard: &Shard<T> = unsafe { found.value.as_ref() };
+            let mut writer = shard.writer.lock(wait);
+            if writer.ended && !lost(Mutant::ShardEnds) {
+                drop(writer);
+                // Whoever has ended it is at work.
+                drop(self.writer.lock(wait));
+                continue;
+            }
+            if let Some(last) = writer.turn(local.id(), place, parting.after) {
+                // SAFETY: as above.
+                let bound = parting.bound(unsafe { shard.version() }, last, place);
+                if let Some(bound) = bound {
+                    drop(writer);
+                    // Without memory it stays as it is.
+                    let _ = self.part(&mut self.writer.lock(wait), bound, parting, tools);
+                    continue;
+                }
+            }
+            // SAFETY: handed on.
+            let draft = unsafe { writer.begin(&shard.root) };
+            let (part, root, _lock) = (found.range(), &*shard.root, Held::Shard(writer));
+            let shard = Some((shard, &*self.granted));
+            return Ok(Edit { root, draft, shard, part, shards, local, grace, _lock });
+        }
     }
 
     /// Changes the present version itself, as [`Edit::replace`] makes the next: if all of that is in one leaf, which neither
     /// splits nor joins another, and `new` is short. Returns whether it did; else nothing has changed, and it takes an edit.
     ///
     /// # Safety
-    /// No other edit is under way, and no view of the tree is used after this call.
+    /// The tree is in one piece, no other edit is under way, and no view of the tree is used after this call.
     #[inline(always)]
     pub unsafe fn amend(
         &self,
@@ -116,36 +292,47 @@ impl<T> Tree<T> {
         mut gone: impl FnMut(Entry<T>),
     ) -> bool {
         check(range, new);
-        let root = NonNull::new(self.root.load(Ordering::Relaxed));
+        let root = match self.root_now(Ordering::Relaxed) {
+            Root::Entries(root) => root,
+            Root::Shards(_) => None,
+        };
         let gone = |slot: Slot| gone(entry_of(slot));
         // SAFETY: handed on.
         new.len() <= CHUNK
             && root.is_some_and(|root| unsafe { amend(root, range, slots(new), gone) })
     }
 
-    /// [`edit`](Self::edit) of a tree that no other CPU can reach: it does not wait.
+    /// [`edit`](Self::edit) of a tree that no other CPU can reach, and that never was in shards: it does not wait.
     ///
     /// # Safety
     /// As [`edit`](Self::edit).
     pub unsafe fn edit_mut<'e>(&'e mut self, local: &'e Local, grace: &'e Grace) -> Edit<'e, T> {
+        debug_assert!(!self.is_parted());
         // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace) }
+        unsafe { Edit::of_whole(&self.root, self.writer.lock_mut(), local, grace) }
     }
 
-    /// The present version, of a tree that nothing else refers to.
+    /// The tree at present, if nothing else refers to it.
     pub fn view_mut(&mut self) -> View<'_, T> {
-        let root = NonNull::new(self.root.load(Ordering::Relaxed));
         // SAFETY: views and edits borrow the tree, so it does not change.
-        unsafe { View::new(root) }
+        unsafe { self.view() }
     }
 
     /// Frees all nodes, which leaves the tree without entries.
     pub fn destroy(&mut self) {
-        if let Some(root) = NonNull::new(self.root.load(Ordering::Relaxed)) {
-            self.root.store(ptr::null_mut(), Ordering::Relaxed);
+        let root = self.root_now(Ordering::Relaxed);
+        if let Root::Shards(directory) = root {
             // SAFETY: views and edits borrow the tree, so there are none.
-            unsafe { draft::free_subtree(root, None) };
+            let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
+            for shard in shards.iter() {
+                // SAFETY: only the directory has it.
+                unsafe { shard::free(shard.value.cast()) };
+            }
         }
+        self.root.store(ptr::null_mut(), Ordering::Relaxed);
+        let (Root::Entries(Some(root)) | Root::Shards(root)) = root else { return };
+        // SAFETY: views and edits borrow the tree, so there are none.
+        unsafe { draft::free_subtree(root, None) };
     }
 }
 
@@ -167,42 +354,109 @@ impl<T> fmt::Debug for Tree<T> {
     }
 }
 
+/// Frees the tree node or shard that `link` belongs to, a retired link of kind [`RETIRE_TREE_NODE`] or [`RETIRE_SHARD`].
+///
+/// # Safety
+/// The link was collected from the grace period that [`Tree::edit`] was given, and is freed once.
+pub unsafe fn free_retired(link: NonNull<RetireLink>) {
+    // SAFETY: the object that holds the link is alive until it is freed here; its grace period is over, so no reader has a reference.
+    unsafe {
+        match link.as_ref().kind() {
+            RETIRE_SHARD => shard::free(link),
+            _ => node::free_link(link),
+        }
+    }
+}
+
 /// A change of the tree, invisible until it is published. If it is dropped, nothing has changed.
 ///
 /// After an [`OutOfMemory`] the next version may hold a part of the failed call: drop the edit.
 pub struct Edit<'e, T> {
-    /// The tree's.
+    /// The tree's, or the shard's.
     root: &'e AtomicPtr<Node>,
     // Before the lock, so that an edit that is dropped cleans up under it.
     draft: Draft,
+    /// Of a tree in shards: the one that is changed, and what all are granted.
+    shard: Option<(&'e Shard<T>, &'e AtomicU64)>,
+    /// Where it may change entries.
+    part: VirtRange,
+    /// All shards.
+    shards: Version<'e, Shard<T>>,
     local: &'e Local,
     grace: &'e Grace,
-    writer: SpinGuard<'e, Writer, TreeWriter>,
-    marker: PhantomData<&'e Tree<T>>,
+    _lock: Held<'e>,
+}
+
+/// The lock that keeps other writers away.
+#[expect(dead_code, reason = "held until it is dropped")]
+enum Held<'e> {
+    Tree(SpinGuard<'e, Writer, TreeWriter>),
+    Shard(SpinGuard<'e, Writer, ShardWriter>),
+}
+
+impl Writer {
+    /// The draft of the next version of the tree or shard with `root`.
+    ///
+    /// # Safety
+    /// This is the writer of that tree or shard, whose lock is held while the draft lives. Otherwise as [`Tree::edit`].
+    #[inline(always)]
+    unsafe fn begin(&mut self, root: &AtomicPtr<Node>) -> Draft {
+        self.edits += 1;
+        // Only the holder of the lock stores, so what it loads is the last version.
+        let last = NonNull::new(root.load(Ordering::Relaxed));
+        // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
+        // it also hands on the use of their links. Edit numbers do not repeat.
+        unsafe { Draft::new(last, self.edits) }
+    }
 }
 
 impl<'e, T> Edit<'e, T> {
+    /// Of a tree in one piece.
+    ///
     /// # Safety
     /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`].
-    unsafe fn begin(
+    #[inline(always)]
+    unsafe fn of_whole(
         root: &'e AtomicPtr<Node>,
         mut writer: SpinGuard<'e, Writer, TreeWriter>,
         local: &'e Local,
         grace: &'e Grace,
     ) -> Self {
-        writer.edits += 1;
-        // Only the holder of the lock stores, so what it loads is the last version.
-        let last = NonNull::new(root.load(Ordering::Relaxed));
-        // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
-        // it also hands on the use of their links. Edit numbers do not repeat.
-        let draft = unsafe { Draft::new(last, writer.edits) };
-        Self { root, draft, local, grace, writer, marker: PhantomData }
+        // SAFETY: handed on.
+        let draft = unsafe { writer.begin(root) };
+        let (part, shards, _lock) = (EVERYWHERE, Version::EMPTY, Held::Tree(writer));
+        Self { root, draft, shard: None, part, shards, local, grace, _lock }
     }
 
-    /// The next version, as far as it is built.
-    pub fn view(&self) -> View<'_, T> {
+    /// The next version of what is changed.
+    #[inline(always)]
+    pub fn own(&self) -> Version<'_, T> {
         // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
-        unsafe { View::new(self.draft.root()) }
+        unsafe { Version::new(self.draft.root()) }
+    }
+
+    /// The tree, with the next version of what is changed, as far as it is built.
+    #[inline(always)]
+    pub fn view(&self) -> View<'_, T> {
+        // SAFETY: the edit was begun in a section if there are shards.
+        unsafe { View::of_shards(self.shards, self.part, self.own()) }
+    }
+
+    /// Whether the tree may have the entries that it will have, if it may have `most`. If it is in shards it may say no although they are
+    /// fewer; then an edit of the whole tree tells.
+    #[inline(always)]
+    pub fn fits(&self, most: u64) -> bool {
+        let entries = self.own().len() as u64;
+        match self.shard {
+            None => entries <= most,
+            Some((shard, granted)) => shard.take(entries, granted, most),
+        }
+    }
+
+    /// Whether it is of the whole tree.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.shard.is_none()
     }
 
     /// Adds an entry. Its range must be free and not empty.
@@ -210,7 +464,7 @@ impl<'e, T> Edit<'e, T> {
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
     pub fn insert(&mut self, start: u64, end: u64, value: NonNull<T>) -> Result<(), OutOfMemory> {
-        debug_assert!(self.view().find(start).is_none_or(|next| next.start >= end));
+        debug_assert!(self.own().find(start).is_none_or(|next| next.start >= end));
         self.replace(VirtRange::new(start, end), &[Entry { start, end, value }], |_| {})
     }
 
@@ -220,7 +474,7 @@ impl<'e, T> Edit<'e, T> {
     /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
     #[cfg(all(test, not(loom)))]
     pub fn remove(&mut self, start: u64) -> Result<Option<Entry<T>>, OutOfMemory> {
-        let Some(entry) = self.view().find(start).filter(|entry| entry.start == start) else {
+        let Some(entry) = self.own().find(start).filter(|entry| entry.start == start) else {
             return Ok(None);
         };
         self.replace(entry.range(), &[], |_| {})?;
@@ -241,6 +495,7 @@ impl<'e, T> Edit<'e, T> {
         mut gone: impl FnMut(Entry<T>),
     ) -> Result<(), OutOfMemory> {
         check(range, new);
+        debug_assert!(self.part.covers(range));
         let (first, rest) = new.split_at(new.len().min(CHUNK));
         self.draft.replace(range, slots(first), |slot| {
             let entry = entry_of(slot);
@@ -267,11 +522,11 @@ impl<'e, T> Edit<'e, T> {
     /// As [`Grace::retire_all`], once the next version is the present one.
     #[inline(always)]
     pub unsafe fn publish_retiring(self, objects: RetireChain) {
-        let Self { root, draft, local, grace, writer, .. } = self;
+        let Self { root, draft, local, grace, _lock, .. } = self;
         let (next, mut retired) = draft.finish();
-        root.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Release);
+        root.store(shard::pointer(next), Ordering::Release);
         // What is retired has a lock of its own, and one leaf is held at a time.
-        drop(writer);
+        drop(_lock);
         // SAFETY: the root that was just stored does not lead to the nodes, so no section that
         // begins from now on reaches them; they are retired once, since they were in one version and
         // are not in the next. A node's link is its first field, and its pointer covers all of it.

@@ -118,7 +118,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         is_enough: impl Fn(&View<'_, Vma>) -> bool,
     ) -> Result<bool, Errno> {
         let was = self.leave(range);
-        let unmapped = self.step(|step| {
+        let unmapped = self.step(range, |step| {
             let enough = is_enough(&step.view());
             if enough {
                 step.replace(range, None, State::Unlocked)?;

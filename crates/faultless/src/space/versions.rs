@@ -10,13 +10,14 @@ use super::merge::{
 use super::vma::{Area, Vma};
 use super::write::{Refused, UnderChange, Writing};
 use crate::addr::VirtRange;
-use crate::error::Errno;
+use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
-use crate::space::tree::{Edit, Entry, View};
+use crate::space::tree::{Edit, Entry, Parting, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::sequence::Sequence;
+use crate::table::node::TABLE_ALIGN;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
@@ -41,14 +42,27 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
 }
 
 impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
+    /// A step in `place`.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
     #[inline(always)]
-    pub(super) fn begin(writing: &'w Writing<'a, 'v, M>) -> Self {
+    pub(super) fn begin(
+        writing: &'w Writing<'a, 'v, M>,
+        place: VirtRange,
+    ) -> Result<Self, OutOfMemory> {
         let (cpu, tree) = (writing.cpu, &writing.space.tree);
-        let (local, grace) = (cpu.local(), &cpu.vm().grace);
+        let (local, grace, section) = (cpu.local(), &cpu.vm().grace, &writing.section);
+        let knobs = &cpu.vm().knobs;
+        let (most, beside) = (knobs.max_map_count(), writing.has_company());
+        let after = if beside { knobs.shard_after() } else { 0 };
+        // A merge that was deferred takes place in one shard. So do the steps over one last-level table, of which the last unlinks it.
+        let may = |low, high| !vma(low).merges.above() && !vma(high).merges.below();
+        let parting = Parting { after, align: TABLE_ALIGN, most, may: &may };
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
-        let edit = unsafe { tree.edit(local, grace, cpu) };
+        let edit = unsafe { tree.edit_in(place, &parting, section, local, grace, cpu) }?;
         let nowhere = VirtRange { start: 0, end: 0 };
-        Self {
+        Ok(Self {
             writing,
             edit,
             made: Made::new(),
@@ -58,8 +72,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             changing: writing.changing.get(),
             parted: [None; 4],
             unmerged: None,
-            most: cpu.vm().knobs.max_map_count(),
-        }
+            most,
+        })
     }
 
     /// The start of a VMA that must merge before the step can cut it. Then the step was refused.
@@ -81,7 +95,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         &mut self,
         range: VirtRange,
     ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
-        let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
+        let entry = self.edit.own().at(range.start).ok_or(Errno::EFAULT)?;
         let vma = vma(entry);
         let hull = &mut self.hulls[self.replaced.min(1)];
         write_lock(self.writing, &self.made, hull, entry)?;
@@ -94,7 +108,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
     pub(super) fn look(&self, range: VirtRange) -> Result<Area, Refused> {
-        let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
+        let entry = self.edit.own().at(range.start).ok_or(Errno::EFAULT)?;
         Ok(vma(entry).area.part(range))
     }
 
@@ -126,7 +140,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`; the step is over.
     pub(super) fn merge(&mut self, range: VirtRange) -> Result<(), Refused> {
-        let entry = self.edit.view().at(range.start).filter(|entry| entry.range() == range);
+        let entry = self.edit.own().at(range.start).filter(|entry| entry.range() == range);
         let hull = &self.hulls[self.replaced.min(1)];
         if entry.is_none_or(|entry| is_busy(self.writing, &self.made, hull, entry)) {
             return Ok(());
@@ -156,7 +170,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let Self { writing, edit, made, hulls, .. } = self;
         let hull = &mut hulls[self.replaced.min(1)];
         let view = edit.view();
-        let mut near = view.iter_from(range.start.saturating_sub(1));
+        let mut near = edit.own().iter_from(range.start.saturating_sub(1));
         while let Some(entry) = near.next()
             && entry.start <= range.end
         {
@@ -348,7 +362,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// `ENOMEM`; the step is over.
     pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Refused> {
         let gap = VirtRange::new(addr, stack);
-        let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
+        let (entry, (_, sealed)) = (self.edit.own().at(stack), self.take(VirtRange::page(stack))?);
         let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it merges later.
         let root = sealed.or_else(|| mergeable_anon_vma(&self.view(), own));
@@ -371,7 +385,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.check_claim(range);
         let first = self.made.used;
         let merges =
-            self.edit.view().at(range.start).map_or([false; 2], |entry| vma(entry).merges.get());
+            self.edit.own().at(range.start).map_or([false; 2], |entry| vma(entry).merges.get());
         self.make(area, root, State::WriteLocked, merges)?;
         self.put(range, first)
     }
@@ -413,8 +427,8 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     /// Fails if the space would have more VMAs than it may.
     #[inline(always)]
     pub(super) fn check_count(&self) -> Result<(), Refused> {
-        if self.replaced != 0 && self.edit.view().len() as u64 > self.most {
-            return self.check_merged();
+        if self.replaced != 0 && !self.edit.fits(self.most) {
+            return if self.edit.is_whole() { self.check_merged() } else { Err(Refused::Crowded) };
         }
         Ok(())
     }

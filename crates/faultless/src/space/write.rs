@@ -44,6 +44,9 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 /// and which counts until it is replaced.
 pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
+/// For each of two ranges, which version of it a view showed; `None`: none that could be found again.
+type Seen = [Option<usize>; 2];
+
 /// Why a step failed. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
@@ -51,6 +54,8 @@ pub(super) enum Refused {
     With(Errno),
     /// The VMA at this address is under change by another writer.
     Busy(u64),
+    /// It takes all of the tree to tell whether there may be so many VMAs.
+    Crowded,
 }
 
 impl From<Errno> for Refused {
@@ -70,8 +75,8 @@ struct Held<'a> {
     locking: Policy,
     guard: Guard<'a>,
     section: Section<'a>,
-    /// The version of the tree in which the ranges were chosen.
-    seen: usize,
+    /// The versions of the tree in which the ranges were chosen.
+    seen: Seen,
     /// Set if this CPU owns the space.
     owned: Option<Holding<'a>>,
 }
@@ -80,8 +85,8 @@ struct Held<'a> {
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// The ranges to claim, before they were widened.
     pub(super) asked: [VirtRange; 2],
-    /// The version of the tree in which the ranges were chosen.
-    seen: usize,
+    /// The versions of the tree in which the ranges were chosen.
+    seen: Seen,
     /// The VMAs that this writer has under change.
     pub(super) changing: Cell<UnderChange>,
     /// Whether it has write-locked all VMAs.
@@ -139,7 +144,7 @@ impl<M: Machine> Space<M> {
             if self.locking_in_force() == locking {
                 let section = cpu.section();
                 self.view(cpu, &section);
-                let held = Held { locking, guard, section, owned: None, seen: 0 };
+                let held = Held { locking, guard, section, owned: None, seen: [None; 2] };
                 return Writing::new(cpu, self, ranges, claimed, held);
             }
         }
@@ -177,7 +182,8 @@ impl<M: Machine> Space<M> {
         let owned = owner.hold(cpu.id(), cpu)?;
         cpu.count(Counter::OwnerWrite);
         let guard = coarse.unwrap_or(Guard::Owner);
-        Some(Held { locking, guard, owned: Some(owned), section: cpu.section(), seen: 0 })
+        let (owned, section, seen) = (Some(owned), cpu.section(), [None; 2]);
+        Some(Held { locking, guard, owned, section, seen })
     }
 
     /// Tries to become the owner of a shared space, if it is time for that.
@@ -261,8 +267,10 @@ impl<M: Machine> Space<M> {
             let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
             let section = cpu.section();
             let view = self.view(cpu, &section);
-            let mut seen = view.version();
             let mut asked = choose(&view)?;
+            // Of shards that change meanwhile it is not known which version `choose` has read.
+            let whole = view.is_whole();
+            let mut seen = asked.map(|range| view.version(range).filter(|_| whole));
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
             let claimed = ranges.map(|range| range.widen(align));
             tries += 1;
@@ -282,12 +290,16 @@ impl<M: Machine> Space<M> {
             }
             let section = match section {
                 // Within one section the same version is the same tree.
-                Some(section) if self.tree.snapshot(&section).version() == seen => section,
+                Some(section) if seen == see(&self.tree.snapshot(&section), asked) => section,
                 section => {
                     let section = section.unwrap_or_else(|| cpu.section());
                     let view = self.view(cpu, &section);
-                    seen = view.version();
+                    let found = asked;
+                    seen = see(&view, found);
                     asked = choose(&view)?;
+                    if asked != found && !view.is_whole() {
+                        seen = [None; 2];
+                    }
                     let mut needed = asked.iter().map(|range| range.widen(align));
                     if !needed.all(|range| claimed.iter().any(|own| own.covers(range))) {
                         drop(guard);
@@ -303,6 +315,11 @@ impl<M: Machine> Space<M> {
             return Ok(Writing::new(cpu, self, asked, claimed, held));
         }
     }
+}
+
+/// Which versions of two ranges `view` shows.
+fn see(view: &View<'_, Vma>, ranges: [VirtRange; 2]) -> Seen {
+    ranges.map(|range| view.version(range))
 }
 
 impl<M: Machine> Cpu<'_, M> {
@@ -348,9 +365,9 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// Whether `view` differs from the version in which the ranges were chosen.
+    /// Whether `view` may differ, in the ranges, from the version in which they were chosen.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
-        !self.owns() && view.version() != self.seen
+        !self.owns() && (self.seen.contains(&None) || see(view, self.asked) != self.seen)
     }
 
     /// Whether other CPUs may use the space meanwhile.

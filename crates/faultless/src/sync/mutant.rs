@@ -51,6 +51,8 @@ pub enum Mutant {
     /// The fence between the looks at the epoch and at the marks. A section that was opened meanwhile is
     /// not seen.
     AdvanceFence,
+    /// A writer looks whether the shard of the tree has ended. What it publishes there is lost.
+    ShardEnds,
     /// A CPU that makes an owned space shared waits until the owner releases it. The CPU reads what is being changed in place.
     JoinAwaitsOwner,
     /// A CPU that tries to become the owner looks whether others are in sections. It changes in place what they read.

@@ -19,7 +19,8 @@
 //!   Opening a section does not wait, so it may be done anywhere;
 //! - the *owner* of a space makes no claim while it executes a call, and comes to no other space. Who comes to this one waits in a
 //!   section for the end of the call;
-//! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops;
+//! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops. So does that of a *shard*, where
+//!   there are several; who parts or joins shards holds the lock of the tree, and takes one of theirs at a time;
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
 //!   them, and then only try the space's lock and no tree's: what is tried is not waited for;
 //! - *entries* are taken by trying. A CPU that waits for an entry that another CPU holds has none itself, present or not;
@@ -98,26 +99,28 @@ classes! {
     5 OwnedSpace "a space's owner";
     /// A tree's writer.
     6 TreeWriter "a tree's writer";
+    /// The writer of a tree's shard. One is waited for by who parts or joins the tree, who is the tree's writer.
+    7 ShardWriter "a shard's writer";
     /// The locks of VMAs of one space.
-    7 VmaLock "a VMA's lock" several;
+    8 VmaLock "a VMA's lock" several;
     /// A held page-table entry that is not present.
-    8 BusyEntry "a busy entry";
+    9 BusyEntry "a busy entry";
     /// Other CPUs' answers to flush requests. Waited for, never held.
-    9 Flush "a flush";
+    10 Flush "a flush";
     /// A held page-table entry that the MMU goes on using.
-    10 PinnedEntry "a pinned entry";
+    11 PinnedEntry "a pinned entry";
     /// What a CPU has retired.
-    11 RetiredObjects "a CPU's retired objects";
+    12 RetiredObjects "a CPU's retired objects";
     /// The list of spaces with lazily freed pages.
-    11 LazySpaces "the list of spaces with lazily freed pages";
+    12 LazySpaces "the list of spaces with lazily freed pages";
     /// Where a space has lazily freed pages.
-    11 LazyHull "a space's lazily freed range";
+    12 LazyHull "a space's lazily freed range";
     /// An arena's buddy allocator.
-    11 ArenaBuddy "an arena's buddy allocator";
+    12 ArenaBuddy "an arena's buddy allocator";
     /// A CPU's inbox of flush requests.
-    11 FlushInbox "a flush inbox";
+    12 FlushInbox "a flush inbox";
     /// The watcher of the trace points.
-    11 TraceWatcher "the trace points' watcher";
+    12 TraceWatcher "the trace points' watcher";
 }
 
 /// A lock that is none of the subsystem's: not in the list, and not written down.

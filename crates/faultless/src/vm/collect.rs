@@ -9,7 +9,7 @@ use crate::frame::FrameMeta;
 use crate::frame::zeroed::RUN;
 use crate::machine::Machine;
 use crate::space::Space;
-use crate::space::tree::{self, RETIRE_TREE_NODE};
+use crate::space::tree::{self, RETIRE_SHARD, RETIRE_TREE_NODE};
 use crate::space::vma::{Memory, RETIRE_VMA, Vma};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
@@ -23,7 +23,14 @@ use core::ptr::NonNull;
 /// KiB for each CPU that changes mappings wait meanwhile.
 const COLLECT_ABOVE: usize = if cfg!(loom) { 0 } else { 128 };
 
-const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != FrameMeta::RETIRE_KIND);
+const _: () = {
+    let kinds = [FrameMeta::RETIRE_KIND, RETIRE_TREE_NODE, RETIRE_VMA, RETIRE_SHARD];
+    let mut at = 0;
+    while at < kinds.len() {
+        assert!(kinds[at] as usize == at, "kinds differ");
+        at += 1;
+    }
+};
 
 impl<M: Machine> Cpu<'_, M> {
     /// Hands unlinked tables to the grace period.
@@ -110,8 +117,8 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
         // SAFETY: the object that holds the link is alive until it is freed here.
         match unsafe { link.as_ref() }.kind() {
-            RETIRE_TREE_NODE => {
-                // SAFETY: retired by the tree as its node; no reader is left.
+            RETIRE_TREE_NODE | RETIRE_SHARD => {
+                // SAFETY: retired by the tree as its node or shard; no reader is left.
                 unsafe { tree::free_retired(link) };
             }
             RETIRE_VMA => {

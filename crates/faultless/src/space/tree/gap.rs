@@ -2,7 +2,8 @@
 //!
 //! A subtree is entered only if one of its gaps is long enough, and it overlaps the window. If it
 //! lies inside the window, the search ends in it; at most two subtrees of a level lie across the
-//! window's ends. So the search visits a number of nodes proportional to the height.
+//! window's ends. So the search visits a number of nodes proportional to the height; where the tree is in shards, in each of those that it
+//! comes to.
 
 use super::node::Node;
 use super::view::View;
@@ -20,11 +21,22 @@ impl<T> View<'_, T> {
     /// where Linux maps top-down. `len` is in bytes and not 0.
     pub fn gap(&self, len: u64, low: u64, high: u64) -> Option<u64> {
         let wanted = Wanted { len, low, high };
-        match self.root {
-            None => wanted.last_in(0, u64::MAX),
-            Some(root) => wanted
-                .highest(root, u64::MAX)
-                .or_else(|| wanted.last_in(0, root.keys().0.first().copied()?)),
+        // Where the lowest entry that was seen so far starts.
+        let mut above = u64::MAX;
+        let mut last = high;
+        loop {
+            let (part, version) = self.part_at(last.saturating_sub(1));
+            if let Some(root) = version.root {
+                if let Some(found) = wanted.highest(root, above) {
+                    return Some(found);
+                }
+                above = root.keys().0.first().copied().unwrap_or(above);
+            }
+            if part.start <= low {
+                // Nothing further down ends above `low`.
+                return wanted.last_in(0, above);
+            }
+            last = part.start;
         }
     }
 
@@ -32,9 +44,21 @@ impl<T> View<'_, T> {
     /// `len` is in bytes and not 0.
     pub fn gap_bottom_up(&self, len: u64, low: u64, high: u64) -> Option<u64> {
         let wanted = Wanted { len, low, high };
-        match self.root {
-            None => wanted.first_in(0, u64::MAX),
-            Some(root) => wanted.lowest(root, 0).or_else(|| wanted.first_in(root.limit, u64::MAX)),
+        // Where the highest entry that was seen so far ends.
+        let mut below = 0;
+        let mut first = low;
+        loop {
+            let (part, version) = self.part_at(first);
+            if let Some(root) = version.root {
+                if let Some(found) = wanted.lowest(root, below) {
+                    return Some(found);
+                }
+                below = root.limit;
+            }
+            if part.end >= high {
+                return wanted.first_in(below, u64::MAX);
+            }
+            first = part.end;
         }
     }
 }

@@ -277,9 +277,8 @@ pub(super) unsafe fn free(node: NonNull<Node>) {
 /// Frees the node that `link`, a retired link of kind [`RETIRE_TREE_NODE`], belongs to.
 ///
 /// # Safety
-/// The link was collected from the grace period that [`Tree::edit`](super::Tree::edit) was given,
-/// and is freed once.
-pub unsafe fn free_retired(link: NonNull<RetireLink>) {
+/// As [`free_retired`](super::free_retired).
+pub(super) unsafe fn free_link(link: NonNull<RetireLink>) {
     // SAFETY: a link of this kind is the first field of a node and was made from a pointer to all
     // of it; its grace period is over, so no reader has a reference.
     unsafe { free(link.cast()) };

@@ -1,5 +1,7 @@
 //! The tree against a model, with every invariant checked by brute force after every step.
 
+mod shards;
+
 use super::node::{FANOUT, MIN_FILL, ledger};
 use super::*;
 use crate::machine::CpuId;
@@ -27,7 +29,7 @@ impl Fixture {
 
     fn edit(&self) -> Edit<'_, u8> {
         // SAFETY: the fixture has one grace period, and readers use it.
-        unsafe { self.tree.edit(&self.local, &self.grace, &Spin) }
+        unsafe { self.tree.edit(&self.local, &self.grace, &Spin) }.unwrap()
     }
 
     fn entries(&self) -> Vec<Entry<u8>> {
@@ -38,7 +40,7 @@ impl Fixture {
     /// Frees what is due of what was retired.
     fn collect(&self) {
         for link in self.grace.collect(&self.local) {
-            // SAFETY: only tree nodes are retired here.
+            // SAFETY: only nodes and shards of trees are retired here.
             unsafe { free_retired(link) };
         }
     }
@@ -54,7 +56,7 @@ impl Fixture {
 impl Drop for Fixture {
     fn drop(&mut self) {
         for link in self.grace.drain() {
-            // SAFETY: only tree nodes are retired here.
+            // SAFETY: only nodes and shards of trees are retired here.
             unsafe { free_retired(link) };
         }
     }
@@ -97,7 +99,9 @@ fn validate(node: NonNull<Node>, root: bool, nodes: &mut isize) -> Vec<Slot> {
                 1
             }
     );
-    assert_eq!(this.rank(u64::MAX - 1), count.min(FANOUT - 1), "unused keys");
+    // The last shard ends where unused keys do.
+    let used = count - usize::from(this.keys().1.last() == Some(&u64::MAX));
+    assert_eq!(this.rank(u64::MAX - 1), used.min(FANOUT - 1), "unused keys");
     let mut entries = Vec::new();
     for at in 0..count {
         let slot = this.slot(at);
@@ -130,10 +134,23 @@ fn validate(node: NonNull<Node>, root: bool, nodes: &mut isize) -> Vec<Slot> {
 /// Checks a view against the model in every way of asking; returns how many nodes it has.
 fn compare(view: View<'_, u8>, model: &Model, dice: &mut Dice) -> isize {
     let mut nodes = 0;
-    let slots = view.root.map(|root| validate(NonNull::from(root), true, &mut nodes));
+    let mut check = |root: Option<&Node>| {
+        root.map_or(Vec::new(), |root| validate(NonNull::from(root), true, &mut nodes))
+    };
+    let directory = check(view.directory());
+    let mut slots = 0;
+    for (at, (part, version)) in view.parts().enumerate() {
+        let own = check(version.root);
+        assert!(own.iter().all(|slot| part.covers(VirtRange::new(slot.start, slot.end))));
+        slots += own.len();
+        if let Some(shard) = directory.get(at) {
+            assert_eq!(part, VirtRange::new(shard.start, shard.end), "the shards have every address");
+        }
+    }
+    assert!(directory.len() != 1, "one shard has everything");
     let all: Vec<_> =
         model.iter().map(|(&start, &(end, value))| Entry { start, end, value }).collect();
-    assert_eq!(slots.map_or(0, |slots| slots.len()), all.len());
+    assert_eq!(slots, all.len());
     assert_eq!((view.len(), view.is_empty()), (all.len(), all.is_empty()));
     assert_eq!(view.iter().collect::<Vec<_>>(), all);
 
@@ -382,7 +399,7 @@ fn growing_and_shrinking_at_either_end_keeps_the_invariants() {
                 compare(fixture.edit().view(), &model, &mut dice);
             }
         }
-        let tall = fixture.edit().view().root.unwrap().level;
+        let tall = fixture.edit().own().root.unwrap().level;
         assert!(tall >= 2, "three levels are reached");
         for i in 0..1200 {
             let mut edit = fixture.edit();
@@ -565,7 +582,7 @@ fn writers_take_turns() {
                 let local = unsafe { Local::claim(CpuId(1 + writer)) };
                 for i in 0..EDITS {
                     // SAFETY: one grace period for all edits.
-                    let mut edit = unsafe { tree.edit(&local, grace, &Spin) };
+                    let mut edit = unsafe { tree.edit(&local, grace, &Spin) }.unwrap();
                     let at = i * 10 + u64::from(writer) * 5;
                     edit.insert(at, at + 5, value(writer.into())).unwrap();
                     if i % 3 == 2 {
@@ -573,7 +590,7 @@ fn writers_take_turns() {
                     }
                     edit.publish();
                     for link in grace.collect(&local) {
-                        // SAFETY: only tree nodes are retired here.
+                        // SAFETY: only nodes and shards of trees are retired here.
                         unsafe { free_retired(link) };
                     }
                 }

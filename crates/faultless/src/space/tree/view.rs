@@ -1,56 +1,25 @@
-//! One whole version of the tree, as a reader sees it.
+//! The tree as a reader sees it, be it in one piece or in [shards](super::shard).
 
-use super::node::Node;
+use super::shard::Shard;
+use super::version::{self, Entry, Version};
 use crate::addr::VirtRange;
 use core::fmt;
 use core::iter::FusedIterator;
-use core::marker::PhantomData;
-use core::ptr::NonNull;
 
-/// A range and what the tree keeps for it.
-pub struct Entry<T> {
-    /// First byte of the range.
-    pub start: u64,
-    /// First byte after the range, above `start`.
-    pub end: u64,
-    /// What the caller has stored. The tree never looks behind it.
-    pub value: NonNull<T>,
-}
+/// All addresses.
+pub const EVERYWHERE: VirtRange = VirtRange { start: 0, end: u64::MAX };
 
-impl<T> Entry<T> {
-    /// The entry's range.
-    #[inline]
-    pub fn range(&self) -> VirtRange {
-        VirtRange::new(self.start, self.end)
-    }
-}
-
-impl<T> Clone for Entry<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Entry<T> {}
-
-impl<T> PartialEq for Entry<T> {
-    fn eq(&self, other: &Self) -> bool {
-        (self.start, self.end, self.value) == (other.start, other.end, other.value)
-    }
-}
-
-impl<T> Eq for Entry<T> {}
-
-impl<T> fmt::Debug for Entry<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} -> {:?}", self.range(), self.value)
-    }
-}
-
-/// One version of a tree. What other CPUs publish meanwhile does not show in it.
+/// A tree at one moment, if it is in one piece: what other CPUs publish meanwhile does not show.
+///
+/// Of a tree in shards it shows those that there were at one moment. Each of them is read when it is asked for, so that changes
+/// of different shards may show or not, each wholly.
 pub struct View<'s, T> {
-    pub(super) root: Option<&'s Node>,
-    marker: PhantomData<NonNull<T>>,
+    /// The version of `part`.
+    own: Version<'s, T>,
+    /// Everything, if there are no shards.
+    part: VirtRange,
+    /// The shards.
+    shards: Version<'s, Shard<T>>,
 }
 
 impl<T> Clone for View<'_, T> {
@@ -62,93 +31,149 @@ impl<T> Clone for View<'_, T> {
 impl<T> Copy for View<'_, T> {}
 
 impl<'s, T> View<'s, T> {
-    /// The version under `root`.
-    ///
-    /// # Safety
-    /// That version's nodes are valid and unchanged for `'s`.
+    /// Of a tree in one piece.
     #[inline(always)]
-    pub(super) unsafe fn new(root: Option<NonNull<Node>>) -> Self {
-        // SAFETY: the caller's promise.
-        Self { root: root.map(|root| unsafe { root.as_ref() }), marker: PhantomData }
+    pub(super) const fn whole(own: Version<'s, T>) -> Self {
+        Self { own, part: EVERYWHERE, shards: Version::EMPTY }
     }
 
-    /// Which version it is: another has another number, while the section that this one was seen in is
-    /// open.
+    /// Of a tree in `shards`, of which `own` is shown as the version of `part`, which is the part of one of them, or is empty.
+    ///
+    /// # Safety
+    /// The shards are valid for `'s`, and so are the versions that their roots lead to meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn of_shards(
+        shards: Version<'s, Shard<T>>,
+        part: VirtRange,
+        own: Version<'s, T>,
+    ) -> Self {
+        Self { own, part, shards }
+    }
+
+    /// Whether the tree is in one piece.
+    #[inline(always)]
+    pub fn is_whole(&self) -> bool {
+        self.shards.is_empty()
+    }
+
+    /// The shard that has `addr`: its part of the addresses, and its present version.
+    pub(super) fn part_at(&self, addr: u64) -> (VirtRange, Version<'s, T>) {
+        let addr = addr.min(u64::MAX - 1);
+        if self.part.contains(addr) {
+            return (self.part, self.own);
+        }
+        match self.shards.at(addr) {
+            // SAFETY: shards of the view are valid (the contract of `of_shards`).
+            Some(shard) => (shard.range(), unsafe { shard.value.as_ref().version() }),
+            None => {
+                debug_assert!(false, "the shards have every address");
+                (VirtRange::new(addr, u64::MAX), Version::EMPTY)
+            }
+        }
+    }
+
+    /// The parts of all addresses, ascending, with their present versions.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (VirtRange, Version<'s, T>)> + use<'s, T> {
+        let (view, mut next) = (*self, Some(0));
+        core::iter::from_fn(move || {
+            let (part, version) = view.part_at(next?);
+            next = (part.end != u64::MAX).then_some(part.end);
+            Some((part, version))
+        })
+    }
+
+    /// The root of the directory of shards, if there are any.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn directory(&self) -> Option<&'s super::node::Node> {
+        self.shards.root
+    }
+
+    /// The view, in which changes of the shard that has `addr` no longer show.
+    pub fn holding(self, addr: u64) -> Self {
+        let (part, own) = self.part_at(addr);
+        Self { own, part, ..self }
+    }
+
+    /// Which version of `range` it shows: another has another number, while the section of the view is open. `None`: the range
+    /// is in several shards, which have no common version.
     #[inline]
-    pub fn version(&self) -> usize {
-        self.root.map_or(0, |root| core::ptr::from_ref(root).addr())
+    pub fn version(&self, range: VirtRange) -> Option<usize> {
+        if self.is_whole() {
+            return Some(self.own.number());
+        }
+        if range.is_empty() {
+            return Some(0);
+        }
+        let (part, version) = self.part_at(range.start);
+        part.covers(range).then(|| version.number())
     }
 
     /// How many entries there are.
     #[inline]
     pub fn len(&self) -> usize {
-        self.root.map_or(0, |root| root.entries as usize)
+        if self.is_whole() { self.own.len() } else { self.parts().map(|(_, part)| part.len()).sum() }
     }
 
     /// The bytes of all entries' ranges.
     #[inline]
     pub fn bytes(&self) -> u64 {
-        self.root.map_or(0, |root| root.bytes)
+        self.parts().map(|(_, part)| part.bytes()).sum()
     }
 
     /// Whether there is no entry.
     #[inline]
     #[cfg(all(test, not(loom)))]
     pub fn is_empty(&self) -> bool {
-        self.root.is_none()
+        self.len() == 0
     }
 
     /// The first entry that ends above `addr`; it holds `addr` unless it starts above it.
     #[inline]
     pub fn find(&self, addr: u64) -> Option<Entry<T>> {
-        let (leaf, at) = self.seek(addr)?;
-        Some(entry(leaf, at))
+        if self.is_whole() { self.own.find(addr) } else { self.iter_from(addr).next() }
     }
 
     /// The entry that holds `addr`.
     #[inline]
     pub fn at(&self, addr: u64) -> Option<Entry<T>> {
-        self.find(addr).filter(|entry| entry.start <= addr)
+        if self.is_whole() { self.own.at(addr) } else { self.at_in_shard(addr) }
+    }
+
+    /// Out of line, as most trees are in one piece.
+    #[inline(never)]
+    fn at_in_shard(&self, addr: u64) -> Option<Entry<T>> {
+        self.part_at(addr).1.at(addr)
     }
 
     /// The last entry that ends at `addr` or below.
     #[inline]
     pub fn before(&self, addr: u64) -> Option<Entry<T>> {
-        self.around(addr).0
+        if self.is_whole() { self.own.before(addr) } else { self.before_in_shards(addr) }
+    }
+
+    #[inline(never)]
+    fn before_in_shards(&self, addr: u64) -> Option<Entry<T>> {
+        let mut at = addr;
+        loop {
+            let (part, version) = self.part_at(at);
+            let found = version.before(addr);
+            if found.is_some() || part.start == 0 {
+                return found;
+            }
+            at = part.start - 1;
+        }
     }
 
     /// The last entry that ends at `addr` or below, and the first that ends above it.
     pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
-        let Some(mut node) = self.root else { return (None, None) };
-        // The last slot left of the way down to `addr`: all that is under it ends by `addr`.
-        let mut left = None;
-        let right = loop {
-            let at = node.position(addr);
-            if at > 0 {
-                left = Some((node, at - 1));
-            }
-            if at == node.count() {
-                break None;
-            }
-            if node.level == 0 {
-                break Some(entry(node, at));
-            }
-            node = child(node, at);
-        };
-        let left = left.map(|(mut node, mut at)| {
-            while node.level > 0 {
-                node = child(node, at);
-                at = node.count() - 1;
-            }
-            entry(node, at)
-        });
-        (left, right)
+        if self.is_whole() { self.own.around(addr) } else { (self.before(addr), self.find(addr)) }
     }
 
     /// The entries in order, from the first that ends above `addr` on.
     #[inline]
     pub fn iter_from(&self, addr: u64) -> Iter<'s, T> {
-        Iter { view: *self, leaf: self.seek(addr) }
+        let (part, version) = if self.is_whole() { (self.part, self.own) } else { self.part_at(addr) };
+        Iter { entries: version.iter_from(addr), end: part.end, view: *self }
     }
 
     /// All entries in order.
@@ -156,34 +181,6 @@ impl<'s, T> View<'s, T> {
     pub fn iter(&self) -> Iter<'s, T> {
         self.iter_from(0)
     }
-
-    /// Where the first entry that ends above `addr` is.
-    #[inline(always)]
-    fn seek(&self, addr: u64) -> Option<(&'s Node, usize)> {
-        let mut node = self.root?;
-        // Some entry ends above `addr`, so at each level some slot does, and is found.
-        if addr >= node.limit {
-            return None;
-        }
-        for _ in 0..node.level {
-            node = child(node, node.rank(addr));
-        }
-        Some((node, node.rank(addr)))
-    }
-}
-
-/// The child at a slot in use of an inner node.
-#[inline(always)]
-fn child(node: &Node, at: usize) -> &Node {
-    // SAFETY: callers pass an inner node and a slot in use; the child is part of the same version
-    // and as valid as its parent.
-    unsafe { node.child(at).as_ref() }
-}
-
-/// The entry at slot `at` of a leaf.
-#[inline(always)]
-fn entry<T>(leaf: &Node, at: usize) -> Entry<T> {
-    super::entry_of(leaf.slot(at))
 }
 
 impl<T> fmt::Debug for View<'_, T> {
@@ -192,18 +189,32 @@ impl<T> fmt::Debug for View<'_, T> {
     }
 }
 
-/// Entries of one version in the order of addresses.
-///
-/// Nodes of a persistent tree have no links to their neighbours, so behind the end of a leaf the
-/// iterator seeks the end of its last entry.
+/// Entries of a view in the order of addresses.
 pub struct Iter<'s, T> {
+    entries: version::Iter<'s, T>,
+    /// Where the shard of `entries` ends.
+    end: u64,
     view: View<'s, T>,
-    leaf: Option<(&'s Node, usize)>,
 }
 
 impl<T> Clone for Iter<'_, T> {
     fn clone(&self) -> Self {
-        Self { view: self.view, leaf: self.leaf }
+        Self { entries: self.entries.clone(), ..*self }
+    }
+}
+
+impl<T> Iter<'_, T> {
+    #[inline(never)]
+    fn next_in_shards(&mut self) -> Option<Entry<T>> {
+        while self.end != u64::MAX {
+            let (part, version) = self.view.part_at(self.end);
+            (self.entries, self.end) = (version.iter(), part.end);
+            let next = self.entries.next();
+            if next.is_some() {
+                return next;
+            }
+        }
+        None
     }
 }
 
@@ -212,13 +223,8 @@ impl<T> Iterator for Iter<'_, T> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Entry<T>> {
-        let (mut leaf, mut at) = self.leaf?;
-        if at == leaf.count() {
-            self.leaf = self.view.seek(leaf.slot(at - 1).end);
-            (leaf, at) = self.leaf?;
-        }
-        self.leaf = Some((leaf, at + 1));
-        Some(entry(leaf, at))
+        let next = self.entries.next();
+        if next.is_none() && self.end != u64::MAX { self.next_in_shards() } else { next }
     }
 }
 

@@ -1,0 +1,428 @@
+//! Shards: a tree in parts, each of which has a writer and versions of its own.
+//!
+//! One root is enough until many CPUs edit a tree: then each edit copies the path to the root that another CPU has just written, and waits
+//! for the one writer. So a tree that CPUs edit in turns, each in its own place, is *parted* between two of these places. Its root then leads to
+//! a directory, which is a persistent tree, too: its entries are the shards, and they have every address. An entry of the tree lies in one
+//! shard, wholly. Protocol:
+//!
+//! - An *edit* changes one shard. Its writer finds the shard in the directory, takes the shard's lock, and looks whether the shard has *ended*.
+//!   If it has, the directory is being changed: the writer waits for that, and begins again. Edits of different shards write no common line.
+//! - If an edit's place is in several shards, they are *joined* first.
+//! - To part and to join is to end shards, to make others of what they had, and to publish a directory with these. Who does that holds the
+//!   lock of the whole tree, and ends each shard under its lock, so that its last version is final. If there is no memory for it, the shards are
+//!   opened again.
+//! - A *reader* loads the root, and of each shard that it comes to the shard's root. A shard that has ended shows its last version, which
+//!   was current when the directory was. Directory, shards and their nodes are freed after a grace period.
+//!
+//! *Invariant (whole entries):* no entry lies across a bound between shards, and no two that [may not be parted](Parting::may) lie on either
+//! side of one.
+//!
+//! A tree in shards may have as many entries as the shards are *granted*. A shard that needs more takes some more, as long as all grants
+//! together do not exceed the limit. Else all are joined, and their entries counted.
+
+use super::draft::{self, Draft};
+use super::node::Node;
+use super::version::{Entry, Version};
+use super::view::EVERYWHERE;
+use super::{Root, Tree, Writer, slots};
+use crate::addr::VirtRange;
+use crate::error::OutOfMemory;
+use crate::heap;
+use crate::machine::{CpuId, MAX_CPUS};
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::grace::{Grace, RetireChain, RetireLink};
+use crate::sync::order::ShardWriter;
+use crate::sync::percpu::{Local, Padded};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::Wait;
+use alloc::boxed::Box;
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+
+/// The `kind` by which the reclaimer of retired objects knows a shard.
+pub const RETIRE_SHARD: u8 = 3;
+
+/// Shards of a tree, at most.
+const MOST_SHARDS: usize = MAX_CPUS;
+/// How many entries more than it has a shard is granted.
+const ROOM: u64 = 64;
+/// How many entries a search for a bound looks at.
+const MOST_LOOKS: usize = 64;
+/// How often the number of turns after which a tree is parted doubles.
+const MOST_PATIENCE: u32 = 8;
+
+/// A part of a tree.
+#[repr(C)]
+pub struct Shard<T> {
+    /// First, so that a link is a shard.
+    retire: RetireLink,
+    pub(super) root: Padded<AtomicPtr<Node>>,
+    pub(super) writer: Padded<SpinLock<Writer, ShardWriter>>,
+    /// How many entries it may have. Changed by the holder of its lock.
+    pub(super) granted: AtomicU64,
+    marker: PhantomData<NonNull<T>>,
+}
+
+impl<T> Shard<T> {
+    /// The shard with the entries under `root`, which it owns.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; the entries' nodes are freed.
+    fn try_new(root: Option<NonNull<Node>>, patience: u32) -> Result<NonNull<Self>, OutOfMemory> {
+        // SAFETY: the caller's alone.
+        let len = root.map_or(0, |root| unsafe { root.as_ref() }.extent().entries);
+        let writer = Writer { patience, ..Writer::default() };
+        let made = heap::try_box_with(|| Self {
+            retire: RetireLink::new(RETIRE_SHARD),
+            root: Padded(AtomicPtr::new(pointer(root))),
+            writer: Padded(SpinLock::ordered(writer)),
+            granted: AtomicU64::new(len as u64 + ROOM),
+            marker: PhantomData,
+        });
+        match made {
+            Ok(shard) => Ok(NonNull::from(Box::leak(shard))),
+            Err(oom) => {
+                // SAFETY: as above.
+                unsafe { free_entries(root) };
+                Err(oom)
+            }
+        }
+    }
+
+    /// Takes what it needs to be granted to have `entries`, of what `granted` says all shards of the tree have. Returns whether it may have
+    /// them: all may have `most` together. The caller has its lock.
+    pub(super) fn take(&self, entries: u64, granted: &AtomicU64, most: u64) -> bool {
+        let own = self.granted.load(Ordering::Relaxed);
+        if entries <= own {
+            // The limit may have been lowered.
+            return granted.load(Ordering::Relaxed) <= most;
+        }
+        let more = entries - own + ROOM;
+        if granted.fetch_add(more, Ordering::Relaxed) + more > most {
+            granted.fetch_sub(more, Ordering::Relaxed);
+            return false;
+        }
+        self.granted.store(own + more, Ordering::Relaxed);
+        true
+    }
+
+    /// The present version.
+    ///
+    /// # Safety
+    /// The shard was found in a grace section, or by who has the lock of the tree, which lasts for `'s`.
+    #[inline]
+    pub(super) unsafe fn version<'s>(&self) -> Version<'s, T> {
+        // SAFETY: nodes are retired after the root has ceased to lead to them, and with the shard.
+        unsafe { Version::new(NonNull::new(self.root.load(Ordering::Acquire))) }
+    }
+}
+
+impl<T> Drop for Shard<T> {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the shard any more.
+        unsafe { free_entries(NonNull::new(self.root.load(Ordering::Relaxed))) };
+    }
+}
+
+/// Frees the shard that `link`, a retired link of kind [`RETIRE_SHARD`], belongs to.
+///
+/// # Safety
+/// As [`free_retired`](super::free_retired).
+pub(super) unsafe fn free(link: NonNull<RetireLink>) {
+    // SAFETY: a link of this kind is the first field of a shard, which was a box; no reader is left. Its entries' values are not followed,
+    // so of which type they are means nothing.
+    drop(unsafe { Box::from_raw(link.cast::<Shard<()>>().as_ptr()) });
+}
+
+/// # Safety
+/// The nodes are reachable through `root` alone, and are not being read.
+unsafe fn free_entries(root: Option<NonNull<Node>>) {
+    if let Some(root) = root {
+        // SAFETY: handed on.
+        unsafe { draft::free_subtree(root, None) };
+    }
+}
+
+/// A root as a pointer.
+#[inline(always)]
+pub(super) fn pointer(root: Option<NonNull<Node>>) -> *mut Node {
+    root.map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+/// When a tree is parted, and where it may be.
+pub struct Parting<'p, T> {
+    /// After how many turns, which are edits by another CPU, and elsewhere, than the last. 0: never.
+    pub after: u32,
+    /// The bounds of shards are multiples of this, a power of two.
+    pub align: u64,
+    /// How many entries a tree may have. One that has nearly so many is not parted.
+    pub most: u64,
+    /// Whether two entries that touch may be on either side of a bound.
+    pub may: &'p dyn Fn(Entry<T>, Entry<T>) -> bool,
+}
+
+impl<T> Parting<'_, T> {
+    /// The best bound between `one` and `other`, which do not overlap, in a tree or shard: the one that is a multiple of the highest power
+    /// of two, so that places of CPUs that are a round distance apart are told apart by round bounds.
+    pub(super) fn bound(
+        &self,
+        version: Version<'_, T>,
+        one: VirtRange,
+        other: VirtRange,
+    ) -> Option<u64> {
+        let (low, high) = if one.start < other.start { (one, other) } else { (other, one) };
+        let (mut from, high) = (low.end, high.start);
+        let mut best = None;
+        for entry in version.iter_from(from).take(MOST_LOOKS) {
+            let to = entry.start.min(high);
+            let found = roundest(from, to, self.align).filter(|&at| self.is_bound(version, at));
+            best = best.into_iter().chain(found).max_by_key(|at: &u64| at.trailing_zeros());
+            if entry.end > high {
+                return best;
+            }
+            from = entry.end;
+        }
+        let last = roundest(from, high, self.align).filter(|&at| self.is_bound(version, at));
+        best.into_iter().chain(last).max_by_key(|at| at.trailing_zeros())
+    }
+
+    /// Whether a bound may be at `addr`.
+    fn is_bound(&self, version: Version<'_, T>, addr: u64) -> bool {
+        match version.around(addr) {
+            (_, Some(above)) if above.start < addr => false,
+            (Some(below), Some(above)) if below.end == addr && above.start == addr => {
+                (self.may)(below, above)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// The multiple of the highest power of two from `low` to `high`, if there is a multiple of `align`.
+fn roundest(low: u64, high: u64, align: u64) -> Option<u64> {
+    let low = low.checked_next_multiple_of(align).filter(|low| *low <= high)?;
+    let high = high & !(align - 1);
+    let Some(bit) = (low ^ high).checked_ilog2() else { return Some(low) };
+    let middle = high >> bit << bit;
+    Some(if low.trailing_zeros() > middle.trailing_zeros() { low } else { middle })
+}
+
+impl Writer {
+    /// Notes an edit of `place` by `cpu`. If it is time to part the tree, returns the place of the last edit.
+    #[inline(always)]
+    pub(super) fn turn(&mut self, cpu: CpuId, place: VirtRange, after: u32) -> Option<VirtRange> {
+        let (by, last) = core::mem::replace(&mut self.last, (cpu, place));
+        if by == cpu || after == 0 || last.is_empty() || last.overlaps(place) {
+            return None;
+        }
+        self.turns += 1;
+        if self.turns < after << self.patience {
+            return None;
+        }
+        self.turns = 0;
+        Some(last)
+    }
+}
+
+/// Nodes for `entries`, which are in order.
+fn build<T>(entries: impl Iterator<Item = Entry<T>>) -> Result<Option<NonNull<Node>>, OutOfMemory> {
+    // SAFETY: there is no old version. Edits have other numbers.
+    let mut draft = unsafe { Draft::new(None, 0) };
+    for entry in entries {
+        draft.replace(entry.range(), slots(&[entry]), |_| {})?;
+    }
+    Ok(draft.finish().0)
+}
+
+/// What replaces some shards in the directory.
+enum Next<'n, T> {
+    /// Shards.
+    Shards(&'n [Entry<Shard<T>>]),
+    /// All shards: the tree is in one piece, with this root.
+    Whole(Option<NonNull<Node>>),
+}
+
+impl<T> Tree<T> {
+    /// Parts the tree, or the shard that has `bound`, at `bound`, if that is still a bound. `writer` is the lock of the tree.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing has changed.
+    pub(super) fn part(
+        &self,
+        writer: &mut Writer,
+        bound: u64,
+        parting: &Parting<'_, T>,
+        (local, grace, wait): (&Local, &Grace, &impl Wait),
+    ) -> Result<(), OutOfMemory> {
+        let (whole, shards) = match self.root_now(Ordering::Relaxed) {
+            Root::Entries(root) => (root, Version::<Shard<T>>::EMPTY),
+            // SAFETY: only the holder of the tree's lock changes the directory.
+            Root::Shards(directory) => (None, unsafe { Version::new(Some(directory)) }),
+        };
+        if shards.len() >= MOST_SHARDS {
+            return Ok(());
+        }
+        let shard = shards.at(bound);
+        let range = shard.map_or(EVERYWHERE, |shard| shard.range());
+        // SAFETY: in the directory, which the tree's lock keeps as it is.
+        let shard = shard.map(|shard| unsafe { shard.value.as_ref() });
+        let mut patience = writer.patience;
+        // SAFETY: the lock of the tree keeps other writers out; that of the shard, below.
+        let mut version = unsafe { Version::new(whole) };
+        if let Some(shard) = shard {
+            let mut writer = shard.writer.lock(wait);
+            // SAFETY: as above.
+            version = unsafe { shard.version() };
+            patience = writer.patience;
+            writer.ended = true;
+        }
+        let granted = self.granted.load(Ordering::Relaxed);
+        let fits = granted.max(version.len() as u64) + 2 * ROOM <= parting.most / 2;
+        let may = fits && bound > range.start && bound < range.end && parting.is_bound(version, bound);
+        let done = if may { self.part_between(writer, (range, bound), (whole, version, patience), (local, grace)) } else { Ok(()) };
+        if let Some(shard) = shard
+            && !(may && done.is_ok())
+        {
+            shard.writer.lock(wait).ended = false;
+        }
+        done
+    }
+
+    /// Parts `version` of `range`, which no writer changes meanwhile. `whole`: its root, if the tree is in one piece.
+    fn part_between(
+        &self,
+        writer: &mut Writer,
+        (range, bound): (VirtRange, u64),
+        (whole, version, patience): (Option<NonNull<Node>>, Version<'_, T>, u32),
+        (local, grace): (&Local, &Grace),
+    ) -> Result<(), OutOfMemory> {
+        let low = build(version.iter().take_while(|entry| entry.start < bound))?;
+        let low = Shard::try_new(low, patience)?;
+        let high = build(version.iter_from(bound)).and_then(|high| Shard::try_new(high, patience));
+        let Ok(high) = high else {
+            // SAFETY: made just now.
+            unsafe { free(low.cast()) };
+            return Err(OutOfMemory);
+        };
+        let new = [
+            Entry { start: range.start, end: bound, value: low },
+            Entry { start: bound, end: range.end, value: high },
+        ];
+        let done = self.redirect(writer, range, Next::Shards(&new), whole, (local, grace));
+        if done.is_err() {
+            for shard in [low, high] {
+                // SAFETY: made just now, and no directory has it.
+                unsafe { free(shard.cast()) };
+            }
+        }
+        done
+    }
+
+    /// Joins the shards over which `range` extends; all of them, if that is [`EVERYWHERE`].
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing has changed.
+    #[cold]
+    pub(super) fn join(
+        &self,
+        range: VirtRange,
+        (local, grace, wait): (&Local, &Grace, &impl Wait),
+    ) -> Result<(), OutOfMemory> {
+        let mut writer = self.writer.lock(wait);
+        let Root::Shards(directory) = self.root_now(Ordering::Relaxed) else { return Ok(()) };
+        // SAFETY: only the holder of the tree's lock changes the directory.
+        let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
+        let affected = || shards.iter_from(range.start).take_while(|shard| shard.start < range.end);
+        // SAFETY: in the directory, which the tree's lock keeps as it is.
+        let each = || affected().map(|shard| unsafe { shard.value.as_ref() });
+        let hull = affected().map(|shard| shard.range()).reduce(VirtRange::hull).unwrap_or(range);
+        if affected().count() == 1 {
+            // Others were faster.
+            return Ok(());
+        }
+        let mut patience = 0;
+        for shard in each() {
+            let mut writer = shard.writer.lock(wait);
+            writer.ended = true;
+            patience = patience.max(writer.patience + 1).min(MOST_PATIENCE);
+        }
+        // SAFETY: ended, so that their versions are final.
+        let entries = each().flat_map(|shard| unsafe { shard.version() }.iter());
+        let joined = build(entries).and_then(|root| {
+            if hull == EVERYWHERE {
+                writer.patience = patience;
+                let done = self.redirect(&mut writer, hull, Next::Whole(root), None, (local, grace));
+                if done.is_err() {
+                    // SAFETY: built just now.
+                    unsafe { free_entries(root) };
+                }
+                return done;
+            }
+            let value = Shard::try_new(root, patience)?;
+            let new = [Entry { start: hull.start, end: hull.end, value }];
+            let done = self.redirect(&mut writer, hull, Next::Shards(&new), None, (local, grace));
+            if done.is_err() {
+                // SAFETY: made just now, and no directory has it.
+                unsafe { free(value.cast()) };
+            }
+            done
+        });
+        if joined.is_err() {
+            each().for_each(|shard| shard.writer.lock(wait).ended = false);
+        }
+        joined
+    }
+
+    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in one piece, whose root was `whole`.
+    fn redirect(
+        &self,
+        writer: &mut Writer,
+        hull: VirtRange,
+        next: Next<'_, T>,
+        whole: Option<NonNull<Node>>,
+        (local, grace): (&Local, &Grace),
+    ) -> Result<(), OutOfMemory> {
+        writer.edits += 1;
+        let (directory, was_whole) = match self.root_now(Ordering::Relaxed) {
+            Root::Shards(directory) => (Some(directory), false),
+            Root::Entries(_) => (None, true),
+        };
+        let new = if let Next::Shards(new) = next { new } else { &[] };
+        // SAFETY: only the holder of the tree's lock changes the directory. Edit numbers do not repeat.
+        let mut draft = unsafe { Draft::new(directory, writer.edits) };
+        let (mut ended, mut less) = (RetireChain::default(), 0);
+        draft.replace(hull, slots(new), |slot| {
+            let shard = slot.target.cast::<Shard<T>>();
+            // SAFETY: in the directory. It has ended, and only the holder of the tree's lock uses its link.
+            unsafe {
+                less += shard.as_ref().granted.load(Ordering::Relaxed);
+                ended.append(shard.cast());
+            }
+        })?;
+        if was_whole {
+            // Frees the nodes of the tree in one piece with itself.
+            let nodes = Shard::<T>::try_new(None, 0)?;
+            // SAFETY: made just now.
+            unsafe {
+                nodes.as_ref().root.store(pointer(whole), Ordering::Relaxed);
+                ended.append(nodes.cast());
+            }
+        }
+        // SAFETY: made by the caller just now.
+        let more = new.iter().map(|shard| unsafe { shard.value.as_ref() });
+        let more: u64 = more.map(|shard| shard.granted.load(Ordering::Relaxed)).sum();
+        self.granted.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
+        let (directory, mut retired) = draft.finish();
+        let root = match next {
+            Next::Shards(_) => Root::Shards(directory.unwrap_or(NonNull::dangling())),
+            Next::Whole(root) => Root::Entries(root),
+        };
+        self.root.store(root.pointer(), Ordering::Release);
+        // SAFETY: the root that was just stored leads to none of it. Nodes and shards are retired once, as they have left the directory.
+        unsafe {
+            retired.prepend(ended);
+            grace.retire_all(local, retired);
+        }
+        Ok(())
+    }
+}
