@@ -300,6 +300,7 @@ caught! {
         without ReleaseWakes, two_claims_that_overlap(4), says "deadlock";
     a_claim_is_published_before_the_look_at_others:
         without ClaimFence, two_claims_that_overlap(4), says "Causality violation";
+        without HomeCovers, two_claims_that_overlap(3), says "Causality violation";
     a_claim_that_was_parked_tries_again:
         without ParkedTriesAgain, three_claims_of_one_page(2), says "Causality violation";
     a_spin_lock_is_held_by_one:

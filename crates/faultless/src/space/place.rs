@@ -127,16 +127,16 @@ fn above(view: &View<'_, Vma>, len: u64, mut low: u64) -> Option<u64> {
 
 /// Whether `range`, and the guard of a stack above it, is free.
 pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
-    match view.find(range.start) {
+    match view.find_below(range.start, range.end.saturating_add(STACK_GUARD)) {
         Some(entry) if entry.start < range.end => false,
         Some(_) => guard_below(view, range.end).is_none_or(|limit| range.end <= limit),
         None => true,
     }
 }
 
-/// How high mappings may reach below the first VMA at or above `addr`: not into a stack's guard.
+/// How high mappings may reach below the first VMA at or above `addr`, if a mapping up to `addr` might be in a stack's guard.
 fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
-    let entry = view.find(addr)?;
+    let entry = view.find_below(addr, addr.saturating_add(STACK_GUARD))?;
     Some(entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 }))
 }
 

@@ -39,11 +39,10 @@ use crate::error::OutOfMemory;
 use crate::machine::CpuId;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::grace::{Grace, RetireChain, RetireLink, Section};
-use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::{ShardWriter, TreeWriter};
+use crate::sync::order::{self, ShardWriter, TreeWriter};
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
-use crate::sync::wait::Wait;
+use crate::sync::wait::{Wait, until};
 use amend::amend;
 use core::fmt;
 use core::marker::PhantomData;
@@ -102,14 +101,12 @@ struct Writer {
     turns: u32,
     /// The tree is parted after twice as many turns for each of these.
     patience: u32,
-    /// Of a shard: others take its place.
-    ended: bool,
 }
 
 impl Default for Writer {
     fn default() -> Self {
         let last = (CpuId(0), VirtRange::new(0, 0));
-        Self { edits: 0, last, turns: 0, patience: 0, ended: false }
+        Self { edits: 0, last, turns: 0, patience: 0 }
     }
 }
 
@@ -235,9 +232,10 @@ impl<T> Tree<T> {
             let Root::Shards(directory) = self.root_now(Ordering::Acquire) else {
                 let mut writer = self.writer.lock(wait);
                 let Root::Entries(root) = self.root_now(Ordering::Relaxed) else { continue };
-                if let Some(last) = writer.turn(local.id(), place, parting.after) {
-                    // SAFETY: the lock keeps writers out, and what the root leads to is valid in a section.
-                    let bound = parting.bound(unsafe { Version::new(root) }, last, place);
+                // SAFETY: the lock keeps writers out, and what the root leads to is valid in a section.
+                let version = unsafe { Version::new(root) };
+                if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len()) {
+                    let bound = parting.bound(version, last, place);
                     if bound.is_some_and(|at| self.part(&mut writer, at, parting, tools).is_ok()) {
                         continue;
                     }
@@ -254,17 +252,18 @@ impl<T> Tree<T> {
             };
             // SAFETY: as above.
             let shard: &Shard<T> = unsafe { found.value.as_ref() };
-            let mut writer = shard.writer.lock(wait);
-            if writer.ended && !lost(Mutant::ShardEnds) {
-                drop(writer);
-                // Whoever has ended it is at work.
-                drop(self.writer.lock(wait));
+            let writer = shard.writer.lock_unless(wait, || shard.has_ended());
+            let Some(mut writer) = writer.filter(|_| !shard.has_ended()) else {
+                // Whoever has ended it is at work: there will be another directory, or it is opened again.
+                order::before::<TreeWriter>(wait);
+                let same = Root::Shards(directory).pointer();
+                until(wait, || self.root.load(Ordering::Relaxed) != same || !shard.has_ended());
                 continue;
-            }
-            if let Some(last) = writer.turn(local.id(), place, parting.after) {
-                // SAFETY: as above.
-                let bound = parting.bound(unsafe { shard.version() }, last, place);
-                if let Some(bound) = bound {
+            };
+            // SAFETY: as above.
+            let version = unsafe { shard.version() };
+            if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len()) {
+                if let Some(bound) = parting.bound(version, last, place) {
                     drop(writer);
                     // Without memory it stays as it is.
                     let _ = self.part(&mut self.writer.lock(wait), bound, parting, tools);

@@ -58,12 +58,12 @@ pub(super) fn with_tables(view: &View<'_, Vma>, range: VirtRange) -> VirtRange {
     let VirtRange { start, end } = range;
     let wide = range.widen(TABLE_ALIGN);
     let shared_below =
-        wide.start < start && view.find(wide.start).is_some_and(|below| below.start < start);
+        wide.start < start && view.find_below(wide.start, start).is_some();
     let one_table = wide.len() == TABLE_ALIGN;
     if shared_below && one_table {
         return range;
     }
-    let shared_above = end < wide.end && view.find(end).is_some_and(|above| above.start < wide.end);
+    let shared_above = end < wide.end && view.find_below(end, wide.end).is_some();
     if shared_above && one_table {
         return range;
     }

@@ -70,6 +70,8 @@ pub enum Mutant {
     ReleaseWakes,
     /// The full fence between the look at other claims and the own one before it. Two that conflict do not find each other.
     ClaimFence,
+    /// A claim is in the home that its CPU has published. Who looks at the home does not find it.
+    HomeCovers,
     /// A claim that was parked tries again, as if it had just arrived. One that passed it meanwhile has its pages, too.
     ParkedTriesAgain,
     /// A wake-up of a CPU that has yet to park is kept for it. It is lost.

@@ -44,9 +44,12 @@
 //! most claims are held, and where CPUs are virtual or share cores it takes until the host runs it.
 //!
 //! *Invariant (users):* the lock's set has every CPU whose slot has a claim of it. A CPU enters the set before it first tries, and
-//! leaves it when it stops to run the space. So a claim looks at the slots of the CPUs that use the space, and at no others.
+//! leaves it when it stops to run the space. So a claim looks at the slots of the CPUs that use the space, and at no others; and
+//! of these only at those whose [home](home) it overlaps.
 //!
 //! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it holds or waits for one claim at a time.
+
+mod home;
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 use super::cpus::{Cpus, OwnCpus};
@@ -57,6 +60,7 @@ use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
 use crate::machine::CpuId;
 use core::fmt;
+use home::Home;
 
 /// In how many of its parkings a CPU lets its claim be overtaken.
 pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
@@ -80,6 +84,8 @@ pub struct ClaimSlot {
     key: AtomicU64,
     /// Start and end of the two ranges.
     bounds: [AtomicU64; 4],
+    /// What other CPUs read first.
+    home: Padded<Home>,
 }
 
 /// What a claim asks for.
@@ -179,6 +185,7 @@ impl ClaimSlot {
     fn write(&self, lock: u64, Wanted { ranges: [first, second], shared }: Wanted) {
         let number = (self.state.load(Ordering::Relaxed) & !STANDING).wrapping_add(NUMBER);
         self.state.store(number | FREE, Ordering::Relaxed);
+        self.home.cover(lock, Wanted { ranges: [first, second], shared }, number / NUMBER);
         // Who reads a part of this finds afterwards that the slot was free.
         fence(Ordering::Release);
         let two = !second.is_empty();
@@ -313,8 +320,9 @@ impl RangeLock {
     /// Whether there is a claim, held or waiting, on a part of `range`, by a CPU that published it before the caller's last full fence.
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
         let alone = Wanted::from([range, NOWHERE]);
-        let mut claims =
-            self.users.iter(slots.len()).filter_map(|cpu| slots.remote(cpu).look(self.key()));
+        let slots = self.users.iter(slots.len()).map(|cpu| slots.remote(cpu));
+        let near = slots.filter(|slot| slot.home.may_have(self.key(), alone));
+        let mut claims = near.filter_map(|slot| slot.look(self.key()));
         claims.any(|claim| claim.wanted.conflicts(alone))
     }
 
@@ -426,7 +434,8 @@ impl<'a> RangeGuard<'a> {
         wanted: Wanted,
         stops: impl Fn(Seen) -> bool,
     ) -> Option<Seen> {
-        let seen = slot.look(self.lock.key());
+        let key = self.lock.key();
+        let seen = if slot.home.may_have(key, wanted) { slot.look(key) } else { None };
         seen.filter(|other| stops(*other) && other.wanted.conflicts(wanted))
     }
 
@@ -603,6 +612,7 @@ impl Drop for RangeGuard<'_> {
     #[inline(never)]
     fn drop(&mut self) {
         self.publish(FREE);
+        self.slot().home.shrink();
         self.let_others_in();
     }
 }

@@ -98,29 +98,59 @@ impl<T, C> SpinLock<T, C> {
         C: Class,
     {
         order::before::<C>(wait);
+        // It waits until it has the lock.
+        loop {
+            if let Some(guard) = self.lock_unless(wait, || false) {
+                return guard;
+            }
+        }
+    }
+
+    /// [`lock`](Self::lock), unless it has to wait, and `given_up` says so.
+    ///
+    /// # Panics
+    /// As [`lock`](Self::lock).
+    #[inline]
+    #[cfg_attr(feature = "observe", track_caller)]
+    pub fn lock_unless<'a, W: Wait + ?Sized>(
+        &'a self,
+        wait: &'a W,
+        given_up: impl Fn() -> bool,
+    ) -> Option<SpinGuard<'a, T, C>>
+    where
+        C: Class,
+    {
+        order::before::<C>(wait);
         let mut guard = match self.try_lock() {
             Some(guard) => guard,
-            None => self.lock_at_length(wait),
+            None => self.lock_at_length(wait, given_up)?,
         };
         guard.mark = order::hold::<C>(wait);
-        guard
+        Some(guard)
     }
 
     /// Takes the lock, which another CPU has.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "observe", track_caller)]
-    fn lock_at_length<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> SpinGuard<'a, T, C> {
+    fn lock_at_length<'a, W: Wait + ?Sized>(
+        &'a self,
+        wait: &'a W,
+        given_up: impl Fn() -> bool,
+    ) -> Option<SpinGuard<'a, T, C>> {
         let (mut looks, mut pauses) = (0u32, 1);
         loop {
             for _ in 0..pauses {
                 wait.wait(looks);
                 looks = looks.saturating_add(1);
             }
+            if given_up() {
+                return None;
+            }
             if !self.held.load(Ordering::Relaxed)
                 && let Some(guard) = self.try_lock()
             {
-                return guard;
+                return Some(guard);
             }
             pauses = MOST_PAUSES.min(2 * pauses);
             if looks < LOOKS_BEFORE_PARKING {

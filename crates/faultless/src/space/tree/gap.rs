@@ -32,9 +32,11 @@ impl<T> View<'_, T> {
                 }
                 above = root.keys().0.first().copied().unwrap_or(above);
             }
-            if part.start <= low {
-                // Nothing further down ends above `low`.
-                return wanted.last_in(0, above);
+            // What is free at the low end of the part may go on below, unless nothing there is of interest.
+            let known = if part.start <= low { 0 } else { part.start };
+            let found = wanted.last_in(known, above);
+            if found.is_some() || known == 0 {
+                return found;
             }
             last = part.start;
         }
@@ -55,8 +57,10 @@ impl<T> View<'_, T> {
                 }
                 below = root.limit;
             }
-            if part.end >= high {
-                return wanted.first_in(below, u64::MAX);
+            let known = if part.end >= high { u64::MAX } else { part.end };
+            let found = wanted.first_in(below, known);
+            if found.is_some() || known == u64::MAX {
+                return found;
             }
             first = part.end;
         }

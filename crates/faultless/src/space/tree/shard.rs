@@ -6,7 +6,7 @@
 //! shard, wholly. Protocol:
 //!
 //! - An *edit* changes one shard. Its writer finds the shard in the directory, takes the shard's lock, and looks whether the shard has *ended*.
-//!   If it has, the directory is being changed: the writer waits for that, and begins again. Edits of different shards write no common line.
+//!   If it has, the directory is being changed: the writer waits until there is another, and begins again. Edits of different shards write no common line.
 //! - If an edit's place is in several shards, they are *joined* first.
 //! - To part and to join is to end shards, to make others of what they had, and to publish a directory with these. Who does that holds the
 //!   lock of the whole tree, and ends each shard under its lock, so that its last version is final. If there is no memory for it, the shards are
@@ -29,8 +29,9 @@ use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::heap;
 use crate::machine::{CpuId, MAX_CPUS};
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use crate::sync::grace::{Grace, RetireChain, RetireLink};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::ShardWriter;
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::SpinLock;
@@ -48,6 +49,10 @@ const MOST_SHARDS: usize = MAX_CPUS;
 const ROOM: u64 = 64;
 /// How many entries a search for a bound looks at.
 const MOST_LOOKS: usize = 64;
+/// Entries that are copied while a turn takes place.
+const COPIED: usize = 16;
+/// Edits of a shard for which it is worth its while to part it from another.
+const LIFE: u32 = 32;
 /// How often the number of turns after which a tree is parted doubles.
 const MOST_PATIENCE: u32 = 8;
 
@@ -58,8 +63,10 @@ pub struct Shard<T> {
     retire: RetireLink,
     pub(super) root: Padded<AtomicPtr<Node>>,
     pub(super) writer: Padded<SpinLock<Writer, ShardWriter>>,
-    /// How many entries it may have. Changed by the holder of its lock.
+    /// How many entries it may have. Changed by the holder of its lock, and so is the next.
     pub(super) granted: AtomicU64,
+    /// Others take its place, or will soon.
+    ended: AtomicBool,
     marker: PhantomData<NonNull<T>>,
 }
 
@@ -77,6 +84,7 @@ impl<T> Shard<T> {
             root: Padded(AtomicPtr::new(pointer(root))),
             writer: Padded(SpinLock::ordered(writer)),
             granted: AtomicU64::new(len as u64 + ROOM),
+            ended: AtomicBool::new(false),
             marker: PhantomData,
         });
         match made {
@@ -87,6 +95,25 @@ impl<T> Shard<T> {
                 Err(oom)
             }
         }
+    }
+
+    /// Whether others take its place.
+    #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire) && !lost(Mutant::ShardEnds)
+    }
+
+    /// Makes the last version final. Returns how its writer left it.
+    fn end(&self, wait: &impl Wait) -> (u32, u32) {
+        let writer = self.writer.lock(wait);
+        self.ended.store(true, Ordering::Release);
+        (writer.patience, writer.patience_joined())
+    }
+
+    /// Opens it again, which has ended.
+    fn reopen(&self, wait: &impl Wait) {
+        let _writer = self.writer.lock(wait);
+        self.ended.store(false, Ordering::Release);
     }
 
     /// Takes what it needs to be granted to have `entries`, of what `granted` says all shards of the tree have. Returns whether it may have
@@ -208,19 +235,39 @@ fn roundest(low: u64, high: u64, align: u64) -> Option<u64> {
 }
 
 impl Writer {
-    /// Notes an edit of `place` by `cpu`. If it is time to part the tree, returns the place of the last edit.
+    /// Notes an edit of `place` by `cpu`, in a tree or shard with `entries`. If it is time to part it, returns the place of the last edit.
     #[inline(always)]
-    pub(super) fn turn(&mut self, cpu: CpuId, place: VirtRange, after: u32) -> Option<VirtRange> {
+    pub(super) fn turn(
+        &mut self,
+        cpu: CpuId,
+        place: VirtRange,
+        after: u32,
+        entries: impl FnOnce() -> usize,
+    ) -> Option<VirtRange> {
         let (by, last) = core::mem::replace(&mut self.last, (cpu, place));
         if by == cpu || after == 0 || last.is_empty() || last.overlaps(place) {
             return None;
         }
         self.turns += 1;
-        if self.turns < after << self.patience {
+        // To part it takes as long as it is large.
+        if self.turns < self.turns_to_part(after) || (self.turns as usize) < entries() / COPIED {
             return None;
         }
         self.turns = 0;
         Some(last)
+    }
+}
+
+impl Writer {
+    /// How many turns it takes to part the tree.
+    fn turns_to_part(&self, after: u32) -> u32 {
+        after << self.patience
+    }
+
+    /// The patience of who joins this shard with others: more, if it was not worth its while to have parted it.
+    fn patience_joined(&self) -> u32 {
+        let lived = self.edits >= u64::from(self.turns_to_part(LIFE));
+        if lived { self.patience.saturating_sub(1) } else { MOST_PATIENCE.min(self.patience + 1) }
     }
 }
 
@@ -270,11 +317,9 @@ impl<T> Tree<T> {
         // SAFETY: the lock of the tree keeps other writers out; that of the shard, below.
         let mut version = unsafe { Version::new(whole) };
         if let Some(shard) = shard {
-            let mut writer = shard.writer.lock(wait);
+            (patience, _) = shard.end(wait);
             // SAFETY: as above.
             version = unsafe { shard.version() };
-            patience = writer.patience;
-            writer.ended = true;
         }
         let granted = self.granted.load(Ordering::Relaxed);
         let fits = granted.max(version.len() as u64) + 2 * ROOM <= parting.most / 2;
@@ -283,7 +328,7 @@ impl<T> Tree<T> {
         if let Some(shard) = shard
             && !(may && done.is_ok())
         {
-            shard.writer.lock(wait).ended = false;
+            shard.reopen(wait);
         }
         done
     }
@@ -342,9 +387,8 @@ impl<T> Tree<T> {
         }
         let mut patience = 0;
         for shard in each() {
-            let mut writer = shard.writer.lock(wait);
-            writer.ended = true;
-            patience = patience.max(writer.patience + 1).min(MOST_PATIENCE);
+            let (_, joined) = shard.end(wait);
+            patience = patience.max(joined);
         }
         // SAFETY: ended, so that their versions are final.
         let entries = each().flat_map(|shard| unsafe { shard.version() }.iter());
@@ -368,7 +412,7 @@ impl<T> Tree<T> {
             done
         });
         if joined.is_err() {
-            each().for_each(|shard| shard.writer.lock(wait).ended = false);
+            each().for_each(|shard| shard.reopen(wait));
         }
         joined
     }

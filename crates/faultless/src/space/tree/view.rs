@@ -130,7 +130,27 @@ impl<'s, T> View<'s, T> {
     /// The first entry that ends above `addr`; it holds `addr` unless it starts above it.
     #[inline]
     pub fn find(&self, addr: u64) -> Option<Entry<T>> {
-        if self.is_whole() { self.own.find(addr) } else { self.iter_from(addr).next() }
+        if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, u64::MAX) }
+    }
+
+    /// [`find`](Self::find), if the entry starts below `limit`: shards from there on are not read.
+    #[inline]
+    pub fn find_below(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
+        let found = if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, limit) };
+        found.filter(|entry| entry.start < limit)
+    }
+
+    #[inline(never)]
+    fn find_in_shards(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
+        let mut at = addr;
+        loop {
+            let (part, version) = self.part_at(at);
+            let found = version.find(addr);
+            if found.is_some() || part.end >= limit {
+                return found;
+            }
+            at = part.end;
+        }
     }
 
     /// The entry that holds `addr`.

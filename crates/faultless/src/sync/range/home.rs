@@ -1,0 +1,255 @@
+//! Where a CPU's claims are, so that other CPUs need not look at them.
+//!
+//! A CPU's slot is on a line that the CPU writes with each claim, so each look of another CPU moves the line. Most CPUs make their claims in a
+//! few places: where they map, and where their heap is. So each CPU publishes, on a line of its own that seldom changes, up to two
+//! ranges that cover its claims: its *home*. Other CPUs look at its slot only if their own claim overlaps the home. A claim beyond the
+//! home changes it first.
+//!
+//! Why no look is missed: a claim is in the home before the full fence of its try, like the slot itself. So of two claims that conflict at
+//! least one finds the other's home and slot. And who finds a home without the range that it wants has seen the end of all claims
+//! there that were made before the home became so (Acquire and Release).
+
+use super::Wanted;
+use crate::addr::VirtRange;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::format::USER_END;
+
+/// Bytes of a unit, as a power of two: so that each number of one has 32 bits. In the model checker a byte.
+const UNIT: u32 = if cfg!(loom) { 0 } else { USER_END.next_power_of_two().ilog2() - 32 };
+/// In units: how far from its home a claim may be to extend it.
+const NEAR: u64 = if cfg!(loom) { 0 } else { 1 << 30 >> UNIT };
+/// In units: how long a part of a home may become by that. A claim that is longer is part of the home only while it is held.
+const LONG: u64 = if cfg!(loom) { 1 << 20 } else { 1 << 36 >> UNIT };
+/// After how many claims the home is made of the next one alone: a power of two.
+const AFRESH: u64 = 1024;
+
+/// Where the claims of one CPU are.
+#[derive(Debug, Default)]
+pub(super) struct Home {
+    /// The address of the lock.
+    lock: AtomicU64,
+    parts: [AtomicU64; 2],
+}
+
+/// Some units: the first and the last. Empty, if the first is above the last.
+#[derive(Clone, Copy)]
+struct Part {
+    first: u64,
+    last: u64,
+}
+
+impl Part {
+    const EMPTY: Self = Self { first: 1, last: 0 };
+
+    /// The units of `range`, which is not empty.
+    #[inline(always)]
+    fn of(range: VirtRange) -> Self {
+        let unit = |addr: u64| (addr >> UNIT).min(u32::MAX.into());
+        Self { first: unit(range.start), last: unit(range.end - 1) }
+    }
+
+    #[inline(always)]
+    const fn unpack(word: u64) -> Self {
+        Self { first: word >> 32, last: word & u32::MAX as u64 }
+    }
+
+    const fn pack(self) -> u64 {
+        self.first << 32 | self.last
+    }
+
+    const fn is_empty(self) -> bool {
+        self.first > self.last
+    }
+
+    #[inline(always)]
+    const fn covers(self, other: Self) -> bool {
+        self.first <= other.first && other.last <= self.last
+    }
+
+    #[inline(always)]
+    fn overlaps(self, other: Self) -> bool {
+        self.first.max(other.first) <= self.last.min(other.last)
+    }
+
+    fn hull(self, other: Self) -> Self {
+        Self { first: self.first.min(other.first), last: self.last.max(other.last) }
+    }
+
+    /// Extended to have `other`, and by as much again at most: claims that follow each other change the home now and then. To round
+    /// addresses, as what CPUs have of one mapping each may end there.
+    fn extended(self, other: Self) -> Self {
+        let hull = self.hull(other);
+        let step = (hull.last - hull.first + 1).next_power_of_two();
+        Self {
+            first: if other.first < self.first { hull.first & !(step - 1) } else { hull.first },
+            last: if other.last > self.last { hull.last | (step - 1) } else { hull.last },
+        }
+    }
+
+    /// Whether it may be extended to have `other`.
+    fn may_take(self, other: Self) -> bool {
+        let near = self.first <= other.last.saturating_add(NEAR)
+            && other.first <= self.last.saturating_add(NEAR);
+        !self.is_empty() && near && !self.hull(other).is_long()
+    }
+
+    const fn is_long(self) -> bool {
+        !self.is_empty() && self.last - self.first >= LONG
+    }
+}
+
+/// The ranges of a claim that are not empty.
+#[inline(always)]
+fn ranges(wanted: Wanted) -> impl Iterator<Item = Part> {
+    wanted.ranges.into_iter().filter(|range| !range.is_empty()).map(Part::of)
+}
+
+impl Home {
+    #[inline(always)]
+    fn part(&self, at: usize) -> Part {
+        Part::unpack(self.parts[at].load(Ordering::Acquire))
+    }
+
+    fn set(&self, at: usize, part: Part) {
+        self.parts[at].store(part.pack(), Ordering::Release);
+    }
+
+    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next. Of the CPU itself, which has no claim.
+    #[inline(always)]
+    pub(super) fn cover(&self, lock: u64, wanted: Wanted, number: u64) {
+        let here = self.lock.load(Ordering::Relaxed) == lock && !number.is_multiple_of(AFRESH);
+        let covered = |range| self.part(0).covers(range) || self.part(1).covers(range);
+        if (!here || !ranges(wanted).all(covered)) && !lost(Mutant::HomeCovers) {
+            self.change(lock, wanted, here, number);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn change(&self, lock: u64, wanted: Wanted, here: bool, number: u64) {
+        if !here {
+            self.set(0, Part::EMPTY);
+            self.set(1, Part::EMPTY);
+            self.lock.store(lock, Ordering::Release);
+        }
+        // The part that has the first of two ranges must keep it.
+        let mut taken = None;
+        for range in ranges(wanted) {
+            let parts = [0, 1].map(|at| (at, self.part(at)));
+            let find = |fits: &dyn Fn(Part) -> bool| parts.into_iter().find(|(_, own)| fits(*own));
+            if let Some((at, _)) = find(&|own| own.covers(range)) {
+                taken = Some(at);
+                continue;
+            }
+            let (at, part) = if let Some((at, own)) = find(&|own| own.may_take(range)) {
+                (at, own.extended(range))
+            } else if let Some((at, _)) = find(&|own| own.is_empty()) {
+                (at, range)
+            } else {
+                (taken.map_or(number as usize % 2, |taken| 1 - taken), range)
+            };
+            self.set(at, part);
+            taken = Some(at);
+        }
+    }
+
+    /// The claim was released. What was claimed for once is home no more.
+    #[inline(always)]
+    pub(super) fn shrink(&self) {
+        for at in 0..2 {
+            if self.part(at).is_long() {
+                self.set(at, Part::EMPTY);
+            }
+        }
+    }
+
+    /// Whether a claim of the lock at `lock` that conflicts with `wanted` may be in the slot. Of another CPU.
+    #[inline(always)]
+    pub(super) fn may_have(&self, lock: u64, wanted: Wanted) -> bool {
+        self.lock.load(Ordering::Acquire) == lock && {
+            let parts = [self.part(0), self.part(1)];
+            ranges(wanted).any(|range| parts.iter().any(|part| part.overlaps(range)))
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn claim(ranges: [(u64, u64); 2]) -> Wanted {
+        Wanted::from(ranges.map(|(start, end)| VirtRange::new(start, end)))
+    }
+
+    fn one(start: u64, end: u64) -> Wanted {
+        claim([(start, end), (0, 0)])
+    }
+
+    #[test]
+    fn a_home_covers_every_claim_and_stays_where_claims_stay() {
+        let home = Home::default();
+        home.cover(8, one(100 * GIB, 101 * GIB), 1);
+        assert!(home.may_have(8, one(100 * GIB, 100 * GIB + 1)));
+        assert!(!home.may_have(16, one(100 * GIB, 100 * GIB + 1)), "another lock");
+        assert!(!home.may_have(8, one(101 * GIB, 102 * GIB)));
+        // Near: it grows. Far: the other part. Farther: one of the two.
+        home.cover(8, one(101 * GIB, 102 * GIB), 2);
+        home.cover(8, one(500 * GIB, 501 * GIB), 3);
+        for at in [100, 101, 500] {
+            assert!(home.may_have(8, one(at * GIB, at * GIB + 1)), "{at}");
+        }
+        home.cover(8, one(900 * GIB, 901 * GIB), 4);
+        assert!(home.may_have(8, one(900 * GIB, 900 * GIB + 1)));
+        home.cover(8, claim([(10 * GIB, 11 * GIB), (700 * GIB, 701 * GIB)]), 5);
+        for at in [10, 700] {
+            assert!(home.may_have(8, one(at * GIB, at * GIB + 1)), "{at}");
+        }
+        assert!(!home.may_have(8, one(500 * GIB, 501 * GIB)));
+    }
+
+    #[test]
+    fn claims_in_a_row_change_the_home_seldom_and_keep_to_a_round_part() {
+        let home = Home::default();
+        let mut changes = 0;
+        for at in 0..256 {
+            let start = 4 * GIB + at * (4 << 20);
+            let before = home.parts[0].load(Ordering::Relaxed);
+            home.cover(8, one(start, start + (4 << 20)), 1);
+            assert!(home.may_have(8, one(start, start + 1)));
+            changes += u32::from(home.parts[0].load(Ordering::Relaxed) != before);
+        }
+        assert_eq!(changes, 9, "it doubles");
+        assert!(!home.may_have(8, one(3 * GIB, 4 * GIB)) && !home.may_have(8, one(5 * GIB, 6 * GIB)));
+    }
+
+    #[test]
+    fn both_ranges_of_a_claim_stay_in_it() {
+        let home = Home::default();
+        home.cover(8, one(10 * GIB, 11 * GIB), 1);
+        home.cover(8, one(900 * GIB, 901 * GIB), 2);
+        for (number, first) in [(3, 10), (4, 10), (5, 900), (6, 900)] {
+            home.cover(8, claim([(first * GIB, first * GIB + 1), (400 * GIB, 401 * GIB)]), number);
+            for at in [first, 400] {
+                assert!(home.may_have(8, one(at * GIB, at * GIB + 1)), "{at} in {number}");
+            }
+            home.cover(8, claim([(10 * GIB, 11 * GIB), (900 * GIB, 901 * GIB)]), number);
+        }
+    }
+
+    #[test]
+    fn a_claim_of_everything_does_not_stay() {
+        let home = Home::default();
+        home.cover(8, Wanted::from([VirtRange::USER, VirtRange::new(0, 0)]), 1);
+        assert!(home.may_have(8, one(0, 1)) && home.may_have(8, one(USER_END - 1, USER_END)));
+        home.shrink();
+        assert!(!home.may_have(8, Wanted::from([VirtRange::USER, VirtRange::new(0, 0)])));
+        home.cover(8, one(GIB, 2 * GIB), 2);
+        home.shrink();
+        assert!(home.may_have(8, one(GIB, 2 * GIB)), "a short one stays");
+        home.cover(8, one(5 * GIB, 6 * GIB), AFRESH);
+        assert!(!home.may_have(8, one(GIB, 2 * GIB)), "now and then it begins anew");
+    }
+}
