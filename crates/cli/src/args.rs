@@ -4,7 +4,7 @@ use crate::scale::counts::Counts;
 use crate::settings::Assignment;
 use crate::suggest;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use faultless::Locking;
 use faultless_workload::Kind;
 use std::ffi::OsString;
@@ -369,6 +369,7 @@ pub struct CalibrateArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("what").args(["subject", "table"]).required(true))]
 #[command(after_help = "\
 Examples:
   faultless scale pft
@@ -379,11 +380,11 @@ Examples:
   faultless scale --table prefault          beside the published figures")]
 pub struct ScaleArgs {
     /// The workload, or a recording: a file, or the name of a bundled one
-    #[arg(value_name = "WORKLOAD|RECORDING", required_unless_present = "table")]
+    #[arg(value_name = "WORKLOAD|RECORDING")]
     pub subject: Option<PathBuf>,
     /// A table that others published, with simulated figures beside theirs
     #[arg(long, value_name = "NAME", value_enum,
-          conflicts_with_all = ["subject", "params", "cpus", "policies", "details", "set", "plot", "profile"])]
+          conflicts_with_all = ["params", "cpus", "policies", "details", "set", "plot", "profile"])]
     pub table: Option<TableArg>,
     /// The workload's parameters, as `size=4M`; `faultless workloads` lists them
     #[arg(value_name = "KEY=VALUE")]

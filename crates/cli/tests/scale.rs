@@ -180,7 +180,7 @@ fn wrong_arguments_are_explained() {
         (&["python", "--cpus", "4"], "a CPU for each of its threads"),
         (&["python", "size=4M"], "has no parameters"),
         (&["page_fault1_churn", "mode=processes"], "threads"),
-        (&[], "<WORKLOAD|RECORDING>"),
+        (&[], "<WORKLOAD|RECORDING|--table <NAME>>"),
         (&["--table", "prefaults"], "prefault"),
         (&["pft", "--table", "prefault"], "cannot be used with"),
         (&["--table", "prefault", "--cpus", "4"], "cannot be used with"),
