@@ -29,9 +29,10 @@ Examples:
   faultless scale pft                       on 1 to 128 CPUs, simulated
   faultless calibrate --check               what this machine costs, predicted
 
-Exit status: 0; 2 for wrong arguments and for an input file that is missing
-or of no use; 1 for whatever else failed. `record` and `boot` end as their
-program does; `boot --timeout` with 124."
+Exit status: 0; 2 for wrong arguments and for an input file or a program that
+is missing or of no use; 1 for whatever else failed; 128 and its number for a
+signal. `record` and `boot` end as their program does; `boot --timeout` with
+124."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -75,7 +76,7 @@ pub enum Command {
     ///
     /// Huge pages are off for the program while it is recorded, and fault-around too where that is permitted, so that
     /// each first touch of a page is seen. `record` ends as the program did: with its exit status, or 128 and the number
-    /// of the signal that ended it.
+    /// of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
     Record(RecordArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///
