@@ -4,7 +4,7 @@ use crate::scale::counts::Counts;
 use crate::settings::Assignment;
 use crate::suggest;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use faultless::Locking;
 use faultless_workload::Kind;
 use std::ffi::OsString;
@@ -29,9 +29,10 @@ Examples:
   faultless scale pft                       on 1 to 128 CPUs, simulated
   faultless calibrate --check               what this machine costs, predicted
 
-Exit status: 0; 2 for wrong arguments and for an input file that is missing
-or of no use; 1 for whatever else failed. `record` and `boot` end as their
-program does; `boot --timeout` with 124."
+Exit status: 0; 2 for wrong arguments and for an input file or a program that
+is missing or of no use; 1 for whatever else failed; 128 and its number for a
+signal. `record` and `boot` end as their program does; `boot --timeout` with
+124."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -75,7 +76,7 @@ pub enum Command {
     ///
     /// Huge pages are off for the program while it is recorded, and fault-around too where that is permitted, so that
     /// each first touch of a page is seen. `record` ends as the program did: with its exit status, or 128 and the number
-    /// of the signal that ended it.
+    /// of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
     Record(RecordArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///
@@ -369,6 +370,7 @@ pub struct CalibrateArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("what").args(["subject", "table"]).required(true))]
 #[command(after_help = "\
 Examples:
   faultless scale pft
@@ -379,11 +381,11 @@ Examples:
   faultless scale --table prefault          beside the published figures")]
 pub struct ScaleArgs {
     /// The workload, or a recording: a file, or the name of a bundled one
-    #[arg(value_name = "WORKLOAD|RECORDING", required_unless_present = "table")]
+    #[arg(value_name = "WORKLOAD|RECORDING")]
     pub subject: Option<PathBuf>,
     /// A table that others published, with simulated figures beside theirs
     #[arg(long, value_name = "NAME", value_enum,
-          conflicts_with_all = ["subject", "params", "cpus", "policies", "details", "set", "plot", "profile"])]
+          conflicts_with_all = ["params", "cpus", "policies", "details", "set", "plot", "profile"])]
     pub table: Option<TableArg>,
     /// The workload's parameters, as `size=4M`; `faultless workloads` lists them
     #[arg(value_name = "KEY=VALUE")]

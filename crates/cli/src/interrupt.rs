@@ -7,6 +7,7 @@ use crate::report::say;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -84,14 +85,18 @@ pub fn unless_requested<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'st
     if requested() {
         return None;
     }
-    let working = thread::spawn(work);
-    while !working.is_finished() {
+    let (working, ended) = mpsc::channel::<()>();
+    let thread = thread::spawn(move || {
+        // Dropped when the work ends, however it does.
+        let _working = working;
+        work()
+    });
+    while ended.recv_timeout(LOOKS) == Err(RecvTimeoutError::Timeout) {
         if requested() {
             return None;
         }
-        thread::sleep(LOOKS);
     }
-    Some(working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 fn take() -> Option<Action> {

@@ -5,7 +5,8 @@ use crate::error::CliError;
 use crate::output::{self, Replacing};
 use crate::report::say;
 use faultless_trace::compact;
-use faultless_trace::record::{Extent, Recorded, Setup, Signals, find_program};
+use faultless_trace::record::{Extent, RecordError, Recorded, Setup, Signals, find_program};
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -18,12 +19,18 @@ const SIGNALLED: i32 = 128;
 pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     // What is sent to us is the program's; what comes after it has ended takes effect when files are in place.
     let _signals = Signals::hold();
+    // What is wrong with the arguments is said first, whether or not there is perf.
+    let name = args.program.first().map_or("".as_ref(), OsString::as_os_str);
+    let program = find_program(name).map_err(|error| {
+        CliError::Usage(RecordError::Run(name.display().to_string(), error).to_string())
+    })?;
     let named = |output: &PathBuf| output.extension().is_some_and(|e| e == compact::EXTENSION);
     let compact = args.compact || args.output.as_ref().is_some_and(named);
     let output = args
         .output
         .clone()
         .unwrap_or_else(|| PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" }));
+    output::spare("-o", &output, &[&program])?;
     let setup = Setup::find(args.lesser).map_err(|missing| {
         let hint = if args.lesser {
             ""
@@ -57,9 +64,6 @@ fn write(
     output: &Path,
     compact: bool,
 ) -> Result<Recorded, CliError> {
-    let program = args.program.first().and_then(|name| find_program(name).ok());
-    let program: Vec<_> = program.iter().map(PathBuf::as_path).collect();
-    output::spare("-o", output, &program)?;
     let replacing = Replacing::new(output)?;
     if !compact && !replacing.is_file() {
         let why = "perf writes to files only; --compact writes to anything";

@@ -195,12 +195,20 @@ fn without_qemu_the_command_that_installs_it_is_named() {
     assert!(said.contains("apt-get install qemu-system-x86"), "{said}");
 }
 
+/// The two commands that run a program of the user's.
 #[test]
-fn a_program_that_is_not_there_is_not_recorded() {
+fn a_program_that_is_not_there_is_a_wrong_argument() {
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().join("perf.data");
     let output = output.to_str().expect("text");
-    // Without perf or permission that is said first; either way it ends in words.
-    let error = faultless(&["record", "-o", output, "--", "/no/such/program"]).fails(1);
-    assert!(error.contains("/no/such/program") || error.contains("remedy"), "{error}");
+    let plain = dir.path().join("plain");
+    std::fs::write(&plain, "#!/bin/sh\n").expect("written");
+    for program in ["/no/such/program", "./nosuch", plain.to_str().expect("text")] {
+        // Whether or not there is perf, and the permission to use it.
+        let error = faultless(&["record", "-o", output, "--", program]).fails(2);
+        assert!(error.contains(&format!("cannot run {program}: ")), "{error}");
+        let error = faultless(&["boot", program]).fails(2);
+        assert!(error.contains(&format!("{program}: ")), "{error}");
+    }
+    assert!(!std::path::Path::new(output).exists());
 }

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_profile_is_measured_written_and_used() {
@@ -56,17 +57,25 @@ fn an_interrupted_calibration_leaves_the_profile_that_is_there() {
     let dir = tempfile::tempdir().expect("a directory");
     let profile = dir.path().join("mine.toml");
     fs::write(&profile, "as it was").expect("written");
-    let mut run = command(&["calibrate", "--output", profile.to_str().expect("text")]);
-    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut said = BufReader::new(run.stderr.take().expect("a pipe")).lines();
-    said.next().expect("progress").expect("text");
-    send(&run, Signal::SIGINT);
-    said.for_each(drop);
-    let output = run.wait_with_output().expect("it ends");
-    let out = String::from_utf8(output.stdout).expect("text");
-    assert_eq!(output.status.code(), Some(130), "{out}");
-    assert!(out.contains("the results are not complete"), "{out}");
-    assert_eq!(fs::read_to_string(&profile).expect("there"), "as it was");
+    for (quick, at, signal, code) in [
+        (&[][..], "cache lines ...", Signal::SIGINT, 130),
+        (&["--quick"], "the fit ...", Signal::SIGTERM, 143),
+    ] {
+        let args = ["calibrate", "--output", profile.to_str().expect("text")];
+        let mut run = command(&[&args[..], quick].concat());
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut said = BufReader::new(run.stderr.take().expect("a pipe")).lines();
+        assert!(said.any(|line| line.expect("text") == at), "it comes to {at}");
+        let asked = Instant::now();
+        send(&run, signal);
+        said.for_each(drop);
+        let output = run.wait_with_output().expect("it ends");
+        assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
+        let out = String::from_utf8(output.stdout).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{out}");
+        assert!(out.contains("the results are not complete"), "{out}");
+        assert_eq!(fs::read_to_string(&profile).expect("there"), "as it was");
+    }
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn what_fails_says_why_and_leaves_nothing_behind() {
         ("no-such-program-at-all", "No such file"),
     ] {
         for name in ["perf.data", "x.fltrace"] {
-            let error = place.record(&place.out(name), &[program]).fails(1);
+            let error = place.record(&place.out(name), &[program]).fails(2);
             assert!(error.contains(&format!("cannot run {program}")), "{error}");
             assert!(error.contains(why), "{error}");
             assert_eq!(place.left(), [""; 0], "{program}");

@@ -2,9 +2,13 @@
 
 mod common;
 
-use common::{faultless, json_lines, value};
+use common::{command, faultless, json_lines, send, value};
 use faultless_trace::plan::Plan;
 use faultless_trace::recordings;
+use nix::sys::signal::Signal;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_workload_scales_and_prints_the_same_again() {
@@ -116,6 +120,46 @@ fn a_published_table_is_beside_what_is_simulated() {
     assert!(lines.iter().all(|line| line["cpus"] == 72), "{table}");
 }
 
+/// A run of minutes ends in the middle, and what ran before is printed.
+#[test]
+fn an_interrupted_scale_ends_soon() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let json = dir.path().join("x.jsonl");
+    let list = ["scale", "page_fault1", "passes=2000", "--policies", "speculative", "--cpus"];
+    let list = [&list[..], &["1,64", "--json", json.to_str().expect("text")]].concat();
+    let table = vec!["scale", "--table", "vma"];
+    for (args, within, signal, code) in [
+        (&list, "64 CPUs ...", Signal::SIGTERM, 143),
+        (&list, "64 CPUs ...", Signal::SIGINT, 130),
+        (&table, "384 CPUs ...", Signal::SIGTERM, 143),
+        (&table, "384 CPUs ...", Signal::SIGINT, 130),
+    ] {
+        let mut child = command(args);
+        let mut child =
+            child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let mut line = String::new();
+        while !line.ends_with(within) {
+            line = said.next().expect("it goes on").expect("text");
+        }
+        // The simulation is under way.
+        std::thread::sleep(Duration::from_millis(500));
+        let asked = Instant::now();
+        send(&child, signal);
+        said.for_each(drop);
+        let output = child.wait_with_output().expect("it ends");
+        assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
+        let out = String::from_utf8(output.stdout).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{args:?} {signal}: {out}");
+        let rows = out.lines().filter(|line| line.starts_with("| ")).count();
+        assert!(rows > 1, "what ran before is there: {out}");
+        assert!(out.contains("Interrupted: the results are not complete."), "{out}");
+    }
+    assert!(!json.exists());
+    let partial = std::fs::read_to_string(json.with_extension("jsonl.partial")).expect("kept");
+    assert!(json_lines(&partial).iter().all(|line| line["cpus"] == 1), "{partial}");
+}
+
 #[test]
 fn wrong_arguments_are_explained() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -136,7 +180,7 @@ fn wrong_arguments_are_explained() {
         (&["python", "--cpus", "4"], "a CPU for each of its threads"),
         (&["python", "size=4M"], "has no parameters"),
         (&["page_fault1_churn", "mode=processes"], "threads"),
-        (&[], "<WORKLOAD|RECORDING>"),
+        (&[], "<WORKLOAD|RECORDING|--table <NAME>>"),
         (&["--table", "prefaults"], "prefault"),
         (&["pft", "--table", "prefault"], "cannot be used with"),
         (&["--table", "prefault", "--cpus", "4"], "cannot be used with"),

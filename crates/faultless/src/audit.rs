@@ -43,7 +43,8 @@ pub enum Discrepancy {
         /// Leaves found.
         found: u32,
     },
-    /// The number of frames of a kind differs from what was found in use.
+    /// The number of frames of a kind differs from what was found in use. Where a CPU has not [drained](Cpu::drain), that
+    /// is one of "pooled" or "retired" frames.
     Kind {
         /// The kind.
         kind: &'static str,
@@ -84,7 +85,7 @@ impl fmt::Display for Discrepancy {
                 write!(f, "{frame:?} counts {recorded} huge leaves, {found} found")
             }
             Self::Kind { kind, recorded, found } => {
-                write!(f, "{recorded} {kind} frames recorded, {found} found")
+                write!(f, "{recorded} {kind} frames recorded, {found} found{}", remedy(kind))
             }
             Self::Resident { recorded, found } => {
                 write!(f, "{recorded} resident pages recorded, {found} found")
@@ -97,6 +98,19 @@ impl fmt::Display for Discrepancy {
 
 impl core::error::Error for Discrepancy {}
 
+/// What a caller can have left out, whose audit found frames of this kind.
+fn remedy(kind: &str) -> &'static str {
+    match kind {
+        "pooled" => {
+            "; a CPU's stock of free frames is of this kind: call `Cpu::drain` on every CPU before the audit"
+        }
+        "retired" => {
+            "; frames wait for readers that may still use them: call `Cpu::drain` on every CPU before the audit"
+        }
+        _ => "",
+    }
+}
+
 #[derive(Default)]
 struct Found {
     references: BTreeMap<u32, u32>,
@@ -108,8 +122,19 @@ struct Found {
 
 /// Checks the books of the subsystem of `cpu`, of which `spaces` are all the spaces there are.
 ///
-/// Only at a quiet moment: no call or fault is under way, and every CPU that did anything has
-/// [drained](Cpu::drain) its stock since.
+/// Only at a quiet moment: no call or fault is under way. Before it, call [`Cpu::drain`] on every CPU that did anything:
+/// that ends the spaces and objects that were dropped, frees what is retired, and gives the CPU's stock of free frames back. A
+/// stock that was not given back is a discrepancy, as nothing tells it from frames that are lost.
+///
+/// ```
+/// # use faultless::audit::{Discrepancy, audit};
+/// # use faultless::{Cpu, Machine, Space};
+/// # fn check<M: Machine>(cpus: &[Cpu<'_, M>], spaces: &[&Space<M>]) -> Result<(), Discrepancy> {
+/// cpus.iter().for_each(Cpu::drain);
+/// audit(&cpus[0], spaces)?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// The first discrepancy.
@@ -117,7 +142,7 @@ pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Censu
     audit_with(cpu, spaces, &[])
 }
 
-/// As [`audit`], where the kernel has shares of `objects`, which may be mapped nowhere.
+/// As [`audit`], also in what goes before it, where the kernel has shares of `objects`, which may be mapped nowhere.
 ///
 /// # Errors
 /// The first discrepancy.

@@ -5,6 +5,7 @@
 
 use super::probe::Probe;
 use crate::error::CliError;
+use crate::interrupt;
 use faultless_virtual::Profile;
 
 /// How near a simulated run must come to the native one, and how often that is tried.
@@ -96,7 +97,7 @@ fn solve([(x0, t0), (x1, t1)]: [(f64, f64); 2], target: f64, (least, most): (f64
     if slope > 0.0 { (x0 + (target - t0) / slope).clamp(least, most) } else { least }
 }
 
-/// Fits all steps to what is `native`, the nanoseconds of each.
+/// Fits all steps to what is `native`, the nanoseconds of each; `None` where the user asked to stop.
 ///
 /// # Errors
 /// A simulated run failed.
@@ -104,9 +105,12 @@ pub fn fit(
     profile: &mut Profile,
     native: &[f64; STEPS.len()],
     done: impl Fn(&Step),
-) -> Result<Vec<Fitted>, CliError> {
+) -> Result<Option<Vec<Fitted>>, CliError> {
     for sweep in 0..SWEEPS {
         for (step, &target) in STEPS.iter().zip(native) {
+            if interrupt::requested() {
+                return Ok(None);
+            }
             let value = fitted(profile, step, target)?;
             set(profile, step.key, value);
             if sweep == 0 {
@@ -120,7 +124,8 @@ pub fn fit(
         .map(|(step, &native)| {
             Ok(Fitted { step: *step, native, simulated: step.probe.simulated(profile)? })
         })
-        .collect()
+        .collect::<Result<_, _>>()
+        .map(Some)
 }
 
 /// With which value the probe takes `target` nanoseconds.
@@ -229,7 +234,7 @@ mod tests {
             let was = profile.number_mut(step.key).map_or(1.0, |number| number.value);
             set(&mut profile, step.key, was / 2.0);
         }
-        let fitted = fit(&mut profile, &native, |_| ()).expect("it runs");
+        let fitted = fit(&mut profile, &native, |_| ()).expect("it runs").expect("to the end");
         for (fitted, step) in fitted.iter().zip(STEPS) {
             let off = (fitted.simulated - fitted.native).abs() / fitted.native;
             assert!(off < 0.02, "{}: {fitted:?}", step.key);

@@ -99,11 +99,15 @@ fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
     let mut profile = profile::base()?;
     let progress = Progress::new((profile::FIGURES.len() + 2 * STEPS.len() + 1) as u64);
     for (what, figure) in profile::FIGURES {
-        if interrupt::requested() {
-            return Ok(None);
-        }
         progress.begin(what);
-        figure(&mut profile, effort, cpus)?;
+        let mut with = profile.clone();
+        // Some of them take seconds.
+        let measured = interrupt::unless_requested(move || {
+            figure(&mut with, effort, cpus)?;
+            Ok::<_, CliError>(with)
+        });
+        let Some(with) = measured.transpose()? else { return Ok(None) };
+        profile = with;
         progress.advance(1);
     }
     progress.begin("page faults of the host");
@@ -123,13 +127,12 @@ fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
         *native = effort.smallest(|| rounds.next().unwrap_or(f64::INFINITY));
         progress.advance(1);
     }
-    if interrupt::requested() {
-        return Ok(None);
-    }
     progress.begin("the fit");
     let fitted = fit::fit(&mut profile, &native, |_| progress.advance(1))?;
-    profile::explain(&mut profile, &fitted);
-    Ok((!interrupt::requested()).then_some((profile, fitted, faults)))
+    Ok(fitted.filter(|_| !interrupt::requested()).map(|fitted| {
+        profile::explain(&mut profile, &fitted);
+        (profile, fitted, faults)
+    }))
 }
 
 fn print(

@@ -3,7 +3,7 @@
 use super::subject::Choice;
 use crate::error::CliError;
 use crate::report::bars::{self, Bar};
-use crate::report::columns::{Column, Measure, Report, Topic};
+use crate::report::columns::{ALIKE, ALIKE_MEANS, Column, Measure, Report, Topic};
 use crate::report::effect::{Effect, Share};
 use crate::report::number::{grouped, scaled};
 use crate::report::{Style, table};
@@ -43,15 +43,12 @@ impl Which {
         self.of(report)?.median().map(|sample| report.measure().rate(sample))
     }
 
-    /// What it makes of `base`, and whether the repetitions tell the two apart.
-    fn gain(self, base: Self, report: &Report) -> Option<(f64, bool)> {
+    /// What it makes of `base`, and how that is written.
+    fn gain(self, base: Self, report: &Report) -> Option<(f64, String)> {
         let (column, base) = (self.of(report)?, base.of(report)?);
-        Some((report.gain(column, base)?, report.differ(column, base)))
+        report.gain(column, base).zip(report.shown_gain(column, base))
     }
 }
-
-/// Stands before a ratio where the repetitions do not tell the two apart.
-const ALIKE: &str = "~";
 
 type Reports<'r> = [&'r (String, Report)];
 
@@ -131,14 +128,13 @@ fn gains(
 ) -> Result<(), CliError> {
     let Some((of, base)) = pair else { return Ok(()) };
     let bar = |(name, report): &&(String, Report)| {
-        let (value, differ) = of.gain(base, report)?;
-        let note = if differ { String::new() } else { "not distinguishable".to_owned() };
-        Some(Bar { name: name.clone(), value, note })
+        let (value, shown) = of.gain(base, report)?;
+        Some(Bar { name: name.clone(), value, shown, note: String::new() })
     };
     let bars: Vec<_> = reports.iter().filter_map(bar).collect();
     if !bars.is_empty() {
         writeln!(out, "  {} against {}", of.name(""), base.name(""))?;
-        writeln!(out, "{}", bars::draw(&bars, |gain| format!("{gain:.2}x"), style))?;
+        writeln!(out, "{}", bars::draw(&bars, style))?;
     }
     Ok(())
 }
@@ -166,27 +162,20 @@ fn rates(
         let rate = |which: &Which| {
             which.rate(report).map_or("-".to_owned(), |rate| scaled(rate).trim().to_owned())
         };
-        let gain = |(of, base): &(Which, Which)| {
-            of.gain(*base, report).map_or("-".to_owned(), |(gain, differ)| {
-                format!("{}{gain:.2}x", if differ { "" } else { ALIKE })
-            })
-        };
-        let pairs_of = |report: &Report| {
-            pairs.iter().any(|(of, base)| of.gain(*base, report).is_some_and(|gain| !gain.1))
-        };
-        alike |= pairs_of(report);
+        let gains: Vec<_> = pairs
+            .iter()
+            .map(|(of, base)| of.gain(*base, report).map_or("-".to_owned(), |(_, shown)| shown))
+            .collect();
+        alike |= gains.iter().any(|gain| gain.starts_with(ALIKE));
         let mut cells = vec![name.clone(), of.to_owned()];
         cells.extend(columns.iter().map(rate));
-        cells.extend(pairs.iter().map(gain));
+        cells.extend(gains);
         cells.extend(linux.map(|_| rate(&Which::Linux)));
         table::row(&mut table, cells);
     }
     writeln!(out, "{table}")?;
     if alike {
-        writeln!(
-            out,
-            "{ALIKE} the two are not distinguishable: the ranges between the quartiles of their repetitions overlap."
-        )?;
+        writeln!(out, "{ALIKE} {ALIKE_MEANS}")?;
     }
     Ok(())
 }

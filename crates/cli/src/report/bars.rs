@@ -10,6 +10,8 @@ pub struct Bar {
     pub name: String,
     /// How long.
     pub value: f64,
+    /// The value, as it is written.
+    pub shown: String,
     /// What is said behind it.
     pub note: String,
 }
@@ -20,19 +22,19 @@ const LONGEST: usize = 48;
 /// Columns of a value.
 const VALUE: usize = 9;
 
-/// The bars, one a line, all to the scale of the longest, with their values as `show` writes them.
-pub fn draw(bars: &[Bar], show: impl Fn(f64) -> String, style: Style) -> String {
+/// The bars, one a line, all to the scale of the longest.
+pub fn draw(bars: &[Bar], style: Style) -> String {
     let names = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
     let notes = bars.iter().map(|bar| bar.note.chars().count()).max().unwrap_or(0);
     let most = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
     // Name, bar, value, note, and what stands between them.
     let room = style.width.saturating_sub(names + notes + VALUE + 8).clamp(8, LONGEST);
     let mut out = String::new();
-    for Bar { name, value, note } in bars {
+    for Bar { name, value, shown, note } in bars {
         let length = value / most * room as f64;
         let (bar, columns) = if style.terminal { blocks(length) } else { hashes(length) };
         let pad = " ".repeat(room.saturating_sub(columns));
-        let text = format!("  {name:<names$}  {bar}{pad} {:>VALUE$}  {note}", show(*value));
+        let text = format!("  {name:<names$}  {bar}{pad} {shown:>VALUE$}  {note}");
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{}", text.trim_end());
     }
@@ -56,12 +58,17 @@ mod tests {
 
     #[test]
     fn lengths_are_to_scale() {
-        let bar = |name: &str, value| Bar { name: name.into(), value, note: String::new() };
+        let bar = |name: &str, value: f64| Bar {
+            name: name.into(),
+            value,
+            shown: value.to_string(),
+            note: String::new(),
+        };
         let bars = [bar("a", 100.0), bar("bb", 50.0), bar("c", 0.0)];
-        let plain = draw(&bars, |v| v.to_string(), Style { terminal: false, width: 100 });
+        let plain = draw(&bars, Style { terminal: false, width: 100 });
         let hashes: Vec<_> = plain.lines().map(|line| line.matches('#').count()).collect();
         assert_eq!(hashes, [LONGEST, LONGEST / 2, 0]);
-        let drawn = draw(&bars, |v| v.to_string(), Style { terminal: true, width: 100 });
+        let drawn = draw(&bars, Style { terminal: true, width: 100 });
         assert_eq!(drawn.lines().next().map(|line| line.matches('█').count()), Some(LONGEST));
         let ends: Vec<_> = drawn.lines().map(|line| line.chars().count()).collect();
         assert!(ends.iter().all(|end| *end == ends[0]), "{drawn}");

@@ -68,6 +68,11 @@ fn spread(column: &Column, measure: Measure) -> Option<f64> {
     Some((high - low) / 2.0 / median * 100.0)
 }
 
+/// Stands before a ratio where the repetitions do not tell the two apart.
+pub const ALIKE: &str = "~";
+/// What it means.
+pub const ALIKE_MEANS: &str = "the two are not distinguishable: the ranges between the quartiles of their repetitions overlap.";
+
 /// Fewer repetitions have no spread to speak of.
 const LEAST: usize = 3;
 
@@ -135,6 +140,12 @@ impl Report {
         }
     }
 
+    /// [`gain`](Self::gain) as it is written: with [`ALIKE`] before it where the repetitions do not tell the two apart.
+    pub fn shown_gain(&self, column: &Column, base: &Column) -> Option<String> {
+        let mark = if self.differ(column, base) { "" } else { ALIKE };
+        self.gain(column, base).map(|gain| format!("{mark}{gain:.2}x"))
+    }
+
     /// What `column` makes of `base`: the ratio of the two medians, so that it equals the ratio of the rates
     /// shown, and of the lengths of the bars.
     pub fn gain(&self, column: &Column, base: &Column) -> Option<f64> {
@@ -172,13 +183,17 @@ impl Report {
         let bar = |(column, sample): &(&Column, &Sample)| Bar {
             name: column.name.clone(),
             value: measure.rate(sample),
+            shown: format!("{}/s", scaled(measure.rate(sample))),
             note: self
-                .gain(column, first)
-                .map_or(String::new(), |gain| format!("{gain:.2}x {}", first.name)),
+                .shown_gain(column, first)
+                .map_or(String::new(), |gain| format!("{gain} {}", first.name)),
         };
         let mut bars: Vec<_> = done.iter().map(bar).collect();
         bars[0].note.clear();
-        writeln!(out, "{}", bars::draw(&bars, |rate| format!("{}/s", scaled(rate)), style))?;
+        writeln!(out, "{}", bars::draw(&bars, style))?;
+        if bars.iter().any(|bar| bar.note.starts_with(ALIKE)) {
+            writeln!(out, "  {ALIKE} {ALIKE_MEANS}")?;
+        }
 
         let head: Vec<_> = std::iter::once(String::new())
             .chain(done.iter().map(|(column, _)| column.name.replace(", ", "\n")))
@@ -312,11 +327,14 @@ mod tests {
         let bars: Vec<_> = out.lines().filter(|line| line.contains('#')).collect();
         let length = |at: usize| bars[at].matches('#').count() as f64;
         assert!(bars[0].contains("200") && bars[1].contains("110"), "{out}");
-        assert!(bars[1].ends_with("0.55x base"), "{out}");
+        assert!(bars[1].ends_with(" ~0.55x base"), "{out}");
+        assert!(out.contains("  ~ the two are not distinguishable"), "{out}");
         // Slower or faster: that depends on which repetitions are looked at.
         assert!(!report.differ(&report.columns[1], &report.columns[0]), "{out}");
         let faster = column("faster", [310, 320, 330]);
         assert!(report.differ(&faster, &report.columns[0]));
+        let told = report.shown_gain(&faster, &report.columns[0]);
+        assert_eq!(told.as_deref(), Some("1.60x"));
         let once = Column { samples: faster.samples[..1].to_vec(), ..faster };
         assert!(!report.differ(&once, &report.columns[0]), "one repetition tells nothing");
         assert!((length(1) / length(0) - 0.55).abs() < 0.03, "{out}");

@@ -1,7 +1,7 @@
 //! `faultless scale`: a workload or a recording on more and more CPUs, simulated.
 //!
 //! Each run has a virtual machine of its own (`faultless-virtual`), so that runs tell nothing of each other, and the figures of
-//! one are the same wherever it stands in the list. A run cannot be stopped in the middle; Ctrl-C ends the list. With `--table` the
+//! one are the same wherever it stands in the list. Ctrl-C leaves the run that is under way, and ends the list. With `--table` the
 //! list is a [published table](tables).
 
 pub mod counts;
@@ -14,18 +14,18 @@ mod tables;
 
 use crate::args::ScaleArgs;
 use crate::error::CliError;
-use crate::interrupt::{self, Guard};
+use crate::interrupt;
 use crate::output::{self, Replacing};
 use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
 use crate::report::progress::Progress;
-use crate::report::say;
 use crate::settings::{Settings, ahead_of_policies, policies};
 use faultless::Locking;
 use faultless_virtual::{Profile, Spent};
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use subject::{Ran, Subject};
 
 /// Hot places that are kept of a run.
@@ -81,7 +81,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         (Some(name), None) => name,
         (None, None) => return Err(CliError::Usage("a workload, a recording or --table".into())),
     };
-    let subject = Subject::find(name, &args.params)?;
+    let subject = Arc::new(Subject::find(name, &args.params)?);
     let profile = subject::profile(&args.profile)?;
     let counts = subject.counts(args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
@@ -120,9 +120,9 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
             }
             let what = plural(cpus as u64, "CPU");
             progress.begin(&format!("{}, {}, {what}", scaled.name, policy.name()));
-            let _guard = simulating();
             match subject.run(&profile, cpus, args.seed, &settings) {
-                Ok((ran, context)) => {
+                Ok(None) => break 'all,
+                Ok(Some((ran, context))) => {
                     let each = ran.sample.operation_rate() / cpus as f64;
                     let linear = each / *first.get_or_insert(each);
                     let point = Point { policy, cpus, ran, linear, context };
@@ -144,13 +144,6 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         plot.write(plot::svg(&scaled)?.as_bytes())?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
-}
-
-/// While it lives, Ctrl-C says that a run cannot be stopped in the middle.
-fn simulating() -> Guard {
-    interrupt::on_request(|| {
-        say!("faultless: stops after this run, which may take minutes; once more stops it now");
-    })
 }
 
 /// The policies that are compared.

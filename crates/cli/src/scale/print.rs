@@ -40,10 +40,11 @@ pub fn print(
     let bar = |point: &Point| Bar {
         name: format!("{:longest$} {:>4}", point.policy.name(), point.cpus),
         value: point.ran.sample.operation_rate(),
+        shown: short(point.ran.sample.operation_rate()),
         note: percent(scaled, point),
     };
     let bars: Vec<_> = scaled.points.iter().map(bar).collect();
-    writeln!(out, "{}", bars::draw(&bars, short, style))?;
+    writeln!(out, "{}", bars::draw(&bars, style))?;
     writeln!(out, "{}", figures(scaled, style))?;
     writeln!(
         out,

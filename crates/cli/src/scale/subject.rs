@@ -5,6 +5,7 @@ use super::recording;
 use super::sizes;
 use crate::error::CliError;
 use crate::host;
+use crate::interrupt;
 use crate::replay::source::{self, Input, Origin, Source};
 use crate::report::json::Context;
 use crate::report::number::plural;
@@ -18,6 +19,7 @@ use faultless_virtual::profile::BUNDLED;
 use faultless_virtual::{Accounts, Config, HotPlace, Profile, Virtual};
 use faultless_workload::{System, THREADS, Workload, all};
 use std::path::Path;
+use std::sync::Arc;
 
 /// What the host keeps of a simulated page, in bytes, and of a CPU: tables of the machine and of the subsystem.
 const HOST_PER_PAGE: u64 = 160;
@@ -160,11 +162,25 @@ impl Subject {
         }
     }
 
-    /// Runs it on a new machine.
+    /// Runs it on a new machine; `None` as soon as the user asks to stop.
     ///
     /// # Errors
     /// The host has too little memory; or what the run failed with.
     pub fn run(
+        self: &Arc<Self>,
+        profile: &Profile,
+        cpus: usize,
+        seed: u64,
+        settings: &Settings,
+    ) -> Result<Option<(Ran, Context)>, CliError> {
+        // A machine stays on the thread that made it: this one has all of it.
+        let (subject, profile, settings) = (Arc::clone(self), profile.clone(), settings.clone());
+        let run = move || subject.run_here(&profile, cpus, seed, &settings);
+        interrupt::unless_requested(run).transpose()
+    }
+
+    /// Runs it on this thread.
+    fn run_here(
         &self,
         profile: &Profile,
         cpus: usize,

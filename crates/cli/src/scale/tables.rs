@@ -5,7 +5,7 @@
 //! minutes on one CPU of the host.
 
 use super::subject::{self, Ran, Subject};
-use super::{simulating, write_json};
+use super::write_json;
 use crate::args::{ScaleArgs, TableArg};
 use crate::error::CliError;
 use crate::interrupt;
@@ -16,6 +16,7 @@ use crate::report::{self, Style, table};
 use crate::settings::{Assignment, Settings};
 use faultless_virtual::published::{self, Published};
 use std::io::Write;
+use std::sync::Arc;
 
 /// The workloads of the last table, as the paper has them.
 const VMA: [&str; 5] =
@@ -36,7 +37,7 @@ struct Row {
     label: String,
     profile: &'static str,
     cpus: usize,
-    subject: Subject,
+    subject: Arc<Subject>,
     /// Knobs.
     set: Vec<&'static str>,
     /// The published figure.
@@ -59,7 +60,7 @@ impl Row {
             label: label.to_owned(),
             profile,
             cpus,
-            subject: Subject::Workload(workload.to_owned(), params),
+            subject: Arc::new(Subject::Workload(workload.to_owned(), params)),
             set: set.to_vec(),
             published: None,
             ratio: None,
@@ -266,7 +267,8 @@ pub fn run(args: &ScaleArgs, which: TableArg) -> Result<(), CliError> {
             let what = plural(row.cpus as u64, "CPU");
             progress.begin(&format!("{}, {}, {what}", row.subject.name(), row.label));
             match simulate(row, args.seed) {
-                Ok((ran, context)) => {
+                Ok(None) => break,
+                Ok(Some((ran, context))) => {
                     write(&mut json, row, &ran, &context)?;
                     rates.push(Some(ran.sample.operation_rate()));
                 }
@@ -288,8 +290,7 @@ pub fn run(args: &ScaleArgs, which: TableArg) -> Result<(), CliError> {
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
-fn simulate(row: &Row, seed: u64) -> Result<(Ran, Context), CliError> {
-    let _guard = simulating();
+fn simulate(row: &Row, seed: u64) -> Result<Option<(Ran, Context)>, CliError> {
     row.subject.run(&subject::profile(row.profile)?, row.cpus, seed, &row.settings()?)
 }
 
@@ -358,7 +359,7 @@ mod tests {
             for (at, row) in table.rows.iter().enumerate() {
                 assert!(row.settings().is_ok() && row.base <= at, "{row:?}");
                 assert!(subject::profile(row.profile).is_ok(), "{row:?}");
-                let Subject::Workload(name, params) = &row.subject else { panic!("{row:?}") };
+                let Subject::Workload(name, params) = &*row.subject else { panic!("{row:?}") };
                 assert!(sizes::workload(name, params, row.cpus).is_ok(), "{row:?}");
                 let base = &table.rows[at - row.base];
                 assert!(base.base == 0 && base.cpus == row.cpus && base.profile == row.profile);

@@ -3,7 +3,7 @@
 //! The store of a *slow* file takes reads along while two CPUs run. Each of these reads is [completed](Words::complete) by a thread that waits
 //! for it or for another, or by a device, which has a CPU of its own: a call that waits inside the subsystem completes nothing.
 
-use super::op::{Hand, WINDOW};
+use super::op::{Besides, Hand, LEAF, Op, Ret, WINDOW};
 use faultless::Cpu;
 use faultless::{
     BackingStore, Errno, Machine, Object, PAGE_SIZE, ReadRun, Reading, Shared, Space, StoreError,
@@ -11,7 +11,7 @@ use faultless::{
 };
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What is behind the file.
@@ -155,4 +155,72 @@ pub fn write_back<M: Machine>(
     pages: Range<u64>,
 ) -> Result<u64, Errno> {
     file.write_back(cpu, pages, |pages| space.write_protect(cpu, file, pages))
+}
+
+impl Op {
+    /// The file of a case, of which some pages were read.
+    pub fn make_file<H: Hand>(self, hand: &H, besides: &Besides<H::Child>) -> Shared<Object> {
+        let below = if self == Self::Text { -LEAF.at } else { 0 };
+        let words = besides.words.get_or_init(|| Words::new(below));
+        let file = Object::of_store(hand.cpu(), words.clone(), 1).expect("memory for it");
+        // Some of them with their neighbours.
+        let read: &[u64] = match self {
+            Self::File => &[0, 5],
+            Self::SlowFile => &[0],
+            // A folio is read at once.
+            _ => &[],
+        };
+        for &index in read {
+            file.read_page(hand.cpu(), index, |_| ()).expect("memory for a page");
+        }
+        file
+    }
+
+    /// An operation on the pages of a file.
+    pub fn of_file<H: Hand>(
+        self,
+        hand: &H,
+        besides: &Besides<H::Child>,
+        file: &Shared<Object>,
+    ) -> Ret {
+        let (space, cpu) = (hand.space(), hand.cpu());
+        let done = match self {
+            Self::WriteBack(span) => write_back(cpu, space, file, besides.indices(span)).map(drop),
+            Self::DropClean(span) => {
+                file.drop_clean(cpu, besides.indices(span));
+                Ok(())
+            }
+            Self::ReadPage(at) => {
+                // SAFETY: a word of a page that is lent.
+                let word = |at: *const u8| unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) };
+                let load = |at: Option<_>| at.map_or(0, |at| word(at).load(Ordering::Relaxed));
+                let read = file.read_page(cpu, besides.index(at), load);
+                return read.map_or_else(Ret::Refused, Ret::Word);
+            }
+            Self::WritePage(at, value) => {
+                let write = |at: *mut u8| {
+                    // SAFETY: as above.
+                    unsafe { AtomicU64::from_ptr(at.cast()) }.swap(value, Ordering::Relaxed)
+                };
+                let before = file.write_page(cpu, besides.index(at), write);
+                return before.map_or_else(Ret::Refused, Ret::Word);
+            }
+            Self::Overwrite(at, value) => {
+                let whole = PAGE_SIZE as usize;
+                let write = |at: *mut u8| {
+                    // SAFETY: as above. The others of its bytes are zeros in every page, which is what a new frame is not.
+                    unsafe {
+                        AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
+                        at.add(8).write_bytes(0, whole - 8);
+                    }
+                    whole
+                };
+                let stored = file.overwrite_page(cpu, besides.index(at), write);
+                stored.map(|stored| assert_eq!(stored, whole, "{self:?} gave up"))
+            }
+            Self::Extend(pages) => file.set_len(cpu, besides.index(pages) * PAGE_SIZE),
+            _ => unreachable!("{self:?} is not about a file"),
+        };
+        done.map_or_else(Ret::Refused, |()| Ret::Done)
+    }
 }

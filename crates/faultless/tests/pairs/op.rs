@@ -4,7 +4,7 @@
 //! boundary, right below the place where automatic placement starts. So a mapping that is placed can be
 //! made to land in the window.
 
-use super::file::{Words, write_back};
+use super::file::Words;
 use super::seen::{AreaSeen, areas};
 use faultless::Use;
 use faultless::{
@@ -269,12 +269,12 @@ impl<C> Besides<C> {
     }
 
     /// The number of a page of the window, or near it, in the object.
-    fn index(&self, page: i64) -> u64 {
+    pub fn index(&self, page: i64) -> u64 {
         (self.words.get().map_or(0, |words| words.below) + page) as u64
     }
 
     /// Those of some pages.
-    fn indices(&self, span: Span) -> Range<u64> {
+    pub fn indices(&self, span: Span) -> Range<u64> {
         self.index(span.at)..self.index(span.end())
     }
 
@@ -409,22 +409,7 @@ impl Op {
                 Ret::Done
             }
             Self::File | Self::SlowFile | Self::Text => {
-                besides.object.get_or_init(|| {
-                    let below = if self == Self::Text { -LEAF.at } else { 0 };
-                    let words = besides.words.get_or_init(|| Words::new(below));
-                    let file = Object::of_store(cpu, words.clone(), 1).expect("memory for it");
-                    // Some of them with their neighbours.
-                    let read: &[u64] = match self {
-                        Self::File => &[0, 5],
-                        Self::SlowFile => &[0],
-                        // A folio is read at once.
-                        _ => &[],
-                    };
-                    for &index in read {
-                        file.read_page(cpu, index, |_| ()).expect("memory for a page");
-                    }
-                    file
-                });
+                besides.object.get_or_init(|| self.make_file(hand, besides));
                 Ret::Done
             }
             Self::WriteBack(_)
@@ -547,49 +532,6 @@ impl Op {
                 child.map_or(Ret::Refused(Errno::EINVAL), |_| Ret::Done)
             }
         }
-    }
-
-    /// An operation on the pages of a file.
-    fn of_file<H: Hand>(self, hand: &H, besides: &Besides<H::Child>, file: &Shared<Object>) -> Ret {
-        let (space, cpu) = (hand.space(), hand.cpu());
-        let done = match self {
-            Self::WriteBack(span) => write_back(cpu, space, file, besides.indices(span)).map(drop),
-            Self::DropClean(span) => {
-                file.drop_clean(cpu, besides.indices(span));
-                Ok(())
-            }
-            Self::ReadPage(at) => {
-                // SAFETY: a word of a page that is lent.
-                let word = |at: *const u8| unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) };
-                let load = |at: Option<_>| at.map_or(0, |at| word(at).load(Ordering::Relaxed));
-                let read = file.read_page(cpu, besides.index(at), load);
-                return read.map_or_else(Ret::Refused, Ret::Word);
-            }
-            Self::WritePage(at, value) => {
-                let write = |at: *mut u8| {
-                    // SAFETY: as above.
-                    unsafe { AtomicU64::from_ptr(at.cast()) }.swap(value, Ordering::Relaxed)
-                };
-                let before = file.write_page(cpu, besides.index(at), write);
-                return before.map_or_else(Ret::Refused, Ret::Word);
-            }
-            Self::Overwrite(at, value) => {
-                let whole = PAGE_SIZE as usize;
-                let write = |at: *mut u8| {
-                    // SAFETY: as above. The others of its bytes are zeros in every page, which is what a new frame is not.
-                    unsafe {
-                        AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
-                        at.add(8).write_bytes(0, whole - 8);
-                    }
-                    whole
-                };
-                let stored = file.overwrite_page(cpu, besides.index(at), write);
-                stored.map(|stored| assert_eq!(stored, whole, "{self:?} gave up"))
-            }
-            Self::Extend(pages) => file.set_len(cpu, besides.index(pages) * PAGE_SIZE),
-            _ => unreachable!("{self:?} is not about a file"),
-        };
-        done.map_or_else(Ret::Refused, |()| Ret::Done)
     }
 
     /// Another CPU may do something between these; those marked return something. The first that is refused is the

@@ -8,6 +8,7 @@ use crate::knob::Setting;
 use crate::space::{Advice, Backing, MapFlags, Space};
 use crate::vm::Cpu;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::string::ToString;
 use std::thread;
 use std::vec::Vec;
 
@@ -130,6 +131,28 @@ fn a_fault_gets_the_frames_of_what_was_dropped() {
     drop(space);
     vm.set(Setting::FrameLimit(u64::MAX));
     assert_clean(&cpu);
+}
+
+/// The frames of the stock, and those that are retired, are not lost: the audit says what to do about them.
+#[test]
+fn an_audit_without_a_drain_says_what_to_call() {
+    let vm = guest::vm(2, 256);
+    let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
+    let spaces = [0, 1].map(|_| Space::new(&cpus[0]).unwrap());
+    for (cpu, space) in cpus.iter().zip(&spaces) {
+        space.mmap(cpu, AT, 8 * P, RW, FIXED).unwrap();
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
+        space.munmap(cpu, AT, 4 * P).unwrap();
+    }
+    for cpu in &cpus {
+        let error = audit_with(cpu, &spaces.each_ref(), &[]).unwrap_err().to_string();
+        assert!(error.contains("call `Cpu::drain` on every CPU before the audit"), "{error}");
+        cpu.drain();
+    }
+    audit_with(&cpus[0], &spaces.each_ref(), &[]).unwrap();
+    spaces.into_iter().for_each(|space| space.exit(&cpus[0]));
+    cpus.iter().for_each(Cpu::drain);
+    assert_eq!(audit(&cpus[0], &[]).unwrap().taken(), 1);
 }
 
 /// Its tables may be in use for ever. So its frames stay allocated, which the audit tells.
