@@ -71,7 +71,7 @@ fn lists() {
         ("edit_in_place", "1"),
         ("huge_text", "always"),
         ("map_apart", "256"),
-        ("shard_after", "8"),
+        ("shard_after", "4"),
     ];
     assert_eq!(faultless::KNOBS.len(), defaults.len());
     for (name, values, meaning) in faultless::KNOBS {

@@ -187,7 +187,7 @@ const DEFAULT_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
 /// So many that it hardly ever happens.
 const MOST_TURNS: u64 = 1 << 16;
 /// To divide a small tree costs as much as so many edits in turns cost more than others.
-const DEFAULT_TURNS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
+const DEFAULT_TURNS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
 /// The knobs' present values. Two are kept elsewhere: `frame_limit` and `zeroed_pool`, by the frames.
 pub struct Knobs {
