@@ -275,6 +275,31 @@ fn range_lock_cpus_far_apart() {
     });
 }
 
+/// Each CPU has claims in a place of its own, and then one in the other's: both change where they say that their claims are.
+#[test]
+fn range_lock_two_homes_that_move() {
+    explore(Some(2), || {
+        let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
+        let pages = [Guarded::new(), Guarded::new()];
+        let shared = Arc::new((slots, RangeLock::new(), pages));
+        let run = |cpu: u16, (slots, lock, pages): &(_, RangeLock, [Guarded; 2])| {
+            let here = local(cpu);
+            for page in [cpu, 1 - cpu] {
+                // Too far apart for one part of a home, and a third place takes its place.
+                let claim = |page: u64| [VirtRange::new(page << 30, (page << 30) + 1), NONE];
+                let guard = lock.acquire(slots, &here, claim(page.into()), &Fair);
+                pages[usize::from(page)].add();
+                drop(guard);
+            }
+        };
+        let other = shared.clone();
+        let thread = thread::spawn(move || run(1, &other));
+        run(0, &shared);
+        thread.join().unwrap();
+        assert!(shared.2.iter().all(|page| page.get() == 2));
+    });
+}
+
 /// A CPU that looks while another takes one claim after the other finds one of them, and not a part of each.
 #[test]
 fn range_lock_a_look_finds_whole_claims() {
@@ -300,6 +325,7 @@ caught! {
         without ReleaseWakes, two_claims_that_overlap(4), says "deadlock";
     a_claim_is_published_before_the_look_at_others:
         without ClaimFence, two_claims_that_overlap(4), says "Causality violation";
+    a_claim_is_where_its_cpu_says_that_its_claims_are:
         without HomeCovers, two_claims_that_overlap(3), says "Causality violation";
     a_claim_that_was_parked_tries_again:
         without ParkedTriesAgain, three_claims_of_one_page(2), says "Causality violation";

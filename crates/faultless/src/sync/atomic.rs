@@ -61,6 +61,15 @@ pub fn reads<T: ?Sized>(data: &T) {
     let _ = data;
 }
 
+/// Loads a value on the line of what was read just before: to those who count lines it is part of that.
+#[inline(always)]
+pub fn load_beside(value: &AtomicU64, order: Ordering) -> u64 {
+    #[cfg(all(any(shuttle, feature = "observe"), not(loom)))]
+    return value.load_beside(order);
+    #[cfg(not(all(any(shuttle, feature = "observe"), not(loom))))]
+    value.load(order)
+}
+
 /// Says that memory for `count` values of `T` was allocated at `at`. Only builds with `observe` do anything.
 #[inline(always)]
 pub fn made<T>(at: *const T, count: usize) {

@@ -274,6 +274,15 @@ observed!(
     AtomicU64, u64, [fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max]
 );
 
+impl AtomicU64 {
+    /// See [`load_beside`](crate::sync::atomic::load_beside).
+    #[inline]
+    pub(super) fn load_beside(&self, order: Ordering) -> u64 {
+        interleave();
+        self.0.load(order)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@
 
 use super::Wanted;
 use crate::addr::VirtRange;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering, load_beside};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::format::USER_END;
 
@@ -168,7 +168,8 @@ impl Home {
     #[inline(always)]
     pub(super) fn may_have(&self, lock: u64, wanted: Wanted) -> bool {
         self.lock.load(Ordering::Acquire) == lock && {
-            let parts = [self.part(0), self.part(1)];
+            let part = |at: usize| Part::unpack(load_beside(&self.parts[at], Ordering::Acquire));
+            let parts = [part(0), part(1)];
             ranges(wanted).any(|range| parts.iter().any(|part| part.overlaps(range)))
         }
     }
