@@ -15,7 +15,7 @@ mod pairs;
 
 use faultless::{Counter, Cpu, Error, FaultError, FrameNumber, MapFlags};
 use pairs::file::Which;
-use pairs::op::{Hand, How, Op, RW, Ret, Span};
+use pairs::op::{BOUNDARY, Hand, How, Op, RW, Ret, Span, addr};
 use pairs::place::{Base, Relation};
 use pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
 use pairs::{Case, Order, Outcome};
@@ -92,6 +92,10 @@ fn try_once(case: &Case, orders: &Orders) {
         let leaves = || world.vm.totals().get(Counter::ThpFileMapped);
         let before = leaves();
         let besides = case.prepare(hand);
+        if hand.random(2) == 0 {
+            // Steps on either side of the boundary are of different shards, and those across join them.
+            space.part_tree(hand.cpu(), addr(BOUNDARY));
+        }
         assert!(!case.is_text() || leaves() != before, "no huge leaf:\n{case}");
         case.begin(hand, &besides);
         besides

@@ -13,7 +13,7 @@ use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
-use crate::space::tree::{Entry, View};
+use crate::space::tree::{Entry, Version, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -49,7 +49,12 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
 
     #[inline(always)]
     pub(super) fn view(&self) -> View<'w, Vma> {
-        self.writing.view()
+        View::whole(self.version())
+    }
+
+    #[inline(always)]
+    fn version(&self) -> Version<'w, Vma> {
+        self.writing.space.tree.version(&self.writing.section)
     }
 
     /// See [`Step::take`](super::step::Step::take).
@@ -57,7 +62,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// # Errors
     /// `EFAULT`.
     pub(super) fn take(&self, range: VirtRange) -> Result<(Area, Option<SharedAnonVma>), Refused> {
-        let vma = vma(self.view().at(range.start).ok_or(Errno::EFAULT)?);
+        let vma = vma(self.version().at(range.start).ok_or(Errno::EFAULT)?);
         Ok((vma.area.part(range), vma.anon_vma.get()))
     }
 
@@ -171,7 +176,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`.
     pub(super) fn extend_down(&self, stack: u64, addr: u64) -> Result<(), Refused> {
-        let Some(vma) = self.view().at(stack).map(vma) else { return Ok(()) };
+        let Some(vma) = self.version().at(stack).map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma.
         let root = vma.anon_vma.get().or_else(|| mergeable_anon_vma(&self.view(), &vma.area));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
@@ -188,7 +193,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     #[inline(always)]
     fn find(&self, range: VirtRange) -> Found<'w> {
         let mut found = Found::default();
-        let mut near = self.view().iter_from(range.start.saturating_sub(1));
+        let mut near = self.version().iter_from(range.start.saturating_sub(1));
         while let Some(entry) = near.next()
             && entry.start <= range.end
         {
@@ -208,7 +213,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     #[inline(always)]
     fn check_count(&self, made: usize, gone: usize) -> Result<(), Refused> {
         let most = self.writing.cpu.vm().knobs.max_map_count();
-        if made > gone && (self.view().len() + made - gone) as u64 > most {
+        if made > gone && (self.version().len() + made - gone) as u64 > most {
             return Err(self.writing.refuse_count());
         }
         Ok(())

@@ -57,8 +57,10 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// As [`Visit::leave`].
     #[inline]
     pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
-        let was = self.visit().leave(range)?;
-        Some(if self.owns() { Was::Removed(&self.gone, &self.cut) } else { was })
+        if !self.owns() {
+            return self.visit().leave(range);
+        }
+        self.visit().check_used(range).then_some(Was::Removed(&self.gone, &self.cut))
     }
 }
 
@@ -67,13 +69,19 @@ impl<M: Machine> Visit<'_, '_, M> {
     /// VMAs, if the use of the unmapped pages is to be [recorded](Self::remember).
     #[inline]
     pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
+        self.check_used(range).then(|| Was::Seen(self.view().holding(range.start)))
+    }
+
+    /// Updates the thread's predictor from the pages of `range`. Returns whether the use of pages is recorded.
+    #[inline]
+    fn check_used(&self, range: VirtRange) -> bool {
         if self.cpu.vm().knobs.prefault_max_order() == 0 {
-            return None;
+            return false;
         }
         if let Some(thread) = self.cpu.thread() {
             thread.check_used(self.cpu, self.space, range);
         }
-        Some(Was::Seen(self.view().holding(range.start)))
+        true
     }
 
     /// Records which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of

@@ -216,12 +216,14 @@ impl<M: Machine> Space<M> {
         let take = || {
             self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
                 // A CPU that begins to run the space meanwhile does so before it reads the owner word.
-                (lost(Mutant::OwnerLooksAgain) || alone()) && !self.is_claimed(cpu, VirtRange::USER)
+                (lost(Mutant::OwnerLooksAgain) || alone())
+                    && !self.tree.is_parted()
+                    && !self.is_claimed(cpu, VirtRange::USER)
             })
         };
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let unite = || unsafe { self.tree.unite(cpu.local(), &cpu.vm().grace, cpu) };
-        // An owner edits a tree in shards like one in one piece, which it is then.
+        // An owner edits a tree in one piece. It is not parted then, as that takes a claim.
         alone() && unite().is_ok() && take()
     }
 

@@ -31,8 +31,8 @@ mod view;
 
 pub use node::RETIRE_TREE_NODE;
 pub use shard::{Parting, RETIRE_SHARD};
-pub use version::Entry;
-pub use view::{EVERYWHERE, View};
+pub use version::{Entry, Version};
+pub use view::{EVERYWHERE, UNKNOWN, View};
 
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
@@ -50,7 +50,6 @@ use core::ptr::{self, NonNull};
 use draft::{CHUNK, Draft};
 use node::{Node, Slot, Slots};
 use shard::Shard;
-use version::Version;
 
 /// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
 pub struct Tree<T> {
@@ -139,6 +138,19 @@ impl<T> Tree<T> {
         // the section outlive it: they are retired to the grace period that the section belongs
         // to (the contract of `edit`) after the root has ceased to lead to them. So are shards.
         unsafe { self.view() }
+    }
+
+    /// The present version of a tree in one piece: that of an owned space is.
+    #[inline(always)]
+    pub fn version<'s>(&'s self, _section: &'s Section<'_>) -> Version<'s, T> {
+        match self.root_now(Ordering::Acquire) {
+            // SAFETY: as in `snapshot`.
+            Root::Entries(root) => unsafe { Version::new(root) },
+            Root::Shards(_) => {
+                debug_assert!(false, "the tree is in shards");
+                Version::EMPTY
+            }
+        }
     }
 
     /// # Safety

@@ -55,10 +55,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let (local, grace, section) = (cpu.local(), &cpu.vm().grace, &writing.section);
         let knobs = &cpu.vm().knobs;
         let (most, beside) = (knobs.max_map_count(), writing.has_company());
-        let after = if beside { knobs.shard_after() } else { 0 };
-        // A merge that was deferred takes place in one shard. So do the steps over one last-level table, of which the last unlinks it.
-        let may = |low, high| !vma(low).merges.above() && !vma(high).merges.below();
-        let parting = Parting { after, align: TABLE_ALIGN, most, may: &may };
+        let parting = parting(if beside { knobs.shard_after() } else { 0 }, most);
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let edit = unsafe { tree.edit_in(place, &parting, section, local, grace, cpu) }?;
         let nowhere = VirtRange { start: 0, end: 0 };
@@ -486,6 +483,34 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
                 }
             }
         }
+    }
+}
+
+/// Where a tree is parted. A merge that was deferred takes place in one shard. So do the steps over one last-level table, of which the last
+/// unlinks it.
+fn parting(after: u32, most: u64) -> Parting<'static, Vma> {
+    let may = &|low, high| !vma(low).merges.above() && !vma(high).merges.below();
+    Parting { after, align: TABLE_ALIGN, most, may }
+}
+
+/// For models, which are too short for CPUs to take turns.
+#[cfg(any(test, loom, shuttle))]
+impl<M: Machine> super::Space<M> {
+    /// Parts the tree at `bound`, if it may be parted there.
+    pub fn part_tree(&self, cpu: &crate::Cpu<'_, M>, bound: u64) {
+        let section = self.section(cpu);
+        // As if another CPU used the space: an owner has a tree in one piece.
+        self.core.enter(crate::CpuId(u16::MAX), cpu, &section);
+        let parting = parting(1, cpu.vm().knobs.max_map_count());
+        let tools = (cpu.local(), &cpu.vm().grace, cpu);
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let _ = unsafe { self.tree.part_here(bound, &parting, tools) };
+    }
+
+    /// How many shards the tree is in, if it is.
+    pub fn shards(&self, cpu: &crate::Cpu<'_, M>) -> usize {
+        let section = self.section(cpu);
+        self.view(cpu, &section).shards()
     }
 }
 

@@ -20,7 +20,7 @@ use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::knob::{Locking, Policy};
 use crate::machine::Machine;
-use crate::space::tree::View;
+use crate::space::tree::{UNKNOWN, View};
 use crate::stat::Counter;
 use crate::sync::grace::{RetireChain, Section};
 use crate::sync::owner::Holding;
@@ -44,8 +44,8 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 /// and which counts until it is replaced.
 pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
-/// For each of two ranges, which version of it a view showed; `None`: none that could be found again.
-type Seen = [Option<usize>; 2];
+/// For each of two ranges, which version of it a view showed; or [`UNKNOWN`].
+type Seen = [usize; 2];
 
 /// Why a step failed. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl<M: Machine> Space<M> {
             if self.locking_in_force() == locking {
                 let section = cpu.section();
                 self.view(cpu, &section);
-                let held = Held { locking, guard, section, owned: None, seen: [None; 2] };
+                let held = Held { locking, guard, section, owned: None, seen: [UNKNOWN; 2] };
                 return Writing::new(cpu, self, ranges, claimed, held);
             }
         }
@@ -182,7 +182,7 @@ impl<M: Machine> Space<M> {
         let owned = owner.hold(cpu.id(), cpu)?;
         cpu.count(Counter::OwnerWrite);
         let guard = coarse.unwrap_or(Guard::Owner);
-        let (owned, section, seen) = (Some(owned), cpu.section(), [None; 2]);
+        let (owned, section, seen) = (Some(owned), cpu.section(), [UNKNOWN; 2]);
         Some(Held { locking, guard, owned, section, seen })
     }
 
@@ -245,7 +245,7 @@ impl<M: Machine> Space<M> {
         elsewhere: Option<&dyn Fn() -> bool>,
     ) -> Result<Writing<'a, 'v, M>, E> {
         if let Some(held) = self.hold(cpu) {
-            let asked = choose(&self.tree.snapshot(&held.section))?;
+            let asked = choose(&View::whole(self.tree.version(&held.section)))?;
             let claimed = asked.map(|range| range.widen(align));
             return Ok(Writing::new(cpu, self, asked, claimed, held));
         }
@@ -269,8 +269,7 @@ impl<M: Machine> Space<M> {
             let view = self.view(cpu, &section);
             let mut asked = choose(&view)?;
             // Of shards that change meanwhile it is not known which version `choose` has read.
-            let whole = view.is_whole();
-            let mut seen = asked.map(|range| view.version(range).filter(|_| whole));
+            let mut seen = if view.is_whole() { see(&view, asked) } else { [UNKNOWN; 2] };
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
             let claimed = ranges.map(|range| range.widen(align));
             tries += 1;
@@ -298,7 +297,7 @@ impl<M: Machine> Space<M> {
                     seen = see(&view, found);
                     asked = choose(&view)?;
                     if asked != found && !view.is_whole() {
-                        seen = [None; 2];
+                        seen = [UNKNOWN; 2];
                     }
                     let mut needed = asked.iter().map(|range| range.widen(align));
                     if !needed.all(|range| claimed.iter().any(|own| own.covers(range))) {
@@ -367,7 +366,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Whether `view` may differ, in the ranges, from the version in which they were chosen.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
-        !self.owns() && (self.seen.contains(&None) || see(view, self.asked) != self.seen)
+        !self.owns() && (self.seen.contains(&UNKNOWN) || see(view, self.asked) != self.seen)
     }
 
     /// Whether other CPUs may use the space meanwhile.

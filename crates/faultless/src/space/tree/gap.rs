@@ -19,8 +19,15 @@ struct Wanted {
 impl<T> View<'_, T> {
     /// The highest `A` such that no entry overlaps `A..A + len`, `low <= A` and `A + len <= high`:
     /// where Linux maps top-down. `len` is in bytes and not 0.
+    #[inline]
     pub fn gap(&self, len: u64, low: u64, high: u64) -> Option<u64> {
         let wanted = Wanted { len, low, high };
+        if self.is_whole() { wanted.highest_of(self.own.root) } else { self.highest(wanted) }
+    }
+
+    #[inline(never)]
+    fn highest(&self, wanted: Wanted) -> Option<u64> {
+        let Wanted { low, high, .. } = wanted;
         // Where the lowest entry that was seen so far starts.
         let mut above = u64::MAX;
         let mut last = high;
@@ -68,6 +75,13 @@ impl<T> View<'_, T> {
 }
 
 impl Wanted {
+    /// The last fit in a tree in one piece.
+    fn highest_of(self, root: Option<&Node>) -> Option<u64> {
+        let Some(root) = root else { return self.last_in(0, u64::MAX) };
+        let found = self.highest(root, u64::MAX);
+        found.or_else(|| self.last_in(0, root.keys().0.first().copied()?))
+    }
+
     /// The last fit in the free range `from..to`.
     fn last_in(self, from: u64, to: u64) -> Option<u64> {
         let at = to.min(self.high).checked_sub(self.len)?;

@@ -333,6 +333,23 @@ impl<T> Tree<T> {
         done
     }
 
+    /// Parts the tree at `bound`, if it may be parted there. For models.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing has changed.
+    ///
+    /// # Safety
+    /// As [`edit`](Self::edit), of a tree that no CPU changes in place.
+    #[cfg(any(test, loom, shuttle))]
+    pub(crate) unsafe fn part_here(
+        &self,
+        bound: u64,
+        parting: &Parting<'_, T>,
+        tools: (&Local, &Grace, &impl Wait),
+    ) -> Result<(), OutOfMemory> {
+        self.part(&mut self.writer.lock(tools.2), bound, parting, tools)
+    }
+
     /// Parts `version` of `range`, which no writer changes meanwhile. `whole`: its root, if the tree is in one piece.
     fn part_between(
         &self,

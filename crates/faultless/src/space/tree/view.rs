@@ -9,13 +9,16 @@ use core::iter::FusedIterator;
 /// All addresses.
 pub const EVERYWHERE: VirtRange = VirtRange { start: 0, end: u64::MAX };
 
+/// The number of no [version](View::version).
+pub const UNKNOWN: usize = usize::MAX;
+
 /// A tree at one moment, if it is in one piece: what other CPUs publish meanwhile does not show.
 ///
 /// Of a tree in shards it shows those that there were at one moment. Each of them is read when it is asked for, so that changes
 /// of different shards may show or not, each wholly.
 pub struct View<'s, T> {
     /// The version of `part`.
-    own: Version<'s, T>,
+    pub(super) own: Version<'s, T>,
     /// Everything, if there are no shards.
     part: VirtRange,
     /// The shards.
@@ -33,7 +36,7 @@ impl<T> Copy for View<'_, T> {}
 impl<'s, T> View<'s, T> {
     /// Of a tree in one piece.
     #[inline(always)]
-    pub(super) const fn whole(own: Version<'s, T>) -> Self {
+    pub const fn whole(own: Version<'s, T>) -> Self {
         Self { own, part: EVERYWHERE, shards: Version::EMPTY }
     }
 
@@ -82,6 +85,12 @@ impl<'s, T> View<'s, T> {
         })
     }
 
+    /// How many shards there are.
+    #[cfg(any(test, loom, shuttle))]
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
     /// The root of the directory of shards, if there are any.
     #[cfg(all(test, not(loom)))]
     pub(super) fn directory(&self) -> Option<&'s super::node::Node> {
@@ -94,18 +103,20 @@ impl<'s, T> View<'s, T> {
         Self { own, part, ..self }
     }
 
-    /// Which version of `range` it shows: another has another number, while the section of the view is open. `None`: the range
-    /// is in several shards, which have no common version.
+    /// Which version of `range` it shows: another has another number, while the section of the view is open. If the range
+    /// is in several shards, which have no common version, it is [`UNKNOWN`].
     #[inline]
-    pub fn version(&self, range: VirtRange) -> Option<usize> {
-        if self.is_whole() {
-            return Some(self.own.number());
-        }
+    pub fn version(&self, range: VirtRange) -> usize {
+        if self.is_whole() { self.own.number() } else { self.version_in_shards(range) }
+    }
+
+    #[inline(never)]
+    fn version_in_shards(&self, range: VirtRange) -> usize {
         if range.is_empty() {
-            return Some(0);
+            return 0;
         }
         let (part, version) = self.part_at(range.start);
-        part.covers(range).then(|| version.number())
+        if part.covers(range) { version.number() } else { UNKNOWN }
     }
 
     /// How many entries there are.
