@@ -1,0 +1,149 @@
+//! A tree of VMAs that is parted and joined while CPUs change and use what it has.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{Prot, VirtRange};
+use scenario::{AT, Guest, PAGE, RW, Space, World, page};
+
+/// The first page of the next last-level table: where a tree may be parted.
+const NEXT: u64 = 512;
+
+fn range(first: u64, pages: u64) -> VirtRange {
+    VirtRange::new(page(first), page(first + pages))
+}
+
+/// Two VMAs, of four pages each, on either side of the bound, which they do not touch.
+fn two_far_apart(world: &World) -> Space {
+    world.space(|guest| {
+        guest.fill(AT, 4);
+        guest.fill(page(NEXT + 4), 4);
+    })
+}
+
+fn part(guest: &Guest<'_>) {
+    guest.space.part_tree(guest.cpu, page(NEXT));
+}
+
+/// Two CPUs unmap on either side of a bound, while a third makes it.
+fn two_that_unmap_while_the_tree_is_parted() {
+    let world = World::new(3);
+    let space = two_far_apart(&world);
+    world.run(&[
+        (&space, &|guest| guest.unmap(page(1), 1)),
+        (&space, &|guest| guest.unmap(page(NEXT + 5), 1)),
+        (&space, &part),
+    ]);
+    world.within(&space, |guest| {
+        let left = [range(0, 1), range(2, 2), range(NEXT + 4, 1), range(NEXT + 6, 2)];
+        assert_eq!(guest.areas(), left, "an edit was lost");
+    });
+    world.finish(vec![space]);
+}
+
+/// The tree is in two shards: CPUs change one each, and a third maps over the bound, which joins them.
+fn two_that_change_shards_while_they_are_joined() {
+    let world = World::new(3);
+    let space = two_far_apart(&world);
+    world.within(&space, |guest| {
+        part(guest);
+        assert_eq!(guest.space.shards(guest.cpu), 2);
+    });
+    world.run(&[
+        (&space, &|guest| guest.protect(page(0), 2, Prot::READ)),
+        (&space, &|guest| guest.unmap(page(NEXT + 6), 2)),
+        (&space, &|guest| guest.map(page(NEXT - 1), 2, RW)),
+    ]);
+    world.within(&space, |guest| {
+        let left = [range(0, 2), range(2, 2), range(NEXT - 1, 2), range(NEXT + 4, 2)];
+        assert_eq!(guest.areas(), left, "an edit was lost");
+    });
+    world.finish(vec![space]);
+}
+
+/// A CPU uses pages on either side of a bound, and lists VMAs, while others make the bound and take it away.
+fn who_looks_while_shards_come_and_go() {
+    let world = World::new(3);
+    let space = two_far_apart(&world);
+    world.run(&[
+        (&space, &|guest| {
+            part(guest);
+            guest.map(page(NEXT - 1), 2, RW);
+        }),
+        (&space, &|guest| {
+            for at in [0, NEXT + 4] {
+                guest.store(page(at), 7).unwrap();
+            }
+            let areas = guest.areas();
+            for there in [range(0, 4), range(NEXT + 4, 4)] {
+                assert!(areas.contains(&there), "{areas:?} lacks {there:?}");
+            }
+        }),
+        (&space, &|guest| {
+            guest.map(page(NEXT + 32), 1, RW);
+            assert_eq!(guest.load(page(NEXT + 4) + PAGE), Ok(2));
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// Pages on either side of a bound, mapped by two CPUs, are one VMA.
+fn neighbours_across_a_bound_merge() {
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        guest.fill(page(NEXT - 4), 2);
+        // Untouched: two that were stored to would not merge.
+        guest.map(page(NEXT + 2), 2, RW);
+        part(guest);
+    });
+    world.run(&[
+        (&space, &|guest| guest.map(page(NEXT - 2), 2, RW)),
+        (&space, &|guest| guest.map(page(NEXT), 2, RW)),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!(guest.areas(), [range(NEXT - 4, 8)], "what is alike is one VMA");
+    });
+    world.finish(vec![space]);
+}
+
+/// A child has what both shards have, of one moment.
+fn a_fork_sees_all_shards() {
+    let world = World::new(2);
+    let space = two_far_apart(&world);
+    world.within(&space, part);
+    let child = std::sync::Mutex::new(None);
+    world.run(&[
+        (&space, &|guest| *child.lock().unwrap() = Some(guest.space.fork(guest.cpu).unwrap())),
+        (&space, &|guest| guest.unmap(page(NEXT + 4), 4)),
+    ]);
+    let child = child.into_inner().unwrap().unwrap();
+    world.within(&child, |guest| {
+        let areas = guest.areas();
+        assert!(areas.starts_with(&[range(0, 4)]), "{areas:?}");
+        assert!(areas.len() == 1 || areas[1] == range(NEXT + 4, 4), "{areas:?}");
+    });
+    world.finish(vec![space, child]);
+}
+
+mod tests {
+    holds!(
+        two_that_unmap_while_the_tree_is_parted,
+        two_that_change_shards_while_they_are_joined,
+        who_looks_while_shards_come_and_go,
+        neighbours_across_a_bound_merge,
+        a_fork_sees_all_shards,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        a_writer_looks_whether_its_shard_has_ended: ShardEnds in [
+            two_that_unmap_while_the_tree_is_parted,
+            two_that_change_shards_while_they_are_joined
+        ],
+    );
+}
