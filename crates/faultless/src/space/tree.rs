@@ -75,10 +75,12 @@ impl Root {
 
     #[inline(always)]
     fn of(pointer: *mut Node) -> Self {
-        match NonNull::new(pointer.map_addr(|addr| addr & !Self::TAG)) {
-            Some(directory) if pointer.addr() & Self::TAG != 0 => Self::Shards(directory),
-            root => Self::Entries(root),
+        if pointer.addr() & Self::TAG != 0
+            && let Some(directory) = NonNull::new(pointer.map_addr(|addr| addr & !Self::TAG))
+        {
+            return Self::Shards(directory);
         }
+        Self::Entries(NonNull::new(pointer))
     }
 
     fn pointer(self) -> *mut Node {
