@@ -100,8 +100,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let _space_lock = self.lock_for_anon_vma()?;
         let near = {
             let section = self.cpu.section();
-            // All that will be one has one anon_vma, and what is under change has no place for it yet.
-            until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
+            // All that will be one has one anon_vma, and what is under change has no place for it yet. While this CPU owns the space
+            // nothing is.
+            if !self.space.core.owner.was(self.cpu.id()) {
+                until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
+            }
             mergeable_anon_vma(&self.space.view(self.cpu, &section), &self.vma.area)
         };
         let anon_vma = match near {

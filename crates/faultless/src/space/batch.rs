@@ -192,8 +192,11 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
 }
 
 impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
+    #[inline]
     fn drop(&mut self) {
-        self.flush_all();
+        if !self.is_empty() {
+            self.flush_all();
+        }
         self.cpu.state().gather.busy.set(false);
     }
 }

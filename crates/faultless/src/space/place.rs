@@ -135,6 +135,7 @@ pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
 }
 
 /// How high mappings may reach below the first VMA at or above `addr`, if a mapping up to `addr` might be in a stack's guard.
+#[inline(always)]
 fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
     let entry = view.find_below(addr, addr.saturating_add(STACK_GUARD))?;
     Some(entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 }))

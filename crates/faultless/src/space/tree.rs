@@ -248,7 +248,8 @@ impl<T> Tree<T> {
                 let Root::Entries(root) = self.root_now(Ordering::Relaxed) else { continue };
                 // SAFETY: the lock keeps writers out, and what the root leads to is valid in a section.
                 let version = unsafe { Version::new(root) };
-                if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len()) {
+                if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len())
+                {
                     let bound = parting.bound(version, last, place);
                     if bound.is_some_and(|at| self.part(&mut writer, at, parting, tools).is_ok()) {
                         continue;

@@ -57,8 +57,7 @@ pub(super) fn user_range(addr: u64, len: u64) -> Option<VirtRange> {
 pub(super) fn with_tables(view: &View<'_, Vma>, range: VirtRange) -> VirtRange {
     let VirtRange { start, end } = range;
     let wide = range.widen(TABLE_ALIGN);
-    let shared_below =
-        wide.start < start && view.find_below(wide.start, start).is_some();
+    let shared_below = wide.start < start && view.find_below(wide.start, start).is_some();
     let one_table = wide.len() == TABLE_ALIGN;
     if shared_below && one_table {
         return range;

@@ -44,9 +44,6 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 /// and which counts until it is replaced.
 pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
-/// For each of two ranges, which version of it a view showed; or [`UNKNOWN`].
-type Seen = [usize; 2];
-
 /// Why a step failed. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
@@ -75,8 +72,8 @@ struct Held<'a> {
     locking: Policy,
     guard: Guard<'a>,
     section: Section<'a>,
-    /// The versions of the tree in which the ranges were chosen.
-    seen: Seen,
+    /// The version of the tree in which the ranges were chosen.
+    seen: usize,
     /// Set if this CPU owns the space.
     owned: Option<Holding<'a>>,
 }
@@ -85,8 +82,8 @@ struct Held<'a> {
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// The ranges to claim, before they were widened.
     pub(super) asked: [VirtRange; 2],
-    /// The versions of the tree in which the ranges were chosen.
-    seen: Seen,
+    /// The version of the tree in which the ranges were chosen.
+    seen: usize,
     /// The VMAs that this writer has under change.
     pub(super) changing: Cell<UnderChange>,
     /// Whether it has write-locked all VMAs.
@@ -144,7 +141,7 @@ impl<M: Machine> Space<M> {
             if self.locking_in_force() == locking {
                 let section = cpu.section();
                 self.view(cpu, &section);
-                let held = Held { locking, guard, section, owned: None, seen: [UNKNOWN; 2] };
+                let held = Held { locking, guard, section, owned: None, seen: UNKNOWN };
                 return Writing::new(cpu, self, ranges, claimed, held);
             }
         }
@@ -182,7 +179,7 @@ impl<M: Machine> Space<M> {
         let owned = owner.hold(cpu.id(), cpu)?;
         cpu.count(Counter::OwnerWrite);
         let guard = coarse.unwrap_or(Guard::Owner);
-        let (owned, section, seen) = (Some(owned), cpu.section(), [UNKNOWN; 2]);
+        let (owned, section, seen) = (Some(owned), cpu.section(), UNKNOWN);
         Some(Held { locking, guard, owned, section, seen })
     }
 
@@ -269,7 +266,7 @@ impl<M: Machine> Space<M> {
             let view = self.view(cpu, &section);
             let mut asked = choose(&view)?;
             // Of shards that change meanwhile it is not known which version `choose` has read.
-            let mut seen = if view.is_whole() { see(&view, asked) } else { [UNKNOWN; 2] };
+            let mut seen = if view.is_whole() { see(&view, asked) } else { UNKNOWN };
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
             let claimed = ranges.map(|range| range.widen(align));
             tries += 1;
@@ -297,7 +294,7 @@ impl<M: Machine> Space<M> {
                     seen = see(&view, found);
                     asked = choose(&view)?;
                     if asked != found && !view.is_whole() {
-                        seen = [UNKNOWN; 2];
+                        seen = UNKNOWN;
                     }
                     let mut needed = asked.iter().map(|range| range.widen(align));
                     if !needed.all(|range| claimed.iter().any(|own| own.covers(range))) {
@@ -316,9 +313,9 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Which versions of two ranges `view` shows.
-fn see(view: &View<'_, Vma>, ranges: [VirtRange; 2]) -> Seen {
-    ranges.map(|range| view.version(range))
+/// Which version of two ranges `view` shows; the second may be empty.
+fn see(view: &View<'_, Vma>, [first, second]: [VirtRange; 2]) -> usize {
+    view.version(if second.is_empty() { first } else { first.hull(second) })
 }
 
 impl<M: Machine> Cpu<'_, M> {
@@ -366,7 +363,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Whether `view` may differ, in the ranges, from the version in which they were chosen.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
-        !self.owns() && (self.seen.contains(&UNKNOWN) || see(view, self.asked) != self.seen)
+        !self.owns() && (self.seen == UNKNOWN || see(view, self.asked) != self.seen)
     }
 
     /// Whether other CPUs may use the space meanwhile.

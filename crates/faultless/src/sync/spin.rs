@@ -98,12 +98,13 @@ impl<T, C> SpinLock<T, C> {
         C: Class,
     {
         order::before::<C>(wait);
-        // It waits until it has the lock.
-        loop {
-            if let Some(guard) = self.lock_unless(wait, || false) {
-                return guard;
-            }
-        }
+        order::before::<C>(wait);
+        let mut guard = match self.try_lock() {
+            Some(guard) => guard,
+            None => self.lock_at_length(wait),
+        };
+        guard.mark = order::hold::<C>(wait);
+        guard
     }
 
     /// [`lock`](Self::lock), unless it has to wait, and `given_up` says so.
@@ -123,7 +124,7 @@ impl<T, C> SpinLock<T, C> {
         order::before::<C>(wait);
         let mut guard = match self.try_lock() {
             Some(guard) => guard,
-            None => self.lock_at_length(wait, given_up)?,
+            None => self.lock_at_length_unless(wait, &given_up)?,
         };
         guard.mark = order::hold::<C>(wait);
         Some(guard)
@@ -133,10 +134,21 @@ impl<T, C> SpinLock<T, C> {
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "observe", track_caller)]
-    fn lock_at_length<'a, W: Wait + ?Sized>(
+    fn lock_at_length<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> SpinGuard<'a, T, C> {
+        loop {
+            if let Some(guard) = self.lock_at_length_unless(wait, &|| false) {
+                return guard;
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    #[cfg_attr(feature = "observe", track_caller)]
+    fn lock_at_length_unless<'a, W: Wait + ?Sized>(
         &'a self,
         wait: &'a W,
-        given_up: impl Fn() -> bool,
+        given_up: &dyn Fn() -> bool,
     ) -> Option<SpinGuard<'a, T, C>> {
         let (mut looks, mut pauses) = (0u32, 1);
         loop {

@@ -117,15 +117,15 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
         // SAFETY: the object that holds the link is alive until it is freed here.
         match unsafe { link.as_ref() }.kind() {
-            RETIRE_TREE_NODE | RETIRE_SHARD => {
-                // SAFETY: retired by the tree as its node or shard; no reader is left.
-                unsafe { tree::free_retired(link) };
-            }
             RETIRE_VMA => {
                 // SAFETY: a link of this kind is the first field of a VMA made by `heap::try_box`;
                 // no reader is left.
                 let vma = unsafe { Box::from_raw(link.cast::<Vma>().as_ptr()) };
                 self.drop_vma(vma);
+            }
+            RETIRE_TREE_NODE | RETIRE_SHARD => {
+                // SAFETY: retired by the tree as its node or shard; no reader is left.
+                unsafe { tree::free_retired(link) };
             }
             kind => {
                 debug_assert_eq!(kind, FrameMeta::RETIRE_KIND);

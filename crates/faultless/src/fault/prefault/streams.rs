@@ -129,7 +129,7 @@ impl Predictor for Streams {
         true
     }
 
-    #[inline]
+    #[inline(always)]
     fn predict(
         &mut self,
         miss: &Miss,

@@ -270,7 +270,11 @@ fn populating_waits_for_who_unmaps() {
         let writing = space.write(&cpu0, [range, NOWHERE], PAGE_SIZE);
         let area = writing.vma_at(AT).unwrap().area.clone();
         let put = |writing: &Writing<'_, '_, TestMachine>, piece: Option<Piece>| {
-            writing.step(range.with_neighbours(), |step| step.replace(range, piece.clone(), State::Unlocked)).unwrap();
+            writing
+                .step(range.with_neighbours(), |step| {
+                    step.replace(range, piece.clone(), State::Unlocked)
+                })
+                .unwrap();
         };
         put(&writing, None);
         std::thread::scope(|scope| {

@@ -323,8 +323,13 @@ impl<T> Tree<T> {
         }
         let granted = self.granted.load(Ordering::Relaxed);
         let fits = granted.max(version.len() as u64) + 2 * ROOM <= parting.most / 2;
-        let may = fits && bound > range.start && bound < range.end && parting.is_bound(version, bound);
-        let done = if may { self.part_between(writer, (range, bound), (whole, version, patience), (local, grace)) } else { Ok(()) };
+        let may =
+            fits && bound > range.start && bound < range.end && parting.is_bound(version, bound);
+        let done = if may {
+            self.part_between(writer, (range, bound), (whole, version, patience), (local, grace))
+        } else {
+            Ok(())
+        };
         if let Some(shard) = shard
             && !(may && done.is_ok())
         {
@@ -412,7 +417,8 @@ impl<T> Tree<T> {
         let joined = build(entries).and_then(|root| {
             if hull == EVERYWHERE {
                 writer.patience = patience;
-                let done = self.redirect(&mut writer, hull, Next::Whole(root), None, (local, grace));
+                let done =
+                    self.redirect(&mut writer, hull, Next::Whole(root), None, (local, grace));
                 if done.is_err() {
                     // SAFETY: built just now.
                     unsafe { free_entries(root) };

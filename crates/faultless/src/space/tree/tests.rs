@@ -144,7 +144,11 @@ fn compare(view: View<'_, u8>, model: &Model, dice: &mut Dice) -> isize {
         assert!(own.iter().all(|slot| part.covers(VirtRange::new(slot.start, slot.end))));
         slots += own.len();
         if let Some(shard) = directory.get(at) {
-            assert_eq!(part, VirtRange::new(shard.start, shard.end), "the shards have every address");
+            assert_eq!(
+                part,
+                VirtRange::new(shard.start, shard.end),
+                "the shards have every address"
+            );
         }
     }
     assert!(directory.len() != 1, "one shard has everything");

@@ -122,7 +122,11 @@ impl<'s, T> View<'s, T> {
     /// How many entries there are.
     #[inline]
     pub fn len(&self) -> usize {
-        if self.is_whole() { self.own.len() } else { self.parts().map(|(_, part)| part.len()).sum() }
+        if self.is_whole() {
+            self.own.len()
+        } else {
+            self.parts().map(|(_, part)| part.len()).sum()
+        }
     }
 
     /// The bytes of all entries' ranges.
@@ -147,7 +151,8 @@ impl<'s, T> View<'s, T> {
     /// [`find`](Self::find), if the entry starts below `limit`: shards from there on are not read.
     #[inline]
     pub fn find_below(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
-        let found = if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, limit) };
+        let found =
+            if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, limit) };
         found.filter(|entry| entry.start < limit)
     }
 
@@ -203,7 +208,8 @@ impl<'s, T> View<'s, T> {
     /// The entries in order, from the first that ends above `addr` on.
     #[inline]
     pub fn iter_from(&self, addr: u64) -> Iter<'s, T> {
-        let (part, version) = if self.is_whole() { (self.part, self.own) } else { self.part_at(addr) };
+        let (part, version) =
+            if self.is_whole() { (self.part, self.own) } else { self.part_at(addr) };
         Iter { entries: version.iter_from(addr), end: part.end, view: *self }
     }
 

@@ -223,7 +223,9 @@ mod tests {
             changes += u32::from(home.parts[0].load(Ordering::Relaxed) != before);
         }
         assert_eq!(changes, 9, "it doubles");
-        assert!(!home.may_have(8, one(3 * GIB, 4 * GIB)) && !home.may_have(8, one(5 * GIB, 6 * GIB)));
+        assert!(
+            !home.may_have(8, one(3 * GIB, 4 * GIB)) && !home.may_have(8, one(5 * GIB, 6 * GIB))
+        );
     }
 
     #[test]

@@ -27,7 +27,9 @@ fn place_of(change: &Change, model: &Model) -> VirtRange {
         Change::Remove { from } => model
             .range(from..)
             .next()
-            .map_or(VirtRange::new(from, from + 1), |(&start, &(end, _))| VirtRange::new(start, end)),
+            .map_or(VirtRange::new(from, from + 1), |(&start, &(end, _))| {
+                VirtRange::new(start, end)
+            }),
         Change::Replace { start, len, .. } => {
             let range = VirtRange::new(start, start + len);
             let all = model.iter().map(|(&start, &(end, _))| VirtRange::new(start, end));
