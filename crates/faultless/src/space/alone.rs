@@ -235,7 +235,9 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             }
         };
         // SAFETY: this CPU owns the space, so no other CPU has a view of the tree, and it no longer uses its own ones.
-        if !unsafe { tree.amend(change.taken, entries, |entry| gone(entry)) } {
+        #[expect(clippy::redundant_closure, reason = "a reference to it is not inlined")]
+        let amended = unsafe { tree.amend(change.taken, entries, |entry| gone(entry)) };
+        if !amended {
             // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
             let mut edit = unsafe { tree.edit(cpu.local(), &cpu.vm().grace, cpu) }?;
             edit.replace(change.taken, entries, gone)?;

@@ -277,13 +277,13 @@ impl<T> Tree<T> {
             };
             // SAFETY: as above.
             let version = unsafe { shard.version() };
-            if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len()) {
-                if let Some(bound) = parting.bound(version, last, place) {
-                    drop(writer);
-                    // Without memory it stays as it is.
-                    let _ = self.part(&mut self.writer.lock(wait), bound, parting, tools);
-                    continue;
-                }
+            if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len())
+                && let Some(bound) = parting.bound(version, last, place)
+            {
+                drop(writer);
+                // Without memory it stays as it is.
+                let _ = self.part(&mut self.writer.lock(wait), bound, parting, tools);
+                continue;
             }
             // SAFETY: handed on.
             let draft = unsafe { writer.begin(&shard.root) };
