@@ -99,6 +99,29 @@ fn what_moves_across_bounds_moves_at_once() {
     world.finish(vec![space]);
 }
 
+/// A listing is of one moment: what is unmapped second is not gone where what is unmapped first is there.
+fn a_listing_is_of_one_moment() {
+    let world = World::new(2);
+    let (low, high) = (page(0), page(NEXT + 4));
+    let space = world.space(|guest| {
+        map_fixed(guest, low, PAGE, MapFlags::empty());
+        map_fixed(guest, high, PAGE, MapFlags::empty());
+        guest.space.part_tree(guest.cpu, page(NEXT));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let areas = guest.areas();
+            let has = |at| areas.contains(&VirtRange::new(at, at + PAGE));
+            assert!(has(high) || !has(low), "of no moment: {areas:x?}");
+        }),
+        (&space, &|guest| {
+            guest.space.munmap(guest.cpu, low, PAGE).unwrap();
+            guest.space.munmap(guest.cpu, high, PAGE).unwrap();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 mod tests {
     use crate::scenario::{self, SPECULATIVE};
 
@@ -115,5 +138,10 @@ mod tests {
     #[test]
     fn what_moves_across_bounds_moves_at_once() {
         scenario::explore(SPECULATIVE, crate::what_moves_across_bounds_moves_at_once);
+    }
+
+    #[test]
+    fn a_listing_is_of_one_moment() {
+        scenario::explore(SPECULATIVE, crate::a_listing_is_of_one_moment);
     }
 }
