@@ -4,7 +4,7 @@
 #[macro_use]
 mod scenario;
 
-use faultless::{MapFlags, RemapFlags, VirtRange};
+use faultless::{Counter, MapFlags, RemapFlags, VirtRange};
 use scenario::{Guest, NONE, PAGE, PRIVATE, RW, Space, World, page};
 
 /// The first page of the next last-level table: where a tree may be parted.
@@ -138,6 +138,16 @@ mod tests {
     #[test]
     fn what_moves_across_bounds_moves_at_once() {
         scenario::explore(SPECULATIVE, crate::what_moves_across_bounds_moves_at_once);
+    }
+
+    #[test]
+    fn who_maps_where_a_shard_is_to_be_parted() {
+        scenario::explore(SPECULATIVE, crate::who_maps_where_a_shard_is_to_be_parted);
+    }
+
+    #[test]
+    fn the_last_of_two_over_a_table_of_a_shard() {
+        scenario::explore(SPECULATIVE, crate::the_last_of_two_over_a_table_of_a_shard);
     }
 
     #[test]
