@@ -275,6 +275,52 @@ fn range_lock_cpus_far_apart() {
     });
 }
 
+/// A claim of much is in the home of its CPU while it is held. Who finds that home empty has seen what was done under the claim.
+#[test]
+fn range_lock_a_home_that_shrinks() {
+    explore(Some(2), || {
+        let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
+        let shared = Arc::new((slots, RangeLock::new(), Guarded::new()));
+        let run = |cpu: u16, end: u64, (slots, lock, page): &(_, RangeLock, Guarded)| {
+            let here = local(cpu);
+            let guard = lock.acquire(slots, &here, [VirtRange::new(0, end), NONE], &Fair);
+            page.add();
+            drop(guard);
+        };
+        let other = shared.clone();
+        let thread = thread::spawn(move || run(1, 1 << 30, &other));
+        run(0, 1, &shared);
+        thread.join().unwrap();
+        assert_eq!(shared.2.get(), 2);
+    });
+}
+
+/// The home of a CPU goes to another lock. Who finds it there has seen what was done under this one.
+#[test]
+fn range_lock_a_home_that_goes_to_another_lock() {
+    explore(Some(2), || {
+        let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
+        let shared = Arc::new((slots, [RangeLock::new(), RangeLock::new()], Guarded::new()));
+        let here = [VirtRange::new(0, 1), NONE];
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            let (slots, [first, second], page) = &*other;
+            let local = local(1);
+            let guard = first.acquire(slots, &local, here, &Fair);
+            page.add();
+            drop(guard);
+            drop(second.acquire(slots, &local, here, &Fair));
+        });
+        let (slots, [first, _], page) = &*shared;
+        let local = local(0);
+        let guard = first.acquire(slots, &local, here, &Fair);
+        page.add();
+        drop(guard);
+        thread.join().unwrap();
+        assert_eq!(shared.2.get(), 2);
+    });
+}
+
 /// Each CPU has claims in a place of its own, and then one in the other's: both change where they say that their claims are.
 #[test]
 fn range_lock_two_homes_that_move() {

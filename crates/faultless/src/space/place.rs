@@ -117,8 +117,9 @@ fn below(view: &View<'_, Vma>, len: u64, lowest: u64, mut high: u64) -> Option<u
 #[cold]
 fn above(view: &View<'_, Vma>, len: u64, mut low: u64) -> Option<u64> {
     while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
-        match guard_below(view, start + len) {
-            Some(limit) if start + len > limit => low = view.find(start + len)?.end,
+        // One look: a second one may find another entry, or none.
+        match near_above(view, start + len) {
+            Some(near) if start + len > guarded_by(near) => low = near.end,
             _ => return Some(start),
         }
     }
@@ -137,8 +138,17 @@ pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
 /// How high mappings may reach below the first VMA at or above `addr`, if a mapping up to `addr` might be in a stack's guard.
 #[inline(always)]
 fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
-    let entry = view.find_below(addr, addr.saturating_add(STACK_GUARD))?;
-    Some(entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 }))
+    near_above(view, addr).map(guarded_by)
+}
+
+/// The first VMA at or above `addr`, if its guard, if it has one, might reach down to `addr`.
+fn near_above(view: &View<'_, Vma>, addr: u64) -> Option<Entry<Vma>> {
+    view.find_below(addr, addr.saturating_add(STACK_GUARD))
+}
+
+/// How high mappings may reach below the VMA of `entry`.
+fn guarded_by(entry: Entry<Vma>) -> u64 {
+    entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 })
 }
 
 /// Whether the VMA of `entry`, of a view, grows down, and so keeps a guard below itself.

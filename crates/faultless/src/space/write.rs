@@ -286,7 +286,12 @@ impl<M: Machine> Space<M> {
             }
             let section = match section {
                 // Within one section the same version is the same tree.
-                Some(section) if seen == see(&self.tree.snapshot(&section), asked) => section,
+                Some(section)
+                    if !seen.contains(&UNKNOWN)
+                        && seen == see(&self.tree.snapshot(&section), asked) =>
+                {
+                    section
+                }
                 section => {
                     let section = section.unwrap_or_else(|| cpu.section());
                     let view = self.view(cpu, &section);

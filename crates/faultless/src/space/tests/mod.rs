@@ -28,6 +28,7 @@ mod policies;
 mod predictors;
 mod prefault;
 mod races;
+mod shards;
 mod soundness;
 mod store;
 mod stores;

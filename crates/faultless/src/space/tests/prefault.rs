@@ -428,6 +428,22 @@ fn a_heap_that_shrinks_is_remembered() {
 }
 
 #[test]
+fn what_is_unmapped_of_a_tree_in_shards_is_remembered() {
+    let vm = guest::vm(1, 600);
+    let bench = Bench::new(&vm, AT, 256, 5);
+    let known = |page: u64| bench.space.history.recall(AT / PAGE_SIZE + page).known;
+    bench.map(1024..1028);
+    bench.space.part_tree(&bench.cpu, bench.addr(512));
+    bench.store(3);
+    bench.store(130);
+    bench.unmap(2..6);
+    assert_eq!(known(0), 0b11_1100, "of one shard");
+    bench.unmap(100..1028);
+    assert_eq!(known(128), !0, "across a bound");
+    bench.finish();
+}
+
+#[test]
 fn only_what_was_mapped_of_private_memory_is_remembered() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 256, 0);

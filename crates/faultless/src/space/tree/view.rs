@@ -116,7 +116,8 @@ impl<'s, T> View<'s, T> {
             return 0;
         }
         let (part, version) = self.part_at(range.start);
-        if part.covers(range) { version.number() } else { UNKNOWN }
+        // All versions without an entry have one number, and another shard without one may be another part.
+        if part.covers(range) && !version.is_empty() { version.number() } else { UNKNOWN }
     }
 
     /// How many entries there are.

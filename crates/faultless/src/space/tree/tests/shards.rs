@@ -201,6 +201,32 @@ fn an_edit_across_a_bound_joins_and_a_limit_is_told_by_all() {
 }
 
 #[test]
+fn shards_are_granted_what_they_have_and_some_more() {
+    let (fixture, other) = parted();
+    let granted = || fixture.tree.granted.load(crate::sync::atomic::Ordering::Relaxed);
+    assert!(granted() > 16);
+    let mut entries = 16;
+    // Two that grow in turns: all together have what they may, whoever has it.
+    for i in 0..400 {
+        let (local, at) = if i % 2 == 0 { (&fixture.local, 100 + i) } else { (&other, 2000 + i) };
+        let section = fixture.grace.enter(local);
+        let place = VirtRange::new(at, at + 1);
+        let mut edit = edit_as(&fixture, local, &section, place, &parting(0, 300)).unwrap();
+        assert!(!edit.is_whole());
+        edit.insert(at, at + 1, value(0)).unwrap();
+        if edit.fits(300) {
+            edit.publish();
+            entries += 1;
+        }
+    }
+    assert!((200..=300).contains(&entries), "{entries}");
+    // SAFETY: as for edits.
+    unsafe { fixture.tree.unite(&other, &fixture.grace, &Spin) }.unwrap();
+    assert_eq!((fixture.entries().len(), granted()), (entries, 0), "nothing is granted to no shard");
+    fixture.reclaim();
+}
+
+#[test]
 fn near_the_limit_a_tree_stays_in_one_piece() {
     let fixture = Fixture::new();
     // SAFETY: the only local with this number.

@@ -1,0 +1,95 @@
+//! Calls beside a bound between the shards of a tree: what is alike on both sides is one VMA, as if there were none.
+
+use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu};
+use crate::addr::VirtRange;
+use crate::space::{Prot, RemapFlags, Space};
+use std::vec::Vec;
+
+/// The page at the bound.
+const NEXT: u64 = 512;
+
+const fn page(number: u64) -> u64 {
+    AT + number * P
+}
+
+fn map(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, pages: u64, prot: Prot) {
+    space.mmap(cpu, page(first), pages * P, prot, FIXED).unwrap();
+}
+
+/// After `prepare` the tree is parted; after `call` there must be one VMA, of `pages` pages from `first` on.
+fn is_one(
+    prepare: impl Fn(&TestCpu<'_>, &TestSpace),
+    call: impl Fn(&TestCpu<'_>, &TestSpace),
+    (first, pages): (u64, u64),
+) {
+    let vm = guest::vm(2, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    prepare(&cpu, &space);
+    space.part_tree(&cpu, page(NEXT));
+    assert_eq!(space.shards(&cpu), 2);
+    call(&cpu, &space);
+    let mut areas = Vec::new();
+    space.areas(&cpu, |area| areas.push(area.range));
+    assert_eq!(areas, [VirtRange::new(page(first), page(first + pages))]);
+    space.exit(&cpu);
+}
+
+#[test]
+fn what_is_protected_merges_across_a_bound() {
+    let all = [Prot::READ, RW];
+    for (at, like) in [(NEXT, 0), (NEXT - 4, 1)] {
+        is_one(
+            |cpu, space| {
+                map(cpu, space, NEXT - 4, 4, all[0]);
+                map(cpu, space, NEXT, 4, all[1]);
+            },
+            |cpu, space| space.mprotect(cpu, page(at), 4 * P, all[like]).unwrap(),
+            (NEXT - 4, 8),
+        );
+    }
+}
+
+#[test]
+fn what_grows_merges_across_a_bound() {
+    is_one(
+        |cpu, space| {
+            map(cpu, space, NEXT - 8, 4, RW);
+            map(cpu, space, NEXT, 4, RW);
+        },
+        |cpu, space| {
+            let grown = space.mremap(cpu, page(NEXT - 8), 4 * P, 8 * P, RemapFlags::empty(), 0);
+            assert_eq!(grown.unwrap(), page(NEXT - 8));
+        },
+        (NEXT - 8, 12),
+    );
+}
+
+#[test]
+fn what_moves_merges_across_a_bound() {
+    for (from, to, there) in [(0, NEXT - 4, NEXT), (2 * NEXT, NEXT, NEXT - 4)] {
+        is_one(
+            |cpu, space| {
+                map(cpu, space, from, 4, RW);
+                map(cpu, space, there, 4, RW);
+            },
+            |cpu, space| {
+                let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                space.mremap(cpu, page(from), 4 * P, 4 * P, flags, page(to)).unwrap();
+            },
+            (NEXT - 4, 8),
+        );
+    }
+}
+
+#[test]
+fn a_heap_grows_across_a_bound() {
+    is_one(
+        |cpu, space| {
+            space.set_heap_start(cpu, page(NEXT - 4)).unwrap();
+            space.brk(cpu, page(NEXT));
+        },
+        |cpu, space| assert_eq!(space.brk(cpu, page(NEXT + 4)), page(NEXT + 4)),
+        (NEXT - 4, 8),
+    );
+}

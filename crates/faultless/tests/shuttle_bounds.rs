@@ -1,0 +1,157 @@
+//! What is chosen in a tree in shards, against those who change it on the other side of a bound.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{Counter, MapFlags, RemapFlags, VirtRange};
+use scenario::{Guest, NONE, PAGE, PRIVATE, RW, Space, World, page};
+
+/// The first page of the next last-level table: where a tree may be parted.
+const NEXT: u64 = 512;
+const GUARD: u64 = 256;
+
+fn map_fixed(guest: &Guest<'_>, start: u64, len: u64, more: MapFlags) {
+    guest.space.mmap(guest.cpu, start, len, NONE, PRIVATE | MapFlags::FIXED | more).unwrap();
+}
+
+/// A stack above a bound grows until its guard reaches across, which joins the shards, while a mapping is placed below the bound, where
+/// nothing is. The tree is parted again before that step: the shard below is empty, as it was, but the stack is nearer.
+fn a_stack_whose_guard_reaches_into_an_empty_shard() {
+    const STACK: u64 = NEXT + 200;
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        let flags = PRIVATE | MapFlags::FIXED | MapFlags::GROWSDOWN;
+        guest.change((page(STACK), 1), Some(RW), true, || {
+            guest.space.mmap(guest.cpu, page(STACK), PAGE, RW, flags).unwrap();
+        });
+        guest.store(page(STACK), 1).unwrap();
+        guest.doubt(page(NEXT + 100), 100);
+        guest.space.part_tree(guest.cpu, page(NEXT));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            guest.space.mmap(guest.cpu, page(NEXT - 100), 10 * PAGE, RW, PRIVATE).unwrap();
+        }),
+        (&space, &|guest| {
+            let _ = guest.load(page(NEXT + 100));
+            guest.space.part_tree(guest.cpu, page(NEXT));
+        }),
+    ]);
+    let areas = world.within(&space, |guest| guest.areas());
+    let stack = areas.iter().find(|area| area.end == page(STACK + 1)).unwrap();
+    let below = areas.iter().filter(|area| area.end <= stack.start).map(|area| area.end).max();
+    assert!(below.is_none_or(|end| stack.start - end >= GUARD * PAGE), "{areas:x?}");
+    world.finish(vec![space]);
+}
+
+/// All is full but what is above the common top, where a stack goes while another CPU looks for a place: there is one all the time.
+fn who_finds_a_place_above_a_stack_that_goes() {
+    const BASE: u64 = 0x7fff_f7ff_f000;
+    let stack = BASE + 100 * PAGE;
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        map_fixed(guest, 16 * PAGE, BASE - 16 * PAGE, MapFlags::NORESERVE);
+        map_fixed(guest, stack, PAGE, MapFlags::GROWSDOWN);
+        guest.space.part_tree(guest.cpu, (stack + PAGE).next_multiple_of(NEXT * PAGE));
+        assert_eq!(guest.space.shards(guest.cpu), 2);
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let placed = guest.space.mmap(guest.cpu, 0, 10 * PAGE, NONE, PRIVATE);
+            let placed = placed.expect("there is a place, with the stack and without");
+            assert!(placed == BASE || placed == stack + PAGE, "{placed:x}");
+        }),
+        (&space, &|guest| guest.space.munmap(guest.cpu, stack, PAGE).unwrap()),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// What moves from across a bound to across another moves at once, though a second VMA is mapped in the old place before that is claimed.
+fn what_moves_across_bounds_moves_at_once() {
+    const TO: u64 = 3 * NEXT;
+    let world = World::new(3);
+    let space = world.space(|guest| {
+        map_fixed(guest, page(NEXT - 4), 4 * PAGE, MapFlags::empty());
+        map_fixed(guest, page(NEXT + 100), PAGE, MapFlags::empty());
+        for bound in [NEXT, TO] {
+            guest.space.part_tree(guest.cpu, page(bound));
+        }
+        assert_eq!(guest.space.shards(guest.cpu), 3);
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            let (from, to, len) = (page(NEXT - 4), page(TO - 4), 8 * PAGE);
+            guest.space.mremap(guest.cpu, from, len, len, flags, to).unwrap();
+        }),
+        (&space, &|guest| {
+            map_fixed(guest, page(NEXT + 2), PAGE, MapFlags::empty());
+            guest.space.munmap(guest.cpu, page(NEXT + 100), PAGE).unwrap();
+        }),
+        (&space, &|guest| guest.space.munmap(guest.cpu, page(TO - 4), 8 * PAGE).unwrap()),
+    ]);
+    let areas = world.within(&space, |guest| guest.areas());
+    let moved = |first, pages| areas.contains(&VirtRange::new(page(first), page(first + pages)));
+    let (low, high) = (moved(TO - 4, 4), moved(TO + 2, 1));
+    let stays = moved(NEXT + 2, 1);
+    assert!(low == high || stays, "half of it was unmapped: {areas:x?}");
+    world.finish(vec![space]);
+}
+
+/// A listing is of one moment: what is unmapped second is not gone where what is unmapped first is there.
+fn a_listing_is_of_one_moment() {
+    let world = World::new(2);
+    let (low, high) = (page(0), page(NEXT + 4));
+    let space = world.space(|guest| {
+        map_fixed(guest, low, PAGE, MapFlags::empty());
+        map_fixed(guest, high, PAGE, MapFlags::empty());
+        guest.space.part_tree(guest.cpu, page(NEXT));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let areas = guest.areas();
+            let has = |at| areas.contains(&VirtRange::new(at, at + PAGE));
+            assert!(has(high) || !has(low), "of no moment: {areas:x?}");
+        }),
+        (&space, &|guest| {
+            guest.space.munmap(guest.cpu, low, PAGE).unwrap();
+            guest.space.munmap(guest.cpu, high, PAGE).unwrap();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+mod tests {
+    use crate::scenario::{self, SPECULATIVE};
+
+    #[test]
+    fn a_stack_whose_guard_reaches_into_an_empty_shard() {
+        scenario::explore(SPECULATIVE, crate::a_stack_whose_guard_reaches_into_an_empty_shard);
+    }
+
+    #[test]
+    fn who_finds_a_place_above_a_stack_that_goes() {
+        scenario::explore(SPECULATIVE, crate::who_finds_a_place_above_a_stack_that_goes);
+    }
+
+    #[test]
+    fn what_moves_across_bounds_moves_at_once() {
+        scenario::explore(SPECULATIVE, crate::what_moves_across_bounds_moves_at_once);
+    }
+
+    #[test]
+    fn who_maps_where_a_shard_is_to_be_parted() {
+        scenario::explore(SPECULATIVE, crate::who_maps_where_a_shard_is_to_be_parted);
+    }
+
+    #[test]
+    fn the_last_of_two_over_a_table_of_a_shard() {
+        scenario::explore(SPECULATIVE, crate::the_last_of_two_over_a_table_of_a_shard);
+    }
+
+    #[test]
+    fn a_listing_is_of_one_moment() {
+        scenario::explore(SPECULATIVE, crate::a_listing_is_of_one_moment);
+    }
+}
