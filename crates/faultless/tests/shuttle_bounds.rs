@@ -5,7 +5,7 @@
 mod scenario;
 
 use faultless::{Counter, MapFlags, RemapFlags, VirtRange};
-use scenario::{Guest, NONE, PAGE, PRIVATE, RW, Space, World, page};
+use scenario::{Guest, NONE, PAGE, PRIVATE, RW, World, page};
 
 /// The first page of the next last-level table: where a tree may be parted.
 const NEXT: u64 = 512;
@@ -96,6 +96,50 @@ fn what_moves_across_bounds_moves_at_once() {
     let (low, high) = (moved(TO - 4, 4), moved(TO + 2, 1));
     let stays = moved(NEXT + 2, 1);
     assert!(low == high || stays, "half of it was unmapped: {areas:x?}");
+    world.finish(vec![space]);
+}
+
+/// A CPU maps over the place where the tree is to be parted: no VMA lies across a bound, or a half of it would not be found.
+fn who_maps_where_a_shard_is_to_be_parted() {
+    let world = World::new(3);
+    let space = world.space(|guest| {
+        guest.map(page(0), 1, RW);
+        guest.map(page(2 * NEXT + 8), 1, RW);
+        guest.space.part_tree(guest.cpu, page(2 * NEXT));
+    });
+    let part = |guest: &Guest<'_>| guest.space.part_tree(guest.cpu, page(NEXT));
+    world.run(&[
+        (&space, &|guest| {
+            guest.map(page(NEXT - 1), 2, RW);
+            guest.store(page(NEXT), 7).unwrap();
+        }),
+        (&space, &part),
+        (&space, &|guest| {
+            guest.map(page(2 * NEXT + 4), 1, RW);
+            part(guest);
+        }),
+    ]);
+    let areas = world.within(&space, |guest| guest.areas());
+    assert!(areas.contains(&VirtRange::new(page(NEXT - 1), page(NEXT + 1))), "{areas:x?}");
+    world.finish(vec![space]);
+}
+
+/// Two CPUs unmap the last two VMAs over a last-level table, all in one shard: the table goes.
+fn the_last_of_two_over_a_table_of_a_shard() {
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        for at in [0, 2, NEXT + 4] {
+            guest.fill(page(at), 1);
+        }
+        guest.space.part_tree(guest.cpu, page(NEXT));
+    });
+    let pruned = || world.vm.totals().get(Counter::TablePruned);
+    let before = pruned();
+    world.run(&[
+        (&space, &|guest| guest.unmap(page(0), 1)),
+        (&space, &|guest| guest.unmap(page(2), 1)),
+    ]);
+    assert_eq!(pruned(), before + 1, "a table is left over which nothing is mapped");
     world.finish(vec![space]);
 }
 

@@ -171,6 +171,25 @@ impl<T> Tree<T> {
         }
     }
 
+    /// All of the tree as it was at one moment: shards are joined for that. Without the memory for it, a view like any other.
+    ///
+    /// # Safety
+    /// As [`edit`](Self::edit), and `section` is one of the grace period.
+    pub unsafe fn of_one_moment<'s>(
+        &'s self,
+        section: &'s Section<'_>,
+        local: &Local,
+        grace: &Grace,
+        wait: &impl Wait,
+    ) -> View<'s, T> {
+        loop {
+            let view = self.snapshot(section);
+            if view.is_whole() || self.join(EVERYWHERE, (local, grace, wait)).is_err() {
+                return view;
+            }
+        }
+    }
+
     /// Whether it is in shards.
     #[inline]
     pub fn is_parted(&self) -> bool {

@@ -287,8 +287,7 @@ impl<M: Machine> Space<M> {
             let section = match section {
                 // Within one section the same version is the same tree.
                 Some(section)
-                    if !seen.contains(&UNKNOWN)
-                        && seen == see(&self.tree.snapshot(&section), asked) =>
+                    if seen != UNKNOWN && seen == see(&self.tree.snapshot(&section), asked) =>
                 {
                     section
                 }

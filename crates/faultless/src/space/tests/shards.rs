@@ -93,3 +93,36 @@ fn a_heap_grows_across_a_bound() {
         (NEXT - 4, 8),
     );
 }
+
+#[test]
+fn all_shards_together_have_as_many_areas_as_a_space_may() {
+    const MOST: u64 = 600;
+    let vm = guest::vm(2, 256);
+    vm.set(crate::Setting::MaxMapCount(MOST));
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 1, RW);
+    map(&cpu, &space, NEXT, 1, RW);
+    space.part_tree(&cpu, page(NEXT));
+    assert_eq!(space.shards(&cpu), 2);
+    // Not adjacent, so that they do not merge; on either side of the bound.
+    let mut made = 2;
+    for i in 1..MOST {
+        for first in [0, NEXT] {
+            let at = if first == 0 { 2 * i } else { NEXT + 2 * i };
+            if first == 0 && at >= NEXT {
+                continue;
+            }
+            let done = space.mmap(&cpu, page(at), P, RW, FIXED);
+            assert_eq!(done.is_ok(), made < MOST, "{made} areas, {done:?}");
+            made += u64::from(done.is_ok());
+        }
+    }
+    assert_eq!(made, MOST);
+    let mut areas = 0;
+    space.areas(&cpu, |_| areas += 1);
+    assert_eq!(areas, MOST);
+    // One that merges, or replaces others, is none more.
+    map(&cpu, &space, 1, 1, RW);
+    space.exit(&cpu);
+}

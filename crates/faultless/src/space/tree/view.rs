@@ -14,7 +14,7 @@ pub const UNKNOWN: usize = usize::MAX;
 
 /// A tree at one moment, if it is in one piece: what other CPUs publish meanwhile does not show.
 ///
-/// Of a tree in shards it shows those that there were at one moment. Each of them is read when it is asked for, so that changes
+/// (See also [`of_one_moment`](super::Tree::of_one_moment).) Of a tree in shards it shows those that there were at one moment. Each of them is read when it is asked for, so that changes
 /// of different shards may show or not, each wholly.
 pub struct View<'s, T> {
     /// The version of `part`.
