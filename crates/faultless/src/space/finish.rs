@@ -121,9 +121,10 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
         } else {
             self.finish();
         }
-        if self.owns() {
-            // SAFETY: removed from the tree, which no other CPU has read since.
-            unsafe { self.cpu.leave_gone(self.gone.take()) };
+        let gone = self.gone.take();
+        if !gone.is_empty() {
+            // SAFETY: removed as the owner from the tree, which no other CPU has read since.
+            unsafe { self.cpu.leave_gone(gone) };
         }
     }
 }
