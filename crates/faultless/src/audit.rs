@@ -43,8 +43,8 @@ pub enum Discrepancy {
         /// Leaves found.
         found: u32,
     },
-    /// The number of frames of a kind differs from what was found in use. Where a CPU has not [drained](Cpu::drain), that
-    /// is one of "pooled" or "retired" frames.
+    /// The number of frames of a kind differs from what was found in use. The kind is "pooled" or "retired" if a CPU has not
+    /// [drained](Cpu::drain).
     Kind {
         /// The kind.
         kind: &'static str,
@@ -98,7 +98,7 @@ impl fmt::Display for Discrepancy {
 
 impl core::error::Error for Discrepancy {}
 
-/// What a caller can have left out, whose audit found frames of this kind.
+/// What the caller may have left out, if the discrepancy is one of frames of this kind.
 fn remedy(kind: &str) -> &'static str {
     match kind {
         "pooled" => {
@@ -142,7 +142,7 @@ pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Censu
     audit_with(cpu, spaces, &[])
 }
 
-/// As [`audit`], also in what goes before it, where the kernel has shares of `objects`, which may be mapped nowhere.
+/// As [`audit`], and on the same conditions, if the kernel has shares of `objects`, which may be mapped nowhere.
 ///
 /// # Errors
 /// The first discrepancy.

@@ -184,9 +184,9 @@ const MOST_AREAS: u64 = i32::MAX as u64;
 const MOST_APART: u64 = 1 << 16;
 /// One in models, so that they do both.
 const DEFAULT_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
-/// So many that it hardly ever happens.
+/// The largest `shard_after`: a tree is parted so late that it hardly ever is.
 const MOST_TURNS: u64 = 1 << 16;
-/// To divide a small tree costs as much as so many edits in turns cost more than others.
+/// So many turns cost as much more than other edits as it costs to divide a small tree. One in models, so that they divide trees.
 const DEFAULT_TURNS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
 /// The knobs' present values. Two are kept elsewhere: `frame_limit` and `zeroed_pool`, by the frames.
@@ -210,7 +210,7 @@ pub struct Knobs {
     huge_text: AtomicU8,
     /// How many mappings of a CPU go to its own region once one has met another CPU's claim.
     map_apart: AtomicU32,
-    /// After how many edits in turns a tree of VMAs is divided.
+    /// After how many edits by CPUs in turns, each elsewhere, a tree of VMAs is divided; 0: never.
     shard_after: AtomicU32,
 }
 
@@ -287,7 +287,7 @@ pub enum Setting {
     HugeText(HugeText),
     /// `map_apart`
     MapApart(u32),
-    /// `shard_after`: 65536 at most; larger numbers are taken for that.
+    /// `shard_after`, at most 65536: a larger number counts as 65536.
     ShardAfter(u32),
 }
 

@@ -100,8 +100,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let _space_lock = self.lock_for_anon_vma()?;
         let near = {
             let section = self.cpu.section();
-            // All that will be one has one anon_vma, and what is under change has no place for it yet. While this CPU owns the space
-            // nothing is.
+            // VMAs that will merge must share one anon_vma, and one that is under change cannot take it yet. While this CPU owns the space,
+            // no VMA is under change.
             if !self.space.core.owner.was(self.cpu.id()) {
                 until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
             }

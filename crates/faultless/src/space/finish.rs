@@ -35,7 +35,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             // Without memory they stay separate.
             while self.finish_one(vma) == Ok(true) {}
             if self.is_changing(change) {
-                // Only under the lock of the tree: so what a step finds under change stays under change until that step ends.
+                // Only in a step, under the lock of the tree or shard: so what a step finds under change stays so until that step ends.
                 let unlocked = self.step_versions(VirtRange::page(vma.area.range.start), |_| {
                     self.unlock_changed(vma);
                     Ok(())
@@ -49,11 +49,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Merges the next two of the VMAs that can merge with `vma`, which is or was under change by this writer. If there are
     /// none, unlocks `vma`. Returns whether there were.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
-        // What it merges with is in the same shard of the tree.
+        // The VMAs with which its merge was deferred are in the same shard of the tree.
         self.step_versions(VirtRange::page(vma.area.range.start), |step| {
             let merged = self.merge_next(step, vma.area.range.start)?;
             if !merged && self.is_changing(NonNull::from(vma)) {
-                // Under the lock of the tree: a writer that did not merge with `vma` because it is under change has published by now.
+                // Under the lock of the tree or shard: a writer that did not merge with `vma`, as it is under change, has published by now.
                 self.unlock_changed(vma);
             }
             Ok(merged)

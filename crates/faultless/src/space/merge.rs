@@ -95,7 +95,8 @@ fn group<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma>
 }
 
 /// Keeps faults from making an anon_vma for `vma` of `view` and the VMAs that will merge with it, so that a step can read which
-/// one exists, and sets that one in all of them. The caller holds the lock of the tree until [`unseal_group`].
+/// one exists, and sets that one in all of them. The caller holds the lock of the tree, or of the shard that has them, until
+/// [`unseal_group`].
 #[cold]
 pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
     // Its writer has sealed a VMA under change.

@@ -117,7 +117,7 @@ fn below(view: &View<'_, Vma>, len: u64, lowest: u64, mut high: u64) -> Option<u
 #[cold]
 fn above(view: &View<'_, Vma>, len: u64, mut low: u64) -> Option<u64> {
     while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
-        // One look: a second one may find another entry, or none.
+        // The stack is looked up once: a second look may find another entry, or none.
         match near_above(view, start + len) {
             Some(near) if start + len > guarded_by(near) => low = near.end,
             _ => return Some(start),
@@ -135,13 +135,13 @@ pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
     }
 }
 
-/// How high mappings may reach below the first VMA at or above `addr`, if a mapping up to `addr` might be in a stack's guard.
+/// How high mappings may reach below the first VMA at or above `addr`; `None` if that is too far up to matter for a mapping up to `addr`.
 #[inline(always)]
 fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
     near_above(view, addr).map(guarded_by)
 }
 
-/// The first VMA at or above `addr`, if its guard, if it has one, might reach down to `addr`.
+/// The first VMA at or above `addr`, if it is so near that the guard of a stack there would cover the page below `addr`.
 fn near_above(view: &View<'_, Vma>, addr: u64) -> Option<Entry<Vma>> {
     view.find_below(addr, addr.saturating_add(STACK_GUARD))
 }

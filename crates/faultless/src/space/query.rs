@@ -171,8 +171,8 @@ impl<M: Machine> Space<M> {
         Maps { space: self, cpu, label }
     }
 
-    /// Tells of each VMA, in ascending order, all of one moment (but for the counts of pages; and but for calls of two CPUs on different VMAs, of
-    /// which it may show the later and not the earlier where the heap is exhausted).
+    /// Tells of each VMA, in ascending order. All VMAs are of one moment; counts of pages are not. If CPUs change different VMAs meanwhile,
+    /// and the heap is exhausted, the VMAs are not of one moment, either: it may show the later of two changes, and not the earlier.
     ///
     /// `tell` is called in a grace section, which keeps every CPU from reusing what any CPU frees meanwhile. So it must be short;
     /// it must not wait for calls of other CPUs on spaces; and it must not call what waits: calls that change a space, faults,
@@ -182,6 +182,7 @@ impl<M: Machine> Space<M> {
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
         let heap = self.heap.get();
+        // Makes the space shared, if another CPU owns it.
         self.view(cpu, &section);
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let view = unsafe { self.tree.of_one_moment(&section, cpu.local(), &cpu.vm().grace, cpu) };

@@ -1,8 +1,8 @@
 //! The short step in which VMAs are split, created, merged and removed.
 //!
-//! A [`Step`] runs under the lock of the tree, reads the current tree, and publishes the next [version](super::versions) of it,
-//! or nothing. It changes VMAs and their tree, and no entries. A VMA is *write-locked* while its sequence is odd. Protocol,
-//! for each range that is replaced:
+//! A [`Step`] runs under the lock of the tree, or of the [shard](super::tree) of the tree that has its place. It reads the current tree,
+//! and publishes the next [version](super::versions) of the tree or shard, or nothing. It changes VMAs and their tree, and no entries. A
+//! VMA is *write-locked* while its sequence is odd. Protocol, for each range that is replaced:
 //!
 //! 1. **Write-lock.** The step makes the sequences of the VMAs odd that it will replace, and seals their anon_vma slots.
 //!    These are the VMAs that overlap the range, and adjacent VMAs that merge with the new one. A replaced VMA is *detached*: its
@@ -63,9 +63,9 @@ pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Runs one step in `place`, which covers what it replaces, and the pages on either side of what it maps: what is there stays as it is
-    /// until the step is over. `build` replaces one range at most, as its last action. It reads the current tree in
-    /// [`Step::view`], and runs again after a wait for another writer.
+    /// Runs one step in `place`: no other step changes VMAs there until it is over. `place` covers what the step replaces, and the page on
+    /// either side of what it maps, with whose VMA the new one may merge. `build` replaces one range at most, as its last action. It reads
+    /// the current tree in [`Step::view`], and runs again after a wait for another writer.
     ///
     /// # Errors
     /// The error of `build`, and `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.

@@ -1,13 +1,17 @@
 //! The tree of mappings: ranges that do not overlap, in order, found by faults without a lock.
 //!
-//! It is a persistent B+tree, or several, which are its [shards](shard). A version that was published is never modified: a writer takes a
+//! It is a persistent B+tree. A version that was published is never modified: a writer takes a
 //! short spin lock, builds the next version, which shares with the present one all nodes but those
 //! on the paths to what it changes, and publishes it by one release store of the root. A reader
 //! inside a grace section loads the root once, with acquire, and from then on sees that version,
 //! whole: each change of several entries at once has happened in it or has not. It takes no lock
 //! and writes nothing.
 //!
-//! While only one CPU uses a tree, it needs no versions. Then the present one may be [changed in place](Tree::amend).
+//! A tree that several CPUs edit may be *parted* into [shards](shard): each is a persistent B+tree with a writer's lock and versions of
+//! its own. A reader then has one complete version of each shard that it reads, and loads the root of a shard when it comes to it.
+//!
+//! While only one CPU uses a tree, the tree is in one piece and needs no versions: that CPU may
+//! [change the present one in place](Tree::amend).
 //!
 //! Nodes that the next version no longer has are retired to the grace period after the store; a
 //! reader that can still be in them began its section before. An edit that is dropped without
@@ -56,7 +60,7 @@ pub struct Tree<T> {
     /// A [`Root`].
     root: Padded<AtomicPtr<Node>>,
     writer: Padded<SpinLock<Writer, TreeWriter>>,
-    /// How many entries the shards may have, together. On a line that edits only read, most often.
+    /// The sum of what the shards are [granted](shard). On a line of its own, which most edits only read.
     granted: Padded<AtomicU64>,
     marker: PhantomData<NonNull<T>>,
 }
@@ -66,7 +70,7 @@ pub struct Tree<T> {
 enum Root {
     /// The tree is in one piece, and this is its root; `None` while it has no entry.
     Entries(Option<NonNull<Node>>),
-    /// It is in shards, and this is the root of their directory. The pointer is tagged.
+    /// It is in shards, and this is the root of their directory. The stored pointer has `TAG` set.
     Shards(NonNull<Node>),
 }
 
@@ -98,9 +102,9 @@ struct Writer {
     edits: u64,
     /// Who made the last edit, and where.
     last: (CpuId, VirtRange),
-    /// How many edits were by another CPU than the one before, and elsewhere.
+    /// How many *turns* there were since the tree or shard was parted: edits by another CPU, and in another place, than the edit before.
     turns: u32,
-    /// The tree is parted after twice as many turns for each of these.
+    /// How often the number of turns before the next parting was doubled.
     patience: u32,
 }
 
@@ -138,11 +142,12 @@ impl<T> Tree<T> {
     pub fn snapshot<'s>(&'s self, _section: &'s Section<'_>) -> View<'s, T> {
         // SAFETY: published nodes do not change, and those of a version that was current during
         // the section outlive it: they are retired to the grace period that the section belongs
-        // to (the contract of `edit`) after the root has ceased to lead to them. So are shards.
+        // to (the contract of `edit`) after the root has ceased to lead to them. So are the directory
+        // and the shards.
         unsafe { self.view() }
     }
 
-    /// The present version of a tree in one piece: that of an owned space is.
+    /// The present version of a tree that is in one piece, as the tree of an owned space is.
     #[inline(always)]
     pub fn version<'s>(&'s self, _section: &'s Section<'_>) -> Version<'s, T> {
         match self.root_now(Ordering::Acquire) {
@@ -171,7 +176,8 @@ impl<T> Tree<T> {
         }
     }
 
-    /// All of the tree as it was at one moment: shards are joined for that. Without the memory for it, a view like any other.
+    /// All of the tree as it was at one moment. It joins the shards for that. If there is no memory to join them, it returns a view of
+    /// shards, each of which is read when it is asked for.
     ///
     /// # Safety
     /// As [`edit`](Self::edit), and `section` is one of the grace period.
@@ -190,13 +196,13 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Whether it is in shards.
+    /// Whether it is in shards. Another CPU may part or join it at any time.
     #[inline]
     pub fn is_parted(&self) -> bool {
         matches!(self.root_now(Ordering::Relaxed), Root::Shards(_))
     }
 
-    /// Makes it a tree in one piece, whose next writers are as likely to part it as those of a new one.
+    /// Joins all shards, and resets the number of turns after which the tree is parted to that of a new tree.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
@@ -216,7 +222,7 @@ impl<T> Tree<T> {
         Ok(())
     }
 
-    /// Begins a change of any part: waits for the other writers, and joins the shards, if there are any. Else it allocates nothing.
+    /// Begins a change of any part: waits for the other writers. If the tree is in shards, it joins them; else it allocates nothing.
     ///
     /// # Errors
     /// [`OutOfMemory`]: shards cannot be joined.
@@ -243,8 +249,8 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Begins a change of `place`: waits for the other writers of the shard that has it. If it is in several, they are joined; if it is time to
-    /// part the tree or the shard, it is parted.
+    /// Begins a change of `place`: waits for the other writers of the tree, or of the shard that has `place`. If `place` is in several
+    /// shards, it joins them first. If it is time to part the tree or the shard, and there is a bound for that, it parts it first.
     ///
     /// # Errors
     /// [`OutOfMemory`]: shards cannot be joined.
@@ -265,7 +271,7 @@ impl<T> Tree<T> {
             let Root::Shards(directory) = self.root_now(Ordering::Acquire) else {
                 let mut writer = self.writer.lock(wait);
                 let Root::Entries(root) = self.root_now(Ordering::Relaxed) else { continue };
-                // SAFETY: the lock keeps writers out, and what the root leads to is valid in a section.
+                // SAFETY: the lock keeps other writers out, so this version stays current, and the section keeps its nodes.
                 let version = unsafe { Version::new(root) };
                 if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len())
                 {
@@ -277,34 +283,34 @@ impl<T> Tree<T> {
                 // SAFETY: handed on.
                 return Ok(unsafe { Edit::of_whole(&self.root, writer, local, grace) });
             };
-            // SAFETY: the section keeps the directory and its shards.
+            // SAFETY: the root led to the directory in the section, which keeps the directory and its shards.
             let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
             let found = shards.at(place.start);
             let Some(found) = found.filter(|shard| shard.range().covers(place)) else {
                 self.join(place, tools)?;
                 continue;
             };
-            // SAFETY: as above.
+            // SAFETY: in the directory, whose shards the section keeps.
             let shard: &Shard<T> = unsafe { found.value.as_ref() };
             let writer = shard.writer.lock_unless(wait, || shard.has_ended());
             let Some(mut writer) = writer.filter(|_| !shard.has_ended()) else {
-                // Whoever has ended it is at work: there will be another directory, or it is opened again.
+                // A CPU parts or joins it, and will publish another directory, or reopen the shard.
                 order::before::<TreeWriter>(wait);
                 let same = Root::Shards(directory).pointer();
                 until(wait, || self.root.load(Ordering::Relaxed) != same || !shard.has_ended());
                 continue;
             };
-            // SAFETY: as above.
+            // SAFETY: the shard was found in the section.
             let version = unsafe { shard.version() };
             if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len())
                 && let Some(bound) = parting.bound(version, last, place)
             {
                 drop(writer);
-                // Without memory it stays as it is.
+                // If there is no memory for that, the shard stays in one piece.
                 let _ = self.part(&mut self.writer.lock(wait), bound, parting, tools);
                 continue;
             }
-            // SAFETY: handed on.
+            // SAFETY: this is the shard's writer, and the edit keeps its lock.
             let draft = unsafe { writer.begin(&shard.root) };
             let (part, root, _lock) = (found.range(), &*shard.root, Held::Shard(writer));
             let shard = Some((shard, &*self.granted));
@@ -335,7 +341,7 @@ impl<T> Tree<T> {
             && root.is_some_and(|root| unsafe { amend(root, range, slots(new), gone) })
     }
 
-    /// [`edit`](Self::edit) of a tree that no other CPU can reach, and that never was in shards: it does not wait.
+    /// [`edit`](Self::edit) of a tree that no other CPU can reach, and that is in one piece: it does not wait.
     ///
     /// # Safety
     /// As [`edit`](Self::edit).
@@ -358,7 +364,7 @@ impl<T> Tree<T> {
             // SAFETY: views and edits borrow the tree, so there are none.
             let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
             for shard in shards.iter() {
-                // SAFETY: only the directory has it.
+                // SAFETY: only the directory leads to it, and each shard is in it once.
                 unsafe { shard::free(shard.value.cast()) };
             }
         }
@@ -405,15 +411,15 @@ pub unsafe fn free_retired(link: NonNull<RetireLink>) {
 ///
 /// After an [`OutOfMemory`] the next version may hold a part of the failed call: drop the edit.
 pub struct Edit<'e, T> {
-    /// The tree's, or the shard's.
+    /// The tree's root, or that of the shard that is changed.
     root: &'e AtomicPtr<Node>,
     // Before the lock, so that an edit that is dropped cleans up under it.
     draft: Draft,
-    /// Of a tree in shards: the one that is changed, and what all are granted.
+    /// If the tree is in shards: the one that is changed, and the sum of what all are granted.
     shard: Option<(&'e Shard<T>, &'e AtomicU64)>,
-    /// Where it may change entries.
+    /// The addresses whose entries it may change: those of the shard, or all.
     part: VirtRange,
-    /// All shards.
+    /// The directory of the shards; empty if the tree is in one piece.
     shards: Version<'e, Shard<T>>,
     local: &'e Local,
     grace: &'e Grace,
@@ -461,22 +467,22 @@ impl<'e, T> Edit<'e, T> {
         Self { root, draft, shard: None, part, shards, local, grace, _lock }
     }
 
-    /// The next version of what is changed.
+    /// The next version of the tree, or of the shard that is changed, as far as it is built.
     #[inline(always)]
     pub fn own(&self) -> Version<'_, T> {
         // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
         unsafe { Version::new(self.draft.root()) }
     }
 
-    /// The tree, with the next version of what is changed, as far as it is built.
+    /// The tree, with the next version of the shard that is changed. Other shards are read when they are asked for.
     #[inline(always)]
     pub fn view(&self) -> View<'_, T> {
-        // SAFETY: the edit was begun in a section if there are shards.
+        // SAFETY: if there are shards, the edit was begun in a section, which it borrows and which keeps them (`edit_in`).
         unsafe { View::of_shards(self.shards, self.part, self.own()) }
     }
 
-    /// Whether the tree may have the entries that it will have, if it may have `most`. If it is in shards it may say no although they are
-    /// fewer; then an edit of the whole tree tells.
+    /// Whether the next version of the tree has at most `most` entries. If the tree is in shards, false may be wrong, as it compares
+    /// what the shards are [granted](shard): an edit of the whole tree tells.
     #[inline(always)]
     pub fn fits(&self, most: u64) -> bool {
         let entries = self.own().len() as u64;
@@ -486,7 +492,7 @@ impl<'e, T> Edit<'e, T> {
         }
     }
 
-    /// Whether it is of the whole tree.
+    /// Whether it changes a tree in one piece, and not one shard.
     #[inline]
     pub fn is_whole(&self) -> bool {
         self.shard.is_none()

@@ -5,7 +5,8 @@
 //! A last-level table is unlinked with the last VMA over its span, by a writer with an exclusive claim on the whole span.
 //! At each end of its range, an unmapping writer claims the whole span of the table if nothing else is mapped there, and only its
 //! own pages if another VMA stays. So operations in different parts of one table run in parallel ([`with_tables`]). The writer
-//! chooses the claim by reading the tree, and checks it again in the step that removes the VMAs, under the lock of the tree. Of two
+//! chooses the claim by reading the tree, and checks it again in the step that removes the VMAs, under the lock of the tree, or of the
+//! shard of the tree that has all VMAs over the table. Of two
 //! operations that unmap the last two VMAs over a table, the one whose step comes second finds that the other VMA is gone. If it
 //! has claimed too little, its step changes nothing, and it starts over. Its claim on the whole table then waits for the other
 //! operation, which may still have entries to empty there.

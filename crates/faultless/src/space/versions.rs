@@ -1,4 +1,4 @@
-//! The step of a writer in a shared space: it builds the next version of the tree, and publishes it.
+//! The step of a writer in a shared space: it builds the next version of the tree, or of one shard of it, and publishes it.
 //!
 //! See [`step`](super::step) for the protocol.
 
@@ -21,7 +21,7 @@ use crate::table::node::TABLE_ALIGN;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
-/// The next version of the tree, while one writer builds it.
+/// The next version of the tree or of a shard, while one writer builds it.
 pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     writing: &'w Writing<'a, 'v, M>,
     edit: Edit<'w, Vma>,
@@ -42,10 +42,10 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
 }
 
 impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
-    /// A step in `place`.
+    /// Begins a step in `place`. It holds the lock of the tree, or of the shard that has `place`.
     ///
     /// # Errors
-    /// [`OutOfMemory`].
+    /// [`OutOfMemory`]: `place` is in several shards, which cannot be joined.
     #[inline(always)]
     pub(super) fn begin(
         writing: &'w Writing<'a, 'v, M>,
@@ -78,7 +78,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.unmerged
     }
 
-    /// The next version of the tree.
+    /// The tree, with the next version of what the step may change.
     pub(super) fn view(&self) -> View<'_, Vma> {
         self.edit.view()
     }
@@ -411,8 +411,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                     return;
                 }
             }
-            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the holder of the
-            // tree's lock uses the link.
+            // SAFETY: a link is the first field of a VMA. The VMA lives until it is retired, and its link is used only by the holder of the
+            // lock of the tree, or of the shard that has the VMA (whole entries).
             unsafe { old.append(entry.value.cast::<RetireLink>()) };
         })?;
         self.replaced += 1;
@@ -468,11 +468,12 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         }
         // The tree owns them now.
         core::mem::forget(made);
-        // SAFETY: the published version does not have the old VMAs, and only the holder of the tree's lock removed them.
+        // SAFETY: the published version does not have the old VMAs. This step removed them, under the lock of the tree or of the shard that
+        // had them, so they are retired once.
         unsafe { edit.publish_retiring(old) };
     }
 
-    /// Unlocks the VMAs that this step write-locked. The lock of the tree is still held: a VMA in a hull with an odd sequence was
+    /// Unlocks the VMAs that this step write-locked. The lock of the tree or shard is still held: a VMA in a hull with an odd sequence was
     /// write-locked here.
     pub(super) fn undo(self) {
         let Self { writing, hulls, .. } = &self;
@@ -486,8 +487,8 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     }
 }
 
-/// Where a tree is parted. A merge that was deferred takes place in one shard. So do the steps over one last-level table, of which the last
-/// unlinks it.
+/// When and where a tree is parted. VMAs whose merge is deferred stay in one shard, so that one step can merge them. VMAs over one
+/// last-level table stay in one shard, too: of the steps that unmap them, the last sees that nothing is left, and unlinks the table.
 fn parting(after: u32, most: u64) -> Parting<'static, Vma> {
     let may = &|low, high| !vma(low).merges.above() && !vma(high).merges.below();
     Parting { after, align: TABLE_ALIGN, most, may }
@@ -507,14 +508,14 @@ impl<M: Machine> super::Space<M> {
         let _ = unsafe { self.tree.part_here(bound, &parting, tools) };
     }
 
-    /// How many shards the tree is in, if it is.
+    /// How many shards the tree is in; 0 if it is in one piece.
     pub fn shards(&self, cpu: &crate::Cpu<'_, M>) -> usize {
         let section = self.section(cpu);
         self.view(cpu, &section).shards()
     }
 }
 
-/// Takes back that the VMAs of `view` that meet at `at` merge later. The caller holds the lock of the tree.
+/// Takes back that the VMAs of `view` that meet at `at` merge later. The caller holds the lock of the tree, or of the shard with both.
 #[cold]
 fn forget_merge(view: View<'_, Vma>, at: u64) {
     let near = |addr| view.at(addr).map(vma);

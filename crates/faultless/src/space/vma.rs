@@ -253,7 +253,8 @@ pub struct Vma {
 
 /// Whether a VMA merges with the VMA below it, and with the one above, once nothing there is under change.
 ///
-/// Only the holder of the tree's lock changes it, or the owner of the space. Faults read it without a lock.
+/// Only the holder of the lock of the tree, or of the shard of the tree that has the VMA, changes it, or the owner of the space. Faults read
+/// it without a lock.
 #[derive(Debug)]
 pub(crate) struct Merges(AtomicU8);
 

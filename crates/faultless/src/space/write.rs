@@ -51,7 +51,7 @@ pub(super) enum Refused {
     With(Errno),
     /// The VMA at this address is under change by another writer.
     Busy(u64),
-    /// It takes all of the tree to tell whether there may be so many VMAs.
+    /// One shard cannot tell whether the space may have so many VMAs: the step is to be run on the whole tree.
     Crowded,
 }
 
@@ -72,7 +72,7 @@ struct Held<'a> {
     locking: Policy,
     guard: Guard<'a>,
     section: Section<'a>,
-    /// The version of the tree in which the ranges were chosen.
+    /// The [version](View::version) in which the ranges were chosen.
     seen: usize,
     /// Set if this CPU owns the space.
     owned: Option<Holding<'a>>,
@@ -82,7 +82,7 @@ struct Held<'a> {
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// The ranges to claim, before they were widened.
     pub(super) asked: [VirtRange; 2],
-    /// The version of the tree in which the ranges were chosen.
+    /// The [version](View::version) in which the ranges were chosen.
     seen: usize,
     /// The VMAs that this writer has under change.
     pub(super) changing: Cell<UnderChange>,
@@ -265,7 +265,7 @@ impl<M: Machine> Space<M> {
             let section = cpu.section();
             let view = self.view(cpu, &section);
             let mut asked = choose(&view)?;
-            // Of shards that change meanwhile it is not known which version `choose` has read.
+            // In shards, `choose` may have read versions that were replaced meanwhile.
             let mut seen = if view.is_whole() { see(&view, asked) } else { UNKNOWN };
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
             let claimed = ranges.map(|range| range.widen(align));
@@ -317,7 +317,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Which version of two ranges `view` shows; the second may be empty.
+/// Which [version](View::version) `view` shows of the hull of two ranges; the second may be empty.
 fn see(view: &View<'_, Vma>, [first, second]: [VirtRange; 2]) -> usize {
     view.version(if second.is_empty() { first } else { first.hull(second) })
 }
@@ -365,7 +365,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// Whether `view` may differ, in the ranges, from the version in which they were chosen.
+    /// Whether the tree or shard that has the ranges may have changed between their choice and `view`. A change of another shard does
+    /// not count.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
         !self.owns() && (self.seen == UNKNOWN || see(view, self.asked) != self.seen)
     }

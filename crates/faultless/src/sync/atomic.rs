@@ -61,7 +61,7 @@ pub fn reads<T: ?Sized>(data: &T) {
     let _ = data;
 }
 
-/// Loads a value on the line of what was read just before: to those who count lines it is part of that.
+/// Loads a value that is on the cache line of what was loaded just before. Builds that count accesses to lines do not count it again.
 #[inline(always)]
 pub fn load_beside(value: &AtomicU64, order: Ordering) -> u64 {
     #[cfg(all(any(shuttle, feature = "observe"), not(loom)))]

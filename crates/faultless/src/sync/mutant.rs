@@ -51,7 +51,7 @@ pub enum Mutant {
     /// The fence between the looks at the epoch and at the marks. A section that was opened meanwhile is
     /// not seen.
     AdvanceFence,
-    /// A writer looks whether the shard of the tree has ended. What it publishes there is lost.
+    /// A writer checks whether its shard of the tree has ended. What it publishes in a shard that has ended is lost.
     ShardEnds,
     /// A CPU that makes an owned space shared waits until the owner releases it. The CPU reads what is being changed in place.
     JoinAwaitsOwner,
@@ -70,7 +70,7 @@ pub enum Mutant {
     ReleaseWakes,
     /// The full fence between the look at other claims and the own one before it. Two that conflict do not find each other.
     ClaimFence,
-    /// A claim is in the home that its CPU has published. Who looks at the home does not find it.
+    /// A CPU publishes a home that covers its claim. Another CPU that wants the same pages does not look at the claim.
     HomeCovers,
     /// A claim that was parked tries again, as if it had just arrived. One that passed it meanwhile has its pages, too.
     ParkedTriesAgain,

@@ -19,8 +19,8 @@
 //!   Opening a section does not wait, so it may be done anywhere;
 //! - the *owner* of a space makes no claim while it executes a call, and comes to no other space. Who comes to this one waits in a
 //!   section for the end of the call;
-//! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops. So does that of a *shard*, where
-//!   there are several; who parts or joins shards holds the lock of the tree, and takes one of theirs at a time;
+//! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops. If the tree is in shards, the
+//!   writer of a *shard* does. A CPU that parts the tree or joins shards is the tree's writer, and takes the locks of shards one at a time;
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
 //!   them, and then only try the space's lock and no tree's: what is tried is not waited for;
 //! - *entries* are taken by trying. A CPU that waits for an entry that another CPU holds has none itself, present or not;
@@ -99,7 +99,7 @@ classes! {
     5 OwnedSpace "a space's owner";
     /// A tree's writer.
     6 TreeWriter "a tree's writer";
-    /// The writer of a tree's shard. One is waited for by who parts or joins the tree, who is the tree's writer.
+    /// The writer of a tree's shard. The tree's writer may wait for it, and not the other way round.
     7 ShardWriter "a shard's writer";
     /// The locks of VMAs of one space.
     8 VmaLock "a VMA's lock" several;

@@ -12,12 +12,12 @@
 //!   conflict and are active, or wait with a lower ticket, are before it. It watches the slot of the one with the highest ticket among
 //!   them, which is most often the last to go. It looks at the others when that one becomes active, and at those that are left then once
 //!   it has gone. Once it finds none before it, it makes its slot active, and holds the claim.
-//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other, and wakes the parked as
-//!   a release does. When the CPU runs again it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its ticket, and stops others as if it
-//!   waited.
-//! - *release*: the CPU makes its slot free, and issues a full fence. If a CPU is parked, it wakes those whose claims conflict, unless
-//!   another claim that stops them, too, is to be served before them, which will wake them in turn: an active one, one that waits or is firmly parked
-//!   (before a firmly parked one only with a lower ticket), or a parked one with a lower ticket.
+//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other, and wakes
+//!   parked CPUs as a release does. When the CPU runs again it tries, as if it had just arrived. After some parkings it parks *firmly*: it
+//!   keeps its ticket, and stops others as if it waited.
+//! - *release*: the CPU makes its slot free, and issues a full fence. If CPUs are parked, it wakes those whose claims conflict with its
+//!   own, unless another claim stops them, too, and is to be served before them: that one will wake them in turn. Such a claim is active; or
+//!   waits or is firmly parked (before a firmly parked one only with a lower ticket); or is parked with a lower ticket.
 //!
 //! Why two claims that conflict are never both held:
 //!
@@ -29,23 +29,23 @@
 //! ```
 //!
 //! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. Once one that waits has
-//! found that a slot has none before it, none can come before it there, and it does not look at that slot again: a claim that is tried there later
-//! finds this one waiting. A claim that was parked may have been passed meanwhile, so it begins again with a try, and gets a new ticket.
+//! found that a slot has none before it, none can come before it there, and it does not look at that slot again: a claim that is tried
+//! there later finds this one waiting. A claim that was parked may have been passed meanwhile, so it begins again with a try, and gets a new ticket.
 //!
 //! Waiting is acyclic: an active claim is held, or will be held or wait in a moment; all others wait for lower tickets.
 //!
 //! No wake-up is lost: a CPU parks only if it finds an active claim that conflicts, behind a full fence. So either that claim's
 //! release finds it parked, or it finds the release. The try of a claim that then waits is such a claim, too: it looks for parked CPUs.
-//! Who is left asleep since another is to be served before it is woken when that one goes, or comes to be served after it: each step by which a claim
-//! moves back in that order (from active to waiting, and from waiting to parked) looks for parked CPUs.
+//! A CPU may be left asleep because another claim is to be served before its own. It is woken when that claim goes, or moves behind it: each
+//! step by which a claim moves back in that order (from active to waiting, and from waiting to parked) looks for parked CPUs.
 //!
 //! *Bound.* A claim waits for those before it when it arrived; and again for those that wait when it wakes up, at most
 //! [`YIELDING_PARKS`] times. A parked CPU does not delay the others while it wakes up: a hand-over to it takes a wake-up, which is longer than
 //! most claims are held, and where CPUs are virtual or share cores it takes until the host runs it.
 //!
 //! *Invariant (users):* the lock's set has every CPU whose slot has a claim of it. A CPU enters the set before it first tries, and
-//! leaves it when it stops to run the space. So a claim looks at the slots of the CPUs that use the space, and at no others; and
-//! of these only at those whose [home](home) it overlaps.
+//! leaves it when it stops to run the space. So a claim looks at the CPUs that use the space, and at no others. Of these it reads the
+//! [home](home), which says where the CPU's claims are, and the slot only if the claim overlaps the home.
 //!
 //! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it holds or waits for one claim at a time.
 
@@ -84,7 +84,7 @@ pub struct ClaimSlot {
     key: AtomicU64,
     /// Start and end of the two ranges.
     bounds: [AtomicU64; 4],
-    /// What other CPUs read first.
+    /// Where the claims of this CPU are. Other CPUs read it before the rest, which is on lines that change with each claim.
     home: Padded<Home>,
 }
 

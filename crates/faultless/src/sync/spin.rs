@@ -107,7 +107,7 @@ impl<T, C> SpinLock<T, C> {
         guard
     }
 
-    /// [`lock`](Self::lock), unless it has to wait, and `given_up` says so.
+    /// [`lock`](Self::lock), but `None` as soon as `given_up` returns true while it waits.
     ///
     /// # Panics
     /// As [`lock`](Self::lock).
@@ -142,6 +142,7 @@ impl<T, C> SpinLock<T, C> {
         }
     }
 
+    /// [`lock_at_length`](Self::lock_at_length), until `given_up` returns true.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "observe", track_caller)]

@@ -2,8 +2,8 @@
 //!
 //! A subtree is entered only if one of its gaps is long enough, and it overlaps the window. If it
 //! lies inside the window, the search ends in it; at most two subtrees of a level lie across the
-//! window's ends. So the search visits a number of nodes proportional to the height; where the tree is in shards, in each of those that it
-//! comes to.
+//! window's ends. So the search visits a number of nodes proportional to the height. In a tree in shards it goes from shard to shard until
+//! it finds a gap, and visits so many nodes in each.
 
 use super::node::Node;
 use super::view::View;
@@ -39,7 +39,7 @@ impl<T> View<'_, T> {
                 }
                 above = root.keys().0.first().copied().unwrap_or(above);
             }
-            // What is free at the low end of the part may go on below, unless nothing there is of interest.
+            // Free addresses at the low end of the shard may go on in the shard below, unless the window ends in this one.
             let known = if part.start <= low { 0 } else { part.start };
             let found = wanted.last_in(known, above);
             if found.is_some() || known == 0 {

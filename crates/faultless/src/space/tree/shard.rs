@@ -1,24 +1,31 @@
 //! Shards: a tree in parts, each of which has a writer and versions of its own.
 //!
-//! One root is enough until many CPUs edit a tree: then each edit copies the path to the root that another CPU has just written, and waits
-//! for the one writer. So a tree that CPUs edit in turns, each in its own place, is *parted* between two of these places. Its root then leads to
-//! a directory, which is a persistent tree, too: its entries are the shards, and they have every address. An entry of the tree lies in one
-//! shard, wholly. Protocol:
+//! One root is enough for few writers. If many CPUs edit a tree, each edit waits for the one writer's lock, and copies nodes that another
+//! CPU has just written. So a tree that CPUs edit in turns, each in its own place, is *parted* between two of these places. Its root then
+//! leads to a *directory*, which is a persistent tree, too. The entries of the directory are the shards, and together they cover every
+//! address. Protocol:
 //!
-//! - An *edit* changes one shard. Its writer finds the shard in the directory, takes the shard's lock, and looks whether the shard has *ended*.
-//!   If it has, the directory is being changed: the writer waits until there is another, and begins again. Edits of different shards write no common line.
-//! - If an edit's place is in several shards, they are *joined* first.
-//! - To part and to join is to end shards, to make others of what they had, and to publish a directory with these. Who does that holds the
-//!   lock of the whole tree, and ends each shard under its lock, so that its last version is final. If there is no memory for it, the shards are
-//!   opened again.
-//! - A *reader* loads the root, and of each shard that it comes to the shard's root. A shard that has ended shows its last version, which
-//!   was current when the directory was. Directory, shards and their nodes are freed after a grace period.
+//! - An *edit* changes one shard. Its writer finds the shard in the directory, takes the shard's lock, and checks whether the shard has
+//!   *ended*. If it has, another CPU is replacing the shard: the writer waits until the root leads to another directory, or the shard is
+//!   reopened, and starts over. Edits of different shards write no common line.
+//! - If an edit's place is in several shards, its writer *joins* them first.
+//! - A CPU that *parts* or *joins* holds the lock of the tree. It ends the shards concerned, each under the shard's lock; builds new
+//!   shards, or a tree in one piece, from their entries; and publishes a new directory, or the new root. If there is no memory for that,
+//!   it reopens the shards.
+//! - A *reader* loads the root of the tree, and the root of each shard when it comes to it. A shard that has ended shows its last version,
+//!   which was current when the directory was. The directory, its shards and their nodes are freed after a grace period.
 //!
-//! *Invariant (whole entries):* no entry lies across a bound between shards, and no two that [may not be parted](Parting::may) lie on either
-//! side of one.
+//! *Invariant (whole entries):* no entry lies across a bound between shards. Two entries that touch at a bound are such that
+//! [may be parted](Parting::may).
 //!
-//! A tree in shards may have as many entries as the shards are *granted*. A shard that needs more takes some more, as long as all grants
-//! together do not exceed the limit. Else all are joined, and their entries counted.
+//! *Invariant (directory):* only the holder of the tree's lock changes the root of the tree while the tree is in shards, and so the
+//! directory. So what the directory has is valid as long as that lock is held.
+//!
+//! *Invariant (last version):* only the holder of a shard's lock publishes a version of the shard, and only if the shard has not ended. A shard
+//! is ended and reopened by the holder of the tree's lock. So while that lock is held, the version of a shard that has ended is final.
+//!
+//! A tree has a limit of entries. Each shard is *granted* a number of entries, of at least as many as it has. A shard that needs more
+//! takes more, as long as the sum of all grants does not exceed the limit. If it would, the shards are joined, and their entries counted.
 
 use super::draft::{self, Draft};
 use super::node::Node;
@@ -45,15 +52,15 @@ pub const RETIRE_SHARD: u8 = 3;
 
 /// Shards of a tree, at most.
 const MOST_SHARDS: usize = MAX_CPUS;
-/// How many entries more than it has a shard is granted.
+/// How many more entries than it needs a shard is granted.
 const ROOM: u64 = 64;
-/// How many entries a search for a bound looks at.
+/// How many entries a search for a bound looks at, at most.
 const MOST_LOOKS: usize = 64;
-/// Entries that are copied while a turn takes place.
+/// A tree or shard is parted only after at least one turn for so many of its entries, as parting copies them all.
 const COPIED: usize = 16;
-/// Edits of a shard for which it is worth its while to part it from another.
+/// How many edits make up for the cost of parting a shard. If it is joined after fewer, the next parting waits for more turns.
 const LIFE: u32 = 32;
-/// How often the number of turns after which a tree is parted doubles.
+/// How often the number of turns before a parting doubles, at most.
 const MOST_PATIENCE: u32 = 8;
 
 /// A part of a tree.
@@ -63,20 +70,20 @@ pub struct Shard<T> {
     retire: RetireLink,
     pub(super) root: Padded<AtomicPtr<Node>>,
     pub(super) writer: Padded<SpinLock<Writer, ShardWriter>>,
-    /// How many entries it may have. Changed by the holder of its lock, and so is the next.
+    /// How many entries it may have. Only the holder of its lock changes this, and `ended`.
     pub(super) granted: AtomicU64,
-    /// Others take its place, or will soon.
+    /// Other shards, or a tree in one piece, replace it, or will soon.
     ended: AtomicBool,
     marker: PhantomData<NonNull<T>>,
 }
 
 impl<T> Shard<T> {
-    /// The shard with the entries under `root`, which it owns.
+    /// A shard with the entries under `root`, which it owns from now on. Its writer begins with this `patience`.
     ///
     /// # Errors
     /// [`OutOfMemory`]; the entries' nodes are freed.
     fn try_new(root: Option<NonNull<Node>>, patience: u32) -> Result<NonNull<Self>, OutOfMemory> {
-        // SAFETY: the caller's alone.
+        // SAFETY: the caller has just built what `root` leads to, and no other CPU reaches it.
         let len = root.map_or(0, |root| unsafe { root.as_ref() }.extent().entries);
         let writer = Writer { patience, ..Writer::default() };
         let made = heap::try_box_with(|| Self {
@@ -90,34 +97,34 @@ impl<T> Shard<T> {
         match made {
             Ok(shard) => Ok(NonNull::from(Box::leak(shard))),
             Err(oom) => {
-                // SAFETY: as above.
+                // SAFETY: as above: nothing else leads to the nodes.
                 unsafe { free_entries(root) };
                 Err(oom)
             }
         }
     }
 
-    /// Whether others take its place.
+    /// Whether it has ended: nothing may be published in it, unless it is reopened.
     #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) && !lost(Mutant::ShardEnds)
     }
 
-    /// Makes the last version final. Returns how its writer left it.
+    /// Ends it, which makes its last version final. Returns the patience of its writer, and the patience for the shard that it is joined into.
     fn end(&self, wait: &impl Wait) -> (u32, u32) {
         let writer = self.writer.lock(wait);
         self.ended.store(true, Ordering::Release);
         (writer.patience, writer.patience_joined())
     }
 
-    /// Opens it again, which has ended.
+    /// Reopens a shard that has ended: it was not replaced.
     fn reopen(&self, wait: &impl Wait) {
         let _writer = self.writer.lock(wait);
         self.ended.store(false, Ordering::Release);
     }
 
-    /// Takes what it needs to be granted to have `entries`, of what `granted` says all shards of the tree have. Returns whether it may have
-    /// them: all may have `most` together. The caller has its lock.
+    /// Whether it may have `entries`. If it is granted fewer, it takes more, and adds that to `granted`, the sum of what all shards of the
+    /// tree are granted, which must not exceed `most`. The caller holds its lock.
     pub(super) fn take(&self, entries: u64, granted: &AtomicU64, most: u64) -> bool {
         let own = self.granted.load(Ordering::Relaxed);
         if entries <= own {
@@ -136,17 +143,19 @@ impl<T> Shard<T> {
     /// The present version.
     ///
     /// # Safety
-    /// The shard was found in a grace section, or by who has the lock of the tree, which lasts for `'s`.
+    /// The shard was found in a grace section that lasts for `'s`. Or the caller holds the lock of the tree for `'s`, and the shard is in
+    /// the directory and has ended.
     #[inline]
     pub(super) unsafe fn version<'s>(&self) -> Version<'s, T> {
-        // SAFETY: nodes are retired after the root has ceased to lead to them, and with the shard.
+        // SAFETY: in a section: nodes are retired after the root has ceased to lead to them, or with the shard. With the lock of the tree:
+        // the version is final (last version), and its nodes are retired with the shard, by the caller.
         unsafe { Version::new(NonNull::new(self.root.load(Ordering::Acquire))) }
     }
 }
 
 impl<T> Drop for Shard<T> {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to the shard any more.
+        // SAFETY: the shard is dropped, so nothing refers to it or reads its last version; it owns that version's nodes.
         unsafe { free_entries(NonNull::new(self.root.load(Ordering::Relaxed))) };
     }
 }
@@ -156,8 +165,8 @@ impl<T> Drop for Shard<T> {
 /// # Safety
 /// As [`free_retired`](super::free_retired).
 pub(super) unsafe fn free(link: NonNull<RetireLink>) {
-    // SAFETY: a link of this kind is the first field of a shard, which was a box; no reader is left. Its entries' values are not followed,
-    // so of which type they are means nothing.
+    // SAFETY: a link of this kind is the first field of a shard that `try_new` made as a box, and by the caller's promise no reader is left.
+    // The layout of a shard does not depend on `T`, and values of entries are not followed.
     drop(unsafe { Box::from_raw(link.cast::<Shard<()>>().as_ptr()) });
 }
 
@@ -176,21 +185,21 @@ pub(super) fn pointer(root: Option<NonNull<Node>>) -> *mut Node {
     root.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-/// When a tree is parted, and where it may be.
+/// When a tree is parted, and where.
 pub struct Parting<'p, T> {
-    /// After how many turns, which are edits by another CPU, and elsewhere, than the last. 0: never.
+    /// After how many turns. A turn is an edit by another CPU, and in another place, than the edit before. 0: never.
     pub after: u32,
     /// The bounds of shards are multiples of this, a power of two.
     pub align: u64,
-    /// How many entries a tree may have. One that has nearly so many is not parted.
+    /// How many entries a tree may have. One that has, or whose shards are granted, about half as many is not parted.
     pub most: u64,
-    /// Whether two entries that touch may be on either side of a bound.
+    /// Whether a bound may be where two entries touch: the lower one, and the upper one.
     pub may: &'p dyn Fn(Entry<T>, Entry<T>) -> bool,
 }
 
 impl<T> Parting<'_, T> {
-    /// The best bound between `one` and `other`, which do not overlap, in a tree or shard: the one that is a multiple of the highest power
-    /// of two, so that places of CPUs that are a round distance apart are told apart by round bounds.
+    /// The best bound between `one` and `other`, which do not overlap, in a tree or shard: of those that were looked at, the multiple of
+    /// the highest power of two. If the places of CPUs are a round distance apart, such a bound is between two places, and not inside one.
     pub(super) fn bound(
         &self,
         version: Version<'_, T>,
@@ -213,7 +222,7 @@ impl<T> Parting<'_, T> {
         best.into_iter().chain(last).max_by_key(|at| at.trailing_zeros())
     }
 
-    /// Whether a bound may be at `addr`.
+    /// Whether a bound may be at `addr`: in no entry, and between no two that must stay together (whole entries).
     fn is_bound(&self, version: Version<'_, T>, addr: u64) -> bool {
         match version.around(addr) {
             (_, Some(above)) if above.start < addr => false,
@@ -225,7 +234,7 @@ impl<T> Parting<'_, T> {
     }
 }
 
-/// The multiple of the highest power of two from `low` to `high`, if there is a multiple of `align`.
+/// Of the multiples of `align` from `low` to `high`, that of the highest power of two.
 fn roundest(low: u64, high: u64, align: u64) -> Option<u64> {
     let low = low.checked_next_multiple_of(align).filter(|low| *low <= high)?;
     let high = high & !(align - 1);
@@ -235,7 +244,7 @@ fn roundest(low: u64, high: u64, align: u64) -> Option<u64> {
 }
 
 impl Writer {
-    /// Notes an edit of `place` by `cpu`, in a tree or shard with `entries`. If it is time to part it, returns the place of the last edit.
+    /// Notes an edit of `place` by `cpu`, in a tree or shard with `entries`. If it is time to part it, returns the place of the edit before.
     #[inline(always)]
     pub(super) fn turn(
         &mut self,
@@ -249,7 +258,7 @@ impl Writer {
             return None;
         }
         self.turns += 1;
-        // To part it takes as long as it is large.
+        // Parting copies all entries.
         if self.turns < self.turns_to_part(after) || (self.turns as usize) < entries() / COPIED {
             return None;
         }
@@ -259,21 +268,21 @@ impl Writer {
 }
 
 impl Writer {
-    /// How many turns it takes to part the tree.
+    /// `after`, doubled as often as `patience` says.
     fn turns_to_part(&self, after: u32) -> u32 {
         after << self.patience
     }
 
-    /// The patience of who joins this shard with others: more, if it was not worth its while to have parted it.
+    /// The patience for the shard or tree that this shard is joined into: more, if too few edits followed the last parting.
     fn patience_joined(&self) -> u32 {
         let lived = self.edits >= u64::from(self.turns_to_part(LIFE));
         if lived { self.patience.saturating_sub(1) } else { MOST_PATIENCE.min(self.patience + 1) }
     }
 }
 
-/// Nodes for `entries`, which are in order.
+/// Builds nodes for `entries`, which are in order, and returns their root.
 fn build<T>(entries: impl Iterator<Item = Entry<T>>) -> Result<Option<NonNull<Node>>, OutOfMemory> {
-    // SAFETY: there is no old version. Edits have other numbers.
+    // SAFETY: there is no old version. The numbers of edits start with 1, so no edit takes these nodes for its own.
     let mut draft = unsafe { Draft::new(None, 0) };
     for entry in entries {
         draft.replace(entry.range(), slots(&[entry]), |_| {})?;
@@ -283,14 +292,15 @@ fn build<T>(entries: impl Iterator<Item = Entry<T>>) -> Result<Option<NonNull<No
 
 /// What replaces some shards in the directory.
 enum Next<'n, T> {
-    /// Shards.
+    /// These shards.
     Shards(&'n [Entry<Shard<T>>]),
-    /// All shards: the tree is in one piece, with this root.
+    /// A tree in one piece, with this root. It replaces all shards.
     Whole(Option<NonNull<Node>>),
 }
 
 impl<T> Tree<T> {
-    /// Parts the tree, or the shard that has `bound`, at `bound`, if that is still a bound. `writer` is the lock of the tree.
+    /// Parts the tree, or the shard that has `bound`, at `bound`. Does nothing if there are too many shards or entries, or if no bound may
+    /// be there any more. `writer` is behind the lock of the tree, which the caller holds.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
@@ -303,7 +313,7 @@ impl<T> Tree<T> {
     ) -> Result<(), OutOfMemory> {
         let (whole, shards) = match self.root_now(Ordering::Relaxed) {
             Root::Entries(root) => (root, Version::<Shard<T>>::EMPTY),
-            // SAFETY: only the holder of the tree's lock changes the directory.
+            // SAFETY: the lock of the tree is held (directory).
             Root::Shards(directory) => (None, unsafe { Version::new(Some(directory)) }),
         };
         if shards.len() >= MOST_SHARDS {
@@ -311,14 +321,14 @@ impl<T> Tree<T> {
         }
         let shard = shards.at(bound);
         let range = shard.map_or(EVERYWHERE, |shard| shard.range());
-        // SAFETY: in the directory, which the tree's lock keeps as it is.
+        // SAFETY: in the directory, while the lock of the tree is held (directory).
         let shard = shard.map(|shard| unsafe { shard.value.as_ref() });
         let mut patience = writer.patience;
-        // SAFETY: the lock of the tree keeps other writers out; that of the shard, below.
+        // SAFETY: if the tree is in one piece, the lock of the tree keeps writers out. Else this is the empty version.
         let mut version = unsafe { Version::new(whole) };
         if let Some(shard) = shard {
             (patience, _) = shard.end(wait);
-            // SAFETY: as above.
+            // SAFETY: it has ended, and the lock of the tree is held (last version).
             version = unsafe { shard.version() };
         }
         let granted = self.granted.load(Ordering::Relaxed);
@@ -355,7 +365,8 @@ impl<T> Tree<T> {
         self.part(&mut self.writer.lock(tools.2), bound, parting, tools)
     }
 
-    /// Parts `version` of `range`, which no writer changes meanwhile. `whole`: its root, if the tree is in one piece.
+    /// Parts `range` at `bound`: makes two shards of `version`, which no writer changes meanwhile, and publishes a directory with them.
+    /// `whole` is the version's root if the tree is in one piece.
     fn part_between(
         &self,
         writer: &mut Writer,
@@ -385,7 +396,7 @@ impl<T> Tree<T> {
         done
     }
 
-    /// Joins the shards over which `range` extends; all of them, if that is [`EVERYWHERE`].
+    /// Joins the shards that overlap `range`. If these are all shards, the tree is in one piece then.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
@@ -397,14 +408,14 @@ impl<T> Tree<T> {
     ) -> Result<(), OutOfMemory> {
         let mut writer = self.writer.lock(wait);
         let Root::Shards(directory) = self.root_now(Ordering::Relaxed) else { return Ok(()) };
-        // SAFETY: only the holder of the tree's lock changes the directory.
+        // SAFETY: the lock of the tree is held (directory).
         let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
         let affected = || shards.iter_from(range.start).take_while(|shard| shard.start < range.end);
-        // SAFETY: in the directory, which the tree's lock keeps as it is.
+        // SAFETY: in the directory, while the lock of the tree is held (directory).
         let each = || affected().map(|shard| unsafe { shard.value.as_ref() });
         let hull = affected().map(|shard| shard.range()).reduce(VirtRange::hull).unwrap_or(range);
         if affected().count() == 1 {
-            // Others were faster.
+            // Another CPU has joined them.
             return Ok(());
         }
         let mut patience = 0;
@@ -412,7 +423,7 @@ impl<T> Tree<T> {
             let (_, joined) = shard.end(wait);
             patience = patience.max(joined);
         }
-        // SAFETY: ended, so that their versions are final.
+        // SAFETY: they have ended, and the lock of the tree is held (last version).
         let entries = each().flat_map(|shard| unsafe { shard.version() }.iter());
         let joined = build(entries).and_then(|root| {
             if hull == EVERYWHERE {
@@ -440,7 +451,11 @@ impl<T> Tree<T> {
         joined
     }
 
-    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in one piece, whose root was `whole`.
+    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in one piece, whose root is `whole`, and
+    /// retires what `next` replaces. `writer` is behind the lock of the tree, which the caller holds.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing has changed, and what `next` has is still the caller's.
     fn redirect(
         &self,
         writer: &mut Writer,
@@ -455,19 +470,19 @@ impl<T> Tree<T> {
             Root::Entries(_) => (None, true),
         };
         let new = if let Next::Shards(new) = next { new } else { &[] };
-        // SAFETY: only the holder of the tree's lock changes the directory. Edit numbers do not repeat.
+        // SAFETY: the lock of the tree is held (directory), which also hands on the use of the nodes' links. Edit numbers do not repeat.
         let mut draft = unsafe { Draft::new(directory, writer.edits) };
         let (mut ended, mut less) = (RetireChain::default(), 0);
         draft.replace(hull, slots(new), |slot| {
             let shard = slot.target.cast::<Shard<T>>();
-            // SAFETY: in the directory. It has ended, and only the holder of the tree's lock uses its link.
+            // SAFETY: in the directory, while the lock of the tree is held (directory). Only the holder of that lock uses a shard's link.
             unsafe {
                 less += shard.as_ref().granted.load(Ordering::Relaxed);
                 ended.append(shard.cast());
             }
         })?;
         if was_whole {
-            // Frees the nodes of the tree in one piece with itself.
+            // A shard to retire: it frees the nodes of the tree in one piece when it is freed.
             let nodes = Shard::<T>::try_new(None, 0)?;
             // SAFETY: made just now.
             unsafe {
@@ -475,7 +490,7 @@ impl<T> Tree<T> {
                 ended.append(nodes.cast());
             }
         }
-        // SAFETY: made by the caller just now.
+        // SAFETY: the caller has made them just now, and no other CPU reaches them.
         let more = new.iter().map(|shard| unsafe { shard.value.as_ref() });
         let more: u64 = more.map(|shard| shard.granted.load(Ordering::Relaxed)).sum();
         self.granted.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
@@ -485,7 +500,8 @@ impl<T> Tree<T> {
             Next::Whole(root) => Root::Entries(root),
         };
         self.root.store(root.pointer(), Ordering::Release);
-        // SAFETY: the root that was just stored leads to none of it. Nodes and shards are retired once, as they have left the directory.
+        // SAFETY: the root that was just stored leads to none of it, so no section that begins from now on reaches it. Nodes and shards are
+        // retired once: they were in one directory, and are in none that follows.
         unsafe {
             retired.prepend(ended);
             grace.retire_all(local, retired);

@@ -1,4 +1,4 @@
-//! The tree as a reader sees it, be it in one piece or in [shards](super::shard).
+//! The tree as a reader sees it, whether it is in one piece or in [shards](super::shard).
 
 use super::shard::Shard;
 use super::version::{self, Entry, Version};
@@ -9,19 +9,23 @@ use core::iter::FusedIterator;
 /// All addresses.
 pub const EVERYWHERE: VirtRange = VirtRange { start: 0, end: u64::MAX };
 
-/// The number of no [version](View::version).
+/// What [`View::version`] returns if no number identifies the version. It equals no version's number.
 pub const UNKNOWN: usize = usize::MAX;
 
-/// A tree at one moment, if it is in one piece: what other CPUs publish meanwhile does not show.
+/// What a reader sees of a tree.
 ///
-/// (See also [`of_one_moment`](super::Tree::of_one_moment).) Of a tree in shards it shows those that there were at one moment. Each of them is read when it is asked for, so that changes
-/// of different shards may show or not, each wholly.
+/// A view of a tree in one piece is the tree at one moment: what other CPUs publish meanwhile does not show in it.
+///
+/// A view of a tree in shards keeps the directory of one moment, and reads a shard each time that it is asked for something there. So two
+/// questions about one shard may be answered from two of its versions, and of changes in two shards it may show the later one only. Each
+/// change shows wholly or not at all. [`holding`](Self::holding) keeps one version of one shard;
+/// [`of_one_moment`](super::Tree::of_one_moment) joins the shards.
 pub struct View<'s, T> {
-    /// The version of `part`.
+    /// The version that is shown of `part`, whatever is published there meanwhile.
     pub(super) own: Version<'s, T>,
-    /// Everything, if there are no shards.
+    /// The addresses of one shard, or none; all, if there are no shards.
     part: VirtRange,
-    /// The shards.
+    /// The directory of the shards; empty if the tree is in one piece.
     shards: Version<'s, Shard<T>>,
 }
 
@@ -59,14 +63,14 @@ impl<'s, T> View<'s, T> {
         self.shards.is_empty()
     }
 
-    /// The shard that has `addr`: its part of the addresses, and its present version.
+    /// The shard that has `addr`: its addresses, and its present version. Of `part` it is the version that the view keeps.
     pub(super) fn part_at(&self, addr: u64) -> (VirtRange, Version<'s, T>) {
         let addr = addr.min(u64::MAX - 1);
         if self.part.contains(addr) {
             return (self.part, self.own);
         }
         match self.shards.at(addr) {
-            // SAFETY: shards of the view are valid (the contract of `of_shards`).
+            // SAFETY: the contract of `of_shards`: the shard is valid for `'s`, and so are the versions that its root leads to.
             Some(shard) => (shard.range(), unsafe { shard.value.as_ref().version() }),
             None => {
                 debug_assert!(false, "the shards have every address");
@@ -75,7 +79,7 @@ impl<'s, T> View<'s, T> {
         }
     }
 
-    /// The parts of all addresses, ascending, with their present versions.
+    /// The addresses and the present version of each shard, ascending; of a tree in one piece, all addresses and its version.
     pub(super) fn parts(&self) -> impl Iterator<Item = (VirtRange, Version<'s, T>)> + use<'s, T> {
         let (view, mut next) = (*self, Some(0));
         core::iter::from_fn(move || {
@@ -97,14 +101,14 @@ impl<'s, T> View<'s, T> {
         self.shards.root
     }
 
-    /// The view, in which changes of the shard that has `addr` no longer show.
+    /// A view that keeps the present version of the shard that has `addr`: later changes there do not show in it. It keeps no other.
     pub fn holding(self, addr: u64) -> Self {
         let (part, own) = self.part_at(addr);
         Self { own, part, ..self }
     }
 
-    /// Which version of `range` it shows: another has another number, while the section of the view is open. If the range
-    /// is in several shards, which have no common version, it is [`UNKNOWN`].
+    /// Which version of `range` it shows: while the section of the view is open, another version has another number. It is [`UNKNOWN`]
+    /// if `range` is in several shards, which have no common version, or in a shard without entries.
     #[inline]
     pub fn version(&self, range: VirtRange) -> usize {
         if self.is_whole() { self.own.number() } else { self.version_in_shards(range) }
@@ -116,7 +120,7 @@ impl<'s, T> View<'s, T> {
             return 0;
         }
         let (part, version) = self.part_at(range.start);
-        // All versions without an entry have one number, and another shard without one may be another part.
+        // All versions without entries have one number, so an empty shard looks like another empty shard with other bounds.
         if part.covers(range) && !version.is_empty() { version.number() } else { UNKNOWN }
     }
 
@@ -149,7 +153,7 @@ impl<'s, T> View<'s, T> {
         if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, u64::MAX) }
     }
 
-    /// [`find`](Self::find), if the entry starts below `limit`: shards from there on are not read.
+    /// [`find`](Self::find), if the entry starts below `limit`. It reads no shard that begins at `limit` or above.
     #[inline]
     pub fn find_below(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
         let found =
@@ -201,7 +205,7 @@ impl<'s, T> View<'s, T> {
         }
     }
 
-    /// The last entry that ends at `addr` or below, and the first that ends above it.
+    /// The last entry that ends at `addr` or below, and the first that ends above it. In shards the two may be of different versions.
     pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
         if self.is_whole() { self.own.around(addr) } else { (self.before(addr), self.find(addr)) }
     }

@@ -1,13 +1,14 @@
-//! Where a CPU's claims are, so that other CPUs need not look at them.
+//! Where a CPU's claims are, so that other CPUs need not read its slot.
 //!
-//! A CPU's slot is on a line that the CPU writes with each claim, so each look of another CPU moves the line. Most CPUs make their claims in a
-//! few places: where they map, and where their heap is. So each CPU publishes, on a line of its own that seldom changes, up to two
-//! ranges that cover its claims: its *home*. Other CPUs look at its slot only if their own claim overlaps the home. A claim beyond the
-//! home changes it first.
+//! A CPU writes its slot with each claim, so another CPU that reads the slot takes a cache miss, and causes one. Most CPUs make their
+//! claims in a few places: where they map, and where their heap is. So each CPU publishes, on a line of its own that seldom changes, up to
+//! two ranges that cover its claims: its *home*. Other CPUs read its slot only if their own claim overlaps the home. Before a CPU makes a
+//! claim that its home does not cover, it changes the home.
 //!
-//! Why no look is missed: a claim is in the home before the full fence of its try, like the slot itself. So of two claims that conflict at
-//! least one finds the other's home and slot. And who finds a home without the range that it wants has seen the end of all claims
-//! there that were made before the home became so (Acquire and Release).
+//! Why no claim is missed: the home covers a claim before the full fence of the claim's try, as the slot has it before that fence. So of two
+//! claims that conflict, at least one finds the home and the slot of the other. A CPU changes its home only while its slot is free, by
+//! Release stores. So a CPU that finds, by Acquire loads, that a home no longer covers a range sees all that was done under the claims on
+//! that range that the home covered before.
 
 use super::Wanted;
 use crate::addr::VirtRange;
@@ -15,13 +16,14 @@ use crate::sync::atomic::{AtomicU64, Ordering, load_beside};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::format::USER_END;
 
-/// Bytes of a unit, as a power of two: so that each number of one has 32 bits. In the model checker a byte.
+/// The binary logarithm of the bytes of a unit. Units are so large that the number of each fits in 32 bits; in models of loom, a byte.
 const UNIT: u32 = if cfg!(loom) { 0 } else { USER_END.next_power_of_two().ilog2() - 32 };
-/// In units: how far from its home a claim may be to extend it.
+/// In units: how far from a part of the home a claim may be to extend that part.
 const NEAR: u64 = if cfg!(loom) { 0 } else { 1 << 30 >> UNIT };
-/// In units: how long a part of a home may become by that. A claim that is longer is part of the home only while it is held.
+/// In units: a part is not extended to as many. A part that is as long nevertheless, since one claim was, or since it was rounded, is
+/// emptied when the claim is released.
 const LONG: u64 = if cfg!(loom) { 1 << 20 } else { 1 << 36 >> UNIT };
-/// After how many claims the home is made of the next one alone: a power of two.
+/// After how many claims the home is emptied, and made of the next claim alone: a power of two.
 const AFRESH: u64 = 1024;
 
 /// Where the claims of one CPU are.
@@ -32,7 +34,7 @@ pub(super) struct Home {
     parts: [AtomicU64; 2],
 }
 
-/// Some units: the first and the last. Empty, if the first is above the last.
+/// A range of units: the first and the last. It is empty if the first is above the last.
 #[derive(Clone, Copy)]
 struct Part {
     first: u64,
@@ -76,8 +78,8 @@ impl Part {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
-    /// Extended to have `other`, and by as much again at most: claims that follow each other change the home now and then. To round
-    /// addresses, as what CPUs have of one mapping each may end there.
+    /// Extended to cover `other`, and then to the next multiple of a power of two that is at least its length. So a CPU whose claims follow
+    /// each other changes its home seldom. If CPUs divide one mapping at round addresses, their homes end there, too.
     fn extended(self, other: Self) -> Self {
         let hull = self.hull(other);
         let step = (hull.last - hull.first + 1).next_power_of_two();
@@ -87,7 +89,7 @@ impl Part {
         }
     }
 
-    /// Whether it may be extended to have `other`.
+    /// Whether it may be extended to cover `other`.
     fn may_take(self, other: Self) -> bool {
         let near = self.first <= other.last.saturating_add(NEAR)
             && other.first <= self.last.saturating_add(NEAR);
@@ -115,7 +117,7 @@ impl Home {
         self.parts[at].store(part.pack(), Ordering::Release);
     }
 
-    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next. Of the CPU itself, which has no claim.
+    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next. Only the CPU itself calls it, and has no claim.
     #[inline(always)]
     pub(super) fn cover(&self, lock: u64, wanted: Wanted, number: u64) {
         let here = self.lock.load(Ordering::Relaxed) == lock && !number.is_multiple_of(AFRESH);
@@ -133,7 +135,7 @@ impl Home {
             self.set(1, Part::EMPTY);
             self.lock.store(lock, Ordering::Release);
         }
-        // The part that has the first of two ranges must keep it.
+        // The part that covers the first of two ranges must go on to cover it.
         let mut taken = None;
         for range in ranges(wanted) {
             let parts = [0, 1].map(|at| (at, self.part(at)));
@@ -154,7 +156,7 @@ impl Home {
         }
     }
 
-    /// The claim was released. What was claimed for once is home no more.
+    /// Empties long parts, after the claim was released. Claims as long are rare, and other CPUs would read the slot for nothing.
     #[inline(always)]
     pub(super) fn shrink(&self) {
         for at in 0..2 {
@@ -164,7 +166,7 @@ impl Home {
         }
     }
 
-    /// Whether a claim of the lock at `lock` that conflicts with `wanted` may be in the slot. Of another CPU.
+    /// Whether a claim of the lock at `lock` that conflicts with `wanted` may be in the slot. Other CPUs call it.
     #[inline(always)]
     pub(super) fn may_have(&self, lock: u64, wanted: Wanted) -> bool {
         self.lock.load(Ordering::Acquire) == lock && {
