@@ -54,7 +54,8 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
 
     #[inline(always)]
     fn version(&self) -> Version<'w, Vma> {
-        self.writing.space.tree.version(&self.writing.section)
+        // SAFETY: this CPU owns the space until the writer is done.
+        unsafe { self.writing.space.tree.version(&self.writing.section) }
     }
 
     /// See [`Step::take`](super::step::Step::take).

@@ -121,10 +121,9 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
         } else {
             self.finish();
         }
-        let gone = self.gone.take();
-        if !gone.is_empty() {
+        if !self.gone.get().is_empty() {
             // SAFETY: removed as the owner from the tree, which no other CPU has read since.
-            unsafe { self.cpu.leave_gone(gone) };
+            unsafe { self.cpu.leave_gone(self.gone.take()) };
         }
     }
 }

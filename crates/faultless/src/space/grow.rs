@@ -33,7 +33,18 @@ impl<M: Machine> Space<M> {
         loop {
             let stack = {
                 let section = cpu.section();
-                match self.view(cpu, &section).find(page) {
+                let view = self.view(cpu, &section);
+                let found = view.find(page).or_else(|| {
+                    // A stack may have moved from a shard that was yet to be read to one that was read: that there is none is found out of all
+                    // at one moment.
+                    if view.is_whole() {
+                        return None;
+                    }
+                    let (local, grace) = (cpu.local(), &cpu.vm().grace);
+                    // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+                    unsafe { self.tree.of_one_moment(&section, local, grace, cpu) }.find(page)
+                });
+                match found {
                     Some(entry) if entry.start > page => entry.start,
                     // Mapped meanwhile, which the next attempt finds out.
                     Some(_) => return Ok(None),

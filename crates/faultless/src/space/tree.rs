@@ -147,17 +147,15 @@ impl<T> Tree<T> {
         unsafe { self.view() }
     }
 
-    /// The present version of a tree that is in one piece, as the tree of an owned space is.
+    /// The present version of a tree that is in one piece.
+    ///
+    /// # Safety
+    /// It is in one piece, and stays so for `'s`: that of an owned space is, as who parts it makes the space shared.
     #[inline(always)]
-    pub fn version<'s>(&'s self, _section: &'s Section<'_>) -> Version<'s, T> {
-        match self.root_now(Ordering::Acquire) {
-            // SAFETY: as in `snapshot`.
-            Root::Entries(root) => unsafe { Version::new(root) },
-            Root::Shards(_) => {
-                debug_assert!(false, "the tree is in shards");
-                Version::EMPTY
-            }
-        }
+    pub unsafe fn version<'s>(&'s self, _section: &'s Section<'_>) -> Version<'s, T> {
+        debug_assert!(!self.is_parted());
+        // SAFETY: as in `snapshot`; the pointer is not tagged, by the caller's promise.
+        unsafe { Version::new(NonNull::new(self.root.load(Ordering::Acquire))) }
     }
 
     /// # Safety
@@ -331,10 +329,9 @@ impl<T> Tree<T> {
         mut gone: impl FnMut(Entry<T>),
     ) -> bool {
         check(range, new);
-        let root = match self.root_now(Ordering::Relaxed) {
-            Root::Entries(root) => root,
-            Root::Shards(_) => None,
-        };
+        debug_assert!(!self.is_parted());
+        // Not tagged, by the caller's promise.
+        let root = NonNull::new(self.root.load(Ordering::Relaxed));
         let gone = |slot: Slot| gone(entry_of(slot));
         // SAFETY: handed on.
         new.len() <= CHUNK

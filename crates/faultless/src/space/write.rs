@@ -242,7 +242,9 @@ impl<M: Machine> Space<M> {
         elsewhere: Option<&dyn Fn() -> bool>,
     ) -> Result<Writing<'a, 'v, M>, E> {
         if let Some(held) = self.hold(cpu) {
-            let asked = choose(&View::whole(self.tree.version(&held.section)))?;
+            // SAFETY: this CPU owns the space while it holds it.
+            let version = unsafe { self.tree.version(&held.section) };
+            let asked = choose(&View::whole(version))?;
             let claimed = asked.map(|range| range.widen(align));
             return Ok(Writing::new(cpu, self, asked, claimed, held));
         }

@@ -98,7 +98,6 @@ impl<T, C> SpinLock<T, C> {
         C: Class,
     {
         order::before::<C>(wait);
-        order::before::<C>(wait);
         let mut guard = match self.try_lock() {
             Some(guard) => guard,
             None => self.lock_at_length(wait),

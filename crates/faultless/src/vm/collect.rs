@@ -75,6 +75,9 @@ impl<M: Machine> Cpu<'_, M> {
 
     #[inline]
     fn free_gone(&self) {
+        if self.state.gone.get().is_empty() {
+            return;
+        }
         let mut gone = self.state.gone.take();
         // SAFETY: ours alone; see `leave_gone`.
         while let Some(link) = unsafe { gone.pop() } {

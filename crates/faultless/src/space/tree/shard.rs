@@ -427,12 +427,13 @@ impl<T> Tree<T> {
         let entries = each().flat_map(|shard| unsafe { shard.version() }.iter());
         let joined = build(entries).and_then(|root| {
             if hull == EVERYWHERE {
-                writer.patience = patience;
                 let done =
                     self.redirect(&mut writer, hull, Next::Whole(root), None, (local, grace));
                 if done.is_err() {
                     // SAFETY: built just now.
                     unsafe { free_entries(root) };
+                } else {
+                    writer.patience = patience;
                 }
                 return done;
             }
