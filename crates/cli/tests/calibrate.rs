@@ -2,13 +2,11 @@
 
 mod common;
 
-use common::{Ran, command, faultless, json_lines, send, value};
+use common::{Ran, faultless, interrupted, json_lines, value};
 use faultless_virtual::Profile;
 use nix::sys::signal::Signal;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_profile_is_measured_written_and_used() {
@@ -62,17 +60,8 @@ fn an_interrupted_calibration_leaves_the_profile_that_is_there() {
         (&["--quick"], "the fit ...", Signal::SIGTERM, 143),
     ] {
         let args = ["calibrate", "--output", profile.to_str().expect("text")];
-        let mut run = command(&[&args[..], quick].concat());
-        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        let mut said = BufReader::new(run.stderr.take().expect("a pipe")).lines();
-        assert!(said.any(|line| line.expect("text") == at), "it comes to {at}");
-        let asked = Instant::now();
-        send(&run, signal);
-        said.for_each(drop);
-        let output = run.wait_with_output().expect("it ends");
-        assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
-        let out = String::from_utf8(output.stdout).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{out}");
+        let (status, out) = interrupted(&[&args[..], quick].concat(), at, Duration::ZERO, signal);
+        assert_eq!(status, Some(code), "{out}");
         assert!(out.contains("the results are not complete"), "{out}");
         assert_eq!(fs::read_to_string(&profile).expect("there"), "as it was");
     }

@@ -2,13 +2,11 @@
 
 mod common;
 
-use common::{command, faultless, json_lines, send, value};
+use common::{faultless, interrupted, json_lines, value};
 use faultless_trace::plan::Plan;
 use faultless_trace::recordings;
 use nix::sys::signal::Signal;
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_workload_scales_and_prints_the_same_again() {
@@ -134,23 +132,9 @@ fn an_interrupted_scale_ends_soon() {
         (&table, "384 CPUs ...", Signal::SIGTERM, 143),
         (&table, "384 CPUs ...", Signal::SIGINT, 130),
     ] {
-        let mut child = command(args);
-        let mut child =
-            child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
-        let mut line = String::new();
-        while !line.ends_with(within) {
-            line = said.next().expect("it goes on").expect("text");
-        }
-        // The simulation is under way.
-        std::thread::sleep(Duration::from_millis(500));
-        let asked = Instant::now();
-        send(&child, signal);
-        said.for_each(drop);
-        let output = child.wait_with_output().expect("it ends");
-        assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
-        let out = String::from_utf8(output.stdout).expect("text");
-        assert_eq!(output.status.code(), Some(code), "{args:?} {signal}: {out}");
+        // By then the simulation is under way.
+        let (status, out) = interrupted(args, within, Duration::from_millis(500), signal);
+        assert_eq!(status, Some(code), "{args:?} {signal}: {out}");
         let rows = out.lines().filter(|line| line.starts_with("| ")).count();
         assert!(rows > 1, "what ran before is there: {out}");
         assert!(out.contains("Interrupted: the results are not complete."), "{out}");

@@ -4,7 +4,9 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::process::{Child, Command, Output};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// What `faultless` with these arguments came to.
 pub struct Ran {
@@ -23,6 +25,27 @@ pub fn command(args: &[&str]) -> Command {
 /// Runs `faultless`.
 pub fn faultless(args: &[&str]) -> Ran {
     Ran::of(&mut command(args))
+}
+
+/// Runs `faultless` until a line of its progress ends with `within`, sends it `signal` after `later`, and waits for its end, which must not
+/// take long. Returns its exit status and what it printed.
+pub fn interrupted(
+    args: &[&str],
+    within: &str,
+    later: Duration,
+    signal: Signal,
+) -> (Option<i32>, String) {
+    let mut child = command(args);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
+    assert!(said.any(|line| line.expect("text").ends_with(within)), "it comes to {within}");
+    std::thread::sleep(later);
+    let asked = Instant::now();
+    send(&child, signal);
+    said.for_each(drop);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
+    (output.status.code(), String::from_utf8(output.stdout).expect("text"))
 }
 
 /// Sends `signal` to a command that runs.
