@@ -127,6 +127,23 @@ fn what_calls_write_is_counted_exactly() {
     }
 }
 
+/// Calls of two CPUs on VMAs of their own write no common line of the tree: each CPU has its shard. What both write is a word of the set of
+/// CPUs that may have claims, as here they leave the space between their calls; and an epoch now and then.
+#[test]
+fn calls_on_vmas_of_their_own_share_no_line_of_the_tree() {
+    for call in Call::ALL.into_iter().filter(|call| !call.name().ends_with("_touched")) {
+        for vmas in [2, 64] {
+            for written in calls::count(call, Locking::Speculative, vmas).unwrap() {
+                let tree = written.shared.keys().find(|file| file.contains("space/"));
+                assert_eq!(tree, None, "{call:?}, {vmas} VMAs: {written:?}");
+            }
+        }
+    }
+    // Halves of one VMA that one table maps are in one shard.
+    let halves = calls::count(Call::MunmapSplitting, Locking::Speculative, 1).unwrap();
+    assert!(halves.iter().any(|written| written.shared.contains_key("space/tree.rs")));
+}
+
 /// One lock for all is a line that every call shares, and the file that writes it tells so.
 #[test]
 fn calls_under_one_lock_share_its_line() {

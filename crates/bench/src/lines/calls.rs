@@ -11,7 +11,8 @@
 //! what is atomic is seen: what a call writes into a node or a VMA before anybody else knows it is in no count,
 //! nor is what a lock protects, beyond the lock's own line. One CPU runs the space at a time, so no call waits for the
 //! other CPU nor interrupts it. Such a CPU would own the space and change it in place (`edit_in_place`); that is off here,
-//! since CPUs that run the space at the same time make versions.
+//! since CPUs that run the space at the same time make versions. A third CPU runs the space all the time and does nothing, as the
+//! tree is parted only if several CPUs run the space; not with calls that flush, since they would wait for it.
 
 use super::{Heard, listening};
 use crate::heap::Keep;
@@ -79,6 +80,11 @@ impl Call {
         Self::Dontneed,
         Self::DontneedTouched,
     ];
+
+    /// Whether it takes pages away, which CPUs that run the space must flush.
+    const fn flushes(self) -> bool {
+        matches!(self, Self::MunmapTouched | Self::DontneedTouched)
+    }
 
     /// As results name it.
     pub const fn name(self) -> &'static str {
@@ -197,12 +203,12 @@ impl Parts<'_> {
 /// What was refused.
 pub fn count(call: Call, locking: Locking, vmas: u64) -> Result<Vec<Written>, String> {
     let _keep = Keep::all();
-    let vm = Vm::new(BareMachine::new(2, 2048)).map_err(|errno| format!("{errno:?}"))?;
+    let vm = Vm::new(BareMachine::new(3, 2048)).map_err(|errno| format!("{errno:?}"))?;
     vm.set(Setting::PrefaultMaxOrder(0));
     vm.set(Setting::Locking(locking));
     vm.set(Setting::EditInPlace(false));
-    // SAFETY: one `Cpu` of each of the two numbers, on one thread.
-    let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
+    // SAFETY: one `Cpu` of each of the three numbers, on one thread.
+    let (cpus, idle) = unsafe { ([vm.cpu(CpuId(0)), vm.cpu(CpuId(1))], vm.cpu(CpuId(2))) };
     let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
     for number in 0..vmas {
         space
@@ -210,6 +216,9 @@ pub fn count(call: Call, locking: Locking, vmas: u64) -> Result<Vec<Written>, St
             .map_err(|error| error.to_string())?;
     }
     let parts = Parts { cpus, space, vmas };
+    if !call.flushes() {
+        parts.space.activate(&idle);
+    }
     let mut seen = Vec::new();
     for turn in 0..WARM + CALLS {
         for (number, cpu) in parts.cpus.iter().enumerate() {
@@ -223,6 +232,10 @@ pub fn count(call: Call, locking: Locking, vmas: u64) -> Result<Vec<Written>, St
         }
     }
     let written = sort(&seen);
+    if !call.flushes() {
+        // SAFETY: the CPU has made no access.
+        unsafe { parts.space.deactivate(&idle) };
+    }
     parts.space.exit(&parts.cpus[0]);
     Ok(written)
 }
