@@ -275,7 +275,7 @@ fn range_lock_cpus_far_apart() {
     });
 }
 
-/// A claim of much is in the home of its CPU while it is held. Who finds that home empty has seen what was done under the claim.
+/// The home of a CPU covers a long claim only while the claim is held. A CPU that finds the home empty sees what was done under the claim.
 #[test]
 fn range_lock_a_home_that_shrinks() {
     explore(Some(2), || {
@@ -295,7 +295,7 @@ fn range_lock_a_home_that_shrinks() {
     });
 }
 
-/// The home of a CPU goes to another lock. Who finds it there has seen what was done under this one.
+/// A CPU makes its next claim in another lock. A CPU that finds the home there sees what was done under the claims of the first lock.
 #[test]
 fn range_lock_a_home_that_goes_to_another_lock() {
     explore(Some(2), || {

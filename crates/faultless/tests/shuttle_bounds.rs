@@ -4,7 +4,7 @@
 #[macro_use]
 mod scenario;
 
-use faultless::{Counter, MapFlags, RemapFlags, VirtRange};
+use faultless::{Access, Counter, FaultError, MapFlags, RemapFlags, VirtRange};
 use scenario::{Guest, NONE, PAGE, PRIVATE, RW, World, page};
 
 /// The first page of the next last-level table: where a tree may be parted.
@@ -15,17 +15,22 @@ fn map_fixed(guest: &Guest<'_>, start: u64, len: u64, more: MapFlags) {
     guest.space.mmap(guest.cpu, start, len, NONE, PRIVATE | MapFlags::FIXED | more).unwrap();
 }
 
+/// Maps a stack of one page, and stores to it.
+fn with_stack(guest: &Guest<'_>, at: u64) {
+    let flags = PRIVATE | MapFlags::FIXED | MapFlags::GROWSDOWN;
+    guest.change((page(at), 1), Some(RW), true, || {
+        guest.space.mmap(guest.cpu, page(at), PAGE, RW, flags).unwrap();
+    });
+    guest.store(page(at), 1).unwrap();
+}
+
 /// A stack above a bound grows until its guard reaches across, which joins the shards, while a mapping is placed below the bound, where
 /// nothing is. The tree is parted again before that step: the shard below is empty, as it was, but the stack is nearer.
 fn a_stack_whose_guard_reaches_into_an_empty_shard() {
     const STACK: u64 = NEXT + 200;
     let world = World::new(2);
     let space = world.space(|guest| {
-        let flags = PRIVATE | MapFlags::FIXED | MapFlags::GROWSDOWN;
-        guest.change((page(STACK), 1), Some(RW), true, || {
-            guest.space.mmap(guest.cpu, page(STACK), PAGE, RW, flags).unwrap();
-        });
-        guest.store(page(STACK), 1).unwrap();
+        with_stack(guest, STACK);
         guest.doubt(page(NEXT + 100), 100);
         guest.space.part_tree(guest.cpu, page(NEXT));
     });
@@ -143,6 +148,28 @@ fn the_last_of_two_over_a_table_of_a_shard() {
     world.finish(vec![space]);
 }
 
+/// A stack moves from one shard to another, lower one, while a CPU faults below both places: the stack is there all the time, and grows.
+fn a_stack_that_moves_below_another_bound() {
+    const STACK: u64 = NEXT + 100;
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        with_stack(guest, STACK);
+        guest.space.part_tree(guest.cpu, page(NEXT));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let served = guest.space.fault(guest.cpu, page(NEXT - 40), Access::Read);
+            assert!(!matches!(served, Err(FaultError::Segv { .. })), "{served:?}");
+        }),
+        (&space, &|guest| {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            let to = page(NEXT - 20);
+            guest.space.mremap(guest.cpu, page(STACK), PAGE, PAGE, flags, to).unwrap();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 /// A listing is of one moment: what is unmapped second is not gone where what is unmapped first is there.
 fn a_listing_is_of_one_moment() {
     let world = World::new(2);
@@ -192,6 +219,11 @@ mod tests {
     #[test]
     fn the_last_of_two_over_a_table_of_a_shard() {
         scenario::explore(SPECULATIVE, crate::the_last_of_two_over_a_table_of_a_shard);
+    }
+
+    #[test]
+    fn a_stack_that_moves_below_another_bound() {
+        scenario::explore(SPECULATIVE, crate::a_stack_that_moves_below_another_bound);
     }
 
     #[test]
