@@ -105,13 +105,13 @@ struct Writer {
     /// How many *turns* there were since the tree or shard was parted: edits by another CPU, and in another place, than the edit before.
     turns: u32,
     /// How often the number of turns before the next parting was doubled.
-    patience: u32,
+    backoff: u32,
 }
 
 impl Default for Writer {
     fn default() -> Self {
         let last = (CpuId(0), VirtRange::new(0, 0));
-        Self { edits: 0, last, turns: 0, patience: 0 }
+        Self { edits: 0, last, turns: 0, backoff: 0 }
     }
 }
 
@@ -215,7 +215,7 @@ impl<T> Tree<T> {
     ) -> Result<(), OutOfMemory> {
         if self.is_parted() {
             self.join(EVERYWHERE, (local, grace, wait))?;
-            self.writer.lock(wait).patience = 0;
+            self.writer.lock(wait).backoff = 0;
         }
         Ok(())
     }
@@ -310,9 +310,9 @@ impl<T> Tree<T> {
             }
             // SAFETY: this is the shard's writer, and the edit keeps its lock.
             let draft = unsafe { writer.begin(&shard.root) };
-            let (part, root, _lock) = (found.range(), &*shard.root, Held::Shard(writer));
+            let (part, root, lock) = (found.range(), &*shard.root, Held::Shard(writer));
             let shard = Some((shard, &*self.granted));
-            return Ok(Edit { root, draft, shard, part, shards, local, grace, _lock });
+            return Ok(Edit { root, draft, shard, part, shards, local, grace, lock });
         }
     }
 
@@ -420,7 +420,7 @@ pub struct Edit<'e, T> {
     shards: Version<'e, Shard<T>>,
     local: &'e Local,
     grace: &'e Grace,
-    _lock: Held<'e>,
+    lock: Held<'e>,
 }
 
 /// The lock that keeps other writers away.
@@ -460,8 +460,8 @@ impl<'e, T> Edit<'e, T> {
     ) -> Self {
         // SAFETY: handed on.
         let draft = unsafe { writer.begin(root) };
-        let (part, shards, _lock) = (EVERYWHERE, Version::EMPTY, Held::Tree(writer));
-        Self { root, draft, shard: None, part, shards, local, grace, _lock }
+        let (part, shards, lock) = (EVERYWHERE, Version::EMPTY, Held::Tree(writer));
+        Self { root, draft, shard: None, part, shards, local, grace, lock }
     }
 
     /// The next version of the tree, or of the shard that is changed, as far as it is built.
@@ -485,7 +485,7 @@ impl<'e, T> Edit<'e, T> {
         let entries = self.own().len() as u64;
         match self.shard {
             None => entries <= most,
-            Some((shard, granted)) => shard.take(entries, granted, most),
+            Some((shard, granted)) => shard.grant(entries, granted, most),
         }
     }
 
@@ -558,11 +558,11 @@ impl<'e, T> Edit<'e, T> {
     /// As [`Grace::retire_all`], once the next version is the present one.
     #[inline(always)]
     pub unsafe fn publish_retiring(self, objects: RetireChain) {
-        let Self { root, draft, local, grace, _lock, .. } = self;
+        let Self { root, draft, local, grace, lock, .. } = self;
         let (next, mut retired) = draft.finish();
         root.store(shard::pointer(next), Ordering::Release);
         // What is retired has a lock of its own, and one leaf is held at a time.
-        drop(_lock);
+        drop(lock);
         // SAFETY: the root that was just stored does not lead to the nodes, so no section that
         // begins from now on reaches them; they are retired once, since they were in one version and
         // are not in the next. A node's link is its first field, and its pointer covers all of it.

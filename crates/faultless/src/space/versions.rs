@@ -34,7 +34,7 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     /// The VMAs that the writer will have under change.
     changing: UnderChange,
     /// Between which neighbours, named by the start of the upper one, a deferred merge no longer takes place.
-    parted: [Option<u64>; 4],
+    separated: [Option<u64>; 4],
     /// The start of a VMA that must merge with a neighbour, with which its merge was deferred, before it is cut.
     unmerged: Option<u64>,
     /// How many VMAs a space may have.
@@ -67,7 +67,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             hulls: [nowhere; 2],
             replaced: 0,
             changing: writing.changing.get(),
-            parted: [None; 4],
+            separated: [None; 4],
             unmerged: None,
             most,
         })
@@ -253,7 +253,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             for ((at, deferred), later) in
                 [range.start, range.end].into_iter().zip(deferred).zip(later)
             {
-                self.part(at, deferred && !later);
+                self.separate(at, deferred && !later);
             }
         }
         let (first, mut taken) = (self.made.used, range);
@@ -285,12 +285,12 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// Records whether a merge of the VMAs that meet at `at` was deferred, and does not take place: the two are alike no more. If they
     /// become alike later, they stay two, as after a split. Else the VMA that is under change would still record that they merge.
     #[inline(always)]
-    fn part(&mut self, at: u64, parts: bool) {
-        let known = self.parted.iter_mut().find(|known| **known == Some(at));
-        match (known, parts) {
+    fn separate(&mut self, at: u64, separates: bool) {
+        let known = self.separated.iter_mut().find(|known| **known == Some(at));
+        match (known, separates) {
             (Some(known), false) => *known = None,
             (None, true) => {
-                let free = self.parted.iter_mut().find(|known| known.is_none());
+                let free = self.separated.iter_mut().find(|known| known.is_none());
                 debug_assert!(free.is_some(), "a step replaces two ranges at most");
                 if let Some(free) = free {
                     *free = Some(at);
@@ -368,7 +368,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
         let first = self.made.used;
         self.make(more, Some(root), State::Unlocked, [false, merges.above()])?;
-        self.part(addr, true);
+        self.separate(addr, true);
         self.put(range, first)
     }
 
@@ -456,11 +456,11 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     /// Makes the next version the current one.
     #[inline(always)]
     pub(super) fn publish(self) {
-        let Self { writing, edit, made, old, changing, parted, .. } = self;
+        let Self { writing, edit, made, old, changing, separated, .. } = self;
         if self.replaced == 0 {
             return;
         }
-        for at in parted.into_iter().flatten().filter(|_| !lost(Mutant::PartsNeighbours)) {
+        for at in separated.into_iter().flatten().filter(|_| !lost(Mutant::PartsNeighbours)) {
             forget_merge(edit.view(), at);
         }
         if changing.is_some() {

@@ -25,7 +25,7 @@
 //! is ended and reopened by the holder of the tree's lock. So while that lock is held, the version of a shard that has ended is final.
 //!
 //! A tree has a limit of entries. Each shard is *granted* a number of entries, of at least as many as it has. A shard that needs more
-//! takes more, as long as the sum of all grants does not exceed the limit. If it would, the shards are joined, and their entries counted.
+//! is granted more, as long as the sum of all grants does not exceed the limit. If it would, the shards are joined, and their entries counted.
 
 use super::draft::{self, Draft};
 use super::node::Node;
@@ -53,7 +53,7 @@ pub const RETIRE_SHARD: u8 = 3;
 /// Shards of a tree, at most.
 const MOST_SHARDS: usize = MAX_CPUS;
 /// How many more entries than it needs a shard is granted.
-const ROOM: u64 = 64;
+const SPARE: u64 = 64;
 /// How many entries a search for a bound looks at, at most.
 const MOST_LOOKS: usize = 64;
 /// A tree or shard is parted only after at least one turn for so many of its entries, as parting copies them all.
@@ -61,7 +61,7 @@ const COPIED: usize = 16;
 /// How many edits make up for the cost of parting a shard. If it is joined after fewer, the next parting waits for more turns.
 const LIFE: u32 = 32;
 /// How often the number of turns before a parting doubles, at most.
-const MOST_PATIENCE: u32 = 8;
+const MOST_BACKOFF: u32 = 8;
 
 /// A part of a tree.
 #[repr(C)]
@@ -78,19 +78,19 @@ pub struct Shard<T> {
 }
 
 impl<T> Shard<T> {
-    /// A shard with the entries under `root`, which it owns from now on. Its writer begins with this `patience`.
+    /// A shard with the entries under `root`, which it owns from now on. Its writer begins with this `backoff`.
     ///
     /// # Errors
     /// [`OutOfMemory`]; the entries' nodes are freed.
-    fn try_new(root: Option<NonNull<Node>>, patience: u32) -> Result<NonNull<Self>, OutOfMemory> {
+    fn try_new(root: Option<NonNull<Node>>, backoff: u32) -> Result<NonNull<Self>, OutOfMemory> {
         // SAFETY: the caller has just built what `root` leads to, and no other CPU reaches it.
         let len = root.map_or(0, |root| unsafe { root.as_ref() }.extent().entries);
-        let writer = Writer { patience, ..Writer::default() };
+        let writer = Writer { backoff, ..Writer::default() };
         let made = heap::try_box_with(|| Self {
             retire: RetireLink::new(RETIRE_SHARD),
             root: Padded(AtomicPtr::new(pointer(root))),
             writer: Padded(SpinLock::ordered(writer)),
-            granted: AtomicU64::new(len as u64 + ROOM),
+            granted: AtomicU64::new(len as u64 + SPARE),
             ended: AtomicBool::new(false),
             marker: PhantomData,
         });
@@ -110,11 +110,11 @@ impl<T> Shard<T> {
         self.ended.load(Ordering::Acquire) && !lost(Mutant::ShardEnds)
     }
 
-    /// Ends it, which makes its last version final. Returns the patience of its writer, and the patience for the shard that it is joined into.
-    fn end(&self, wait: &impl Wait) -> (u32, u32) {
+    /// Ends it, which makes its last version final. Returns what `of` says of its writer.
+    fn end(&self, wait: &impl Wait, of: impl FnOnce(&Writer) -> u32) -> u32 {
         let writer = self.writer.lock(wait);
         self.ended.store(true, Ordering::Release);
-        (writer.patience, writer.patience_joined())
+        of(&writer)
     }
 
     /// Reopens a shard that has ended: it was not replaced.
@@ -123,15 +123,15 @@ impl<T> Shard<T> {
         self.ended.store(false, Ordering::Release);
     }
 
-    /// Whether it may have `entries`. If it is granted fewer, it takes more, and adds that to `granted`, the sum of what all shards of the
+    /// Whether it may have `entries`. If it was granted fewer, it is granted more, which is added to `granted`, the sum of what all shards of the
     /// tree are granted, which must not exceed `most`. The caller holds its lock.
-    pub(super) fn take(&self, entries: u64, granted: &AtomicU64, most: u64) -> bool {
+    pub(super) fn grant(&self, entries: u64, granted: &AtomicU64, most: u64) -> bool {
         let own = self.granted.load(Ordering::Relaxed);
         if entries <= own {
             // The limit may have been lowered.
             return granted.load(Ordering::Relaxed) <= most;
         }
-        let more = entries - own + ROOM;
+        let more = entries - own + SPARE;
         if granted.fetch_add(more, Ordering::Relaxed) + more > most {
             granted.fetch_sub(more, Ordering::Relaxed);
             return false;
@@ -265,18 +265,16 @@ impl Writer {
         self.turns = 0;
         Some(last)
     }
-}
 
-impl Writer {
-    /// `after`, doubled as often as `patience` says.
+    /// `after`, doubled as often as `backoff` says.
     fn turns_to_part(&self, after: u32) -> u32 {
-        after << self.patience
+        after << self.backoff
     }
 
-    /// The patience for the shard or tree that this shard is joined into: more, if too few edits followed the last parting.
-    fn patience_joined(&self) -> u32 {
+    /// The backoff for the shard or tree that this shard is joined into: more, if too few edits followed the last parting.
+    fn backoff_joined(&self) -> u32 {
         let lived = self.edits >= u64::from(self.turns_to_part(LIFE));
-        if lived { self.patience.saturating_sub(1) } else { MOST_PATIENCE.min(self.patience + 1) }
+        if lived { self.backoff.saturating_sub(1) } else { MOST_BACKOFF.min(self.backoff + 1) }
     }
 }
 
@@ -323,20 +321,20 @@ impl<T> Tree<T> {
         let range = shard.map_or(EVERYWHERE, |shard| shard.range());
         // SAFETY: in the directory, while the lock of the tree is held (directory).
         let shard = shard.map(|shard| unsafe { shard.value.as_ref() });
-        let mut patience = writer.patience;
+        let mut backoff = writer.backoff;
         // SAFETY: if the tree is in one piece, the lock of the tree keeps writers out. Else this is the empty version.
         let mut version = unsafe { Version::new(whole) };
         if let Some(shard) = shard {
-            (patience, _) = shard.end(wait);
+            backoff = shard.end(wait, |writer| writer.backoff);
             // SAFETY: it has ended, and the lock of the tree is held (last version).
             version = unsafe { shard.version() };
         }
         let granted = self.granted.load(Ordering::Relaxed);
-        let fits = granted.max(version.len() as u64) + 2 * ROOM <= parting.most / 2;
+        let fits = granted.max(version.len() as u64) + 2 * SPARE <= parting.most / 2;
         let may =
             fits && bound > range.start && bound < range.end && parting.is_bound(version, bound);
         let done = if may {
-            self.part_between(writer, (range, bound), (whole, version, patience), (local, grace))
+            self.part_between(writer, (range, bound), (version, backoff), (local, grace))
         } else {
             Ok(())
         };
@@ -366,17 +364,16 @@ impl<T> Tree<T> {
     }
 
     /// Parts `range` at `bound`: makes two shards of `version`, which no writer changes meanwhile, and publishes a directory with them.
-    /// `whole` is the version's root if the tree is in one piece.
     fn part_between(
         &self,
         writer: &mut Writer,
         (range, bound): (VirtRange, u64),
-        (whole, version, patience): (Option<NonNull<Node>>, Version<'_, T>, u32),
+        (version, backoff): (Version<'_, T>, u32),
         (local, grace): (&Local, &Grace),
     ) -> Result<(), OutOfMemory> {
         let low = build(version.iter().take_while(|entry| entry.start < bound))?;
-        let low = Shard::try_new(low, patience)?;
-        let high = build(version.iter_from(bound)).and_then(|high| Shard::try_new(high, patience));
+        let low = Shard::try_new(low, backoff)?;
+        let high = build(version.iter_from(bound)).and_then(|high| Shard::try_new(high, backoff));
         let Ok(high) = high else {
             // SAFETY: made just now.
             unsafe { free(low.cast()) };
@@ -386,7 +383,7 @@ impl<T> Tree<T> {
             Entry { start: range.start, end: bound, value: low },
             Entry { start: bound, end: range.end, value: high },
         ];
-        let done = self.redirect(writer, range, Next::Shards(&new), whole, (local, grace));
+        let done = self.redirect(writer, range, Next::Shards(&new), (local, grace));
         if done.is_err() {
             for shard in [low, high] {
                 // SAFETY: made just now, and no directory has it.
@@ -418,28 +415,26 @@ impl<T> Tree<T> {
             // Another CPU has joined them.
             return Ok(());
         }
-        let mut patience = 0;
+        let mut backoff = 0;
         for shard in each() {
-            let (_, joined) = shard.end(wait);
-            patience = patience.max(joined);
+            backoff = backoff.max(shard.end(wait, Writer::backoff_joined));
         }
         // SAFETY: they have ended, and the lock of the tree is held (last version).
         let entries = each().flat_map(|shard| unsafe { shard.version() }.iter());
         let joined = build(entries).and_then(|root| {
             if hull == EVERYWHERE {
-                let done =
-                    self.redirect(&mut writer, hull, Next::Whole(root), None, (local, grace));
+                let done = self.redirect(&mut writer, hull, Next::Whole(root), (local, grace));
                 if done.is_err() {
                     // SAFETY: built just now.
                     unsafe { free_entries(root) };
                 } else {
-                    writer.patience = patience;
+                    writer.backoff = backoff;
                 }
                 return done;
             }
-            let value = Shard::try_new(root, patience)?;
+            let value = Shard::try_new(root, backoff)?;
             let new = [Entry { start: hull.start, end: hull.end, value }];
-            let done = self.redirect(&mut writer, hull, Next::Shards(&new), None, (local, grace));
+            let done = self.redirect(&mut writer, hull, Next::Shards(&new), (local, grace));
             if done.is_err() {
                 // SAFETY: made just now, and no directory has it.
                 unsafe { free(value.cast()) };
@@ -452,7 +447,7 @@ impl<T> Tree<T> {
         joined
     }
 
-    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in one piece, whose root is `whole`, and
+    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in one piece, and
     /// retires what `next` replaces. `writer` is behind the lock of the tree, which the caller holds.
     ///
     /// # Errors
@@ -462,14 +457,11 @@ impl<T> Tree<T> {
         writer: &mut Writer,
         hull: VirtRange,
         next: Next<'_, T>,
-        whole: Option<NonNull<Node>>,
         (local, grace): (&Local, &Grace),
     ) -> Result<(), OutOfMemory> {
         writer.edits += 1;
-        let (directory, was_whole) = match self.root_now(Ordering::Relaxed) {
-            Root::Shards(directory) => (Some(directory), false),
-            Root::Entries(_) => (None, true),
-        };
+        let root = self.root_now(Ordering::Relaxed);
+        let directory = if let Root::Shards(directory) = root { Some(directory) } else { None };
         let new = if let Next::Shards(new) = next { new } else { &[] };
         // SAFETY: the lock of the tree is held (directory), which also hands on the use of the nodes' links. Edit numbers do not repeat.
         let mut draft = unsafe { Draft::new(directory, writer.edits) };
@@ -482,7 +474,7 @@ impl<T> Tree<T> {
                 ended.append(shard.cast());
             }
         })?;
-        if was_whole {
+        if let Root::Entries(whole) = root {
             // A shard to retire: it frees the nodes of the tree in one piece when it is freed.
             let nodes = Shard::<T>::try_new(None, 0)?;
             // SAFETY: made just now.
@@ -496,11 +488,11 @@ impl<T> Tree<T> {
         let more: u64 = more.map(|shard| shard.granted.load(Ordering::Relaxed)).sum();
         self.granted.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
         let (directory, mut retired) = draft.finish();
-        let root = match next {
+        let next = match next {
             Next::Shards(_) => Root::Shards(directory.unwrap_or(NonNull::dangling())),
             Next::Whole(root) => Root::Entries(root),
         };
-        self.root.store(root.pointer(), Ordering::Release);
+        self.root.store(next.pointer(), Ordering::Release);
         // SAFETY: the root that was just stored leads to none of it, so no section that begins from now on reaches it. Nodes and shards are
         // retired once: they were in one directory, and are in none that follows.
         unsafe {

@@ -204,7 +204,7 @@ fn shards_are_granted_what_they_have_and_some_more() {
     let granted = || fixture.tree.granted.load(crate::sync::atomic::Ordering::Relaxed);
     assert!(granted() > 16);
     let mut entries = 16;
-    // Two that grow in turns: all together have what they may, whoever has it.
+    // Two shards grow in turns: together they may have the limit, however it is divided.
     for i in 0..400 {
         let (local, at) = if i % 2 == 0 { (&fixture.local, 100 + i) } else { (&other, 2000 + i) };
         let section = fixture.grace.enter(local);
