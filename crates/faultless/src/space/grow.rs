@@ -35,8 +35,8 @@ impl<M: Machine> Space<M> {
                 let section = cpu.section();
                 let view = self.view(cpu, &section);
                 let found = view.find(page).or_else(|| {
-                    // A stack may have moved from a shard that was yet to be read to one that was read: that there is none is found out of all
-                    // at one moment.
+                    // A stack may have been mapped in a shard that was read before, and another one unmapped in a shard that was read later. Only
+                    // a view of one moment tells that there is none.
                     if view.is_whole() {
                         return None;
                     }
