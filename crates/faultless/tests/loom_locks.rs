@@ -321,20 +321,18 @@ fn range_lock_a_home_that_goes_to_another_lock() {
     });
 }
 
-/// Each CPU has claims in a place of its own, and then one in the other's: both change where they say that their claims are.
-#[test]
-fn range_lock_two_homes_that_move() {
-    explore(Some(2), || {
+/// Each CPU has claims in two places, one after the other: `places` says where. They are so far apart that a third takes the place of one.
+fn claims_in_places(places: [[u64; 2]; 2]) {
+    explore(Some(2), move || {
         let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
         let pages = [Guarded::new(), Guarded::new()];
         let shared = Arc::new((slots, RangeLock::new(), pages));
-        let run = |cpu: u16, (slots, lock, pages): &(_, RangeLock, [Guarded; 2])| {
+        let run = move |cpu: u16, (slots, lock, pages): &(_, RangeLock, [Guarded; 2])| {
             let here = local(cpu);
-            for page in [cpu, 1 - cpu] {
-                // Too far apart for one part of a home, and a third place takes its place.
-                let claim = |page: u64| [VirtRange::new(page << 30, (page << 30) + 1), NONE];
-                let guard = lock.acquire(slots, &here, claim(page.into()), &Fair);
-                pages[usize::from(page)].add();
+            for page in places[usize::from(cpu)] {
+                let claim = [VirtRange::new(page << 30, (page << 30) + 1), NONE];
+                let guard = lock.acquire(slots, &here, claim, &Fair);
+                pages[page as usize].add();
                 drop(guard);
             }
         };
@@ -342,8 +340,21 @@ fn range_lock_two_homes_that_move() {
         let thread = thread::spawn(move || run(1, &other));
         run(0, &shared);
         thread.join().unwrap();
-        assert!(shared.2.iter().all(|page| page.get() == 2));
+        let claims = |page| places.as_flattened().iter().filter(|it| **it == page).count();
+        assert!((0..2).all(|page| shared.2[page].get() == claims(page as u64) as u32));
     });
+}
+
+/// Both change where they say that their claims are.
+#[test]
+fn range_lock_two_homes_that_move() {
+    claims_in_places([[0, 1], [1, 0]]);
+}
+
+/// One comes to where the other stays.
+#[test]
+fn range_lock_a_home_that_comes_near() {
+    claims_in_places([[0, 0], [1, 0]]);
 }
 
 /// A CPU that looks while another takes one claim after the other finds one of them, and not a part of each.
@@ -373,6 +384,8 @@ caught! {
         without ClaimFence, two_claims_that_overlap(4), says "Causality violation";
     a_claim_is_where_its_cpu_says_that_its_claims_are:
         without HomeCovers, two_claims_that_overlap(3), says "Causality violation";
+    a_home_that_covers_more_is_counted:
+        without HomeCounts, claims_in_places([[0, 0], [1, 0]]), says "Causality violation";
     a_claim_that_was_parked_tries_again:
         without ParkedTriesAgain, three_claims_of_one_page(2), says "Causality violation";
     a_spin_lock_is_held_by_one:

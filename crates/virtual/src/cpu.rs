@@ -136,7 +136,7 @@ impl<'a> Idle<'a> {
     /// Ends a process that no CPU runs.
     pub fn exit(&self, process: Process) {
         let simulation = &self.system.machine().simulation;
-        let before = simulation.execute(self.system.rates().of(Operation::Fork));
+        let before = simulation.execute(self.system.rates().of(Operation::Fork, false));
         process.space.exit(self.cpu);
         simulation.execute(before);
     }
@@ -151,7 +151,7 @@ impl fmt::Debug for VirtualCpu<'_> {
 impl Drop for VirtualCpu<'_> {
     fn drop(&mut self) {
         // SAFETY: what is dropped makes no access any more.
-        unsafe { self.space().deactivate(self.cpu) };
+        unsafe { self.process.deactivate(self.cpu) };
     }
 }
 
@@ -162,7 +162,7 @@ impl<'a> VirtualCpu<'a> {
         process: &'a Process,
         thread: &'a ThreadStreams,
     ) -> Self {
-        process.space.activate(cpu);
+        process.activate(cpu);
         system.machine().load_space(cpu.id(), process.space.id());
         Self { cpu, process, thread, system }
     }
@@ -240,7 +240,8 @@ impl<'a> VirtualCpu<'a> {
     /// Executes instructions of the subsystem, at the rate of `operation`.
     fn within<R>(&self, operation: Operation, what: impl FnOnce() -> R) -> R {
         let simulation = &self.machine().simulation;
-        let before = simulation.execute(self.system.rates().of(operation));
+        let shared = self.process.running.get() > 1;
+        let before = simulation.execute(self.system.rates().of(operation, shared));
         let result = what();
         simulation.execute(before);
         result
@@ -489,9 +490,9 @@ impl<'a> VirtualCpu<'a> {
         body: impl FnOnce(&mut VirtualCpu<'_>) -> R,
     ) -> R {
         // SAFETY: this program goes on when the other's body has ended, below.
-        unsafe { self.space().deactivate(self.cpu) };
+        unsafe { self.process.deactivate(self.cpu) };
         let result = VirtualCpu::whole_life(self.system, self.cpu, process, body);
-        self.space().activate(self.cpu);
+        self.process.activate(self.cpu);
         self.machine().load_space(self.cpu.id(), self.space().id());
         result
     }

@@ -9,6 +9,7 @@ use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
 use crate::rates::Rates;
 use crate::simulation::{Accounts, Simulation};
+use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 use faultless_native::Memory;
@@ -54,13 +55,28 @@ impl fmt::Debug for Virtual {
 /// An address space.
 pub struct Process {
     pub(crate) space: Box<Space<VirtualMachine>>,
+    /// How many CPUs run it.
+    pub(crate) running: Cell<u32>,
 }
 
 impl Process {
     pub(crate) fn new(system: &Virtual, space: Space<VirtualMachine>) -> Self {
         let space = Box::new(space);
         system.machine().simulation.made_one(&*space, "Space");
-        Self { space }
+        Self { space, running: Cell::new(0) }
+    }
+
+    pub(crate) fn activate(&self, cpu: &Cpu<'_, VirtualMachine>) {
+        self.space.activate(cpu);
+        self.running.set(self.running.get() + 1);
+    }
+
+    /// # Safety
+    /// As [`Space::deactivate`].
+    pub(crate) unsafe fn deactivate(&self, cpu: &Cpu<'_, VirtualMachine>) {
+        self.running.set(self.running.get() - 1);
+        // SAFETY: handed on.
+        unsafe { self.space.deactivate(cpu) };
     }
 }
 

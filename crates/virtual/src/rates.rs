@@ -38,6 +38,9 @@ impl Operation {
 pub struct Path {
     /// The case of `bench instructions`.
     pub case: String,
+    /// Whether another CPU runs the space, too.
+    #[serde(default)]
+    pub shared: bool,
     /// Instructions that it counts.
     pub instructions: f64,
     /// Accesses that the subsystem reports in the same path.
@@ -50,10 +53,14 @@ pub struct Path {
 pub struct Paths {
     /// Of [`Operation::Fault`].
     pub fault: Path,
-    /// Of [`Operation::Map`].
+    /// Of [`Operation::Map`], by the owner of the space.
     pub map: Path,
-    /// Of [`Operation::Break`].
+    /// Of [`Operation::Map`], in a space that other CPUs run, too.
+    pub map_shared: Path,
+    /// Of [`Operation::Break`], by the owner of the space.
     pub brk: Path,
+    /// Of [`Operation::Break`], in a space that other CPUs run, too.
+    pub brk_shared: Path,
     /// Of [`Operation::Protect`].
     pub protect: Path,
     /// Of [`Operation::Fork`].
@@ -69,14 +76,17 @@ impl Paths {
         toml::from_str(MEASURED).expect("instructions.toml is well-formed; a test reads it")
     }
 
-    /// The path that stands for an operation.
-    pub const fn of(&self, operation: Operation) -> &Path {
-        match operation {
-            Operation::Fault => &self.fault,
-            Operation::Map => &self.map,
-            Operation::Break => &self.brk,
-            Operation::Protect => &self.protect,
-            Operation::Fork => &self.fork,
+    /// The path that stands for an operation in a space that one CPU runs, or several. (The mprotect of one page is counted for the owner
+    /// only, as it would have to flush the other CPUs. With others it is charged as other changes of VMAs.)
+    pub const fn of(&self, operation: Operation, shared: bool) -> &Path {
+        match (operation, shared) {
+            (Operation::Fault, _) => &self.fault,
+            (Operation::Map, false) => &self.map,
+            (Operation::Map | Operation::Protect, true) => &self.map_shared,
+            (Operation::Break, false) => &self.brk,
+            (Operation::Break, true) => &self.brk_shared,
+            (Operation::Protect, false) => &self.protect,
+            (Operation::Fork, _) => &self.fork,
         }
     }
 }
@@ -94,21 +104,22 @@ fn per_cycle(profile: &Profile, operation: Operation) -> f64 {
     number.value
 }
 
-/// The time between two accesses, by operation.
+/// The time between two accesses, by operation: in spaces that one CPU runs, and in shared ones.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rates([Time; Operation::ALL.len()]);
+pub(crate) struct Rates([[Time; Operation::ALL.len()]; 2]);
 
 impl Rates {
     pub(crate) fn new(profile: &Profile) -> Self {
         let paths = Paths::measured();
-        Self(Operation::ALL.map(|operation| {
-            let path = paths.of(operation);
+        let rate = |operation, shared| {
+            let path = paths.of(operation, shared);
             let each = 1000.0 / (profile.cpu.ghz.value * per_cycle(profile, operation));
             (path.instructions / path.accesses * each).round() as Time
-        }))
+        };
+        Self([false, true].map(|shared| Operation::ALL.map(|operation| rate(operation, shared))))
     }
 
-    pub(crate) fn of(&self, operation: Operation) -> Time {
-        self.0[operation as usize]
+    pub(crate) fn of(&self, operation: Operation, shared: bool) -> Time {
+        self.0[usize::from(shared)][operation as usize]
     }
 }

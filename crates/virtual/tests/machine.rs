@@ -4,7 +4,9 @@ use faultless::{Advice, MapFlags, PAGE_SIZE, Prot};
 use faultless_virtual::profile::BUNDLED;
 use faultless_virtual::published;
 use faultless_virtual::rates::{Operation, Paths};
-use faultless_virtual::{Accounts, Config, HotPlace, Profile, Spent, Stop, Virtual, VirtualCpu};
+use faultless_virtual::{
+    Accounts, Config, HotPlace, Meeting, Profile, Spent, Stop, Virtual, VirtualCpu,
+};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
@@ -315,8 +317,21 @@ fn accesses(system: &Virtual, mut what: impl FnMut()) -> f64 {
 #[cfg_attr(debug_assertions, ignore = "of builds without debug assertions")]
 #[test]
 fn instructions_are_charged_by_the_accesses_that_are_observed() {
-    let system = system(1, 0, &["prefault_max_order=0"]);
+    let system = system(2, 0, &["prefault_max_order=0"]);
     let process = system.process().unwrap();
+    let pair = |cpu: &VirtualCpu<'_>| {
+        accesses(&system, || {
+            let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
+            cpu.munmap(area, 16 * PAGE_SIZE).unwrap();
+        })
+    };
+    let brk = |cpu: &VirtualCpu<'_>| {
+        let start = cpu.brk(0);
+        accesses(&system, || {
+            assert_eq!(cpu.brk(start + PAGE_SIZE), start + PAGE_SIZE);
+            assert_eq!(cpu.brk(start), start);
+        })
+    };
     let measured = system.run(
         1,
         |_| &process,
@@ -328,15 +343,7 @@ fn instructions_are_charged_by_the_accesses_that_are_observed() {
                 cpu.store(page, 1).unwrap();
                 page += PAGE_SIZE;
             });
-            let pair = accesses(&system, || {
-                let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
-                cpu.munmap(area, 16 * PAGE_SIZE).unwrap();
-            });
-            let start = cpu.brk(0);
-            let brk = accesses(&system, || {
-                assert_eq!(cpu.brk(start + PAGE_SIZE), start + PAGE_SIZE);
-                assert_eq!(cpu.brk(start), start);
-            });
+            let (pair, brk) = (pair(cpu), brk(cpu));
             let protect = accesses(&system, || {
                 cpu.mprotect(area + 32 * PAGE_SIZE, PAGE_SIZE, Prot::READ).unwrap();
                 cpu.mprotect(area + 32 * PAGE_SIZE, PAGE_SIZE, RW).unwrap();
@@ -353,12 +360,28 @@ fn instructions_are_charged_by_the_accesses_that_are_observed() {
             [fault, pair, brk, protect, fork]
         },
     );
+    // The other CPU runs the space, and does nothing.
+    let meeting = Meeting::of(2);
+    let shared = system.run(
+        2,
+        |_| &process,
+        |cpu, number| {
+            cpu.meet(&meeting);
+            let done = if number == 0 { [pair(cpu), brk(cpu)] } else { [0.0; 2] };
+            cpu.meet(&meeting);
+            done
+        },
+    );
     let paths = Paths::measured();
-    let recorded = Operation::ALL.map(|operation| paths.of(operation).accesses);
+    let owned = Operation::ALL.map(|operation| paths.of(operation, false).accesses);
+    let with_others = [Operation::Map, Operation::Break].map(|it| paths.of(it, true).accesses);
+    let recorded = owned.into_iter().chain(with_others);
     let off = |(measured, recorded): (f64, f64)| (measured - recorded).abs() / recorded < 0.02;
     assert!(
-        measured[0].into_iter().zip(recorded).all(off),
-        "{measured:?} accesses of {:?}; {recorded:?} in instructions.toml",
-        Operation::ALL
+        measured[0].into_iter().chain(shared[0]).zip(recorded.clone()).all(off),
+        "{measured:?} accesses of {:?}, {:?} with others; {:?} in instructions.toml",
+        Operation::ALL,
+        shared[0],
+        recorded.collect::<Vec<_>>()
     );
 }

@@ -164,6 +164,8 @@ pub struct Case {
     /// With `early`, faults on areas without an anon_vma abort their speculation: the
     /// locked fallback.
     pub check: AnonVmaCheck,
+    /// Whether another CPU runs the space, too: so none owns it.
+    pub shared: bool,
     /// Whether a promise hangs on it.
     pub gated: bool,
 }
@@ -190,16 +192,20 @@ pub fn all(quick: bool) -> Vec<Case> {
         for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
             let gated = faults.contains(&what)
                 || (calls.contains(&what) && locking == Locking::Speculative);
-            cases.push(Case { what, locking, check: AnonVmaCheck::Late, gated });
+            cases.push(Case { what, locking, check: AnonVmaCheck::Late, gated, shared: false });
         }
         if matches!(what, Read | WriteFirst) {
             let (locking, check) = (Locking::Speculative, AnonVmaCheck::Early);
-            cases.push(Case { what, locking, check, gated: false });
+            cases.push(Case { what, locking, check, gated: false, shared: false });
         }
     }
     for what in ahead.into_iter().chain(scattered).chain(sparse) {
         let (locking, check) = (Locking::Speculative, AnonVmaCheck::Late);
-        cases.push(Case { what, locking, check, gated: true });
+        cases.push(Case { what, locking, check, gated: true, shared: false });
+    }
+    for what in [MapUnmap, Break] {
+        let (locking, check) = (Locking::Speculative, AnonVmaCheck::Late);
+        cases.push(Case { what, locking, check, gated: true, shared: true });
     }
     cases.retain(|case| case.gated || !quick);
     cases
@@ -248,6 +254,9 @@ impl Case {
             (What::Ahead { order, .. } | What::Scattered { order } | What::Sparse { order }, _) => {
                 format!("prefault_max_order={order}")
             }
+            (_, AnonVmaCheck::Late) if self.shared => {
+                format!("locking={locking} (another CPU runs the space)")
+            }
             (_, AnonVmaCheck::Late) => format!("locking={locking}"),
             (_, AnonVmaCheck::Early) => {
                 format!("locking={locking} anon_vma_check={check} (fallback)")
@@ -294,18 +303,23 @@ impl Case {
     /// What went another way than the case is about.
     pub fn run(&self) -> Result<(), String> {
         // Two pages a page for copies, and tables.
-        let vm = Vm::new(BareMachine::new(1, 2 * PAGES as u32 + 512))
+        let vm = Vm::new(BareMachine::new(if self.shared { 2 } else { 1 }, 2 * PAGES as u32 + 512))
             .map_err(|errno| format!("the machine: {errno:?}"))?;
         vm.set(Setting::Locking(self.locking));
         vm.set(Setting::AnonVmaCheck(self.check));
         // What maps ahead says so.
         vm.set(Setting::PrefaultMaxOrder(0));
-        // SAFETY: the one `Cpu` of a machine of one CPU.
+        // SAFETY: the one `Cpu` of this CPU.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
+        // SAFETY: likewise, of a CPU of the machine if it is used.
+        let other = self.shared.then(|| unsafe { vm.cpu(CpuId(1)) });
         vm.set(Setting::ZeroedPool(self.pool()));
         cpu.zero_ahead(usize::MAX);
         let space = Space::new(&cpu).map_err(|error| error.to_string())?;
         space.activate(&cpu);
+        if let Some(other) = &other {
+            space.activate(other);
+        }
         let before = vm.totals();
         let run = Run { space: &space, cpu: &cpu };
         if self.operations() == CALLS {
@@ -320,8 +334,10 @@ impl Case {
                 return Err(format!("{self:?}: {} is {got}, not {expected}", counter.name()));
             }
         }
-        // SAFETY: the program has ended.
-        unsafe { space.deactivate(&cpu) };
+        for cpu in other.iter().chain([&cpu]) {
+            // SAFETY: the program has ended.
+            unsafe { space.deactivate(cpu) };
+        }
         space.exit(&cpu);
         Ok(())
     }

@@ -56,6 +56,7 @@ pub use device::DeviceMemory;
 pub use lock::Lock;
 pub use map::{Backing, MapFlags};
 pub use pin::Pins;
+pub(crate) use place::Apart;
 pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
 pub use revoke::Copies;

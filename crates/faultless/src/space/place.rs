@@ -3,7 +3,8 @@
 //! CPUs that map side by side, and one that maps beside another that unmaps, all want the highest hole, and would wait for each
 //! other: each claims a range before it maps there, and an unmapping keeps its claim until it has flushed. So a CPU that finds the
 //! chosen range claimed does not wait. It goes to the *region of its own*, which begins further down, and stays there for its next
-//! mappings in that space, as many as the knob `map_apart` says. There no other CPU chooses, and no page-table entry is on a cache
+//! mappings in that space, as many as the knob `map_apart` says. Each time that it comes back and meets a CPU again, it stays for twice as
+//! many, up to 2^[`MOST_DOUBLINGS`] times as many: where all CPUs map all the time, they would else disturb each other all the time. There no other CPU chooses, and no page-table entry is on a cache
 //! line with one of another CPU. A region reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere
 //! go there, too.
 
@@ -11,7 +12,7 @@ use super::unmap::user_range;
 use super::vma::{Vma, VmaFlags};
 use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{VirtRange, page_down};
-use crate::machine::{CpuId, MAX_CPUS, Machine};
+use crate::machine::{CpuId, MAX_CPUS, Machine, SpaceId};
 use crate::space::tree::{Entry, View};
 use crate::table::format::USER_END;
 use crate::vm::Cpu;
@@ -19,6 +20,25 @@ use crate::vm::Cpu;
 /// Bytes between the regions of two CPUs: 1,024 of them take half of user space.
 pub(super) const REGION: u64 = 1 << 36;
 const _: () = assert!(USER_END / 3 + (MAX_CPUS as u64 + 1) * REGION <= MMAP_BASE);
+
+/// How often the number of mappings in the region doubles, at most.
+const MOST_DOUBLINGS: u32 = 8;
+
+/// How a CPU maps apart from others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Apart {
+    /// In which space.
+    space: SpaceId,
+    /// For how many more mappings.
+    mappings: u32,
+    /// How often it met another CPU there: at least once if `mappings` is not 0.
+    meetings: u32,
+}
+
+impl Apart {
+    /// Of no space.
+    pub(crate) const NOWHERE: Self = Self { space: SpaceId(0), mappings: 0, meetings: 0 };
+}
 
 /// Where one call may place a mapping.
 #[derive(Clone, Copy, Debug)]
@@ -39,28 +59,32 @@ impl Places {
     /// Those of the CPU's next mapping in `space`.
     #[inline(always)]
     pub(super) fn next<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Self {
-        let (id, mappings) = cpu.state().apart.get();
-        if mappings == 0 || space.core.owner.was(cpu.id()) {
+        let apart = cpu.state().apart.get();
+        if apart.mappings == 0 || space.core.owner.was(cpu.id()) || apart.space != space.id() {
             return Self::common(cpu);
         }
-        Self::further(space, cpu, if id == space.id() { mappings } else { 0 })
+        Self::further(cpu, apart)
     }
 
     /// Those of a CPU that has met another one's claim in `space`, for this mapping and its next ones. `None`: it is to wait.
     #[cold]
     pub(super) fn apart<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Option<Self> {
-        let places = Self::further(space, cpu, u32::MAX);
+        let before = cpu.state().apart.get();
+        let again = before.space == space.id() && before.meetings != 0;
+        let meetings = if again { MOST_DOUBLINGS.min(before.meetings) + 1 } else { 1 };
+        let places = Self::further(cpu, Apart { space: space.id(), mappings: u32::MAX, meetings });
         places.are_apart().then_some(places)
     }
 
-    /// Those of a CPU that maps in its region in `space`, so many more times at most.
+    /// Those of a CPU that maps in its region, as often as `apart` says at most.
     #[inline(never)]
-    fn further<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>, mappings: u32) -> Self {
+    fn further<M: Machine>(cpu: &Cpu<'_, M>, apart: Apart) -> Self {
         let common = Self::common(cpu);
-        match mappings.min(cpu.vm().knobs.map_apart()).checked_sub(1) {
+        let most = cpu.vm().knobs.map_apart().saturating_mul(1 << (apart.meetings - 1));
+        match apart.mappings.min(most).checked_sub(1) {
             None => common,
-            Some(others) => {
-                cpu.state().apart.set((space.id(), others));
+            Some(mappings) => {
+                cpu.state().apart.set(Apart { mappings, ..apart });
                 Self { top: region(cpu.id()), ..common }
             }
         }

@@ -46,7 +46,7 @@ use crate::sync::grace::{Grace, RetireChain, RetireLink, Section};
 use crate::sync::order::{self, ShardWriter, TreeWriter};
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
-use crate::sync::wait::{Wait, until};
+use crate::sync::wait::{Wait, until_many};
 use amend::amend;
 use core::fmt;
 use core::marker::PhantomData;
@@ -295,7 +295,9 @@ impl<T> Tree<T> {
                 // A CPU parts or joins it, and will publish another directory, or reopen the shard.
                 order::before::<TreeWriter>(wait);
                 let same = Root::Shards(directory).pointer();
-                until(wait, || self.root.load(Ordering::Relaxed) != same || !shard.has_ended());
+                until_many(wait, || {
+                    self.root.load(Ordering::Relaxed) != same || !shard.has_ended()
+                });
                 continue;
             };
             // SAFETY: the shard was found in the section.

@@ -3,7 +3,8 @@
 use super::atomic::{AtomicU64, Ordering};
 use crate::machine::{CpuId, MAX_CPUS};
 
-const WORDS: usize = MAX_CPUS / 64;
+/// Words of a set.
+pub const WORDS: usize = MAX_CPUS / 64;
 
 /// A set that many CPUs change at once.
 #[derive(Debug)]
@@ -21,12 +22,15 @@ impl Cpus {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// Adds a CPU. The caller issues a full fence next if CPUs that look later must see it. Writes nothing where it is in the set.
+    /// Adds a CPU, and returns whether it is new. The caller issues a full fence next if CPUs that look later must see it. Writes nothing
+    /// where it is in the set.
     #[inline]
-    pub fn insert(&self, cpu: CpuId) {
-        if !self.contains(cpu) {
+    pub fn insert(&self, cpu: CpuId) -> bool {
+        let is_new = !self.contains(cpu);
+        if is_new {
             self.0[cpu.index() / 64].fetch_or(bit(cpu), Ordering::AcqRel);
         }
+        is_new
     }
 
     /// Removes a CPU, after all that it did. Where it is not in the set, nothing is written.
@@ -55,8 +59,7 @@ impl Cpus {
     /// The CPUs in the set, ascending, of a machine with `cpus` CPUs; each word is read once.
     #[inline]
     pub fn iter(&self, cpus: usize) -> impl Iterator<Item = CpuId> {
-        let words = self.0[..cpus.div_ceil(64)].iter().enumerate();
-        words.flat_map(|(word, bits)| members(word, bits.load(Ordering::Acquire)))
+        members(self.0[..cpus.div_ceil(64)].iter().map(|bits| bits.load(Ordering::Acquire)))
     }
 }
 
@@ -65,10 +68,15 @@ impl Cpus {
 pub struct OwnCpus([u64; WORDS]);
 
 impl OwnCpus {
+    /// The bits, by words of 64 CPUs.
+    pub fn words(&self) -> &[u64; WORDS] {
+        &self.0
+    }
+
     /// Leaves those of which `keep` says so, ascending.
     pub fn retain(&mut self, mut keep: impl FnMut(CpuId) -> bool) {
         for (word, bits) in self.0.iter_mut().enumerate() {
-            for cpu in members(word, *bits) {
+            for cpu in members_of_word(word, *bits) {
                 if !keep(cpu) {
                     *bits &= !bit(cpu);
                 }
@@ -91,9 +99,15 @@ const fn bit(cpu: CpuId) -> u64 {
     1 << (cpu.index() % 64)
 }
 
+/// The CPUs of a set with these words, ascending.
+#[inline(always)]
+pub fn members(words: impl Iterator<Item = u64>) -> impl Iterator<Item = CpuId> {
+    words.enumerate().flat_map(|(word, bits)| members_of_word(word, bits))
+}
+
 /// The CPUs that the bits of a word stand for, ascending.
 #[inline(always)]
-fn members(word: usize, mut bits: u64) -> impl Iterator<Item = CpuId> {
+fn members_of_word(word: usize, mut bits: u64) -> impl Iterator<Item = CpuId> {
     core::iter::from_fn(move || {
         let bit = bits.checked_ilog2().map(|_| bits.trailing_zeros())?;
         bits &= bits - 1;

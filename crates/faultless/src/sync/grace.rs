@@ -36,7 +36,7 @@
 //! depend on which CPU collects, or on when an object gets into its bag: the epoch that it was retired in was
 //! read after it was unlinked.
 
-use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
+use super::atomic::{AtomicBool, AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
 use super::mutant::{Mutant, lost};
 use super::order::{GracePeriod, GraceSection, Mark, Record, RetiredObjects};
 use super::percpu::{Local, Padded, PerCpu};
@@ -258,6 +258,8 @@ impl Wait for Briefly<'_> {
 /// The grace periods of one subsystem.
 pub struct Grace {
     epoch: Padded<AtomicU64>,
+    /// Whether a CPU that [collects](Grace::collect) looks at the marks.
+    advancing: Padded<AtomicBool>,
     marks: PerCpu<AtomicU64>,
     retired: PerCpu<Retired>,
 }
@@ -270,6 +272,7 @@ impl Grace {
     pub fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
         Ok(Self {
             epoch: Padded(AtomicU64::new(0)),
+            advancing: Padded(AtomicBool::new(false)),
             marks: PerCpu::try_new(cpus, |_| AtomicU64::new(0))?,
             retired: PerCpu::try_new(cpus, |_| Retired::default())?,
         })
@@ -347,13 +350,26 @@ impl Grace {
         }
     }
 
-    /// Advances the epoch if it can be, and gives out what is due of what this CPU retired. What is
+    /// Gives out what is due of what this CPU retired. If nothing is, it advances the epoch if that can be, and looks again. What is
     /// not taken from the iterator stays due.
+    ///
+    /// So while CPUs retire side by side, the one that is first to need it looks at the marks of all, and what the others retired becomes
+    /// due, too. A CPU that finds another one at that leaves it to it.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
-        if self.pending(local) > 0 {
-            self.try_advance();
+        let own = self.retired.get(local);
+        let due = self.due_of(local, own);
+        if !due.due.is_empty() || self.pending(local) == 0 {
+            return due;
         }
-        self.due_of(local, self.retired.get(local))
+        drop(due);
+        let is_left_to_another = || {
+            self.advancing.load(Ordering::Relaxed) || self.advancing.swap(true, Ordering::Acquire)
+        };
+        if !is_left_to_another() {
+            self.try_advance();
+            self.advancing.store(false, Ordering::Release);
+        }
+        self.due_of(local, own)
     }
 
     /// Gives out what is due of what CPU `of` retired, to whichever CPU asks for it. What is not taken from

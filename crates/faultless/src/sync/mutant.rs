@@ -72,6 +72,8 @@ pub enum Mutant {
     ClaimFence,
     /// A CPU publishes a home that covers its claim. Another CPU that wants the same pages does not look at the claim.
     HomeCovers,
+    /// The lock counts that a home covers more. A CPU whose claims come near does not look at them.
+    HomeCounts,
     /// A claim that was parked tries again, as if it had just arrived. One that passed it meanwhile has its pages, too.
     ParkedTriesAgain,
     /// A wake-up of a CPU that has yet to park is kept for it. It is lost.

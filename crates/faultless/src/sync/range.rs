@@ -44,12 +44,13 @@
 //! most claims are held, and where CPUs are virtual or share cores it takes until the host runs it.
 //!
 //! *Invariant (users):* the lock's set has every CPU whose slot has a claim of it. A CPU enters the set before it first tries, and
-//! leaves it when it stops to run the space. So a claim looks at the CPUs that use the space, and at no others. Of these it reads the
-//! [home](home), which says where the CPU's claims are, and the slot only if the claim overlaps the home.
+//! leaves it when it stops to run the space. So a claim looks at CPUs that use the space, and at no others. Of these it looks only at
+//! those that make claims nearby, which it knows from its last claim unless one of them has changed its place; see [home](home).
 //!
 //! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it holds or waits for one claim at a time.
 
 mod home;
+mod near;
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 use super::cpus::{Cpus, OwnCpus};
@@ -61,6 +62,7 @@ use crate::addr::VirtRange;
 use crate::machine::CpuId;
 use core::fmt;
 use home::Home;
+use near::Near;
 
 /// In how many of its parkings a CPU lets its claim be overtaken.
 pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
@@ -86,6 +88,8 @@ pub struct ClaimSlot {
     bounds: [AtomicU64; 4],
     /// Where the claims of this CPU are. Other CPUs read it before the rest, which is on lines that change with each claim.
     home: Padded<Home>,
+    /// The CPUs to look at.
+    near: Padded<Near>,
 }
 
 /// What a claim asks for.
@@ -180,12 +184,17 @@ impl ClaimSlot {
         Wanted { ranges: [range(0), second], shared: key & SHARED != 0 }
     }
 
-    /// Writes a claim of the lock at `lock` into the free slot.
+    /// Writes a claim of the lock at `lock` into the free slot, one of `slots`. Returns whether the home has changed.
     #[inline]
-    fn write(&self, lock: u64, Wanted { ranges: [first, second], shared }: Wanted) {
+    fn write(&self, lock: u64, wanted: Wanted, slots: &ClaimSlots) -> bool {
+        let Wanted { ranges: [first, second], shared } = wanted;
         let number = (self.state.load(Ordering::Relaxed) & !STANDING).wrapping_add(NUMBER);
         self.state.store(number | FREE, Ordering::Relaxed);
-        self.home.cover(lock, Wanted { ranges: [first, second], shared }, number / NUMBER);
+        let afresh = Home::is_old(number / NUMBER, slots.len()) && self.near.is_any();
+        let (changed, parts) = self.home.cover(lock, wanted, number / NUMBER, afresh);
+        if let Some(unused) = self.near.uses(parts, number / NUMBER) {
+            self.home.empty(unused);
+        }
         // Who reads a part of this finds afterwards that the slot was free.
         fence(Ordering::Release);
         let two = !second.is_empty();
@@ -199,6 +208,7 @@ impl ClaimSlot {
         if two {
             store(2, second);
         }
+        changed
     }
 
     /// The claim of the lock at `lock` that is there. Acquire meets the Release of the last holder: its changes are seen.
@@ -247,6 +257,8 @@ impl Parked {
 pub struct RangeLock {
     /// The CPUs that may have claims.
     users: Cpus,
+    /// How often the home of a user came to cover more, or a CPU became a user.
+    changes: Padded<AtomicU64>,
     parked: Padded<Parked>,
     /// The next ticket. On a line of its own, since only claims that conflict write it.
     tickets: Padded<AtomicU64>,
@@ -257,6 +269,7 @@ impl RangeLock {
     pub fn new() -> Self {
         Self {
             users: Cpus::new(),
+            changes: Padded(AtomicU64::new(0)),
             parked: Padded(Parked { count: AtomicU32::new(0), cpus: Cpus::new() }),
             tickets: Padded(AtomicU64::new(0)),
         }
@@ -349,9 +362,11 @@ impl RangeLock {
         let (slot, cpu) = (slots.get(local), local.id());
         let free = slot.state.load(Ordering::Relaxed) & STANDING == FREE;
         assert!(free, "a CPU holds one claim at a time");
-        slot.write(self.key(), wanted.into());
+        let changed = slot.write(self.key(), wanted.into(), slots);
         // Before the full fence of the try: who misses it there is found by the try.
-        self.users.insert(cpu);
+        if self.users.insert(cpu) | changed {
+            self.home_changed(cpu, slots);
+        }
         RangeGuard { lock: self, slots, cpu, wait, mark: Mark::none() }
     }
 }
@@ -415,15 +430,18 @@ impl<'a> RangeGuard<'a> {
         }
     }
 
-    /// The claims of other CPUs, ascending.
+    /// The CPUs that may have a claim that conflicts, ascending: of those whose homes come near later, none has one that is held before this
+    /// one, or has a lower ticket. After [`Self::publish`].
+    #[inline]
+    fn near(&self) -> impl Iterator<Item = CpuId> {
+        self.slot().near.cpus(self.cpu, self.lock, self.slots)
+    }
+
+    /// The slots of these CPUs.
     #[inline]
     fn others(&self) -> impl Iterator<Item = &'a ClaimSlot> {
-        let (slots, own) = (self.slots, self.cpu);
-        self.lock
-            .users
-            .iter(slots.len())
-            .filter(move |cpu| *cpu != own)
-            .map(move |cpu| slots.remote(cpu))
+        let slots = self.slots;
+        self.near().map(move |cpu| slots.remote(cpu))
     }
 
     /// The claim in `slot`, if it is one that conflicts and `stops` this one.
@@ -456,13 +474,6 @@ impl<'a> RangeGuard<'a> {
             WAITS | FIRM => other.ticket < ticket,
             _ => false,
         })
-    }
-
-    /// The other CPUs that may have claims.
-    fn all_others(&self) -> OwnCpus {
-        let mut all = OwnCpus::default();
-        all.extend(self.lock.users.iter(self.slots.len()).filter(|cpu| *cpu != self.cpu));
-        all
     }
 
     /// Looks at the claims of the CPUs in `before`, and leaves those in it that are before this one, which waits. Returns the slot of the
@@ -511,7 +522,8 @@ impl<'a> RangeGuard<'a> {
 
     /// Waits until no claim is left before this one. Returns false if the claim was parked meanwhile so that others could overtake it.
     fn awaits_those_before(&self, parks: &mut u32) -> bool {
-        let (mut before, mut looks) = (self.all_others(), 0);
+        let (mut before, mut looks) = (OwnCpus::default(), 0);
+        before.extend(self.near());
         while let Some(slot) = self.last_of(&mut before) {
             let mut has_begun = false;
             while let Some(last) = self.behind(slot) {

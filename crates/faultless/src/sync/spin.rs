@@ -3,16 +3,13 @@
 //! Test-and-test-and-set: a waiter reads until the lock looks free, and only then writes the line.
 //! Not fair; what needs fairness queues by itself ([`range`](super::range)).
 //!
-//! Each look of a waiter takes the line from the holder, who then waits for it. So a waiter looks less and less often: it waits twice as long
-//! before each look as before the last, up to [`MOST_PAUSES`]. From where waits give the core away, which takes longer, it begins
-//! again with short ones. With many CPUs the line then moves a few times while the lock is held, and
-//! not once for each CPU that waits; and nobody waits for more than twice as long as it must. (A queue of waiters would move it less; but where
-//! CPUs are virtual, all would wait for the one that the host does not run.)
+//! A waiter looks less and less often (see [`Pauses`]). A queue of waiters would move the line less; but where
+//! CPUs are virtual, all would wait for the one that the host does not run.
 
 use super::atomic::{AtomicBool, Ordering};
 use super::mutant::{Mutant, lost};
 use super::order::{self, Class, Mark, Outside};
-use super::wait::{LOOKS_BEFORE_PARKING, Wait};
+use super::wait::{Pauses, Wait};
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -40,9 +37,6 @@ impl<T> UnsafeCell<T> {
         f(self.0.get())
     }
 }
-
-/// How often a waiter pauses between two looks, at most: for some ten microseconds. Once in models, where time is looks.
-const MOST_PAUSES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 512 };
 
 /// A value that one CPU at a time may reach. `C` is its place in the [lock order](super::order).
 ///
@@ -150,12 +144,9 @@ impl<T, C> SpinLock<T, C> {
         wait: &'a W,
         given_up: &dyn Fn() -> bool,
     ) -> Option<SpinGuard<'a, T, C>> {
-        let (mut looks, mut pauses) = (0u32, 1);
+        let mut pauses = Pauses::default();
         loop {
-            for _ in 0..pauses {
-                wait.wait(looks);
-                looks = looks.saturating_add(1);
-            }
+            pauses.pause(wait);
             if given_up() {
                 return None;
             }
@@ -163,10 +154,6 @@ impl<T, C> SpinLock<T, C> {
                 && let Some(guard) = self.try_lock()
             {
                 return Some(guard);
-            }
-            pauses = MOST_PAUSES.min(2 * pauses);
-            if looks < LOOKS_BEFORE_PARKING {
-                pauses = pauses.min(LOOKS_BEFORE_PARKING - looks);
             }
         }
     }
@@ -258,7 +245,7 @@ impl<T: fmt::Debug, C> fmt::Debug for SpinGuard<'_, T, C> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::wait::{Spin, Yield};
+    use crate::sync::wait::{LOOKS_BEFORE_PARKING, MOST_PAUSES, Spin, Yield};
     use core::cell::{Cell, RefCell};
 
     #[test]

@@ -46,6 +46,43 @@ impl Wait for Spin {
     }
 }
 
+/// How often a waiter pauses between two looks, at most: for some ten microseconds. Once in models, where time is looks.
+pub(super) const MOST_PAUSES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 512 };
+
+/// Waits that get longer, between the looks at a line for which many CPUs may wait.
+///
+/// Each look takes the line from the CPU that is about to write it, which then waits for it. So a waiter looks less and less often: it waits
+/// twice as long before each look as before the last, up to [`MOST_PAUSES`]. From where waits give the core away, which takes longer, it begins
+/// again with short ones. With many CPUs the line then moves a few times meanwhile, and
+/// not once for each CPU that waits; and nobody waits for more than twice as long as it must.
+#[derive(Debug, Default)]
+pub struct Pauses {
+    looks: u32,
+    pauses: u32,
+}
+
+impl Pauses {
+    /// Waits before the next look.
+    pub fn pause<W: Wait + ?Sized>(&mut self, wait: &W) {
+        self.pauses = (2 * self.pauses).clamp(1, MOST_PAUSES);
+        if self.looks < LOOKS_BEFORE_PARKING {
+            self.pauses = self.pauses.min((LOOKS_BEFORE_PARKING - self.looks).max(1));
+        }
+        for _ in 0..self.pauses {
+            wait.wait(self.looks);
+            self.looks = self.looks.saturating_add(1);
+        }
+    }
+}
+
+/// Looks less and less often until `ready` says yes: for what many CPUs may wait for at once.
+pub fn until_many<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {
+    let mut pauses = Pauses::default();
+    while !ready() {
+        pauses.pause(wait);
+    }
+}
+
 /// Looks until `ready` says yes.
 #[inline]
 pub fn until<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {

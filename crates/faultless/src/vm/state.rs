@@ -3,6 +3,7 @@
 use crate::error::OutOfMemory;
 use crate::file::PendingRead;
 use crate::machine::SpaceId;
+use crate::space::Apart;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
 use crate::sync::atomic::AtomicU64;
@@ -25,8 +26,8 @@ pub(crate) struct CpuState {
     pub(super) gone: Cell<RetireChain>,
     /// Calls that changed VMAs of a shared space.
     pub(crate) shared_calls: Cell<u32>,
-    /// The space in which this CPU maps in its own [region](crate::space), and how many more mappings.
-    pub(crate) apart: Cell<(SpaceId, u32)>,
+    /// How this CPU maps in its own [region](crate::space).
+    pub(crate) apart: Cell<Apart>,
     /// Whether the call that this CPU is in got no frame.
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.
@@ -55,7 +56,7 @@ impl CpuState {
             freed: Cell::new(0),
             gone: Cell::default(),
             shared_calls: Cell::new(0),
-            apart: Cell::new((SpaceId(0), 0)),
+            apart: Cell::new(Apart::NOWHERE),
             starved: Cell::new(false),
             crowded: Cell::new(false),
             pending: RefCell::new(None),

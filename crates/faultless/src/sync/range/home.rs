@@ -5,8 +5,13 @@
 //! two ranges that cover its claims: its *home*. Other CPUs read its slot only if their own claim overlaps the home. Before a CPU makes a
 //! claim that its home does not cover, it changes the home.
 //!
-//! Why no claim is missed: the home covers a claim before the full fence of the claim's try, as the slot has it before that fence. So of two
-//! claims that conflict, at least one finds the home and the slot of the other. A CPU changes its home only while its slot is free, by
+//! Nor need a CPU read the homes of all others for each claim. The lock counts the changes by which a home covers more, and a CPU
+//! keeps, with the count that it found, the CPUs whose homes overlap its own: those that are *near* (`near.rs`). While the count is the same,
+//! it looks at no others.
+//!
+//! Why no claim is missed: the home covers a claim, and the change is counted, before the full fence of the claim's try, as the slot has it
+//! before that fence. The count and the homes of others are read after it. So of two claims that conflict, at least one finds the home and
+//! the slot of the other. A CPU changes its home only while its slot is free, by
 //! Release stores. So a CPU that finds, by Acquire loads, that a home no longer covers a range sees all that was done under the claims on
 //! that range that the home covered before.
 
@@ -23,7 +28,7 @@ const NEAR: u64 = if cfg!(loom) { 0 } else { 1 << 30 >> UNIT };
 /// In units: a part is not extended to as many. A part that is as long nevertheless, since one claim was, or since it was rounded, is
 /// emptied when the claim is released.
 const LONG: u64 = if cfg!(loom) { 1 << 20 } else { 1 << 36 >> UNIT };
-/// After how many claims the home is emptied, and made of the next claim alone: a power of two.
+/// After how many claims of all CPUs a home at which other CPUs look is emptied, and made of the next claim alone: a power of two.
 const AFRESH: u64 = 1024;
 
 /// Where the claims of one CPU are.
@@ -117,13 +122,45 @@ impl Home {
         self.parts[at].store(part.pack(), Ordering::Release);
     }
 
-    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next. Only the CPU itself calls it, and has no claim.
+    /// Whether to make the home afresh for claim number `number` of one CPU of `cpus`, if others look at it.
     #[inline(always)]
-    pub(super) fn cover(&self, lock: u64, wanted: Wanted, number: u64) {
-        let here = self.lock.load(Ordering::Relaxed) == lock && !number.is_multiple_of(AFRESH);
-        let covered = |range| self.part(0).covers(range) || self.part(1).covers(range);
-        if (!here || !ranges(wanted).all(covered)) && !lost(Mutant::HomeCovers) {
-            self.change(lock, wanted, here, number);
+    pub(super) fn is_old(number: u64, cpus: usize) -> bool {
+        number.is_multiple_of(AFRESH * cpus.next_power_of_two() as u64)
+    }
+
+    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next, and nothing else if it is made `afresh`. Returns
+    /// whether it has changed, and the parts that cover the claim, a bit for each. Only the CPU itself calls it, and has no claim.
+    #[inline(always)]
+    pub(super) fn cover(
+        &self,
+        lock: u64,
+        wanted: Wanted,
+        number: u64,
+        afresh: bool,
+    ) -> (bool, u64) {
+        let here = self.lock.load(Ordering::Relaxed) == lock && !afresh;
+        if let Some(parts) = self.covering(wanted).filter(|_| here) {
+            return (false, parts);
+        }
+        if lost(Mutant::HomeCovers) {
+            return (false, 0);
+        }
+        self.change(lock, wanted, here, number);
+        (true, self.covering(wanted).unwrap_or(0))
+    }
+
+    /// The parts that cover `wanted`, a bit for each; none if a range is not covered.
+    #[inline(always)]
+    fn covering(&self, wanted: Wanted) -> Option<u64> {
+        let bit = |range| (0..2).find(|&at| self.part(at).covers(range)).map(|at| 1 << at);
+        ranges(wanted).try_fold(0, |parts, range| Some(parts | bit(range)?))
+    }
+
+    /// Empties `parts`, a bit for each. The CPU has no claim.
+    #[cold]
+    pub(super) fn empty(&self, parts: u64) {
+        for at in (0..2).filter(|at| parts & 1 << at != 0) {
+            self.set(at, Part::EMPTY);
         }
     }
 
@@ -166,13 +203,24 @@ impl Home {
         }
     }
 
+    /// Whether it overlaps the home `other`, which covers what is wanted of the lock at `lock`. The CPU of the other home calls it.
+    pub(super) fn overlaps(&self, lock: u64, other: &Self) -> bool {
+        let own = [other.part(0), other.part(1)].into_iter();
+        self.meets(lock, own.filter(|part| !part.is_empty()))
+    }
+
     /// Whether a claim of the lock at `lock` that conflicts with `wanted` may be in the slot. Other CPUs call it.
     #[inline(always)]
     pub(super) fn may_have(&self, lock: u64, wanted: Wanted) -> bool {
+        self.meets(lock, ranges(wanted))
+    }
+
+    #[inline(always)]
+    fn meets(&self, lock: u64, mut ranges: impl Iterator<Item = Part>) -> bool {
         self.lock.load(Ordering::Acquire) == lock && {
             let part = |at: usize| Part::unpack(load_beside(&self.parts[at], Ordering::Acquire));
             let parts = [part(0), part(1)];
-            ranges(wanted).any(|range| parts.iter().any(|part| part.overlaps(range)))
+            ranges.any(|range| parts.iter().any(|part| part.overlaps(range)))
         }
     }
 }
@@ -194,19 +242,19 @@ mod tests {
     #[test]
     fn a_home_covers_every_claim_and_stays_where_claims_stay() {
         let home = Home::default();
-        home.cover(8, one(100 * GIB, 101 * GIB), 1);
+        home.cover(8, one(100 * GIB, 101 * GIB), 1, false);
         assert!(home.may_have(8, one(100 * GIB, 100 * GIB + 1)));
         assert!(!home.may_have(16, one(100 * GIB, 100 * GIB + 1)), "another lock");
         assert!(!home.may_have(8, one(101 * GIB, 102 * GIB)));
         // Near: it grows. Far: the other part. Farther: one of the two.
-        home.cover(8, one(101 * GIB, 102 * GIB), 2);
-        home.cover(8, one(500 * GIB, 501 * GIB), 3);
+        home.cover(8, one(101 * GIB, 102 * GIB), 2, false);
+        home.cover(8, one(500 * GIB, 501 * GIB), 3, false);
         for at in [100, 101, 500] {
             assert!(home.may_have(8, one(at * GIB, at * GIB + 1)), "{at}");
         }
-        home.cover(8, one(900 * GIB, 901 * GIB), 4);
+        home.cover(8, one(900 * GIB, 901 * GIB), 4, false);
         assert!(home.may_have(8, one(900 * GIB, 900 * GIB + 1)));
-        home.cover(8, claim([(10 * GIB, 11 * GIB), (700 * GIB, 701 * GIB)]), 5);
+        home.cover(8, claim([(10 * GIB, 11 * GIB), (700 * GIB, 701 * GIB)]), 5, false);
         for at in [10, 700] {
             assert!(home.may_have(8, one(at * GIB, at * GIB + 1)), "{at}");
         }
@@ -220,7 +268,7 @@ mod tests {
         for at in 0..256 {
             let start = 4 * GIB + at * (4 << 20);
             let before = home.parts[0].load(Ordering::Relaxed);
-            home.cover(8, one(start, start + (4 << 20)), 1);
+            home.cover(8, one(start, start + (4 << 20)), 1, false);
             assert!(home.may_have(8, one(start, start + 1)));
             changes += u32::from(home.parts[0].load(Ordering::Relaxed) != before);
         }
@@ -233,28 +281,33 @@ mod tests {
     #[test]
     fn both_ranges_of_a_claim_stay_in_it() {
         let home = Home::default();
-        home.cover(8, one(10 * GIB, 11 * GIB), 1);
-        home.cover(8, one(900 * GIB, 901 * GIB), 2);
+        home.cover(8, one(10 * GIB, 11 * GIB), 1, false);
+        home.cover(8, one(900 * GIB, 901 * GIB), 2, false);
         for (number, first) in [(3, 10), (4, 10), (5, 900), (6, 900)] {
-            home.cover(8, claim([(first * GIB, first * GIB + 1), (400 * GIB, 401 * GIB)]), number);
+            home.cover(
+                8,
+                claim([(first * GIB, first * GIB + 1), (400 * GIB, 401 * GIB)]),
+                number,
+                false,
+            );
             for at in [first, 400] {
                 assert!(home.may_have(8, one(at * GIB, at * GIB + 1)), "{at} in {number}");
             }
-            home.cover(8, claim([(10 * GIB, 11 * GIB), (900 * GIB, 901 * GIB)]), number);
+            home.cover(8, claim([(10 * GIB, 11 * GIB), (900 * GIB, 901 * GIB)]), number, false);
         }
     }
 
     #[test]
     fn a_claim_of_everything_does_not_stay() {
         let home = Home::default();
-        home.cover(8, Wanted::from([VirtRange::USER, VirtRange::new(0, 0)]), 1);
+        home.cover(8, Wanted::from([VirtRange::USER, VirtRange::new(0, 0)]), 1, false);
         assert!(home.may_have(8, one(0, 1)) && home.may_have(8, one(USER_END - 1, USER_END)));
         home.shrink();
         assert!(!home.may_have(8, Wanted::from([VirtRange::USER, VirtRange::new(0, 0)])));
-        home.cover(8, one(GIB, 2 * GIB), 2);
+        home.cover(8, one(GIB, 2 * GIB), 2, false);
         home.shrink();
         assert!(home.may_have(8, one(GIB, 2 * GIB)), "a short one stays");
-        home.cover(8, one(5 * GIB, 6 * GIB), AFRESH);
+        home.cover(8, one(5 * GIB, 6 * GIB), 1, true);
         assert!(!home.may_have(8, one(GIB, 2 * GIB)), "now and then it begins anew");
     }
 }

@@ -99,7 +99,9 @@ impl RangeGuard<'_> {
 
     /// Its CPU looks once whether the claim is held.
     fn looks(&self) -> bool {
-        if self.standing() == WAITS && self.last_of(&mut self.all_others()).is_none() {
+        let mut before = OwnCpus::default();
+        before.extend(self.near());
+        if self.standing() == WAITS && self.last_of(&mut before).is_none() {
             self.slot().state.store(self.number() | ACTIVE, Ordering::Release);
         }
         self.is_held()
