@@ -308,9 +308,11 @@ impl<M: Machine> Space<M> {
             let was = if occupied { writing.leave(range) } else { None };
             let state = if occupied { State::WriteLocked } else { State::Unlocked };
             let placed = writing.step(range.with_neighbours(), |step| {
-                let view = step.view();
-                if !request.fixed && writing.is_outdated(&view) && choose(&view) != writing.asked {
-                    return Ok(false);
+                if !request.fixed {
+                    let view = step.view();
+                    if writing.is_outdated(&view) && choose(&view) != writing.asked {
+                        return Ok(false);
+                    }
                 }
                 step.replace(range, Some(piece(area, range)), state)?;
                 Ok(true)

@@ -580,13 +580,16 @@ fn entry_of<T>(slot: Slot) -> Entry<T> {
     Entry { start, end, value: target.cast() }
 }
 
+/// The slot of `entry`, of a leaf.
+#[inline(always)]
+fn slot_of<T>(entry: Entry<T>) -> Slot {
+    let Entry { start, end, value } = entry;
+    Slot { start, end, gap: 0, target: value.cast() }
+}
+
 /// The slots of `entries`.
 fn slots<T>(entries: &[Entry<T>]) -> impl Slots {
-    let slot = |entry: &Entry<T>| {
-        let Entry { start, end, value } = *entry;
-        Slot { start, end, gap: 0, target: value.cast() }
-    };
-    entries.iter().map(slot)
+    entries.iter().map(|entry| slot_of(*entry))
 }
 
 impl<T> fmt::Debug for Edit<'_, T> {

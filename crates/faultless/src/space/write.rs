@@ -365,7 +365,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         align: u64,
         held: Held<'a>,
     ) -> Self {
-        Self::over(cpu, space, asked, asked.map(|range| range.widen(align)), held)
+        let [first, second] = asked;
+        Self::over(cpu, space, asked, [first.widen(align), second.widen(align)], held)
     }
 
     #[inline(always)]

@@ -3,8 +3,9 @@
 use super::node::{Extent, Node, Slot};
 use super::path::{Fit, Path};
 use super::version::{Entry, Iter, Version};
-use super::{entry_of, slots};
+use super::{entry_of, slot_of};
 use core::fmt;
+use core::iter;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
@@ -108,7 +109,7 @@ impl<T> Amend<'_, T> {
         }
         if count != 0 {
             self.less.entries += count;
-            self.leaf().splice(at, count, slots::<T>(&[]));
+            self.leaf().splice(at, count, iter::empty());
         }
     }
 
@@ -118,7 +119,7 @@ impl<T> Amend<'_, T> {
         let at = self.path.at(0) + at;
         self.more.entries += 1;
         self.more.bytes += entry.end - entry.start;
-        self.leaf().splice(at, 0, slots(&[entry]));
+        self.leaf().splice(at, 0, iter::once(slot_of(entry)));
     }
 
     /// Ends the change.
