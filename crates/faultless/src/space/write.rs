@@ -55,6 +55,19 @@ pub(super) enum Refused {
     Crowded,
 }
 
+impl Refused {
+    /// The error of an owner's step, which counts all VMAs, and finds none under change.
+    pub(super) fn errno(self) -> Errno {
+        match self {
+            Self::With(errno) => errno,
+            Self::Busy(_) | Self::Crowded => {
+                debug_assert!(false, "an owner waits for nobody");
+                Errno::ENOMEM
+            }
+        }
+    }
+}
+
 impl From<Errno> for Refused {
     fn from(errno: Errno) -> Self {
         Self::With(errno)
