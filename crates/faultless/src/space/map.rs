@@ -314,7 +314,7 @@ impl<M: Machine> Space<M> {
                         return Ok(false);
                     }
                 }
-                step.replace(range, Some(piece(area, range)), state)?;
+                step.replace(range, piece(area, range), state)?;
                 Ok(true)
             });
             match placed {

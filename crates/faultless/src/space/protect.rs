@@ -144,7 +144,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             if !prot.contains(Prot::WRITE) && never_written {
                 area.flags -= VmaFlags::ACCOUNT;
             }
-            step.replace(part, Some(Piece { area, root }), state)
+            step.replace(part, Piece { area, root }, state)
         })?;
         if prot != before {
             self.protect_pages(part, prot);

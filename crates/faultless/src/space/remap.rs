@@ -281,7 +281,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let (mut area, root) = step.take(old)?;
             area.offset += old.pages();
             area.range = VirtRange::new(old.end, to.end);
-            step.replace(area.range, Some(Piece { area, root }), State::Unlocked)
+            step.replace(area.range, Piece { area, root }, State::Unlocked)
         })
     }
 

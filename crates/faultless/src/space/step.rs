@@ -173,8 +173,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Replaces `range` by `piece` (or by nothing), splits off the head and tail VMAs outside of `range`,
-    /// and merges `piece` with adjacent VMAs where possible. `range` must be claimed.
+    /// Replaces `range` by `piece`, splits off the head and tail VMAs outside of `range`, and merges `piece` with adjacent VMAs where possible.
+    /// `range` must be claimed.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -182,12 +182,24 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
     pub(super) fn replace(
         &mut self,
         range: VirtRange,
-        piece: Option<Piece>,
+        piece: Piece,
         state: State,
     ) -> Result<(), Refused> {
         match self {
-            Self::Alone(step) => step.replace(range, piece),
-            Self::Versions(step) => step.replace(range, piece, state),
+            Self::Alone(step) => step.replace(range, Some(piece)),
+            Self::Versions(step) => step.replace(range, Some(piece), state),
+        }
+    }
+
+    /// [`replace`](Self::replace) by nothing.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, range: VirtRange) -> Result<(), Refused> {
+        match self {
+            Self::Alone(step) => step.replace(range, None),
+            Self::Versions(step) => step.replace(range, None, State::Unlocked),
         }
     }
 

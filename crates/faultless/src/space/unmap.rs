@@ -29,7 +29,6 @@
 //!   the hole, it waits for the flush ([`Guard::await_unmapping`]): afterwards no CPU can use the page. So does the revocation of an
 //!   object's pages, for the mappings that it did not find.
 
-use super::made::State;
 use super::write::{NOWHERE, Writing};
 use super::{Guard, Space};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -125,7 +124,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let unmapped = self.step(range, |step| {
             let enough = is_enough(&step.view());
             if enough {
-                step.replace(range, None, State::Unlocked)?;
+                step.remove(range)?;
             }
             Ok(enough)
         })?;

@@ -77,7 +77,7 @@ fn a_limit_that_is_lowered_in_the_middle_of_an_edit_holds_from_the_next_on() {
         let writing = space.write(&cpu, [page, NOWHERE], P);
         assert!(writing.owns());
         let done = writing.step(page.with_neighbours(), |step| {
-            step.replace(page, None, State::Unlocked)?;
+            step.remove(page)?;
             vm.set(Setting::MaxMapCount(1));
             Ok(())
         });
