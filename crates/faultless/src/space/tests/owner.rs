@@ -4,7 +4,6 @@ use super::guest::{self, between, cpu, store};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
 use crate::audit::audit;
 use crate::knob::Setting;
-use crate::space::made::State;
 use crate::space::write::NOWHERE;
 use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
