@@ -298,7 +298,7 @@ fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -
     let were: Vec<_> = near.iter().filter(|&&e| Some(e) != low && Some(e) != high).collect();
     // Some begin at the entry before.
     let before = all.iter().rfind(|entry| entry.end <= cut.start);
-    let before = before.filter(|_| low.is_none() && number % 3 == 0);
+    let before = before.filter(|_| low.is_none() && number.is_multiple_of(3));
     let (mut spot, section) = (Spot::nowhere(), fixture.grace.enter(&fixture.local));
     let from = before.map_or(cut.start, |entry| entry.start);
     // SAFETY: one thread has the tree, which is in one piece.
