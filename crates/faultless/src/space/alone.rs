@@ -13,7 +13,7 @@ use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
-use crate::space::tree::{Entry, Version, View};
+use crate::space::tree::{Entry, Spot, Version, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -33,11 +33,18 @@ struct Found<'w> {
     inside: usize,
 }
 
-/// A change of the tree: `entries` replace all that is in `taken`.
-struct Change {
-    taken: VirtRange,
-    entries: [Entry<Vma>; 3],
-    count: usize,
+/// A change of the tree. Of the entries of a spot, `removed` go, which follow the one below the range if there is one.
+#[derive(Clone, Copy)]
+struct Change<'w> {
+    /// All entries that change are in here, but for the VMAs that stay.
+    range: VirtRange,
+    below: bool,
+    removed: usize,
+    /// The VMA that stays below, and where it ends from now on; the one that stays above, and where it starts.
+    low: Option<(&'w Vma, u64)>,
+    high: Option<(&'w Vma, u64)>,
+    /// New VMAs between these.
+    new: [Option<NonNull<Vma>>; 2],
 }
 
 impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
@@ -56,6 +63,12 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     fn version(&self) -> Version<'w, Vma> {
         // SAFETY: this CPU owns the space until the writer is done.
         unsafe { self.writing.space.tree.version(&self.writing.section) }
+    }
+
+    #[inline(always)]
+    fn lead(&self, spot: &mut Spot<'w, Vma>, addr: u64) {
+        // SAFETY: this CPU owns the space until the writer is done.
+        unsafe { self.writing.space.tree.lead(spot, &self.writing.section, addr) };
     }
 
     /// See [`Step::take`](super::step::Step::take).
@@ -77,7 +90,9 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         range: VirtRange,
         mut piece: Option<Piece>,
     ) -> Result<(), Refused> {
-        let Found { below, above, inside } = self.find(range);
+        let mut spot = Spot::nowhere();
+        self.lead(&mut spot, range.start.saturating_sub(1));
+        let Found { below, above, inside } = find(&spot, range);
         let low_cut = below.filter(|vma| vma.area.range.end > range.start);
         let high_cut = above.filter(|vma| vma.area.range.start < range.end);
         if low_cut.is_some() || high_cut.is_some() {
@@ -87,7 +102,9 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         if let Some(piece) = &mut piece {
             let low = below.filter(|vma| agree(&vma.area, &piece.area, range.start));
             let high = above.filter(|vma| agree(&vma.area, &piece.area, range.end));
-            [joins_low, joins_high] = join(piece, low, high, true);
+            if low.is_some() || high.is_some() {
+                [joins_low, joins_high] = join(piece, low, high, true);
+            }
         }
         // A VMA on both sides is split in two, or merges with `piece`.
         let split = low_cut.filter(|vma| vma.area.range.end > range.end);
@@ -98,12 +115,10 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let low = if joins_low { below } else { low_cut };
         let high = if joins_high { above } else { high_cut };
         let high = if both || split.is_some() { None } else { high };
-
         let comes = piece.is_some() && !joins_low && !joins_high;
-        self.check_count(
-            usize::from(comes) + usize::from(split.is_some()),
-            inside + usize::from(both),
-        )?;
+        let removed = inside + usize::from(both);
+        self.check_count(usize::from(comes) + usize::from(split.is_some()), removed)?;
+
         let mut made = Made::new();
         let mut make = |area, root, merges| -> Result<NonNull<Vma>, OutOfMemory> {
             // No box from here on: to move one is to claim that there is no other pointer.
@@ -114,8 +129,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let rest = match split {
             Some(vma) => {
                 let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
-                let end = area.range.end;
-                Some((make(area, vma.anon_vma.get(), [false, vma.merges.above()])?, end))
+                Some(make(area, vma.anon_vma.get(), [false, vma.merges.above()])?)
             }
             None => None,
         };
@@ -128,44 +142,32 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             }
         }
 
-        let mut change = Change::of(range);
         let (mut low_end, mut low_merges) = (range.start, false);
-        if let Some(vma) = low {
-            if joins_low {
-                low_end = range.end;
-            }
-            if let Some(above) = above
-                && both
-            {
-                (low_end, low_merges) = (above.area.range.end, above.merges.above());
-            }
-            change.taken = change.taken.hull(vma.area.range);
-            change.taken.end = change.taken.end.max(low_end);
-            change.add(vma.area.range.start, low_end, NonNull::from(vma));
+        if joins_low {
+            low_end = range.end;
         }
-        if let Some(new) = new {
-            change.add(range.start, range.end, new);
+        if let Some(above) = above
+            && both
+        {
+            (low_end, low_merges) = (above.area.range.end, above.merges.above());
         }
         let high_start = if joins_high { range.start } else { range.end };
-        if let Some(vma) = high {
-            change.taken.end = vma.area.range.end;
-            change.add(high_start, vma.area.range.end, NonNull::from(vma));
-        } else if let Some((rest, end)) = rest {
-            change.add(range.end, end, rest);
-        }
-        self.edit(&change, [low, high])?;
+        let low = low.map(|vma| (vma, low_end));
+        let high = high.map(|vma| (vma, high_start));
+        let below = below.is_some();
+        self.edit(&spot, Change { range, below, removed, low, high, new: [new, rest] })?;
         // The tree owns them now.
         core::mem::forget(made);
 
-        if let Some(vma) = low {
+        if let Some((vma, end)) = low {
             // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
-            unsafe { vma.area.change(|area| area.range.end = low_end) };
+            unsafe { vma.area.change(|area| area.range.end = end) };
             vma.merges.set_above(low_merges);
             adopt(vma, root.as_ref().filter(|_| joins_low));
         }
-        if let Some(vma) = high {
+        if let Some((vma, start)) = high {
             // SAFETY: as above.
-            unsafe { vma.area.change(|area| area.move_start(high_start)) };
+            unsafe { vma.area.change(|area| area.move_start(start)) };
             vma.merges.set_below(false);
             adopt(vma, root.as_ref().filter(|_| joins_high));
         }
@@ -177,37 +179,21 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`.
     pub(super) fn extend_down(&self, stack: u64, addr: u64) -> Result<(), Refused> {
-        let Some(vma) = self.version().at(stack).map(vma) else { return Ok(()) };
+        let mut spot = Spot::nowhere();
+        self.lead(&mut spot, stack);
+        let found = spot.iter().next().filter(|entry| entry.start <= stack);
+        let Some(vma) = found.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma.
         let root = vma.anon_vma.get().or_else(|| mergeable_anon_vma(&self.view(), &vma.area));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
-        let mut change = Change::of(VirtRange::new(addr, vma.area.range.end));
-        change.add(addr, vma.area.range.end, NonNull::from(vma));
-        self.edit(&change, [Some(vma), None])?;
+        let range = VirtRange::new(addr, vma.area.range.start);
+        let (below, removed, low, high) = (false, 0, None, Some((vma, addr)));
+        self.edit(&spot, Change { range, below, removed, low, high, new: [None; 2] })?;
         // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
         unsafe { vma.area.change(|area| area.move_start(addr)) };
         vma.merges.set_below(false);
         adopt(vma, Some(&root));
         Ok(())
-    }
-
-    #[inline(always)]
-    fn find(&self, range: VirtRange) -> Found<'w> {
-        let mut found = Found::default();
-        let mut near = self.version().iter_from(range.start.saturating_sub(1));
-        while let Some(entry) = near.next()
-            && entry.start <= range.end
-        {
-            let (low, high) = (entry.start < range.start, entry.end > range.end);
-            if low {
-                found.below = Some(vma(entry));
-            }
-            if high {
-                found.above = Some(vma(entry));
-            }
-            found.inside += usize::from(!low && !high);
-        }
-        found
     }
 
     /// Fails if the space would have more VMAs than it may: `made` are added, and `gone` removed.
@@ -220,29 +206,30 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         Ok(())
     }
 
-    /// Changes the tree. What it removes is freed at the end of the call, except the VMAs that `stay`.
+    /// Changes the tree. What it removes is freed at the end of the call.
     #[inline(always)]
-    fn edit(&self, change: &Change, stay: [Option<&Vma>; 2]) -> Result<(), OutOfMemory> {
-        let (cpu, tree) = (self.writing.cpu, &self.writing.space.tree);
-        let entries = &change.entries[..change.count];
+    fn edit(&self, spot: &Spot<'_, Vma>, change: Change<'_>) -> Result<(), OutOfMemory> {
+        let Change { below, removed, low, high, new, .. } = change;
         let mut old = RetireChain::default();
-        let mut gone = |entry: Entry<Vma>| {
-            let stays =
-                |vma: Option<&Vma>| vma.is_some_and(|vma| NonNull::from(vma) == entry.value);
-            if !stays(stay[0]) && !stays(stay[1]) {
-                cpu.state().hint.forget_vma(entry.value.as_ptr());
-                // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner uses it.
-                unsafe { old.append(entry.value.cast::<RetireLink>()) };
-            }
-        };
+        let mut at = usize::from(below);
+        let needed = at + removed + usize::from(high.is_some());
+        let added = new.iter().flatten().count();
         // SAFETY: this CPU owns the space, so no other CPU has a view of the tree, and it no longer uses its own ones.
-        #[expect(clippy::redundant_closure, reason = "a reference to it is not inlined")]
-        let amended = unsafe { tree.amend(change.taken, entries, |entry| gone(entry)) };
-        if !amended {
-            // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
-            let mut edit = unsafe { tree.edit(cpu.local(), &cpu.vm().grace, cpu) }?;
-            edit.replace(change.taken, entries, gone)?;
-            edit.publish();
+        if let Some(mut leaf) = unsafe { spot.amend(needed, removed, added) } {
+            leaf.remove(at, removed, |entry| self.goes(entry, &mut old));
+            if let Some((vma, end)) = low {
+                leaf.bound(0, vma.area.range.start, end);
+            }
+            for vma in new.into_iter().flatten() {
+                leaf.insert(at, entry(vma));
+                at += 1;
+            }
+            if let Some((vma, start)) = high {
+                leaf.bound(at, start, vma.area.range.end);
+            }
+            leaf.finish();
+        } else {
+            old = self.rebuild(change)?;
         }
         if !old.is_empty() {
             // SAFETY: removed just now, and freed when the writer is done.
@@ -251,20 +238,68 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         }
         Ok(())
     }
+
+    /// Makes the next version of the tree, where the change needs nodes. Returns the VMAs that it removes.
+    #[inline(never)]
+    fn rebuild(&self, change: Change<'_>) -> Result<RetireChain, OutOfMemory> {
+        let cpu = self.writing.cpu;
+        let mut old = RetireChain::default();
+        let Change { range, low, high, new: [new, rest], .. } = change;
+        let mut taken = range;
+        let stay = [low, high].map(|stays| stays.map(|(vma, _)| NonNull::from(vma)));
+        let low = low.map(|(vma, end)| {
+            taken = taken.hull(vma.area.range);
+            taken.end = taken.end.max(end);
+            Entry { end, ..entry(NonNull::from(vma)) }
+        });
+        let high = high.map(|(vma, start)| {
+            taken = taken.hull(vma.area.range);
+            Entry { start, ..entry(NonNull::from(vma)) }
+        });
+        let mut entries = [Entry { start: 0, end: 0, value: NonNull::dangling() }; 3];
+        let mut count = 0;
+        for entry in [low, new.map(entry), rest.map(entry), high].into_iter().flatten() {
+            entries[count] = entry;
+            count += 1;
+        }
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let mut edit = unsafe { self.writing.space.tree.edit(cpu.local(), &cpu.vm().grace, cpu) }?;
+        edit.replace(taken, &entries[..count], |entry| {
+            if !stay.contains(&Some(entry.value)) {
+                self.goes(entry, &mut old);
+            }
+        })?;
+        edit.publish();
+        Ok(old)
+    }
+
+    /// Adds the VMA of `entry` to `old`.
+    #[inline(always)]
+    fn goes(&self, entry: Entry<Vma>, old: &mut RetireChain) {
+        self.writing.cpu.state().hint.forget_vma(entry.value.as_ptr());
+        // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner uses it.
+        unsafe { old.append(entry.value.cast::<RetireLink>()) };
+    }
 }
 
-impl Change {
-    #[inline(always)]
-    fn of(taken: VirtRange) -> Self {
-        let none = Entry { start: 0, end: 0, value: NonNull::dangling() };
-        Self { taken, entries: [none; 3], count: 0 }
+/// What is in `range`, and beside it. `spot` begins with the first entry that ends at its start, or above.
+#[inline(always)]
+fn find<'w>(spot: &Spot<'w, Vma>, range: VirtRange) -> Found<'w> {
+    let mut found = Found::default();
+    let mut near = spot.iter();
+    while let Some(entry) = near.next()
+        && entry.start <= range.end
+    {
+        let (low, high) = (entry.start < range.start, entry.end > range.end);
+        if low {
+            found.below = Some(vma(entry));
+        }
+        if high {
+            found.above = Some(vma(entry));
+        }
+        found.inside += usize::from(!low && !high);
     }
-
-    #[inline(always)]
-    fn add(&mut self, start: u64, end: u64, value: NonNull<Vma>) {
-        self.entries[self.count] = Entry { start, end, value };
-        self.count += 1;
-    }
+    found
 }
 
 /// The part of `range` in which `vma` has private anonymous memory.
@@ -281,6 +316,13 @@ fn adopt(vma: &Vma, root: Option<&SharedAnonVma>) {
     {
         vma.anon_vma.give(AnonVmaRef::of(root));
     }
+}
+
+/// The entry of `vma`.
+fn entry(vma: NonNull<Vma>) -> Entry<Vma> {
+    // SAFETY: the caller has made it, or found it in the tree that this CPU owns.
+    let VirtRange { start, end } = unsafe { vma.as_ref() }.area.range;
+    Entry { start, end, value: vma }
 }
 
 /// The VMA of `entry`, of the tree that this CPU owns.

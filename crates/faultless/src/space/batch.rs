@@ -180,10 +180,8 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     }
 
     /// Completes the flush, and drops the references.
-    #[inline]
-    pub fn finish(self) {
-        drop(self);
-    }
+    #[inline(always)]
+    pub fn finish(self) {}
 
     #[inline(never)]
     fn flush_all(&mut self) {

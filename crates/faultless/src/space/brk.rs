@@ -120,7 +120,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 offset: range.start >> PAGE_SHIFT,
                 memory: Memory::Anonymous,
             };
-            step.replace(range, Some(Piece { area, root: None }), State::Unlocked)
+            step.replace(range, Piece { area, root: None }, State::Unlocked)
         });
         extended.is_ok()
     }

@@ -218,7 +218,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let leaf = leaf.with_hidden(hidden);
                 self.step(all.with_neighbours(), |step| {
                     let (area, root) = step.take(all)?;
-                    step.replace(all, Some(Piece { area, root }), State::WriteLocked)
+                    step.replace(all, Piece { area, root }, State::WriteLocked)
                 })?;
                 // From here on no fault makes a copy.
                 let files = slots.iter().all(|slot| self.is_files(slot));

@@ -269,14 +269,15 @@ impl<M: Machine> Space<M> {
             let last = chosen.get();
             let stays = places.get().are_apart() && !last.is_empty() && is_free(view, last);
             let start = if request.fixed {
-                request.addr
+                Some(request.addr)
             } else if stays {
-                last.start
+                Some(last.start)
             } else {
-                places.get().find(view, request.addr, len).ok_or(Errno::ENOMEM)?
+                places.get().find(view, request.addr, len)
             };
-            chosen.set(VirtRange::new(start, start + len));
-            Ok::<_, Errno>([chosen.get(), NOWHERE])
+            let range = start.map_or(NOWHERE, |start| VirtRange::new(start, start + len));
+            chosen.set(range);
+            [range, NOWHERE]
         };
         let met = Cell::new(0);
         let elsewhere = || {
@@ -292,8 +293,11 @@ impl<M: Machine> Space<M> {
         let or = (!request.fixed).then_some(&elsewhere as &dyn Fn() -> bool);
         for tries in 0.. {
             // Where a mapping is put nothing is left unmapped, so no table goes.
-            let writing = self.write_where_or(cpu, PAGE_SIZE, tries, choose, or)?;
+            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose, or);
             let [range, _] = writing.asked;
+            if range.is_empty() {
+                return Err(Errno::ENOMEM);
+            }
             let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
                 return Err(Errno::EEXIST);
@@ -304,11 +308,13 @@ impl<M: Machine> Space<M> {
             let was = if occupied { writing.leave(range) } else { None };
             let state = if occupied { State::WriteLocked } else { State::Unlocked };
             let placed = writing.step(range.with_neighbours(), |step| {
-                let view = step.view();
-                if !request.fixed && writing.is_outdated(&view) && choose(&view)? != writing.asked {
-                    return Ok(false);
+                if !request.fixed {
+                    let view = step.view();
+                    if writing.is_outdated(&view) && choose(&view) != writing.asked {
+                        return Ok(false);
+                    }
                 }
-                step.replace(range, Some(piece(area, range)), state)?;
+                step.replace(range, piece(area, range), state)?;
                 Ok(true)
             });
             match placed {

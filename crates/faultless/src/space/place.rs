@@ -13,7 +13,7 @@ use super::vma::{Vma, VmaFlags};
 use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{VirtRange, page_down};
 use crate::machine::{CpuId, MAX_CPUS, Machine, SpaceId};
-use crate::space::tree::{Entry, View};
+use crate::space::tree::{Entry, Gap, View};
 use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
@@ -128,10 +128,16 @@ fn region(cpu: CpuId) -> u64 {
 /// The highest free place from `lowest` to `high`.
 #[inline(always)]
 fn below(view: &View<'_, Vma>, len: u64, lowest: u64, mut high: u64) -> Option<u64> {
-    while let Some(start) = view.gap(len, lowest, high) {
-        match guard_below(view, start + len) {
-            Some(limit) if start + len > limit => high = limit,
-            _ => return Some(start),
+    while let Some(Gap { start, end }) = view.gap(len, lowest, high) {
+        let top = start + len;
+        // If nothing is near, no stack is.
+        if end - top < STACK_GUARD
+            && let Some(limit) = guard_below(view, top)
+            && limit < top
+        {
+            high = limit;
+        } else {
+            return Some(start);
         }
     }
     None

@@ -53,33 +53,8 @@ impl<M: Machine> Space<M> {
         if unknown != 0 {
             return Err(Errno::EINVAL);
         }
-        let mut range = VirtRange::new(addr, end);
-        let mut locked = range;
-        let writing = loop {
-            let writing = self.write(cpu, [locked, NOWHERE], PAGE_SIZE);
-            if grows.is_empty() {
-                break writing;
-            }
-            let vma = writing.view().find(addr).ok_or(Errno::ENOMEM)?;
-            let behind = if grows == Prot::GROWSUP { addr + 1 } else { end };
-            if vma.start >= behind {
-                return Err(Errno::ENOMEM);
-            }
-            let area = &writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area;
-            // Nothing grows upwards on this architecture.
-            if grows == Prot::GROWSUP || !area.flags.contains(VmaFlags::GROWSDOWN) {
-                return Err(Errno::EINVAL);
-            }
-            range.start = area.range.start;
-            // A stack that grows claims the page below it: one that has not may not until this is done.
-            let needed = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
-            if locked.covers(needed) {
-                break writing;
-            }
-            locked = locked.hull(needed);
-        };
         let prot = prot & access;
-        writing.modify_all(range, |area| {
+        let change = |area: &Area| {
             let mut flags = area.flags;
             if prot.contains(Prot::WRITE) && flags.contains(VmaFlags::NOWRITE) {
                 return Err(Errno::EACCES);
@@ -92,7 +67,32 @@ impl<M: Machine> Space<M> {
                 flags |= VmaFlags::ACCOUNT;
             }
             Ok((prot, flags))
-        })
+        };
+        let mut range = VirtRange::new(addr, end);
+        let mut locked = range;
+        loop {
+            let writing = self.write(cpu, [locked, NOWHERE], PAGE_SIZE);
+            if !grows.is_empty() {
+                let vma = writing.view().find(addr).ok_or(Errno::ENOMEM)?;
+                let behind = if grows == Prot::GROWSUP { addr + 1 } else { end };
+                if vma.start >= behind {
+                    return Err(Errno::ENOMEM);
+                }
+                let area = &writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area;
+                // Nothing grows upwards on this architecture.
+                if grows == Prot::GROWSUP || !area.flags.contains(VmaFlags::GROWSDOWN) {
+                    return Err(Errno::EINVAL);
+                }
+                range.start = area.range.start;
+                // A stack that grows claims the page below it: one that has not may not until this is done.
+                let needed = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
+                if !locked.covers(needed) {
+                    locked = locked.hull(needed);
+                    continue;
+                }
+            }
+            return writing.modify_all(range, change);
+        }
     }
 }
 
@@ -144,7 +144,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             if !prot.contains(Prot::WRITE) && never_written {
                 area.flags -= VmaFlags::ACCOUNT;
             }
-            step.replace(part, Some(Piece { area, root }), state)
+            step.replace(part, Piece { area, root }, state)
         })?;
         if prot != before {
             self.protect_pages(part, prot);

@@ -25,7 +25,6 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use bitflags::bitflags;
 use core::cell::Cell;
-use core::convert::Infallible;
 
 bitflags! {
     /// Linux's `MREMAP_*`.
@@ -88,10 +87,11 @@ impl<M: Machine> Space<M> {
         let course = Cell::new(Course::Refused);
         for tries in 0.. {
             let request = request.after(done.get());
-            let Ok(writing) = self.write_where(cpu, PAGE_SIZE, tries, |view| {
+            let choose = |view: &View<'_, Vma>| {
                 course.set(Course::choose(view, &request));
-                Ok::<_, Infallible>(request.ranges(view, course.get()))
-            });
+                request.ranges(view, course.get())
+            };
+            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose, None);
             if let Some(start) = writing.remap(&request, course.get(), done)? {
                 return Ok(start);
             }
@@ -281,7 +281,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let (mut area, root) = step.take(old)?;
             area.offset += old.pages();
             area.range = VirtRange::new(old.end, to.end);
-            step.replace(area.range, Some(Piece { area, root }), State::Unlocked)
+            step.replace(area.range, Piece { area, root }, State::Unlocked)
         })
     }
 

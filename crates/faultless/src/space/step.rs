@@ -49,7 +49,7 @@ use super::versions::Versions;
 use super::vma::{Area, Vma};
 use super::write::{Refused, Writing};
 use crate::addr::VirtRange;
-use crate::error::Errno;
+use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::SharedAnonVma;
 use crate::space::tree::{EVERYWHERE, View};
@@ -62,7 +62,7 @@ pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
     Versions(&'s mut Versions<'w, 'a, 'v, M>),
 }
 
-impl<M: Machine> Writing<'_, '_, M> {
+impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// Runs one step in `place`: no other step changes VMAs there until it is over. `place` covers what the step replaces, and the page on
     /// either side of what it maps, with whose VMA the new one may merge. `build` replaces one range at most, as its last action. It reads
     /// the current tree in [`Step::view`], and runs again after a wait for another writer.
@@ -72,21 +72,20 @@ impl<M: Machine> Writing<'_, '_, M> {
     #[inline(always)]
     pub(super) fn step<R>(
         &self,
-        place: VirtRange,
+        mut place: VirtRange,
         mut build: impl FnMut(&mut Step<'_, '_, '_, '_, M>) -> Result<R, Refused>,
     ) -> Result<R, Errno> {
-        if !self.owns() {
-            return self.step_versions(place, |step| build(&mut Step::Versions(step)));
-        }
         loop {
-            match build(&mut Step::Alone(Alone::new(self))) {
-                Ok(built) => return Ok(built),
-                Err(Refused::With(errno)) => return Err(errno),
-                Err(Refused::Busy(addr)) => self.await_others(addr),
-                Err(Refused::Crowded) => {
-                    debug_assert!(false, "an owner counts all VMAs");
-                    return Err(Errno::ENOMEM);
-                }
+            // `build` is called in one place, so that it is compiled into its caller.
+            let mut versions = None;
+            let built = build(&mut if self.owns() {
+                Step::Alone(Alone::new(self))
+            } else {
+                Step::Versions(self.begin_versions(&mut versions, place)?)
+            });
+            let Some(versions) = versions else { return built.map_err(Refused::errno) };
+            if let Some(built) = self.end_versions(versions, built, &mut place)? {
+                return Ok(built);
             }
         }
     }
@@ -103,23 +102,48 @@ impl<M: Machine> Writing<'_, '_, M> {
     ) -> Result<R, Errno> {
         loop {
             let mut step = Versions::begin(self, place)?;
-            let built = build(&mut step).and_then(|built| step.check_count().map(|()| built));
-            let refused = match built {
-                Ok(built) => {
-                    step.publish();
-                    return Ok(built);
-                }
-                Err(refused) => refused,
-            };
-            let unmerged = step.unmerged();
-            step.undo();
-            match (refused, unmerged) {
-                (Refused::With(errno), _) => return Err(errno),
-                (_, Some(addr)) => drop(self.merge_two(addr)?),
-                (Refused::Busy(addr), None) => self.await_others(addr),
-                (Refused::Crowded, None) => place = EVERYWHERE,
+            let built = build(&mut step);
+            if let Some(built) = self.end_versions(step, built, &mut place)? {
+                return Ok(built);
             }
         }
+    }
+
+    /// Begins a step that makes a version, in `versions`.
+    #[inline(never)]
+    fn begin_versions<'s, 'w>(
+        &'w self,
+        versions: &'s mut Option<Versions<'w, 'a, 'v, M>>,
+        place: VirtRange,
+    ) -> Result<&'s mut Versions<'w, 'a, 'v, M>, OutOfMemory> {
+        Ok(versions.insert(Versions::begin(self, place)?))
+    }
+
+    /// Publishes what `step` has built, and returns it. `None`: it is to run again, in `place`.
+    #[inline(never)]
+    fn end_versions<R>(
+        &self,
+        step: Versions<'_, '_, '_, M>,
+        built: Result<R, Refused>,
+        place: &mut VirtRange,
+    ) -> Result<Option<R>, Errno> {
+        let built = built.and_then(|built| step.check_count().map(|()| built));
+        let refused = match built {
+            Ok(built) => {
+                step.publish();
+                return Ok(Some(built));
+            }
+            Err(refused) => refused,
+        };
+        let unmerged = step.unmerged();
+        step.undo();
+        match (refused, unmerged) {
+            (Refused::With(errno), _) => return Err(errno),
+            (_, Some(addr)) => drop(self.merge_two(addr)?),
+            (Refused::Busy(addr), None) => self.await_others(addr),
+            (Refused::Crowded, None) => *place = EVERYWHERE,
+        }
+        Ok(None)
     }
 }
 
@@ -149,8 +173,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Replaces `range` by `piece` (or by nothing), splits off the head and tail VMAs outside of `range`,
-    /// and merges `piece` with adjacent VMAs where possible. `range` must be claimed.
+    /// Replaces `range` by `piece`, splits off the head and tail VMAs outside of `range`, and merges `piece` with adjacent VMAs where possible.
+    /// `range` must be claimed.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -158,12 +182,24 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
     pub(super) fn replace(
         &mut self,
         range: VirtRange,
-        piece: Option<Piece>,
+        piece: Piece,
         state: State,
     ) -> Result<(), Refused> {
         match self {
-            Self::Alone(step) => step.replace(range, piece),
-            Self::Versions(step) => step.replace(range, piece, state),
+            Self::Alone(step) => step.replace(range, Some(piece)),
+            Self::Versions(step) => step.replace(range, Some(piece), state),
+        }
+    }
+
+    /// [`replace`](Self::replace) by nothing.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, range: VirtRange) -> Result<(), Refused> {
+        match self {
+            Self::Alone(step) => step.replace(range, None),
+            Self::Versions(step) => step.replace(range, None, State::Unlocked),
         }
     }
 

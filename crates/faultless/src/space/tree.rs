@@ -11,7 +11,7 @@
 //! its own. A reader then has one complete version of each shard that it reads, and loads the root of a shard when it comes to it.
 //!
 //! While only one CPU uses a tree, the tree is in one piece and needs no versions: that CPU may
-//! [change the present one in place](Tree::amend).
+//! [change the present one in place](Spot::amend).
 //!
 //! Nodes that the next version no longer has are retired to the grace period after the store; a
 //! reader that can still be in them began its section before. An edit that is dropped without
@@ -33,6 +33,8 @@ mod tests;
 mod version;
 mod view;
 
+pub use amend::Spot;
+pub use gap::Gap;
 pub use node::RETIRE_TREE_NODE;
 pub use shard::{Parting, RETIRE_SHARD};
 pub use version::{Entry, Version};
@@ -47,7 +49,6 @@ use crate::sync::order::{self, ShardWriter, TreeWriter};
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
 use crate::sync::wait::{Wait, until_many};
-use amend::amend;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -318,26 +319,15 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Changes the present version itself, as [`Edit::replace`] makes the next: if all of that is in one leaf, which neither
-    /// splits nor joins another, and `new` is short. Returns whether it did; else nothing has changed, and it takes an edit.
+    /// Makes `spot` the first entry of the present version that ends above `addr`, for a change in place.
     ///
     /// # Safety
-    /// The tree is in one piece, no other edit is under way, and no view of the tree is used after this call.
+    /// As [`version`](Self::version).
     #[inline(always)]
-    pub unsafe fn amend(
-        &self,
-        range: VirtRange,
-        new: &[Entry<T>],
-        mut gone: impl FnMut(Entry<T>),
-    ) -> bool {
-        check(range, new);
+    pub unsafe fn lead<'s>(&'s self, spot: &mut Spot<'s, T>, _section: &'s Section<'_>, addr: u64) {
         debug_assert!(!self.is_parted());
-        // Not tagged, by the caller's promise.
-        let root = NonNull::new(self.root.load(Ordering::Relaxed));
-        let gone = |slot: Slot| gone(entry_of(slot));
-        // SAFETY: handed on.
-        new.len() <= CHUNK
-            && root.is_some_and(|root| unsafe { amend(root, range, slots(new), gone) })
+        // SAFETY: as in `snapshot`; the pointer is not tagged, by the caller's promise.
+        unsafe { spot.lead(NonNull::new(self.root.load(Ordering::Acquire)), addr) };
     }
 
     /// [`edit`](Self::edit) of a tree that no other CPU can reach, and that is in one piece: it does not wait.
@@ -592,13 +582,16 @@ fn entry_of<T>(slot: Slot) -> Entry<T> {
     Entry { start, end, value: target.cast() }
 }
 
+/// The slot of `entry`, of a leaf.
+#[inline(always)]
+fn slot_of<T>(entry: Entry<T>) -> Slot {
+    let Entry { start, end, value } = entry;
+    Slot { start, end, gap: 0, target: value.cast() }
+}
+
 /// The slots of `entries`.
 fn slots<T>(entries: &[Entry<T>]) -> impl Slots {
-    let slot = |entry: &Entry<T>| {
-        let Entry { start, end, value } = *entry;
-        Slot { start, end, gap: 0, target: value.cast() }
-    };
-    entries.iter().map(slot)
+    entries.iter().map(|entry| slot_of(*entry))
 }
 
 impl<T> fmt::Debug for Edit<'_, T> {

@@ -29,7 +29,6 @@
 //!   the hole, it waits for the flush ([`Guard::await_unmapping`]): afterwards no CPU can use the page. So does the revocation of an
 //!   object's pages, for the mappings that it did not find.
 
-use super::made::State;
 use super::write::{NOWHERE, Writing};
 use super::{Guard, Space};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -45,7 +44,6 @@ use crate::sync::wait::Wait;
 use crate::table::format::USER_END;
 use crate::table::node::{LAST, TABLE_ALIGN, holds_table, table_span};
 use crate::vm::Cpu;
-use core::convert::Infallible;
 
 /// The page-aligned user range of a call, or `None` where Linux fails with `EINVAL`.
 pub(super) fn user_range(addr: u64, len: u64) -> Option<VirtRange> {
@@ -83,21 +81,26 @@ impl<M: Machine> Space<M> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let refused = |errno| Error { operation: "munmap", range: given, errno };
         let range = user_range(addr, len).ok_or(refused(Errno::EINVAL))?;
+        // As the owner, claiming whole tables costs nothing.
+        match self.write_alone(cpu, [range, NOWHERE], TABLE_ALIGN) {
+            Some(writing) => writing.unmap(range, |_| true).map(drop),
+            None => self.unmap_beside(cpu, range),
+        }
+        .map_err(refused)?;
+        cpu.collect();
+        Ok(())
+    }
+
+    /// [`munmap`](Self::munmap) by a CPU that does not own the space.
+    #[inline(never)]
+    fn unmap_beside(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), Errno> {
         for tries in 0.. {
-            // As the owner, claiming whole tables costs nothing.
-            if let Some(writing) = self.write_alone(cpu, [range, NOWHERE], TABLE_ALIGN) {
-                writing.unmap(range, |_| true).map_err(refused)?;
-                break;
-            }
-            let Ok(writing) = self.write_where(cpu, PAGE_SIZE, tries, |view| {
-                Ok::<_, Infallible>([with_tables(view, range), NOWHERE])
-            });
-            let claims_tables = |view: &View<'_, Vma>| writing.claims_tables(view, range);
-            if writing.unmap(range, claims_tables).map_err(refused)? {
+            let choose = |view: &View<'_, Vma>| [with_tables(view, range), NOWHERE];
+            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose, None);
+            if writing.unmap(range, |view| writing.claims_tables(view, range))? {
                 break;
             }
         }
-        cpu.collect();
         Ok(())
     }
 }
@@ -121,7 +124,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let unmapped = self.step(range, |step| {
             let enough = is_enough(&step.view());
             if enough {
-                step.replace(range, None, State::Unlocked)?;
+                step.remove(range)?;
             }
             Ok(enough)
         })?;

@@ -55,6 +55,19 @@ pub(super) enum Refused {
     Crowded,
 }
 
+impl Refused {
+    /// The error of an owner's step, which counts all VMAs, and finds none under change.
+    pub(super) fn errno(self) -> Errno {
+        match self {
+            Self::With(errno) => errno,
+            Self::Busy(_) | Self::Crowded => {
+                debug_assert!(false, "an owner waits for nobody");
+                Errno::ENOMEM
+            }
+        }
+    }
+}
+
 impl From<Errno> for Refused {
     fn from(errno: Errno) -> Self {
         Self::With(errno)
@@ -76,6 +89,16 @@ struct Held<'a> {
     seen: usize,
     /// Set if this CPU owns the space.
     owned: Option<Holding<'a>>,
+}
+
+impl<'a> Held<'a> {
+    /// Those of an owner.
+    #[inline(always)]
+    fn alone<M: Machine>(cpu: &'a Cpu<'_, M>, owned: Holding<'a>) -> Self {
+        cpu.count(Counter::OwnerWrite);
+        let (locking, guard) = (Policy::of(Locking::Speculative as u64), Guard::Owner);
+        Self { locking, guard, section: cpu.section(), seen: UNKNOWN, owned: Some(owned) }
+    }
 }
 
 /// The right to change one or two ranges of a space.
@@ -116,13 +139,13 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        match self.write_alone(cpu, ranges, align) {
-            Some(writing) => writing,
+        match self.hold(cpu) {
+            Some(owned) => Writing::new(cpu, self, ranges, align, Held::alone(cpu, owned)),
             None => self.write_beside(cpu, ranges, align),
         }
     }
 
-    /// [`write`](Self::write) by a CPU that does not own the space.
+    /// [`write`](Self::write), if this is not the owner's CPU, or a baseline is in force.
     #[inline(never)]
     fn write_beside<'a, 'v>(
         &'a self,
@@ -130,6 +153,9 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
+        if let Some(held) = self.hold_locked(cpu) {
+            return Writing::new(cpu, self, ranges, align, held);
+        }
         let claimed = ranges.map(|range| range.widen(align));
         loop {
             let locking = self.locking(cpu);
@@ -142,12 +168,12 @@ impl<M: Machine> Space<M> {
                 let section = cpu.section();
                 self.view(cpu, &section);
                 let held = Held { locking, guard, section, owned: None, seen: UNKNOWN };
-                return Writing::new(cpu, self, ranges, claimed, held);
+                return Writing::new(cpu, self, ranges, align, held);
             }
         }
     }
 
-    /// [`write`](Self::write) by the owner of the space, if that is this CPU: it makes no claim, and does not wait.
+    /// [`write`](Self::write) by the owner of the space, if that is this CPU: it makes no claim, and waits for no CPU that does.
     #[inline(always)]
     pub(super) fn write_alone<'a, 'v>(
         &'a self,
@@ -155,32 +181,43 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Option<Writing<'a, 'v, M>> {
-        let held = self.hold(cpu)?;
-        let claimed = ranges.map(|range| range.widen(align));
-        Some(Writing::new(cpu, self, ranges, claimed, held))
+        match self.hold(cpu) {
+            Some(owned) => Some(Writing::new(cpu, self, ranges, align, Held::alone(cpu, owned))),
+            None => self.hold_locked(cpu).map(|held| Writing::new(cpu, self, ranges, align, held)),
+        }
     }
 
-    /// Holds the space, if this CPU owns it. Then the writer makes no claim.
+    /// Holds the space, if this CPU owns it. Then the writer makes no claim. Under a baseline, or if it cannot do so at once, it takes
+    /// [`hold_locked`](Self::hold_locked).
     #[inline(always)]
-    fn hold<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Held<'a>> {
-        let owner = &self.core.owner;
-        let knobs = cpu.vm().knobs();
-        if !owner.was(cpu.id()) || !knobs.edit_in_place() {
-            self.own_in_time(cpu);
+    fn hold<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Holding<'a>> {
+        if !self.may_hold(cpu) || self.locking(cpu) != Locking::Speculative {
             return None;
         }
-        if cpu.vm().grace.is_inside(cpu.id()) {
-            // For example in a closure that lists areas: its view of the tree must not change.
+        self.core.owner.hold(cpu.id(), cpu)
+    }
+
+    /// The locks of an owner, under any policy. A CPU that does not own the space tries to own it in later calls, if it is time for that.
+    #[inline(never)]
+    fn hold_locked<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Held<'a>> {
+        if !self.may_hold(cpu) {
+            self.own_in_time(cpu);
             return None;
         }
         let locking = self.locking(cpu);
         // The baselines take their lock all the same: they exist to show its cost.
         let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
-        let owned = owner.hold(cpu.id(), cpu)?;
-        cpu.count(Counter::OwnerWrite);
-        let guard = coarse.unwrap_or(Guard::Owner);
-        let (owned, section, seen) = (Some(owned), cpu.section(), UNKNOWN);
-        Some(Held { locking, guard, owned, section, seen })
+        let held = Held::alone(cpu, self.core.owner.hold(cpu.id(), cpu)?);
+        Some(Held { locking, guard: coarse.unwrap_or(Guard::Owner), ..held })
+    }
+
+    /// Whether this CPU owned the space a moment ago, and may change the tree in place.
+    #[inline(always)]
+    fn may_hold(&self, cpu: &Cpu<'_, M>) -> bool {
+        // Not for example in a closure that lists areas: its view of the tree must not change.
+        self.core.owner.was(cpu.id())
+            && cpu.vm().knobs().edit_in_place()
+            && !cpu.vm().grace.is_inside(cpu.id())
     }
 
     /// Tries to become the owner of a shared space, if it is time for that.
@@ -214,59 +251,55 @@ impl<M: Machine> Space<M> {
     /// changes the tree elsewhere costs no more than another read. After [`MOST_CHOICES`] attempts the writer
     /// claims the whole space, which the range lock grants in its turn, and which covers every choice.
     ///
-    /// # Errors
-    /// The error of `choose`.
+    /// If another CPU has a claim on the ranges, and `elsewhere` returns true, it does not wait, but runs `choose` again.
     #[inline(always)]
-    pub(super) fn write_where<'a, 'v, E>(
+    pub(super) fn write_where<'a, 'v>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
         align: u64,
         tries: u32,
-        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
-    ) -> Result<Writing<'a, 'v, M>, E> {
-        self.write_where_or(cpu, align, tries, choose, None)
-    }
-
-    /// As [`write_where`](Self::write_where). If another CPU has a claim on the ranges, and `elsewhere` returns true, it does not wait, but
-    /// runs `choose` again.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub(super) fn write_where_or<'a, 'v, E>(
-        &'a self,
-        cpu: &'a Cpu<'v, M>,
-        align: u64,
-        tries: u32,
-        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+        choose: impl Fn(&View<'_, Vma>) -> [VirtRange; 2],
         elsewhere: Option<&dyn Fn() -> bool>,
-    ) -> Result<Writing<'a, 'v, M>, E> {
-        if let Some(held) = self.hold(cpu) {
-            // SAFETY: this CPU owns the space while it holds it.
-            let version = unsafe { self.tree.version(&held.section) };
-            let asked = choose(&View::whole(version))?;
-            let claimed = asked.map(|range| range.widen(align));
-            return Ok(Writing::new(cpu, self, asked, claimed, held));
+    ) -> Writing<'a, 'v, M> {
+        match self.hold(cpu) {
+            Some(owned) => self.write_chosen(cpu, align, choose, Held::alone(cpu, owned)),
+            None => self.write_where_beside(cpu, align, tries, choose, elsewhere),
         }
-        self.write_where_beside(cpu, align, tries, choose, elsewhere)
     }
 
-    /// [`write_where_or`](Self::write_where_or) by a CPU that does not own the space.
+    /// [`write_where`](Self::write_where) by the owner, with these locks.
+    #[inline(always)]
+    fn write_chosen<'a, 'v>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        align: u64,
+        choose: impl Fn(&View<'_, Vma>) -> [VirtRange; 2],
+        held: Held<'a>,
+    ) -> Writing<'a, 'v, M> {
+        // SAFETY: this CPU owns the space while it holds it.
+        let version = unsafe { self.tree.version(&held.section) };
+        Writing::new(cpu, self, choose(&View::whole(version)), align, held)
+    }
+
+    /// [`write_where`](Self::write_where), if this is not the owner's CPU, or a baseline is in force.
     #[inline(never)]
-    fn write_where_beside<'a, 'v, E>(
+    fn write_where_beside<'a, 'v>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
         align: u64,
         mut tries: u32,
-        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+        choose: impl Fn(&View<'_, Vma>) -> [VirtRange; 2],
         elsewhere: Option<&dyn Fn() -> bool>,
-    ) -> Result<Writing<'a, 'v, M>, E> {
+    ) -> Writing<'a, 'v, M> {
+        if let Some(held) = self.hold_locked(cpu) {
+            return self.write_chosen(cpu, align, choose, held);
+        }
         loop {
             let locking = self.locking(cpu);
             let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
             let section = cpu.section();
             let view = self.view(cpu, &section);
-            let mut asked = choose(&view)?;
+            let mut asked = choose(&view);
             // In shards, `choose` may have read versions that were replaced meanwhile.
             let mut seen = if view.is_whole() { see(&view, asked) } else { UNKNOWN };
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
@@ -298,7 +331,7 @@ impl<M: Machine> Space<M> {
                     let view = self.view(cpu, &section);
                     let found = asked;
                     seen = see(&view, found);
-                    asked = choose(&view)?;
+                    asked = choose(&view);
                     if asked != found && !view.is_whole() {
                         seen = UNKNOWN;
                     }
@@ -314,7 +347,7 @@ impl<M: Machine> Space<M> {
                 }
             };
             let held = Held { locking, guard, section, owned: None, seen };
-            return Ok(Writing::new(cpu, self, asked, claimed, held));
+            return Writing::over(cpu, self, asked, claimed, held);
         }
     }
 }
@@ -336,8 +369,21 @@ impl<M: Machine> Cpu<'_, M> {
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
+    /// With a claim on `asked`, widened to multiples of `align`.
     #[inline(always)]
     fn new(
+        cpu: &'a Cpu<'v, M>,
+        space: &'a Space<M>,
+        asked: [VirtRange; 2],
+        align: u64,
+        held: Held<'a>,
+    ) -> Self {
+        let [first, second] = asked;
+        Self::over(cpu, space, asked, [first.widen(align), second.widen(align)], held)
+    }
+
+    #[inline(always)]
+    fn over(
         cpu: &'a Cpu<'v, M>,
         space: &'a Space<M>,
         asked: [VirtRange; 2],

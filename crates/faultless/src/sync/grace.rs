@@ -116,10 +116,13 @@ impl RetireChain {
     pub(crate) unsafe fn append(&mut self, object: NonNull<RetireLink>) {
         // SAFETY: alive and ours, by the caller's promise.
         unsafe { object.as_ref() }.next.set(None);
-        let mut all = *self;
-        *self = Self { ends: Some((object, object)), len: 1 };
-        // SAFETY: as above.
-        unsafe { self.prepend(core::mem::take(&mut all)) };
+        let first = self.ends.map_or(object, |(first, last)| {
+            // SAFETY: as above.
+            unsafe { last.as_ref() }.next.set(Some(object));
+            first
+        });
+        self.ends = Some((first, object));
+        self.len += 1;
     }
 
     /// The objects, the first one first.

@@ -4,7 +4,6 @@ use super::guest::{self, between, cpu, store};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
 use crate::audit::audit;
 use crate::knob::Setting;
-use crate::space::made::State;
 use crate::space::write::NOWHERE;
 use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
@@ -77,7 +76,7 @@ fn a_limit_that_is_lowered_in_the_middle_of_an_edit_holds_from_the_next_on() {
         let writing = space.write(&cpu, [page, NOWHERE], P);
         assert!(writing.owns());
         let done = writing.step(page.with_neighbours(), |step| {
-            step.replace(page, None, State::Unlocked)?;
+            step.remove(page)?;
             vm.set(Setting::MaxMapCount(1));
             Ok(())
         });

@@ -271,8 +271,9 @@ fn populating_waits_for_who_unmaps() {
         let area = writing.vma_at(AT).unwrap().area.clone();
         let put = |writing: &Writing<'_, '_, TestMachine>, piece: Option<Piece>| {
             writing
-                .step(range.with_neighbours(), |step| {
-                    step.replace(range, piece.clone(), State::Unlocked)
+                .step(range.with_neighbours(), |step| match piece.clone() {
+                    Some(piece) => step.replace(range, piece, State::Unlocked),
+                    None => step.remove(range),
                 })
                 .unwrap();
         };

@@ -16,21 +16,30 @@ struct Wanted {
     high: u64,
 }
 
+/// Free addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Where what was asked for fits.
+    pub start: u64,
+    /// There is no entry between it and here.
+    pub end: u64,
+}
+
 impl<T> View<'_, T> {
     /// The highest `A` such that no entry overlaps `A..A + len`, `low <= A` and `A + len <= high`:
     /// where Linux maps top-down. `len` is in bytes and not 0.
     #[inline]
-    pub fn gap(&self, len: u64, low: u64, high: u64) -> Option<u64> {
+    pub fn gap(&self, len: u64, low: u64, high: u64) -> Option<Gap> {
         let wanted = Wanted { len, low, high };
         if self.is_whole() { wanted.highest_of(self.own.root) } else { self.highest(wanted) }
     }
 
     #[inline(never)]
-    fn highest(&self, wanted: Wanted) -> Option<u64> {
+    fn highest(&self, wanted: Wanted) -> Option<Gap> {
         let Wanted { low, high, .. } = wanted;
-        // Where the lowest entry that was seen so far starts.
-        let mut above = u64::MAX;
         let mut last = high;
+        // Where the lowest entry that was seen so far starts. The window ends in the first shard.
+        let mut above = self.part_at(last.saturating_sub(1)).0.end;
         loop {
             let (part, version) = self.part_at(last.saturating_sub(1));
             if let Some(root) = version.root {
@@ -76,16 +85,16 @@ impl<T> View<'_, T> {
 
 impl Wanted {
     /// The last fit in a tree in one piece.
-    fn highest_of(self, root: Option<&Node>) -> Option<u64> {
+    fn highest_of(self, root: Option<&Node>) -> Option<Gap> {
         let Some(root) = root else { return self.last_in(0, u64::MAX) };
         let found = self.highest(root, u64::MAX);
         found.or_else(|| self.last_in(0, root.keys().0.first().copied()?))
     }
 
     /// The last fit in the free range `from..to`.
-    fn last_in(self, from: u64, to: u64) -> Option<u64> {
-        let at = to.min(self.high).checked_sub(self.len)?;
-        (at >= from.max(self.low)).then_some(at)
+    fn last_in(self, from: u64, to: u64) -> Option<Gap> {
+        let start = to.min(self.high).checked_sub(self.len)?;
+        (start >= from.max(self.low)).then_some(Gap { start, end: to })
     }
 
     /// The first fit in the free range `from..to`.
@@ -95,7 +104,7 @@ impl Wanted {
     }
 
     /// The last fit above one of the node's entries and below `above`, where the next one starts.
-    fn highest(self, node: &Node, mut above: u64) -> Option<u64> {
+    fn highest(self, node: &Node, mut above: u64) -> Option<Gap> {
         let (starts, ends) = node.keys();
         for at in (0..starts.len()).rev() {
             if let Some(found) = self.last_in(ends[at], above) {

@@ -196,11 +196,10 @@ impl Node {
                 self.set(at + (to - tail), self.slot(at));
             }
         } else if to < tail {
-            for at in tail..count {
-                self.set(at - (tail - to), self.slot(at));
-            }
-            for end in &mut self.ends[left..count] {
-                *end = Slot::BLANK.end;
+            // With it move as many unused slots as there are more.
+            for at in to..count {
+                let from = at + (tail - to);
+                self.set(at, if from < count { self.slot(from) } else { Slot::BLANK });
             }
         }
         self.count = left as u8;

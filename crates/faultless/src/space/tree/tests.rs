@@ -193,7 +193,13 @@ fn compare(view: View<'_, u8>, model: &Model, dice: &mut Dice) -> isize {
         // Of each free range, the part in the window.
         let fits = free.iter().map(|&(from, to)| (from.max(low), to.min(high)));
         let fits = fits.filter(|&(from, to)| from < to && to - from >= len);
-        assert_eq!(view.gap(len, low, high), fits.clone().map(|(_, to)| to - len).max());
+        let gap = view.gap(len, low, high);
+        assert_eq!(gap.map(|gap| gap.start), fits.clone().map(|(_, to)| to - len).max());
+        if let Some(Gap { start, end }) = gap {
+            assert!(
+                free.iter().any(|&(from, to)| from <= start && start + len <= end && end <= to)
+            );
+        }
         assert_eq!(view.gap_bottom_up(len, low, high), fits.map(|(from, _)| from).min());
     }
     nodes
@@ -268,42 +274,60 @@ fn apply(
 /// Makes the change in place, where that can be. Returns whether it did.
 fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -> bool {
     let all = model.iter().map(|(&start, &(end, value))| Entry { start, end, value });
-    let (range, new) = match *change {
+    let all: Vec<_> = all.collect();
+    let (cut, new) = match *change {
         Change::Insert { start, len } => {
             let range = VirtRange::new(start, start + len);
-            if all.clone().any(|entry| entry.range().overlaps(range)) {
+            if all.iter().any(|entry| entry.range().overlaps(range)) {
                 return false;
             }
-            (range, std::vec![entry(range.start, range.end, number)])
+            (range, Some(entry(range.start, range.end, number)))
         }
-        Change::Remove { from } => match all.clone().find(|entry| entry.start >= from) {
-            Some(entry) => (entry.range(), Vec::new()),
+        Change::Remove { from } => match all.iter().find(|entry| entry.start >= from) {
+            Some(entry) => (entry.range(), None),
             None => return false,
         },
-        // The first and the last that overlap stay in part.
-        Change::Replace { start, len, .. } => {
-            let cut = VirtRange::new(start, start + len);
-            let mut near = all.clone().filter(|entry| entry.range().overlaps(cut));
-            let range = near.clone().fold(cut, |hull, entry| hull.hull(entry.range()));
-            let low = near.clone().find(|entry| entry.start < cut.start);
-            let high = near.next_back().filter(|entry| entry.end > cut.end);
-            let low = low.map(|entry| Entry { end: cut.start, ..entry });
-            let high = high.map(|entry| Entry { start: cut.end, ..entry });
-            (range, low.into_iter().chain(high).collect())
-        }
+        Change::Replace { start, len, .. } => (VirtRange::new(start, start + len), None),
     };
-    let were: Vec<_> = all.filter(|entry| range.covers(entry.range())).collect();
+    // The first and the last that overlap stay in part, or one in two parts.
+    let near: Vec<_> = all.iter().filter(|entry| entry.range().overlaps(cut)).copied().collect();
+    let low = near.first().filter(|entry| entry.start < cut.start).copied();
+    let high = near.last().filter(|entry| entry.end > cut.end).copied();
+    let rest = high.filter(|_| low == high).map(|entry| Entry { start: cut.end, ..entry });
+    let high = high.filter(|_| low != high);
+    let were: Vec<_> = near.iter().filter(|&&e| Some(e) != low && Some(e) != high).collect();
+    // Some begin at the entry before.
+    let before = all.iter().rfind(|entry| entry.end <= cut.start);
+    let before = before.filter(|_| low.is_none() && number.is_multiple_of(3));
+    let (mut spot, section) = (Spot::nowhere(), fixture.grace.enter(&fixture.local));
+    let from = before.map_or(cut.start, |entry| entry.start);
+    // SAFETY: one thread has the tree, which is in one piece.
+    unsafe { fixture.tree.lead(&mut spot, &section, from) };
+    let mut at = usize::from(before.is_some() || low.is_some());
+    let needed = at + were.len() + usize::from(high.is_some());
+    let added = usize::from(new.is_some()) + usize::from(rest.is_some());
+    // SAFETY: as above, and the thread has no view of it.
+    let Some(mut leaf) = (unsafe { spot.amend(needed, were.len(), added) }) else { return false };
     let mut gone = Vec::new();
-    // SAFETY: one thread has the tree, and no view of it.
-    let done = unsafe { fixture.tree.amend(range, &new, |entry| gone.push(entry)) };
-    if done {
-        assert_eq!(gone, were);
-        model.retain(|&start, _| !range.contains(start));
-        model.extend(new.iter().map(|entry| (entry.start, (entry.end, entry.value))));
-    } else {
-        assert!(gone.is_empty(), "it says that something went, and does nothing");
+    leaf.remove(at, were.len(), |entry| gone.push(entry));
+    assert!(gone.iter().eq(were));
+    model.retain(|&start, _| !gone.iter().any(|entry| entry.start == start));
+    if let Some(low) = low {
+        leaf.bound(0, low.start, cut.start);
+        model.insert(low.start, (cut.start, low.value));
     }
-    done
+    for entry in new.into_iter().chain(rest) {
+        leaf.insert(at, entry);
+        at += 1;
+        model.insert(entry.start, (entry.end, entry.value));
+    }
+    if let Some(high) = high {
+        leaf.bound(at, cut.end, high.end);
+        model.remove(&high.start);
+        model.insert(cut.end, (high.end, high.value));
+    }
+    leaf.finish();
+    true
 }
 
 /// Runs edits of one to three changes each, of which one in eight is dropped, and changes in place between them.

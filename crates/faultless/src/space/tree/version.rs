@@ -150,7 +150,7 @@ impl<'s, T> Version<'s, T> {
     /// The entries in order, from the first that ends above `addr` on.
     #[inline]
     pub fn iter_from(&self, addr: u64) -> Iter<'s, T> {
-        Iter { version: *self, leaf: self.seek(addr) }
+        Iter::new(*self, self.seek(addr))
     }
 
     /// All entries in order.
@@ -201,6 +201,14 @@ impl<T> fmt::Debug for Version<'_, T> {
 pub struct Iter<'s, T> {
     version: Version<'s, T>,
     leaf: Option<(&'s Node, usize)>,
+}
+
+impl<'s, T> Iter<'s, T> {
+    /// From slot `at` of a leaf of `version` on.
+    #[inline(always)]
+    pub(super) fn new(version: Version<'s, T>, leaf: Option<(&'s Node, usize)>) -> Self {
+        Self { version, leaf }
+    }
 }
 
 impl<T> Clone for Iter<'_, T> {
