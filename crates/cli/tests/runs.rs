@@ -318,6 +318,7 @@ fn a_replay_that_takes_other_faults_than_recorded_says_so() {
         access: Access::Write,
         kernel: false,
         present: false,
+        instruction: None,
     };
     // The last pages fault twice in user mode, and nothing took them away.
     let map = Kind::Map { start, len: 100 * 4096, prot, flags: 0x22, backing: Backing::Anon };
