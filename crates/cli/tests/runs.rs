@@ -406,7 +406,8 @@ fn a_damaged_recording_is_refused_with_its_place() {
     let dir = tempfile::tempdir().expect("a directory");
     let good = recordings::find("sort").expect("shipped").bytes;
     let mut flipped = good.to_vec();
-    flipped[good.len() / 2] ^= 0x55;
+    // In the checksum: whether a flip of the packed body is one that unpacks depends on the recording.
+    flipped[12] ^= 0x55;
     let files: [(&str, &[u8], &str); 5] = [
         ("empty.fltrace", b"", "the file is empty"),
         ("other.txt", b"hello, world, hello", "it begins with the text \"hello, world, he"),
