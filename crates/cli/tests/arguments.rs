@@ -65,7 +65,7 @@ fn lists() {
         ("max_map_count", "65530"),
         ("stack_limit", "8388608"),
         ("fault_around_pages", "16"),
-        ("prefault_max_order", "3"),
+        ("prefault_max_order", "5"),
         ("zeroed_pool", "0"),
         ("zero_on_free", "0"),
         ("edit_in_place", "1"),

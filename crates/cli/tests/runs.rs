@@ -318,6 +318,7 @@ fn a_replay_that_takes_other_faults_than_recorded_says_so() {
         access: Access::Write,
         kernel: false,
         present: false,
+        instruction: None,
     };
     // The last pages fault twice in user mode, and nothing took them away.
     let map = Kind::Map { start, len: 100 * 4096, prot, flags: 0x22, backing: Backing::Anon };
@@ -405,7 +406,8 @@ fn a_damaged_recording_is_refused_with_its_place() {
     let dir = tempfile::tempdir().expect("a directory");
     let good = recordings::find("sort").expect("shipped").bytes;
     let mut flipped = good.to_vec();
-    flipped[good.len() / 2] ^= 0x55;
+    // In the checksum: whether a flip of the packed body is one that unpacks depends on the recording.
+    flipped[12] ^= 0x55;
     let files: [(&str, &[u8], &str); 5] = [
         ("empty.fltrace", b"", "the file is empty"),
         ("other.txt", b"hello, world, hello", "it begins with the text \"hello, world, he"),

@@ -249,7 +249,7 @@ impl Knobs {
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
             fault_around: AtomicU8::new(4),
-            prefault_max_order: AtomicU8::new(3),
+            prefault_max_order: AtomicU8::new(5),
             zero_on_free: AtomicU8::new(0),
             edit_in_place: AtomicU8::new(1),
             huge_text: AtomicU8::new(HugeText::Always as u8),

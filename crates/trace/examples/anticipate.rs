@@ -125,6 +125,7 @@ fn touches(mut pages: Vec<u64>) -> Trace {
         access: Access::Write,
         kernel: false,
         present: false,
+        instruction: None,
     };
     let kinds = std::iter::once(map).chain(pages.into_iter().map(write));
     Trace {

@@ -5,14 +5,16 @@
 //! not mapped ahead asks it for a window. Copies are left out, as the recording has them with or
 //! without prefault. A page mapped ahead counts as accessed from its first fault in the recording.
 //!
-//! What any policy could reach is in [`bound`](crate::bound).
+//! What any policy could reach is in [`bound`](crate::bound), and what the faulting instruction would add in [`instruction`].
+
+pub mod instruction;
 
 use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};
 use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
 use faultless::SpaceId;
 use faultless::prefault::BLOCK;
-use faultless::prefault::{self, History, Miss, Predictor, Seen};
+use faultless::prefault::{self, History, Miss, Predictor, Seen, Window};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -57,9 +59,7 @@ impl Outcome {
 /// # Errors
 /// The trace does not pass [`Trace::check`].
 pub fn predicted<P: Predictor>(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
-    let threads = trace.threads.iter().map(|_| P::NEW).collect();
-    let defaults = P::Defaults::default();
-    walk(trace, &mut Anticipate { max_order, threads, defaults, history: Vec::new() })
+    walk(trace, &mut Anticipate::<P>::new(trace, max_order))
 }
 
 /// The policy under test.
@@ -72,6 +72,11 @@ struct Anticipate<P: Predictor> {
 }
 
 impl<P: Predictor> Anticipate<P> {
+    fn new(trace: &Trace, max_order: u8) -> Self {
+        let threads = trace.threads.iter().map(|_| P::NEW).collect();
+        Self { max_order, threads, defaults: P::Defaults::default(), history: Vec::new() }
+    }
+
     fn history(&mut self, space: usize) -> &History {
         if self.history.len() <= space {
             self.history.resize_with(space + 1, History::default);
@@ -81,16 +86,8 @@ impl<P: Predictor> Anticipate<P> {
 }
 
 impl<P: Predictor> Anticipate<P> {
-    fn check_used(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
-        let predictor = &mut self.threads[thread];
-        while let Some(check) = predictor.to_check_in(SpaceId(space as u64), range) {
-            predictor.checked(&check, |page| look(pages, page));
-        }
-    }
-}
-
-impl<P: Predictor> Policy for Anticipate<P> {
-    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+    /// The window for `fault`, after a look at what became of an earlier one.
+    fn window(&mut self, fault: &Fault<'_>) -> Window<P::Record> {
         let miss = Miss {
             space: SpaceId(fault.space as u64),
             page: fault.page,
@@ -107,7 +104,21 @@ impl<P: Predictor> Policy for Anticipate<P> {
         if let Some(check) = predictor.to_check() {
             predictor.checked(&check, |page| look(fault.pages, page));
         }
-        predictor.mapped(&window, window.span());
+        window
+    }
+
+    fn check_used(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        let predictor = &mut self.threads[thread];
+        while let Some(check) = predictor.to_check_in(SpaceId(space as u64), range) {
+            predictor.checked(&check, |page| look(pages, page));
+        }
+    }
+}
+
+impl<P: Predictor> Policy for Anticipate<P> {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let window = self.window(fault);
+        self.threads[fault.thread].mapped(&window, window.span());
         window.pages().collect()
     }
 
@@ -153,6 +164,8 @@ struct Fault<'a> {
     space: usize,
     page: u64,
     access: Access,
+    /// The place of the instruction in its page, where it is known.
+    instruction: Option<u16>,
     /// What may be mapped: the part of the mapping in the page's table.
     reach: Range<u64>,
     pages: &'a Pages,
@@ -278,7 +291,9 @@ impl Walk<'_> {
     fn memory(&mut self, kind: Kind) {
         let bytes = |start: u64, len: u64| VirtRange::new(start, start + len);
         match kind {
-            Kind::Fault { page, access, present, .. } => self.fault(page, access, present),
+            Kind::Fault { page, access, present, instruction, .. } => {
+                self.fault(page, access, present, instruction);
+            }
             Kind::Map { start, len, prot, backing, .. } => {
                 self.map(bytes(start, len), prot, backing);
             }
@@ -372,7 +387,7 @@ impl Walk<'_> {
         self.drop_pages(cut.into_iter().map(|(_, state)| state));
     }
 
-    fn fault(&mut self, address: u64, access: Access, present: bool) {
+    fn fault(&mut self, address: u64, access: Access, present: bool, instruction: Option<u16>) {
         let page = address / PAGE_SIZE;
         let range = match self.here().areas.meet(address) {
             Met::Area(range, area) => match area.backing {
@@ -410,10 +425,10 @@ impl Walk<'_> {
             return;
         }
         self.out.left += 1;
-        self.prefault(page, access, range);
+        self.prefault(page, access, instruction, range);
     }
 
-    fn prefault(&mut self, page: u64, access: Access, range: VirtRange) {
+    fn prefault(&mut self, page: u64, access: Access, instruction: Option<u16>, range: VirtRange) {
         let table = page / TABLE * TABLE;
         let area = page_numbers(range);
         let reach = area.start.max(table)..area.end.min(table + TABLE);
@@ -423,6 +438,7 @@ impl Walk<'_> {
             space: self.space,
             page,
             access,
+            instruction,
             reach: reach.clone(),
             pages,
         });

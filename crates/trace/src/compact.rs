@@ -6,13 +6,15 @@ use crate::event::{
     Recorded, ThreadInfo, Trace,
 };
 use crate::zstd;
-use faultless::PAGE_SHIFT;
+use faultless::{PAGE_SHIFT, PAGE_SIZE};
 use std::path::Path;
 
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
-/// The version that is written, and the only one that is read.
-pub const VERSION: u32 = 1;
+/// The version that is written; earlier ones are read, too.
+pub const VERSION: u32 = 2;
+/// The first with instructions.
+const WITH_INSTRUCTIONS: u32 = 2;
 /// The extension of the files' names.
 pub const EXTENSION: &str = "fltrace";
 
@@ -65,7 +67,7 @@ pub fn write(path: &Path, trace: &Trace) -> Result<(), Error> {
 /// Reads the compact recording `bytes`, which came from the file `path` (used in errors only).
 ///
 /// # Errors
-/// The bytes are not a compact recording of version 1, or are truncated or corrupted.
+/// The bytes are not a compact recording of a version that is known, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if !bytes.starts_with(MAGIC) {
         return Err(Error::at(path, 0, "not a recording: the magic FLTRACE is missing"));
@@ -75,8 +77,13 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     }
     let word =
         |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    if word(8) != VERSION {
-        return Err(Error::at(path, 8, format!("version {}; this reads version 1", word(8))));
+    let version = word(8);
+    if !(1..=VERSION).contains(&version) {
+        return Err(Error::at(
+            path,
+            8,
+            format!("version {version}; this reads versions 1 to {VERSION}"),
+        ));
     }
     let len = u64::from(word(16)) | u64::from(word(20)) << 32;
     if len > MAX_BODY {
@@ -86,7 +93,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if crc32fast::hash(&body) != word(12) {
         return Err(Error::at(path, 12, "the checksum does not match: the file is corrupted"));
     }
-    let mut reader = Reader { body: &body, at: 0 };
+    let mut reader = Reader { body: &body, at: 0, version, instructions: false };
     let trace = reader
         .trace()
         .map_err(|reason| Error::new(path, Place::BodyOffset(reader.at as u64), reason))?;
@@ -124,6 +131,8 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
 #[derive(Default)]
 struct Writer {
     out: Vec<u8>,
+    /// Whether faults name their instructions.
+    instructions: bool,
 }
 
 impl Writer {
@@ -158,6 +167,7 @@ impl Writer {
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
         let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
             &trace.header;
+        self.instructions = recorded.contains(Recorded::INSTRUCTIONS);
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
@@ -194,9 +204,12 @@ impl Writer {
 
     fn fields(&mut self, kind: &Kind, last: &mut u64) {
         match *kind {
-            Kind::Fault { page, .. } => {
+            Kind::Fault { page, instruction, .. } => {
                 self.page(*last, page);
                 *last = page >> PAGE_SHIFT;
+                if self.instructions {
+                    self.varint(instruction.map_or(0, |place| u64::from(place) + 1));
+                }
             }
             Kind::Map { start, len, flags, backing, .. } => {
                 self.range(*last, start, len);
@@ -249,6 +262,9 @@ fn code_of(kind: &Kind) -> (u8, u8) {
 struct Reader<'a> {
     body: &'a [u8],
     at: usize,
+    version: u32,
+    /// Whether faults name their instructions.
+    instructions: bool,
 }
 
 impl Reader<'_> {
@@ -314,6 +330,15 @@ impl Reader<'_> {
         Ok(pages << PAGE_SHIFT)
     }
 
+    /// The place of an instruction in its page.
+    fn instruction(&mut self) -> Result<Option<u16>, String> {
+        match self.varint()? {
+            0 => Ok(None),
+            after @ 1..=PAGE_SIZE => Ok(Some((after - 1) as u16)),
+            _ => Err("an instruction lies beyond the end of a page".into()),
+        }
+    }
+
     fn backing(&mut self) -> Result<Backing, String> {
         let code = self.byte()?;
         BACKINGS.get(usize::from(code)).copied().ok_or(format!("unknown backing {code}"))
@@ -324,6 +349,10 @@ impl Reader<'_> {
             [self.string()?, self.string()?, self.string()?, self.string()?];
         let (page_size, cpus) = (self.small()?, self.small()?);
         let recorded = Recorded::from_bits(self.small()?).ok_or("an unknown kind of event")?;
+        self.instructions = recorded.contains(Recorded::INSTRUCTIONS);
+        if self.instructions && self.version < WITH_INSTRUCTIONS {
+            return Err(format!("version {} has no instructions", self.version));
+        }
         let lost = self.varint()?;
         let notes = self.count(1 << 10, "notes")?;
         let notes = (0..notes).map(|_| self.string()).collect::<Result<_, _>>()?;
@@ -366,7 +395,14 @@ impl Reader<'_> {
                 let page = self.page(from)?;
                 *last = page >> PAGE_SHIFT;
                 let access = ACCESSES[usize::from(extra & 3)];
-                Kind::Fault { page, access, kernel: code == 1, present: extra & 4 != 0 }
+                let instruction = if self.instructions { self.instruction()? } else { None };
+                Kind::Fault {
+                    page,
+                    access,
+                    kernel: code == 1,
+                    present: extra & 4 != 0,
+                    instruction,
+                }
             }
             2 => Kind::Map {
                 start: self.page(from)?,

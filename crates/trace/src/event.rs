@@ -43,6 +43,8 @@ bitflags! {
         const AREAS = 1 << 9;
         /// The flags of `clone`: tells `vfork` from `fork`.
         const CLONE_FLAGS = 1 << 10;
+        /// Where in its page the instruction lies that each fault was taken on.
+        const INSTRUCTIONS = 1 << 11;
     }
 }
 
@@ -133,6 +135,9 @@ pub enum Kind {
         kernel: bool,
         /// The page was present: the fault is about permission, as in copy-on-write.
         present: bool,
+        /// The instruction that faulted, by its address modulo the page size; where the recording says it. Programs are
+        /// loaded at other pages each time: this is the same in every process, and tells nothing of the host.
+        instruction: Option<u16>,
     },
     /// `mmap` gave this area.
     Map {
@@ -324,6 +329,16 @@ impl Trace {
                     return wrong("the new thread is in the wrong process");
                 }
             }
+            if let Kind::Fault { instruction: Some(place), .. } = event.kind {
+                if !self.header.recorded.contains(Recorded::INSTRUCTIONS) {
+                    return wrong(
+                        "it has an instruction, and the header says that none were recorded",
+                    );
+                }
+                if u64::from(place) >= PAGE_SIZE {
+                    return wrong("its instruction lies beyond the end of a page");
+                }
+            }
             if !event.kind.is_well_formed() {
                 return wrong("a range is not aligned, is empty or wraps");
             }
@@ -344,7 +359,7 @@ impl Trace {
         let mut pages = HashSet::new();
         for event in &self.events {
             match event.kind {
-                Kind::Fault { page, access, kernel, present } => {
+                Kind::Fault { page, access, kernel, present, .. } => {
                     *(if kernel {
                         &mut summary.kernel_faults
                     } else {
@@ -558,11 +573,17 @@ mod tests {
             access: Access::Read,
             kernel,
             present,
+            instruction: None,
         };
         let (kernel, user) = (fault(true, false), fault(false, false));
         let forget = Kind::Advise { start: PAGE_SIZE, len: PAGE_SIZE, advice: 4 };
-        let elsewhere =
-            Kind::Fault { page: 2 * PAGE_SIZE, access: Access::Read, kernel: true, present: false };
+        let elsewhere = Kind::Fault {
+            page: 2 * PAGE_SIZE,
+            access: Access::Read,
+            kernel: true,
+            present: false,
+            instruction: None,
+        };
         for (events, unserved) in [
             (&[(0, kernel), (0, kernel), (0, kernel)][..], 2),
             (&[(0, kernel), (0, user)], 1),

@@ -123,7 +123,7 @@ fn a_bomb_is_refused() {
     let zeros = packed(&vec![0; 8 << 20]);
     for len in [16u64, 200 << 20, u64::MAX] {
         let mut bytes = compact::MAGIC.to_vec();
-        bytes.extend(1u32.to_le_bytes());
+        bytes.extend(compact::VERSION.to_le_bytes());
         bytes.extend(0u32.to_le_bytes());
         bytes.extend(len.to_le_bytes());
         bytes.extend(&zeros);
@@ -138,8 +138,12 @@ fn packed(body: &[u8]) -> Vec<u8> {
 
 /// A compact file with a correct checksum around any body.
 fn sealed(body: &[u8]) -> Vec<u8> {
+    sealed_as(compact::VERSION, body)
+}
+
+fn sealed_as(version: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = compact::MAGIC.to_vec();
-    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(version.to_le_bytes());
     bytes.extend(crc32fast::hash(body).to_le_bytes());
     bytes.extend((body.len() as u64).to_le_bytes());
     bytes.extend(packed(body));
@@ -151,6 +155,63 @@ fn body_of(name: &str) -> Vec<u8> {
     let mut body = Vec::new();
     StreamingDecoder::new(&bytes[24..]).unwrap().read_to_end(&mut body).unwrap();
     body
+}
+
+/// The body of a recording with one fault, whose fields after the page are `rest`; `recorded` are the bits of the header.
+fn one_fault(recorded: u64, rest: &[u8]) -> Vec<u8> {
+    // Four empty strings, pages of 4,096 bytes, one CPU, no event lost, no note, one process, one thread, one event.
+    let mut body =
+        vec![0, 0, 0, 0, 0x80, 0x20, 1, recorded as u8 & 0x7f | 0x80, (recorded >> 7) as u8];
+    body.extend([0, 0, 1, 0, 1, 0, 0, 1, 0x40, 0, 2]);
+    body.extend(rest);
+    body
+}
+
+#[test]
+fn an_instruction_is_a_place_in_a_page_and_needs_version_2() {
+    use faultless_trace::Kind;
+    let (with, without) = (1 | 1 << 11, 1);
+    let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
+    let instruction = |version, body: &[u8]| match read(version, body).unwrap().events[0].kind {
+        Kind::Fault { page: 4096, instruction, .. } => instruction,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(instruction(1, &one_fault(without, &[])), None);
+    assert_eq!(instruction(2, &one_fault(without, &[])), None);
+    assert_eq!(instruction(2, &one_fault(with, &[0])), None);
+    assert_eq!(instruction(2, &one_fault(with, &[1])), Some(0));
+    assert_eq!(instruction(2, &one_fault(with, &[0x80, 0x20])), Some(4095));
+    for (version, body, why) in [
+        (1, one_fault(with, &[1]), "version 1 has no instructions"),
+        (2, one_fault(with, &[0x81, 0x20]), "an instruction lies beyond the end of a page"),
+        (2, one_fault(with, &[]), "the body ends within an item"),
+        (2, one_fault(without, &[1]), "there are bytes after the last event"),
+        (3, one_fault(with, &[1]), "version 3; this reads versions 1 to 2"),
+        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 2"),
+    ] {
+        let error = read(version, &body).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn a_trace_with_an_instruction_says_so_and_has_it_within_a_page() {
+    use faultless_trace::Kind;
+    use faultless_trace::event::Recorded;
+    let mut trace = parse(Path::new("one"), &sealed(&one_fault(1 | 1 << 11, &[1]))).unwrap();
+    let mut refused = |place, recorded| {
+        trace.header.recorded = recorded;
+        let Kind::Fault { instruction, .. } = &mut trace.events[0].kind else { panic!() };
+        *instruction = Some(place);
+        compact::encode(Path::new("one"), &trace).err().map(|error| error.to_string())
+    };
+    let all = Recorded::all();
+    assert_eq!(refused(4095, all), None);
+    assert!(refused(4096, all).is_some_and(|why| why.contains("beyond the end of a page")));
+    assert!(
+        refused(1, all - Recorded::INSTRUCTIONS)
+            .is_some_and(|why| why.contains("none were recorded"))
+    );
 }
 
 proptest! {

@@ -6,6 +6,7 @@ use faultless_trace::event::{
 };
 use faultless_trace::plan::{At, Op, Plan};
 use faultless_trace::{compact, parse};
+use proptest::option;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,9 +38,9 @@ fn backing() -> impl Strategy<Value = Backing> {
 
 fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
-        8 => (0..PAGES, access(), any::<bool>(), any::<bool>()).prop_map(
-            |(page, access, kernel, present)| Kind::Fault {
-                page: BASE + page * 4096, access, kernel, present,
+        8 => (0..PAGES, access(), any::<bool>(), any::<bool>(), option::of(0..4096u16)).prop_map(
+            |(page, access, kernel, present, instruction)| Kind::Fault {
+                page: BASE + page * 4096, access, kernel, present, instruction,
             }
         ),
         3 => (range(), prot(), any::<u32>(), backing()).prop_map(
@@ -74,8 +75,13 @@ fn trace() -> impl Strategy<Value = Trace> {
             })
             .to_vec();
         let fork_at = list.len() / 2;
-        for (number, (thread, step, kind)) in list.into_iter().enumerate() {
+        for (number, (thread, step, mut kind)) in list.into_iter().enumerate() {
             now += step;
+            if let Kind::Fault { instruction, .. } = &mut kind
+                && !recorded
+            {
+                *instruction = None;
+            }
             events.push(Event { time_us: now, thread, kind });
             if number == fork_at {
                 let kind = Kind::Spawn { child: 3, birth: Birth::Fork };
@@ -206,8 +212,13 @@ fn threads_that_share_nothing_wait_for_nothing() {
         let start = BASE + u64::from(thread) * (1 << 20);
         let prot = Prot::READ | Prot::WRITE;
         let map = Kind::Map { start, len: 1 << 20, prot, flags: 0x22, backing: Backing::Anon };
-        let touch =
-            Kind::Fault { page: start, access: Access::Write, kernel: false, present: false };
+        let touch = Kind::Fault {
+            page: start,
+            access: Access::Write,
+            kernel: false,
+            present: false,
+            instruction: None,
+        };
         events.extend([map, touch].map(|kind| Event { time_us: 0, thread, kind }));
     }
     let threads = (0..THREADS).map(|_| ThreadInfo { process: 0, name: String::new() }).collect();

@@ -431,7 +431,7 @@ mod tests {
     }
 
     const fn fault(page: u64, access: Traced) -> Kind {
-        Kind::Fault { page, access, kernel: false, present: false }
+        Kind::Fault { page, access, kernel: false, present: false, instruction: None }
     }
 
     fn map(start: u64, pages: u64, backing: Backing) -> Kind {

@@ -27,7 +27,7 @@ fn map(pages: u64) -> (u32, Kind) {
 
 fn fault(thread: u32, page: u64, access: Access) -> (u32, Kind) {
     let page = START + page * PAGE_SIZE;
-    (thread, Kind::Fault { page, access, kernel: false, present: false })
+    (thread, Kind::Fault { page, access, kernel: false, present: false, instruction: None })
 }
 
 /// Maps a window of four from the fault up, where there is room.

@@ -20,7 +20,13 @@ fn trace(pages: u64, steps: &[Step]) -> Trace {
     let kind = |step: &Step| match step {
         Step::Touch(page) => {
             let page = START + page * PAGE_SIZE;
-            Kind::Fault { page, access: Access::Write, kernel: false, present: false }
+            Kind::Fault {
+                page,
+                access: Access::Write,
+                kernel: false,
+                present: false,
+                instruction: None,
+            }
         }
         Step::Forget(page) => {
             let start = START + page * PAGE_SIZE;

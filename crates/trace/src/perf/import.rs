@@ -304,7 +304,7 @@ impl Import {
         let cut = |part: &str| format!("a sample without its {part}");
         let field = |field, name: &str| raw_field(raw, field).ok_or_else(|| cut(name));
         match &self.roles[attr] {
-            &Role::Fault { kernel, address, error_code } => {
+            &Role::Fault { kernel, address, ip, error_code } => {
                 let code = field(error_code, "error code")?;
                 let page = page_down(field(address, "address")?);
                 let access = if code & ERROR_FETCH != 0 {
@@ -315,15 +315,17 @@ impl Import {
                     Access::Read
                 };
                 let present = code & ERROR_PRESENT != 0;
+                let instruction = Some(place_in_page(field(ip, "instruction")?));
                 let thread = self.thread(pid, tid);
-                self.push(thread, Kind::Fault { page, access, kernel, present });
+                self.push(thread, Kind::Fault { page, access, kernel, present, instruction });
             }
             Role::SoftwareFault => {
                 let page = page_down(sample.addr.ok_or_else(|| cut("address"))?);
                 let kernel = sample.cpu_mode == CpuMode::Kernel;
                 let thread = self.thread(pid, tid);
-                let access = Access::Unknown;
-                self.push(thread, Kind::Fault { page, access, kernel, present: false });
+                let (access, present) = (Access::Unknown, false);
+                let instruction = sample.ip.map(place_in_page);
+                self.push(thread, Kind::Fault { page, access, kernel, present, instruction });
             }
             Role::Enter { number, args } => {
                 let number = field(*number, "call number")?;
@@ -453,6 +455,11 @@ fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) 
             Some(Kind::Remap { old, old_len, new, new_len, flags: args[3] as u32 })
         }
     }
+}
+
+/// Where in its page the byte at `addr` lies.
+fn place_in_page(addr: u64) -> u16 {
+    (addr % PAGE_SIZE) as u16
 }
 
 /// The pages that hold `len` bytes from `start`: first byte and length; `None` for no bytes and

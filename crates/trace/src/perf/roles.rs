@@ -30,7 +30,7 @@ pub(super) const CALLS: [(Call, u64, &str, Recorded); 6] = [
 
 /// What the samples of one perf event mean, and where their fields lie.
 pub(super) enum Role {
-    Fault { kernel: bool, address: Field, error_code: Field },
+    Fault { kernel: bool, address: Field, ip: Field, error_code: Field },
     SoftwareFault,
     Enter { number: Field, args: Vec<Field> },
     Exit { number: Field, result: Field },
@@ -72,11 +72,12 @@ pub(super) fn role(
     Ok(match name.as_str() {
         "exceptions:page_fault_user" | "exceptions:page_fault_kernel" => {
             let kernel = name.ends_with("kernel");
-            *recorded |= Recorded::ACCESS;
+            *recorded |= Recorded::ACCESS | Recorded::INSTRUCTIONS;
             *recorded |= if kernel { Recorded::KERNEL_FAULTS } else { Recorded::USER_FAULTS };
             Role::Fault {
                 kernel,
                 address: known("address", 8),
+                ip: known("ip", 16),
                 error_code: known("error_code", 24),
             }
         }
@@ -127,6 +128,9 @@ fn software(
     }
     if !attr.attr.sample_format.contains(SampleFormat::ADDR) {
         return Err("page faults were recorded without their addresses: record with -d".into());
+    }
+    if attr.attr.sample_format.contains(SampleFormat::IP) {
+        *recorded |= Recorded::INSTRUCTIONS;
     }
     let flags = attr.attr.flags;
     if !flags.contains(AttrFlags::EXCLUDE_USER) {

@@ -109,6 +109,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A fault of a program.
+const fn fault(page: u64, access: Access) -> Kind {
+    Kind::Fault { page, access, kernel: false, present: false, instruction: None }
+}
+
 /// The recording of a program that does `steps`, each by one of its processes.
 fn trace(steps: &[(usize, Step)]) -> Trace {
     let rw = Prot::READ | Prot::WRITE;
@@ -134,7 +139,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
                 let access = if write { Access::Write } else { Access::Read };
                 for page in pages {
                     let page = at(page);
-                    add(Kind::Fault { page, access, kernel: false, present: false });
+                    add(fault(page, access));
                 }
             }
             Step::Forget { page, count } => {
@@ -157,7 +162,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
                 let (old, old_len) = (at(page), count * PAGE);
                 let new = at(PAGES + page);
                 add(Kind::Remap { old, old_len, new, new_len: old_len, flags: 3 });
-                add(Kind::Fault { page: new, access: Access::Read, kernel: false, present: false });
+                add(fault(new, Access::Read));
                 add(Kind::Remap { old: new, old_len, new: old, new_len: old_len, flags: 3 });
             }
             Step::Fork if count < 6 => {

@@ -1,0 +1,288 @@
+//! What the faulting instruction would add to the prediction: a trial of a policy that the subsystem does not have.
+//!
+//! A kernel knows the instruction at every fault, and an instruction that has filled a buffer does so again. [`predicted`] gives
+//! [`Streams`]' windows of neighbouring pages another way and size, which counts of earlier windows tell, and leaves the others (strided, or in
+//! memory that was mapped before) as they are.
+//!
+//! The pages beside a fault are counted in levels: 1, 2–3, 4–7, … pages on, and which part of each was used. This is counted for
+//! each context, from the widest to the narrowest: the run behind the fault; that, of one thread; the instruction, of any thread and
+//! process; the instruction with the run. The chance of a level in a context is what its count says, begun with the chance in the next wider
+//! context. A window has the levels whose chance is at least a threshold, which moves it along the trade-off between faults saved and pages
+//! unused; and a thread earns its credit as in `Streams`.
+
+use super::{Anticipate, Fault, Outcome, Pages, Policy, look, walk};
+use crate::event::Trace;
+use crate::plan::PlanError;
+use faultless::prefault::{Predictor, Seen, Streams};
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+/// Levels that are counted: a window has at most 2^LEVELS pages.
+const LEVELS: usize = 6;
+/// The longest run that is told from longer ones, in the classes of [`Streams`].
+const RUN: u64 = 16;
+/// Windows of a thread that wait for their check.
+const WAITING: usize = 32;
+/// Used pages that make up for an unused one, and the most of them that count.
+const PRICE: u64 = 8;
+const MOST_CREDIT: u64 = PRICE << LEVELS;
+/// How much of a count is left after the next one: the last ten or so matter.
+const FADE: f32 = 0.9;
+/// The chance of what was never counted.
+const UNKNOWN: f32 = 0.5;
+
+/// What `trace` comes to with windows of at most `2^max_order` pages whose chance to be used is at least `threshold`. Without
+/// `instructions` those contexts are left out, for comparison.
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`].
+pub fn predicted(
+    trace: &Trace,
+    max_order: u8,
+    threshold: f32,
+    instructions: bool,
+) -> Result<Outcome, PlanError> {
+    let mut sized = Sized {
+        streams: Anticipate::new(trace, max_order),
+        threshold,
+        instructions,
+        counts: HashMap::new(),
+        credit: vec![0; trace.threads.len()],
+        waiting: trace.threads.iter().map(|_| VecDeque::new()).collect(),
+    };
+    walk(trace, &mut sized)
+}
+
+/// Of what a window is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Context {
+    thread: Option<usize>,
+    instruction: Option<u16>,
+    /// Which way it goes, and the class of the run behind it.
+    run: Option<(bool, u32)>,
+}
+
+/// Parts that were used, of how many that were looked at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    used: f32,
+    all: f32,
+}
+
+/// A window that is to be looked at again.
+struct Window {
+    page: u64,
+    down: bool,
+    /// Pages that were mapped, its own among them.
+    mapped: u64,
+    /// As far as it is looked at.
+    steps: u64,
+    /// The page at which its stream goes on.
+    leads_to: Option<u64>,
+    contexts: Vec<Context>,
+}
+
+impl Window {
+    fn at(&self, step: u64) -> u64 {
+        if self.down { self.page - step } else { self.page + step }
+    }
+}
+
+/// [`Streams`], with windows of other sizes.
+struct Sized {
+    streams: Anticipate<Streams>,
+    threshold: f32,
+    instructions: bool,
+    counts: HashMap<Context, [Count; LEVELS]>,
+    /// Pages that may be unused, times [`PRICE`]; by thread.
+    credit: Vec<u64>,
+    /// By thread.
+    waiting: Vec<VecDeque<Window>>,
+}
+
+impl Sized {
+    fn contexts(&self, fault: &Fault<'_>, down: bool, run: u64) -> Vec<Context> {
+        let run = Some((down, run.checked_ilog2().map_or(0, |log| log + 1)));
+        let any = Context { thread: None, instruction: None, run };
+        let mut contexts = vec![any, Context { thread: Some(fault.thread), ..any }];
+        if let Some(instruction) = fault.instruction.filter(|_| self.instructions) {
+            let of = Context { instruction: Some(instruction), ..any };
+            contexts.extend([Context { run: None, ..of }, of]);
+        }
+        contexts
+    }
+
+    fn chance(&self, contexts: &[Context], level: usize) -> f32 {
+        contexts.iter().fold(UNKNOWN, |chance, context| {
+            let count = self.counts.get(context).map_or(Count::default(), |levels| levels[level]);
+            (count.used + chance) / (count.all + 1.0)
+        })
+    }
+
+    /// Counts which of its pages were used.
+    fn check(&mut self, thread: usize, window: &Window, pages: &Pages) {
+        let used = |steps: Range<u64>| {
+            steps.filter(|step| look(pages, window.at(*step)) == Seen::Used).count() as u64
+        };
+        let (mapped, all) = (used(1..window.mapped), used(1..window.steps));
+        let credit = (self.credit[thread] + all).min(MOST_CREDIT);
+        self.credit[thread] = credit.saturating_sub(PRICE * (window.mapped - 1 - mapped));
+        for level in 0..LEVELS {
+            let steps = 1 << level..(2 << level).min(window.steps);
+            if steps.is_empty() {
+                break;
+            }
+            let all = (steps.end - steps.start) as f32;
+            let part = used(steps) as f32 / all;
+            for context in &window.contexts {
+                let count = &mut self.counts.entry(*context).or_default()[level];
+                *count = Count { used: count.used * FADE + part, all: count.all * FADE + 1.0 };
+            }
+            // Where the stream ended nothing is learned of what would have come after.
+            if part < 0.5 {
+                break;
+            }
+        }
+    }
+
+    fn check_in(&mut self, thread: usize, range: &Range<u64>, pages: &Pages) {
+        let waiting = std::mem::take(&mut self.waiting[thread]);
+        let (gone, kept) = waiting.into_iter().partition(|window| range.contains(&window.page));
+        self.waiting[thread] = kept;
+        let gone: VecDeque<Window> = gone;
+        gone.iter().for_each(|window| self.check(thread, window, pages));
+    }
+}
+
+impl Policy for Sized {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let (page, reach) = (fault.page, &fault.reach);
+        let window = self.streams.window(fault);
+        let span = window.span();
+        let known = self.streams.history(fault.space).recall(page).known;
+        if window.record().is_none()
+            || window.stride() > 1
+            || known >> (page % faultless::prefault::BLOCK) & 1 == 1
+        {
+            self.streams.threads[fault.thread].mapped(&window, span);
+            return window.pages().collect();
+        }
+        // Of a window that goes on here it is known that a longer one would have been right.
+        let goes_on = |window: &Window| window.leads_to == Some(page);
+        if let Some(at) = self.waiting[fault.thread].iter().rposition(goes_on)
+            && let Some(window) = self.waiting[fault.thread].remove(at)
+        {
+            let window = Window { steps: window.mapped + 1, ..window };
+            self.check(fault.thread, &window, fault.pages);
+        }
+        let (below, above) = (page - reach.start, reach.end - 1 - page);
+        let row = |down: bool, most: u64, seen| {
+            let at = |step| if down { page - step } else { page + step };
+            let most = most.min(if down { below } else { above });
+            (1..=most).take_while(|step| look(fault.pages, at(*step)) == seen).count() as u64
+        };
+        let runs = [row(true, RUN, Seen::Used), row(false, RUN, Seen::Used)];
+        let of = [false, true].map(|down| self.contexts(fault, down, runs[usize::from(down)]));
+        let chances = of.each_ref().map(|contexts| self.chance(contexts, 0));
+        let empty = [false, true].map(|down| row(down, 1, Seen::Empty) > 0);
+        let down = match empty {
+            [true, false] => false,
+            [false, true] => true,
+            _ if runs[0] != runs[1] => runs[1] > runs[0],
+            _ => chances[1] > chances[0],
+        };
+        let [up_contexts, down_contexts] = of;
+        let contexts = if down { down_contexts } else { up_contexts };
+        let likely = (0..usize::from(self.streams.max_order).min(LEVELS))
+            .take_while(|level| self.chance(&contexts, *level) >= self.threshold)
+            .count();
+        let risk = self.credit[fault.thread] / PRICE + runs[usize::from(down)] / 2;
+        let likely = likely.min(risk.checked_add(1).map_or(0, u64::ilog2) as usize);
+        let ahead = row(down, (1 << likely) - 1, Seen::Empty);
+        let beyond = row(down, (2 << likely) - 1, Seen::Empty);
+        let pages = if down { page - ahead..page + 1 } else { page..page + ahead + 1 };
+        let both = span.start.max(pages.start)..span.end.min(pages.end);
+        self.streams.threads[fault.thread].mapped(&window, both);
+        let waiting = &mut self.waiting[fault.thread];
+        let leads_to = if down { page.checked_sub(ahead + 1) } else { Some(page + ahead + 1) };
+        waiting.push_back(Window {
+            page,
+            down,
+            mapped: ahead + 1,
+            steps: beyond + 1,
+            leads_to,
+            contexts,
+        });
+        if waiting.len() > WAITING
+            && let Some(window) = waiting.pop_front()
+        {
+            self.check(fault.thread, &window, fault.pages);
+        }
+        pages.collect()
+    }
+
+    fn taken(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        self.check_in(thread, range, pages);
+        self.streams.taken(thread, space, range, pages);
+    }
+
+    fn leaves(&mut self, thread: usize, space: usize, pages: &Pages) {
+        self.check_in(thread, &(0..u64::MAX), pages);
+        self.streams.leaves(thread, space, pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{
+        Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
+    };
+    use faultless::PAGE_SIZE;
+
+    const FILLS: u16 = 0x123;
+    const TOUCHES: u16 = 0x456;
+
+    /// One instruction fills mappings of 16 pages, another touches the first page of such mappings.
+    fn trace() -> Trace {
+        let mut events = Vec::new();
+        for mapping in 0..400 {
+            let start = (1 << 40) + mapping * 64 * PAGE_SIZE;
+            let prot = Prot::READ | Prot::WRITE;
+            let len = 16 * PAGE_SIZE;
+            events.push(Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon });
+            let fills = mapping % 2 == 0;
+            events.extend((0..if fills { 16 } else { 1 }).map(|page| Kind::Fault {
+                page: start + page * PAGE_SIZE,
+                access: Access::Write,
+                kernel: false,
+                present: false,
+                instruction: Some(if fills { FILLS } else { TOUCHES }),
+            }));
+        }
+        let recorded = Recorded::USER_FAULTS | Recorded::INSTRUCTIONS;
+        Trace {
+            header: Header { page_size: PAGE_SIZE as u32, recorded, ..Header::default() },
+            processes: vec![ProcessInfo { parent: None }],
+            threads: vec![ThreadInfo { process: 0, name: String::new() }],
+            events: events.into_iter().map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+        }
+    }
+
+    #[test]
+    fn an_instruction_tells_a_buffer_from_a_single_page() {
+        let of = |instructions| predicted(&trace(), 4, 0.8, instructions).unwrap();
+        let (without, with) = (of(false), of(true));
+        assert_eq!((without.faults, with.faults), (200 * 17, 200 * 17));
+        // For each mapping one fault is left; and some, until that has been learned, and where the credit is spent.
+        assert!((400..800).contains(&with.left) && with.waste() < 0.05, "{with:?}");
+        assert!(without.left - 400 > 2 * (with.left - 400), "{without:?} {with:?}");
+    }
+
+    #[test]
+    fn a_higher_threshold_saves_less_and_leaves_less_unused() {
+        let trace = crate::recordings::find("redis").unwrap().trace().unwrap();
+        let [bold, shy] = [0.7, 0.95].map(|at| predicted(&trace, 5, at, true).unwrap());
+        assert!(bold.left < shy.left && bold.wasted > shy.wasted, "{bold:?} {shy:?}");
+    }
+}
