@@ -321,27 +321,25 @@ fn range_lock_a_home_that_goes_to_another_lock() {
     });
 }
 
-/// Each CPU has claims in two places, one after the other: `places` says where. They are so far apart that a third takes the place of one.
+/// Each CPU tries to have claims in two places, one after the other: `places` says where. They are so far apart that each is a part of a home.
 fn claims_in_places(places: [[u64; 2]; 2]) {
     explore(Some(2), move || {
         let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
         let pages = [Guarded::new(), Guarded::new()];
-        let shared = Arc::new((slots, RangeLock::new(), pages));
+        let shared = Arc::new((slots, RangeLock::with_near(), pages));
         let run = move |cpu: u16, (slots, lock, pages): &(_, RangeLock, [Guarded; 2])| {
             let here = local(cpu);
             for page in places[usize::from(cpu)] {
                 let claim = [VirtRange::new(page << 30, (page << 30) + 1), NONE];
-                let guard = lock.acquire(slots, &here, claim, &Fair);
-                pages[page as usize].add();
-                drop(guard);
+                if let Some(_guard) = lock.try_acquire(slots, &here, claim, &Fair) {
+                    pages[page as usize].add();
+                }
             }
         };
         let other = shared.clone();
         let thread = thread::spawn(move || run(1, &other));
         run(0, &shared);
         thread.join().unwrap();
-        let claims = |page| places.as_flattened().iter().filter(|it| **it == page).count();
-        assert!((0..2).all(|page| shared.2[page].get() == claims(page as u64) as u32));
     });
 }
 

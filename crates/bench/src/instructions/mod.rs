@@ -51,14 +51,14 @@ const HEAP: [&str; 5] = ["malloc", "free", "posix_memalign", "aligned_alloc", "c
 /// exception). The last two in a space that another CPU runs, too.
 const CALLS: [(What, bool, f64); 9] = [
     (What::Unmap, false, 350.0),
-    (What::MapUnmap, false, 2100.0),
-    (What::MapTouchUnmap, false, 4900.0),
-    (What::Break, false, 1900.0),
-    (What::Protect, false, 3200.0),
+    (What::MapUnmap, false, 2000.0),
+    (What::MapTouchUnmap, false, 4700.0),
+    (What::Break, false, 1600.0),
+    (What::Protect, false, 2800.0),
     (What::Fork, false, 100.0),
     (What::ForkExit, false, 135.0),
-    (What::MapUnmap, true, 5200.0),
-    (What::Break, true, 4900.0),
+    (What::MapUnmap, true, 5400.0),
+    (What::Break, true, 5200.0),
 ];
 
 /// The hidden argument by which this program is told to be the one that is measured.

@@ -52,7 +52,7 @@
 mod home;
 mod near;
 
-use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
+use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw, load_own};
 use super::cpus::{Cpus, OwnCpus};
 use super::mutant::{Mutant, lost};
 use super::order::{self, Mark, RangeClaim};
@@ -172,12 +172,17 @@ impl Seen {
 }
 
 impl ClaimSlot {
-    /// What the CPU asks for. Of its own slot, or between two looks at its state.
+    /// What the CPU asks for, of its own slot.
     #[inline]
     fn wanted(&self) -> Wanted {
-        let key = self.key.load(Ordering::Relaxed);
+        self.read(load_own(&self.key), load_own)
+    }
+
+    /// What the claim with this key asks for. Of the CPU's own slot, or between two looks at its state.
+    #[inline]
+    fn read(&self, key: u64, load: impl Fn(&AtomicU64) -> u64) -> Wanted {
         let range = |at: usize| {
-            let bound = |at: usize| self.bounds[at].load(Ordering::Relaxed);
+            let bound = |at: usize| load(&self.bounds[at]);
             VirtRange::new(bound(at), bound(at + 1))
         };
         let second = if key & TWO != 0 { range(2) } else { NOWHERE };
@@ -188,7 +193,7 @@ impl ClaimSlot {
     #[inline]
     fn write(&self, lock: u64, wanted: Wanted, slots: &ClaimSlots) -> bool {
         let Wanted { ranges: [first, second], shared } = wanted;
-        let number = (self.state.load(Ordering::Relaxed) & !STANDING).wrapping_add(NUMBER);
+        let number = (load_own(&self.state) & !STANDING).wrapping_add(NUMBER);
         self.state.store(number | FREE, Ordering::Relaxed);
         let afresh = Home::is_old(number / NUMBER, slots.len()) && self.near.is_any();
         let (changed, parts) = self.home.cover(lock, wanted, number / NUMBER, afresh);
@@ -219,7 +224,8 @@ impl ClaimSlot {
             if state & STANDING == FREE {
                 return None;
             }
-            let (key, wanted) = (self.key.load(Ordering::Relaxed), self.wanted());
+            let key = self.key.load(Ordering::Relaxed);
+            let wanted = self.read(key, |bound| bound.load(Ordering::Relaxed));
             let standing = state & STANDING;
             let ticket = if standing == ACTIVE { 0 } else { self.ticket.load(Ordering::Relaxed) };
             fence(Ordering::Acquire);
@@ -262,6 +268,10 @@ pub struct RangeLock {
     parked: Padded<Parked>,
     /// The next ticket. On a line of its own, since only claims that conflict write it.
     tickets: Padded<AtomicU64>,
+    /// Whether claims look at all users. Models of loom do: they would else try too many orders. That the CPUs that are near suffice is a model
+    /// of its own, and holds under shuttle in all of its checks.
+    #[cfg(loom)]
+    looks_at_all: bool,
 }
 
 impl RangeLock {
@@ -272,7 +282,15 @@ impl RangeLock {
             changes: Padded(AtomicU64::new(0)),
             parked: Padded(Parked { count: AtomicU32::new(0), cpus: Cpus::new() }),
             tickets: Padded(AtomicU64::new(0)),
+            #[cfg(loom)]
+            looks_at_all: true,
         }
+    }
+
+    /// A lock whose claims look at the CPUs that are near, as they do in all builds but loom's.
+    #[cfg(loom)]
+    pub fn with_near() -> Self {
+        Self { looks_at_all: false, ..Self::new() }
     }
 
     /// Takes what is `wanted` (two ranges are taken together), waiting as `wait` does, here and when
@@ -360,7 +378,7 @@ impl RangeLock {
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
         let (slot, cpu) = (slots.get(local), local.id());
-        let free = slot.state.load(Ordering::Relaxed) & STANDING == FREE;
+        let free = load_own(&slot.state) & STANDING == FREE;
         assert!(free, "a CPU holds one claim at a time");
         let changed = slot.write(self.key(), wanted.into(), slots);
         // Before the full fence of the try: who misses it there is found by the try.
@@ -418,7 +436,7 @@ impl<'a> RangeGuard<'a> {
     /// The claim's number, in the slot's state.
     #[inline]
     fn number(&self) -> u64 {
-        self.slot().state.load(Ordering::Relaxed) & !STANDING
+        load_own(&self.slot().state) & !STANDING
     }
 
     /// Says how the claim stands, before whatever is read next.
@@ -468,7 +486,7 @@ impl<'a> RangeGuard<'a> {
     /// The claim in `slot`, if it is before this one, which waits.
     fn behind(&self, slot: &ClaimSlot) -> Option<Seen> {
         let own = self.slot();
-        let (wanted, ticket) = (own.wanted(), own.ticket.load(Ordering::Relaxed));
+        let (wanted, ticket) = (own.wanted(), load_own(&own.ticket));
         self.stopped_by(slot, wanted, |other| match other.standing {
             ACTIVE => true,
             WAITS | FIRM => other.ticket < ticket,
@@ -615,7 +633,7 @@ impl<'a> RangeGuard<'a> {
     }
 
     fn is_held(&self) -> bool {
-        self.slot().state.load(Ordering::Relaxed) & STANDING == ACTIVE
+        load_own(&self.slot().state) & STANDING == ACTIVE
     }
 }
 

@@ -17,7 +17,7 @@
 
 use super::Wanted;
 use crate::addr::VirtRange;
-use crate::sync::atomic::{AtomicU64, Ordering, load_beside};
+use crate::sync::atomic::{AtomicU64, Ordering, load_beside, load_own};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::format::USER_END;
 
@@ -32,15 +32,22 @@ const LONG: u64 = if cfg!(loom) { 1 << 20 } else { 1 << 36 >> UNIT };
 const AFRESH: u64 = 1024;
 
 /// Where the claims of one CPU are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Home {
     /// The address of the lock.
     lock: AtomicU64,
     parts: [AtomicU64; 2],
 }
 
+impl Default for Home {
+    fn default() -> Self {
+        let part = || AtomicU64::new(Part::EMPTY.pack());
+        Self { lock: AtomicU64::new(0), parts: [part(), part()] }
+    }
+}
+
 /// A range of units: the first and the last. It is empty if the first is above the last.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Part {
     first: u64,
     last: u64,
@@ -113,9 +120,10 @@ fn ranges(wanted: Wanted) -> impl Iterator<Item = Part> {
 }
 
 impl Home {
+    /// A part of the caller's own home.
     #[inline(always)]
     fn part(&self, at: usize) -> Part {
-        Part::unpack(self.parts[at].load(Ordering::Acquire))
+        Part::unpack(load_own(&self.parts[at]))
     }
 
     fn set(&self, at: usize, part: Part) {
@@ -138,7 +146,7 @@ impl Home {
         number: u64,
         afresh: bool,
     ) -> (bool, u64) {
-        let here = self.lock.load(Ordering::Relaxed) == lock && !afresh;
+        let here = load_own(&self.lock) == lock && !afresh;
         if let Some(parts) = self.covering(wanted).filter(|_| here) {
             return (false, parts);
         }
@@ -167,29 +175,32 @@ impl Home {
     #[cold]
     #[inline(never)]
     fn change(&self, lock: u64, wanted: Wanted, here: bool, number: u64) {
-        if !here {
-            self.set(0, Part::EMPTY);
-            self.set(1, Part::EMPTY);
-            self.lock.store(lock, Ordering::Release);
-        }
+        let mut parts = [0, 1].map(|at| if here { self.part(at) } else { Part::EMPTY });
         // The part that covers the first of two ranges must go on to cover it.
         let mut taken = None;
         for range in ranges(wanted) {
-            let parts = [0, 1].map(|at| (at, self.part(at)));
-            let find = |fits: &dyn Fn(Part) -> bool| parts.into_iter().find(|(_, own)| fits(*own));
-            if let Some((at, _)) = find(&|own| own.covers(range)) {
-                taken = Some(at);
-                continue;
-            }
-            let (at, part) = if let Some((at, own)) = find(&|own| own.may_take(range)) {
-                (at, own.extended(range))
-            } else if let Some((at, _)) = find(&|own| own.is_empty()) {
-                (at, range)
+            let find = |fits: &dyn Fn(Part) -> bool| parts.iter().position(|own| fits(*own));
+            let at = if let Some(at) = find(&|own| own.covers(range)) {
+                at
+            } else if let Some(at) = find(&|own| own.may_take(range)) {
+                parts[at] = parts[at].extended(range);
+                at
             } else {
-                (taken.map_or(number as usize % 2, |taken| 1 - taken), range)
+                let other = || taken.map_or(number as usize % 2, |taken| 1 - taken);
+                let at = find(&|own| own.is_empty()).unwrap_or_else(other);
+                parts[at] = range;
+                at
             };
-            self.set(at, part);
             taken = Some(at);
+        }
+        for (at, part) in parts.into_iter().enumerate() {
+            if self.part(at) != part {
+                self.set(at, part);
+            }
+        }
+        if !here {
+            // Last: who finds the lock finds the parts.
+            self.lock.store(lock, Ordering::Release);
         }
     }
 

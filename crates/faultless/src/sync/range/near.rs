@@ -68,9 +68,8 @@ impl Near {
         lock: &RangeLock,
         slots: &'a ClaimSlots,
     ) -> impl Iterator<Item = CpuId> + 'a {
-        // Acquire: what is counted is found in the homes, and in the set of users.
-        let count = lock.changes.load(Ordering::Acquire);
-        if self.count.load(Ordering::Relaxed) != count {
+        let count = lock.counted();
+        if self.count.load(Ordering::Relaxed) != count || cfg!(loom) && count == NEVER {
             self.find(own, lock, slots, count);
         }
         let words = &self.cpus[..slots.len().div_ceil(64)];
@@ -83,7 +82,10 @@ impl Near {
         let home = &slots.remote(own).home;
         let others = lock.users.iter(slots.len()).filter(|cpu| *cpu != own);
         let mut near = OwnCpus::default();
-        near.extend(others.filter(|cpu| slots.remote(*cpu).home.overlaps(lock.key(), home)));
+        near.extend(others.filter(|cpu| {
+            let all = cfg!(loom) && count == NEVER;
+            all || slots.remote(*cpu).home.overlaps(lock.key(), home)
+        }));
         for (bits, near) in self.cpus.iter().zip(near.words()) {
             bits.store(*near, Ordering::Relaxed);
         }
@@ -92,11 +94,25 @@ impl Near {
 }
 
 impl RangeLock {
+    /// The count of changes. What is counted is found in the homes, and in the set of users.
+    #[inline(always)]
+    fn counted(&self) -> u64 {
+        #[cfg(loom)]
+        if self.looks_at_all {
+            return NEVER;
+        }
+        self.changes.load(Ordering::Acquire)
+    }
+
     /// The home of `cpu` covers its next claim, and did not before; or the CPU is a new user. Before the full fence of the claim's try.
     #[cold]
     #[inline(never)]
     pub(super) fn home_changed(&self, cpu: CpuId, slots: &ClaimSlots) {
         slots.remote(cpu).near.forget();
+        #[cfg(loom)]
+        if self.looks_at_all {
+            return;
+        }
         if !lost(Mutant::HomeCounts) {
             // Release: who finds the count finds the home, and the CPU among the users.
             self.changes.fetch_add(1, Ordering::AcqRel);
