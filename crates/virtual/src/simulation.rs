@@ -631,7 +631,11 @@ impl Simulation {
             here.iter().for_each(|number| self.rouse(*number, at));
         }
         while meeting.times.get() == times {
-            cpu.parked.set(true);
+            match cpu.interrupted.get() {
+                NEVER => cpu.parked.set(true),
+                // One is on its way, and nobody else rouses it.
+                until => cpu.wait_until(until, Spent::Waiting),
+            }
             self.pause(cpu);
             meanwhile();
         }
