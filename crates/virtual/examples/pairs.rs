@@ -33,7 +33,7 @@ struct Arguments {
 fn arguments() -> Result<Arguments, String> {
     let policies = ["speculative", "per_vma", "mmap_lock"].map(str::to_owned);
     let mut all =
-        Arguments { seeds: 1..101, cpus: 64, cases: 6, policies: policies.into(), case: None };
+        Arguments { seeds: 1..101, cpus: 64, cases: 2, policies: policies.into(), case: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text}: no number"));

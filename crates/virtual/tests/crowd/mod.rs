@@ -163,7 +163,7 @@ impl Crowd<'_> {
     pub fn case(&self, number: u64) -> Case {
         let (cpu, turn) = (number as usize & ((1 << CPU_BITS) - 1), number >> CPU_BITS);
         let arena = self.arena(cpu);
-        let whole = (turn / CASES).is_multiple_of(2);
+        let whole = (turn / CASES + self.seed).is_multiple_of(2);
         let kinds = |kind| match kind {
             Kind::MapDevice => false,
             Kind::Fork | Kind::Exit | Kind::Drop | Kind::Maps => whole,
