@@ -22,6 +22,7 @@ struct Share {
     /// Pages on both sides of those that cases name.
     room: i64,
     heap: bool,
+    mark: u8,
 }
 
 impl Arena {
@@ -29,10 +30,11 @@ impl Arena {
     pub const WHOLE: Self = Self { base: BASE, shared: None };
 
     /// One of a space that others share, `boundary` being the address, a multiple of 2 MiB, in the middle of its window. It has `room` pages
-    /// on both sides of the window, and on both sides of where moves come from and go to. One case of a space has the heap.
-    pub const fn at(boundary: u64, room: i64, heap: bool) -> Self {
+    /// on both sides of the window, and on both sides of where moves come from and go to. One case of a space has the heap. From `mark`
+    /// on are a few numbers that no other arena has.
+    pub const fn at(boundary: u64, room: i64, heap: bool, mark: u8) -> Self {
         let base = boundary - BOUNDARY as u64 * PAGE_SIZE;
-        Self { base, shared: Some(Share { room, heap }) }
+        Self { base, shared: Some(Share { room, heap, mark }) }
     }
 
     /// Whether the space, and what is set for the whole machine, is the case's alone.
@@ -42,6 +44,12 @@ impl Arena {
 
     pub fn has_heap(&self) -> bool {
         self.shared.is_none_or(|share| share.heap)
+    }
+
+    /// Numbers that no other arena has. They are of one byte, which is what a file may have of its last page.
+    pub fn marks(&self) -> impl Iterator<Item = u64> {
+        let first = self.shared.map_or(0, |share| share.mark);
+        (0..=u8::MAX).map(move |number| u64::from(first.wrapping_add(number)))
     }
 
     /// Whether it has what such an operation is about.

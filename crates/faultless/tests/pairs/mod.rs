@@ -92,6 +92,13 @@ impl Case {
         let pages = !around && !file && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false, begun: 0 }
     }
+
+    /// The case, in an arena: what is made and looked at there meets with other cases, so of an object no pages around one are promised.
+    pub fn beside_others(self) -> Self {
+        let objects =
+            self.start.iter().chain(self.sides.iter().flatten()).any(|op| op.maps_object());
+        Self { pages: self.pages && !objects, ..self }
+    }
 }
 
 /// One order of the operations: which side comes next.

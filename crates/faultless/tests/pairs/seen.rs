@@ -210,10 +210,10 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// Nobody else may have what is there: each page gets a word that is the case's alone, and has it when all have theirs.
+    /// Nobody else may have what is there: each page gets a number that is the arena's alone, and has it when all have theirs.
     pub fn of<H: Hand>(hand: &H, spans: &[Span]) -> Self {
         let arena = hand.arena();
-        let words = || spans.iter().flat_map(|span| span.each()).zip(arena.addr(0)..);
+        let words = || spans.iter().flat_map(|span| span.each()).zip(arena.marks());
         let change =
             words().flat_map(|(page, word)| [Op::Load(page.at), Op::Store(page.at, word)]);
         let look = words().map(|(page, _)| Op::Load(page.at));

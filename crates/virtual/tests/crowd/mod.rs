@@ -156,7 +156,7 @@ impl Crowd<'_> {
         let (apart, room) = if block.is_multiple_of(2) { NARROW } else { WIDE };
         // Above the first are the places that its moves come from and go to.
         let boundary = ORIGIN + (block as u64) * BLOCK_BYTES + WIDE.0 + at * apart;
-        Arena::at(boundary, room, cpu == 0)
+        Arena::at(boundary, room, cpu == 0, (cpu * 4) as u8)
     }
 
     /// Case `number` of the seed: the lower bits are the CPU.
@@ -172,7 +172,7 @@ impl Crowd<'_> {
         };
         let bases = |base| base != Base::Device && arena.admits_base(base);
         let mut random = Rng::with_seed(self.seed << 40 ^ number);
-        draw(&mut |below| random.usize(..below), kinds, bases)
+        draw(&mut |below| random.usize(..below), kinds, bases).beside_others()
     }
 
     /// Runs it, until all is done or something is bad; tells `progress` of the rounds that were judged so far.
