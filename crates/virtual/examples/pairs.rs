@@ -92,7 +92,9 @@ fn main() -> ExitCode {
             let wrong = ran.map_or_else(|| vec!["it panicked".to_owned()], |ran| ran.bad);
             bad += u64::from(!wrong.is_empty());
             for wrong in wrong.iter().take(SHOWN) {
-                println!("\n--policy {locking} --cpus {cpus} --cases {cases} --seed {seed} {wrong}");
+                println!(
+                    "\n--policy {locking} --cpus {cpus} --cases {cases} --seed {seed} {wrong}"
+                );
                 code = ExitCode::FAILURE;
             }
         }

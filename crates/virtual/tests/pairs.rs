@@ -21,7 +21,11 @@ fn pairs(locking: &str, cpus: usize, seed: u64, cases: u64) -> Ran {
 fn pairs_of_64_cpus_have_an_order() {
     let ran = pairs("speculative", 64, 1, 1);
     let count = |name| ran.counters.iter().find(|(known, _)| *known == name).unwrap().1;
-    assert!(count("range_lock_write") > 1_000 && count("spf_vma_changed") > 10, "{:?}", ran.counters);
+    assert!(
+        count("range_lock_write") > 1_000 && count("spf_vma_changed") > 10,
+        "{:?}",
+        ran.counters
+    );
 }
 
 #[test]

@@ -357,7 +357,8 @@ impl Op {
             }
             Self::Roof(page) => {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-                Self::Map(arena.roof(page), How::Fixed, Prot::EXEC, flags).apply(hand, besides, born)
+                Self::Map(arena.roof(page), How::Fixed, Prot::EXEC, flags)
+                    .apply(hand, besides, born)
             }
             Self::HeapAt(page) => space.set_heap_start(cpu, addr(page)).into(),
             Self::Brk(to) => Ret::At(arena.page(space.brk(cpu, addr(to)))),

@@ -133,8 +133,7 @@ impl Seen {
             return Self { areas, mapped, resident, heap, words };
         }
         let parts = arena.parts().into_iter();
-        let mut areas: Vec<_> =
-            parts.flat_map(|part| areas_in(space, cpu, &arena, part)).collect();
+        let mut areas: Vec<_> = parts.flat_map(|part| areas_in(space, cpu, &arena, part)).collect();
         for area in &mut areas {
             let pages = area.pages();
             for found in pages.filter_map(|page| space.page_at(cpu, arena.addr(page))) {
@@ -214,8 +213,7 @@ impl Placed {
     pub fn of<H: Hand>(hand: &H, spans: &[Span]) -> Self {
         let arena = hand.arena();
         let words = || spans.iter().flat_map(|span| span.each()).zip(arena.marks());
-        let change =
-            words().flat_map(|(page, word)| [Op::Load(page.at), Op::Store(page.at, word)]);
+        let change = words().flat_map(|(page, word)| [Op::Load(page.at), Op::Store(page.at, word)]);
         let look = words().map(|(page, _)| Op::Load(page.at));
         let found = change.chain(look).map(|op| op.alone(hand)).collect();
         let areas = |span: &Span| {

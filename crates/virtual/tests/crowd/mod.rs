@@ -24,11 +24,11 @@
 #[path = "../../../faultless/tests/pairs/mod.rs"]
 pub mod pairs;
 
+use fastrand::Rng;
 use faultless::{Cpu, Errno, FaultError, Space};
 use faultless_virtual::{
     Config, Meeting, Process, Profile, Stop, Virtual, VirtualCpu, VirtualMachine,
 };
-use fastrand::Rng;
 use pairs::arena::Arena;
 use pairs::draw::draw;
 use pairs::file::Which;
@@ -199,7 +199,9 @@ impl Crowd<'_> {
             crowd: self,
             model: &model,
             alone: &alone,
-            slots: (0..cpus).map(|cpu| Slot::new(self.arena(cpu), seed << 16 | cpu as u64)).collect(),
+            slots: (0..cpus)
+                .map(|cpu| Slot::new(self.arena(cpu), seed << 16 | cpu as u64))
+                .collect(),
             twos: (0..cpus / 2).map(|_| Meeting::of(2)).collect(),
             device: RefCell::new(Rng::with_seed(seed)),
             working: Cell::new(0),
@@ -326,8 +328,10 @@ impl Stage<'_> {
         while self.working.get() != 0 {
             looks += 1;
             for (number, slot) in self.slots.iter().enumerate() {
-                let words = slot.now.borrow().as_ref().and_then(|now| now.besides.words.get().cloned());
-                let Some(words) = words.filter(|words| slot.running.get() && words.is_slow()) else {
+                let words =
+                    slot.now.borrow().as_ref().and_then(|now| now.besides.words.get().cloned());
+                let Some(words) = words.filter(|words| slot.running.get() && words.is_slow())
+                else {
                     continue;
                 };
                 self.served.set(Some(number));
