@@ -236,6 +236,7 @@ impl<'a> VirtualCpu<'a> {
 
     /// Waits until all CPUs of the meeting are here. They go on from one moment.
     pub fn meet(&self, meeting: &Meeting) {
+        self.poll();
         self.machine().simulation.meet(meeting, || self.poll());
     }
 

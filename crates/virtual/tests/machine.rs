@@ -4,7 +4,9 @@ use faultless::{Advice, MapFlags, PAGE_SIZE, Prot};
 use faultless_virtual::profile::BUNDLED;
 use faultless_virtual::published;
 use faultless_virtual::rates::{Operation, Paths};
-use faultless_virtual::{Accounts, Config, HotPlace, Meeting, Profile, Spent, Stop, Virtual, VirtualCpu};
+use faultless_virtual::{
+    Accounts, Config, HotPlace, Meeting, Profile, Spent, Stop, Virtual, VirtualCpu,
+};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);

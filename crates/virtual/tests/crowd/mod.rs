@@ -55,6 +55,8 @@ const TRIES: u64 = 4;
 const CASES: u64 = 2;
 /// The bits of a case's number that name its CPU.
 const CPU_BITS: u32 = 10;
+/// A round that takes longer than this does not end: simulated picoseconds. Behind one lock for all it takes some 40 ms.
+const STUCK: u64 = 500_000_000_000;
 
 /// A thread of a process, in an arena.
 pub struct Thread<'t, 'a> {
@@ -270,12 +272,20 @@ struct Slot {
     now: RefCell<Option<Round>>,
     /// Both may be at it: the device reads for them.
     running: Cell<bool>,
+    /// When its CPU began a round.
+    since: Cell<u64>,
 }
 
 impl Slot {
     fn new(arena: Arena, seed: u64) -> Self {
         let random = RefCell::new(Rng::with_seed(seed));
-        Self { arena, random, now: RefCell::default(), running: Cell::new(false) }
+        Self {
+            arena,
+            random,
+            now: RefCell::default(),
+            running: Cell::new(false),
+            since: Cell::new(u64::MAX),
+        }
     }
 }
 
@@ -307,6 +317,7 @@ impl Stage<'_> {
         for turn in turns.clone() {
             let drawn = Rc::new(self.draw(slot.arena, number, turn));
             for round in 0..TRIES {
+                slot.since.set(cpu.now());
                 self.prepare(&hand, slot, &drawn);
                 for leader in [number & !1, number | 1] {
                     cpu.meet(two);
@@ -319,6 +330,7 @@ impl Stage<'_> {
                 }
             }
         }
+        slot.since.set(u64::MAX);
         self.working.set(self.working.get() - 1);
     }
 
@@ -327,6 +339,7 @@ impl Stage<'_> {
         let mut looks = 0;
         while self.working.get() != 0 {
             looks += 1;
+            self.find_stuck(cpu.now());
             for (number, slot) in self.slots.iter().enumerate() {
                 let words =
                     slot.now.borrow().as_ref().and_then(|now| now.besides.words.get().cloned());
@@ -342,6 +355,19 @@ impl Stage<'_> {
                 self.served.set(None);
             }
             cpu.rest(looks);
+        }
+    }
+
+    /// Panics where a round does not end, which no CPU says of itself.
+    fn find_stuck(&self, now: u64) {
+        let eldest = self.slots.iter().min_by_key(|slot| slot.since.get());
+        if let Some(slot) = eldest.filter(|slot| now.saturating_sub(slot.since.get()) > STUCK) {
+            let case = slot
+                .now
+                .borrow()
+                .as_ref()
+                .map(|now| format!("{}\n{}", now.drawn.number, now.drawn.case));
+            panic!("a round does not end: --case {}", case.unwrap_or_default());
         }
     }
 
