@@ -13,9 +13,9 @@ mod scenario;
 #[path = "pairs/mod.rs"]
 mod pairs;
 
-use faultless::{Counter, Cpu, Error, FaultError, FrameNumber, MapFlags};
+use faultless::{Counter, Cpu, Errno, FaultError, FrameNumber, MapFlags};
 use pairs::file::Which;
-use pairs::op::{BOUNDARY, Hand, How, Op, RW, Ret, Span, addr};
+use pairs::op::{BOUNDARY, Hand, How, Op, RW, Ret, Span};
 use pairs::place::{Base, Relation};
 use pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
 use pairs::{Case, Order, Outcome};
@@ -56,8 +56,8 @@ impl Hand for Guest<'_> {
         Guest::store(self, addr, value)
     }
 
-    fn fork(&self) -> Result<Space, Error> {
-        self.space.fork(self.cpu)
+    fn fork(&self) -> Result<Space, Errno> {
+        self.space.fork(self.cpu).map_err(|error| error.errno)
     }
 
     fn exit(&self, child: Space) {
@@ -94,7 +94,7 @@ fn try_once(case: &Case, orders: &Orders) {
         let besides = case.prepare(hand);
         if hand.random(2) == 0 {
             // Steps on either side of the boundary are of different shards, and those across join them.
-            space.part_tree(hand.cpu(), addr(BOUNDARY));
+            space.part_tree(hand.cpu(), hand.arena().addr(BOUNDARY));
         }
         assert!(!case.is_text() || leaves() != before, "no huge leaf:\n{case}");
         case.begin(hand, &besides);

@@ -11,9 +11,9 @@ use crate::simulation::{Meeting, Spent};
 use core::fmt;
 use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, RemapFlags};
 use faultless_native::mmu::{PageSize, Translation};
-use faultless_observed::{Backing, CpuId, Errno, Error, FaultError, FaultKind, Space};
+use faultless_observed::{Backing, CpuId, Errno, Error, FaultKind, Space};
 
-pub use faultless_observed::ThreadStreams;
+pub use faultless_observed::{FaultError, ThreadStreams};
 
 type Cpu<'v> = faultless_observed::Cpu<'v, VirtualMachine>;
 
@@ -36,7 +36,7 @@ pub enum Stop {
         /// The address.
         addr: u64,
         /// Which signal.
-        reason: &'static str,
+        error: FaultError,
     },
 }
 
@@ -48,14 +48,14 @@ impl From<Error> for Stop {
 }
 
 impl Stop {
-    fn signal(addr: u64, error: FaultError) -> Self {
-        let reason = match error {
+    /// The name of a signal.
+    pub const fn reason(error: FaultError) -> &'static str {
+        match error {
             FaultError::Segv { mapped: true } => "SIGSEGV (SEGV_ACCERR)",
             FaultError::Segv { mapped: false } => "SIGSEGV (SEGV_MAPERR)",
             FaultError::Bus => "SIGBUS",
             FaultError::OutOfMemory => "out of memory",
-        };
-        Self::Signal { addr, reason }
+        }
     }
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for Stop {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 write!(f, "{call} of {len} bytes at {addr:#x}: {error}")
             }
-            Self::Signal { addr, reason } => write!(f, "{reason} at {addr:#x}"),
+            Self::Signal { addr, error } => write!(f, "{} at {addr:#x}", Self::reason(*error)),
         }
     }
 }
@@ -190,6 +190,19 @@ impl<'a> VirtualCpu<'a> {
         &self.process.space
     }
 
+    /// The CPU and the space that it runs, as the subsystem has them: for calls that programs do not make.
+    ///
+    /// # Safety
+    /// What is reached through them stays on this thread.
+    pub unsafe fn parts(&self) -> (&'a Cpu<'a>, &'a Space<VirtualMachine>) {
+        (self.cpu, self.space())
+    }
+
+    /// Does `what` as a kernel does it for this thread: its calls of the subsystem take the time of one system call's instructions and lines.
+    pub fn in_kernel<R>(&self, what: impl FnOnce() -> R) -> R {
+        self.call(Operation::Map, |_| what())
+    }
+
     fn machine(&self) -> &'a VirtualMachine {
         self.system.machine()
     }
@@ -223,6 +236,7 @@ impl<'a> VirtualCpu<'a> {
 
     /// Waits until all CPUs of the meeting are here. They go on from one moment.
     pub fn meet(&self, meeting: &Meeting) {
+        self.poll();
         self.machine().simulation.meet(meeting, || self.poll());
     }
 
@@ -291,9 +305,9 @@ impl<'a> VirtualCpu<'a> {
             let served = self.within(Operation::Fault, || {
                 self.space().fault_of(self.cpu, self.thread, addr, wanted)
             });
-            let kind = served.map_err(|error| Stop::signal(addr, error))?;
+            let kind = served.map_err(|error| Stop::Signal { addr, error })?;
             if kind == FaultKind::Pending {
-                self.cpu.await_read().map_err(|_| Stop::signal(addr, FaultError::Bus))?;
+                self.cpu.await_read().map_err(|_| Stop::Signal { addr, error: FaultError::Bus })?;
             }
             self.poll();
         }

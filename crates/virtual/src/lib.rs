@@ -45,6 +45,7 @@ mod recent;
 mod simulation;
 
 pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
+pub use machine::VirtualMachine;
 pub use process::{Config, File, HotPlace, Process, Virtual};
 pub use profile::{Number, Profile, ProfileError};
 pub use simulation::{Accounts, Meeting, Spent};

@@ -21,7 +21,7 @@ pub(crate) struct CpuTlb {
 }
 
 /// The machine of N simulated CPUs.
-pub(crate) struct VirtualMachine {
+pub struct VirtualMachine {
     pub(crate) simulation: Rc<Simulation>,
     pub(crate) contents: Contents,
     recent: Option<Recent>,

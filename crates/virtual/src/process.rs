@@ -13,7 +13,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 use faultless_native::Memory;
-use faultless_observed::audit::audit;
+use faultless_observed::audit::audit_with;
 use faultless_observed::{
     Cpu, CpuId, Errno, MAX_CPUS, MAX_NODES, Object, PAGE_SIZE, Setting, Shared, Space, Totals, Vm,
 };
@@ -77,6 +77,14 @@ impl Process {
         self.running.set(self.running.get() - 1);
         // SAFETY: handed on.
         unsafe { self.space.deactivate(cpu) };
+    }
+
+    /// Its space, as the subsystem has it.
+    ///
+    /// # Safety
+    /// As for [`VirtualCpu::parts`].
+    pub unsafe fn space(&self) -> &Space<VirtualMachine> {
+        &self.space
     }
 }
 
@@ -327,11 +335,23 @@ impl Virtual {
     /// # Errors
     /// What does not add up.
     pub fn audit(&self, processes: &[&Process]) -> Result<(), String> {
+        self.audit_with(processes, &[])
+    }
+
+    /// As [`audit`](Self::audit), where there are shares of `objects`.
+    ///
+    /// # Errors
+    /// What does not add up.
+    pub fn audit_with(
+        &self,
+        processes: &[&Process],
+        objects: &[&Shared<Object>],
+    ) -> Result<(), String> {
         let cpus: Vec<_> = (0..self.cpus()).map(|number| self.cpu(number)).collect();
         let spaces: Vec<_> = processes.iter().map(|process| &*process.space).collect();
         let audited = self.machine().simulation.enter(|| {
             cpus.iter().for_each(Cpu::drain);
-            audit(&cpus[0], &spaces)
+            audit_with(&cpus[0], &spaces, objects)
         });
         audited.map(|_| ()).map_err(|error| error.to_string())
     }

@@ -126,6 +126,8 @@ struct Clock {
     fetched: Cell<u64>,
     /// When it is to take an interrupt.
     interrupted: Cell<Time>,
+    /// It has taken one in a wait, which may have ended before what that asks for was looked at.
+    unserved: Cell<bool>,
     parked: Cell<bool>,
     permit: Cell<bool>,
     /// Looks since another CPU last ran.
@@ -172,6 +174,7 @@ impl Clock {
             stored: Cell::new(0),
             fetched: Cell::new(0),
             interrupted: Cell::new(NEVER),
+            unserved: Cell::new(false),
             parked: Cell::new(false),
             permit: Cell::new(false),
             looks: Cell::new(0),
@@ -562,7 +565,7 @@ impl Simulation {
 
     /// The running CPU looks again. It takes interrupts meanwhile: what they ask for is in memory, where it looks.
     pub(crate) fn look_again(&self) {
-        self.take_interrupt();
+        self.take_in_wait();
         self.look_after(self.costs.pause);
     }
 
@@ -592,7 +595,7 @@ impl Simulation {
         if self.soonest.get() < cpu.now.get() {
             self.pause(cpu);
         }
-        if !cpu.permit.replace(false) && !self.take_interrupt() {
+        if !cpu.permit.replace(false) && !self.take_in_wait() {
             cpu.spend(self.costs.park, Spent::Waiting);
             if !cpu.permit.replace(false) {
                 let until = cpu.interrupted.get();
@@ -606,7 +609,7 @@ impl Simulation {
                 // Whoever woke it has set its clock.
                 let waited = cpu.now.get() - before;
                 cpu.note(|accounts| accounts.spent[Spent::Waiting as usize] += waited);
-                self.take_interrupt();
+                self.take_in_wait();
             }
             cpu.permit.set(false);
         }
@@ -631,7 +634,11 @@ impl Simulation {
             here.iter().for_each(|number| self.rouse(*number, at));
         }
         while meeting.times.get() == times {
-            cpu.parked.set(true);
+            match cpu.interrupted.get() {
+                NEVER => cpu.parked.set(true),
+                // One is on its way, and nobody else rouses it.
+                until => cpu.wait_until(until, Spent::Waiting),
+            }
             self.pause(cpu);
             meanwhile();
         }
@@ -664,9 +671,23 @@ impl Simulation {
         self.rouse(number, at);
     }
 
-    /// Whether the running CPU is to take an interrupt now: then it has.
+    /// Whether the running CPU is to take an interrupt now, or has taken one in a wait: then it is to serve what was asked for.
     pub(crate) fn take_interrupt(&self) -> bool {
         let Some(cpu) = self.clock() else { return false };
+        let unserved = cpu.unserved.replace(false);
+        self.take(cpu) || unserved
+    }
+
+    /// The running CPU, which waits inside the subsystem, takes an interrupt if it is to. The wait serves what was asked for if it goes on,
+    /// and else the program does.
+    fn take_in_wait(&self) -> bool {
+        let Some(cpu) = self.clock() else { return false };
+        let taken = self.take(cpu);
+        cpu.unserved.set(cpu.unserved.get() || taken);
+        taken
+    }
+
+    fn take(&self, cpu: &Clock) -> bool {
         let taken = cpu.interrupted.get() <= cpu.now.get();
         if taken {
             cpu.interrupted.set(NEVER);

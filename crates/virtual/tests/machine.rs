@@ -43,6 +43,33 @@ fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
     Ok(cpu.now() - begin)
 }
 
+/// A CPU that comes to a meeting while an interrupt is on its way takes it there: the other waits for that.
+#[test]
+fn an_interrupt_reaches_a_meeting() {
+    let (system, meeting) = (system(2, 0, &[]), Meeting::of(2));
+    let process = system.process().unwrap();
+    let at = 1 << 40;
+    system.run(
+        2,
+        |_| &process,
+        |cpu, number| {
+            for later in 0..200 {
+                if number == 0 {
+                    cpu.mmap(at, PAGE_SIZE, RW, PRIVATE | MapFlags::FIXED).unwrap();
+                }
+                cpu.meet(&meeting);
+                cpu.store(at, 1).unwrap();
+                cpu.meet(&meeting);
+                match number {
+                    0 => cpu.munmap(at, PAGE_SIZE).unwrap(),
+                    _ => (0..later).for_each(|_| cpu.rest(0)),
+                }
+                cpu.meet(&meeting);
+            }
+        },
+    );
+}
+
 type Run = (Vec<u64>, Accounts, Vec<(&'static str, u64)>, Vec<HotPlace>);
 
 fn run(cpus: usize, seed: u64, settings: &[&str]) -> Run {

@@ -23,7 +23,9 @@ impl From<Stop> for Failure {
     fn from(stop: Stop) -> Self {
         match stop {
             Stop::Refused { call, addr, len, errno } => Self::Refused { call, addr, len, errno },
-            Stop::Signal { addr, reason } => Self::Access { access: "access", addr, reason },
+            Stop::Signal { addr, error } => {
+                Self::Access { access: "access", addr, reason: Stop::reason(error) }
+            }
         }
     }
 }

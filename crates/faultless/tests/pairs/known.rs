@@ -2,7 +2,7 @@
 
 use super::Case;
 use super::op::{APART, BOUNDARY, How, Op, RW, Span, WINDOW};
-use super::place::{fill, roof};
+use super::place::fill;
 use super::table::reveal;
 use faultless::{Advice, Lock, MapFlags, Prot, RemapFlags};
 
@@ -66,7 +66,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             // Both of what moves must be gone before its place is looked at.
             let mut start = filled(Span::new(0, 2));
             start.push(Op::Map(Span::new(2, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
-            roof(3, &mut start);
+            start.push(Op::Roof(3));
             let spans = [Span::new(0, 2), Span::new(0, 3)];
             pair(start, map(0, 2, How::Placed), Op::Remap(spans[1], 3, to, APART[1]), spans)
         }),
@@ -132,7 +132,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let kept = vec![keep, Op::Protect(part, Prot::READ)];
             let sides = [vec![map(b - 1, 1, How::Fixed)], kept];
             let mut start = filled(Span::new(0, b));
-            roof(b, &mut start);
+            start.push(Op::Roof(b));
             Case::new(start, sides, reveal([Span::new(b - 1, 1), part]))
         }),
         ("alike again beside a change", {
@@ -159,7 +159,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let keep = Op::Remap(part, 1, moves | RemapFlags::DONTUNMAP, 0);
             let mut start = filled(Span::new(0, b));
             start.push(Op::Lock(Span::new(b - 3, 3), Lock::Now));
-            roof(b, &mut start);
+            start.push(Op::Roof(b));
             // Split, and one again.
             let twice = [Prot::READ, RW].map(|prot| Op::Protect(Span::new(b - 1, 1), prot));
             let sides = [twice.to_vec(), vec![keep]];

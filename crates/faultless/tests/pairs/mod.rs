@@ -7,6 +7,10 @@
 //! contents of pages must be what one of the orders gives. So the subsystem that runs alone is the
 //! model of the one that does not.
 //!
+//! A case has a space of its own, or an [arena] of a space in which other cases are run at the same time. Then it must end as if it had been
+//! alone there: the orders are those of an empty space. What the space, or the machine, has once is not a case's: the heap is for one
+//! of them, and no case limits how many VMAs there may be ([`admits`](arena::Arena::admits)).
+//!
 //! What is not promised is not compared:
 //! - where a mapping goes whose address is left open, if that is a region of its CPU ([`Case::elsewhere`]);
 //! - of operations that fault pages in one by one, and with prefault: which pages are resident, and what
@@ -36,6 +40,8 @@ macro_rules! listed {
     };
 }
 
+pub mod arena;
+pub mod draw;
 pub mod file;
 pub mod known;
 pub mod op;
@@ -43,10 +49,10 @@ pub mod place;
 pub mod seen;
 pub mod table;
 
-use faultless::{Object, Setting};
+use faultless::{MapFlags, Object, PAGE_SIZE, Setting, VirtRange};
 use file::Which;
-use op::{Besides, Hand, How, Op, Ret, everything};
-use seen::{ObjectSeen, Seen};
+use op::{Besides, Hand, How, Op, Ret, Span};
+use seen::{ObjectSeen, Placed, Seen};
 use std::fmt;
 use std::ops::Range;
 
@@ -86,6 +92,13 @@ impl Case {
         let pages = !around && !file && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false, begun: 0 }
     }
+
+    /// The case, in an arena: what is made and looked at there meets with other cases, so of an object no pages around one are promised.
+    pub fn beside_others(self) -> Self {
+        let objects =
+            self.start.iter().chain(self.sides.iter().flatten()).any(|op| op.maps_object());
+        Self { pages: self.pages && !objects, ..self }
+    }
 }
 
 /// One order of the operations: which side comes next.
@@ -100,6 +113,7 @@ pub struct Outcome {
     children: [Vec<Seen>; 3],
     after: Vec<Ret>,
     last: Seen,
+    placed: Placed,
     /// Right after the pair, and at last.
     object: Option<[ObjectSeen; 2]>,
     /// What is in the store of a file, once all was written back.
@@ -109,12 +123,22 @@ pub struct Outcome {
 impl Case {
     /// Makes the starting state in an empty space.
     pub fn prepare<H: Hand>(&self, hand: &H) -> Besides<H::Child> {
-        let besides = Besides::default();
-        hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
-        // Where one maps must not depend on whom the last case met.
-        hand.cpu().vm().set(Setting::MapApart(1));
-        // Not that of the last case.
-        hand.space().set_heap_start(hand.cpu(), op::addr(NO_HEAP)).expect("the heap is empty");
+        let (besides, arena) = (Besides::default(), hand.arena());
+        if arena.is_whole() {
+            hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
+            // Where one maps must not depend on whom the last case met.
+            hand.cpu().vm().set(Setting::MapApart(1));
+        }
+        if arena.has_heap() {
+            // Not that of the last case.
+            let start = hand.space().set_heap_start(hand.cpu(), arena.addr(NO_HEAP));
+            start.expect("the heap is empty");
+        }
+        let fence = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED;
+        for VirtRange { start, .. } in arena.fences() {
+            let mapped = hand.space().mmap(hand.cpu(), start, PAGE_SIZE, op::NONE, fence);
+            mapped.expect("memory for a VMA");
+        }
         for op in &self.start {
             op.apply(hand, &besides, &besides.old);
         }
@@ -163,7 +187,7 @@ impl Case {
         self.sides[side][number].apply(hand, besides, &besides.new[side])
     }
 
-    /// Looks at what the pair left, does what reveals more, and ends the children and the object.
+    /// Looks at what the pair left, does what reveals more, ends the children and the object, and empties the space, or the arena, again.
     pub fn conclude<H: Hand>(
         &self,
         hand: &H,
@@ -182,9 +206,12 @@ impl Case {
                 _ => {}
             }
         }
-        hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
+        if hand.arena().is_whole() {
+            hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
+        }
+        let elsewhere = self.elsewhere_of(hand, &mut returned);
         let keep = |seen: Seen| if self.pages { seen } else { seen.without_pages() };
-        let seen = keep(Seen::of(hand.space(), hand.cpu()));
+        let seen = keep(Seen::of(hand));
         let Besides { old, new: [first, second], object, words } = besides;
         let (object, words) = (object.into_inner(), words.into_inner());
         let see_object = || {
@@ -194,15 +221,16 @@ impl Case {
         let object_seen = see_object();
         let children = [old, first, second].map(|children| {
             let seen = |child: H::Child| {
-                let seen = keep(Seen::child::<H>(&child, hand.cpu()));
+                let seen = keep(Seen::child(hand, &child));
                 hand.exit(child);
                 seen
             };
             children.into_inner().unwrap().into_iter().map(seen).collect()
         });
-        let none = Besides::default();
-        let after = self.after.iter().map(|op| op.apply(hand, &none, &none.old)).collect();
-        let last = keep(Seen::of(hand.space(), hand.cpu()));
+        let after = self.after.iter().map(|op| op.alone(hand)).collect();
+        let last = keep(Seen::of(hand));
+        let placed = Placed::of(hand, &elsewhere);
+        let placed = if self.pages { placed } else { placed.without_pages() };
         let stored = object.as_ref().zip(words).map(|(file, words)| {
             file::write_back(hand.cpu(), hand.space(), file, 0..u64::MAX).expect("it is written");
             // In no order is anything lost, so this needs none to compare with.
@@ -215,15 +243,36 @@ impl Case {
         if let Some(object) = object {
             Object::release(object, hand.cpu());
         }
-        Outcome { returned, seen, children, after, last, object: objects, stored }
+        Self::clear(hand, &elsewhere);
+        Outcome { returned, seen, children, after, last, placed, object: objects, stored }
     }
 
-    /// Empties the space again.
-    pub fn clear<H: Hand>(&self, hand: &H) {
-        let (space, cpu, all) = (hand.space(), hand.cpu(), everything());
+    /// What was placed outside of the arena, which `returned` no longer says then.
+    fn elsewhere_of<H: Hand>(&self, hand: &H, returned: &mut [Vec<Ret>; 2]) -> Vec<Span> {
+        let arena = hand.arena();
+        let mut elsewhere = Vec::new();
+        let each = self.sides.iter().flatten().zip(returned.iter_mut().flatten());
+        for (op, ret) in each {
+            if let (&Ret::At(page), Some(pages)) = (&*ret, op.placed_pages())
+                && !arena.has(arena.addr(page))
+            {
+                elsewhere.push(Span::new(page, pages));
+                *ret = Ret::Elsewhere;
+            }
+        }
+        elsewhere
+    }
+
+    /// Empties the space, or the arena and what was placed elsewhere.
+    fn clear<H: Hand>(hand: &H, elsewhere: &[Span]) {
+        let (space, cpu, arena) = (hand.space(), hand.cpu(), hand.arena());
         hand.poll();
-        space.munmap(cpu, all.start, all.len()).expect("all there is can be unmapped");
-        space.brk(cpu, space.heap_range().start);
+        for range in elsewhere.iter().map(|span| arena.range(*span)).chain(arena.parts()) {
+            space.munmap(cpu, range.start, range.len()).expect("all there is can be unmapped");
+        }
+        if arena.has_heap() {
+            space.brk(cpu, space.heap_range().start);
+        }
     }
 
     /// Every order of the steps of both sides.
@@ -246,7 +295,7 @@ impl Case {
         self.sides[side].iter().enumerate().flat_map(each).collect()
     }
 
-    /// Does the operations in one order, in an empty space, which it empties again.
+    /// Does the operations in one order, in an empty space.
     pub fn in_order<H: Hand>(&self, hand: &H, order: &[usize]) -> Outcome {
         let besides = self.prepare(hand);
         let mut returned = [0, 1].map(|side| vec![Ret::Done; self.sides[side].len()]);
@@ -261,9 +310,7 @@ impl Case {
                 }
             }
         }
-        let outcome = self.conclude(hand, returned, besides);
-        self.clear(hand);
-        outcome
+        self.conclude(hand, returned, besides)
     }
 
     /// What every order gives.
@@ -303,7 +350,7 @@ impl Case {
         (case != *self).then_some(case)
     }
 
-    /// Checks that `found` is what one of the orders gives. The space is empty afterwards.
+    /// Checks that `found` is what one of the orders gives. More orders are run in `hand`'s space, which is empty.
     ///
     /// # Errors
     /// What a person needs to see of it.
@@ -313,7 +360,6 @@ impl Case {
         found: &Outcome,
         orders: &[(Order, Outcome)],
     ) -> Result<(), String> {
-        self.clear(hand);
         if orders.iter().any(|(_, it)| it == found) {
             return Ok(());
         }
@@ -358,6 +404,9 @@ impl fmt::Display for Outcome {
         }
         writeln!(f, "    after: {}", rets(&self.after))?;
         write!(f, "    at last: {}", self.last)?;
+        if self.placed != Placed::default() {
+            write!(f, "    elsewhere: {}", self.placed)?;
+        }
         match &self.object {
             Some([seen, last]) => writeln!(f, "    the object: {seen:?}, at last {last:?}"),
             None => Ok(()),

@@ -1,9 +1,10 @@
 //! The operations of a case, and who does them: a program's thread on a CPU.
 //!
 //! Addresses are page numbers, counted from the first page of a window of eight that lies across a 2 MiB
-//! boundary, right below the place where automatic placement starts. So a mapping that is placed can be
-//! made to land in the window.
+//! boundary: in a space of its own right below the place where automatic placement starts. So a mapping that is placed can be
+//! made to land in the window. See [`Arena`].
 
+use super::arena::Arena;
 use super::file::Words;
 use super::seen::{AreaSeen, areas};
 use faultless::Use;
@@ -23,8 +24,8 @@ const TOP: u64 = 0x7fff_f7ff_f000;
 pub const WINDOW: i64 = 8;
 /// The page of the window at the 2 MiB boundary.
 pub const BOUNDARY: i64 = 4;
-/// Page 0.
-const BASE: u64 = (TOP & !((2 << 20) - 1)) - BOUNDARY as u64 * PAGE_SIZE;
+/// Page 0, in a space of its own.
+pub const BASE: u64 = (TOP & !((2 << 20) - 1)) - BOUNDARY as u64 * PAGE_SIZE;
 /// The page where automatic placement starts.
 pub const TOP_PAGE: i64 = ((TOP - BASE) / PAGE_SIZE) as i64;
 /// Pages that lie apart: where moves come from and go to, by side.
@@ -36,16 +37,6 @@ pub const LEAF: Span = Span::new(BOUNDARY - 512, 512);
 pub const RW: Prot = Prot::READ.union(Prot::WRITE);
 pub const RWX: Prot = RW.union(Prot::EXEC);
 pub const NONE: Prot = Prot::empty();
-
-/// The address of a page.
-pub fn addr(page: i64) -> u64 {
-    BASE.wrapping_add_signed(page * PAGE_SIZE as i64)
-}
-
-/// The page at an address.
-pub fn page(addr: u64) -> i64 {
-    addr.wrapping_sub(BASE) as i64 / PAGE_SIZE as i64
-}
 
 /// Some pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,10 +57,6 @@ impl Span {
     /// Its pages.
     pub fn each(self) -> impl Iterator<Item = Self> {
         (self.at..self.end()).map(|at| Self::new(at, 1))
-    }
-
-    pub fn start(self) -> u64 {
-        addr(self.at)
     }
 
     pub fn bytes(self) -> u64 {
@@ -110,6 +97,8 @@ pub enum Op {
     Lock(Span, Lock),
     /// No space may have more VMAs than this one has, until the pair is over.
     NoMoreAreas,
+    /// Nothing can be placed above a page, nor grow there. Nothing merges with it.
+    Roof(i64),
     /// Where the heap starts.
     HeapAt(i64),
     Brk(i64),
@@ -176,6 +165,8 @@ pub enum Op {
 pub enum Ret {
     Done,
     At(i64),
+    /// The mapping is outside of the arena.
+    Elsewhere,
     Word(u64),
     InCore(bool),
     Refused(Errno),
@@ -188,18 +179,13 @@ impl fmt::Display for Ret {
         match self {
             Self::Done => f.write_str("ok"),
             Self::At(page) => write!(f, "page {page}"),
+            Self::Elsewhere => f.write_str("elsewhere"),
             Self::Word(word) => write!(f, "{word}"),
             Self::InCore(there) => f.write_str(if *there { "there" } else { "not there" }),
             Self::Refused(errno) => write!(f, "{errno:?}"),
             Self::Signal(error) => write!(f, "{error:?}"),
             Self::Areas(areas) => areas.iter().try_for_each(|area| write!(f, "{area}; ")),
         }
-    }
-}
-
-impl From<Result<u64, Error>> for Ret {
-    fn from(result: Result<u64, Error>) -> Self {
-        result.map_or_else(|error| Self::Refused(error.errno), |at| Self::At(page(at)))
     }
 }
 
@@ -217,6 +203,10 @@ pub trait Hand {
 
     fn space(&self) -> &Space<Self::Machine>;
     fn cpu(&self) -> &Cpu<'_, Self::Machine>;
+    /// Where its case is.
+    fn arena(&self) -> Arena {
+        Arena::WHOLE
+    }
     /// Takes a waiting interrupt.
     fn poll(&self);
     /// # Errors
@@ -227,7 +217,7 @@ pub trait Hand {
     fn store(&self, addr: u64, value: u64) -> Result<(), FaultError>;
     /// # Errors
     /// `ENOMEM`.
-    fn fork(&self) -> Result<Self::Child, Error>;
+    fn fork(&self) -> Result<Self::Child, Errno>;
     fn exit(&self, child: Self::Child);
     fn space_of(child: &Self::Child) -> &Space<Self::Machine>;
     /// A random number below this.
@@ -281,8 +271,9 @@ impl<C> Besides<C> {
     /// What a kernel does for a program whose access faults: while the page is being read, the thread waits, and tries again.
     fn await_page<H: Hand>(&self, hand: &H, at: i64, access: Access) {
         let (Some(words), space, cpu) = (self.slow(), hand.space(), hand.cpu()) else { return };
-        while space.page_at(cpu, addr(at)).is_none()
-            && space.fault(cpu, addr(at), access) == Ok(FaultKind::Pending)
+        let addr = hand.arena().addr(at);
+        while space.page_at(cpu, addr).is_none()
+            && space.fault(cpu, addr, access) == Ok(FaultKind::Pending)
         {
             words.wait(hand);
         }
@@ -298,7 +289,7 @@ fn device_word<H: Hand>(hand: &H, frame: FrameNumber) -> &AtomicU64 {
 
 /// What a device does with the page at `at`, which is pinned meanwhile.
 fn pinned<H: Hand>(hand: &H, at: i64, write: bool, access: impl Fn(&AtomicU64) -> Ret) -> Ret {
-    match hand.space().pin(hand.cpu(), addr(at), 1, write) {
+    match hand.space().pin(hand.cpu(), hand.arena().addr(at), 1, write) {
         Ok(pins) => access(device_word(hand, pins.frames()[0])),
         Err(error) => Ret::Refused(error.errno),
     }
@@ -324,29 +315,33 @@ impl Op {
         besides: &Besides<H::Child>,
         born: &Mutex<Vec<H::Child>>,
     ) -> Ret {
-        let (space, cpu) = (hand.space(), hand.cpu());
+        let (space, cpu, arena) = (hand.space(), hand.cpu(), hand.arena());
+        let addr = |page| arena.addr(page);
+        let mapped = |result: Result<u64, Error>| {
+            result.map_or_else(|error| Ret::Refused(error.errno), |at| Ret::At(arena.page(at)))
+        };
         hand.poll();
         match self {
             Self::Map(span, how, prot, more) => {
-                let (at, how) = match how {
-                    How::Hint => (span.start(), MapFlags::empty()),
-                    How::Fixed => (span.start(), MapFlags::FIXED),
-                    How::NoReplace => (span.start(), MapFlags::FIXED_NOREPLACE),
+                let (start, how) = match how {
+                    How::Hint => (addr(span.at), MapFlags::empty()),
+                    How::Fixed => (addr(span.at), MapFlags::FIXED),
+                    How::NoReplace => (addr(span.at), MapFlags::FIXED_NOREPLACE),
                     How::Placed => (0, MapFlags::empty()),
                 };
-                space.mmap(cpu, at, span.bytes(), prot, how | more | MapFlags::ANONYMOUS).into()
+                mapped(space.mmap(cpu, start, span.bytes(), prot, how | more | MapFlags::ANONYMOUS))
             }
-            Self::Unmap(span) => space.munmap(cpu, span.start(), span.bytes()).into(),
+            Self::Unmap(span) => space.munmap(cpu, addr(span.at), span.bytes()).into(),
             Self::Protect(span, prot) => {
-                space.mprotect(cpu, span.start(), span.bytes(), prot).into()
+                space.mprotect(cpu, addr(span.at), span.bytes(), prot).into()
             }
             Self::Remap(old, pages, flags, to) => {
                 let (new, to) = (pages as u64 * PAGE_SIZE, addr(to));
                 let to = if flags.contains(RemapFlags::FIXED) { to } else { 0 };
-                space.mremap(cpu, old.start(), old.bytes(), new, flags, to).into()
+                mapped(space.mremap(cpu, addr(old.at), old.bytes(), new, flags, to))
             }
             Self::Advise(span, advice) => {
-                match space.madvise(cpu, span.start(), span.bytes(), advice) {
+                match space.madvise(cpu, addr(span.at), span.bytes(), advice) {
                     // Pages that are in use for a moment are not replaced by a leaf.
                     Err(Error { errno: Errno::EAGAIN, .. }) if advice == Advice::Collapse => {
                         Ret::Done
@@ -354,14 +349,19 @@ impl Op {
                     done => done.into(),
                 }
             }
-            Self::Lock(span, lock) => space.mlock(cpu, span.start(), span.bytes(), lock).into(),
+            Self::Lock(span, lock) => space.mlock(cpu, addr(span.at), span.bytes(), lock).into(),
             Self::NoMoreAreas => {
-                let count = areas(space, cpu, |area| area).len();
+                let count = areas(hand, |area| area).len();
                 cpu.vm().set(Setting::MaxMapCount(count as u64));
                 Ret::Done
             }
+            Self::Roof(page) => {
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                Self::Map(arena.roof(page), How::Fixed, Prot::EXEC, flags)
+                    .apply(hand, besides, born)
+            }
             Self::HeapAt(page) => space.set_heap_start(cpu, addr(page)).into(),
-            Self::Brk(to) => Ret::At(page(space.brk(cpu, addr(to)))),
+            Self::Brk(to) => Ret::At(arena.page(space.brk(cpu, addr(to)))),
             Self::Load(at) => {
                 besides.await_page(hand, at, Access::Read);
                 hand.load(addr(at)).map_or_else(Ret::Signal, Ret::Word)
@@ -437,7 +437,7 @@ impl Op {
                 let backing = Backing { object, first, may_write: true };
                 let flags = flags | MapFlags::FIXED;
                 let prot = if besides.index(0) == 0 { RW } else { RWX };
-                space.mmap_object(cpu, span.start(), span.bytes(), prot, flags, backing).into()
+                mapped(space.mmap_object(cpu, addr(span.at), span.bytes(), prot, flags, backing))
             }
             Self::Device => {
                 for (number, frame) in (300..).zip(hand.device().into_iter().flat_map(window)) {
@@ -454,8 +454,9 @@ impl Op {
                 let device = DeviceMemory { first: frame, cache, tag: 2, may_write: true };
                 let flags = MapFlags::SHARED | MapFlags::FIXED;
                 // SAFETY: memory of the machine, which nothing else uses; it has no caches.
-                unsafe { space.mmap_device(cpu, span.start(), span.bytes(), RW, flags, device) }
-                    .into()
+                mapped(unsafe {
+                    space.mmap_device(cpu, addr(span.at), span.bytes(), RW, flags, device)
+                })
             }
             Self::PinRead(at) => {
                 pinned(hand, at, false, |word| Ret::Word(word.load(Ordering::Relaxed)))
@@ -506,7 +507,7 @@ impl Op {
                 });
                 space.madvise(cpu, addr(at), PAGE_SIZE, advice).into()
             }
-            Self::Maps => Ret::Areas(areas(space, cpu, |area| area.without_name())),
+            Self::Maps => Ret::Areas(areas(hand, |area| area.without_name())),
             Self::InCore(at) => {
                 let mut there = false;
                 match space.mincore(cpu, addr(at), PAGE_SIZE, |it| there = it) {
@@ -519,7 +520,7 @@ impl Op {
                     born.lock().unwrap().push(child);
                     Ret::Done
                 }
-                Err(error) => Ret::Refused(error.errno),
+                Err(errno) => Ret::Refused(errno),
             },
             Self::Exit => {
                 let child = besides.old.lock().unwrap().pop();
@@ -532,6 +533,12 @@ impl Op {
                 child.map_or(Ret::Refused(Errno::EINVAL), |_| Ret::Done)
             }
         }
+    }
+
+    /// The same, of a case that has nothing besides its space.
+    pub fn alone<H: Hand>(self, hand: &H) -> Ret {
+        let none = Besides::default();
+        self.apply(hand, &none, &none.old)
     }
 
     /// Another CPU may do something between these; those marked return something. The first that is refused is the
@@ -578,6 +585,15 @@ impl Op {
         faults.chain([(self, true)]).collect()
     }
 
+    /// Pages of the mapping that it makes, or moves, if it may be placed.
+    pub fn placed_pages(self) -> Option<i64> {
+        match self {
+            Self::Map(span, ..) => Some(span.pages),
+            Self::Remap(_, pages, ..) => Some(pages),
+            _ => None,
+        }
+    }
+
     /// Whether it changes one VMA after the other, each at once.
     pub fn is_by_vma(self) -> bool {
         match self {
@@ -602,6 +618,7 @@ impl Op {
             | Self::Advise(..)
             | Self::Lock(..)
             | Self::NoMoreAreas
+            | Self::Roof(_)
             | Self::HeapAt(_)
             | Self::Load(_)
             | Self::Store(..)
@@ -672,9 +689,4 @@ impl Op {
 /// The frames of device memory that begin with `first`.
 fn window(first: FrameNumber) -> impl Iterator<Item = FrameNumber> {
     (first.0..first.0 + WINDOW as u32).map(FrameNumber)
-}
-
-/// All that programs may have mapped in a case.
-pub fn everything() -> VirtRange {
-    VirtRange::new(0x1_0000, faultless::USER_END)
 }

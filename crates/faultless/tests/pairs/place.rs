@@ -1,6 +1,6 @@
 //! Where pairs of operations are run: what is mapped there, and how the spans of the two lie.
 
-use super::op::{BOUNDARY, How, LEAF, Op, RW, Span, TOP_PAGE, WINDOW};
+use super::op::{BOUNDARY, How, LEAF, Op, RW, Span, WINDOW};
 use faultless::{Lock, MapFlags, Prot};
 
 /// Maps private memory, and stores to its pages.
@@ -12,12 +12,6 @@ pub fn fill(span: Span, ops: &mut Vec<Op>) {
 /// What is stored to a page at the start.
 fn word(page: i64) -> u64 {
     1 + page.rem_euclid(64) as u64
-}
-
-/// Leaves no place above a page. Nothing merges with it.
-pub fn roof(at: i64, ops: &mut Vec<Op>) {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    ops.push(Op::Map(Span::new(at, TOP_PAGE - at), How::Fixed, Prot::EXEC, flags));
 }
 
 listed! {

@@ -1,8 +1,9 @@
 //! What a case leaves: what `maps` lists, the counts, the children.
 
-use super::op::{Hand, page};
-use faultless::Use;
-use faultless::{AreaInfo, Cpu, Machine, Object, PAGE_SIZE, Prot, Shared, Space, VmaFlags};
+use super::arena::Arena;
+use super::op::{Hand, Op, Ret, Span};
+use faultless::{Area, AreaInfo, Cpu, Machine, Memory, Object, PAGE_SHIFT, PAGE_SIZE, Prot};
+use faultless::{Shared, Space, Use, VirtRange, VmaFlags};
 use std::fmt;
 
 /// A VMA as `maps` lists it.
@@ -38,19 +39,34 @@ impl AreaSeen {
     }
 }
 
-impl From<AreaInfo> for AreaSeen {
-    fn from(info: AreaInfo) -> Self {
+impl AreaSeen {
+    fn listed(info: AreaInfo, arena: &Arena) -> Self {
         let AreaInfo { range, prot, flags, offset, name, resident, zero, .. } = info;
-        Self {
-            start: page(range.start),
-            end: page(range.end),
-            prot,
-            flags,
-            offset,
-            name,
-            resident,
-            zero,
-        }
+        let [start, end] = [range.start, range.end].map(|addr| arena.page(addr));
+        Self { start, end, prot, flags, offset, name, resident, zero }
+    }
+
+    /// Without a name, and its pages not yet counted.
+    fn found(area: &Area, arena: &Arena) -> Self {
+        let Area { range, prot, flags, offset, memory, .. } = area;
+        let [start, end] = [range.start, range.end].map(|addr| arena.page(addr));
+        let offset = match memory {
+            Memory::Anonymous => 0,
+            _ => offset << PAGE_SHIFT,
+        };
+        Self { start, end, prot: *prot, flags: *flags, offset, name: "", resident: 0, zero: 0 }
+    }
+
+    /// The part of it that is in `span`, as if that began with page 0.
+    fn part_in(self, span: Span) -> Self {
+        let (start, end) = (self.start.max(span.at), self.end.min(span.end()));
+        let skipped = (start - self.start) as u64 * PAGE_SIZE;
+        let offset = if self.offset == 0 { 0 } else { self.offset + skipped };
+        Self { start: start - span.at, end: end - span.at, offset, ..self }
+    }
+
+    fn pages(&self) -> std::ops::Range<i64> {
+        self.start..self.end
     }
 }
 
@@ -63,18 +79,33 @@ impl fmt::Display for AreaSeen {
     }
 }
 
-/// The VMAs of a space.
-pub fn areas<M: Machine>(
-    space: &Space<M>,
-    cpu: &Cpu<'_, M>,
-    keep: impl Fn(AreaSeen) -> AreaSeen,
-) -> Vec<AreaSeen> {
-    let mut seen = Vec::new();
-    space.areas(cpu, |area| seen.push(keep(area.into())));
+/// A listing of the space: of what is in the arena.
+pub fn areas<H: Hand>(hand: &H, keep: impl Fn(AreaSeen) -> AreaSeen) -> Vec<AreaSeen> {
+    let (arena, mut seen) = (hand.arena(), Vec::new());
+    hand.space().areas(hand.cpu(), |area| {
+        if arena.has(area.range.start) {
+            seen.push(keep(AreaSeen::listed(area, &arena)));
+        }
+    });
     seen
 }
 
-/// A space at a quiet moment.
+/// The VMAs in a range of a space, whole, at a moment that is quiet there. A listing would make the tree one piece, and look at what others have.
+fn areas_in<M: Machine>(
+    space: &Space<M>,
+    cpu: &Cpu<'_, M>,
+    arena: &Arena,
+    range: VirtRange,
+) -> Vec<AreaSeen> {
+    let mut seen = Vec::new();
+    space.each_area(cpu, range, |area| {
+        seen.push(AreaSeen::found(area, arena));
+        true
+    });
+    seen
+}
+
+/// A space, or the arena there, at a quiet moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub areas: Vec<AreaSeen>,
@@ -86,34 +117,53 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub fn of<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Self {
-        let heap = space.heap_range();
-        Self {
-            areas: areas(space, cpu, |area| area),
-            mapped: space.mapped_pages(cpu),
-            resident: space.resident_pages(cpu),
-            heap: (page(heap.start), page(heap.end)),
-            words: Vec::new(),
+    pub fn of<H: Hand>(hand: &H) -> Self {
+        Self::of_space(hand, hand.space())
+    }
+
+    fn of_space<H: Hand>(hand: &H, space: &Space<H::Machine>) -> Self {
+        let (cpu, arena) = (hand.cpu(), hand.arena());
+        let heap = if arena.has_heap() { space.heap_range() } else { VirtRange::new(0, 0) };
+        let heap = (arena.page(heap.start), arena.page(heap.end));
+        let words = Vec::new();
+        if arena.is_whole() {
+            let mut areas = Vec::new();
+            space.areas(cpu, |area| areas.push(AreaSeen::listed(area, &arena)));
+            let (mapped, resident) = (space.mapped_pages(cpu), space.resident_pages(cpu));
+            return Self { areas, mapped, resident, heap, words };
         }
+        let parts = arena.parts().into_iter();
+        let mut areas: Vec<_> = parts.flat_map(|part| areas_in(space, cpu, &arena, part)).collect();
+        for area in &mut areas {
+            let pages = area.pages();
+            for found in pages.filter_map(|page| space.page_at(cpu, arena.addr(page))) {
+                match found.usage {
+                    Use::Zero => area.zero += 1,
+                    Use::Device => {}
+                    _ => area.resident += 1,
+                }
+            }
+        }
+        let mapped = areas.iter().map(|area| area.pages().count() as u64).sum();
+        let resident = areas.iter().map(|area| area.resident).sum();
+        Self { areas, mapped, resident, heap, words }
     }
 
     /// A child, which runs nowhere. Which of its pages show the page of zeros depends on whether a fault under
     /// way had made an anon_vma, for want of which fork looks at no page.
-    pub fn child<H: Hand>(child: &H::Child, cpu: &Cpu<'_, H::Machine>) -> Self {
-        let space = H::space_of(child);
-        let mut seen = Self::of(space, cpu);
+    pub fn child<H: Hand>(hand: &H, child: &H::Child) -> Self {
+        let (space, cpu, arena) = (H::space_of(child), hand.cpu(), hand.arena());
+        let mut seen = Self::of_space(hand, space);
         seen.areas.iter_mut().for_each(|area| area.zero = 0);
-        let mut ranges = Vec::new();
-        space.areas(cpu, |area| ranges.push((area.range, area.resident)));
-        for (range, _) in ranges.into_iter().filter(|&(_, resident)| resident != 0) {
-            for addr in (range.start..range.end).step_by(PAGE_SIZE as usize) {
-                let at = space.page_at(cpu, addr);
+        for area in seen.areas.iter().filter(|area| area.resident != 0) {
+            for number in area.pages() {
+                let at = space.page_at(cpu, arena.addr(number));
                 let Some(at) = at.filter(|at| at.usage == Use::Anon) else { continue };
                 let bytes = cpu.vm().machine().frame_bytes(at.frame).cast::<u64>();
                 // SAFETY: a frame that the child maps, of which nobody writes at a quiet moment.
                 let word = unsafe { bytes.read() };
                 if word != 0 {
-                    seen.words.push((page(addr), word));
+                    seen.words.push((number, word));
                 }
             }
         }
@@ -123,18 +173,23 @@ impl Seen {
     /// Without which pages are resident, and what follows from which were written: whether a read-only VMA
     /// is accounted, and whether two that are alike are one.
     pub fn without_pages(self) -> Self {
-        let mut areas: Vec<AreaSeen> = Vec::new();
-        for area in self.areas {
-            // The name says which VMAs the heap touches.
-            let flags = area.flags - VmaFlags::ACCOUNT;
-            let area = AreaSeen { flags, ..area.without_name() };
-            match areas.last_mut() {
-                Some(last) if last.goes_on_in(&area) => last.end = area.end,
-                _ => areas.push(area),
-            }
-        }
-        Self { areas, resident: 0, ..self }
+        Self { areas: without_pages(self.areas), resident: 0, ..self }
     }
+}
+
+/// VMAs, as [`Seen::without_pages`].
+fn without_pages(all: Vec<AreaSeen>) -> Vec<AreaSeen> {
+    let mut areas: Vec<AreaSeen> = Vec::new();
+    for area in all {
+        // The name says which VMAs the heap touches.
+        let flags = area.flags - VmaFlags::ACCOUNT;
+        let area = AreaSeen { flags, ..area.without_name() };
+        match areas.last_mut() {
+            Some(last) if last.goes_on_in(&area) => last.end = area.end,
+            _ => areas.push(area),
+        }
+    }
+    areas
 }
 
 impl fmt::Display for Seen {
@@ -143,6 +198,43 @@ impl fmt::Display for Seen {
         writeln!(f, "{mapped} pages mapped, {resident} resident, heap {start}..{end}")?;
         areas.iter().try_for_each(|area| writeln!(f, "      {area}"))?;
         if words.is_empty() { Ok(()) } else { writeln!(f, "      words {words:?}") }
+    }
+}
+
+/// What was placed outside of the arena: the VMAs of each mapping, as if it were alone and began with page 0, and what is in the pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    areas: Vec<Vec<AreaSeen>>,
+    found: Vec<Ret>,
+}
+
+impl Placed {
+    /// Nobody else may have what is there: each page gets a number that is the arena's alone, and has it when all have theirs.
+    pub fn of<H: Hand>(hand: &H, spans: &[Span]) -> Self {
+        let arena = hand.arena();
+        let words = || spans.iter().flat_map(|span| span.each()).zip(arena.marks());
+        let change = words().flat_map(|(page, word)| [Op::Load(page.at), Op::Store(page.at, word)]);
+        let look = words().map(|(page, _)| Op::Load(page.at));
+        let found = change.chain(look).map(|op| op.alone(hand)).collect();
+        let areas = |span: &Span| {
+            let range = arena.range(*span);
+            let areas = areas_in(hand.space(), hand.cpu(), &arena, range).into_iter();
+            areas.map(|area| area.part_in(*span)).collect()
+        };
+        Self { areas: spans.iter().map(areas).collect(), found }
+    }
+
+    /// See [`Seen::without_pages`].
+    pub fn without_pages(self) -> Self {
+        Self { areas: self.areas.into_iter().map(without_pages).collect(), ..self }
+    }
+}
+
+impl fmt::Display for Placed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.areas.iter().flatten().try_for_each(|area| write!(f, "{area}; "))?;
+        let found: Vec<_> = self.found.iter().map(Ret::to_string).collect();
+        writeln!(f, "{}", found.join(", "))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::Case;
 use super::op::{APART, How, LEAF, NONE, Op, Part, RW, Span, WINDOW};
-use super::place::{Base, Relation, fill, roof};
+use super::place::{Base, Relation, fill};
 use faultless::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags};
 use std::fmt;
 
@@ -611,7 +611,7 @@ impl Pair {
         }
         if kinds.into_iter().any(Kind::is_placed) {
             // What is placed goes right below the upper of the two, or to a hole there.
-            roof(spans[0].end().max(spans[1].end()), &mut start);
+            start.push(Op::Roof(spans[0].end().max(spans[1].end())));
         }
         if base == Base::Full {
             start.push(Op::NoMoreAreas);

@@ -11,13 +11,12 @@ pub mod pairs;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::audit::audit_with;
-use faultless::{Counter, Cpu, Error, FaultError, Locking, Setting, Space};
+use faultless::{Counter, Cpu, Errno, FaultError, Locking, Setting, Space};
 use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Process, Signal};
 use pairs::Case;
+use pairs::draw::draw;
 use pairs::file::Which;
-use pairs::op::{Besides, Hand, Ret, Span, WINDOW};
-use pairs::place::{Base, Relation};
-use pairs::table::{Kind, Pair, may_meet};
+use pairs::op::{Besides, Hand, Ret};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,8 +24,6 @@ use std::time::Duration;
 const TRIES: usize = 32;
 /// The same, with a huge leaf.
 const TEXT_TRIES: usize = 4;
-/// One case in so many has one.
-const TEXT_SELDOM: u32 = 24;
 /// One in so many batches of rounds is followed by an audit.
 const AUDIT: u64 = 2;
 
@@ -65,8 +62,8 @@ impl<'n> Hand for Thread<'_, '_, 'n> {
         self.0.store(addr, value).map_err(refused)
     }
 
-    fn fork(&self) -> Result<Process<'n>, Error> {
-        self.0.fork()
+    fn fork(&self) -> Result<Process<'n>, Errno> {
+        self.0.fork().map_err(|error| error.errno)
     }
 
     fn exit(&self, child: Process<'n>) {
@@ -122,7 +119,10 @@ impl Plan {
     /// Case `number` of the seed.
     pub fn case(&self, number: u64) -> Case {
         match &self.source {
-            Source::Drawn => draw(&mut fastrand::Rng::with_seed(self.seed << 40 ^ number)),
+            Source::Drawn => {
+                let mut random = fastrand::Rng::with_seed(self.seed << 40 ^ number);
+                draw(&mut |below| random.usize(..below), |_| true, |_| true)
+            }
             Source::One(case) => Case::clone(case),
         }
     }
@@ -493,44 +493,4 @@ impl<'n> Lead<'_, 'n> {
             .map(drop)
             .map_err(|wrong| format!("audit: {wrong}"))
     }
-}
-
-/// Draws a case: mostly a pair, now and then two operations of a side.
-fn draw(random: &mut fastrand::Rng) -> Case {
-    let mut kind = || {
-        loop {
-            let kind = Kind::ALL[random.usize(..Kind::ALL.len())];
-            // Whatever ends or copies a space takes as long as many others.
-            if !matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop) || random.u32(..4) == 0 {
-                return kind;
-            }
-        }
-    };
-    let (kinds, more) = loop {
-        let [first, second, more] = [kind(), kind(), kind()];
-        if [[first, second], [first, more], [second, more]].into_iter().all(may_meet) {
-            break ([first, second], more);
-        }
-    };
-    // A huge leaf takes as long as many others, too.
-    let text = random.u32(..TEXT_SELDOM) == 0;
-    let relation = Relation::ALL[random.usize(..Relation::ALL.len())];
-    let fits = !relation.is_of_leaf() || text && kinds.into_iter().all(Kind::meets_leaf);
-    let spans = if fits && random.bool() { relation.spans() } else { [span(random), span(random)] };
-    let base = match Base::ALL[random.usize(..Base::ALL.len())] {
-        _ if text => Base::Text,
-        Base::Text => Base::Whole,
-        base => base,
-    };
-    let mut case = Pair { kinds, spans, base }.case();
-    if random.u32(..3) == 0 {
-        let side = random.usize(..2);
-        case.sides[side].push(more.op(span(random), side));
-    }
-    Case::new(case.start, case.sides, case.after)
-}
-
-fn span(random: &mut fastrand::Rng) -> Span {
-    let at = random.i64(0..WINDOW);
-    Span::new(at, random.i64(1..=(WINDOW - at).min(3)))
 }

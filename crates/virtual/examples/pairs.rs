@@ -1,0 +1,111 @@
+//! Pairs of operations on many simulated CPUs in one address space, each seed under another schedule, each pair judged by the sequential orders of its
+//! operations, and the audit.
+//!
+//! `cargo run --release -p faultless-virtual --example pairs [-- SEEDS] [--seed NUMBER] [--cpus NUMBER] [--cases NUMBER]
+//! [--policy speculative|per_vma|mmap_lock|all] [--case NUMBER]`: 100 seeds of 64 CPUs under all policies. `SEEDS` are a number of them, `--seed` is one
+//! alone, as a failure names it; with its `--case` the CPU that led this case leads no other.
+
+// The checks are written over the subsystem; here it is the one of the virtual machine.
+extern crate faultless_observed as faultless;
+
+#[path = "../tests/crowd/mod.rs"]
+mod crowd;
+
+use crowd::{Crowd, Ran};
+use faultless_virtual::Profile;
+use std::io::{IsTerminal, Write};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Failures of a seed that are shown in full.
+const SHOWN: usize = 2;
+
+struct Arguments {
+    seeds: Range<u64>,
+    cpus: usize,
+    cases: u64,
+    policies: Vec<String>,
+    case: Option<u64>,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let policies = ["speculative", "per_vma", "mmap_lock"].map(str::to_owned);
+    let mut all =
+        Arguments { seeds: 1..101, cpus: 64, cases: 2, policies: policies.into(), case: None };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(name) = arguments.next() {
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text}: no number"));
+        if let Ok(seeds) = number(&name) {
+            all.seeds = 1..seeds + 1;
+            continue;
+        }
+        let value = arguments.next().ok_or_else(|| format!("{name} wants a value"))?;
+        match name.as_str() {
+            "--seed" => {
+                let seed = number(&value)?;
+                all.seeds = seed..seed + 1;
+            }
+            "--cpus" => all.cpus = number(&value)? as usize,
+            "--cases" => all.cases = number(&value)?,
+            "--case" => all.case = Some(number(&value)?),
+            "--policy" if value == "all" => {}
+            "--policy" if all.policies.contains(&value) => all.policies = vec![value],
+            _ => return Err(format!("{name} {value}: not understood")),
+        }
+    }
+    match all.cpus {
+        cpus if cpus % 2 == 0 && (2..1024).contains(&cpus) => Ok(all),
+        cpus => Err(format!("--cpus {cpus}: an even number, below 1024")),
+    }
+}
+
+/// Runs one seed. `None` when it panicked, which was printed.
+fn run(crowd: &Crowd<'_>, done: u64) -> Option<Ran> {
+    let watched = std::io::stderr().is_terminal();
+    let progress = |rounds| {
+        if watched {
+            eprint!("\r{}, seed {}: {} rounds   ", crowd.locking, crowd.seed, done + rounds);
+            let _ = std::io::stderr().flush();
+        }
+    };
+    catch_unwind(AssertUnwindSafe(|| crowd.run(progress))).ok()
+}
+
+fn main() -> ExitCode {
+    let Arguments { seeds, cpus, cases, policies, case } = match arguments() {
+        Ok(arguments) => arguments,
+        Err(wrong) => {
+            eprintln!("{wrong}");
+            return ExitCode::from(2);
+        }
+    };
+    let profile = Profile::bundled("two-socket").expect("it is bundled");
+    let mut code = ExitCode::SUCCESS;
+    for locking in &policies {
+        let (start, mut rounds, mut bad) = (Instant::now(), 0, 0);
+        for seed in seeds.clone() {
+            let crowd = Crowd { profile: &profile, cpus, seed, locking, cases, only: case };
+            let ran = run(&crowd, rounds);
+            rounds += ran.as_ref().map_or(0, |ran| ran.rounds);
+            let wrong = ran.map_or_else(|| vec!["it panicked".to_owned()], |ran| ran.bad);
+            bad += u64::from(!wrong.is_empty());
+            for wrong in wrong.iter().take(SHOWN) {
+                println!(
+                    "\n--policy {locking} --cpus {cpus} --cases {cases} --seed {seed} {wrong}"
+                );
+                code = ExitCode::FAILURE;
+            }
+        }
+        if std::io::stderr().is_terminal() {
+            eprintln!();
+        }
+        println!(
+            "{locking}: {} seeds of {cpus} CPUs, {rounds} pairs, {bad} bad seeds, {:.0} s",
+            seeds.end - seeds.start,
+            start.elapsed().as_secs_f64()
+        );
+    }
+    code
+}

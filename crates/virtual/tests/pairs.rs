@@ -1,0 +1,43 @@
+//! Pairs of operations on many simulated CPUs, under some seeds; `cargo run --release -p faultless-virtual --example pairs` runs as many as are asked
+//! for.
+
+// The checks are written over the subsystem; here it is the one of the virtual machine.
+extern crate faultless_observed as faultless;
+
+mod crowd;
+
+use crowd::{Crowd, Ran};
+use faultless_virtual::Profile;
+
+fn pairs(locking: &str, cpus: usize, seed: u64, cases: u64) -> Ran {
+    let profile = Profile::bundled("two-socket").unwrap();
+    let ran = Crowd { profile: &profile, cpus, seed, locking, cases, only: None }.run(|_| ());
+    assert!(ran.bad.is_empty(), "{locking}, seed {seed}: {}", ran.bad[0]);
+    assert!(ran.rounds >= cpus as u64 * cases);
+    ran
+}
+
+#[test]
+fn pairs_of_64_cpus_have_an_order() {
+    let ran = pairs("speculative", 64, 1, 1);
+    let count = |name| ran.counters.iter().find(|(known, _)| *known == name).unwrap().1;
+    assert!(
+        count("range_lock_write") > 1_000 && count("spf_vma_changed") > 10,
+        "{:?}",
+        ran.counters
+    );
+}
+
+#[test]
+fn those_of_a_few_have_one_under_the_baselines() {
+    pairs("per_vma", 8, 2, 4);
+    pairs("mmap_lock", 8, 3, 4);
+}
+
+#[test]
+fn a_seed_is_one_schedule() {
+    let [first, again] = [(); 2].map(|()| pairs("speculative", 8, 4, 2));
+    // To the last picosecond.
+    assert_eq!(first, again);
+    assert_ne!(pairs("speculative", 8, 5, 2).took, first.took);
+}
