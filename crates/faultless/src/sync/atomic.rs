@@ -70,16 +70,6 @@ pub fn load_beside(value: &AtomicU64, order: Ordering) -> u64 {
     value.load(order)
 }
 
-/// Loads a value that no CPU but the caller stores to: the model checker, which checks that, tries no other order around it.
-#[inline(always)]
-pub fn load_own(value: &AtomicU64) -> u64 {
-    #[cfg(loom)]
-    // SAFETY: the checker ends the model if a store of another thread may come at the same time.
-    return unsafe { value.unsync_load() };
-    #[cfg(not(loom))]
-    value.load(Ordering::Relaxed)
-}
-
 /// Says that memory for `count` values of `T` was allocated at `at`. Only builds with `observe` do anything.
 #[inline(always)]
 pub fn made<T>(at: *const T, count: usize) {

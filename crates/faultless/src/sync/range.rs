@@ -52,7 +52,7 @@
 mod home;
 mod near;
 
-use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw, load_own};
+use super::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_after_rmw};
 use super::cpus::{Cpus, OwnCpus};
 use super::mutant::{Mutant, lost};
 use super::order::{self, Mark, RangeClaim};
@@ -175,14 +175,14 @@ impl ClaimSlot {
     /// What the CPU asks for, of its own slot.
     #[inline]
     fn wanted(&self) -> Wanted {
-        self.read(load_own(&self.key), load_own)
+        self.read(self.key.load(Ordering::Relaxed))
     }
 
     /// What the claim with this key asks for. Of the CPU's own slot, or between two looks at its state.
     #[inline]
-    fn read(&self, key: u64, load: impl Fn(&AtomicU64) -> u64) -> Wanted {
+    fn read(&self, key: u64) -> Wanted {
         let range = |at: usize| {
-            let bound = |at: usize| load(&self.bounds[at]);
+            let bound = |at: usize| self.bounds[at].load(Ordering::Relaxed);
             VirtRange::new(bound(at), bound(at + 1))
         };
         let second = if key & TWO != 0 { range(2) } else { NOWHERE };
@@ -193,7 +193,7 @@ impl ClaimSlot {
     #[inline]
     fn write(&self, lock: u64, wanted: Wanted, slots: &ClaimSlots) -> bool {
         let Wanted { ranges: [first, second], shared } = wanted;
-        let number = (load_own(&self.state) & !STANDING).wrapping_add(NUMBER);
+        let number = (self.state.load(Ordering::Relaxed) & !STANDING).wrapping_add(NUMBER);
         self.state.store(number | FREE, Ordering::Relaxed);
         let afresh = Home::is_old(number / NUMBER, slots.len()) && self.near.is_any();
         let (changed, parts) = self.home.cover(lock, wanted, number / NUMBER, afresh);
@@ -225,7 +225,7 @@ impl ClaimSlot {
                 return None;
             }
             let key = self.key.load(Ordering::Relaxed);
-            let wanted = self.read(key, |bound| bound.load(Ordering::Relaxed));
+            let wanted = self.read(key);
             let standing = state & STANDING;
             let ticket = if standing == ACTIVE { 0 } else { self.ticket.load(Ordering::Relaxed) };
             fence(Ordering::Acquire);
@@ -378,7 +378,7 @@ impl RangeLock {
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
         let (slot, cpu) = (slots.get(local), local.id());
-        let free = load_own(&slot.state) & STANDING == FREE;
+        let free = slot.state.load(Ordering::Relaxed) & STANDING == FREE;
         assert!(free, "a CPU holds one claim at a time");
         let changed = slot.write(self.key(), wanted.into(), slots);
         // Before the full fence of the try: who misses it there is found by the try.
@@ -436,7 +436,7 @@ impl<'a> RangeGuard<'a> {
     /// The claim's number, in the slot's state.
     #[inline]
     fn number(&self) -> u64 {
-        load_own(&self.slot().state) & !STANDING
+        self.slot().state.load(Ordering::Relaxed) & !STANDING
     }
 
     /// Says how the claim stands, before whatever is read next.
@@ -486,7 +486,7 @@ impl<'a> RangeGuard<'a> {
     /// The claim in `slot`, if it is before this one, which waits.
     fn behind(&self, slot: &ClaimSlot) -> Option<Seen> {
         let own = self.slot();
-        let (wanted, ticket) = (own.wanted(), load_own(&own.ticket));
+        let (wanted, ticket) = (own.wanted(), own.ticket.load(Ordering::Relaxed));
         self.stopped_by(slot, wanted, |other| match other.standing {
             ACTIVE => true,
             WAITS | FIRM => other.ticket < ticket,
@@ -633,7 +633,7 @@ impl<'a> RangeGuard<'a> {
     }
 
     fn is_held(&self) -> bool {
-        load_own(&self.slot().state) & STANDING == ACTIVE
+        self.slot().state.load(Ordering::Relaxed) & STANDING == ACTIVE
     }
 }
 

@@ -17,7 +17,7 @@
 
 use super::Wanted;
 use crate::addr::VirtRange;
-use crate::sync::atomic::{AtomicU64, Ordering, load_beside, load_own};
+use crate::sync::atomic::{AtomicU64, Ordering, load_beside};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::format::USER_END;
 
@@ -123,7 +123,7 @@ impl Home {
     /// A part of the caller's own home.
     #[inline(always)]
     fn part(&self, at: usize) -> Part {
-        Part::unpack(load_own(&self.parts[at]))
+        Part::unpack(self.parts[at].load(Ordering::Relaxed))
     }
 
     fn set(&self, at: usize, part: Part) {
@@ -146,7 +146,7 @@ impl Home {
         number: u64,
         afresh: bool,
     ) -> (bool, u64) {
-        let here = load_own(&self.lock) == lock && !afresh;
+        let here = self.lock.load(Ordering::Relaxed) == lock && !afresh;
         if let Some(parts) = self.covering(wanted).filter(|_| here) {
             return (false, parts);
         }
