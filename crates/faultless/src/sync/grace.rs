@@ -36,7 +36,7 @@
 //! depend on which CPU collects, or on when an object gets into its bag: the epoch that it was retired in was
 //! read after it was unlinked.
 
-use super::atomic::{AtomicBool, AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
+use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
 use super::mutant::{Mutant, lost};
 use super::order::{GracePeriod, GraceSection, Mark, Record, RetiredObjects};
 use super::percpu::{Local, Padded, PerCpu};
@@ -261,8 +261,6 @@ impl Wait for Briefly<'_> {
 /// The grace periods of one subsystem.
 pub struct Grace {
     epoch: Padded<AtomicU64>,
-    /// Whether a CPU that [collects](Grace::collect) looks at the marks.
-    advancing: Padded<AtomicBool>,
     marks: PerCpu<AtomicU64>,
     retired: PerCpu<Retired>,
 }
@@ -275,7 +273,6 @@ impl Grace {
     pub fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
         Ok(Self {
             epoch: Padded(AtomicU64::new(0)),
-            advancing: Padded(AtomicBool::new(false)),
             marks: PerCpu::try_new(cpus, |_| AtomicU64::new(0))?,
             retired: PerCpu::try_new(cpus, |_| Retired::default())?,
         })
@@ -357,7 +354,7 @@ impl Grace {
     /// not taken from the iterator stays due.
     ///
     /// So while CPUs retire side by side, the one that is first to need it looks at the marks of all, and what the others retired becomes
-    /// due, too. A CPU that finds another one at that leaves it to it.
+    /// due, too.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
         let own = self.retired.get(local);
         let due = self.due_of(local, own);
@@ -365,13 +362,7 @@ impl Grace {
             return due;
         }
         drop(due);
-        let is_left_to_another = || {
-            self.advancing.load(Ordering::Relaxed) || self.advancing.swap(true, Ordering::Acquire)
-        };
-        if !is_left_to_another() {
-            self.try_advance();
-            self.advancing.store(false, Ordering::Release);
-        }
+        self.try_advance();
         self.due_of(local, own)
     }
 
