@@ -4,8 +4,8 @@
 //! other: each claims a range before it maps there, and an unmapping keeps its claim until it has flushed. So a CPU that finds the
 //! chosen range claimed does not wait. It goes to the *region of its own*, which begins further down, and stays there for its next
 //! mappings in that space, as many as the knob `map_apart` says. Each time that it comes back and meets a CPU again, it stays for twice as
-//! many, up to 2^[`MOST_DOUBLINGS`] times as many: where all CPUs map all the time, they would else disturb each other all the time. There no other CPU chooses, and no page-table entry is on a cache
-//! line with one of another CPU. A region reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere
+//! many, up to 2^[`MOST_DOUBLINGS`] times as many: where all CPUs map all the time, they would else disturb each other all the time. In a region
+//! no other CPU chooses, and no page-table entry is on a cache line with one of another CPU. A region reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere
 //! go there, too.
 
 use super::unmap::user_range;
@@ -31,13 +31,31 @@ pub(crate) struct Apart {
     space: SpaceId,
     /// For how many more mappings.
     mappings: u32,
-    /// How often it met another CPU there: at least once if `mappings` is not 0.
-    meetings: u32,
+    /// How often the number of mappings has doubled.
+    doublings: u32,
 }
 
 impl Apart {
     /// Of no space.
-    pub(crate) const NOWHERE: Self = Self { space: SpaceId(0), mappings: 0, meetings: 0 };
+    pub(crate) const NOWHERE: Self = Self { space: SpaceId(0), mappings: 0, doublings: 0 };
+
+    /// After a meeting in `space`. If the CPU was apart there before, and has come back, it stays for twice as many mappings as then.
+    fn met(self, space: SpaceId) -> Self {
+        let doublings = match self {
+            Self { space: before, .. } if before != space => 0,
+            Self { mappings: 0, doublings, .. } => MOST_DOUBLINGS.min(doublings + 1),
+            // In its region.
+            Self { doublings, .. } => doublings,
+        };
+        Self { space, mappings: u32::MAX, doublings }
+    }
+
+    /// After one more mapping, where the knob says `map_apart`; none if there is to be none.
+    fn maps(self, map_apart: u32) -> Option<Self> {
+        let most = map_apart.saturating_mul(1 << self.doublings);
+        let mappings = self.mappings.min(most).checked_sub(1)?;
+        Some(Self { mappings, ..self })
+    }
 }
 
 /// Where one call may place a mapping.
@@ -69,10 +87,7 @@ impl Places {
     /// Those of a CPU that has met another one's claim in `space`, for this mapping and its next ones. `None`: it is to wait.
     #[cold]
     pub(super) fn apart<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Option<Self> {
-        let before = cpu.state().apart.get();
-        let again = before.space == space.id() && before.meetings != 0;
-        let meetings = if again { MOST_DOUBLINGS.min(before.meetings) + 1 } else { 1 };
-        let places = Self::further(cpu, Apart { space: space.id(), mappings: u32::MAX, meetings });
+        let places = Self::further(cpu, cpu.state().apart.get().met(space.id()));
         places.are_apart().then_some(places)
     }
 
@@ -80,14 +95,9 @@ impl Places {
     #[inline(never)]
     fn further<M: Machine>(cpu: &Cpu<'_, M>, apart: Apart) -> Self {
         let common = Self::common(cpu);
-        let most = cpu.vm().knobs.map_apart().saturating_mul(1 << (apart.meetings - 1));
-        match apart.mappings.min(most).checked_sub(1) {
-            None => common,
-            Some(mappings) => {
-                cpu.state().apart.set(Apart { mappings, ..apart });
-                Self { top: region(cpu.id()), ..common }
-            }
-        }
+        let Some(apart) = apart.maps(cpu.vm().knobs.map_apart()) else { return common };
+        cpu.state().apart.set(apart);
+        Self { top: region(cpu.id()), ..common }
     }
 
     /// Whether they begin in a region.
@@ -185,4 +195,44 @@ fn guarded_by(entry: Entry<Vma>) -> u64 {
 pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
     // SAFETY: VMAs in a view live as long as its section.
     unsafe { entry.value.as_ref() }.area.flags.contains(VmaFlags::GROWSDOWN)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const SPACE: SpaceId = SpaceId(7);
+
+    /// How many mappings a CPU makes apart, after a meeting; and how it is then.
+    fn stay(met: Apart) -> (u32, Apart) {
+        let mut now = met;
+        let mut count = 0;
+        while let Some(next) = now.maps(4) {
+            (now, count) = (next, count + 1);
+        }
+        (count, now)
+    }
+
+    #[test]
+    fn a_cpu_that_comes_back_and_meets_again_stays_for_twice_as_many_mappings() {
+        let mut now = Apart::NOWHERE;
+        let mut stays = Vec::new();
+        for _ in 0..11 {
+            let count;
+            (count, now) = stay(now.met(SPACE));
+            stays.push(count);
+        }
+        assert_eq!(stays, [4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
+        // Another space has not seen it.
+        assert_eq!(stay(now.met(SpaceId(8))).0, 4);
+    }
+
+    #[test]
+    fn a_meeting_in_the_region_itself_does_not_double() {
+        let inside = Apart::NOWHERE.met(SPACE).maps(4).unwrap();
+        assert_eq!(stay(inside.met(SPACE)).0, 4);
+        assert!(Apart::NOWHERE.met(SPACE).maps(0).is_none(), "the knob is 0");
+        assert!(inside.met(SPACE).maps(u32::MAX).is_some());
+    }
 }

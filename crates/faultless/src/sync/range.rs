@@ -258,12 +258,14 @@ impl Parked {
     }
 }
 
-/// A lock of address ranges; see the module for the order of service. One per address space.
+/// A lock of address ranges; see the module for the order of service. One per address space. Once it was used it does not move: claims know it
+/// by its address.
 #[derive(Debug)]
 pub struct RangeLock {
     /// The CPUs that may have claims.
     users: Cpus,
-    /// How often the home of a user came to cover more, or a CPU became a user.
+    /// How often a user changed its home for a claim, or a CPU became a user. That a part of a home is emptied is not counted: sets of CPUs that
+    /// are near may have too many.
     changes: Padded<AtomicU64>,
     parked: Padded<Parked>,
     /// The next ticket. On a line of its own, since only claims that conflict write it.

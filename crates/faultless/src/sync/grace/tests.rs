@@ -221,3 +221,22 @@ fn mark_freed(object: NonNull<RetireLink>) -> *mut Node {
     unsafe { &*node }.freed.store(true, Ordering::Relaxed);
     node
 }
+
+/// What one CPU's advances of the epoch have made due, another gives out without a look at the marks of all.
+#[test]
+fn what_is_due_is_given_out_before_the_epoch_is_advanced() {
+    let (grace, one, other) = (Grace::try_new(2).unwrap(), local(0), local(1));
+    let epoch = || grace.epoch.load(Ordering::Relaxed);
+    retire(&grace, &one, 1);
+    retire(&grace, &other, 2);
+    assert_eq!(free_all(&grace, &one), [1]);
+    let now = epoch();
+    retire(&grace, &other, 3);
+    assert_eq!(free(grace.collect(&other)), [2]);
+    assert_eq!(epoch(), now, "something was due");
+    assert_eq!(free_all(&grace, &other), [3]);
+    assert_ne!(epoch(), now, "nothing was");
+    let now = epoch();
+    assert_eq!(free(grace.collect(&other)), []);
+    assert_eq!(epoch(), now, "nothing is pending");
+}

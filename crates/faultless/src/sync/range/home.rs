@@ -11,9 +11,8 @@
 //!
 //! Why no claim is missed: the home covers a claim, and the change is counted, before the full fence of the claim's try, as the slot has it
 //! before that fence. The count and the homes of others are read after it. So of two claims that conflict, at least one finds the home and
-//! the slot of the other. A CPU changes its home only while its slot is free, by
-//! Release stores. So a CPU that finds, by Acquire loads, that a home no longer covers a range sees all that was done under the claims on
-//! that range that the home covered before.
+//! the slot of the other. A CPU changes its home only while its slot is free, by Release stores. So a CPU that finds, by Acquire loads, that a
+//! home no longer covers a range sees all that was done under the claims on that range that the home covered before.
 
 use super::Wanted;
 use crate::addr::VirtRange;
@@ -28,7 +27,8 @@ const NEAR: u64 = if cfg!(loom) { 0 } else { 1 << 30 >> UNIT };
 /// In units: a part is not extended to as many. A part that is as long nevertheless, since one claim was, or since it was rounded, is
 /// emptied when the claim is released.
 const LONG: u64 = if cfg!(loom) { 1 << 20 } else { 1 << 36 >> UNIT };
-/// After how many claims of all CPUs a home at which other CPUs look is emptied, and made of the next claim alone: a power of two.
+/// After how many claims, times the number of CPUs, a home at which other CPUs look is emptied, and made of the next claim alone: a power of
+/// two. So of all claims one in so many does this, which makes every other CPU look for the CPUs that are near.
 const AFRESH: u64 = 1024;
 
 /// Where the claims of one CPU are.
@@ -164,11 +164,13 @@ impl Home {
         ranges(wanted).try_fold(0, |parts, range| Some(parts | bit(range)?))
     }
 
-    /// Empties `parts`, a bit for each. The CPU has no claim.
+    /// Empties `parts`, a bit for each. The CPU has no claim. Nothing is written of what is empty: other CPUs read the line.
     #[cold]
     pub(super) fn empty(&self, parts: u64) {
         for at in (0..2).filter(|at| parts & 1 << at != 0) {
-            self.set(at, Part::EMPTY);
+            if !self.part(at).is_empty() {
+                self.set(at, Part::EMPTY);
+            }
         }
     }
 
@@ -199,7 +201,7 @@ impl Home {
             }
         }
         if !here {
-            // Last: who finds the lock finds the parts.
+            // Last: a CPU that reads this value reads the new parts.
             self.lock.store(lock, Ordering::Release);
         }
     }

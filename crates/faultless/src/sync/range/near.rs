@@ -39,8 +39,8 @@ impl Near {
         self.count.store(NEVER, Ordering::Relaxed);
     }
 
-    /// Claim number `number` is covered by these parts of the home. From time to time: returns the parts that no claim used since the last
-    /// time.
+    /// Claim number `number` is covered by these parts of the home, a bit for each. Every [`FORGET`] claims it returns the parts that no claim
+    /// has used since, and the CPU looks again for those that are near, if any were: some may be so no more.
     #[inline(always)]
     pub(super) fn uses(&self, parts: u64, number: u64) -> Option<u64> {
         let used = self.used.load(Ordering::Relaxed) | parts;
@@ -114,7 +114,7 @@ impl RangeLock {
             return;
         }
         if !lost(Mutant::HomeCounts) {
-            // Release: who finds the count finds the home, and the CPU among the users.
+            // Release: a CPU that reads the new count reads the new home, and finds the CPU among the users.
             self.changes.fetch_add(1, Ordering::AcqRel);
         }
     }

@@ -642,3 +642,38 @@ fn threads_never_share_a_page() {
         }
     });
 }
+
+#[test]
+fn a_cpu_that_comes_to_a_lock_looks_for_who_is_near_there() {
+    let (slots, first, second) = (slots(2), RangeLock::new(), RangeLock::new());
+    let [one, other] = [0, 1].map(local);
+    let at = |gib: u64| [VirtRange::new(gib << 30, (gib << 30) + 4096), NOWHERE];
+    drop(first.acquire(&slots, &other, at(1), &Spin));
+    drop(first.acquire(&slots, &other, at(900), &Spin));
+    // Both locks have counted as many changes: what is known of the first says nothing of the second.
+    let held = second.acquire(&slots, &one, at(1), &Spin);
+    assert!(second.try_acquire(&slots, &other, at(1), &Spin).is_none());
+    drop(held);
+}
+
+#[test]
+fn parts_of_a_home_that_claims_no_longer_use_are_given_up() {
+    let (slots, lock) = (slots(3), RangeLock::new());
+    let [one, other, third] = [0, 1, 2].map(local);
+    let at = |gib: u64| [VirtRange::new(gib << 30, (gib << 30) + 4096), NOWHERE];
+    let near = |cpu: &Local| {
+        let guard = lock.acquire(&slots, cpu, at(900 + u64::from(cpu.id().0) * 100), &Spin);
+        guard.near().collect::<Vec<_>>()
+    };
+    for cpu in [&one, &other] {
+        drop(lock.acquire(&slots, cpu, at(1), &Spin));
+    }
+    assert_eq!(near(&one), [CpuId(1)], "both were at 1 GiB");
+    for cpu in [&one, &other, &one].into_iter().cycle().take(600) {
+        near(cpu);
+    }
+    assert_eq!((near(&one), near(&other)), (vec![], vec![]));
+    // One that comes there is found.
+    drop(lock.acquire(&slots, &third, at(900), &Spin));
+    assert_eq!(near(&one), [CpuId(2)]);
+}
