@@ -152,3 +152,26 @@ fn nothing_is_edited_in_place_below_a_listing() {
     assert_eq!(space.map_count(&cpu), 2);
     end(&cpu, space);
 }
+
+/// Written pages become part of a VMA that has none: the VMA gets their anon_vma, which the audit compares with that of its pages.
+#[test]
+fn a_vma_that_takes_written_pages_in_gets_their_anon_vma() {
+    let vm = guest::vm(1, 512);
+    let cpu = cpu(&vm, 0);
+    // The written page: below the other VMA, above it, and between two of them.
+    for (untouched, written) in [(&[1][..], 0), (&[0], 1), (&[0, 2], 1)] {
+        let space = Space::new(&cpu).unwrap();
+        space.activate(&cpu);
+        for page in untouched {
+            space.mmap(&cpu, AT + page * P, P, RW, FIXED).unwrap();
+        }
+        space.mmap(&cpu, AT + written * P, P, RW | Prot::EXEC, FIXED).unwrap();
+        store(&cpu, &space, AT + written * P, 1).unwrap();
+        assert_eq!(space.map_count(&cpu), untouched.len() + 1);
+        space.mprotect(&cpu, AT + written * P, P, RW).unwrap();
+        assert_eq!(space.map_count(&cpu), 1, "all merged");
+        // SAFETY: this CPU makes no access to user space.
+        unsafe { space.deactivate(&cpu) };
+        end(&cpu, space);
+    }
+}
