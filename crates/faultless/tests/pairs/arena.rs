@@ -20,7 +20,7 @@ pub struct Arena {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     /// Pages on both sides of those that cases name.
-    room: i64,
+    margin: i64,
     heap: bool,
     mark: u8,
 }
@@ -29,12 +29,12 @@ impl Arena {
     /// A space of its own: what is placed goes right above the window.
     pub const WHOLE: Self = Self { base: BASE, shared: None };
 
-    /// One of a space that others share, `boundary` being the address, a multiple of 2 MiB, in the middle of its window. It has `room` pages
+    /// One of a space that others share, `boundary` being the address, a multiple of 2 MiB, in the middle of its window. It has `margin` pages
     /// on both sides of the window, and on both sides of where moves come from and go to. One case of a space has the heap. From `mark`
     /// on are a few numbers that no other arena has.
-    pub const fn at(boundary: u64, room: i64, heap: bool, mark: u8) -> Self {
+    pub const fn at(boundary: u64, margin: i64, heap: bool, mark: u8) -> Self {
         let base = boundary - BOUNDARY as u64 * PAGE_SIZE;
-        Self { base, shared: Some(Share { room, heap, mark }) }
+        Self { base, shared: Some(Share { margin, heap, mark }) }
     }
 
     /// Whether the space, and what is set for the whole machine, is the case's alone.
@@ -71,9 +71,9 @@ impl Arena {
         }
     }
 
-    /// Whether there is room for a huge leaf.
+    /// Whether a huge leaf fits beside the window.
     fn has_leaf(&self) -> bool {
-        self.shared.is_none_or(|share| share.room > LEAF.pages)
+        self.shared.is_none_or(|share| share.margin > LEAF.pages)
     }
 
     /// The address of a page.
@@ -92,14 +92,14 @@ impl Arena {
 
     /// All that cases may have mapped in it.
     pub fn parts(&self) -> Vec<VirtRange> {
-        let Some(Share { room, .. }) = self.shared else {
+        let Some(Share { margin, .. }) = self.shared else {
             return vec![VirtRange::new(0x1_0000, USER_END)];
         };
-        let around = |at| self.range(Span::new(at - room, WINDOW + 2 * room));
+        let around = |at| self.range(Span::new(at - margin, WINDOW + 2 * margin));
         [0, APART[0], APART[1]].map(around).into()
     }
 
-    /// The last page of each part, where something is mapped, lest an access to a hole of this arena grows a stack of the next.
+    /// The last page of each part, where something is mapped: else an access to a hole of this arena could grow a stack of the next.
     pub fn fences(&self) -> Vec<VirtRange> {
         if self.is_whole() {
             return Vec::new();

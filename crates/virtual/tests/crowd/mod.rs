@@ -11,7 +11,7 @@
 //! All of the matrix: any two kinds, from any starting state, at any two spans of a window of eight pages; one in three has a third operation. But:
 //!
 //! - *Tables.* In every other block of eight arenas windows are 2 MiB apart, so each last-level table is shared by two neighbours, and all of a
-//!   block by unmappings, which claim 2 MiB at most beyond their range. There is no room for huge leaves; those are drawn in the other blocks, where
+//!   block by unmappings, which claim 2 MiB at most beyond their range. Huge leaves do not fit there; they are drawn in the other blocks, where
 //!   arenas are 64 MiB apart. All arenas are below one entry of the root table.
 //! - *Placement* chooses anywhere, and 64 CPUs want the highest hole. What goes outside of the arena is judged by itself: its VMAs, contents, and that
 //!   nobody else has it. That a placed mapping lands beside something else of its case is left to checks of one pair.
