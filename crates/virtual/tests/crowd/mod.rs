@@ -155,10 +155,10 @@ impl Crowd<'_> {
     /// The arena of a CPU.
     fn arena(&self, cpu: usize) -> Arena {
         let (block, at) = (cpu / BLOCK, (cpu % BLOCK) as u64);
-        let (apart, room) = if block.is_multiple_of(2) { NARROW } else { WIDE };
+        let (apart, margin) = if block.is_multiple_of(2) { NARROW } else { WIDE };
         // Above the first are the places that its moves come from and go to.
         let boundary = ORIGIN + (block as u64) * BLOCK_BYTES + WIDE.0 + at * apart;
-        Arena::at(boundary, room, cpu == 0, (cpu * 4) as u8)
+        Arena::at(boundary, margin, cpu == 0, (cpu * 4) as u8)
     }
 
     /// Case `number` of the seed: the lower bits are the CPU.
