@@ -35,7 +35,7 @@ pub enum Stop {
     Signal {
         /// The address.
         addr: u64,
-        /// Which signal.
+        /// How its fault ended, which says which signal.
         error: FaultError,
     },
 }
