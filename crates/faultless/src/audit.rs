@@ -11,13 +11,13 @@ use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::vma::{Memory, Prot, Vma};
-use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, HUGE, LAST, ROOT};
 use crate::vm::Cpu;
 use alloc::collections::BTreeMap;
 use core::fmt;
+use core::ops::ControlFlow;
 
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,15 @@ pub enum Discrepancy {
         /// Leaves by its metadata.
         recorded: u32,
         /// Leaves found.
+        found: u32,
+    },
+    /// The reverse map of a frame leads to another number of entries than map it.
+    ReverseMap {
+        /// The frame.
+        frame: FrameNumber,
+        /// Entries that map it.
+        mapped: u32,
+        /// Entries found.
         found: u32,
     },
     /// The number of frames of a kind differs from what was found in use. The kind is "pooled" or "retired" if a CPU has not
@@ -84,6 +93,9 @@ impl fmt::Display for Discrepancy {
             Self::Leaves { frame, recorded, found } => {
                 write!(f, "{frame:?} counts {recorded} huge leaves, {found} found")
             }
+            Self::ReverseMap { frame, mapped, found } => {
+                write!(f, "{frame:?} is mapped by {mapped} entries, its reverse map finds {found}")
+            }
             Self::Kind { kind, recorded, found } => {
                 write!(f, "{recorded} {kind} frames recorded, {found} found{}", remedy(kind))
             }
@@ -114,6 +126,8 @@ fn remedy(kind: &str) -> &'static str {
 #[derive(Default)]
 struct Found {
     references: BTreeMap<u32, u32>,
+    /// Entries of base pages of spaces.
+    mapped: BTreeMap<u32, u32>,
     /// Huge leaves by the first frame of their folio.
     leaves: BTreeMap<u32, u32>,
     tables: u64,
@@ -192,6 +206,9 @@ pub fn audit_with<M: Machine>(
             )?;
         }
     }
+    for (&number, &mapped) in &found.mapped {
+        audit_reverse_map(cpu, FrameNumber(number), mapped)?;
+    }
     for &first in found.leaves.keys() {
         for frame in folio::frames_of(FrameNumber(first)) {
             *found.references.entry(frame.0).or_default() += 1;
@@ -261,7 +278,8 @@ fn audit_space<M: Machine>(
         }
     }
     let mut resident = 0;
-    let (references, leaves) = (&mut found.references, &mut found.leaves);
+    let (references, mapped) = (&mut found.references, &mut found.mapped);
+    let leaves = &mut found.leaves;
     let mut page = |addr, entry: Entry, huge: bool| {
         // SAFETY: the space is alive, and no call is under way.
         unsafe {
@@ -303,14 +321,8 @@ fn audit_space<M: Machine>(
             }
             let meta = cpu.vm().frames.meta(entry.frame());
             let kind = meta.kind();
-            let root = meta.anon_vma.load(Ordering::Relaxed);
-            if kind == Kind::Used(Use::Anon) && !vma.anon_vma.keeps(root) {
-                return wrong("an anonymous page that names a root which its VMA does not keep");
-            }
-            if kind == Kind::Used(Use::Anon)
-                && meta.index.load(Ordering::Relaxed) != area.index_of(addr)
-            {
-                return wrong("an anonymous page with the index of another");
+            if kind == Kind::Used(Use::Anon) && vma.anon_vma.peek().is_none() {
+                return wrong("an anonymous page in a VMA without an anon_vma");
             }
             if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
                 if kind != Kind::Used(Use::Shared) || area.memory.object().is_none() {
@@ -329,6 +341,7 @@ fn audit_space<M: Machine>(
                 };
             }
             *references.entry(entry.frame().0).or_default() += 1;
+            *mapped.entry(entry.frame().0).or_default() += 1;
             Ok(())
         }
     };
@@ -345,6 +358,27 @@ fn audit_space<M: Machine>(
     // SAFETY: the space is alive, and no call is under way.
     unsafe { audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut leaf)? };
     Ok(resident)
+}
+
+/// Makes sure that the reverse map finds all entries of base pages that map `frame`, `mapped` ones, and no other.
+fn audit_reverse_map<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    frame: FrameNumber,
+    mapped: u32,
+) -> Result<(), Discrepancy> {
+    let (section, mut found) = (cpu.section(), BTreeMap::new());
+    let object = cpu.each_mapping(&section, frame, |entry| {
+        if !entry.seen.is_huge() {
+            found.insert((entry.space.id.0, entry.addr), ());
+        }
+        ControlFlow::Continue(())
+    });
+    drop(section);
+    if let Some(object) = object {
+        Object::release(object, cpu);
+    }
+    let found = found.len() as u32;
+    if found == mapped { Ok(()) } else { Err(Discrepancy::ReverseMap { frame, mapped, found }) }
 }
 
 /// Calls `leaf` with the address, the entry and the level of each leaf below `table`, and counts tables.

@@ -188,6 +188,25 @@ impl<T> Shared<T> {
         Self::clone(&owner)
     }
 
+    /// As [`clone_raw`](Self::clone_raw), if an owner is there.
+    ///
+    /// # Safety
+    /// `raw` is of `as_raw` of the same type, and the value's memory is not freed during the call.
+    pub(crate) unsafe fn clone_raw_unless_last(raw: NonNull<()>) -> Option<Self> {
+        let at = raw.cast::<Counted<T>>();
+        // SAFETY: the caller's promise.
+        let owners = &unsafe { at.as_ref() }.owners;
+        let mut now = owners.load(Ordering::Relaxed);
+        while now != 0 {
+            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+            match owners.compare_exchange_weak(now, now + 1, acquire, relaxed) {
+                Ok(_) => return Some(Self { at }),
+                Err(changed) => now = changed,
+            }
+        }
+        None
+    }
+
     /// The ownership that [`into_raw`](Self::into_raw) gave out.
     ///
     /// # Safety

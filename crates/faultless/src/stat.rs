@@ -161,6 +161,8 @@ counters! {
     TablePruned = "table_pruned",
     /// Reverse-map anchors (anon_vma) made.
     AnonVmaPrepared = "anon_vma_prepared",
+    /// Page tables that the reverse map looked into.
+    RmapLook = "rmap_look",
     /// Flushes that an operation asked for.
     TlbFlush = "tlb_flush",
     /// Other CPUs interrupted for flushes.

@@ -14,10 +14,12 @@ use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Predictor;
 use crate::frame::{Census, FrameMeta, Frames, Imbalance, Use};
+use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, MAX_CPUS, MAX_NODES, Machine, SpaceId};
 use crate::reclaim::listed;
+use crate::rmap::anchor::Anchors;
 use crate::stat::{Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Grace;
@@ -47,6 +49,8 @@ pub struct Vm<M: Machine> {
     pub trace: Trace,
     /// Where lazily freed pages may be.
     pub(crate) lazy: listed::Spaces,
+    /// Where the reverse map of each frame begins.
+    pub(crate) anchors: Shared<Anchors>,
     /// Spaces and objects that were dropped.
     pub(crate) ended: Ended,
     next_space: AtomicU64,
@@ -101,6 +105,7 @@ impl<M: Machine> Vm<M> {
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
+            anchors: Shared::try_new(Anchors::default())?,
             ended: Ended::try_new()?,
             next_space: AtomicU64::new(1),
             machine,

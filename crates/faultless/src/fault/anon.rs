@@ -1,10 +1,10 @@
 //! The first touch of private anonymous memory.
 
 use super::{Attempt, FaultKind};
-use crate::addr::FrameNumber;
+use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
-use crate::frame::Use;
+use crate::frame::{Frame, Settled, Use};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, AnonVmaSlot};
 use crate::space::merge::{joins_a_change, mergeable_anon_vma};
@@ -32,17 +32,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::ZeroPage))
     }
 
-    /// A write to an untouched page: a new zeroed page, under the anon_vma numbered
-    /// `anon_vma`.
+    /// A write to an untouched page of a VMA with an anon_vma: a new zeroed page.
     #[inline(always)]
     pub(super) fn write_untouched(
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
-        anon_vma: u64,
     ) -> Result<Option<FaultKind>, Abort> {
         let leaf = |this: Self, frame| this.leaf(frame).writable_dirty();
-        self.map_zeroed(prepared, slot, anon_vma, leaf)
+        self.map_zeroed(prepared, slot, leaf)
     }
 
     /// Maps a new zeroed page where none was, by the entry that `leaf` makes of its frame.
@@ -51,7 +49,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
-        anon_vma: u64,
         leaf: impl FnOnce(Self, FrameNumber) -> Entry,
     ) -> Result<Option<FaultKind>, Abort> {
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
@@ -65,8 +62,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_zeroed(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        let index = self.vma.area.index_of(self.page);
-        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
+        self.publish(frame);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
         self.cpu.count(Counter::AnonPage);
@@ -79,24 +75,30 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.vma.leaf.of(frame)
     }
 
-    /// The number of the VMA's anon_vma, made now if there is none: an anonymous page is
-    /// about to be created.
+    /// Describes a frame that becomes this fault's anonymous page: its anchor is the space's, and its index the page. Returns its number.
+    #[inline(always)]
+    pub(super) fn publish<S: Settled>(self, frame: Frame<S>) -> FrameNumber {
+        let index = self.page >> PAGE_SHIFT;
+        self.cpu.vm().frames.publish(frame, Use::Anon, self.space.anchor(), index)
+    }
+
+    /// Makes an anon_vma for the VMA if it has none: an anonymous page is about to be created.
     ///
     /// No lock is needed to make it. The neighbours are looked at in the tree's present version;
-    /// sharing an anon_vma with one that changes meanwhile does no harm, as an anon_vma only says where to
-    /// look. What the VMA will be one with, once that is no more under change, is waited for.
+    /// sharing an anon_vma with one that changes meanwhile does no harm, as it only says whom the VMA
+    /// merges with. What the VMA will be one with, once that is no more under change, is waited for.
     #[inline(always)]
-    pub(super) fn anon_vma_id(self) -> Result<u64, Abort> {
+    pub(super) fn prepare_anon_vma(self) -> Result<(), Abort> {
         match self.vma.anon_vma.id() {
             0 => self.make_anon_vma(),
             // Replaced, while a lock excluded all changes of this page.
             AnonVmaSlot::SEALED_ID => Err(Abort::VmaChanged),
-            id => Ok(id),
+            _ => Ok(()),
         }
     }
 
     #[cold]
-    fn make_anon_vma(self) -> Result<u64, Abort> {
+    fn make_anon_vma(self) -> Result<(), Abort> {
         let _space_lock = self.lock_for_anon_vma()?;
         let near = {
             let section = self.cpu.section();
@@ -109,11 +111,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let anon_vma = match near {
             Some(anon_vma) => anon_vma,
-            None => AnonVma::try_new(None).map_err(|_| Abort::NoHeap)?,
+            None => AnonVma::try_new(false).map_err(|_| Abort::NoHeap)?,
         };
         self.cpu.count(Counter::AnonVmaPrepared);
         // A writer seals what it changes; under a lock there is none.
-        self.vma.anon_vma.set(anon_vma).ok_or(Abort::VmaChanged)
+        self.vma.anon_vma.set(anon_vma).map(|_| ()).ok_or(Abort::VmaChanged)
     }
 
     /// Another CPU changed the entry between our look and our swap.

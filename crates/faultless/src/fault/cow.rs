@@ -2,7 +2,7 @@
 //! reuse by the last owner.
 
 use super::{Attempt, FaultKind};
-use crate::addr::VirtRange;
+use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
 use crate::file::{Mark, Object};
@@ -64,7 +64,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// same: a migration of the page away and back would leave the entry as it was, and
     /// changes no sequence.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
-        let anon_vma = self.anon_vma_id()?;
+        self.prepare_anon_vma()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
@@ -77,9 +77,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Ok(None);
         }
-        // The page belongs to this VMA alone now, whichever VMA it was made in.
-        if meta.anon_vma.load(Ordering::Relaxed) != anon_vma {
-            meta.anon_vma.store(anon_vma, Ordering::Relaxed);
+        // The page belongs to this space alone now, wherever it was made.
+        let (anchor, index) = (self.space.anchor(), self.page >> PAGE_SHIFT);
+        if meta.anchor.load(Ordering::Relaxed) != anchor {
+            meta.anchor.store(anchor, Ordering::Relaxed);
+        }
+        if meta.index.load(Ordering::Relaxed) != index {
+            meta.index.store(index, Ordering::Relaxed);
         }
         held.commit(seen.writable_dirty());
         self.cpu.count(Counter::CowReuse);
@@ -113,7 +117,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
-        let anon_vma = self.anon_vma_id()?;
+        self.prepare_anon_vma()?;
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             prepared.keep_zeroed(frame);
@@ -129,8 +133,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
         let entry = self.own_leaf(frame.number());
-        let index = self.vma.area.index_of(self.page);
-        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
+        self.publish(frame);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
         self.cpu.count(Counter::CowCopy);
@@ -144,7 +147,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
-        let anon_vma = self.anon_vma_id()?;
+        self.prepare_anon_vma()?;
         let vm = self.cpu.vm();
         let source = seen.frame();
         let meta = vm.frames.meta(source);
@@ -190,8 +193,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
         let entry = self.own_leaf(frame.number());
-        let index = self.vma.area.index_of(self.page);
-        vm.frames.publish(frame, Use::Anon, anon_vma, index);
+        self.publish(frame);
         held.commit(entry);
         put();
         // SAFETY: the reference of the mapping that the entry was; flushed above.

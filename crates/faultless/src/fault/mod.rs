@@ -590,16 +590,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
             }
         };
         let write = self.access == Access::Write;
-        let anon_vma = self.vma.anon_vma.id();
         // The first store to a VMA, which makes its anon_vma, takes the long way; and so does one that finds the slot sealed.
         if self.vma.area.memory.is_anonymous()
-            && (!write || anon_vma > AnonVmaSlot::SEALED_ID)
+            && (!write || self.vma.anon_vma.id() > AnonVmaSlot::SEALED_ID)
             && self.ahead.is_none_or(|thread| self.skips_prediction(thread, table))
         {
             let slot = &table[node::index(self.page, LAST)];
             if node::load(slot).is_none() {
                 let done = if write {
-                    self.write_untouched(prepared, slot, anon_vma)?
+                    self.write_untouched(prepared, slot)?
                 } else {
                     self.read_untouched(slot)?
                 };
@@ -666,7 +665,8 @@ fn serve_at_length<M: Machine>(
         let done = if seen.is_none() {
             match (&vma.area.memory, access) {
                 (Memory::Anonymous, Access::Write) => {
-                    attempt.write_untouched(prepared, slot, attempt.anon_vma_id()?)?
+                    attempt.prepare_anon_vma()?;
+                    attempt.write_untouched(prepared, slot)?
                 }
                 (Memory::Anonymous, Access::Read | Access::Execute) => {
                     attempt.read_untouched(slot)?

@@ -12,7 +12,7 @@ use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
 use crate::file::{Mark, Object};
-use crate::frame::{Frame, Use};
+use crate::frame::Frame;
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -127,7 +127,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     ) -> Result<Option<FaultKind>, Abort> {
         let index = self.vma.area.index_of(self.page);
         // As on Linux, first: it tells whom the VMA merges with later, even if there is no page.
-        let anon_vma = self.anon_vma_id()?;
+        self.prepare_anon_vma()?;
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
@@ -172,7 +172,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             return Ok(None);
         }
         let entry = self.own_leaf(frame.number());
-        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
+        self.publish(frame);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
         let (counter, kind) = match source {

@@ -84,8 +84,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return match &self.vma.area.memory {
                 Memory::Object(object) => self.copy_object_page(prepared, object, slot),
                 _ => {
-                    let anon_vma = self.anon_vma_id()?;
-                    self.map_zeroed(prepared, slot, anon_vma, Self::own_leaf)
+                    self.prepare_anon_vma()?;
+                    self.map_zeroed(prepared, slot, Self::own_leaf)
                 }
             };
         }

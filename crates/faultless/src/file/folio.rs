@@ -276,7 +276,7 @@ impl Shared<Object> {
             }
             // SAFETY: the new frame is ours, and so is the old one: it has no reference.
             unsafe { cpu.vm().machine().copy_frame(frame.number(), seen.frame()) };
-            let frame = cpu.vm().frames.publish(frame, Use::Shared, 0, index);
+            let frame = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
             held.commit(seen.with_frame(frame));
             // SAFETY: the last reference was the object's, and no entry has the frame. Mappings dropped theirs after a flush.
             let old = unsafe { cpu.vm().frames.reclaim(seen.frame()).settle() };

@@ -10,6 +10,8 @@ use crate::error::Errno;
 use crate::frame::Use;
 use crate::heap::{Shared, try_box};
 use crate::machine::Machine;
+use crate::rmap::anchor::ObjectAnchor;
+use crate::rmap::mapping::Mappings;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::vm::Cpu;
@@ -73,11 +75,20 @@ impl Object {
         let root = Root::new(Top { table, level });
         let identity = cpu.identity();
         let (pages, unfit) = (AtomicU64::new(pages), AtomicU64::new(0));
-        let object = Self { root, pages, tag, identity, unfit, stored, place };
-        Ok(Shared::try_new(object).inspect_err(|_| {
+        let anchors = cpu.vm().anchors.clone();
+        let anchor = ObjectAnchor::try_new(anchors, cpu).inspect_err(|_| {
+            // SAFETY: no CPU has seen the table.
+            unsafe { cpu.free_tables(table, level) };
+        })?;
+        let mappings = Mappings::default();
+        let object =
+            Self { root, pages, tag, identity, unfit, stored, place, anchor, mappings };
+        let object = Shared::try_new(object).inspect_err(|_| {
             // It was dropped.
             cpu.end_dropped();
-        })?)
+        })?;
+        cpu.vm().anchors.lead_to(object.anchor.anchor(), &object, cpu);
+        Ok(object)
     }
 
     /// Gives up a share. With the last one the object ends; pages of it from which another CPU is copying

@@ -40,6 +40,8 @@ use super::write_back::{Turn, WriteErrors};
 use crate::addr::PAGE_SHIFT;
 use crate::ended::{Left, Place};
 use crate::identity::Identity;
+use crate::rmap::anchor::ObjectAnchor;
+use crate::rmap::mapping::Mappings;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::format::USER_END;
 use alloc::boxed::Box;
@@ -62,6 +64,10 @@ pub struct Object {
     pub(super) stored: Option<Box<Stored>>,
     /// Where it goes when its last share is dropped.
     pub(super) place: Place,
+    /// What its pages name.
+    pub(super) anchor: ObjectAnchor,
+    /// The VMAs that map it.
+    pub(crate) mappings: Mappings,
 }
 
 /// What an object with a [backing store](super::store) has besides its pages.
@@ -79,6 +85,8 @@ pub(crate) struct Stored {
 
 impl Drop for Object {
     fn drop(&mut self) {
+        // The reverse map finds it no more: its memory is about to be freed.
+        self.anchor.give_up();
         let left = self.parts();
         self.place.leave(|| Left::Object(left));
     }
@@ -137,6 +145,12 @@ impl Object {
     /// What is to be ended of it.
     pub(super) fn parts(&mut self) -> Parts {
         Parts { top: self.top(), pages: self.pages(), stored: self.stored.take() }
+    }
+
+    /// The word by which its pages name their anchor.
+    #[inline]
+    pub(crate) const fn anchor(&self) -> u64 {
+        self.anchor.word()
     }
 
     /// Its length in pages.

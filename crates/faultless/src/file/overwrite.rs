@@ -48,7 +48,7 @@ impl Shared<Object> {
         prepared.finish(cpu);
         let slot = &slots?[index as usize % ENTRIES];
         let frame = frame.map_or_else(|| cpu.alloc_or_wait().map_err(|_| Errno::ENOMEM), Ok)?;
-        let own = Lent::new(cpu, cpu.vm().frames.publish(frame, Use::Shared, 0, index));
+        let own = Lent::new(cpu, cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index));
         let stored = write(own.bytes()).min(PAGE);
         // SAFETY: within the frame, which nobody else has.
         unsafe { own.bytes().add(stored).write_bytes(0, PAGE - stored) };

@@ -237,7 +237,7 @@ impl Object {
                 prepared.keep_zeroed(frame);
                 return Err(NoPage::Beyond);
             }
-            let number = cpu.vm().frames.publish(frame, Use::Shared, 0, index);
+            let number = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
             held.commit(Entry::leaf(number));
             return Ok(slots);
         }

@@ -408,7 +408,7 @@ impl Shared<Object> {
     ) -> Option<PendingRead> {
         let free = lost(Mutant::JoinHoldsEntry);
         let held = if free { None } else { Some(protocol::take(slot, seen, cpu).ok()?) };
-        let state = cpu.vm().frames.meta(seen.frame()).anon_vma.load(Ordering::Relaxed);
+        let state = cpu.vm().frames.meta(seen.frame()).anchor.load(Ordering::Relaxed);
         // SAFETY: while the entry is hidden, its read has a share, which `begin` has put into the metadata; it gives that up after it has
         // had this entry, which is held.
         let state = NonNull::new(state as *mut ()).map(|raw| unsafe { Shared::clone_raw(raw) });
@@ -599,7 +599,7 @@ impl Object {
                     break;
                 }
                 if let Ok(held) = protocol::take(slot, hidden, cpu) {
-                    meta.anon_vma.store(0, Ordering::Relaxed);
+                    meta.anchor.store(self.anchor(), Ordering::Relaxed);
                     held.commit(next);
                     named = true;
                     break;

@@ -127,11 +127,11 @@ impl Frames {
         &self,
         bulk: Bulk<'b, S>,
         usage: Use,
-        anon_vma: u64,
+        anchor: u64,
         index: u64,
     ) -> &'b [FrameNumber] {
         let metas = self.table().each(bulk.numbers);
-        metas.zip(index..).for_each(|(meta, index)| meta.publish(usage, anon_vma, index));
+        metas.zip(index..).for_each(|(meta, index)| meta.publish(usage, anchor, index));
         bulk.numbers
     }
 

@@ -135,10 +135,10 @@ pub struct FrameMeta {
     /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
     /// translation that outlived it is found out even before the frame has a new owner.
     owner: AtomicU64,
-    /// The number of the anon_vma that leads to the VMAs that may map this frame. Written by the owner before it
-    /// publishes the frame; the reverse map's afterwards.
-    pub anon_vma: AtomicU64,
-    /// The page index of this frame under `anon_vma`; written as `anon_vma` is.
+    /// The word of the [anchor](crate::rmap) that leads to what may map this frame. Written by the owner before it
+    /// publishes the frame, and by a CPU that holds the entry of its only mapping.
+    pub anchor: AtomicU64,
+    /// The page index of this frame under `anchor`; written as `anchor` is.
     pub index: AtomicU64,
     /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,
@@ -172,7 +172,7 @@ impl FrameMeta {
             arena,
             refs: AtomicU32::new(0),
             owner: AtomicU64::new(0),
-            anon_vma: AtomicU64::new(0),
+            anchor: AtomicU64::new(0),
             index: AtomicU64::new(0),
             retire: RetireLink::new(Self::RETIRE_KIND),
             prev: AtomicU32::new(NO_FRAME),
@@ -293,13 +293,13 @@ impl FrameMeta {
         self.refs.store(refs, if lost { Ordering::Relaxed } else { Ordering::Release });
     }
 
-    /// Describes an owned frame: used for `usage`, with one reference, under the anon_vma numbered `anon_vma` at page `index`. Plain
+    /// Describes an owned frame: used for `usage`, with one reference, under `anchor` at page `index`. Plain
     /// stores.
     #[inline(always)]
-    pub(super) fn publish(&self, usage: Use, anon_vma: u64, index: u64) {
+    pub(super) fn publish(&self, usage: Use, anchor: u64, index: u64) {
         self.set_use(usage);
         self.set_refs(1);
-        self.anon_vma.store(anon_vma, Ordering::Relaxed);
+        self.anchor.store(anchor, Ordering::Relaxed);
         self.index.store(index, Ordering::Relaxed);
     }
 
@@ -333,20 +333,21 @@ impl FrameMeta {
         !full
     }
 
-    /// As [`get_mapping`](Self::get_mapping), for a frame without pins: false, too, where it has some.
+    /// As [`get_mapping_unless_zero`](Self::get_mapping_unless_zero), for a frame without pins: false, too, where it has some.
     #[inline]
     #[must_use]
     pub fn get_mapping_unpinned(&self) -> bool {
         // A count with a pin is above every count without one.
         const { assert!(PIN > Self::MAX_MAPPINGS) };
-        let old = self.refs.fetch_add(1, Ordering::Relaxed);
-        debug_assert!(old & Self::MAX_REFS != 0, "a reference out of nothing: {old:#x}");
-        let takes = old < Self::MAX_MAPPINGS;
-        if !takes {
-            // Not the last: the caller has one.
-            self.refs.fetch_sub(1, Ordering::Relaxed);
+        let mut refs = self.refs.load(Ordering::Relaxed);
+        while refs != 0 && refs < Self::MAX_MAPPINGS {
+            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+            match self.refs.compare_exchange_weak(refs, refs + 1, acquire, relaxed) {
+                Ok(_) => return true,
+                Err(now) => refs = now,
+            }
         }
-        takes
+        false
     }
 
     /// Whether no mapping can be added.

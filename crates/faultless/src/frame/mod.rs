@@ -183,20 +183,20 @@ impl Frames {
         self.give_back(&[number], order, S::ZEROED, wait);
     }
 
-    /// Describes `frame` as used for `usage`, with one reference, under the anon_vma numbered `anon_vma` at
+    /// Describes `frame` as used for `usage`, with one reference, under the anchor word `anchor` at
     /// page `index`, and turns it into the number that the caller now stores into an entry, with
     /// release. Writes the frame's own line only. For a table node or another frame without reverse
-    /// map, `anon_vma` and `index` are 0.
+    /// map, `anchor` and `index` are 0.
     #[inline(always)]
     pub fn publish<S: Settled>(
         &self,
         frame: Frame<S>,
         usage: Use,
-        anon_vma: u64,
+        anchor: u64,
         index: u64,
     ) -> FrameNumber {
         let number = frame.into_number();
-        self.meta(number).publish(usage, anon_vma, index);
+        self.meta(number).publish(usage, anchor, index);
         number
     }
 

@@ -31,7 +31,7 @@ use crate::machine::{Machine, SpaceId};
 use crate::space::batch::shoot_core;
 use crate::space::fixed::Core;
 use crate::stat::Counter;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
@@ -55,7 +55,6 @@ impl<M: Machine> Cpu<'_, M> {
                 let _reclaim = order::hold::<Reclaim>(self);
                 freed += self.reclaim_from(&core, wanted - freed);
             }
-            core.lazy.users.fetch_sub(1, Ordering::Release);
             below = core.id;
         }
         freed

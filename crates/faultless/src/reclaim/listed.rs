@@ -4,18 +4,17 @@
 //!
 //! The owner of a [`Space`](crate::Space) may move the value, while other CPUs reclaim in it. So the state that reclaim needs
 //! is in its [`Core`], which it shares with the list. The tables are freed when the space
-//! ends: that takes it off the list and waits until no CPU [reclaims](Lazy::users) there. (A space that is
+//! ends: that takes it off the list and waits until no CPU has [entered](Entered) it. (A space that is
 //! dropped while a CPU runs it keeps its tables, and stays on the list.)
 
 use crate::addr::VirtRange;
 use crate::heap::Shared;
 use crate::machine::SpaceId;
-use crate::space::fixed::Core;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::{self, LazyHull, LazySpaces, Reclaim};
+use crate::space::fixed::{Core, Entered};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::order::{LazyHull, LazySpaces};
 use crate::sync::spin::SpinLock;
-use crate::sync::wait::{Wait, until};
+use crate::sync::wait::Wait;
 use core::cell::UnsafeCell;
 
 /// What a space knows of its lazily freed pages.
@@ -23,8 +22,6 @@ use core::cell::UnsafeCell;
 pub(crate) struct Lazy {
     /// A range that has all of them. It may have none.
     pub(super) hull: SpinLock<Option<VirtRange>, LazyHull>,
-    /// How many CPUs reclaim from the space. Goes up under the list's lock, while the space is listed.
-    pub(super) users: AtomicU64,
     /// Written under the list's lock.
     listed: AtomicBool,
     next: Next,
@@ -57,11 +54,6 @@ impl Lazy {
 
     fn note(&self, wait: &impl Wait, range: VirtRange) {
         add(&mut self.hull.lock(wait), range);
-    }
-
-    /// How many CPUs reclaim from the space; what they did comes before the answer.
-    fn users(&self) -> u64 {
-        self.users.load(Ordering::Acquire)
     }
 }
 
@@ -100,35 +92,28 @@ impl Spaces {
         }
     }
 
-    /// Takes a space that is about to end off the list, and waits until no CPU reclaims from it.
+    /// Takes a space that is about to end off the list.
     pub(crate) fn remove(&self, wait: &impl Wait, core: &Shared<Core>) {
-        order::before::<Reclaim>(wait);
         if !core.lazy.listed.load(Ordering::Relaxed) {
             return;
         }
-        {
-            let mut first = self.first.lock(wait);
-            let mut at: *mut Option<Shared<Core>> = &mut *first;
-            // SAFETY: the first, or a link of one that is listed: alive, and ours (listed is locked).
-            while let Some(listed) = unsafe { &*at } {
-                let next = listed.lazy.next.0.get();
-                if listed.same(core) {
-                    // SAFETY: as above. The space itself keeps what `at` leads to alive.
-                    unsafe { *at = (*next).take() };
-                    break;
-                }
-                at = next;
+        let mut first = self.first.lock(wait);
+        let mut at: *mut Option<Shared<Core>> = &mut *first;
+        // SAFETY: the first, or a link of one that is listed: alive, and ours (listed is locked).
+        while let Some(listed) = unsafe { &*at } {
+            let next = listed.lazy.next.0.get();
+            if listed.same(core) {
+                // SAFETY: as above. The space itself keeps what `at` leads to alive.
+                unsafe { *at = (*next).take() };
+                break;
             }
-            core.lazy.listed.store(false, Ordering::Relaxed);
+            at = next;
         }
-        if !lost(Mutant::ExitAwaitsReclaim) {
-            until(wait, || core.lazy.users() == 0);
-        }
+        core.lazy.listed.store(false, Ordering::Relaxed);
     }
 
-    /// The listed space of the highest number below `below`: it does not end before [`Lazy::users`] goes
-    /// down again.
-    pub(super) fn enter(&self, wait: &impl Wait, below: SpaceId) -> Option<Shared<Core>> {
+    /// Enters the listed space of the highest number below `below` that does not end.
+    pub(super) fn enter(&self, wait: &impl Wait, below: SpaceId) -> Option<Entered> {
         let first = self.first.lock(wait);
         let mut best: Option<&Shared<Core>> = None;
         let mut at = first.as_ref();
@@ -139,8 +124,6 @@ impl Spaces {
             // SAFETY: alive, and ours as long as `first` (listed is locked).
             at = unsafe { &*core.lazy.next.0.get() }.as_ref();
         }
-        let best = best?.clone();
-        best.lazy.users.fetch_add(1, Ordering::Relaxed);
-        Some(best)
+        best.and_then(Entered::new)
     }
 }

@@ -1,261 +1,42 @@
-//! anon_vma, the reverse-map anchor: it leads from an anonymous frame to the VMAs that may map it.
+//! The reverse map: from a frame to all page-table entries that map it.
 //!
-//! An [`AnonVma`] is shared by the VMAs that may map the anonymous pages made under it: the pieces
-//! of a VMA that was split, and neighbours that may merge again. A VMA has none until its first
-//! anonymous page is made. A forked child gets anon_vmas of its own that keep the parent's alive,
-//! because its pages still name those.
+//! A program's page tables lead from an address to a frame. Reclaim and migration need the reverse. No frame keeps a list of
+//! its entries: that would make a fault write more than the entry and the frame's own line. A frame names two things instead, which the
+//! fault stores into the metadata that it writes anyway:
 //!
-//! *Invariant (an anon_vma outlives its pages):* a frame names an anon_vma only while it is mapped in a VMA
-//! that holds a reference to it, or to a descendant of it.
+//! - its *anchor* ([`anchor`]): the family of spaces that may map an anonymous page, or the memory object that a page is of;
+//! - its *index*: the page number of the address at which an anonymous page was made, or the page's number in its object.
+//!
+//! From these follow the addresses at which the frame can be mapped, and a look at the page tables there tells where it is:
+//!
+//! | page | spaces | address in each |
+//! |---|---|---|
+//! | anonymous | the family's: all that came from one space by `fork` | the index; and where `mremap` [has moved](moved) shared pages of that address |
+//! | of an object | those of the VMAs that [map the object](mapping) | the index and the VMA's distance |
+//!
+//! No VMA is looked up: an entry that names the frame is a mapping of it, and any other is none. So what the metadata and the lists say is
+//! a hint. A place that was missed, because a fork or an `mremap` is under way, or that is of another page by now, leads to
+//! nothing worse than a count of mappings that is not the frame's count of references; then the caller leaves the frame
+//! as it is.
+//!
+//! # What a walk costs
+//!
+//! A [walk](walk) ends once it has found as many entries as the frame has references. The space that made an anonymous page comes first, and
+//! then those that were forked later, the last first. So a page that is mapped once costs one look, in however many spaces its family has,
+//! and one that all of them map costs one look for each. (A page that two spaces of a large family share may cost a look
+//! in the others.) Families do not grow with the generations of a fork tree: a space that ends leaves its family, and a family ends with its
+//! last space.
+//!
+//! # Locks
+//!
+//! A walk holds a lock for as long as it copies a few places from a list. It looks at tables in a grace section, and
+//! *enters* each space ([`Core`](crate::space::fixed::Core)): the space does not end before the walk leaves it. What changes an
+//! entry takes the entry alone, and claims nothing.
 
-use crate::error::OutOfMemory;
-use crate::heap::Shared;
-use crate::sync::atomic::{AtomicPtr, Ordering};
-use core::fmt;
-use core::marker::PhantomData;
-use core::ptr::{self, NonNull};
+pub(crate) mod anchor;
+mod anon_vma;
+pub(crate) mod mapping;
+pub(crate) mod moved;
+pub(crate) mod walk;
 
-/// An anon_vma.
-#[derive(Debug)]
-pub struct AnonVma {
-    parent: Option<SharedAnonVma>,
-}
-
-/// A counted reference to an anon_vma.
-pub type SharedAnonVma = Shared<AnonVma>;
-
-impl AnonVma {
-    /// An anon_vma without a parent, or a forked child's.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
-    pub fn try_new(parent: Option<SharedAnonVma>) -> Result<SharedAnonVma, OutOfMemory> {
-        Shared::try_new(Self { parent })
-    }
-
-    /// Whether VMAs under this anon_vma came from a parent process.
-    pub const fn is_inherited(&self) -> bool {
-        self.parent.is_some()
-    }
-}
-
-/// Ancestors that only this anon_vma kept alive go with it, one by one: there is one for each generation
-/// of processes, too many for a recursion.
-impl Drop for AnonVma {
-    fn drop(&mut self) {
-        let mut parent = self.parent.take();
-        while let Some(mut last) = parent.and_then(SharedAnonVma::into_last) {
-            parent = last.parent.take();
-        }
-    }
-}
-
-/// A VMA's place for its anon_vma: empty, then set once.
-///
-/// | value | meaning |
-/// |---|---|
-/// | null | no anon_vma; the next fault that needs one sets it |
-/// | [`SEALED`](Self::SEALED) | no anon_vma, and none is set: a writer changes the VMA, or has replaced it |
-/// | other | an owner of the anon_vma, as a raw pointer |
-///
-/// A writer seals the slots of the VMAs that it write-locks, so that all of its steps see the same anon_vmas: a fault that
-/// is under way may otherwise set one at any time, though it installs nothing under it.
-pub struct AnonVmaSlot {
-    at: AtomicPtr<()>,
-}
-
-impl Default for AnonVmaSlot {
-    fn default() -> Self {
-        Self { at: AtomicPtr::new(ptr::null_mut()) }
-    }
-}
-
-impl AnonVmaSlot {
-    /// What [`id`](Self::id) says of a sealed slot.
-    pub(crate) const SEALED_ID: u64 = 1;
-    const SEALED: *mut () = ptr::without_provenance_mut(Self::SEALED_ID as usize);
-
-    /// A place that is set to `anon_vma` already.
-    pub fn new(anon_vma: Option<SharedAnonVma>) -> Self {
-        Self { at: AtomicPtr::new(anon_vma.map_or(ptr::null_mut(), Shared::into_raw)) }
-    }
-
-    /// The anon_vma's number, as frames record it; 0 when there is none, or [`SEALED_ID`](Self::SEALED_ID) while none can be set:
-    /// then no page may be made here.
-    #[inline(always)]
-    pub fn id(&self) -> u64 {
-        self.at.load(Ordering::Acquire) as u64
-    }
-
-    /// The anon_vma, if there is one. Unless the slot is sealed, another CPU may set one a moment later.
-    #[inline]
-    pub fn peek(&self) -> Option<AnonVmaRef<'_>> {
-        let raw = self.at.load(Ordering::Acquire);
-        // Set once, from `into_raw`, and owned by this slot as long as it lives.
-        let raw = if raw == Self::SEALED { None } else { NonNull::new(raw) };
-        raw.map(|raw| AnonVmaRef { raw, owner: PhantomData })
-    }
-
-    /// Keeps the slot as it is until it is [unsealed](Self::unseal).
-    #[inline]
-    pub(crate) fn seal(&self) {
-        if self.at.load(Ordering::Relaxed).is_null() {
-            let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
-            // Release: a fault that finds the slot sealed finds the VMA's sequence changed. Where the swap fails, a
-            // anon_vma was set just before.
-            let _ = self.at.compare_exchange(ptr::null_mut(), Self::SEALED, release, relaxed);
-        }
-    }
-
-    /// Gives it `anon_vma`, if it has none, sealed or not.
-    pub(crate) fn give(&self, anon_vma: AnonVmaRef<'_>) {
-        let raw = anon_vma.get().into_raw();
-        let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
-        let put = |seen| self.at.compare_exchange(seen, raw, acq_rel, relaxed).is_ok();
-        if !put(ptr::null_mut()) && !put(Self::SEALED) {
-            // SAFETY: `raw` is of `into_raw` just now and went nowhere.
-            drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
-        }
-    }
-
-    /// an anon_vma may be set again, if there is none.
-    #[inline]
-    pub(crate) fn unseal(&self) {
-        if self.at.load(Ordering::Relaxed) == Self::SEALED {
-            self.at.store(ptr::null_mut(), Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the anon_vma numbered `id` is this one, or one that it keeps alive: whether pages here may name
-    /// it.
-    pub(crate) fn keeps(&self, id: u64) -> bool {
-        let Some(own) = self.peek() else { return false };
-        let mut next = Some((own.id(), own.anon_vma()));
-        while let Some((number, anon_vma)) = next {
-            if number == id {
-                return true;
-            }
-            next = anon_vma.parent.as_ref().map(|anon_vma| (anon_vma.id(), &**anon_vma));
-        }
-        false
-    }
-
-    /// One more owner of the anon_vma, if there is one.
-    pub fn get(&self) -> Option<SharedAnonVma> {
-        self.peek().map(AnonVmaRef::get)
-    }
-
-    /// Sets the anon_vma, unless another CPU was faster; then `anon_vma` is given up. Returns the number of
-    /// the one that is set, or `None` where the slot is sealed.
-    pub fn set(&self, anon_vma: SharedAnonVma) -> Option<u64> {
-        let id = anon_vma.id();
-        let raw = anon_vma.into_raw();
-        match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Some(id),
-            Err(now) => {
-                // SAFETY: `raw` is of `into_raw` just now and went nowhere.
-                drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
-                (now != Self::SEALED).then_some(now as u64)
-            }
-        }
-    }
-}
-
-/// an anon_vma that some owner, such as a slot, keeps for `'a`.
-///
-/// *Invariant (kept):* `raw` is of an owner's [`as_raw`](Shared::as_raw), and that owner lives for `'a`.
-#[derive(Clone, Copy, Debug)]
-pub struct AnonVmaRef<'a> {
-    raw: NonNull<()>,
-    owner: PhantomData<&'a AnonVma>,
-}
-
-impl<'a> AnonVmaRef<'a> {
-    /// The anon_vma of `owner`.
-    #[inline(always)]
-    pub fn of(owner: &'a SharedAnonVma) -> Self {
-        Self { raw: owner.as_raw(), owner: PhantomData }
-    }
-
-    /// The anon_vma's number, as frames record it.
-    #[inline(always)]
-    pub fn id(self) -> u64 {
-        self.raw.as_ptr() as u64
-    }
-
-    /// The anon_vma itself.
-    #[inline(always)]
-    pub fn anon_vma(self) -> &'a AnonVma {
-        // SAFETY: an owner keeps it for `'a` (kept).
-        unsafe { SharedAnonVma::peek_raw(self.raw) }
-    }
-
-    /// One more owner of the anon_vma.
-    #[inline]
-    pub fn get(self) -> SharedAnonVma {
-        // SAFETY: as in `anon_vma`; the owner made here for the clone is forgotten again.
-        let owner = core::mem::ManuallyDrop::new(unsafe { SharedAnonVma::from_raw(self.raw) });
-        (*owner).clone()
-    }
-}
-
-impl Drop for AnonVmaSlot {
-    fn drop(&mut self) {
-        if let Some(AnonVmaRef { raw, .. }) = self.peek() {
-            // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
-            drop(unsafe { SharedAnonVma::from_raw(raw) });
-        }
-    }
-}
-
-impl fmt::Debug for AnonVmaSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AnonVmaSlot({:#x})", self.id())
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hundred_thousand_generations_go_without_a_deep_stack() {
-        let first = AnonVma::try_new(None).unwrap();
-        let last = (0..if cfg!(miri) { 500 } else { 100_000 })
-            .fold(first.clone(), |parent, _| AnonVma::try_new(Some(parent)).unwrap());
-        assert!(last.is_inherited());
-        drop(last);
-        assert!(first.into_last().is_some(), "all descendants are gone");
-    }
-
-    #[test]
-    fn a_slot_is_set_once_and_the_slower_anon_vma_is_given_up() {
-        let slot = AnonVmaSlot::default();
-        assert!(slot.get().is_none() && slot.id() == 0);
-        let first = AnonVma::try_new(None).unwrap();
-        let id = slot.set(first.clone()).unwrap();
-        assert_eq!(id, first.id());
-        assert_eq!(slot.set(AnonVma::try_new(None).unwrap()), Some(id));
-        slot.seal();
-        slot.unseal();
-        assert!(slot.get().unwrap().same(&first));
-        drop(slot);
-        assert!(first.into_last().is_some(), "the slot gave up its ownership");
-    }
-
-    #[test]
-    fn a_sealed_slot_takes_no_anon_vma() {
-        let (slot, anon_vma) = (AnonVmaSlot::default(), AnonVma::try_new(None).unwrap());
-        slot.seal();
-        assert!(
-            slot.set(anon_vma.clone()).is_none() && slot.peek().is_none() && slot.get().is_none()
-        );
-        assert!(!slot.keeps(slot.id()), "no page names what stands for no anon_vma");
-        slot.unseal();
-        assert_eq!(slot.set(anon_vma.clone()), Some(anon_vma.id()));
-        let sealed = AnonVmaSlot::default();
-        sealed.seal();
-        drop((sealed, slot));
-        assert!(anon_vma.into_last().is_some(), "anon_vmas that were refused or kept are gone");
-    }
-}
+pub use anon_vma::{AnonVma, AnonVmaRef, AnonVmaSlot, SharedAnonVma};

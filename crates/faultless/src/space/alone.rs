@@ -120,9 +120,10 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         self.check_count(usize::from(comes) + usize::from(split.is_some()), removed)?;
 
         let mut made = Made::new();
+        let core = &self.writing.space.core;
         let mut make = |area, root, merges| -> Result<NonNull<Vma>, OutOfMemory> {
             // No box from here on: to move one is to claim that there is no other pointer.
-            let vma = NonNull::from(Box::leak(make_vma(area, root, State::Unlocked, merges)?));
+            let vma = NonNull::from(Box::leak(make_vma(area, core, root, State::Unlocked, merges)?));
             made.add(vma);
             Ok(vma)
         };
@@ -185,7 +186,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let Some(vma) = found.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma.
         let root = vma.anon_vma.get().or_else(|| mergeable_anon_vma(&self.view(), &vma.area));
-        let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
+        let root = root.map_or_else(|| AnonVma::try_new(false), Ok)?;
         let range = VirtRange::new(addr, vma.area.range.start);
         let (below, removed, low, high) = (false, 0, None, Some((vma, addr)));
         self.edit(&spot, Change { range, below, removed, low, high, new: [None; 2] })?;

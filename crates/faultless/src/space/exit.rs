@@ -37,6 +37,8 @@ impl<M: Machine> Space<M> {
     pub(crate) fn end(mut self, cpu: &Cpu<'_, M>) {
         self.place.vacate();
         cpu.vm().lazy.remove(cpu, &self.core);
+        cpu.vm().anchors.leave(&self.core, cpu);
+        self.core.close(cpu);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
             writing.write_lock_all();
@@ -60,6 +62,7 @@ impl<M: Machine> Space<M> {
         Self {
             id: core.id,
             root: core.root,
+            anchor: core.kin.anchor.word(core.id),
             locking: AtomicU64::new(remains.locking),
             history: core::mem::replace(&mut remains.history, HistoryCell::new()),
             tree: core::mem::take(&mut remains.tree),

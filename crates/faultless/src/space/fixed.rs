@@ -3,15 +3,20 @@
 use crate::addr::FrameNumber;
 use crate::machine::{CpuId, SpaceId};
 use crate::reclaim::listed::Lazy;
-use crate::sync::atomic::AtomicU64;
+use crate::heap::Shared;
+use crate::rmap::anchor::Anchor;
+use crate::rmap::moved::Moves;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::owner::Owner;
 use crate::sync::percpu::Padded;
 use crate::sync::range::RangeLock;
 use crate::sync::rwlock::RwLock;
-use crate::sync::wait::Wait;
+use crate::sync::order::{self, Reclaim};
+use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
+use core::cell::UnsafeCell;
 
 /// What reclaim needs of a space: its tables, what excludes writers from them, and which CPUs may have cached
 /// translations.
@@ -28,11 +33,35 @@ pub(crate) struct Core {
     /// Resident pages, but for what the CPUs that run the space have not added yet.
     pub(crate) resident: AtomicU64,
     pub(crate) lazy: Lazy,
+    /// Its family: the spaces that may have its anonymous pages.
+    pub(crate) kin: Kin,
+    /// Where shared anonymous pages are that moved.
+    pub(crate) moves: Moves,
+    /// How many CPUs have [entered](Entered) the space; with [`CLOSED`], none does so any more.
+    users: AtomicU64,
 }
+
+/// The bit of [`Core::users`] of a space that ends.
+const CLOSED: u64 = 1 << 63;
+
+/// A space's place in its family.
+///
+/// *Invariant (kin is locked):* only the CPU that holds the lock of the anchor's record accesses `next`.
+#[derive(Debug)]
+pub(crate) struct Kin {
+    pub(crate) anchor: Anchor,
+    /// The next space of the family.
+    pub(crate) next: UnsafeCell<Option<Shared<Core>>>,
+}
+
+// SAFETY: one CPU at a time reaches the cell (kin is locked).
+unsafe impl Sync for Kin {}
+// SAFETY: it owns what it leads to.
+unsafe impl Send for Kin {}
 
 impl Core {
     /// Of an empty space, which `cpu` makes.
-    pub(super) fn new(id: SpaceId, root: FrameNumber, cpu: CpuId) -> Self {
+    pub(super) fn new(id: SpaceId, root: FrameNumber, anchor: Anchor, cpu: CpuId) -> Self {
         Self {
             id,
             root,
@@ -42,6 +71,18 @@ impl Core {
             cpus: Padded(CpuSet::new()),
             resident: AtomicU64::new(0),
             lazy: Lazy::default(),
+            kin: Kin { anchor, next: UnsafeCell::new(None) },
+            moves: Moves::default(),
+            users: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until no CPU has entered the space, and lets none enter any more: its tables are about to be freed.
+    pub(super) fn close(&self, wait: &impl Wait) {
+        order::before::<Reclaim>(wait);
+        self.users.fetch_or(CLOSED, Ordering::Relaxed);
+        if !lost(Mutant::ExitAwaitsReclaim) {
+            until(wait, || self.users.load(Ordering::Acquire) == CLOSED);
         }
     }
 
@@ -51,5 +92,46 @@ impl Core {
         if !lost(Mutant::UserLooksAtOwner) {
             self.owner.share(section, cpu, wait);
         }
+    }
+}
+
+/// A space that a CPU has entered: it does not end before this is dropped, whoever owns it.
+#[derive(Debug)]
+pub(crate) struct Entered(Shared<Core>);
+
+impl Entered {
+    /// Enters a space, unless it is ending.
+    pub(crate) fn new(core: &Shared<Core>) -> Option<Self> {
+        let mut users = core.users.load(Ordering::Relaxed);
+        while users & CLOSED == 0 {
+            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+            match core.users.compare_exchange_weak(users, users + 1, acquire, relaxed) {
+                Ok(_) => return Some(Self(core.clone())),
+                Err(now) => users = now,
+            }
+        }
+        None
+    }
+}
+
+impl Entered {
+    /// The space, to be entered again.
+    pub(crate) fn share(&self) -> Shared<Core> {
+        self.0.clone()
+    }
+}
+
+impl core::ops::Deref for Entered {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // What this CPU did to the tables comes before their end.
+        self.0.users.fetch_sub(1, Ordering::Release);
     }
 }

@@ -15,7 +15,9 @@ use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
+use crate::heap::Shared;
 use crate::rmap::AnonVma;
+use crate::space::fixed::Core;
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
@@ -36,7 +38,8 @@ impl<M: Machine> Space<M> {
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         self.check_vm(cpu);
         let once = || -> Result<Self, Errno> {
-            let mut child = Self::new(cpu).map_err(|error| error.errno)?;
+            let mut child = Self::new_of(cpu, Some(self)).map_err(|error| error.errno)?;
+            child.core.moves.copy_from(&self.core.moves, cpu)?;
             // Let go of this space before the child ends, which takes locks of its own.
             let copied = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&mut child);
             match copied {
@@ -96,7 +99,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             if vma.area.flags.contains(VmaFlags::DONTFORK) {
                 continue;
             }
-            let copy = match self.copy_vma(vma) {
+            let copy = match self.copy_vma(vma, core) {
                 Ok(copy) => copy,
                 Err(oom) => {
                     result = Err(oom);
@@ -125,15 +128,12 @@ impl<M: Machine> Writing<'_, '_, M> {
         result
     }
 
-    /// The child's VMA, with an anon_vma of its own under the parent's.
-    fn copy_vma(&self, vma: &Vma) -> Result<Box<Vma>, OutOfMemory> {
-        let root = match vma.anon_vma.get() {
-            Some(parent) if has_private_pages(vma) => Some(AnonVma::try_new(Some(parent))?),
-            _ => None,
-        };
+    /// The VMA of the child of `core`, with an anon_vma of its own.
+    fn copy_vma(&self, vma: &Vma, core: &Shared<Core>) -> Result<Box<Vma>, OutOfMemory> {
+        let root = if has_private_pages(vma) { Some(AnonVma::try_new(true)?) } else { None };
         // Locks are not inherited.
         let flags = vma.area.flags - VmaFlags::ANY_LOCK;
-        make_vma(Area { flags, ..vma.area.clone() }, root, State::WriteLocked, [false; 2])
+        make_vma(Area { flags, ..vma.area.clone() }, core, root, State::WriteLocked, [false; 2])
     }
 
     /// Maps the pages of `range` in the child too, read-only in both. In the place of pinned ones it maps frames that are to be
@@ -174,19 +174,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         let (mut first, mut behind) = (usize::MAX, 0);
         let (mut resident, mut result) = (0, Ok(()));
         for (at, slot) in slots.iter().enumerate() {
-            let seen = node::load(slot);
-            if seen.is_none() {
+            let mut old = node::load(slot);
+            if old.is_none() {
                 continue;
-            }
-            let (old, new) = protocol::settle_from(slot, seen, self.cpu, |entry| {
-                if entry.is_mapped() { entry.read_only() } else { entry }
-            });
-            if !new.is_mapped() {
-                continue;
-            }
-            if new.needs_flush(old) {
-                first = first.min(at);
-                behind = at + 1;
             }
             let their = match theirs.get(at) {
                 Some(their) => their,
@@ -202,21 +192,49 @@ impl<M: Machine> Writing<'_, '_, M> {
                     }
                 },
             };
-            let mut entry = new;
-            if !new.is_special() {
-                if !frames.meta(new.frame()).get_mapping_unpinned() {
-                    match self.share_seldom(new, pinned) {
-                        Ok(shown) => entry = shown,
-                        Err(oom) => {
-                            result = Err(oom);
-                            break;
+            // The reference first, and then the entry: a page may move to another frame meanwhile, and is looked at again.
+            let new = loop {
+                if old.is_locked() {
+                    old = protocol::look(slot, self.cpu);
+                }
+                if !old.is_mapped() {
+                    break Ok(Entry::NONE);
+                }
+                let counted = !old.is_special();
+                let refers = counted && frames.meta(old.frame()).get_mapping_unpinned();
+                let new = old.read_only();
+                match protocol::try_settle(slot, old, new) {
+                    Ok(()) if refers || !counted => break Ok(new),
+                    Ok(()) => match self.share_seldom(new, pinned) {
+                        Ok(None) => old = node::load(slot),
+                        Ok(Some(shown)) => break Ok(shown),
+                        Err(oom) => break Err(oom),
+                    },
+                    Err(now) => {
+                        if refers {
+                            // SAFETY: the reference just taken, which never was a mapping.
+                            unsafe { self.cpu.put_unmapped(old.frame()) };
                         }
+                        old = now;
                     }
                 }
-                resident += 1;
+            };
+            if old.is_mapped() && old.read_only().needs_flush(old) {
+                first = first.min(at);
+                behind = at + 1;
             }
-            // Unused prefaulted pages count for the parent.
-            their.store(entry.used().0, Ordering::Release);
+            match new {
+                Ok(new) if new.is_none() => {}
+                // Unused prefaulted pages count for the parent.
+                Ok(new) => {
+                    resident += u64::from(!new.is_special());
+                    their.store(new.used().0, Ordering::Release);
+                }
+                Err(oom) => {
+                    result = Err(oom);
+                    break;
+                }
+            }
         }
         *shared += resident;
         if behind != 0 && !lost(Mutant::ForkFlush) {
@@ -237,33 +255,38 @@ struct ToFill {
 
 impl<M: Machine> Writing<'_, '_, M> {
     /// The child's entry for the page of `entry`, the parent's, which is pinned, or has as many mappings as can be counted. A page
-    /// that is pinned for the parent alone gets another frame, the first of the list `pinned`.
+    /// that is pinned for the parent alone gets another frame, the first of the list `pinned`. `None`: the entry is to be looked at again.
     #[cold]
     #[inline(never)]
     fn share_seldom(
         &self,
         entry: Entry,
         pinned: &mut Option<FrameNumber>,
-    ) -> Result<Entry, OutOfMemory> {
+    ) -> Result<Option<Entry>, OutOfMemory> {
         let frames = &self.cpu.vm().frames;
         let meta = frames.meta(entry.frame());
-        // The range is locked, so the parent's mapping stays, and its reference with it; and this space pins no page
-        // meanwhile. A pin of another space, which is about to go, costs a copy.
+        // The range is locked, so this space pins no page meanwhile, and a pinned page stays in its frame. A pin of another space, which
+        // is about to go, costs a copy.
         let own = meta.kind() == Kind::Used(Use::Anon);
         if !own || !meta.is_pinned() || lost(Mutant::ForkLooksAtPins) {
-            return if meta.get_mapping() { Ok(entry) } else { Err(OutOfMemory) };
+            // A pinned page of an object, or one with as many mappings as can be counted; or the frame is another's by now.
+            if meta.is_full() {
+                return Err(OutOfMemory);
+            }
+            let refers = meta.is_pinned() && meta.get_mapping_unless_zero();
+            return Ok(refers.then_some(entry));
         }
         let Some(frame) = self.cpu.alloc() else {
             self.cpu.note_starved();
             return Err(OutOfMemory);
         };
-        let anon_vma = meta.anon_vma.load(Ordering::Relaxed);
+        let anon_vma = meta.anchor.load(Ordering::Relaxed);
         let index = meta.index.load(Ordering::Relaxed);
         let copy = frames.publish(frame, Use::Anon, anon_vma, index);
         let to_fill = ToFill { from: entry.frame(), next: pinned.replace(copy) };
         // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };
-        Ok(entry.with_frame(copy))
+        Ok(Some(entry.with_frame(copy)))
     }
 
     /// Where `frame` holds what it is to be filled with.

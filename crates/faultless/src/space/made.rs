@@ -3,8 +3,10 @@
 use super::baseline::VmaLock;
 use super::vma::{Area, InPlace, Merges, RETIRE_VMA, Vma};
 use crate::error::OutOfMemory;
-use crate::heap;
+use crate::heap::{self, Shared};
+use crate::rmap::mapping::Mapping;
 use crate::rmap::{AnonVmaSlot, SharedAnonVma};
+use crate::space::fixed::Core;
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
@@ -19,13 +21,15 @@ pub(super) enum State {
     WriteLocked,
 }
 
-/// A VMA for `area`.
+/// A VMA for `area` of the space of `core`.
 pub(super) fn make_vma(
     area: Area,
+    core: &Shared<Core>,
     root: Option<SharedAnonVma>,
     state: State,
     merges: [bool; 2],
 ) -> Result<Box<Vma>, OutOfMemory> {
+    let mapping = Mapping::try_new(&area, core)?;
     let vma = heap::try_box_with(|| Vma {
         retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
@@ -33,6 +37,7 @@ pub(super) fn make_vma(
         anon_vma: AnonVmaSlot::new(root),
         leaf: area.leaf(),
         merges: Merges::new(merges),
+        mapping,
         area: InPlace::new(area),
     })?;
     if state == State::WriteLocked {

@@ -104,6 +104,8 @@ pub struct Space<M: Machine> {
     // first from the faults' caches.
     id: SpaceId,
     root: FrameNumber,
+    /// The word by which its anonymous pages name their anchor.
+    anchor: u64,
     /// The locking policy in force here, which follows the knob at the next call or fault; and the
     /// [identity](crate::identity) of the subsystem, which never changes.
     locking: AtomicU64,
@@ -146,6 +148,11 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// `ENOMEM` when no frame is left for its root table, or the heap is exhausted.
     pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
+        Self::new_of(cpu, None)
+    }
+
+    /// An empty space of the family of `parent`, which does not end meanwhile, or of a new one.
+    pub(super) fn new_of(cpu: &Cpu<'_, M>, parent: Option<&Self>) -> Result<Self, Error> {
         let refused =
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
         cpu.end_dropped();
@@ -153,15 +160,28 @@ impl<M: Machine> Space<M> {
         let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let id = cpu.vm().new_space_id();
-        let core = Shared::try_new(Core::new(id, root, cpu.id())).map_err(|oom| {
+        let anchors = &cpu.vm().anchors;
+        let own = || anchors.found_family(cpu);
+        let anchor = parent.map_or_else(own, |parent| Ok(parent.core.kin.anchor));
+        let made = anchor.and_then(|anchor| {
+            let core = Shared::try_new(Core::new(id, root, anchor, cpu.id()));
+            core.inspect_err(|_| {
+                if parent.is_none() {
+                    anchors.give_up(anchor);
+                }
+            })
+        });
+        let core = made.map_err(|oom| {
             // SAFETY: no CPU has seen the table.
             unsafe { cpu.free_tables(root, ROOT) };
             refused(oom)
         })?;
+        anchors.join(&core, cpu);
         let heap = HEAP_START.max(cpu.vm().machine().lowest_address());
         Ok(Self {
             id,
             root,
+            anchor: core.kin.anchor.word(id),
             locking: AtomicU64::new(cpu.vm().knobs.locking_word()),
             history: HistoryCell::new(),
             tree: Tree::new(),
@@ -185,6 +205,12 @@ impl<M: Machine> Space<M> {
     #[inline(always)]
     pub const fn root(&self) -> FrameNumber {
         self.root
+    }
+
+    /// The word by which its anonymous pages name their anchor.
+    #[inline(always)]
+    pub(crate) const fn anchor(&self) -> u64 {
+        self.anchor
     }
 
     /// Starts to run the space on this CPU: from now on, until [`deactivate`](Self::deactivate), the CPU may

@@ -13,9 +13,11 @@ use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
+use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
+use crate::sync::atomic::Ordering;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::format::USER_END;
@@ -403,6 +405,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
     fn move_pages(&self, from: VirtRange, to: u64, batch: &mut FlushBatch<'_, '_, M>) {
         let machine = self.cpu.vm().machine();
+        let mut shared = false;
         // SAFETY: both ranges are locked.
         unsafe {
             each_leaf(self.cpu, self.space.root(), from, |leaf| {
@@ -422,6 +425,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
+                shared |= self.is_left_behind(old, there);
                 // A fault of an earlier mapping may still hold the empty entry busy, and
                 // will store "empty" again: wait for it.
                 let slot = &slots[node::index(there, LAST)];
@@ -432,6 +436,30 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
             });
         }
+        if shared {
+            // Where no memory is left for it, the reverse map does not find the pages, and they stay in their frames.
+            let _not_found = self.space.core.moves.note(from, to, self.cpu);
+        }
+    }
+
+    /// Makes the reverse map find the page of `entry`, which moves to `addr` and has no entry at the moment, if no other entry maps it.
+    /// Returns whether it is an anonymous page that others map, and which keeps its index.
+    #[inline]
+    fn is_left_behind(&self, entry: Entry, addr: u64) -> bool {
+        if !entry.is_mapped() || entry.is_special() {
+            return false;
+        }
+        let meta = self.cpu.vm().frames.meta(entry.frame());
+        if meta.kind() != Kind::Used(Use::Anon) {
+            return false;
+        }
+        // The reference of the entry, which nobody else can reach.
+        let alone = meta.refs() == 1;
+        if alone && !lost(Mutant::MoveKeepsIndex) {
+            meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
+            meta.index.store(addr >> PAGE_SHIFT, Ordering::Relaxed);
+        }
+        !alone
     }
 }
 

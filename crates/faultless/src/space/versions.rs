@@ -340,7 +340,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         merges: [bool; 2],
     ) -> Result<(), Refused> {
         // No box from here on: moving a box asserts that no other pointer to its contents exists.
-        let vma = NonNull::from(Box::leak(make_vma(area, root, state, merges)?));
+        let vma = NonNull::from(Box::leak(make_vma(area, &self.writing.space.core, root, state, merges)?));
         self.made.add(vma);
         if state == State::WriteLocked {
             let changing = self.changing.get_or_insert_default();
@@ -363,7 +363,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it merges later.
         let root = sealed.or_else(|| mergeable_anon_vma(&self.view(), own));
-        let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
+        let root = root.map_or_else(|| AnonVma::try_new(false), Ok)?;
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
         let first = self.made.used;

@@ -11,11 +11,13 @@ use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::AnonVmaSlot;
+use crate::rmap::mapping::Mapping;
 use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
 use crate::table::format::CacheMode;
+use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -247,6 +249,8 @@ pub struct Vma {
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,
     pub(crate) merges: Merges,
+    /// Where the reverse map finds it, if it is of an object. Before the area, which keeps the object longer.
+    pub(crate) mapping: Option<Box<Mapping>>,
     /// What it is.
     pub area: InPlace<Area>,
 }

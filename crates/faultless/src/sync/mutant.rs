@@ -208,6 +208,10 @@ pub enum Mutant {
     BatchAsks,
     /// A batch that is given up gives its frames back. They are lost.
     BatchGivesBack,
+    /// A fork looks at an entry again once it has a reference to its frame. The frame may be another's by then.
+    ForkLooksAgain,
+    /// A page that `mremap` moves takes the index of its new place. The reverse map does not find it.
+    MoveKeepsIndex,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,

@@ -115,6 +115,14 @@ classes! {
     12 LazySpaces "the list of spaces with lazily freed pages";
     /// Where a space has lazily freed pages.
     12 LazyHull "a space's lazily freed range";
+    /// What an anchor of the reverse map stands for.
+    12 AnchorHolder "an anchor's record";
+    /// The list of unused anchors.
+    12 AnchorList "the list of unused anchors";
+    /// The list of an object's mappings.
+    12 ObjectMappings "an object's mappings";
+    /// Where a space has shared pages that moved.
+    12 MovedPages "a space's moved pages";
     /// An arena's buddy allocator.
     12 ArenaBuddy "an arena's buddy allocator";
     /// A CPU's inbox of flush requests.

@@ -435,6 +435,21 @@ pub fn settle_from(
     }
 }
 
+/// One try of [`settle`]: replaces the entry's value `seen`, which is not locked, by `next`, or finds that it still is `seen` where the two are
+/// the same.
+///
+/// # Errors
+/// The entry's present value, when it is no longer `seen`.
+#[inline(always)]
+pub fn try_settle(slot: &AtomicU64, seen: Entry, next: Entry) -> Result<(), Entry> {
+    if next == seen {
+        let now = Entry(slot.load(Ordering::Acquire));
+        return if now == seen || lost(Mutant::ForkLooksAgain) { Ok(()) } else { Err(now) };
+    }
+    let swapped = slot.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire);
+    swapped.map(|_| ()).map_err(Entry)
+}
+
 /// Waits until no CPU holds the entry, and returns its value.
 #[inline(always)]
 pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {

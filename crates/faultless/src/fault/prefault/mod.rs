@@ -149,7 +149,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             (Access::Write, false) => (Kind::Copy, Counter::CowCopy, FaultKind::Copy),
             _ => (Kind::Read, Counter::ZeroPage, FaultKind::ZeroPage),
         };
-        let anon_vma = if kind == Kind::Read { 0 } else { self.anon_vma_id()? };
+        if kind != Kind::Read {
+            self.prepare_anon_vma()?;
+        }
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
         let most = self.cpu.vm().knobs.prefault_max_order();
@@ -159,7 +161,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             // Nothing is expected: it is served as any other.
             let slot = &table[asked];
             let done = if kind == Kind::Write {
-                self.write_untouched(prepared, slot, anon_vma)?
+                self.write_untouched(prepared, slot)?
             } else {
                 self.read_untouched(slot)?
             };
@@ -177,9 +179,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         loop {
             let chunk = Chunk { table, first, span: start..high.min(start + wide), window };
             let filled = if window.stride() == 1 {
-                self.fill::<true>(chunk, asked, prepared, anon_vma)
+                self.fill::<true>(chunk, asked, prepared)
             } else {
-                self.fill_apart(chunk, asked, prepared, anon_vma)
+                self.fill_apart(chunk, asked, prepared)
             };
             match (filled, &mut mapped) {
                 (Ok(Some(more)), None) => mapped = Some(more),
@@ -264,9 +266,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         chunk: Chunk<'_, Record<M>>,
         asked: usize,
         prepared: &mut Prepared,
-        anon_vma: u64,
     ) -> Result<Option<Range<usize>>, Abort> {
-        self.fill::<false>(chunk, asked, prepared, anon_vma)
+        self.fill::<false>(chunk, asked, prepared)
     }
 
     /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the
@@ -277,7 +278,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
         chunk: Chunk<'_, Record<M>>,
         asked: usize,
         prepared: &mut Prepared,
-        anon_vma: u64,
     ) -> Result<Option<Range<usize>>, Abort> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
@@ -343,12 +343,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let count = if taken == all { count as u32 + u32::from(asks) } else { taken.count_ones() };
         let frames = &cpu.vm().frames;
         let leaf = self.vma.leaf.writable_dirty();
-        let index = |at: usize| self.vma.area.index_of(addr(at));
+        let (anchor, index) = (self.space.anchor(), |at: usize| chunk.first + place(at) as u64);
         if asks {
             held.commit_one(
                 mine,
                 own.map_or(zeros, |frame| {
-                    leaf.of(frames.publish(frame, Use::Anon, anon_vma, index(mine)))
+                    leaf.of(frames.publish(frame, Use::Anon, anchor, index(mine)))
                 }),
             );
         }
@@ -359,13 +359,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
         } else if SIDE_BY_SIDE {
             held.commit_runs(|first, length| {
                 let bulk = others.take(length);
-                let numbers = frames.publish_bulk(bulk, Use::Anon, anon_vma, index(first));
+                let numbers = frames.publish_bulk(bulk, Use::Anon, anchor, index(first));
                 numbers.iter().map(move |frame| unused.of(*frame))
             });
         } else {
             held.commit(|at| {
                 others.pop().map_or(Entry::NONE, |frame| {
-                    unused.of(frames.publish(frame, Use::Anon, anon_vma, index(at)))
+                    unused.of(frames.publish(frame, Use::Anon, anchor, index(at)))
                 })
             });
         }

@@ -1,0 +1,143 @@
+//! The mappings of a memory object: which VMAs of which spaces show its pages.
+//!
+//! Each VMA of an object has a [`Mapping`], from before it is published until it is freed. It says how far the VMA's addresses are from the
+//! numbers of its pages, which stays as it is as long as the VMA is there. So the list of an object's mappings tells where in each space
+//! a page of the object can be.
+
+use crate::addr::PAGE_SHIFT;
+use crate::error::OutOfMemory;
+use crate::file::Object;
+use crate::heap::{Shared, try_box};
+use crate::space::fixed::{Core, Entered};
+use crate::space::vma::Area;
+use crate::sync::order::ObjectMappings;
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::{Spin, Wait};
+use alloc::boxed::Box;
+use core::cell::Cell;
+use core::fmt;
+use core::ptr::NonNull;
+
+/// The mappings of one object, the last that was made first.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    list: SpinLock<List, ObjectMappings>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    first: Option<NonNull<Mapping>>,
+    /// How many mappings were ever added.
+    count: u64,
+}
+
+// SAFETY: mappings take themselves off the list before they are gone, and may be reached from all CPUs.
+unsafe impl Send for List {}
+
+/// That one VMA maps pages of an object.
+///
+/// *Invariant (mappings are listed):* from `new` to its drop it is in the list of its object, which the VMA keeps alive longer. Its links
+/// are accessed under the list's lock.
+pub(crate) struct Mapping {
+    list: NonNull<Mappings>,
+    core: Shared<Core>,
+    /// The page number of an address less the number of the page that is there, modulo 2^64.
+    distance: u64,
+    /// Its place in the order in which mappings were added, from 1.
+    number: u64,
+    previous: Cell<Option<NonNull<Self>>>,
+    next: Cell<Option<NonNull<Self>>>,
+}
+
+// SAFETY: only the CPU that holds the list's lock accesses the cells (mappings are listed).
+unsafe impl Sync for Mapping {}
+// SAFETY: it owns its share of the core.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// The mapping of a new VMA of `area` in the space of `core`, if that is of an object.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    #[inline]
+    pub(crate) fn try_new(
+        area: &Area,
+        core: &Shared<Core>,
+    ) -> Result<Option<Box<Self>>, OutOfMemory> {
+        match area.memory.object() {
+            Some(object) => Self::of_object(object, area, core).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    #[inline(never)]
+    fn of_object(
+        object: &Object,
+        area: &Area,
+        core: &Shared<Core>,
+    ) -> Result<Box<Self>, OutOfMemory> {
+        let distance = (area.range.start >> PAGE_SHIFT).wrapping_sub(area.offset);
+        let (list, core) = (NonNull::from(&object.mappings), core.clone());
+        let (previous, next) = (Cell::new(None), Cell::new(None));
+        let mut new = try_box(Self { list, core, distance, number: 0, previous, next })?;
+        let mut list = object.mappings.list.lock(&Spin);
+        list.count += 1;
+        new.number = list.count;
+        new.next.set(list.first);
+        let at = NonNull::from(&*new);
+        if let Some(next) = list.first.replace(at) {
+            // SAFETY: in the list, so it is there (mappings are listed).
+            unsafe { next.as_ref() }.previous.set(Some(at));
+        }
+        drop(list);
+        Ok(new)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the VMA keeps the object (mappings are listed).
+        let mut list = unsafe { self.list.as_ref() }.list.lock(&Spin);
+        let (previous, next) = (self.previous.get(), self.next.get());
+        match previous {
+            // SAFETY: in the list, so they are there (mappings are listed).
+            Some(previous) => unsafe { previous.as_ref() }.next.set(next),
+            None => list.first = next,
+        }
+        if let Some(next) = next {
+            // SAFETY: as above.
+            unsafe { next.as_ref() }.previous.set(previous);
+        }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({:?}, {:#x})", self.core.id, self.distance)
+    }
+}
+
+impl Mappings {
+    /// Enters the spaces of the next mappings that were made before the one numbered `before`, as many as `to` has places, each with the
+    /// page number at which it has the page `index`. Returns the number of the last, whose space may be ending.
+    pub(super) fn next(
+        &self,
+        index: u64,
+        before: u64,
+        to: &mut [Option<(Entered, u64)>],
+        wait: &impl Wait,
+    ) -> Option<u64> {
+        let list = self.list.lock(wait);
+        // SAFETY: in the list, which is locked (mappings are listed).
+        let all = core::iter::successors(list.first, |at| unsafe { at.as_ref() }.next.get())
+            .map(|at| unsafe { at.as_ref() });
+        let mut last = None;
+        let earlier = all.filter(|mapping| mapping.number < before);
+        for (place, mapping) in to.iter_mut().zip(earlier) {
+            *place = Entered::new(&mapping.core)
+                .map(|core| (core, index.wrapping_add(mapping.distance)));
+            last = Some(mapping.number);
+        }
+        last
+    }
+}
