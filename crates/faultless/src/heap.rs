@@ -125,10 +125,20 @@ impl<T> Shared<T> {
 
     /// Gives up ownership; the last owner gets the value.
     pub fn into_last(self) -> Option<T> {
+        self.into_last_after(|_| {})
+    }
+
+    /// As [`into_last`](Self::into_last), after `moves` for a value that is about to move.
+    pub(crate) fn into_last_after(self, moves: impl FnOnce(&mut T)) -> Option<T> {
         let at = self.at;
         core::mem::forget(self);
-        // SAFETY: our ownership, not given up before, is what we give up here. If it was the last, the box of `try_new` is ours.
-        unsafe { Self::was_last(at).then(|| Box::from_raw(at.as_ptr()).value) }
+        // SAFETY: our ownership, not given up before, is what we give up here.
+        unsafe { Self::was_last(at) }.then(|| {
+            // SAFETY: it was the last, so the box of `try_new` is ours.
+            let mut counted = unsafe { Box::from_raw(at.as_ptr()) };
+            moves(&mut counted.value);
+            counted.value
+        })
     }
 
     /// Gives an ownership up. Returns whether it was the last; then all that was done with the value comes before.

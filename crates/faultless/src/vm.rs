@@ -105,7 +105,7 @@ impl<M: Machine> Vm<M> {
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
-            anchors: Shared::try_new(Anchors::default())?,
+            anchors: Shared::try_new(Anchors::try_new()?)?,
             ended: Ended::try_new()?,
             next_space: AtomicU64::new(1),
             machine,

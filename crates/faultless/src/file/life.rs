@@ -95,7 +95,8 @@ impl Object {
     /// end a moment later.
     pub fn release<M: Machine>(object: Shared<Self>, cpu: &Cpu<'_, M>) {
         object.check_vm(cpu);
-        if let Some(last) = object.into_last() {
+        // Before it moves: the reverse map has a pointer to it.
+        if let Some(last) = object.into_last_after(|object| object.anchor.give_up()) {
             last.destroy(cpu);
         }
     }

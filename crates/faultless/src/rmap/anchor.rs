@@ -102,16 +102,16 @@ pub(crate) struct Anchors {
     unused: SpinLock<Unused, AnchorList>,
 }
 
-impl Default for Anchors {
-    fn default() -> Self {
-        Self {
-            chunks: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
-            unused: SpinLock::ordered(Unused { first: 0, next: 1 }),
-        }
-    }
-}
-
 impl Anchors {
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(crate) fn try_new() -> Result<Self, OutOfMemory> {
+        let chunks = core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
+        let new = Self { chunks, unused: SpinLock::ordered(Unused { first: 0, next: 1 }) };
+        new.add_chunk(0)?;
+        Ok(new)
+    }
+
     /// An anchor for a new family, of no space yet.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 use crate::addr::PAGE_SHIFT;
 use crate::error::OutOfMemory;
 use crate::file::Object;
-use crate::heap::{Shared, try_box};
+use crate::heap::{Shared, try_box_with};
 use crate::space::fixed::{Core, Entered};
 use crate::space::vma::Area;
 use crate::sync::order::ObjectMappings;
@@ -79,7 +79,9 @@ impl Mapping {
         let distance = (area.range.start >> PAGE_SHIFT).wrapping_sub(area.offset);
         let (list, core) = (NonNull::from(&object.mappings), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
-        let mut new = try_box(Self { list, core, distance, number: 0, previous, next })?;
+        // What does not come to be is not dropped either.
+        let mut new =
+            try_box_with(|| Self { list, core, distance, number: 0, previous, next })?;
         let mut list = object.mappings.list.lock(&Spin);
         list.count += 1;
         new.number = list.count;
