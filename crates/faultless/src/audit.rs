@@ -367,7 +367,7 @@ fn audit_reverse_map<M: Machine>(
     mapped: u32,
 ) -> Result<(), Discrepancy> {
     let (section, mut found) = (cpu.section(), BTreeMap::new());
-    let object = cpu.each_mapping(&section, frame, |entry| {
+    let object = cpu.each_mapping(&section, frame, u32::MAX, |entry| {
         if !entry.seen.is_huge() {
             found.insert((entry.space.id.0, entry.addr), ());
         }

@@ -10,6 +10,8 @@ use core::fmt;
 pub enum Errno {
     /// Operation not permitted.
     EPERM = 1,
+    /// There is no such page.
+    ENOENT = 2,
     /// Input or output failed.
     EIO = 5,
     /// Resource temporarily unavailable.
@@ -20,8 +22,12 @@ pub enum Errno {
     EACCES = 13,
     /// Bad address.
     EFAULT = 14,
+    /// It is in use.
+    EBUSY = 16,
     /// The range is occupied.
     EEXIST = 17,
+    /// There is no such node.
+    ENODEV = 19,
     /// Invalid argument.
     EINVAL = 22,
     /// Beyond the largest size or the end of the object.
@@ -43,14 +49,17 @@ impl Errno {
     /// The error that has Linux's number `number`; `EIO` where none here has.
     #[must_use]
     pub fn of_number(number: i32) -> Self {
-        const ALL: [Errno; 12] = [
+        const ALL: [Errno; 15] = [
             Errno::EPERM,
+            Errno::ENOENT,
             Errno::EIO,
             Errno::EAGAIN,
             Errno::ENOMEM,
             Errno::EACCES,
             Errno::EFAULT,
+            Errno::EBUSY,
             Errno::EEXIST,
+            Errno::ENODEV,
             Errno::EINVAL,
             Errno::EFBIG,
             Errno::ENOSPC,
@@ -64,12 +73,15 @@ impl Errno {
     pub const fn name(self) -> &'static str {
         match self {
             Self::EPERM => "EPERM",
+            Self::ENOENT => "ENOENT",
             Self::EIO => "EIO",
             Self::EAGAIN => "EAGAIN",
             Self::ENOMEM => "ENOMEM",
             Self::EACCES => "EACCES",
             Self::EFAULT => "EFAULT",
+            Self::EBUSY => "EBUSY",
             Self::EEXIST => "EEXIST",
+            Self::ENODEV => "ENODEV",
             Self::EINVAL => "EINVAL",
             Self::EFBIG => "EFBIG",
             Self::ENOSPC => "ENOSPC",

@@ -161,6 +161,10 @@ counters! {
     TablePruned = "table_pruned",
     /// Reverse-map anchors (anon_vma) made.
     AnonVmaPrepared = "anon_vma_prepared",
+    /// Pages that moved to another frame.
+    MigrateSuccess = "pgmigrate_success",
+    /// Pages that were to move, and could not.
+    MigrateFail = "pgmigrate_fail",
     /// Page tables that the reverse map looked into.
     RmapLook = "rmap_look",
     /// Flushes that an operation asked for.

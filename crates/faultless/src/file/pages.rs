@@ -412,8 +412,13 @@ impl<'a, 'v, M: Machine> Lent<'a, 'v, M> {
         Self { cpu, frame }
     }
 
+    /// Its frame.
+    pub(crate) const fn frame(&self) -> FrameNumber {
+        self.frame
+    }
+
     /// Gives the reference to the caller.
-    pub(super) fn keep(self) -> FrameNumber {
+    pub(crate) fn keep(self) -> FrameNumber {
         let frame = self.frame;
         core::mem::forget(self);
         frame

@@ -158,11 +158,15 @@ impl Layout {
         (arenas.start + at * arenas.len() / chunks.len().max(1)) as u8
     }
 
-    /// The node of an arena.
-    #[cfg(test)]
-    pub(super) fn node(&self, arena: u8) -> usize {
+    /// The node of an arena; 0 of none.
+    pub(super) fn node(&self, arena: u8) -> u8 {
         let has = |node: &Node| node.arenas.contains(&usize::from(arena));
-        self.nodes.iter().position(has).expect("an arena is of a node")
+        self.nodes.iter().position(has).unwrap_or(0) as u8
+    }
+
+    /// The arenas of a node.
+    pub(super) fn arenas_of(&self, node: u8) -> Range<usize> {
+        self.nodes.get(usize::from(node)).map_or(0..0, |node| node.arenas.clone())
     }
 
     /// The home of a CPU: the first few CPUs of a node share its first arena, the next few the next.

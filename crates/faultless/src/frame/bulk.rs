@@ -6,7 +6,8 @@
 
 use super::owned::{Clean, Frame, Settled, Zeroed};
 use super::percpu::{BATCH, Magazine, batch_for};
-use super::{Frames, SHORT, Use};
+use super::arena::Lists;
+use super::{FrameMeta, Frames, SHORT, Use};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::percpu::Local;
@@ -92,6 +93,42 @@ impl Frames {
         let spared = self.spare(local, to.len());
         let got = self.fill_clean(local, &mut to[..spared], wait);
         Bulk::new(&mut to[..got])
+    }
+
+    /// Up to `to.len()` frames of `node`, and of no other, straight from its arenas.
+    pub fn alloc_on<'b>(
+        &self,
+        local: &Local,
+        node: u8,
+        to: &'b mut [FrameNumber],
+        wait: &impl Wait,
+    ) -> Bulk<'b, Clean> {
+        let mut got = self.take_on(node, to, wait);
+        if got < to.len() {
+            // This CPU may keep some.
+            self.drain(local, wait);
+            got += self.take_on(node, &mut to[got..], wait);
+        }
+        self.table.each(&to[..got]).for_each(FrameMeta::make_single);
+        Bulk::new(&mut to[..got])
+    }
+
+    /// Takes frames of `node` from its arenas, and returns how many there were.
+    fn take_on(&self, node: u8, to: &mut [FrameNumber], wait: &impl Wait) -> usize {
+        let mut got = 0;
+        for arena in self.layout.arenas_of(node).map(|number| &self.arenas[number]) {
+            if got == to.len() {
+                break;
+            }
+            got += arena.locked(wait, |lists| lists.alloc_bulk(&self.table, &mut to[got..]));
+        }
+        // Taken before they are reserved, as in `take_block`.
+        let reserved = self.reserve(1, |available| available.min(got as u64)).unwrap_or(0) as usize;
+        for number in &to[reserved..got] {
+            let give_back = |lists: &mut Lists| lists.free.free(&self.table, *number, 0);
+            self.arena_of(*number).locked(wait, give_back);
+        }
+        reserved
     }
 
     /// Up to `to.len()` zeroed frames, as many as can be spared, and how many of them were zeroed

@@ -200,6 +200,25 @@ impl Frames {
         number
     }
 
+    /// As [`publish`](Self::publish), with `refs` references.
+    pub fn publish_shared<S: Settled>(
+        &self,
+        frame: Frame<S>,
+        usage: Use,
+        anchor: u64,
+        index: u64,
+        refs: u32,
+    ) -> FrameNumber {
+        let number = self.publish(frame, usage, anchor, index);
+        self.meta(number).set_refs(refs);
+        number
+    }
+
+    /// The memory node of `frame`; of no meaning for a frame of no region.
+    pub fn node(&self, frame: FrameNumber) -> u8 {
+        self.layout.node(self.meta(frame).arena())
+    }
+
     /// Takes back a published frame (or block, by its head) when there is no reference to it any more.
     ///
     /// # Safety

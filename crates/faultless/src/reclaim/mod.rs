@@ -15,6 +15,7 @@
 
 pub(crate) mod lazy;
 pub(crate) mod listed;
+pub(crate) mod migrate;
 
 use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame};

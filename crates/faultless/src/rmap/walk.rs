@@ -42,29 +42,38 @@ struct Sought {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Calls `each` with the entries that map `frame`, to which the caller has a reference, until it breaks off: huge leaves come once for
-    /// each of their pages that is asked for. Entries that other CPUs hold are left out.
+    /// Calls `each` with the entries that map `frame`, to which the caller has a reference, until it breaks off, or `most` have been
+    /// found. Entries that other CPUs hold are left out.
     ///
-    /// Returns the object of the page, if it is one's, for the caller to [release](Object::release) outside the section.
+    /// Returns the object of the page, if it is one's.
     ///
     /// The walk waits for the owners of spaces, so the CPU must hold no entry.
     pub(crate) fn each_mapping<'s>(
         &'s self,
         section: &'s Section<'_>,
         frame: FrameNumber,
+        mut most: u32,
         mut each: impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> Option<Shared<Object>> {
+        let seeks = most != 0;
+        let mut each = |found| {
+            most -= 1;
+            each(found)?;
+            if most == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
         let meta = self.vm().frames.meta(frame);
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let sought = Sought { frame, anchor, index: meta.index.load(Ordering::Relaxed) };
         match meta.kind() {
-            Kind::Used(Use::Anon) => {
+            Kind::Used(Use::Anon) if seeks => {
                 let _ = self.in_family(section, sought, &mut each);
                 None
             }
             Kind::Used(Use::Shared) => {
                 let object = self.vm().anchors.object(anchor, self)?;
-                let _ = self.in_mappings(section, sought, &object, &mut each);
+                if seeks {
+                    let _ = self.in_mappings(section, sought, &object, &mut each);
+                }
                 Some(object)
             }
             _ => None,

@@ -14,7 +14,8 @@
 //! leaf is dropped as a whole: the file has the pages, and the next access maps them again. So a split never fails.
 
 use super::Space;
-use super::batch::{FlushBatch, shoot};
+use super::batch::{FlushBatch, shoot, shoot_core};
+use super::fixed::Core;
 use super::visit::Visit;
 use super::write::Writing;
 use crate::addr::{FrameNumber, VirtRange};
@@ -39,38 +40,50 @@ const fn pages_of(start: u64) -> VirtRange {
 }
 
 impl<M: Machine> Space<M> {
-    /// Splits the huge leaf in `slot`, the entry of the pages from `start` on, if it is one. Afterwards, for a moment at least, it was none.
-    #[cold]
-    #[inline(never)]
+    /// [`split_leaf`] of this space.
+    #[inline]
     pub(crate) fn split(&self, cpu: &Cpu<'_, M>, start: u64, slot: &AtomicU64) {
-        let mut table = cpu.alloc_zeroed();
-        loop {
-            let seen = protocol::look(slot, cpu);
-            if !is_leaf(seen) {
-                break;
-            }
-            let Ok(held) = protocol::take(slot, seen, cpu) else { continue };
-            shoot(cpu, self, pages_of(start));
-            let (next, left) = match table.take() {
-                Some(frame) => {
-                    let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(LAST));
-                    (Entry::table(number), fill(cpu, number, seen))
-                }
-                None => (Entry::NONE, 0),
-            };
-            held.commit(next);
-            // SAFETY: flushed above, while the entry was busy.
-            unsafe { cpu.put_leaf(seen.frame()) };
-            if left != ENTRIES {
-                cpu.add_resident(self, left as i64 - ENTRIES as i64);
-            }
-            cpu.count(Counter::ThpSplitPmd);
-            cpu.state().counts.take(Counter::FilePmdMapped, 1);
+        split_leaf(cpu, &self.core, start, slot);
+    }
+}
+
+/// Splits the huge leaf in `slot`, the entry of the pages from `start` on in the space of `core`, if it is one. Afterwards, for a moment at
+/// least, it was none.
+#[cold]
+#[inline(never)]
+pub(crate) fn split_leaf<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    core: &Core,
+    start: u64,
+    slot: &AtomicU64,
+) {
+    let mut table = cpu.alloc_zeroed();
+    loop {
+        let seen = protocol::look(slot, cpu);
+        if !is_leaf(seen) {
             break;
         }
-        if let Some(frame) = table {
-            cpu.free(frame);
+        let Ok(held) = protocol::take(slot, seen, cpu) else { continue };
+        shoot_core(cpu, core, pages_of(start));
+        let (next, left) = match table.take() {
+            Some(frame) => {
+                let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(LAST));
+                (Entry::table(number), fill(cpu, number, seen))
+            }
+            None => (Entry::NONE, 0),
+        };
+        held.commit(next);
+        // SAFETY: flushed above, while the entry was busy.
+        unsafe { cpu.put_leaf(seen.frame()) };
+        if left != ENTRIES {
+            cpu.add_resident_of(core, left as i64 - ENTRIES as i64);
         }
+        cpu.count(Counter::ThpSplitPmd);
+        cpu.state().counts.take(Counter::FilePmdMapped, 1);
+        break;
+    }
+    if let Some(frame) = table {
+        cpu.free(frame);
     }
 }
 

@@ -212,6 +212,10 @@ pub enum Mutant {
     ForkLooksAgain,
     /// A page that `mremap` moves takes the index of its new place. The reverse map does not find it.
     MoveKeepsIndex,
+    /// A migration compares the entries that it took with the frame's references. What the kernel stores to the old frame is lost.
+    MigrateCounts,
+    /// A migration flushes before it copies. What a program stores by an old translation is lost.
+    MigrateFlush,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,

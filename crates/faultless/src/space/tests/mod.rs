@@ -17,6 +17,7 @@ mod lazy;
 mod locks;
 mod lowest;
 mod memory;
+mod migrations;
 mod model;
 mod objects;
 mod orders;

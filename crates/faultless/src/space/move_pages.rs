@@ -1,0 +1,137 @@
+//! `move_pages`: tells the memory nodes of pages, and moves pages between them.
+
+use super::Space;
+use crate::addr::{FrameNumber, VirtRange, page_down};
+use crate::error::{Errno, Error};
+use crate::file::pages::Lent;
+use crate::frame::{Kind, Use};
+use crate::machine::Machine;
+use crate::reclaim::migrate::{BATCH, Moving};
+use crate::vm::Cpu;
+
+impl<M: Machine> Space<M> {
+    /// The memory nodes of the pages at the addresses `pages`, one after the other in `status`: as `move_pages` of Linux does that is given no
+    /// nodes. It is `ENOENT` where no page is mapped, and `EFAULT` for the zero page and device memory.
+    ///
+    /// Only as many are told as the shorter of the two has.
+    pub fn page_nodes(
+        &self,
+        cpu: &Cpu<'_, M>,
+        pages: &[u64],
+        status: &mut [Result<u8, Errno>],
+    ) {
+        self.check_vm(cpu);
+        for (addr, status) in pages.iter().zip(status) {
+            *status = self.lend_page(cpu, *addr).map(|page| cpu.vm().frames.node(page.frame()));
+        }
+    }
+
+    /// Moves the pages at the addresses `pages` to frames of `node`, as `move_pages` of Linux does: what programs do with the pages meanwhile
+    /// is not lost. `status` tells for each page the node where it is then, or why it did not move: `ENOENT`, where no page is mapped; `EFAULT`,
+    /// for the zero page and device memory; `EACCES`, if other mappings than this one have it, and not `all` pages are to move; `EBUSY`, if it
+    /// is pinned, or another call is using it; `ENOMEM`, if the node has no free frame.
+    ///
+    /// It waits for other CPUs; so not inside a closure that lists areas.
+    ///
+    /// # Errors
+    /// `ENODEV`: the machine has no memory in `node`. `EINVAL`: `pages` and `status` differ in length. Nothing has moved then.
+    pub fn move_pages(
+        &self,
+        cpu: &Cpu<'_, M>,
+        pages: &[u64],
+        node: u8,
+        all: bool,
+        status: &mut [Result<u8, Errno>],
+    ) -> Result<(), Error> {
+        self.check_vm(cpu);
+        let refused =
+            |errno| Error { operation: "move_pages", range: VirtRange::USER, errno };
+        if pages.len() != status.len() {
+            return Err(refused(Errno::EINVAL));
+        }
+        let regions = cpu.vm().machine().regions();
+        if !regions.iter().any(|region| region.node == node && region.frames != 0) {
+            return Err(refused(Errno::ENODEV));
+        }
+        for (pages, status) in pages.chunks(BATCH).zip(status.chunks_mut(BATCH)) {
+            self.move_some(cpu, pages, node, all, status);
+        }
+        cpu.collect();
+        Ok(())
+    }
+
+    /// As [`move_pages`](Self::move_pages), for at most [`BATCH`] pages.
+    fn move_some(
+        &self,
+        cpu: &Cpu<'_, M>,
+        pages: &[u64],
+        node: u8,
+        all: bool,
+        status: &mut [Result<u8, Errno>],
+    ) {
+        let nothing = |_| Moving { frame: cpu.vm().zero, outcome: Err(Errno::EBUSY) };
+        let mut moving: [Moving; BATCH] = core::array::from_fn(nothing);
+        // Which of them each page is: one that is asked for twice moves once.
+        let (mut count, mut places) = (0, [None; BATCH]);
+        for (at, addr) in pages.iter().enumerate() {
+            let known = &moving[..count];
+            let asked = self.lend_page(cpu, *addr).and_then(|page| {
+                let known = known.iter().position(|moving| moving.frame == page.frame());
+                if known.is_none() && !all && is_shared(cpu, page.frame()) {
+                    return Err(Errno::EACCES);
+                }
+                Ok((page, known))
+            });
+            status[at] = asked.map(|(page, known)| {
+                if known.is_some() {
+                    places[at] = known;
+                } else if cpu.vm().frames.node(page.frame()) != node {
+                    moving[count].frame = page.keep();
+                    places[at] = Some(count);
+                    count += 1;
+                }
+                node
+            });
+        }
+        cpu.migrate(&mut moving[..count], node);
+        for (place, status) in places.iter().zip(status) {
+            if let Some(Err(errno)) = place.map(|place| moving[place].outcome) {
+                *status = Err(errno);
+            }
+        }
+    }
+
+    /// The page that is mapped at `addr`, with a reference.
+    fn lend_page<'a, 'v>(
+        &self,
+        cpu: &'a Cpu<'v, M>,
+        addr: u64,
+    ) -> Result<Lent<'a, 'v, M>, Errno> {
+        let section = self.section(cpu);
+        // The tables of a space that another CPU owns may change in place.
+        self.core.enter(cpu.id(), cpu, &section);
+        let page = page_down(addr);
+        loop {
+            let slot = self.slot(cpu, &section, page).ok_or(Errno::ENOENT)?;
+            let entry = slot.look(cpu);
+            if !entry.is_mapped() {
+                return Err(Errno::ENOENT);
+            }
+            if entry.is_special() {
+                return Err(Errno::EFAULT);
+            }
+            let Some(lent) = Lent::try_new(cpu, entry.frame()) else { continue };
+            let now = slot.load();
+            if now.is_mapped() && !now.is_locked() && now.frame() == entry.frame() {
+                return Ok(lent);
+            }
+        }
+    }
+}
+
+/// Whether a page, to which the caller has a reference besides its entry's, has other mappings.
+fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> bool {
+    let meta = cpu.vm().frames.meta(frame);
+    let of_object = meta.kind() == Kind::Used(Use::Shared);
+    meta.refs() > 2 + u32::from(of_object)
+}

@@ -1,0 +1,326 @@
+//! `move_pages`: pages move between nodes, whoever maps them, and programs notice nothing.
+
+use super::guest::{
+    AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, between, check, cpu, load, map,
+    map_object, read_object, store, write_object,
+};
+use crate::addr::FrameNumber;
+use crate::error::Errno;
+use crate::file::Object;
+use crate::knob::{Locking, Setting};
+use crate::machine::MemoryRegion;
+use crate::space::{Advice, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::Vm;
+use std::thread;
+use std::time::Duration;
+use std::vec;
+use std::vec::Vec;
+
+/// A subsystem of two CPUs and two nodes of so many frames, the first of which is near.
+fn two_nodes(frames: u32) -> TestVm {
+    let mut machine = TestMachine::new(2, 2 * frames);
+    let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
+    machine.regions = vec![region(0, 1, frames - 1), region(1, frames, frames)];
+    let vm = Vm::new(machine).unwrap();
+    vm.set(Setting::PrefaultMaxOrder(0));
+    vm
+}
+
+/// Moves the pages from page `first` on, and says how each fared.
+fn moved(
+    cpu: &TestCpu<'_>,
+    space: &TestSpace,
+    (first, pages): (u64, u64),
+    node: u8,
+) -> Vec<Result<u8, Errno>> {
+    let addrs: Vec<_> = (first..first + pages).map(|page| AT + page * P).collect();
+    let mut status = vec![Err(Errno::EIO); addrs.len()];
+    space.move_pages(cpu, &addrs, node, true, &mut status).unwrap();
+    let mut now = status.clone();
+    space.page_nodes(cpu, &addrs, &mut now);
+    for (said, is) in status.iter().zip(&now) {
+        if let Ok(node) = said {
+            assert_eq!(is, &Ok(*node));
+        }
+    }
+    status
+}
+
+fn value(space: u64, page: u64) -> u64 {
+    1000 * space + page
+}
+
+#[test]
+fn private_pages_move_there_and_back_with_what_is_in_them() {
+    for locking in Locking::ALL {
+        let vm = two_nodes(256);
+        vm.set(Setting::Locking(locking));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, 100, RW);
+        (0..80).for_each(|page| store(&cpu, &space, AT + page * P, value(1, page)).unwrap());
+        for node in [1, 0, 1] {
+            assert_eq!(moved(&cpu, &space, (0, 80), node), vec![Ok(node); 80]);
+            check(&cpu, &[&space], &[], 0);
+            for page in 0..80 {
+                assert_eq!(load(&cpu, &space, AT + page * P), Ok(value(1, page)));
+            }
+        }
+        // Stores go on, to the new frames.
+        store(&cpu, &space, AT + P, 7).unwrap();
+        assert_eq!(load(&cpu, &space, AT + P), Ok(7));
+        assert_eq!(vm.totals().get(Counter::MigrateSuccess), 240);
+        // A page that is mapped once takes one look.
+        assert_eq!(vm.totals().get(Counter::MigrateFail), 0);
+        space.exit(&cpu);
+        cpu.drain();
+        assert_eq!(vm.free_frames() + 1, vm.total_frames());
+    }
+}
+
+#[test]
+fn what_does_not_move_says_why() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 8, RW);
+    store(&cpu, &space, AT, 1).unwrap();
+    load(&cpu, &space, AT + P).unwrap();
+    store(&cpu, &space, AT + 3 * P, 3).unwrap();
+    let pins = space.pin(&cpu, AT + 3 * P, P, true).unwrap();
+    let told = [Ok(1), Err(Errno::EFAULT), Err(Errno::ENOENT), Err(Errno::EBUSY)];
+    assert_eq!(moved(&cpu, &space, (0, 4), 1), told);
+    drop(pins);
+    assert_eq!(moved(&cpu, &space, (3, 1), 1), [Ok(1)]);
+    // Asked for twice, it moves once, and is told twice.
+    let mut status = [Err(Errno::EIO); 2];
+    space.move_pages(&cpu, &[AT, AT + 8], 0, false, &mut status).unwrap();
+    assert_eq!(status, [Ok(0); 2]);
+    let mut refused = |node, pages: &[u64]| {
+        space.move_pages(&cpu, pages, node, true, &mut status).unwrap_err().errno
+    };
+    assert_eq!(refused(2, &[AT, AT]), Errno::ENODEV);
+    assert_eq!(refused(1, &[AT]), Errno::EINVAL);
+    // Nowhere is no page.
+    let mut nodes = [Ok(9); 3];
+    space.page_nodes(&cpu, &[0, u64::MAX, AT + 3 * P], &mut nodes);
+    assert_eq!(nodes, [Err(Errno::ENOENT), Err(Errno::ENOENT), Ok(1)]);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn a_full_node_takes_no_more() {
+    let vm = two_nodes(64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 100, RW);
+    (0..100).for_each(|page| store(&cpu, &space, AT + page * P, value(1, page)).unwrap());
+    let told = moved(&cpu, &space, (0, 100), 1);
+    assert!(told.iter().any(|told| told == &Err(Errno::ENOMEM)), "{told:?}");
+    for page in 0..100 {
+        assert_eq!(load(&cpu, &space, AT + page * P), Ok(value(1, page)));
+    }
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn pages_of_a_family_move_in_all_of_it() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let mut spaces = vec![Space::new(&cpu).unwrap()];
+    map(&cpu, &spaces[0], 0, 8, RW);
+    (0..8).for_each(|page| store(&cpu, &spaces[0], AT + page * P, value(0, page)).unwrap());
+    // Children, and a child of a child, each of which has written one page.
+    for child in 1..6 {
+        let parent = if child == 5 { 4 } else { 0 };
+        let new = spaces[parent].fork(&cpu).unwrap();
+        store(&cpu, &new, AT + child as u64 * P, value(child as u64, child as u64)).unwrap();
+        spaces.push(new);
+    }
+    let mut status = [Err(Errno::EIO)];
+    spaces[2].move_pages(&cpu, &[AT], 1, false, &mut status).unwrap();
+    assert_eq!(status, [Err(Errno::EACCES)], "others have it");
+    assert_eq!(moved(&cpu, &spaces[2], (0, 8), 1), [Ok(1); 8]);
+    let all: Vec<_> = spaces.iter().collect();
+    check(&cpu, &all, &[], 0);
+    // The pages that were shared moved for all; those of others' own stayed.
+    let mut nodes = [Err(Errno::EIO); 6];
+    spaces[3].page_nodes(&cpu, &[0, 1, 2, 3, 4, 5].map(|page| AT + page * P), &mut nodes);
+    assert_eq!(nodes, [Ok(1), Ok(1), Ok(0), Ok(0), Ok(1), Ok(1)]);
+    for (number, space) in spaces.iter().enumerate() {
+        for page in 0..8 {
+            let own = page == number as u64 && number != 0 || (number == 5 && page == 4);
+            let maker = if own { if page == 4 { 4 } else { number as u64 } } else { 0 };
+            assert_eq!(load(&cpu, space, AT + page * P), Ok(value(maker, page)), "{number} {page}");
+        }
+    }
+    spaces.into_iter().for_each(|space| space.exit(&cpu));
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+#[test]
+fn a_walk_costs_what_maps_the_page_in_however_deep_a_tree() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let first = Space::new(&cpu).unwrap();
+    map(&cpu, &first, 0, 2, RW);
+    store(&cpu, &first, AT, 1).unwrap();
+    // Each generation forks the next, and ends.
+    let mut last = first;
+    for _ in 0..if cfg!(miri) { 5 } else { 200 } {
+        let next = last.fork(&cpu).unwrap();
+        last.exit(&cpu);
+        last = next;
+    }
+    let looks = |space: &TestSpace, page, node| {
+        let before = vm.totals().get(Counter::RmapLook);
+        assert_eq!(moved(&cpu, space, (page, 1), node), [Ok(node)]);
+        vm.totals().get(Counter::RmapLook) - before
+    };
+    assert_eq!(looks(&last, 0, 1), 1, "one space is left of the family");
+    // A page of one's own among many relatives.
+    let others: Vec<_> = (0..20).map(|_| last.fork(&cpu).unwrap()).collect();
+    store(&cpu, &last, AT + P, 2).unwrap();
+    assert_eq!(looks(&last, 1, 1), 1);
+    store(&cpu, &others[7], AT + P, 2).unwrap();
+    assert_eq!(looks(&others[7], 1, 1), 1);
+    assert_eq!(looks(&last, 0, 0), 21, "all of them map it");
+    others.into_iter().chain([last]).for_each(|space| space.exit(&cpu));
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+#[test]
+fn pages_that_mremap_moved_are_found() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 8, RW);
+    (0..4).for_each(|page| store(&cpu, &space, AT + page * P, value(0, page)).unwrap());
+    let child = space.fork(&cpu).unwrap();
+    store(&cpu, &space, AT, 9).unwrap();
+    let there = AT + (1 << 30);
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    space.mremap(&cpu, AT, 8 * P, 8 * P, flags, there).unwrap();
+    check(&cpu, &[&space, &child], &[], 0);
+    let addrs = [0, 1, 2, 3].map(|page| there + page * P);
+    let mut status = [Err(Errno::EIO); 4];
+    space.move_pages(&cpu, &addrs, 1, true, &mut status).unwrap();
+    assert_eq!(status, [Ok(1); 4]);
+    // A part moves on, and a grandchild is made of it.
+    space.mremap(&cpu, there + 2 * P, 2 * P, 2 * P, flags, AT).unwrap();
+    let grandchild = space.fork(&cpu).unwrap();
+    check(&cpu, &[&space, &child, &grandchild], &[], 0);
+    assert_eq!(moved(&cpu, &grandchild, (0, 2), 0), [Ok(0); 2]);
+    assert_eq!(load(&cpu, &child, AT + 2 * P), Ok(value(0, 2)));
+    assert_eq!([0, P].map(|at| load(&cpu, &space, AT + at)), [Ok(value(0, 2)), Ok(value(0, 3))]);
+    assert_eq!(load(&cpu, &space, there), Ok(9));
+    [space, child, grandchild].into_iter().for_each(|space| space.exit(&cpu));
+}
+
+#[test]
+fn pages_of_an_object_move_with_all_of_their_mappings() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let object = Object::try_new(&cpu, 16, 1).unwrap();
+    let spaces = [(); 2].map(|()| Space::new(&cpu).unwrap());
+    map_object(&cpu, &spaces[0], (0, 8), RW, SHARED, (&object, 4));
+    map_object(&cpu, &spaces[0], (32, 4), Prot::READ, PRIVATE, (&object, 6));
+    map_object(&cpu, &spaces[1], (3, 8), RW, SHARED, (&object, 4));
+    (4..12).for_each(|index| write_object(&cpu, &object, index, 100 + index).unwrap());
+    for page in 0..8 {
+        assert_eq!(load(&cpu, &spaces[1], AT + (3 + page) * P), Ok(104 + page));
+    }
+    assert_eq!(load(&cpu, &spaces[0], AT + 32 * P), Ok(106));
+    assert_eq!(moved(&cpu, &spaces[1], (3, 8), 1), [Ok(1); 8]);
+    check(&cpu, &[&spaces[0], &spaces[1]], &[&object], 0);
+    // All of them see the same page still.
+    store(&cpu, &spaces[0], AT + 2 * P, 77).unwrap();
+    assert_eq!(load(&cpu, &spaces[1], AT + 5 * P), Ok(77));
+    assert_eq!(load(&cpu, &spaces[0], AT + 32 * P), Ok(77));
+    assert_eq!(read_object(&cpu, &object, 6), Some(77));
+    write_object(&cpu, &object, 6, 78).unwrap();
+    assert_eq!(load(&cpu, &spaces[0], AT + 2 * P), Ok(78));
+    // A part of a mapping, and one of what was split, are found as well.
+    spaces[1].munmap(&cpu, AT + 4 * P, P).unwrap();
+    spaces[1].mprotect(&cpu, AT + 6 * P, P, Prot::READ).unwrap();
+    assert_eq!(moved(&cpu, &spaces[1], (5, 6), 0), [Ok(0); 6]);
+    check(&cpu, &[&spaces[0], &spaces[1]], &[&object], 0);
+    spaces.into_iter().for_each(|space| space.exit(&cpu));
+    Object::release(object, &cpu);
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+#[test]
+fn pages_without_permission_and_lazily_freed_ones_stay_what_they_are() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 8, RW);
+    (0..8).for_each(|page| store(&cpu, &space, AT + page * P, value(1, page)).unwrap());
+    space.mprotect(&cpu, AT, P, Prot::empty()).unwrap();
+    space.madvise(&cpu, AT + 4 * P, P, Advice::Free).unwrap();
+    assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+    check(&cpu, &[&space], &[], 0);
+    assert_eq!(cpu.reclaim_lazy(8), 1, "the page is still lazily freed");
+    space.mprotect(&cpu, AT, P, RW).unwrap();
+    assert_eq!(load(&cpu, &space, AT), Ok(value(1, 0)));
+    assert_eq!(load(&cpu, &space, AT + 4 * P), Ok(0));
+    space.exit(&cpu);
+}
+
+/// While a page is copied its entries are busy: who wants it waits, and finds it in its new frame.
+#[test]
+fn a_store_during_the_copy_waits_for_the_new_frame() {
+    let vm = two_nodes(256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 0, 8, RW);
+    store(&cpu0, &space, AT, 1).unwrap();
+    let (vm, space) = (&vm, &space);
+    thread::scope(|scope| {
+        let (begin, begun) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let other = cpu(vm, 1);
+            begun.recv().unwrap();
+            store(&other, space, AT + 8, 2).unwrap();
+            assert_eq!(load(&other, space, AT), Ok(1));
+        });
+        vm.machine().interpose(
+            move || {
+                begin.send(()).unwrap();
+                thread::sleep(Duration::from_millis(20));
+            },
+            || assert_eq!(moved(&cpu0, space, (0, 1), 1), [Ok(1)]),
+        );
+    });
+    assert_eq!([0, 8].map(|at| load(&cpu0, space, AT + at)), [Ok(1), Ok(2)]);
+}
+
+/// A fault that copies a page which moves meanwhile looks again.
+#[test]
+fn a_copy_of_a_page_that_moves_is_thrown_away() {
+    let vm = two_nodes(256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 0, 8, RW);
+    store(&cpu0, &space, AT, 1).unwrap();
+    let child = space.fork(&cpu0).unwrap();
+    // While the child's copy is made the page has one reference more, and stays.
+    let got = between(
+        &vm,
+        |other| assert_eq!(moved(other, &space, (0, 1), 1), [Err(Errno::EBUSY)]),
+        || store(&cpu0, &child, AT, 2),
+    );
+    assert_eq!(got, Ok(()));
+    assert_eq!([&space, &child].map(|space| load(&cpu0, space, AT)), [Ok(1), Ok(2)]);
+    cpu(&vm, 1).drain();
+    check(&cpu0, &[&space, &child], &[], 0);
+    [space, child].into_iter().for_each(|space| space.exit(&cpu0));
+}
