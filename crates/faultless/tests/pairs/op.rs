@@ -149,6 +149,8 @@ pub enum Op {
     EndIn(i64, Part),
     /// What `MAP_POPULATE` does with a page, whatever is mapped there.
     Populate(i64),
+    /// Each page goes to the other node of memory, if the machine has two, and if nothing else is using it.
+    MovePages(Span),
     /// A listing of the space.
     Maps,
     /// `mincore` of the page.
@@ -507,6 +509,19 @@ impl Op {
                 });
                 space.madvise(cpu, addr(at), PAGE_SIZE, advice).into()
             }
+            Self::MovePages(span) => {
+                let pages: Vec<_> = span.each().map(|page| addr(page.at)).collect();
+                let mut nodes = vec![Err(Errno::ENOENT); pages.len()];
+                space.page_nodes(cpu, &pages, &mut nodes);
+                for (page, node) in pages.iter().zip(nodes) {
+                    let mut status = [Ok(0)];
+                    // With one node there is nowhere to go.
+                    let _ = node.map(|node| {
+                        space.move_pages(cpu, &[*page], 1 - node, true, &mut status)
+                    });
+                }
+                Ret::Done
+            }
             Self::Maps => Ret::Areas(areas(hand, |area| area.without_name())),
             Self::InCore(at) => {
                 let mut there = false;
@@ -644,6 +659,7 @@ impl Op {
             | Self::Leave(..)
             | Self::EndIn(..)
             | Self::Populate(_)
+            | Self::MovePages(_)
             | Self::Maps
             | Self::InCore(_)
             | Self::Fork

@@ -41,6 +41,7 @@ listed! {
         PopulateRead,
         PopulateWrite,
         WillNeed,
+        MovePages,
         BrkGrow,
         BrkShrink,
         Load,
@@ -118,6 +119,7 @@ impl Kind {
             Self::PopulateRead => Op::Advise(span, Advice::PopulateRead),
             Self::PopulateWrite => Op::Advise(span, Advice::PopulateWrite),
             Self::WillNeed => Op::Advise(span, Advice::WillNeed),
+            Self::MovePages => Op::MovePages(span),
             Self::BrkGrow => Op::Brk(span.end()),
             Self::BrkShrink => Op::Brk(at),
             Self::Load => Op::Load(at),
@@ -176,6 +178,7 @@ impl Kind {
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed
+            | Self::MovePages
             | Self::Load
             | Self::Store
             | Self::ReadOutside
@@ -234,6 +237,7 @@ impl Kind {
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed
+            | Self::MovePages
             | Self::BrkShrink
             | Self::Load
             | Self::Store
@@ -313,6 +317,7 @@ impl Kind {
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed
+            | Self::MovePages
             | Self::Load
             | Self::Store
             | Self::ReadOutside
@@ -338,6 +343,7 @@ impl Kind {
                 | Self::DontNeed
                 | Self::Collapse
                 | Self::Random
+                | Self::MovePages
                 | Self::Load
                 | Self::Store
                 | Self::ReadOutside
@@ -380,6 +386,7 @@ impl Kind {
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed
+            | Self::MovePages
             | Self::BrkGrow
             | Self::BrkShrink
             | Self::Load

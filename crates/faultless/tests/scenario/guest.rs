@@ -45,25 +45,28 @@ pub struct World {
     scarce: AtomicBool,
 }
 
+/// Frames of the far node.
+const FAR: u32 = 16;
+
 /// What a CPU does in a space.
 pub type Body<'a> = (&'a Space, &'a (dyn Fn(&Guest<'_>) + Sync));
 
 impl World {
     /// One in the regime of the scenario; the thread that turns the knob has a CPU more.
     pub fn new(cpus: usize) -> Self {
-        Self::build(cpus, |cpus| Board::new(cpus, FRAMES), true)
+        Self::build(cpus, |cpus| Board::new(cpus, FRAMES).with_far_node(FAR), true)
     }
 
     /// As [`new`](Self::new), with so many frames, where something else than the oracle judges what loads
     /// find and what is refused.
     pub fn unwatched(cpus: usize, frames: u32) -> Self {
-        Self::build(cpus, |cpus| Board::new(cpus, frames), false)
+        Self::build(cpus, |cpus| Board::new(cpus, frames).with_far_node(FAR), false)
     }
 
     /// As [`unwatched`](Self::unwatched), on a machine [with steps](Board::with_steps_at_bytes) between an access from outside
     /// and its copy.
     pub fn outside(cpus: usize, frames: u32) -> Self {
-        Self::build(cpus, |cpus| Board::new(cpus, frames).with_steps_at_bytes(), false)
+        Self::build(cpus, |cpus| Board::new(cpus, frames).with_far_node(FAR).with_steps_at_bytes(), false)
     }
 
     fn build(cpus: usize, board: impl FnOnce(usize) -> Board, watched: bool) -> Self {
@@ -516,6 +519,16 @@ impl<'a> Guest<'a> {
         (0..there).for_each(|at| oracle.renew((self.space.id(), super::page(at)), 7));
     }
 
+    /// `move_pages` of all mappings: returns how many pages are in `node` afterwards.
+    pub fn migrate(&self, start: u64, pages: u64, node: u8) -> usize {
+        let addrs: Vec<_> = (0..pages).map(|page| start + page * PAGE).collect();
+        let mut status = vec![Err(Errno::EIO); addrs.len()];
+        self.poll();
+        self.space.move_pages(self.cpu, &addrs, node, true, &mut status).unwrap();
+        status.iter().filter(|status| **status == Ok(node)).count()
+    }
+
+    /// `munmap`.
     pub fn unmap(&self, start: u64, pages: u64) {
         self.change((start, pages), Some(super::NONE), true, || {
             self.space.munmap(self.cpu, start, pages * PAGE).unwrap();

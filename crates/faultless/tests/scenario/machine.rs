@@ -136,7 +136,7 @@ impl Line {
 #[derive(Debug)]
 pub struct Board {
     memory: Vec<Page>,
-    regions: [MemoryRegion; 1],
+    regions: Vec<MemoryRegion>,
     lines: Vec<Line>,
     /// Whether another thread may run whenever bytes of a frame are about to be accessed.
     steps_at_bytes: bool,
@@ -149,7 +149,7 @@ impl Board {
         memory.clear();
         memory
             .resize_with(frames as usize + 1 + DEVICE, || Page([STALE; PAGE_SIZE as usize].into()));
-        let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames }];
+        let regions = vec![MemoryRegion { node: 0, first: FrameNumber(1), frames }];
         let lines = (0..cpus).map(|_| Line::default()).collect();
         Self { memory, regions, lines, steps_at_bytes: false }
     }
@@ -158,6 +158,15 @@ impl Board {
     /// its copy. That makes many more steps, since each level of a walk is such an access.
     pub fn with_steps_at_bytes(mut self) -> Self {
         self.steps_at_bytes = true;
+        self
+    }
+
+    /// The same, with so many frames more, of another node.
+    pub fn with_far_node(mut self, frames: u32) -> Self {
+        let first = self.device();
+        let len = self.memory.len() + frames as usize;
+        self.memory.resize_with(len, || Page([STALE; PAGE_SIZE as usize].into()));
+        self.regions.push(MemoryRegion { node: 1, first, frames });
         self
     }
 

@@ -145,6 +145,7 @@ impl Plan {
             cpus: 3,
             checked: Checked::Record,
             jitter: self.jitter,
+            nodes: 2,
             ..Config::default()
         };
         let native = Native::new(config).expect("a machine of 64 MiB");

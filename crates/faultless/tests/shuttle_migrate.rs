@@ -1,0 +1,237 @@
+//! Pages that move to other frames while programs use them: against accesses, accesses from outside, forks, and calls that
+//! change the mappings or take pages away.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::FaultError;
+use scenario::{AT, Guest, PAGE, RW, World, page};
+
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 4;
+/// Frames of the near node.
+const FRAMES: u32 = 64;
+/// Where pages are moved by `mremap`: below another last-level table.
+const TO: u64 = AT + (4 << 20);
+
+/// Moves two pages there and back.
+fn there_and_back(guest: &Guest<'_>) {
+    for round in 0..2 {
+        guest.migrate(AT, 2, 1 - round);
+    }
+}
+
+/// Two CPUs load and store, each what the other stored, in pages that move.
+fn accesses_against_migrations() {
+    let (world, space) = World::with_pages(2);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 100 * round).unwrap();
+                guest.load(page(0) + 8).unwrap();
+                guest.load(page(1)).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.store(page(0) + 8, 100 * round + 1).unwrap();
+                guest.store(page(1), 100 * round + 2).unwrap();
+            }
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// Who writes from outside holds no entry while it copies, but a reference.
+fn writes_from_outside_against_migrations() {
+    let world = World::outside(2, FRAMES);
+    let (space, other) = (world.numbered(1, 2), world.numbered(0, 2));
+    world.run(&[
+        (&other, &|guest| {
+            for value in [5, 6] {
+                let bytes = [value, value].map(u64::to_ne_bytes).concat();
+                space.write_bytes(guest.cpu, page(0), &bytes).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            guest.migrate(AT, 1, 1);
+            let words = [0, 8].map(|at| guest.load(page(0) + at).unwrap());
+            guest.migrate(AT, 1, 0);
+            let later = [0, 8].map(|at| guest.load(page(0) + at).unwrap());
+            assert!(later.iter().zip(words).all(|(now, before)| *now >= before || *now >= 5));
+        }),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!([0, 8].map(|at| guest.load(page(0) + at)), [Ok(6), Ok(6)], "a lost write");
+    });
+    world.finish(vec![space, other]);
+}
+
+/// What a fork shares may move before the child has it, and afterwards moves in both.
+fn forks_against_migrations() {
+    let (world, space) = World::with_pages(2);
+    world.run(&[
+        (&space, &|guest| {
+            let child = guest.fork(|_| false);
+            guest.store(page(0), 5).unwrap();
+            guest.switch(&child, |guest| {
+                guest.load(page(0)).unwrap();
+                guest.store(page(1), 6).unwrap();
+                guest.load(page(1)).unwrap();
+            });
+            guest.load(page(1)).unwrap();
+            child.exit(guest.cpu);
+        }),
+        (&space, &|guest| {
+            guest.store(page(1), 7).unwrap();
+            guest.load(page(0)).unwrap();
+            guest.load(page(1)).unwrap();
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// Pages that are read-only already, as another child has them: a fork changes no entry, and the frames that they leave are used again.
+fn forks_of_shared_pages_against_migrations() {
+    let world = World::unwatched(2, FRAMES);
+    let (space, other) = (world.numbered(2, 2), world.numbered(0, 2));
+    let first = world.within(&space, |guest| guest.space.fork(guest.cpu).unwrap());
+    world.run(&[
+        // No CPU runs the space, so the migration waits for no flush.
+        (&other, &|guest| {
+            let child = space.fork(guest.cpu).unwrap();
+            let mut words = [0; 8];
+            for (at, value) in [1, 2].into_iter().enumerate() {
+                child.read_bytes(guest.cpu, page(at as u64), &mut words).unwrap();
+                assert_eq!(u64::from_ne_bytes(words), value, "another page");
+            }
+            child.exit(guest.cpu);
+        }),
+        (&other, &|guest| {
+            let mut status = [Ok(0); 2];
+            space.move_pages(guest.cpu, &[page(0), page(1)], 1, true, &mut status).unwrap();
+            guest.store(page(0), 7).unwrap();
+            guest.store(page(1), 8).unwrap();
+        }),
+    ]);
+    world.finish(vec![space, other, first]);
+}
+
+/// Pages that are moved to another address, forbidden, and unmapped meanwhile.
+fn calls_against_migrations() {
+    let world = World::unwatched(3, FRAMES);
+    let space = world.numbered(2, 2);
+    world.run(&[
+        (&space, &|guest| {
+            guest.relocate(AT, TO, 2);
+            assert_eq!(guest.load(TO), Ok(1));
+            guest.store(TO + PAGE, 8).unwrap();
+            guest.relocate(TO, AT, 2);
+            assert_eq!(guest.load(page(1)), Ok(8), "a lost write");
+            guest.protect(AT, 1, faultless::Prot::READ);
+            guest.store(page(0), 9).unwrap_err();
+            guest.unmap(AT, 1);
+            assert_eq!(guest.load(page(0)), Err(FaultError::Segv { mapped: false }));
+        }),
+        (&space, &|guest| {
+            guest.migrate(AT, 2, 1);
+            guest.migrate(TO, 2, 1);
+            guest.migrate(AT, 2, 0);
+        }),
+        (&space, &|guest| {
+            guest.migrate(TO, 2, 0);
+            guest.migrate(AT, 2, 1);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// Pages of an object that two spaces map, the kernel writes, and a truncation cuts off.
+fn objects_against_migrations() {
+    let world = World::unwatched(3, FRAMES);
+    let object = world.object(2, 2);
+    let map = |guest: &Guest<'_>| {
+        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
+        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
+        guest.space.mmap_object(guest.cpu, AT, 2 * PAGE, RW, flags, backing).unwrap();
+        guest.load(page(0)).unwrap();
+    };
+    let spaces = [world.space(map), world.space(map)];
+    world.run(&[
+        (&spaces[0], &|guest| {
+            guest.store(page(0), 50).unwrap();
+            // It may be cut off by then.
+            let _ = guest.store(page(1), 51);
+            assert_eq!(guest.load(page(0)), Ok(50), "a lost write");
+        }),
+        (&spaces[1], &|guest| {
+            // SAFETY: the bytes of a page, aligned.
+            let write = |at: *mut u8| unsafe { at.cast::<u64>().add(1).write(52) };
+            object.write_page(guest.cpu, 0, write).unwrap();
+            assert_eq!(guest.load(page(0) + 8), Ok(52), "a lost write");
+            object.set_pages(guest.cpu, 1).unwrap();
+            for space in &spaces {
+                space.revoke(guest.cpu, &object, 1..u64::MAX, faultless::Copies::Drop);
+            }
+            assert_eq!(guest.load(page(1)), Err(FaultError::Bus));
+        }),
+        (&spaces[0], &there_and_back),
+    ]);
+    world.within(&spaces[1], |guest| {
+        assert_eq!([0, 8].map(|at| guest.load(page(0) + at)), [Ok(50), Ok(52)]);
+    });
+    let [first, second] = spaces;
+    world.finish_with(vec![first, second], vec![object]);
+}
+
+/// A space ends while its pages move with those of its relatives.
+fn ends_against_migrations() {
+    let world = World::unwatched(3, FRAMES);
+    let space = world.numbered(2, 2);
+    world.run(&[
+        (&space, &|guest| {
+            for _ in 0..2 {
+                let child = guest.space.fork(guest.cpu).unwrap();
+                child.exit(guest.cpu);
+            }
+        }),
+        (&space, &|guest| {
+            let child = guest.space.fork(guest.cpu).unwrap();
+            let grandchild = child.fork(guest.cpu).unwrap();
+            child.exit(guest.cpu);
+            let mut word = [0; 8];
+            grandchild.read_bytes(guest.cpu, page(0), &mut word).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), 1);
+            grandchild.exit(guest.cpu);
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
+mod tests {
+    holds!(
+        accesses_against_migrations,
+        writes_from_outside_against_migrations,
+        forks_against_migrations,
+        forks_of_shared_pages_against_migrations,
+        calls_against_migrations,
+        objects_against_migrations,
+        ends_against_migrations,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        a_flush_before_the_copy: MigrateFlush in [accesses_against_migrations],
+        a_count_of_the_references: MigrateCounts in [writes_from_outside_against_migrations],
+        a_second_look_of_a_fork: ForkLooksAgain in [forks_of_shared_pages_against_migrations],
+    );
+}
