@@ -165,6 +165,11 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
         "1: while one CPU uses a space, its calls edit the VMA tree in place, without a claim",
     ),
     (
+        "deferred_flush",
+        "0 | 1",
+        "1: the flush of pages that move, all of whose mappings are read-only, waits until their frames are needed",
+    ),
+    (
         "map_apart",
         "0 to 65536 mappings",
         "if the place of a CPU's mmap is claimed, so many mappings go to a region of its own; 0: it waits",
@@ -206,6 +211,8 @@ pub struct Knobs {
     zero_on_free: AtomicU8,
     /// Whether a CPU that is alone in a space edits it in place.
     edit_in_place: AtomicU8,
+    /// Whether flushes of read-only mappings are deferred.
+    deferred_flush: AtomicU8,
     /// Which mappings of files get huge pages.
     huge_text: AtomicU8,
     /// How many mappings of a CPU go to its own region once one has met another CPU's claim.
@@ -226,6 +233,7 @@ impl fmt::Debug for Knobs {
             .field("prefault_max_order", &self.prefault_max_order())
             .field("zero_on_free", &self.zero_on_free())
             .field("edit_in_place", &self.edit_in_place())
+            .field("deferred_flush", &self.deferred_flush())
             .field("huge_text", &self.huge_text())
             .field("map_apart", &self.map_apart())
             .field("shard_after", &self.shard_after())
@@ -252,6 +260,7 @@ impl Knobs {
             prefault_max_order: AtomicU8::new(5),
             zero_on_free: AtomicU8::new(0),
             edit_in_place: AtomicU8::new(1),
+            deferred_flush: AtomicU8::new(1),
             huge_text: AtomicU8::new(HugeText::Always as u8),
             map_apart: AtomicU32::new(DEFAULT_APART),
             shard_after: AtomicU32::new(DEFAULT_TURNS),
@@ -283,6 +292,8 @@ pub enum Setting {
     ZeroOnFree(bool),
     /// `edit_in_place`
     EditInPlace(bool),
+    /// `deferred_flush`
+    DeferredFlush(bool),
     /// `huge_text`
     HugeText(HugeText),
     /// `map_apart`
@@ -327,6 +338,8 @@ impl FromStr for Setting {
             ("zero_on_free", "1") => Self::ZeroOnFree(true),
             ("edit_in_place", "0") => Self::EditInPlace(false),
             ("edit_in_place", "1") => Self::EditInPlace(true),
+            ("deferred_flush", "0") => Self::DeferredFlush(false),
+            ("deferred_flush", "1") => Self::DeferredFlush(true),
             ("huge_text", _) => {
                 let named = HugeText::ALL.into_iter().find(|choice| choice.name() == value);
                 Self::HugeText(named.ok_or(KnobError::Value(values))?)
@@ -395,6 +408,11 @@ impl Knobs {
         self.edit_in_place.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether the flush of pages that move, all of whose mappings are read-only, is deferred.
+    pub fn deferred_flush(&self) -> bool {
+        self.deferred_flush.load(Ordering::Relaxed) != 0
+    }
+
     /// Which mappings of files get huge pages.
     pub fn huge_text(&self) -> HugeText {
         let value = self.huge_text.load(Ordering::Relaxed);
@@ -434,6 +452,7 @@ impl Knobs {
             Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
             Setting::HugeText(value) => self.huge_text.store(value as u8, Ordering::Release),
             Setting::EditInPlace(on) => self.edit_in_place.store(on.into(), Ordering::Release),
+            Setting::DeferredFlush(on) => self.deferred_flush.store(on.into(), Ordering::Release),
             Setting::MapApart(mappings) => self.map_apart.store(mappings, Ordering::Release),
             Setting::ShardAfter(edits) => {
                 self.shard_after.store(edits.min(MOST_TURNS as u32), Ordering::Release);

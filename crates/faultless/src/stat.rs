@@ -161,6 +161,12 @@ counters! {
     TablePruned = "table_pruned",
     /// Reverse-map anchors (anon_vma) made.
     AnonVmaPrepared = "anon_vma_prepared",
+    /// Batches of pages that left read-only mappings, and whose flush was deferred.
+    FlushDeferred = "flush_deferred",
+    /// Times that all deferred flushes were done.
+    DeferredSettled = "deferred_settled",
+    /// Frames that were kept for a deferred flush.
+    FrameOwed = "frame_owed",
     /// Pages that moved to another frame.
     MigrateSuccess = "pgmigrate_success",
     /// Pages that were to move, and could not.

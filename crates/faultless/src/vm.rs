@@ -3,6 +3,7 @@
 mod block;
 mod collect;
 mod cpu;
+mod settle;
 mod state;
 mod zero;
 
@@ -28,6 +29,7 @@ use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Spin;
 use crate::table::Entry;
 use crate::table::format::{CacheMode, USER_END};
+use crate::tlb::deferred::Deferred;
 use crate::tlb::shootdown::Inbox;
 use core::fmt;
 use state::CpuState;
@@ -39,6 +41,7 @@ pub struct Vm<M: Machine> {
     pub(crate) grace: Grace,
     pub(crate) claims: ClaimSlots,
     pub(crate) inboxes: PerCpu<Inbox>,
+    pub(crate) deferred: Deferred,
     pub(crate) cpus: PerCpu<CpuState>,
     pub(crate) zero: FrameNumber,
     /// What new threads' predictors begin with.
@@ -101,6 +104,7 @@ impl<M: Machine> Vm<M> {
             grace: Grace::try_new(cpus)?,
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
+            deferred: Deferred::try_new(cpus)?,
             cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),

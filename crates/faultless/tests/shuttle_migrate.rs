@@ -5,11 +5,13 @@
 #[macro_use]
 mod scenario;
 
-use faultless::FaultError;
+use faultless::sync::atomic::{AtomicBool, Ordering};
+use faultless::{FaultError, Prot};
 use scenario::{AT, Guest, PAGE, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;
+const READ: Prot = Prot::READ;
 /// Frames of the near node.
 const FRAMES: u32 = 64;
 /// Where pages are moved by `mremap`: below another last-level table.
@@ -213,6 +215,79 @@ fn ends_against_migrations() {
     world.finish(vec![space]);
 }
 
+/// Read-only pages move without a flush; a CPU that still reads their old frames keeps these from being used.
+fn loads_against_deferred_flushes() {
+    let (world, space) = World::with_pages(2);
+    world.within(&space, |guest| guest.protect(AT, 2, READ));
+    let loads = |guest: &Guest<'_>| {
+        for _ in 0..ROUNDS {
+            guest.load(page(0)).unwrap();
+            guest.load(page(1)).unwrap();
+        }
+    };
+    world.run(&[
+        (&space, &loads),
+        (&space, &loads),
+        (&space, &|guest| {
+            guest.map(TO, 4, RW);
+            guest.migrate(AT, 2, 1);
+            guest.cpu.settle_flushes();
+            (0..4).for_each(|at| guest.store(TO + at * PAGE, 40 + at).unwrap());
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// What the kernel writes to a page that moved is seen by a CPU that read it before it moved.
+fn writes_against_deferred_flushes() {
+    let world = World::unwatched(2, FRAMES);
+    let object = world.object(1, 1);
+    let space = world.space(|guest| {
+        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
+        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
+        guest.space.mmap_object(guest.cpu, AT, PAGE, READ, flags, backing).unwrap();
+        guest.load(page(0)).unwrap();
+    });
+    let written = AtomicBool::new(false);
+    world.run(&[
+        (&space, &|guest| {
+            assert!(matches!(guest.load(page(0)), Ok(7 | 9)));
+            let was_written = written.load(Ordering::SeqCst);
+            let now = guest.load(page(0)).unwrap();
+            assert!(now == 9 || !was_written && now == 7, "an old page: {now}");
+        }),
+        (&space, &|guest| {
+            guest.migrate(AT, 1, 1);
+            // SAFETY: the bytes of a page, aligned.
+            let write = |at: *mut u8| unsafe { at.cast::<u64>().write(9) };
+            object.write_page(guest.cpu, 0, write).unwrap();
+            written.store(true, Ordering::SeqCst);
+        }),
+    ]);
+    world.finish_with(vec![space], vec![object]);
+}
+
+/// A store by a translation that `mprotect` is about to flush is not lost.
+fn protection_against_migrations() {
+    let (world, space) = World::with_pages(1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                guest.load(page(0)).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            guest.protect(AT, 1, READ);
+            guest.load(page(0)).unwrap();
+            guest.protect(AT, 1, RW);
+            guest.store(page(0), 7).unwrap();
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
 mod tests {
     holds!(
         accesses_against_migrations,
@@ -222,6 +297,9 @@ mod tests {
         calls_against_migrations,
         objects_against_migrations,
         ends_against_migrations,
+        loads_against_deferred_flushes,
+        writes_against_deferred_flushes,
+        protection_against_migrations,
     );
 }
 
@@ -233,5 +311,10 @@ mod needs {
         a_flush_before_the_copy: MigrateFlush in [accesses_against_migrations],
         a_count_of_the_references: MigrateCounts in [writes_from_outside_against_migrations],
         a_second_look_of_a_fork: ForkLooksAgain in [forks_of_shared_pages_against_migrations],
+        a_request_to_those_who_owe: SettleAsks in [loads_against_deferred_flushes],
+        a_settlement_that_waits: SettleAwaits in [loads_against_deferred_flushes],
+        a_flush_before_the_write: WriteSettles in [writes_against_deferred_flushes],
+        a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
+        a_look_at_the_claims: DeferLooksAtClaims in [protection_against_migrations],
     );
 }

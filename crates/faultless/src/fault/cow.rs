@@ -65,9 +65,17 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// changes no sequence.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         self.prepare_anon_vma()?;
+        let pending = &self.space.core.pending;
+        // Other CPUs may see the page in a frame that it left.
+        self.cpu.settle(pending);
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
+        if self.cpu.is_pending(pending) {
+            // It left another meanwhile.
+            held.revert();
+            return Ok(None);
+        }
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if !self.ticket.is_valid() {
             held.revert();
@@ -92,9 +100,17 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// Allows stores through an entry whose frame may be written through any mapping. A page of a file with a store becomes dirty.
     fn unprotect(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+        let pending = self.vma.area.memory.object().map(|object| &object.pending);
+        // Other CPUs may see the page in a frame that it left.
+        pending.into_iter().for_each(|pending| self.cpu.settle(pending));
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
+        if pending.is_some_and(|pending| self.cpu.is_pending(pending)) {
+            // It left another meanwhile.
+            held.revert();
+            return Ok(None);
+        }
         if !self.ticket.is_valid() {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));

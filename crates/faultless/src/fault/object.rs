@@ -46,6 +46,11 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         if self.access != Access::Write && Object::is_full(self.cpu, &names[below]) {
             return Err(Abort::TooManyMappings);
         }
+        let stores = self.access == Access::Write || self.vma.leaf.is_writable();
+        if stores {
+            // Other CPUs may see pages in frames that they left.
+            self.cpu.settle(&object.pending);
+        }
         let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
         let template = if self.access == Access::Write {
             self.vma.leaf.writable_dirty()
@@ -55,6 +60,12 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let mut mapped = 0;
         let notes = self.access == Access::Write && object.is_stored();
         held.commit(|at| match Object::refer_to_map(self.cpu, &names[at]) {
+            Some(frame) if stores && self.cpu.is_pending(&object.pending) => {
+                // It left another meanwhile.
+                // SAFETY: the reference of a mapping that was never made.
+                unsafe { self.cpu.put_unmapped(frame) };
+                Entry::NONE
+            }
             Some(frame) if notes && !note_store(self.cpu, &names[at], frame) => Entry::NONE,
             Some(frame) => {
                 mapped += 1;

@@ -14,6 +14,7 @@ use crate::rmap::anchor::ObjectAnchor;
 use crate::rmap::mapping::Mappings;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
+use crate::tlb::deferred::Pending;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
 
@@ -81,8 +82,9 @@ impl Object {
             unsafe { cpu.free_tables(table, level) };
         })?;
         let mappings = Mappings::default();
+        let pending = Pending::default();
         let object =
-            Self { root, pages, tag, identity, unfit, stored, place, anchor, mappings };
+            Self { root, pages, tag, identity, unfit, stored, place, anchor, mappings, pending };
         let object = Shared::try_new(object).inspect_err(|_| {
             // It was dropped.
             cpu.end_dropped();

@@ -44,6 +44,7 @@ use crate::rmap::anchor::ObjectAnchor;
 use crate::rmap::mapping::Mappings;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::format::USER_END;
+use crate::tlb::deferred::Pending;
 use alloc::boxed::Box;
 
 /// Pages in order, as many as its length says; those that were never written are zeros, and not there.
@@ -68,6 +69,8 @@ pub struct Object {
     pub(super) anchor: ObjectAnchor,
     /// The VMAs that map it.
     pub(crate) mappings: Mappings,
+    /// The last deferred flush of a page of it.
+    pub(crate) pending: Pending,
 }
 
 /// What an object with a [backing store](super::store) has besides its pages.

@@ -392,6 +392,8 @@ impl Object {
         write: impl FnOnce(*mut u8) -> R,
     ) -> R {
         let lent = Lent::new(cpu, frame);
+        // Programs may see the page in a frame that it left. From now on the reference keeps it in this one.
+        cpu.settle(&self.pending);
         let written = write(lent.bytes());
         if self.is_stored() {
             self.mark_dirty(cpu, index, frame);

@@ -10,6 +10,7 @@
 
 use super::buddy::Buddy;
 use super::meta::{FrameTable, Kind};
+use super::owed::OwedList;
 use super::{FrameNumber, MAX_ORDER};
 use crate::error::OutOfMemory;
 use crate::machine::{MAX_NODES, MemoryRegion};
@@ -34,6 +35,8 @@ pub(super) struct Arena {
     /// What the lists hold, for callers that only want to know whether a look is worth while. Written when
     /// it changes, so that the line stays with its readers.
     pub(super) seen: Padded<Seen>,
+    /// Its frames whose flush is deferred.
+    pub(super) owed: Padded<OwedList>,
     /// How many arenas the node has.
     parts: usize,
 }
@@ -84,7 +87,7 @@ impl Arena {
         let free = Buddy::new(number, Kind::Free);
         let lists = Lists { free, zeroed: Buddy::new(number, Kind::Zeroed) };
         let seen = Seen { zeroed: AtomicU64::new(0), others: AtomicBool::new(false) };
-        Self { lists: Padded(SpinLock::ordered(lists)), seen: Padded(seen), parts }
+        Self { lists: Padded(SpinLock::ordered(lists)), seen: Padded(seen), owed: Padded(OwedList::new()), parts }
     }
 
     /// What `then` does under the lock.

@@ -21,6 +21,8 @@ pub struct Census {
     /// On the CPUs' lists, or held by the callers that allocated them. At a quiet moment, when all
     /// CPUs have drained their lists, what is left here is lost.
     pub pooled: u64,
+    /// Free, and waiting for a [deferred](crate::tlb::deferred) flush.
+    pub owed: u64,
     /// Page-table nodes.
     pub tables: u64,
     /// Private anonymous pages.
@@ -50,6 +52,7 @@ impl Census {
     /// Frames that are out of the buddy allocators and pools.
     pub const fn taken(&self) -> u64 {
         self.pooled
+            + self.owed
             + self.tables
             + self.anon
             + self.shared
@@ -98,6 +101,7 @@ impl Frames {
                 Kind::Free => (&mut census.free, 1 << meta.order()),
                 Kind::Zeroed => (&mut census.zeroed, 1 << meta.order()),
                 Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
+                Kind::Owed => (&mut census.owed, 1),
                 Kind::Used(usage) => {
                     census.pinned += u64::from(meta.is_pinned() && meta.refs() == 0);
                     census.mapped += u64::from(usage == Use::Shared && meta.refs() > 1);

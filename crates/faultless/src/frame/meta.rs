@@ -72,6 +72,8 @@ pub enum Kind {
     /// Out of the buddy allocators and not published: on a CPU's list, or held by the caller
     /// that allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
+    /// Free, once the flush that is [deferred](super::owed) for it is done.
+    Owed,
     /// Published.
     Used(Use),
 }
@@ -89,6 +91,7 @@ impl Kind {
             Self::Free => 2,
             Self::Pooled => 3,
             Self::Zeroed => 4,
+            Self::Owed => 12,
             Self::Used(usage) => usage as u8,
         }
     }
@@ -106,6 +109,7 @@ impl Kind {
             8 => Self::Used(Use::Zero),
             9 => Self::Used(Use::Retired),
             10 => Self::Used(Use::Kernel),
+            12 => Self::Owed,
             _ => Self::Reserved,
         }
     }
@@ -271,6 +275,13 @@ impl FrameMeta {
             }
         }
         false
+    }
+
+    /// Drops all references of a frame without pins, of which the caller has `refs`, if there are no others. True: the caller owns the
+    /// frame, as with [`put_ref`](Self::put_ref). False: nothing has changed.
+    #[must_use]
+    pub fn put_all(&self, refs: u32) -> bool {
+        self.refs.compare_exchange(refs, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Drops a pin. True: nothing refers to the frame any more, and the caller owns it, as with

@@ -32,6 +32,7 @@ mod bulk;
 mod census;
 pub mod folio;
 pub mod meta;
+pub mod owed;
 pub mod owned;
 mod percpu;
 mod reserve;

@@ -234,6 +234,7 @@ fn the_census_knows_every_use() {
     assert_eq!(
         census,
         Census {
+            owed: 0,
             reserved: 0,
             free,
             zeroed: 0,

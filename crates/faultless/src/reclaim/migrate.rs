@@ -6,9 +6,10 @@
 //! 2. it takes all of a page's entries, each by a compare-and-swap from a value that names the frame, and waits for none. If one cannot be had,
 //!    or the frame has another number of references than entries were taken, the page stays: it is pinned, or the kernel reads or
 //!    writes it, or a fork or an `mremap` is under way;
-//! 3. it flushes the translations of the whole batch, once for each space;
+//! 3. it flushes the translations of the whole batch, once for each space; the flush of a page all of whose mappings are read-only is
+//!    [deferred](crate::tlb::deferred), if it may be;
 //! 4. it copies the bytes, describes the new frames, and stores entries that differ from the old ones in the frame alone;
-//! 5. it drops the references of the old frames.
+//! 5. it drops the references of the old frames. A frame whose flush is deferred is kept as it is.
 //!
 //! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is lost: none comes between the flush
 //! and the new entry. No VMA is looked at and no page is claimed: writers change an entry before it is taken or after it is stored.
@@ -64,6 +65,8 @@ struct Page<'s> {
     name: Option<&'s AtomicU64>,
     taken: Option<(Taken<'s>, Entry)>,
     to: Option<Frame<Clean>>,
+    /// Its flush is deferred.
+    defers: bool,
 }
 
 impl<M: Machine> Cpu<'_, M> {
@@ -78,10 +81,13 @@ impl<M: Machine> Cpu<'_, M> {
             self.migrate_in(&section, batch, node);
         }
         for moving in batch.iter() {
+            if moving.outcome.is_ok() {
+                self.count(Counter::MigrateSuccess);
+                continue;
+            }
+            self.count(Counter::MigrateFail);
             // SAFETY: the batch's own reference, which never was a mapping. Those of the mappings were dropped after a flush.
             unsafe { self.put_unmapped(moving.frame) };
-            let moved = moving.outcome.is_ok();
-            self.count(if moved { Counter::MigrateSuccess } else { Counter::MigrateFail });
         }
     }
 
@@ -94,6 +100,11 @@ impl<M: Machine> Cpu<'_, M> {
         let mut numbers = [FrameNumber(0); BATCH];
         let to = &mut numbers[..batch.len()];
         let mut frames = self.vm().frames.alloc_on(self.local(), node, to, self);
+        if frames.len() < batch.len() && self.settle_owed() {
+            self.free_bulk(frames);
+            let to = &mut numbers[..batch.len()];
+            frames = self.vm().frames.alloc_on(self.local(), node, to, self);
+        }
         let mut mappings: Vec<Mapping<'s>> = Vec::new();
         let Ok(mut pages) = Bounded::<Page<'s>>::try_new(batch.len()) else {
             self.free_bulk(frames);
@@ -106,7 +117,7 @@ impl<M: Machine> Cpu<'_, M> {
                 Some(_) => self.find_entries(section, moving.frame, &mut mappings),
                 None => Err(Errno::ENOMEM),
             };
-            let mut page = Page { mappings: 0..0, object: None, name: None, taken: None, to };
+            let mut page = Page { mappings: 0..0, object: None, name: None, taken: None, to, defers: false };
             match found {
                 Ok((range, object)) => {
                     let index = self.vm().frames.meta(moving.frame).index.load(Ordering::Relaxed);
@@ -125,13 +136,14 @@ impl<M: Machine> Cpu<'_, M> {
                 moving.outcome = Err(Errno::EBUSY);
             }
         }
+        let stamp = self.defer(&mut pages, &mappings);
         if !lost(Mutant::MigrateFlush) {
-            self.flush_mappings(&mappings);
+            self.flush_mappings(&pages, &mappings);
         }
         for (moving, page) in batch.iter_mut().zip(pages.iter_mut()) {
             if let (Ok(_), Some(to)) = (moving.outcome, page.to.take_if(|_| moving.outcome.is_ok()))
             {
-                moving.outcome = Ok(self.complete(moving.frame, to, page, &mut mappings));
+                moving.outcome = Ok(self.complete(moving.frame, to, page, &mut mappings, stamp));
             }
         }
         // Shares of objects are dropped here: if one is the last, a CPU ends the object later.
@@ -239,20 +251,59 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Flushes the entries that were taken, space by space.
-    fn flush_mappings(&self, mappings: &[Mapping<'_>]) {
-        let held = || mappings.iter().filter(|mapping| mapping.taken.is_some());
-        for (at, mapping) in mappings.iter().enumerate() {
-            let space = &mapping.found.space;
+    /// Chooses those of the pages whose entries are taken that need not be flushed at once, and returns the stamp of their flush.
+    fn defer(&self, pages: &mut [Page<'_>], mappings: &[Mapping<'_>]) -> u64 {
+        if !self.vm().knobs.deferred_flush() || !self.vm().frames.may_defer() {
+            return 0;
+        }
+        for page in &mut *pages {
+            let own = &mappings[page.mappings.clone()];
+            page.defers = !own.is_empty() && own.iter().all(|mapping| self.may_defer(mapping));
+        }
+        let deferred = || pages.iter().filter(|page| page.defers);
+        if deferred().next().is_none() {
+            return 0;
+        }
+        let spaces = || deferred().flat_map(|page| &mappings[page.mappings.clone()]);
+        let stamp = self.defer_flush(spaces().map(|mapping| &*mapping.found.space.cpus));
+        // Before the new entries are there: who finds one, and is about to change what it shows, finds the stamp.
+        for page in deferred() {
+            for mapping in &mappings[page.mappings.clone()] {
+                mapping.found.space.pending.note(stamp);
+            }
+            if let Some(object) = &page.object {
+                object.pending.note(stamp);
+            }
+        }
+        stamp
+    }
+
+    /// Whether no CPU can store by a translation of an entry, which is taken.
+    fn may_defer(&self, mapping: &Mapping<'_>) -> bool {
+        let Found { space, addr, seen, .. } = &mapping.found;
+        let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
+        // An operation with a claim takes permissions away before it flushes. Looked at behind the barrier with which the entry was taken:
+        // one that changed the entry before has its claim still, unless it has flushed.
+        let claimed = space.mmap_lock.is_held()
+            || space.ranges.is_claimed(&self.vm().claims, VirtRange::page(*addr));
+        mapping.taken.is_some() && !stores && (!claimed || lost(Mutant::DeferLooksAtClaims))
+    }
+
+    /// Flushes the entries that were taken, space by space, but for those of pages whose flush is deferred.
+    fn flush_mappings(&self, pages: &[Page<'_>], mappings: &[Mapping<'_>]) {
+        let flushed = || {
+            let pages = pages.iter().filter(|page| !page.defers);
+            pages
+                .flat_map(|page| &mappings[page.mappings.clone()])
+                .filter(|it| it.taken.is_some() && Entry::NONE.needs_flush(it.found.seen))
+        };
+        for (at, Mapping { found: Found { space, .. }, .. }) in flushed().enumerate() {
             let same = |other: &&Mapping<'_>| other.found.space.id == space.id;
-            if mapping.taken.is_none() || mappings[..at].iter().any(|it| it.taken.is_some() && same(&it))
-            {
+            if flushed().take(at).any(|other| same(&other)) {
                 continue;
             }
-            let pages = held().filter(same).filter(|it| Entry::NONE.needs_flush(it.found.seen));
-            if let Some(hull) =
-                pages.map(|it| VirtRange::page(it.found.addr)).reduce(VirtRange::hull)
-            {
+            let ranges = flushed().filter(same).map(|it| VirtRange::page(it.found.addr));
+            if let Some(hull) = ranges.reduce(VirtRange::hull) {
                 shoot_core(self, space, hull);
             }
         }
@@ -265,6 +316,7 @@ impl<M: Machine> Cpu<'_, M> {
         to: Frame<Clean>,
         page: &mut Page<'_>,
         mappings: &mut [Mapping<'_>],
+        stamp: u64,
     ) -> FrameNumber {
         let meta: &FrameMeta = self.vm().frames.meta(from);
         // SAFETY: the new frame is ours, and the old one is referred to.
@@ -282,8 +334,20 @@ impl<M: Machine> Cpu<'_, M> {
         if let Some((taken, seen)) = page.taken.take() {
             taken.commit(seen.with_frame(to));
         }
-        for _ in 0..refs {
-            // SAFETY: the references of the old entries, which are gone, and flushed.
+        // With the batch's own.
+        let all = refs + 1;
+        if page.defers {
+            if meta.put_all(all) {
+                // SAFETY: all references were ours, and no entry names the frame.
+                let owed = unsafe { self.vm().frames.reclaim(from) };
+                self.keep_owed(owed, stamp);
+                return to;
+            }
+            // Who looked at an old entry has a reference for a moment, and may be the one that frees the frame.
+            self.settle_pending();
+        }
+        for _ in 0..all {
+            // SAFETY: the references of the old entries, which are gone, and flushed; and the batch's own.
             unsafe { self.put_unmapped(from) };
         }
         to

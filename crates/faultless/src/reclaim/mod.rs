@@ -3,9 +3,10 @@
 //! When a CPU finds no free frame, it frees frames in this order, and stops as soon
 //! as there is one:
 //!
-//! 1. what was dropped and has not ended yet ([`ended`](crate::ended)), and what any CPU has retired: it waits for a grace
+//! 1. frames that wait for a [deferred flush](crate::tlb::deferred);
+//! 2. what was dropped and has not ended yet ([`ended`](crate::ended)), and what any CPU has retired: it waits for a grace
 //!    period, after which all of that is free;
-//! 2. lazily freed pages, of any space ([`lazy`]).
+//! 3. lazily freed pages, of any space ([`lazy`]).
 //!
 //! The operation fails as out of memory only if there are none of these either. Free frames in the lists of other CPUs
 //! are not found (see [`frame`](crate::frame)).
@@ -38,7 +39,12 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
         self.local().order().before::<GracePeriod>();
         let frame = self.alloc().or_else(|| {
+            self.settle_owed();
+            self.alloc()
+        });
+        let frame = frame.or_else(|| {
             self.settle_all();
+            self.settle_owed();
             self.alloc()
         });
         let frame = frame.or_else(|| {
@@ -66,6 +72,7 @@ impl<M: Machine> Cpu<'_, M> {
                 return Err(errno);
             }
             self.settle_all();
+            self.settle_owed();
             if starved.take() {
                 self.reclaim_lazy(usize::MAX);
             }

@@ -16,6 +16,7 @@ use crate::sync::rwlock::RwLock;
 use crate::sync::order::{self, Reclaim};
 use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
+use crate::tlb::deferred::Pending;
 use core::cell::UnsafeCell;
 
 /// What reclaim needs of a space: its tables, what excludes writers from them, and which CPUs may have cached
@@ -37,6 +38,8 @@ pub(crate) struct Core {
     pub(crate) kin: Kin,
     /// Where shared anonymous pages are that moved.
     pub(crate) moves: Moves,
+    /// The last deferred flush of a page of it.
+    pub(crate) pending: Pending,
     /// How many CPUs have [entered](Entered) the space; with [`CLOSED`], none does so any more.
     users: AtomicU64,
 }
@@ -73,6 +76,7 @@ impl Core {
             lazy: Lazy::default(),
             kin: Kin { anchor, next: UnsafeCell::new(None) },
             moves: Moves::default(),
+            pending: Pending::default(),
             users: AtomicU64::new(0),
         }
     }

@@ -216,6 +216,18 @@ pub enum Mutant {
     MigrateCounts,
     /// A migration flushes before it copies. What a program stores by an old translation is lost.
     MigrateFlush,
+    /// A settlement asks the CPUs that may hold translations. They use frames that others have.
+    SettleAsks,
+    /// A settlement waits for them.
+    SettleAwaits,
+    /// Frames are given back whose stamps are paid, and no others.
+    ReleaseLooksAtStamps,
+    /// Who changes what a page shows does the flush that is deferred for it. Other CPUs see the page as it was.
+    WriteSettles,
+    /// A flush is deferred where no mapping allows stores. A CPU stores to a frame that was left.
+    DeferLooksAtStores,
+    /// A flush is deferred where no operation has claimed the page. A CPU stores by a translation whose flush is under way.
+    DeferLooksAtClaims,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,

@@ -125,6 +125,10 @@ classes! {
     12 MovedPages "a space's moved pages";
     /// An arena's buddy allocator.
     12 ArenaBuddy "an arena's buddy allocator";
+    /// The stamps of deferred flushes.
+    12 DeferredStamps "the stamps of deferred flushes";
+    /// An arena's frames whose flush is deferred.
+    12 OwedFrames "an arena's frames whose flush is deferred";
     /// A CPU's inbox of flush requests.
     12 FlushInbox "a flush inbox";
     /// The watcher of the trace points.

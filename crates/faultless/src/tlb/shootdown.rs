@@ -13,6 +13,7 @@ use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
+use crate::tlb::deferred::Deferred;
 
 /// Requests that a queue holds before it degrades.
 const POSTS: usize = if cfg!(loom) { 1 } else { 8 };
@@ -81,6 +82,14 @@ impl Inbox {
         self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
+    /// Queues a request to drop everything.
+    pub fn post_everything<M: Machine>(&self, machine: &M, local: &Local) {
+        let wait = Relax(machine, local);
+        let mut posts = self.posts.lock(&wait);
+        posts.everything = true;
+        self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
     /// Whether the queue is empty. Relaxed: a CPU that was interrupted for a request sees the request, by the contract of
     /// [`Machine::interrupt`]; a wait loop looks again.
     #[inline]
@@ -88,11 +97,19 @@ impl Inbox {
         self.posted.load(Ordering::Relaxed) == self.served.load(Ordering::Relaxed)
     }
 
-    /// Serves every waiting request on the calling CPU, `local`. Returns how many there were.
-    pub fn serve<M: Machine>(&self, machine: &M, local: &Local) -> u64 {
+    /// Serves every waiting request on the calling CPU, `local`, which runs the space `runs`. Returns how many there were.
+    pub fn serve<M: Machine>(
+        &self,
+        machine: &M,
+        local: &Local,
+        runs: SpaceId,
+        deferred: &Deferred,
+    ) -> u64 {
         if self.is_empty() {
             return 0;
         }
+        // What was deferred so far is flushed where everything is dropped.
+        let seen = deferred.before_flush();
         let (taken, ticket) = {
             let wait = Relax(machine, local);
             let mut posts = self.posts.lock(&wait);
@@ -102,9 +119,14 @@ impl Inbox {
             // Nothing.
         } else if taken.everything {
             machine.invalidate_all(local.id());
+            deferred.flushed(local, seen);
         } else {
             for &(space, what) in &taken.items[..taken.len] {
                 machine.invalidate(local.id(), space, what);
+            }
+            // A CPU has translations of the space that it runs, and of no other.
+            if taken.items[..taken.len].contains(&(runs, Invalidate::All)) {
+                deferred.flushed(local, seen);
             }
         }
         let before = self.served.load(Ordering::Relaxed);
@@ -166,15 +188,15 @@ mod tests {
         let machine = TestMachine::new(2, 2);
         // SAFETY: there are no slots.
         let [here, there] = [0, 1].map(|cpu| unsafe { Local::claim(CpuId(cpu)) });
-        let inbox = Inbox::new();
+        let (inbox, deferred) = (Inbox::new(), Deferred::try_new(2).unwrap());
         assert!(inbox.is_empty());
         for posts in [1, 3, POSTS as u64 + 2] {
             for space in 0..posts {
                 inbox.post(&machine, &there, SpaceId(space), Invalidate::All);
                 assert!(!inbox.is_empty());
             }
-            assert_eq!(inbox.serve(&machine, &here), posts);
-            assert_eq!((inbox.is_empty(), inbox.serve(&machine, &here)), (true, 0));
+            assert_eq!(inbox.serve(&machine, &here, SpaceId(9), &deferred), posts);
+            assert_eq!((inbox.is_empty(), inbox.serve(&machine, &here, SpaceId(9), &deferred)), (true, 0));
         }
         // More than it holds were served all at once.
         let asked = [0, 0, 1, 2].map(|space| (CpuId(0), SpaceId(space), Invalidate::All));

@@ -112,6 +112,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// [`end_dropped`](Self::end_dropped). For a CPU that goes idle for long or offline, and before an audit.
     pub fn drain(&self) {
         self.settle_retired();
+        self.settle_owed();
         self.vm.frames.drain(&self.local, self);
     }
 

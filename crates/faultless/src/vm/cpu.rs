@@ -9,8 +9,9 @@ use crate::file::PendingRead;
 use crate::frame::zeroed::Supply;
 use crate::frame::{Bulk, Clean, Frame, Zeroed, folio};
 use crate::identity::Identity;
-use crate::machine::{CpuId, Machine};
+use crate::machine::{CpuId, Machine, SpaceId};
 use crate::stat::Counter;
+use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::Record;
@@ -118,7 +119,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Drops the translations that other CPUs asked this one to drop. A machine calls it when it was
     /// [interrupted](Machine::interrupt).
     pub fn serve_flushes(&self) {
-        let served = self.vm.inboxes.get(&self.local).serve(&self.vm.machine, &self.local);
+        let served = {
+            let runs = SpaceId(self.state.resident.space.load(Ordering::Relaxed));
+            let Vm { inboxes, machine, deferred, .. } = self.vm;
+            inboxes.get(&self.local).serve(machine, &self.local, runs, deferred)
+        };
         if served != 0 {
             self.state().counts.add(Counter::TlbShootdownReceived, served);
         }

@@ -1,0 +1,121 @@
+//! Frames whose flush is [deferred](crate::tlb::deferred): free, but of no use before it is done.
+//!
+//! Each arena keeps those of its frames in the order in which they came, with their stamps. They are out of the buddy allocator, and no CPU's
+//! list has one: so none is split, merged, zeroed or handed out, and no allocation looks at a stamp. Once their flushes are done
+//! they all go to the buddy allocator at once.
+
+use super::arena::Arena;
+use super::meta::{FrameMeta, FrameTable, Kind, NO_FRAME};
+use super::owned::{Frame, Owed};
+use super::percpu::BATCH;
+use super::{Frames, FrameNumber};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::order::OwedFrames;
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::Wait;
+
+/// As many frames as one part in so many of memory may wait for their flush.
+const PART: u64 = 16;
+
+/// The frames of an arena that wait, linked by `next` in their metadata. Their stamps are in `index`.
+#[derive(Debug)]
+pub(super) struct OwedList {
+    list: SpinLock<List, OwedFrames>,
+    /// How many there are, for callers that only want to know whether a look is worth while.
+    count: AtomicU64,
+}
+
+#[derive(Debug)]
+struct List {
+    first: u32,
+    last: u32,
+}
+
+impl OwedList {
+    pub(super) fn new() -> Self {
+        let list = SpinLock::ordered(List { first: NO_FRAME, last: NO_FRAME });
+        Self { list, count: AtomicU64::new(0) }
+    }
+
+    fn push(&self, table: &FrameTable, number: FrameNumber, wait: &impl Wait) {
+        let mut list = self.list.lock(wait);
+        table.meta(number).next.store(NO_FRAME, Ordering::Relaxed);
+        match list.last {
+            NO_FRAME => list.first = number.0,
+            last => table.meta(FrameNumber(last)).next.store(number.0, Ordering::Relaxed),
+        }
+        list.last = number.0;
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes the first frames whose stamps are `paid`, and returns how many.
+    fn pop_paid(
+        &self,
+        table: &FrameTable,
+        paid: u64,
+        to: &mut [FrameNumber; BATCH],
+        wait: &impl Wait,
+    ) -> usize {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let mut list = self.list.lock(wait);
+        let mut got = 0;
+        while got < BATCH && list.first != NO_FRAME {
+            let number = FrameNumber(list.first);
+            let meta = table.meta(number);
+            if meta.index.load(Ordering::Relaxed) > paid {
+                break;
+            }
+            list.first = meta.next.load(Ordering::Relaxed);
+            // Of a frame in use it counts the huge leaves.
+            meta.next.store(0, Ordering::Relaxed);
+            to[got] = number;
+            got += 1;
+        }
+        if list.first == NO_FRAME {
+            list.last = NO_FRAME;
+        }
+        self.count.fetch_sub(got as u64, Ordering::Relaxed);
+        got
+    }
+}
+
+impl Frames {
+    /// Keeps a single frame until the flush with this stamp is done. Its bytes stay as they are.
+    pub fn keep_owed(&self, frame: Frame<Owed>, stamp: u64, wait: &impl Wait) {
+        debug_assert_eq!(frame.order(), 0, "blocks are not kept");
+        let number = frame.into_number();
+        let meta = self.meta(number);
+        meta.set_kind(Kind::Owed);
+        meta.index.store(stamp, Ordering::Relaxed);
+        self.arena_of(number).owed.push(&self.table, number, wait);
+    }
+
+    /// Gives the frames whose stamps are at most `paid` to their arenas. Returns how many there were.
+    ///
+    /// # Safety
+    /// All flushes with these stamps are done: no CPU has a translation to one of the frames.
+    pub unsafe fn release_owed(&self, paid: u64, wait: &impl Wait) -> u64 {
+        let mut released = 0;
+        for arena in &self.arenas {
+            let mut batch = [FrameNumber(0); BATCH];
+            while let got @ 1.. = arena.owed.pop_paid(&self.table, paid, &mut batch, wait) {
+                self.table.each(&batch[..got]).for_each(FrameMeta::end_ownership);
+                self.give_back(&batch[..got], 0, false, wait);
+                released += got as u64;
+            }
+        }
+        released
+    }
+
+    /// Frames that wait for their flush.
+    pub fn owed_count(&self) -> u64 {
+        self.arenas.iter().map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Whether more frames may wait for their flush.
+    pub fn may_defer(&self) -> bool {
+        !self.seems_short() && self.owed_count() < self.limit() / PART
+    }
+}

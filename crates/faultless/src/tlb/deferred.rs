@@ -1,0 +1,179 @@
+//! Deferred flushes: translations that do no harm are dropped when their frames are needed.
+//!
+//! A page that moves while all of its mappings are read-only leaves translations to its old frame in the TLBs of other CPUs. As long as
+//! neither the frame nor the page changes, they show what is there. So the flush is deferred: no CPU is interrupted, the frame
+//! is [kept](crate::frame::owed) with its bytes, and a *stamp* says which flush is pending.
+//!
+//! # Stamps
+//!
+//! A stamp is a number of a clock of 64 bits, which every deferral advances: it does not wrap. Of each CPU two stamps are known: `owes`, the last
+//! deferral whose translations it may hold; and `flushed`, the last one before a moment at which it dropped all translations, for
+//! whatever reason. A CPU that leaves a space drops all that it has, for it runs one space at a time.
+//!
+//! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then raises `owes` of each CPU that is in the set of a
+//!    space that mapped the page. A CPU that is not in the set yet will walk the changed tables.
+//! 2. *Flush.* A CPU reads the clock, drops all translations, and then stores what it read to `flushed`.
+//! 3. *Settle.* The CPU asks all CPUs whose `flushed` is below their `owes` to drop everything, and waits until they have. Then all stamps up to the
+//!    clock's value before are *paid*. One settlement is for all frames that wait; CPUs that have flushed since are left alone.
+//!
+//! Deferrals and settlements exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
+//!
+//! # What must come after a settlement
+//!
+//! - Using the frame: zeroing it, handing it out, giving it to the buddy allocator. Its type says so: [`Owed`](crate::frame::Owed).
+//! - Any change of what the page shows. A space and an object keep the stamp of the last deferral of a page of theirs ([`Pending`]). Who will
+//!   store to a page that may be mapped elsewhere, or allow stores, looks at it first: a fault that makes a page writable,
+//!   and the kernel's writes to an object. Who replaces a page at one address flushes that address anyway.
+//!
+//! # When a flush is not deferred
+//!
+//! - A mapping allows stores: a CPU could store to the old frame.
+//! - An operation with a claim on the page is under way. `fork`, `mprotect` and writing back take permissions away first, and flush afterwards: until
+//!   then a CPU may have a translation that allows stores, though no entry does.
+//! - Somebody has a reference to the old frame, so that it cannot be kept for later.
+//! - Memory is short, or many frames wait already.
+
+use super::cpuset::CpuSet;
+use super::shootdown::Inbox;
+use crate::error::OutOfMemory;
+use crate::machine::{CpuId, Machine};
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::cpus::OwnCpus;
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, DeferredStamps, Flush};
+use crate::sync::percpu::{Local, Padded, PerCpu};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::{Wait, until};
+
+/// What is known of a CPU.
+#[derive(Debug, Default)]
+struct Stamps {
+    /// The last deferral of which it may hold translations. Written under the lock.
+    owes: AtomicU64,
+    /// Deferrals up to this one have no translations on it any more. Written by the CPU itself.
+    flushed: AtomicU64,
+}
+
+/// The flushes of a subsystem that are deferred.
+#[derive(Debug)]
+pub struct Deferred {
+    /// The last stamp that was given.
+    clock: Padded<AtomicU64>,
+    /// Stamps up to this one are paid.
+    paid: Padded<AtomicU64>,
+    lock: SpinLock<(), DeferredStamps>,
+    cpus: PerCpu<Stamps>,
+}
+
+/// The stamp of the last deferral of a page of a space, or of an object; 0 before the first.
+#[derive(Debug, Default)]
+pub struct Pending(AtomicU64);
+
+impl Pending {
+    /// The stamp.
+    #[inline(always)]
+    pub fn stamp(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Notes a deferral, before the new entries are stored.
+    pub fn note(&self, stamp: u64) {
+        self.0.fetch_max(stamp, Ordering::AcqRel);
+    }
+}
+
+impl Deferred {
+    /// For a machine of `cpus` CPUs.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            clock: Padded(AtomicU64::new(0)),
+            paid: Padded(AtomicU64::new(0)),
+            lock: SpinLock::ordered(()),
+            cpus: PerCpu::try_new(cpus, |_| Stamps::default())?,
+        })
+    }
+
+    /// Step 1 for entries that have changed, of spaces with the sets `of`. Returns the stamp.
+    pub fn defer<'a>(&self, of: impl Iterator<Item = &'a CpuSet>, wait: &impl Wait) -> u64 {
+        let _lock = self.lock.lock(wait);
+        let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
+        // Either a CPU that leaves a space finds the stamp, or it is in the set still.
+        fence(Ordering::SeqCst);
+        for set in of {
+            for cpu in set.iter(self.cpus.len()) {
+                self.cpus.remote(cpu).owes.fetch_max(stamp, Ordering::Relaxed);
+            }
+        }
+        stamp
+    }
+
+    /// The first half of step 2: what the CPU that drops all translations next has flushed then.
+    #[inline]
+    pub fn before_flush(&self) -> u64 {
+        self.clock.load(Ordering::SeqCst)
+    }
+
+    /// The second half, on the CPU that dropped them.
+    #[inline]
+    pub fn flushed(&self, local: &Local, before: u64) {
+        self.cpus.get(local).flushed.fetch_max(before, Ordering::Release);
+    }
+
+    /// Whether the flush of `pending` may not have been done yet.
+    #[inline(always)]
+    pub fn is_pending(&self, pending: &Pending) -> bool {
+        pending.stamp() > self.paid.load(Ordering::Acquire)
+    }
+
+    /// Stamps up to this one are paid.
+    #[inline]
+    pub fn paid(&self) -> u64 {
+        self.paid.load(Ordering::Acquire)
+    }
+
+    /// Step 3. Returns how many CPUs were interrupted.
+    pub fn settle<M: Machine>(
+        &self,
+        machine: &M,
+        inboxes: &PerCpu<Inbox>,
+        local: &Local,
+        wait: &impl Wait,
+    ) -> u64 {
+        order::before::<Flush>(wait);
+        let mut owing = OwnCpus::default();
+        let stamp = {
+            let _lock = self.lock.lock(wait);
+            let owes = |cpu: &CpuId| {
+                let Stamps { owes, flushed } = self.cpus.remote(*cpu);
+                flushed.load(Ordering::Acquire) < owes.load(Ordering::Relaxed)
+            };
+            owing.extend((0..self.cpus.len()).map(|cpu| CpuId(cpu as u16)).filter(owes));
+            self.clock.load(Ordering::SeqCst)
+        };
+        let (here, mut sent) = (local.id(), 0);
+        owing.retain(|cpu| {
+            if cpu == here {
+                let before = self.before_flush();
+                machine.invalidate_all(here);
+                self.flushed(local, before);
+            } else if !lost(Mutant::SettleAsks) {
+                inboxes.remote(cpu).post_everything(machine, local);
+                machine.interrupt(cpu);
+                sent += 1;
+            }
+            cpu != here
+        });
+        owing.retain(|cpu| {
+            if !lost(Mutant::SettleAwaits) {
+                let flushed = &self.cpus.remote(cpu).flushed;
+                until(wait, || flushed.load(Ordering::Acquire) >= stamp);
+            }
+            false
+        });
+        self.paid.fetch_max(stamp, Ordering::AcqRel);
+        sent
+    }
+}

@@ -1,0 +1,70 @@
+//! [Deferred flushes](crate::tlb::deferred), and the frames that wait for them.
+
+use super::Cpu;
+use crate::frame::{Frame, Owed};
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::mutant::{Mutant, lost};
+use crate::tlb::cpuset::CpuSet;
+use crate::tlb::deferred::Pending;
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Does all flushes that are deferred, and frees the frames that wait for them. CPUs that have dropped their translations since are
+    /// not interrupted. Returns how many frames were freed.
+    ///
+    /// Calls do so where they must; a kernel need not.
+    pub fn settle_flushes(&self) -> u64 {
+        self.settle_pending();
+        self.release_owed()
+    }
+
+    /// Does all flushes that are deferred. It may be in a section, and hold busy entries.
+    #[cold]
+    pub(crate) fn settle_pending(&self) {
+        let vm = self.vm();
+        let sent = vm.deferred.settle(vm.machine(), &vm.inboxes, self.local(), self);
+        self.count(Counter::DeferredSettled);
+        if sent != 0 {
+            self.state().counts.add(Counter::TlbShootdownSent, sent);
+        }
+    }
+
+    /// Frees the frames whose flush is done.
+    pub(crate) fn release_owed(&self) -> u64 {
+        let paid = if lost(Mutant::ReleaseLooksAtStamps) { u64::MAX } else { self.vm().deferred.paid() };
+        // SAFETY: these stamps are paid.
+        unsafe { self.vm().frames.release_owed(paid, self) }
+    }
+
+    /// As [`settle_flushes`](Self::settle_flushes), if frames wait. Returns whether any were freed.
+    #[inline]
+    pub(crate) fn settle_owed(&self) -> bool {
+        self.vm().frames.owed_count() != 0 && self.settle_flushes() != 0
+    }
+
+    /// Defers the flush of entries that have changed in spaces with the sets `of`, and returns its stamp.
+    pub(crate) fn defer_flush<'a>(&self, of: impl Iterator<Item = &'a CpuSet>) -> u64 {
+        self.count(Counter::FlushDeferred);
+        self.vm().deferred.defer(of, self)
+    }
+
+    /// Keeps a frame until its flush is done.
+    pub(crate) fn keep_owed(&self, frame: Frame<Owed>, stamp: u64) {
+        self.count(Counter::FrameOwed);
+        self.vm().frames.keep_owed(frame, stamp, self);
+    }
+
+    /// Whether the flush of a page of a space or object, which keeps `pending`, may not have been done.
+    #[inline(always)]
+    pub(crate) fn is_pending(&self, pending: &Pending) -> bool {
+        self.vm().deferred.is_pending(pending) && !lost(Mutant::WriteSettles)
+    }
+
+    /// Does the flush of `pending`, if it was not done: what a page shows is about to change.
+    #[inline(always)]
+    pub(crate) fn settle(&self, pending: &Pending) {
+        if self.is_pending(pending) {
+            self.settle_pending();
+        }
+    }
+}
