@@ -227,10 +227,13 @@ fn loads_against_deferred_flushes() {
     };
     world.run(&[
         (&space, &loads),
-        (&space, &loads),
+        (&space, &|guest| {
+            guest.migrate(page(1), 1, 1);
+            loads(guest);
+        }),
         (&space, &|guest| {
             guest.map(TO, 4, RW);
-            guest.migrate(AT, 2, 1);
+            guest.migrate(AT, 1, 1);
             guest.cpu.settle_flushes();
             (0..4).for_each(|at| guest.store(TO + at * PAGE, 40 + at).unwrap());
         }),
@@ -311,7 +314,7 @@ mod needs {
         a_flush_before_the_copy: MigrateFlush in [accesses_against_migrations],
         a_count_of_the_references: MigrateCounts in [writes_from_outside_against_migrations],
         a_second_look_of_a_fork: ForkLooksAgain in [forks_of_shared_pages_against_migrations],
-        a_request_to_those_who_owe: SettleAsks in [loads_against_deferred_flushes],
+        a_look_at_the_stamps: ReleaseLooksAtStamps in [loads_against_deferred_flushes],
         a_settlement_that_waits: SettleAwaits in [loads_against_deferred_flushes],
         a_flush_before_the_write: WriteSettles in [writes_against_deferred_flushes],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],

@@ -216,9 +216,7 @@ pub enum Mutant {
     MigrateCounts,
     /// A migration flushes before it copies. What a program stores by an old translation is lost.
     MigrateFlush,
-    /// A settlement asks the CPUs that may hold translations. They use frames that others have.
-    SettleAsks,
-    /// A settlement waits for them.
+    /// A settlement waits for the CPUs that may hold translations. They use frames that others have.
     SettleAwaits,
     /// Frames are given back whose stamps are paid, and no others.
     ReleaseLooksAtStamps,

@@ -159,7 +159,7 @@ impl Deferred {
                 let before = self.before_flush();
                 machine.invalidate_all(here);
                 self.flushed(local, before);
-            } else if !lost(Mutant::SettleAsks) {
+            } else {
                 inboxes.remote(cpu).post_everything(machine, local);
                 machine.interrupt(cpu);
                 sent += 1;

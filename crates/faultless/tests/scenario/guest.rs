@@ -6,7 +6,7 @@
 //! the oracle, is one moment.
 
 use super::machine::{Board, Tlb, Translation, step};
-use super::oracle::{Oracle, Page, WORDS};
+use super::oracle::{Oracle, Page, Through, WORDS};
 use super::{AT, PAGE, REGIME, RW, Regime, Space, page};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::audit::audit_with;
@@ -43,6 +43,8 @@ pub struct World {
     watched: bool,
     /// Whether frames may run out.
     scarce: AtomicBool,
+    /// Whether pages move to other frames.
+    moves: core::sync::atomic::AtomicBool,
 }
 
 /// Frames of the far node.
@@ -80,7 +82,7 @@ impl World {
         // In half of the schedules: what a CPU does that is alone in a shared space is to be seen, too.
         vm.set(Setting::EditInPlace(shuttle::rand::thread_rng().gen_bool(0.5)));
         vm.set(Setting::PrefaultMaxOrder(if REGIME.get() == Regime::Ahead { 3 } else { 0 }));
-        Self { vm, oracle: Mutex::default(), watched, scarce: AtomicBool::new(false) }
+        Self { vm, oracle: Mutex::default(), watched, scarce: AtomicBool::new(false), moves: false.into() }
     }
 
     /// One of three CPUs, and a space in which the first `pages` pages are mapped, and stored to: 1, 2, …
@@ -345,7 +347,11 @@ impl<'a> Guest<'a> {
         if !self.world.watched {
             return found;
         }
+        // A frame that a read-only page left is read as long as its flush is deferred; what is found there counts.
+        let moves = self.world.moves.load(Ordering::Relaxed);
+        let left = moves && store.is_none() && !through.stores;
         let frame = (!through.zeros).then_some((through.frame, through.owner));
+        let frame = if left { Through::Any } else { Through::Frame(frame) };
         let page_here = (self.space.id(), page);
         let checked = self.world.oracle().accessed(page_here, frame, at, store, found);
         checked.unwrap_or_else(|what| self.wrong(page, &format!("law 2: {what}")));
@@ -523,6 +529,7 @@ impl<'a> Guest<'a> {
     pub fn migrate(&self, start: u64, pages: u64, node: u8) -> usize {
         let addrs: Vec<_> = (0..pages).map(|page| start + page * PAGE).collect();
         let mut status = vec![Err(Errno::EIO); addrs.len()];
+        self.world.moves.store(true, Ordering::Relaxed);
         self.poll();
         self.space.move_pages(self.cpu, &addrs, node, true, &mut status).unwrap();
         status.iter().filter(|status| **status == Ok(node)).count()

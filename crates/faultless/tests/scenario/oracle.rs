@@ -19,6 +19,15 @@ pub type Owned = (FrameNumber, u64);
 /// Words of a page that programs use: the first ones.
 pub const WORDS: usize = 2;
 
+/// What a page is used through.
+#[derive(Clone, Copy, Debug)]
+pub enum Through {
+    /// A frame; none is that of zeros.
+    Frame(Option<Owned>),
+    /// The page's frame, or one that it has left, as the flush may be deferred.
+    Any,
+}
+
 /// A word of a page, wherever it is mapped.
 #[derive(Clone, Debug, Default)]
 struct Word {
@@ -175,7 +184,7 @@ impl Oracle {
     pub fn accessed(
         &mut self,
         page: Page,
-        frame: Option<Owned>,
+        frame: Through,
         at: usize,
         store: Option<u64>,
         found: u64,
@@ -185,7 +194,9 @@ impl Oracle {
         if !may.contains(needs) {
             return Err(format!("an access that needs {needs:?} happened, where {may:?} may be"));
         }
-        if !copies {
+        if let Through::Frame(frame) = frame
+            && !copies
+        {
             self.words[words[0]].used(frame)?;
         }
         match store {
