@@ -246,7 +246,8 @@ pub fn audit_with<M: Machine>(
 /// flushes](Cpu::serve_flushes) since it used a translation used one that allowed no more than this, and
 /// showed the same frame: a CPU that took something away waits for that CPU before it gives up its claim on the page.
 ///
-/// `None`: a CPU is changing it, or nothing is mapped.
+/// `None`: a CPU is changing it, or nothing is mapped; or the flush of pages of the space is [deferred](crate::Setting::DeferredFlush), so that CPUs
+/// may load from frames that these left.
 pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
     let section = space.section(cpu);
     let found = space.view(cpu, &section).at(addr)?;
@@ -255,7 +256,9 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     let seen = vma.sequence.read()?;
     let entry = space.entry_at(cpu, addr);
     // Looked at last: a writer that changed the entry that was seen claimed the page before.
-    let settled = !entry.is_locked() && !space.is_claimed(cpu, VirtRange::page(addr));
+    let settled = !entry.is_locked()
+        && !space.is_claimed(cpu, VirtRange::page(addr))
+        && !cpu.is_pending(&space.core.pending);
     (settled && vma.sequence.unchanged(seen)).then_some(entry.0)
 }
 

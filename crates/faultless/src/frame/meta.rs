@@ -43,19 +43,19 @@ const PIN: u32 = 1 << 22;
 #[non_exhaustive]
 pub enum Use {
     /// A page-table node.
-    Table = 5,
+    Table = 6,
     /// A private anonymous page.
-    Anon = 6,
+    Anon = 7,
     /// A page of an object.
-    Shared = 7,
+    Shared = 8,
     /// The zero page, which reads of untouched memory map.
-    Zero = 8,
+    Zero = 9,
     /// Unlinked, waiting for a grace period to end.
-    Retired = 9,
+    Retired = 10,
     /// A kernel's own ([`Block`](crate::Block)).
-    Kernel = 10,
+    Kernel = 11,
     /// None of the subsystem's: device memory, of which there is no metadata.
-    Device = 11,
+    Device = 12,
 }
 
 /// What a frame is at present.
@@ -91,7 +91,7 @@ impl Kind {
             Self::Free => 2,
             Self::Pooled => 3,
             Self::Zeroed => 4,
-            Self::Owed => 12,
+            Self::Owed => 5,
             Self::Used(usage) => usage as u8,
         }
     }
@@ -103,13 +103,13 @@ impl Kind {
             2 => Self::Free,
             3 => Self::Pooled,
             4 => Self::Zeroed,
-            5 => Self::Used(Use::Table),
-            6 => Self::Used(Use::Anon),
-            7 => Self::Used(Use::Shared),
-            8 => Self::Used(Use::Zero),
-            9 => Self::Used(Use::Retired),
-            10 => Self::Used(Use::Kernel),
-            12 => Self::Owed,
+            5 => Self::Owed,
+            6 => Self::Used(Use::Table),
+            7 => Self::Used(Use::Anon),
+            8 => Self::Used(Use::Shared),
+            9 => Self::Used(Use::Zero),
+            10 => Self::Used(Use::Retired),
+            11 => Self::Used(Use::Kernel),
             _ => Self::Reserved,
         }
     }
@@ -344,21 +344,18 @@ impl FrameMeta {
         !full
     }
 
-    /// As [`get_mapping_unless_zero`](Self::get_mapping_unless_zero), for a frame without pins: false, too, where it has some.
-    #[inline]
+    /// As [`get_mapping_unless_zero`](Self::get_mapping_unless_zero), for a frame without pins: false, too, where it has some, or where
+    /// the count changes meanwhile.
+    #[inline(always)]
     #[must_use]
-    pub fn get_mapping_unpinned(&self) -> bool {
+    pub fn try_get_mapping_unpinned(&self) -> bool {
         // A count with a pin is above every count without one.
         const { assert!(PIN > Self::MAX_MAPPINGS) };
-        let mut refs = self.refs.load(Ordering::Relaxed);
-        while refs != 0 && refs < Self::MAX_MAPPINGS {
-            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-            match self.refs.compare_exchange_weak(refs, refs + 1, acquire, relaxed) {
-                Ok(_) => return true,
-                Err(now) => refs = now,
-            }
-        }
-        false
+        let refs = self.refs.load(Ordering::Relaxed);
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        // 0 wraps around.
+        refs.wrapping_sub(1) < Self::MAX_MAPPINGS - 1
+            && self.refs.compare_exchange(refs, refs + 1, acquire, relaxed).is_ok()
     }
 
     /// Whether no mapping can be added.

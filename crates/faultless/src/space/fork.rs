@@ -168,14 +168,13 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
         pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
-        let frames = &self.cpu.vm().frames;
         // The child's entries; none until there is one to be made.
         let mut theirs: &[AtomicU64] = &[];
         let (mut first, mut behind) = (usize::MAX, 0);
         let (mut resident, mut result) = (0, Ok(()));
         for (at, slot) in slots.iter().enumerate() {
-            let mut old = node::load(slot);
-            if old.is_none() {
+            let seen = node::load(slot);
+            if seen.is_none() {
                 continue;
             }
             let their = match theirs.get(at) {
@@ -192,49 +191,27 @@ impl<M: Machine> Writing<'_, '_, M> {
                     }
                 },
             };
-            // The reference first, and then the entry: a page may move to another frame meanwhile, and is looked at again.
-            let new = loop {
-                if old.is_locked() {
-                    old = protocol::look(slot, self.cpu);
-                }
-                if !old.is_mapped() {
-                    break Ok(Entry::NONE);
-                }
-                let counted = !old.is_special();
-                let refers = counted && frames.meta(old.frame()).get_mapping_unpinned();
-                let new = old.read_only();
-                match protocol::try_settle(slot, old, new) {
-                    Ok(()) if refers || !counted => break Ok(new),
-                    Ok(()) => match self.share_seldom(new, pinned) {
-                        Ok(None) => old = node::load(slot),
-                        Ok(Some(shown)) => break Ok(shown),
-                        Err(oom) => break Err(oom),
-                    },
-                    Err(now) => {
-                        if refers {
-                            // SAFETY: the reference just taken, which never was a mapping.
-                            unsafe { self.cpu.put_unmapped(old.frame()) };
-                        }
-                        old = now;
-                    }
-                }
+            // Mostly the page is one that nobody else changes.
+            let shared = match self.share_at_once(slot, seen) {
+                Some(new) => Ok((seen.is_writable(), new)),
+                None => self.share_at_length(slot, pinned),
             };
-            if old.is_mapped() && old.read_only().needs_flush(old) {
+            let Ok((stored, new)) = shared else {
+                // The entry may be read-only by now.
+                (first, behind) = (first.min(at), at + 1);
+                result = Err(OutOfMemory);
+                break;
+            };
+            if new.is_none() {
+                continue;
+            }
+            if stored {
                 first = first.min(at);
                 behind = at + 1;
             }
-            match new {
-                Ok(new) if new.is_none() => {}
-                // Unused prefaulted pages count for the parent.
-                Ok(new) => {
-                    resident += u64::from(!new.is_special());
-                    their.store(new.used().0, Ordering::Release);
-                }
-                Err(oom) => {
-                    result = Err(oom);
-                    break;
-                }
-            }
+            resident += u64::from(!new.is_special());
+            // Unused prefaulted pages count for the parent.
+            their.store(new.used().0, Ordering::Release);
         }
         *shared += resident;
         if behind != 0 && !lost(Mutant::ForkFlush) {
@@ -242,6 +219,65 @@ impl<M: Machine> Writing<'_, '_, M> {
             batch.flush(VirtRange::new(addr(first), addr(behind)));
         }
         result
+    }
+
+    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping, and makes the entry read-only. Returns what both have
+    /// then. `None`: nothing has changed, as the entry has, or is none of a page that can be shared so.
+    ///
+    /// The reference comes first, and the entry is looked at afterwards: the page may move to another frame meanwhile.
+    #[inline(always)]
+    fn share_at_once(&self, slot: &AtomicU64, seen: Entry) -> Option<Entry> {
+        // A page that no program may reach is shared at length, as are those that are not counted.
+        if !seen.is_counted_page() {
+            return None;
+        }
+        if !self.cpu.vm().frames.meta(seen.frame()).try_get_mapping_unpinned() {
+            return None;
+        }
+        let new = seen.read_only();
+        if protocol::try_settle(slot, seen, new).is_err() {
+            // SAFETY: the reference just taken, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(seen.frame()) };
+            return None;
+        }
+        Some(new)
+    }
+
+    /// The same for any entry, once no CPU holds it. Returns whether the entry
+    /// allowed stores, which is all that is taken away, and what the child's is to be, if it has one.
+    #[cold]
+    #[inline(never)]
+    fn share_at_length(
+        &self,
+        slot: &AtomicU64,
+        pinned: &mut Option<FrameNumber>,
+    ) -> Result<(bool, Entry), OutOfMemory> {
+        let mut stored = false;
+        loop {
+            let seen = protocol::look(slot, self.cpu);
+            if !seen.is_mapped() {
+                return Ok((stored, Entry::NONE));
+            }
+            if let Some(new) = self.share_at_once(slot, seen) {
+                return Ok((stored || seen.is_writable(), new));
+            }
+            let new = seen.read_only();
+            if seen.is_locked() || protocol::try_settle(slot, seen, new).is_err() {
+                continue;
+            }
+            // It may have to be looked at again, and is read-only by then.
+            stored |= seen.is_present() && seen.is_writable();
+            if new.is_special() {
+                return Ok((stored, new));
+            }
+            let Some(shown) = self.share_seldom(new, pinned)? else { continue };
+            // A pinned page stays where it is, and the child has a copy.
+            if shown != new || protocol::try_settle(slot, new, new).is_ok() {
+                return Ok((stored, shown));
+            }
+            // SAFETY: the reference just taken, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(new.frame()) };
+        }
     }
 }
 
@@ -255,7 +291,8 @@ struct ToFill {
 
 impl<M: Machine> Writing<'_, '_, M> {
     /// The child's entry for the page of `entry`, the parent's, which is pinned, or has as many mappings as can be counted. A page
-    /// that is pinned for the parent alone gets another frame, the first of the list `pinned`. `None`: the entry is to be looked at again.
+    /// that is pinned for the parent alone gets another frame, the first of the list `pinned`. The caller looks at the entry again. `None`: the frame
+    /// is another's by now.
     #[cold]
     #[inline(never)]
     fn share_seldom(
@@ -269,20 +306,20 @@ impl<M: Machine> Writing<'_, '_, M> {
         // is about to go, costs a copy.
         let own = meta.kind() == Kind::Used(Use::Anon);
         if !own || !meta.is_pinned() || lost(Mutant::ForkLooksAtPins) {
-            // A pinned page of an object, or one with as many mappings as can be counted; or the frame is another's by now.
+            // A pinned page of an object, or one that no program may reach; or it has as many mappings as can be counted.
             if meta.is_full() {
                 return Err(OutOfMemory);
             }
-            let refers = meta.is_pinned() && meta.get_mapping_unless_zero();
+            let refers = meta.get_mapping_unless_zero();
             return Ok(refers.then_some(entry));
         }
         let Some(frame) = self.cpu.alloc() else {
             self.cpu.note_starved();
             return Err(OutOfMemory);
         };
-        let anon_vma = meta.anchor.load(Ordering::Relaxed);
+        let anchor = meta.anchor.load(Ordering::Relaxed);
         let index = meta.index.load(Ordering::Relaxed);
-        let copy = frames.publish(frame, Use::Anon, anon_vma, index);
+        let copy = frames.publish(frame, Use::Anon, anchor, index);
         let to_fill = ToFill { from: entry.frame(), next: pinned.replace(copy) };
         // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };

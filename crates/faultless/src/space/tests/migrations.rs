@@ -324,3 +324,93 @@ fn a_copy_of_a_page_that_moves_is_thrown_away() {
     check(&cpu0, &[&space, &child], &[], 0);
     [space, child].into_iter().for_each(|space| space.exit(&cpu0));
 }
+
+/// Eight pages, which stores have made, and which are read-only now.
+fn read_only_space(cpu: &TestCpu<'_>) -> TestSpace {
+    let space = Space::new(cpu).unwrap();
+    map(cpu, &space, 0, 8, RW);
+    (0..8).for_each(|page| store(cpu, &space, AT + page * P, value(1, page)).unwrap());
+    space.mprotect(cpu, AT, 8 * P, Prot::READ).unwrap();
+    space
+}
+
+#[test]
+fn read_only_pages_move_without_an_interrupt() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_space(&cpu0);
+    // It answers no requests: whoever sent one would wait for ever.
+    space.activate(&other);
+    let count = |counter| vm.totals().get(counter);
+    assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
+    assert_eq!(count(Counter::TlbShootdownSent), 0);
+    assert_eq!((count(Counter::FlushDeferred), count(Counter::FrameOwed)), (1, 8));
+    assert_eq!(vm.usage().owed, 8);
+    // It drops what it has as it leaves, and need not be asked.
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    assert_eq!(cpu0.settle_flushes(), 8);
+    assert_eq!((count(Counter::TlbShootdownSent), vm.usage().owed), (0, 0));
+    check(&cpu0, &[&space], &[], 0);
+    space.exit(&cpu0);
+}
+
+#[test]
+fn a_store_after_a_deferred_flush_does_it_first() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_space(&cpu);
+    space.activate(&cpu);
+    assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+    let settled = || vm.totals().get(Counter::DeferredSettled);
+    assert_eq!(settled(), 0);
+    space.mprotect(&cpu, AT, 8 * P, RW).unwrap();
+    assert_eq!(load(&cpu, &space, AT), Ok(value(1, 0)));
+    assert_eq!(settled(), 0, "nothing changes what a page shows");
+    store(&cpu, &space, AT, 5).unwrap();
+    assert_eq!(settled(), 1);
+    store(&cpu, &space, AT + P, 6).unwrap();
+    assert_eq!(settled(), 1, "all that was deferred is done");
+    // Pages that may be stored to are flushed at once.
+    assert_eq!(moved(&cpu, &space, (0, 2), 0), [Ok(0); 2]);
+    assert_eq!(vm.totals().get(Counter::FlushDeferred), 1);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&cpu) };
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn frames_that_wait_are_had_when_they_are_needed() {
+    let vm = two_nodes(64);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_space(&cpu);
+    map(&cpu, &space, 16, 200, RW);
+    assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+    assert_ne!(vm.usage().owed, 0);
+    // As many as there are: the last come from those that wait.
+    let mut pages = 0;
+    while store(&cpu, &space, AT + (16 + pages) * P, pages).is_ok() {
+        pages += 1;
+    }
+    assert_eq!((vm.usage().owed, vm.free_frames()), (0, 0), "after {pages} pages");
+    (0..pages).for_each(|page| assert_eq!(load(&cpu, &space, AT + (16 + page) * P), Ok(page)));
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn nothing_is_deferred_with_the_knob_off_or_memory_short() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_space(&cpu);
+    vm.set(Setting::DeferredFlush(false));
+    assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+    vm.set(Setting::DeferredFlush(true));
+    let taken = vm.total_frames() - vm.free_frames();
+    vm.set(Setting::FrameLimit(taken + 1));
+    assert_eq!(moved(&cpu, &space, (0, 1), 0), [Ok(0)]);
+    assert_eq!(vm.totals().get(Counter::FlushDeferred), 0);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}

@@ -358,6 +358,12 @@ impl Entry {
         self.0 & SPECIAL != 0
     }
 
+    /// Whether the MMU may use a page whose frame is counted, and no CPU is changing the entry.
+    #[inline]
+    pub const fn is_counted_page(self) -> bool {
+        self.0 & (PRESENT | LOCKED | SPECIAL) == PRESENT
+    }
+
     /// Whether it points to a table of the next level, unlocked.
     #[inline]
     pub const fn is_table(self) -> bool {
