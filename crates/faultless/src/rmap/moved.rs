@@ -139,18 +139,14 @@ impl Moves {
         let mut gone: Option<Box<Node>> = None;
         {
             let mut first = self.first.lock(wait);
-            let mut at = &mut *first;
-            loop {
-                let Some(node) = at else { break };
-                if !range.covers(node.note.target()) {
-                    let Some(node) = at else { break };
-                    at = &mut node.next;
-                    continue;
-                }
-                if let Some(mut node) = at.take() {
-                    *at = node.next.take();
+            let (mut rest, mut kept) = (first.take(), &mut *first);
+            while let Some(mut node) = rest {
+                rest = node.next.take();
+                if range.covers(node.note.target()) {
                     node.next = gone.take();
                     gone = Some(node);
+                } else {
+                    kept = &mut kept.insert(node).next;
                 }
             }
         }
