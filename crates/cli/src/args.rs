@@ -42,13 +42,18 @@ pub struct Args {
 // The paragraphs of a command are filled to the width of the terminal; lines of examples are not, so these are short.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Every workload and recording under every locking policy, and with prefault
+    /// What page faults without a lock, prefault and the other mechanisms change, on one screen
     ///
-    /// Each workload runs under locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and speculative (no
-    /// lock), and on this host's own Linux, with prefault off (prefault_max_order=0). Then workloads and recordings run
-    /// with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed before the run; of
-    /// recordings it is counted how many faults that saves, what a perfect predictor would save, and which prefaulted
-    /// pages were not used. Repetitions take turns, so that noise hits all alike; the median is shown.
+    /// First the machine and its noise, then four tables, each with a verdict: what one fault takes (instructions, and
+    /// shared cache lines written), what workloads do on many simulated CPUs, what recorded programs take when their faults
+    /// and calls are replayed on this machine, and what each mechanism changes, off and on. Policies are
+    /// locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and speculative (no lock), with prefault off
+    /// (prefault_max_order=0). Repetitions take turns, so that noise hits all alike; the median is shown, and what the noise may
+    /// explain is told as no difference.
+    ///
+    /// With --details each workload also runs on this machine under every policy, and on this host's own Linux; then workloads and
+    /// recordings run with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed
+    /// before the run. That takes about two minutes more.
     ///
     /// Of --set, locking=POLICY names a policy to compare, prefault_max_order=N an order; each may be there several
     /// times. zeroed_pool=N is how many frames are zeroed before. Other knobs hold for all.
@@ -127,15 +132,19 @@ Examples:
   faultless compare --only pft --only small_allocs
   faultless compare --set locking=per_vma --set locking=speculative
   faultless compare --only python --set prefault_max_order=9
-  faultless compare --only app.fltrace
+  faultless compare --only app.fltrace       a recording of your own
+  faultless compare --details                every workload on this machine
   faultless compare --json results.jsonl")]
 pub struct CompareArgs {
-    /// A quarter of the time, and noisier
+    /// A quarter of the time: noisier, and fewer simulated CPUs
     #[arg(long)]
     pub quick: bool,
+    /// Run every workload on this machine too, and print all counters
+    #[arg(long)]
+    pub details: bool,
     #[command(flatten)]
     pub set: SetArgs,
-    /// Threads of each workload [default: the host's CPUs, at most 16]
+    /// Threads of each workload of --details [default: the host's CPUs, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     #[command(flatten)]

@@ -48,4 +48,4 @@ pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
 pub use machine::VirtualMachine;
 pub use process::{Config, File, HotPlace, Process, Virtual};
 pub use profile::{Number, Profile, ProfileError};
-pub use simulation::{Accounts, Meeting, Spent};
+pub use simulation::{Accounts, LineUse, Meeting, Spent};

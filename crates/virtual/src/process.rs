@@ -8,7 +8,7 @@ use crate::cpu::{Idle, Stop, VirtualCpu};
 use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
 use crate::rates::Rates;
-use crate::simulation::{Accounts, Simulation};
+use crate::simulation::{Accounts, LineUse, Simulation};
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -305,6 +305,11 @@ impl Virtual {
     /// What one CPU did so far.
     pub fn accounts_of(&self, cpu: usize) -> Accounts {
         self.machine().simulation.accounts(cpu)
+    }
+
+    /// The accesses of operations to cache lines since the last call, in order; the first call begins to collect them.
+    pub fn take_line_uses(&self) -> Vec<LineUse> {
+        self.machine().simulation.take_uses()
     }
 
     /// Forgets which places were hot.

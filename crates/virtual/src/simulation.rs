@@ -146,6 +146,17 @@ impl fmt::Debug for Clock {
     }
 }
 
+/// An access to a line in an operation of the subsystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineUse {
+    /// The CPU.
+    pub cpu: u16,
+    /// The line's number on this machine.
+    pub line: u32,
+    /// Whether it was written, or tried to.
+    pub written: bool,
+}
+
 /// Where CPUs of a run wait for each other, and go on from one moment.
 #[derive(Debug)]
 pub struct Meeting {
@@ -235,6 +246,8 @@ pub(crate) struct Simulation {
     pub(crate) costs: Costs,
     cpus: Box<[Clock]>,
     lines: RefCell<Lines>,
+    /// The accesses of operations, while they are collected.
+    uses: RefCell<Option<Vec<LineUse>>>,
     /// CPUs that can run: time, order among those of one time, number.
     ready: RefCell<BinaryHeap<Reverse<(Time, u64, u16)>>>,
     /// The time of the first of them.
@@ -259,6 +272,7 @@ impl Simulation {
             costs,
             cpus: (0..cpus).map(|_| Clock::new()).collect(),
             lines: RefCell::new(Lines::new()),
+            uses: RefCell::new(None),
             ready: RefCell::default(),
             soonest: Cell::new(NEVER),
             running: Cell::new(NOBODY),
@@ -470,9 +484,27 @@ impl Simulation {
         let end = address + bytes.max(1);
         let mut address = address;
         while address < end {
-            last = Some(self.access_line(cpu, address, intent, at, last));
+            let line = self.access_line(cpu, address, intent, at, last);
+            if last != Some(line) && cpu.rate.get() != 0 {
+                self.note_use(line, intent);
+            }
+            last = Some(line);
             address = (address / GRANULE + 1) * GRANULE;
         }
+    }
+
+    /// Collects a use of a line, where uses are collected.
+    #[inline]
+    fn note_use(&self, line: LineId, intent: Intent) {
+        if let Some(uses) = &mut *self.uses.borrow_mut() {
+            let written = matches!(intent, Intent::Store | Intent::Modify);
+            uses.push(LineUse { cpu: self.running.get(), line: line.number(), written });
+        }
+    }
+
+    /// Collects uses of lines from now on; those since the last call.
+    pub(crate) fn take_uses(&self) -> Vec<LineUse> {
+        self.uses.replace(Some(Vec::new())).unwrap_or_default()
     }
 
     /// Accesses the line of `address`, if it is not the `last`.

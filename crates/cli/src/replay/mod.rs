@@ -9,6 +9,8 @@ mod gate;
 pub mod source;
 
 use crate::args::ReplayArgs;
+use crate::compare::programs;
+use crate::compare::turns::Turns;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::columns::{Column, Report, Topic};
@@ -16,6 +18,7 @@ use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::{grouped, plural};
 use crate::report::perf_stat::PerfStat;
+use crate::report::progress::Progress;
 use crate::report::{self, say};
 use crate::run;
 use crate::settings::{Settings, ahead_of_policies, policies};
@@ -27,8 +30,8 @@ use serde_json::Map;
 use source::{Input, Source};
 use std::io::Write;
 
-/// Replays of each policy with `--policies`.
-const ROUNDS: usize = 5;
+/// Replays of each policy with `--policies`: as many as `compare` makes.
+const TURNS: Turns = Turns::PROGRAMS;
 
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
@@ -44,31 +47,33 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     if args.policies {
         let policies = policies(&args.set.set);
         let ahead = ahead_of_policies(&args.set.set);
-        let mut columns: Vec<_> = policies
+        let columns: Vec<_> = policies
             .into_iter()
             .map(|locking| {
                 let settings = settings.with_locking(locking).with_ahead(ahead);
                 Column::new(locking.name(), source.context(&settings), Some(settings))
             })
             .collect();
-        'rounds: for round in 0..ROUNDS {
-            for at in 0..columns.len() {
-                let at = (at + round) % columns.len();
-                let replayed = once(&native, &source, columns[at].settings().unwrap_or(&settings))?;
-                if !replayed.complete {
-                    break 'rounds;
-                }
-                columns[at].push(replayed.sample);
-            }
+        let title = format!("replay:{}, prefault {}", source.name, ahead.name());
+        let (unit, topic) = ("operations", Topic::Locking);
+        let mut report = Report { title, unit, topic, columns };
+        let progress = Progress::new((TURNS.most * report.columns.len()) as u64);
+        progress.begin(&report.title);
+        let sample = |column: &Column| {
+            let replayed = once(&native, &source, column.settings().unwrap_or(&settings))?;
+            Ok(replayed.complete.then_some(replayed.sample))
+        };
+        let failed = TURNS.run(&mut report, sample, |steps| progress.advance(steps));
+        drop(progress);
+        if let Some(error) = failed.into_iter().next() {
+            return Err(error);
         }
-        let first = columns.first().and_then(|column| Some((column, column.median()?)));
+        let first = report.columns.first().and_then(|column| Some((column, column.median()?)));
         let fidelity = first.filter(|_| ahead.order == 0).map(|(column, sample)| {
             (Fidelity::new(&source.trace, sample.faults), column.context.clone())
         });
-        let title = format!("replay:{}, prefault {}", source.name, ahead.name());
-        let (unit, topic) = ("operations", Topic::Locking);
-        let report = Report { title, unit, topic, columns };
         report.print(&mut *out, style)?;
+        programs::print(&mut *out, &[(&source.name, &report)], style)?;
         report.json(&mut json)?;
         if let Some((fidelity, context)) = fidelity {
             writeln!(

@@ -182,7 +182,8 @@ fn beyond(profile: &Profile, scaled: &Scaled) -> String {
     format!("Beyond the {has} CPUs of {} there are more sockets of the same kind.", profile.name)
 }
 
-fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliError> {
+/// Writes a simulated run.
+pub fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliError> {
     json.sample(context, &ran.sample)?;
     for (metric, count) in [
         ("line_transfers", ran.accounts.transfers),

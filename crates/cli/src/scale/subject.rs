@@ -34,7 +34,7 @@ pub enum Subject {
     /// A workload, by name, with the parameters that the user gave.
     Workload(String, Vec<String>),
     /// A recording.
-    Recording(Box<Source>),
+    Recording(Arc<Source>),
 }
 
 /// One run.
@@ -85,7 +85,7 @@ impl Subject {
                 let why = "a recording has no parameters";
                 return Err(CliError::Usage(format!("{name}: {param}: {why}")));
             }
-            return Ok(Self::Recording(source));
+            return Ok(Self::Recording(Arc::from(source)));
         }
         let mut known: Vec<_> = all().iter().map(|info| info.name).collect();
         known.extend(recordings::all().iter().map(|recording| recording.name));
