@@ -306,7 +306,7 @@ fn compare_takes_what_replay_takes() {
     }
     let lines = json_lines(&fs::read_to_string(&json).expect("written"));
     let mine: Vec<_> = lines.into_iter().filter(|it| it["workload"] == "replay:mine").collect();
-    assert!(value(&mine, "native", "prefault_max_order=5", "ahead_faults_saved").is_some());
+    assert!(value(&mine, "native", "prefault_max_order=5", "faults_saved").is_some());
     assert!(value(&mine, "native", "locking=per_vma", "wall_seconds").is_some());
     assert!(value(&mine, "simulated-", "locking=per_vma", "wall_seconds").is_some());
     let details = faultless(&["compare", "--quick", "--details", "--only", text(&file)]);

@@ -64,7 +64,7 @@ impl Host {
         let most = exceptions().fold(0.0, f64::max);
         let shadowed = match self.is_shadowed() {
             true => {
-                "; shadowed page tables explain that: Linux's faults are slower here than on hardware"
+                "; shadowed page tables may explain that: Linux's faults are slower here than on hardware"
             }
             false => "",
         };

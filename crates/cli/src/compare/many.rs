@@ -4,7 +4,7 @@ use super::words;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::Json;
-use crate::report::number::scaled;
+use crate::report::number::{plural, scaled};
 use crate::report::progress::Progress;
 use crate::report::{Style, filled, table};
 use crate::scale;
@@ -118,11 +118,11 @@ impl Many {
         let less = ratios.len() - more - same;
         let (least, most) = words::ends(ratios.iter().map(|(_, ratio)| *ratio));
         Some(format!(
-            "Verdict: {} does more than the best locking policy in {more} of {} rows, the same in {same}, less in {less}: {} to {} times as much.",
+            "Verdict: {} does {} to {} times as much as the best lock: more in {}, the same in {same}, less in {less}.",
             last.name(),
-            ratios.len(),
             words::times(least),
             words::times(most),
+            plural(more as u64, "row"),
         ))
     }
 }
@@ -157,7 +157,7 @@ mod tests {
             "3.0 times as much",
             "the same",
             "50 % less",
-            "in 1 of 3 rows, the same in 1, less in 1",
+            "as the best lock: more in 1 row, the same in 1, less in 1",
         ] {
             assert!(out.contains(said), "no {said:?} in {out}");
         }

@@ -22,6 +22,7 @@ use crate::args::CompareArgs;
 use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
 use crate::interrupt;
+use crate::replay;
 use crate::report::columns::{Report, Topic};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
@@ -107,6 +108,10 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         summary::print(&mut *out, &reports, &choice, style)?;
     }
     host.json(noise(&reports), &mut json)?;
+    for (name, report) in programs(&reports) {
+        let source = screen.recordings.iter().find(|source| source.name == name);
+        source.map_or(Ok(()), |source| replay::tell_report(source, report, &mut json))?;
+    }
     let tables = screen.run(&choice, &mut json, &progress, &mut failures)?;
     drop(progress);
     tables.print(&mut *out, &host, &reports, (args.details, style))?;
@@ -122,7 +127,7 @@ struct Screen<'a> {
     profile: faultless_virtual::Profile,
     cpus: usize,
     many: Vec<Arc<Simulated>>,
-    recordings: Vec<Arc<crate::replay::source::Source>>,
+    recordings: Vec<Arc<replay::source::Source>>,
     orders: Vec<u8>,
 }
 

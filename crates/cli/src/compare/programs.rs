@@ -3,7 +3,7 @@
 use super::words;
 use crate::error::CliError;
 use crate::report::columns::{Column, Report};
-use crate::report::number::{grouped, plural};
+use crate::report::number::grouped;
 use crate::report::{Style, filled, table};
 
 use std::io::Write;
@@ -82,7 +82,7 @@ pub fn print(
     for (at, column) in first.columns.iter().enumerate().rev().skip(1) {
         let pairs =
             reports.iter().filter_map(|(_, report)| Pair::of(report, report.columns.get(at)?));
-        let begin = if verdict.is_empty() { "Verdict:" } else { ";" };
+        let begin = if verdict.is_empty() { "Verdict, of programs:" } else { ";" };
         verdict += &format!("{begin} beside {}, {}", policy(column), tally(pairs.collect()));
     }
     if !verdict.is_empty() {
@@ -101,18 +101,13 @@ fn tally(pairs: Vec<Pair>) -> String {
             let (least, most) = words::ends(pairs.iter().map(|pair| (pair.time - 1.0).abs()));
             let (low, high) = (words::percent(least), words::percent(most));
             let span = if low == high { low } else { format!("{low} to {high}") };
-            parts.push(format!("{} {way} time ({span})", takes(pairs.len())));
+            parts.push(format!("{} with {span} {way} time", pairs.len()));
         }
     }
     if !alike.is_empty() {
-        parts.push(format!("{} with {NO_DIFFERENCE}", plural(alike.len() as u64, "program")));
+        parts.push(format!("{} with {NO_DIFFERENCE}", alike.len()));
     }
     parts.join(", ")
-}
-
-fn takes(count: usize) -> String {
-    let verb = if count == 1 { "takes" } else { "take" };
-    format!("{} {verb}", plural(count as u64, "program"))
 }
 
 #[cfg(test)]
@@ -166,7 +161,7 @@ mod tests {
         );
         assert!(row("| once").contains("too few repetitions"), "{out}");
         let verdict =
-            "beside mmap_lock, 1 program takes less time (20 %), 1 program with no difference";
-        assert!(out.contains(verdict), "{out}");
+            "beside mmap_lock, 1 with 20 % less time, 1 with no difference within the noise.";
+        assert!(out.replace("\n  ", " ").contains(verdict), "{out}");
     }
 }

@@ -68,22 +68,18 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         if let Some(error) = failed.into_iter().next() {
             return Err(error);
         }
-        let first = report.columns.first().and_then(|column| Some((column, column.median()?)));
-        let fidelity = first.filter(|_| ahead.order == 0).map(|(column, sample)| {
-            (Fidelity::new(&source.trace, sample.faults), column.context.clone())
-        });
         report.print(&mut *out, style)?;
         programs::print(&mut *out, &[(&source.name, &report)], style)?;
         report.json(&mut json)?;
-        if let Some((fidelity, context)) = fidelity {
+        if let Some((fidelity, _)) = fidelity(&source, &report) {
             writeln!(
                 out,
-                "faults recorded: {}, {}",
+                "recorded faults: {}, {}",
                 grouped(fidelity.recorded),
                 fidelity.remark()
             )?;
-            tell(fidelity, &source.name, &mut json, &context)?;
         }
+        tell_report(&source, &report, &mut json)?;
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
@@ -113,9 +109,27 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     }
     json.sample(&context, &replayed.sample)?;
     effects.iter().try_for_each(|effect| effect.json(&mut json, &context))?;
-    json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))?;
+    for (metric, count) in [
+        ("madvise_calls_left_out", replayed.advice_ignored),
+        ("mappings_beyond_memory", replayed.unreserved),
+    ] {
+        json.write(&context, metric, "count", Number::Whole(count))?;
+    }
     fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))?;
     json.complete()
+}
+
+/// The fidelity of the first configuration of `report`, which replays `source`, where that is without prefault; and its context.
+fn fidelity<'r>(source: &Source, report: &'r Report) -> Option<(Fidelity, &'r Context)> {
+    let first = report.columns.first()?;
+    first.settings().filter(|settings| settings.ahead.order == 0)?;
+    Some((Fidelity::new(&source.trace, first.median()?.faults), &first.context))
+}
+
+/// Says whether the faults of `report`, which replays `source`, were those recorded, and loudly where they were not.
+pub fn tell_report(source: &Source, report: &Report, json: &mut Json) -> Result<(), CliError> {
+    let told = fidelity(source, report);
+    told.map_or(Ok(()), |(fidelity, context)| tell(fidelity, &source.name, json, context))
 }
 
 /// Says whether the faults were those recorded, and loudly where they were not.
@@ -206,7 +220,7 @@ fn counters(
         stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
     }
     if let Some(fidelity) = fidelity {
-        stat.row(fidelity.recorded, "faults recorded", fidelity.remark());
+        stat.row(fidelity.recorded, "recorded faults", fidelity.remark());
     }
     for (count, name, remark) in effects.iter().flat_map(Effect::rows) {
         stat.row(count, name, remark);
