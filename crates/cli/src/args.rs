@@ -80,8 +80,9 @@ pub enum Command {
     /// Record what a program does to its memory, with `perf record`
     ///
     /// Huge pages are off for the program while it is recorded, and fault-around too where that is permitted, so that
-    /// each first touch of a page is seen. `record` ends as the program did: with its exit status, or 128 and the number
-    /// of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
+    /// each first touch of a page is seen; what hides faults nevertheless is said before the program begins. SIGINT, SIGTERM, SIGHUP and
+    /// SIGQUIT that are sent to `record` go on to the program. `record` ends as the program did: with its exit status, or 128 and the
+    /// number of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
     Record(RecordArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///

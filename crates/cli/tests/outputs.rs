@@ -254,7 +254,9 @@ fn signals_go_on_to_the_program() {
         (Signal::SIGTERM, "trap 'exit 5' TERM", 5),
         (Signal::SIGINT, "trap 'exit 6' INT", 6),
         (Signal::SIGHUP, "trap 'exit 8' HUP", 8),
+        (Signal::SIGQUIT, "trap 'exit 9' QUIT", 9),
         (Signal::SIGTERM, "", 143),
+        (Signal::SIGQUIT, "", 131),
     ] {
         let output = place.out("perf.data");
         let mut command = place.command(&output, &["sh", "-c", &waits(trap)]);
