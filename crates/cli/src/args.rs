@@ -89,7 +89,7 @@ pub enum Command {
     /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static), a
     /// dynamically linked one whose interpreter and libraries are in --files, or the name of a bundled one, such as `rows`
     /// or `workload`; a wrong name lists them. Its input, output and exit status pass through; the kernel's counters are
-    /// printed at the end, on standard error. It needs QEMU, and no KVM.
+    /// printed at the end, on standard error, and whether KVM ran it or QEMU's emulation. It needs QEMU, and no KVM.
     Boot(BootArgs),
     /// What faults and calls cost on the bare machine and on Linux, in instructions
     ///
@@ -264,6 +264,7 @@ Examples:
   faultless boot ./hello
   faultless boot --cpus 4 --set locking=per_vma ./stress --threads 4
   faultless boot --files ./root ./root/bin/busybox sh -c 'ls -l / | sort'
+  faultless boot --accel tcg ./app               do not try KVM
   faultless boot --clock deterministic ./app     every run is the same")]
 pub struct BootArgs {
     /// CPUs
@@ -288,6 +289,9 @@ pub struct BootArgs {
     /// What time is: `deterministic` counts an instruction as a nanosecond, and lets CPUs take turns
     #[arg(long, value_enum, default_value_t = ClockArg::Real)]
     pub clock: ClockArg,
+    /// Who executes the program's instructions
+    #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
+    pub accel: AccelArg,
     #[command(flatten)]
     pub set: SetArgs,
     /// At the end account for every frame of memory; one that is missing is an error
@@ -319,6 +323,16 @@ impl BootArgs {
     pub fn args(&self) -> &[OsString] {
         self.command.get(1..).unwrap_or_default()
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccelArg {
+    /// KVM if a machine runs under it, which is tried for a second at most, and else QEMU
+    Auto,
+    /// The host's processor
+    Kvm,
+    /// QEMU, which translates them
+    Tcg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

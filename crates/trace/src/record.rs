@@ -373,8 +373,12 @@ impl FaultAround {
 
     fn note(&self) -> Option<String> {
         self.problem.as_ref().map(|problem| {
-            let remedy = match problem.kind() {
-                io::ErrorKind::NotFound => "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root",
+            let remedy = match problem.raw_os_error() {
+                Some(libc::ENOENT) => {
+                    "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
+                }
+                // Root itself gets this.
+                Some(libc::EPERM) => "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)",
                 _ => "record as root",
             };
             format!(
