@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::scale::counts::Counts;
+use crate::scale::subject;
 use crate::settings::Assignment;
 use crate::suggest;
 use clap::builder::{PossibleValue, PossibleValuesParser};
@@ -135,6 +136,7 @@ Examples:
   faultless compare --only python --set prefault_max_order=9
   faultless compare --only app.fltrace       a recording of your own
   faultless compare --details                every workload on this machine
+  faultless compare --html compare.html      a page with plots
   faultless compare --json results.jsonl")]
 pub struct CompareArgs {
     /// A quarter of the time: noisier, and fewer simulated CPUs
@@ -150,6 +152,8 @@ pub struct CompareArgs {
     pub threads: Option<u16>,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
     /// Only these workloads and recordings, by name, or a recording of your own
     #[arg(long, value_name = "NAME|FILE")]
     pub only: Vec<String>,
@@ -176,6 +180,8 @@ pub struct StatArgs {
     pub machine: MachineArg,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -221,6 +227,7 @@ Examples:
   faultless replay perf.data --set locking=per_vma
   faultless replay python --set prefault_max_order=5
   faultless replay app.fltrace --policies --json app.jsonl
+  faultless replay app.fltrace --html app.html
   faultless replay app.lackey       its TLB misses, from a trace of addresses")]
 pub struct ReplayArgs {
     /// The recording or trace of addresses: a file, or the name of a bundled one
@@ -234,6 +241,8 @@ pub struct ReplayArgs {
     pub policies: bool,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -409,7 +418,7 @@ pub struct ScaleArgs {
     pub subject: Option<PathBuf>,
     /// A table that others published, with simulated figures beside theirs
     #[arg(long, value_name = "NAME", value_enum,
-          conflicts_with_all = ["params", "cpus", "policies", "details", "set", "plot", "profile"])]
+          conflicts_with_all = ["params", "cpus", "policies", "details", "set", "plot", "html", "profile"])]
     pub table: Option<TableArg>,
     /// The workload's parameters, as `size=4M`; `faultless workloads` lists them
     #[arg(value_name = "KEY=VALUE")]
@@ -421,7 +430,7 @@ pub struct ScaleArgs {
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
     pub policies: Vec<Policy>,
     /// What the hardware costs: the name of a bundled profile (two-socket, 384-core, eight-socket), or a file
-    #[arg(long, value_name = "NAME|FILE", default_value = "two-socket")]
+    #[arg(long, value_name = "NAME|FILE", default_value = subject::PROFILE)]
     pub profile: String,
     /// Which schedule: 0 delays no CPU. With each other number one access in 16 takes up to 1 µs longer, at random: for finding
     /// schedules that go wrong, not for figures, which are several times smaller then
@@ -434,6 +443,8 @@ pub struct ScaleArgs {
     pub set: SetArgs,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
     /// Draw throughput over CPUs as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -501,6 +512,13 @@ pub struct SetArgs {
     /// Set a knob; repeatable (see `faultless knobs`)
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     pub set: Vec<Assignment>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct HtmlArgs {
+    /// Write a page with plots to FILE, which is replaced when the results are complete. It is in one piece, and loads nothing
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -18,6 +18,7 @@
 
 use crate::lines::{GRANULE, LINE, LineId, Lines, socket};
 use crate::profile::{Costs, Profile, Time};
+use crate::rates::Operation;
 use crate::recent::Moment;
 use core::cell::{Cell, RefCell};
 use core::cmp::Reverse;
@@ -155,6 +156,8 @@ pub struct LineUse {
     pub line: u32,
     /// Whether it was written, or tried to.
     pub written: bool,
+    /// Where in the subsystem's source.
+    pub at: &'static Location<'static>,
 }
 
 /// Where CPUs of a run wait for each other, and go on from one moment.
@@ -248,6 +251,8 @@ pub(crate) struct Simulation {
     lines: RefCell<Lines>,
     /// The accesses of operations, while they are collected.
     uses: RefCell<Option<Vec<LineUse>>>,
+    /// What each operation took.
+    latencies: RefCell<[Vec<Time>; Operation::ALL.len()]>,
     /// CPUs that can run: time, order among those of one time, number.
     ready: RefCell<BinaryHeap<Reverse<(Time, u64, u16)>>>,
     /// The time of the first of them.
@@ -273,6 +278,7 @@ impl Simulation {
             cpus: (0..cpus).map(|_| Clock::new()).collect(),
             lines: RefCell::new(Lines::new()),
             uses: RefCell::new(None),
+            latencies: RefCell::default(),
             ready: RefCell::default(),
             soonest: Cell::new(NEVER),
             running: Cell::new(NOBODY),
@@ -486,7 +492,7 @@ impl Simulation {
         while address < end {
             let line = self.access_line(cpu, address, intent, at, last);
             if last != Some(line) && cpu.rate.get() != 0 {
-                self.note_use(line, intent);
+                self.note_use(line, intent, at);
             }
             last = Some(line);
             address = (address / GRANULE + 1) * GRANULE;
@@ -495,11 +501,23 @@ impl Simulation {
 
     /// Collects a use of a line, where uses are collected.
     #[inline]
-    fn note_use(&self, line: LineId, intent: Intent) {
+    fn note_use(&self, line: LineId, intent: Intent, at: &'static Location<'static>) {
         if let Some(uses) = &mut *self.uses.borrow_mut() {
             let written = matches!(intent, Intent::Store | Intent::Modify);
-            uses.push(LineUse { cpu: self.running.get(), line: line.number(), written });
+            uses.push(LineUse { cpu: self.running.get(), line: line.number(), written, at });
         }
+    }
+
+    /// The running CPU has done an operation that began at `begin`.
+    pub(crate) fn completed(&self, operation: Operation, begin: Time) {
+        if let Some(cpu) = self.clock().filter(|cpu| !cpu.aside.get()) {
+            self.latencies.borrow_mut()[operation as usize].push(cpu.now.get() - begin);
+        }
+    }
+
+    /// What each operation of this kind took.
+    pub(crate) fn latencies(&self, operation: Operation) -> Vec<Time> {
+        self.latencies.borrow()[operation as usize].clone()
     }
 
     /// Collects uses of lines from now on; those since the last call.

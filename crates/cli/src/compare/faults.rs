@@ -77,11 +77,20 @@ impl Kind {
 }
 
 /// What a fault costs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Cost {
     instructions: f64,
     /// Shared lines that most of the faults write.
     lines: u64,
+    /// Accesses to shared memory by the module of the subsystem that makes them.
+    accesses: BTreeMap<String, u64>,
+}
+
+/// What is counted of the faults of a kind.
+#[derive(Debug)]
+struct Counts {
+    lines: u64,
+    accesses: BTreeMap<String, u64>,
 }
 
 /// A kind of fault under each policy.
@@ -154,11 +163,38 @@ impl Faults {
         Ok(())
     }
 
+    /// Where the instructions of the first kind go under each policy, by module: as many as its part of the accesses. The largest
+    /// modules, and the rest.
+    pub fn places(&self) -> (Vec<String>, Vec<(String, Vec<f64>)>) {
+        const MODULES: usize = 6;
+        let costs = self.0.first().map_or(&[][..], |row| &row.costs);
+        let mut all: BTreeMap<&str, u64> = BTreeMap::new();
+        for (module, count) in costs.iter().flat_map(|(_, cost)| &cost.accesses) {
+            *all.entry(module).or_default() += count;
+        }
+        let mut modules: Vec<_> = all.into_iter().map(|(module, count)| (count, module)).collect();
+        modules.sort_unstable_by(|a, b| b.cmp(a));
+        modules.truncate(MODULES);
+        let of = |(policy, cost): &(Locking, Cost)| {
+            let whole = cost.accesses.values().sum::<u64>().max(1) as f64;
+            let part = |module: &str| {
+                let count = cost.accesses.get(module).copied().unwrap_or(0);
+                cost.instructions * count as f64 / whole
+            };
+            let mut parts: Vec<_> = modules.iter().map(|(_, module)| part(module)).collect();
+            parts.push((cost.instructions - parts.iter().sum::<f64>()).max(0.0));
+            (policy.name().to_owned(), parts)
+        };
+        let groups = costs.iter().map(of).collect();
+        let names = modules.iter().map(|(_, module)| (*module).to_owned());
+        (names.chain(["the rest".to_owned()]).collect(), groups)
+    }
+
     /// The last policy beside the first.
     fn verdict(&self) -> Option<String> {
-        let ends = |row: &Row| Some((*row.costs.first()?, *row.costs.last()?));
+        let ends = |row: &'_ Row| Some((row.costs.first()?.clone(), row.costs.last()?.clone()));
         let pairs: Vec<_> = self.0.iter().filter_map(ends).collect();
-        let ((base, _), (last, _)) = *pairs.first()?;
+        let ((base, _), (last, _)) = pairs.first()?;
         if base == last {
             return None;
         }
@@ -190,7 +226,7 @@ fn measured(
     for own in ["fault_around_pages=1", "huge_text=never"] {
         system.set(own).map_err(failed)?;
     }
-    let lines = run(&system, kind).map_err(|stop| failed(stop.to_string()))?;
+    let Counts { lines, accesses } = run(&system, kind).map_err(|stop| failed(stop.to_string()))?;
     let instructions = COUNTED[kind.name()][settings.locking.name()];
     let simulated = Context {
         machine: system.machine(),
@@ -207,7 +243,7 @@ fn measured(
         Context { machine: "native".into(), cpus: 1, setting, knobs: Map::new(), ..simulated };
     let metric = "instructions_besides_filling";
     json.write(&counted, metric, "instructions", Number::Real(instructions))?;
-    Ok(Cost { instructions, lines })
+    Ok(Cost { instructions, lines, accesses })
 }
 
 /// What one fault did.
@@ -223,7 +259,7 @@ impl Fault {
 }
 
 /// Makes the faults, and counts.
-fn run(system: &Virtual, kind: Kind) -> Result<u64, Stop> {
+fn run(system: &Virtual, kind: Kind) -> Result<Counts, Stop> {
     let process = system.process()?;
     let file = system.file(PAGES * PAGE_SIZE)?;
     system.take_line_uses();
@@ -254,7 +290,8 @@ fn run(system: &Virtual, kind: Kind) -> Result<u64, Stop> {
     system.exit(process);
     system.delete(file);
     ends.into_iter().collect::<Result<(), Stop>>()?;
-    Ok(lines(&faults.into_inner(), &before))
+    let faults = faults.into_inner();
+    Ok(Counts { lines: lines(&faults, &before), accesses: accesses(&faults) })
 }
 
 /// The mapping in which to fault, and the child that shares its pages.
@@ -287,6 +324,17 @@ fn prepare(
         }
     };
     Ok((area, child))
+}
+
+/// The accesses of `faults` by module.
+fn accesses(faults: &[Fault]) -> BTreeMap<String, u64> {
+    let mut accesses = BTreeMap::new();
+    for it in faults.iter().flat_map(|fault| &fault.uses) {
+        let inside = it.at.file().rsplit_once("faultless/src/").map_or("", |(_, file)| file);
+        let module = inside.split(['/', '.']).next().unwrap_or_default();
+        *accesses.entry(module.to_owned()).or_default() += 1;
+    }
+    accesses
 }
 
 /// The shared lines that most faults write: those that faults of the other CPU use, and those of pages that were there `before`, which
@@ -333,7 +381,7 @@ mod tests {
             let settings = Settings::new(&[]).with_locking(policy).with_ahead(Ahead::OFF);
             settings.apply_to_simulated(&system).expect("valid");
             system.set("fault_around_pages=1").expect("valid");
-            run(&system, kind).expect("it runs")
+            run(&system, kind).expect("it runs").lines
         };
         let all = |policy| Kind::ALL.map(|kind| lines(kind, policy));
         let speculative = all(Locking::Speculative);

@@ -4,7 +4,7 @@ use super::words;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::Json;
-use crate::report::number::{plural, scaled};
+use crate::report::number::scaled;
 use crate::report::progress::Progress;
 use crate::report::{Style, filled, table};
 use crate::scale;
@@ -109,6 +109,19 @@ impl Many {
         Ok(())
     }
 
+    /// The policies, and of each row its name and the rate of each policy to the best but the last.
+    pub fn ratios(&self) -> (Vec<&'static str>, Vec<(String, Vec<f64>)>) {
+        let policies = self.rows.first().map_or(&[][..], |row| &row.rates);
+        let policies = policies.iter().map(|(policy, _)| policy.name()).collect();
+        let ratios = |row: &Row| {
+            let (_, ratio) = row.beside_best()?;
+            let (_, last) = *row.rates.last()?;
+            let best = last / ratio;
+            Some((row.name.clone(), row.rates.iter().map(|(_, rate)| rate / best).collect()))
+        };
+        (policies, self.rows.iter().filter_map(ratios).collect())
+    }
+
     fn verdict(&self) -> Option<String> {
         let ratios: Vec<_> = self.rows.iter().filter_map(Row::beside_best).collect();
         let (last, _) = *ratios.first()?;
@@ -117,12 +130,15 @@ impl Many {
         let same = count(words::is_same);
         let less = ratios.len() - more - same;
         let (least, most) = words::ends(ratios.iter().map(|(_, ratio)| *ratio));
+        let parts = [(more, "more"), (same, "the same"), (less, "less")];
+        let parts = parts.iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<_> = parts.map(|(count, what)| format!("{what} in {count}")).collect();
         Some(format!(
-            "Verdict: {} does {} to {} times as much as the best lock: more in {}, the same in {same}, less in {less}.",
+            "Verdict: {} does {} to {} times as much as the best lock: {}.",
             last.name(),
             words::times(least),
             words::times(most),
-            plural(more as u64, "row"),
+            parts.join(", "),
         ))
     }
 }
@@ -157,7 +173,7 @@ mod tests {
             "3.0 times as much",
             "the same",
             "50 % less",
-            "as the best lock: more in 1 row, the same in 1, less in 1",
+            "as the best lock: more in 1, the same in 1, less in 1",
         ] {
             assert!(out.contains(said), "no {said:?} in {out}");
         }

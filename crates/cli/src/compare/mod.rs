@@ -10,6 +10,7 @@ mod details;
 mod faults;
 mod host;
 mod many;
+mod page;
 pub mod programs;
 mod subject;
 mod summary;
@@ -21,6 +22,7 @@ pub use subject::ENTRIES;
 use crate::args::CompareArgs;
 use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
+use crate::html::Html;
 use crate::interrupt;
 use crate::replay;
 use crate::report::columns::{Report, Topic};
@@ -28,7 +30,7 @@ use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{self, Style, filled};
 use crate::scale::subject::Subject as Simulated;
-use crate::scale::subject::profile;
+use crate::scale::subject::{PROFILE, profile};
 use crate::settings::{Settings, orders, policies, regimes};
 use defaults::{Defaults, Needs};
 use faultless::PAGE_SIZE;
@@ -42,8 +44,6 @@ use std::time::Duration;
 use subject::{Choice, Scale, Subject, subjects};
 use turns::Turns;
 
-/// The machine that is simulated.
-const PROFILE: &str = "two-socket";
 /// Frames of the pool of pre-zeroed ones, where there is one: what the largest of the workloads touches, and more.
 const POOL: u64 = (160 << 20) / PAGE_SIZE;
 /// Threads where none are asked for, at most.
@@ -75,6 +75,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
     let subjects = subjects(&args.only, &scale)?;
     let inputs: Vec<_> = args.only.iter().map(Path::new).collect();
+    let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let choice = Choice {
         policies: policies(&args.set.set),
@@ -114,9 +115,17 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     }
     let tables = screen.run(&choice, &mut json, &progress, &mut failures)?;
     drop(progress);
-    tables.print(&mut *out, &host, &reports, (args.details, style))?;
+    let mut text = Vec::new();
+    tables.print(&mut text, &host, &reports, (args.details, style))?;
+    out.write_all(&text)?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    if failures.is_empty() {
+        let text = String::from_utf8_lossy(&text);
+        let programs: Vec<_> = programs(&reports).collect();
+        let measured = (&tables.faults, &tables.many);
+        html.write(|| page::page(measured, &programs, &text).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }

@@ -6,12 +6,14 @@ pub mod ahead;
 pub mod engine;
 pub mod fidelity;
 mod gate;
+mod page;
 pub mod source;
 
 use crate::args::ReplayArgs;
 use crate::compare::programs;
 use crate::compare::turns::Turns;
 use crate::error::CliError;
+use crate::html::Html;
 use crate::interrupt;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
@@ -29,6 +31,7 @@ use fidelity::Fidelity;
 use serde_json::Map;
 use source::{Input, Source};
 use std::io::Write;
+use std::sync::Arc;
 
 /// Replays of each policy with `--policies`: as many as `compare` makes.
 const TURNS: Turns = Turns::PROGRAMS;
@@ -36,9 +39,10 @@ const TURNS: Turns = Turns::PROGRAMS;
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let source = match source::open(&args.recording)? {
-        Input::Recording(source) => *source,
+        Input::Recording(source) => Arc::new(*source),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
+    let html = Html::open(&args.html, &[&args.recording])?;
     let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);
@@ -68,8 +72,10 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         if let Some(error) = failed.into_iter().next() {
             return Err(error);
         }
-        report.print(&mut *out, style)?;
-        programs::print(&mut *out, &[(&source.name, &report)], style)?;
+        let mut text = Vec::new();
+        report.print(&mut text, style)?;
+        programs::print(&mut text, &[(&source.name, &report)], style)?;
+        out.write_all(&text)?;
         report.json(&mut json)?;
         if let Some((fidelity, _)) = fidelity(&source, &report) {
             writeln!(
@@ -83,6 +89,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
+        html.write(|| page::page(&source, &settings, &String::from_utf8_lossy(&text)))?;
         return json.complete();
     }
     let mut replayed = once(&native, &source, &settings)?;
@@ -101,7 +108,8 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     };
     let fidelity = faults_off.filter(|_| replayed.complete);
     let fidelity = fidelity.map(|faults| Fidelity::new(&source.trace, faults));
-    writeln!(out, "{}\n", counters(&source, &settings, &replayed, &effects, fidelity))?;
+    let text = counters(&source, &settings, &replayed, &effects, fidelity).to_string();
+    writeln!(out, "{text}\n")?;
     if replayed.complete {
         native.audit(&[]).map_err(|discrepancy| {
             CliError::failed("frames do not add up after the replay", discrepancy)
@@ -116,6 +124,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         json.write(&context, metric, "count", Number::Whole(count))?;
     }
     fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))?;
+    html.write(|| page::page(&source, &settings, &text))?;
     json.complete()
 }
 

@@ -16,6 +16,7 @@ use crate::suggest;
 use faultless::{MAX_CPUS, PAGE_SIZE};
 use faultless_trace::recordings;
 use faultless_virtual::profile::BUNDLED;
+use faultless_virtual::rates::Operation;
 use faultless_virtual::{Accounts, Config, HotPlace, Profile, Virtual};
 use faultless_workload::{System, THREADS, Workload, all};
 use std::path::Path;
@@ -27,6 +28,9 @@ const HOST_PER_CPU: u64 = 1 << 20;
 /// Memory that the machine has for each CPU beside what the program needs, in bytes: as much as lets CPUs keep blocks of free frames.
 /// Real ones have gigabytes, but the host keeps metadata of it.
 const MEMORY_PER_CPU: u64 = 128 << 20;
+
+/// The machine that is simulated where none is named.
+pub const PROFILE: &str = "two-socket";
 
 /// What is run.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ pub struct Ran {
     pub accounts: Accounts,
     /// Where they waited longest for lines.
     pub hottest: Vec<HotPlace>,
+    /// What each operation took, in picoseconds, by kind.
+    pub latencies: [Vec<u64>; Operation::ALL.len()],
 }
 
 /// The profile that `name` names: a file, or a bundled one.
@@ -220,7 +226,12 @@ impl Subject {
 impl Ran {
     /// On `system`, which has run nothing else.
     fn new(system: &Virtual, sample: Sample) -> Self {
-        Self { sample, accounts: system.accounts(), hottest: system.hottest(super::HOTTEST) }
+        Self {
+            sample,
+            accounts: system.accounts(),
+            hottest: system.hottest(super::HOTTEST),
+            latencies: Operation::ALL.map(|operation| system.latencies(operation)),
+        }
     }
 
     /// Line transfers for each fault, or each operation.
