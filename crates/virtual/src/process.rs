@@ -5,10 +5,11 @@
 
 use crate::contents::Contents;
 use crate::cpu::{Idle, Stop, VirtualCpu};
+use crate::log::LineUse;
 use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
 use crate::rates::{Operation, Rates};
-use crate::simulation::{Accounts, LineUse, Simulation};
+use crate::simulation::{Accounts, Simulation};
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -309,12 +310,12 @@ impl Virtual {
 
     /// What each operation of this kind took, in picoseconds, its entry into the kernel included; not in order.
     pub fn latencies(&self, operation: Operation) -> Vec<Time> {
-        self.machine().simulation.latencies(operation)
+        self.machine().simulation.log.latencies(operation)
     }
 
     /// The accesses of operations to cache lines since the last call, in order; the first call begins to collect them.
     pub fn take_line_uses(&self) -> Vec<LineUse> {
-        self.machine().simulation.take_uses()
+        self.machine().simulation.log.take_uses()
     }
 
     /// Forgets which places were hot.

@@ -17,6 +17,7 @@
 //! reached through [`CURRENT`], which is the thread's, or by code that runs in its coroutines.
 
 use crate::lines::{GRANULE, LINE, LineId, Lines, socket};
+use crate::log::Log;
 use crate::profile::{Costs, Profile, Time};
 use crate::rates::Operation;
 use crate::recent::Moment;
@@ -147,19 +148,6 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// An access to a line in an operation of the subsystem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineUse {
-    /// The CPU.
-    pub cpu: u16,
-    /// The line's number on this machine.
-    pub line: u32,
-    /// Whether it was written, or tried to.
-    pub written: bool,
-    /// Where in the subsystem's source.
-    pub at: &'static Location<'static>,
-}
-
 /// Where CPUs of a run wait for each other, and go on from one moment.
 #[derive(Debug)]
 pub struct Meeting {
@@ -249,10 +237,7 @@ pub(crate) struct Simulation {
     pub(crate) costs: Costs,
     cpus: Box<[Clock]>,
     lines: RefCell<Lines>,
-    /// The accesses of operations, while they are collected.
-    uses: RefCell<Option<Vec<LineUse>>>,
-    /// What each operation took.
-    latencies: RefCell<[Vec<Time>; Operation::ALL.len()]>,
+    pub(crate) log: Log,
     /// CPUs that can run: time, order among those of one time, number.
     ready: RefCell<BinaryHeap<Reverse<(Time, u64, u16)>>>,
     /// The time of the first of them.
@@ -277,8 +262,7 @@ impl Simulation {
             costs,
             cpus: (0..cpus).map(|_| Clock::new()).collect(),
             lines: RefCell::new(Lines::new()),
-            uses: RefCell::new(None),
-            latencies: RefCell::default(),
+            log: Log::default(),
             ready: RefCell::default(),
             soonest: Cell::new(NEVER),
             running: Cell::new(NOBODY),
@@ -492,37 +476,18 @@ impl Simulation {
         while address < end {
             let line = self.access_line(cpu, address, intent, at, last);
             if last != Some(line) && cpu.rate.get() != 0 {
-                self.note_use(line, intent, at);
+                self.log.used(self.running.get(), line, intent, at);
             }
             last = Some(line);
             address = (address / GRANULE + 1) * GRANULE;
         }
     }
 
-    /// Collects a use of a line, where uses are collected.
-    #[inline]
-    fn note_use(&self, line: LineId, intent: Intent, at: &'static Location<'static>) {
-        if let Some(uses) = &mut *self.uses.borrow_mut() {
-            let written = matches!(intent, Intent::Store | Intent::Modify);
-            uses.push(LineUse { cpu: self.running.get(), line: line.number(), written, at });
-        }
-    }
-
     /// The running CPU has done an operation that began at `begin`.
     pub(crate) fn completed(&self, operation: Operation, begin: Time) {
         if let Some(cpu) = self.clock().filter(|cpu| !cpu.aside.get()) {
-            self.latencies.borrow_mut()[operation as usize].push(cpu.now.get() - begin);
+            self.log.took(operation, cpu.now.get() - begin);
         }
-    }
-
-    /// What each operation of this kind took.
-    pub(crate) fn latencies(&self, operation: Operation) -> Vec<Time> {
-        self.latencies.borrow()[operation as usize].clone()
-    }
-
-    /// Collects uses of lines from now on; those since the last call.
-    pub(crate) fn take_uses(&self) -> Vec<LineUse> {
-        self.uses.replace(Some(Vec::new())).unwrap_or_default()
     }
 
     /// Accesses the line of `address`, if it is not the `last`.
