@@ -134,10 +134,9 @@ impl Many {
         let parts = parts.iter().filter(|(count, _)| *count > 0);
         let parts: Vec<_> = parts.map(|(count, what)| format!("{what} in {count}")).collect();
         Some(format!(
-            "Verdict: {} does {} to {} times as much as the best lock: {}.",
+            "Verdict: {} does {} times as much as the best lock: {}.",
             last.name(),
-            words::times(least),
-            words::times(most),
+            words::range(words::times(least), words::times(most)),
             parts.join(", "),
         ))
     }

@@ -99,8 +99,7 @@ fn tally(pairs: Vec<Pair>) -> String {
     for (pairs, way) in [(less, "less"), (more, "more")] {
         if !pairs.is_empty() {
             let (least, most) = words::ends(pairs.iter().map(|pair| (pair.time - 1.0).abs()));
-            let (low, high) = (words::percent(least), words::percent(most));
-            let span = if low == high { low } else { format!("{low} to {high}") };
+            let span = words::range(words::percent(least), words::percent(most));
             parts.push(format!("{} with {span} {way} time", pairs.len()));
         }
     }

@@ -33,10 +33,14 @@ pub fn fewer(ratios: impl Iterator<Item = f64>, of: &str) -> String {
     let (least, most) = ends(ratios);
     match (percent(1.0 - most), percent(1.0 - least)) {
         _ if is_same(least) && is_same(most) => format!("as many {of}"),
-        _ if most > 1.0 => format!("{} to {} times as many {of}", times(least), times(most)),
-        (low, high) if low == high => format!("{low} fewer {of}"),
-        (low, high) => format!("{low} to {high} fewer {of}"),
+        _ if most > 1.0 => format!("{} times as many {of}", range(times(least), times(most))),
+        (low, high) => format!("{} fewer {of}", range(low, high)),
     }
+}
+
+/// `3 to 5`, or `3`.
+pub fn range(low: String, high: String) -> String {
+    if low == high { low } else { format!("{low} to {high}") }
 }
 
 /// The least and the most.
