@@ -108,7 +108,6 @@ pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
         }
     }
     simulated(&mut report, &counted, &profiles)?;
-    printed(&mut report, &counted)?;
     Ok(report)
 }
 
@@ -147,28 +146,6 @@ fn simulated(
         let promise = format!("{}{shared}: simulated as {most:.2} instructions", path.case);
         let met = (ours - path.instructions).abs() <= CURRENT * path.instructions;
         report.gate(promise, format!("{ours:.2}"), met);
-    }
-    Ok(())
-}
-
-/// Whether `faultless compare` prints the instructions that are counted now.
-fn printed(report: &mut Report, counted: &[(&Case, f64)]) -> Result<(), String> {
-    let text = include_str!("../../../cli/faults.toml");
-    let faults: BTreeMap<String, BTreeMap<String, f64>> =
-        toml::from_str(text).map_err(|error| format!("faults.toml: {error}"))?;
-    for (name, policies) in faults {
-        for (policy, printed) in policies {
-            let is = |case: &Case| {
-                let plain = case.check == AnonVmaCheck::Late && !case.shared;
-                plain && case.workload() == name && case.locking.name() == policy
-            };
-            let of = counted.iter().find(|(case, _)| is(case));
-            let (_, ours) =
-                of.ok_or_else(|| format!("faults.toml: there is no case {name} under {policy}"))?;
-            let promise = format!("{name}, {policy}: printed as {printed:.2} instructions");
-            let met = (ours - printed).abs() <= CURRENT * printed;
-            report.gate(promise, format!("{ours:.2}"), met);
-        }
     }
     Ok(())
 }
