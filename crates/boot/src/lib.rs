@@ -2,6 +2,7 @@
 //!
 //! - [`Machine`] runs a static Linux [`Program`] on the bare kernel, which is embedded here, and gives
 //!   back its exit status and the kernel's counters;
+//! - [`accel`] finds out whether the host's processor can execute it;
 //! - [`linux`] runs the same program under a stock Linux kernel, for comparison;
 //! - [`elf`] finds out beforehand what no kernel could run, and says why;
 //! - [`guests`] are programs that come along: the same file for either kernel.
@@ -30,6 +31,7 @@
 //! | what the kernel says | the debug console at port `0xe9`, in lines: see [`report`] |
 //! | the end | the `isa-debug-exit` device at port `0xf4` |
 
+pub mod accel;
 pub mod elf;
 mod embedded;
 mod error;
@@ -39,6 +41,7 @@ mod machine;
 mod qemu;
 pub mod report;
 
+pub use accel::Accel;
 pub use embedded::{Guest, guest, guests};
 pub use error::BootError;
 pub use machine::{Disk, End, Machine, Program, Run};

@@ -4,6 +4,7 @@
 //! needs and turns the machine off when it is done. Debian's kernel packages are downloaded and opened,
 //! and never installed.
 
+use crate::accel::Accel;
 use crate::error::BootError;
 use crate::initrd::Initrd;
 use crate::machine::{Program, archive};
@@ -293,6 +294,7 @@ impl LinuxMachine {
             cpus: self.cpus,
             memory: self.memory,
             clock: self.clock,
+            accel: Accel::Tcg,
             kernel: &self.kernel.image,
             initrd: archive.path(),
             line: line.join(" "),

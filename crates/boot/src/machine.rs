@@ -1,5 +1,6 @@
 //! The bare machine, and the programs it runs.
 
+use crate::accel::Accel;
 use crate::elf;
 use crate::embedded::{self, Guest};
 use crate::error::BootError;
@@ -204,6 +205,8 @@ pub struct Machine {
     pub memory: u64,
     /// What time is.
     pub clock: Clock,
+    /// Who executes instructions, where they are not counted.
+    pub accel: Accel,
     /// QEMU's name for the CPU and what it can do: `max,-erms`.
     pub cpu: String,
     /// Whether the kernel accounts for every frame when the program has ended; one that is not accounted for
@@ -224,6 +227,7 @@ impl Default for Machine {
             cpus: 1,
             memory: 1 << 30,
             clock: Clock::Real,
+            accel: Accel::Tcg,
             cpu: "max,-erms".into(),
             check: false,
             disk: None,
@@ -356,6 +360,7 @@ impl Machine {
             cpus: self.cpus,
             memory: self.memory,
             clock: self.clock,
+            accel: self.accel,
             kernel,
             initrd: archive.path(),
             line: words.join(" "),

@@ -3,6 +3,7 @@
 //! A guest has up to three consoles, and each is a pipe that a thread here empties into its [`Streams`]
 //! as the bytes come. The run is over when QEMU has closed all of them.
 
+use crate::accel::Accel;
 use crate::error::BootError;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::prctl;
@@ -47,11 +48,12 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// The accelerator's arguments.
-    fn args(self) -> &'static [&'static str] {
-        match self {
-            Self::Real => &["-accel", "tcg,thread=multi"],
-            Self::Deterministic => &[
+    /// The accelerator's arguments. Instructions are counted where they are translated, whatever is asked for.
+    fn args(self, accel: Accel) -> &'static [&'static str] {
+        match (self, accel) {
+            (Self::Real, Accel::Kvm) => &["-accel", "kvm"],
+            (Self::Real, Accel::Tcg) => &["-accel", "tcg,thread=multi"],
+            (Self::Deterministic, _) => &[
                 "-accel",
                 "tcg,thread=single",
                 "-icount",
@@ -181,6 +183,7 @@ pub(crate) struct Qemu<'a> {
     /// Bytes, rounded down to MiB.
     pub memory: u64,
     pub clock: Clock,
+    pub accel: Accel,
     pub kernel: &'a Path,
     pub initrd: &'a Path,
     pub line: String,
@@ -241,7 +244,7 @@ impl Qemu<'_> {
     fn command(&self) -> Command {
         let mut command = Command::new(QEMU);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        command.args(["-M", self.board]).args(self.clock.args()).args(["-cpu", self.cpu]);
+        command.args(["-M", self.board]).args(self.clock.args(self.accel)).args(["-cpu", self.cpu]);
         command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory >> 20)]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
         command.args(["-append", &self.line, "-chardev", "stdio,id=serial,signal=off"]);

@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::scale::counts::Counts;
+use crate::scale::subject;
 use crate::settings::Assignment;
 use crate::suggest;
 use clap::builder::{PossibleValue, PossibleValuesParser};
@@ -42,13 +43,18 @@ pub struct Args {
 // The paragraphs of a command are filled to the width of the terminal; lines of examples are not, so these are short.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Every workload and recording under every locking policy, and with prefault
+    /// What page faults without a lock, prefault and the other mechanisms change, on one screen
     ///
-    /// Each workload runs under locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and speculative (no
-    /// lock), and on this host's own Linux, with prefault off (prefault_max_order=0). Then workloads and recordings run
-    /// with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed before the run; of
-    /// recordings it is counted how many faults that saves, what a perfect predictor would save, and which prefaulted
-    /// pages were not used. Repetitions take turns, so that noise hits all alike; the median is shown.
+    /// First the machine and its noise, then four tables, each with a verdict: what one fault takes (instructions, and
+    /// shared cache lines written), what workloads do on many simulated CPUs, what recorded programs take when their faults
+    /// and calls are replayed on this machine, and what each mechanism changes, off and on. Policies are
+    /// locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and speculative (no lock), with prefault off
+    /// (prefault_max_order=0). Repetitions take turns, so that noise hits all alike; the median is shown, and what the noise may
+    /// explain is told as no difference.
+    ///
+    /// With --details each workload also runs on this machine under every policy, and on this host's own Linux; then workloads and
+    /// recordings run with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed
+    /// before the run. That takes about two minutes more.
     ///
     /// Of --set, locking=POLICY names a policy to compare, prefault_max_order=N an order; each may be there several
     /// times. zeroed_pool=N is how many frames are zeroed before. Other knobs hold for all.
@@ -75,15 +81,16 @@ pub enum Command {
     /// Record what a program does to its memory, with `perf record`
     ///
     /// Huge pages are off for the program while it is recorded, and fault-around too where that is permitted, so that
-    /// each first touch of a page is seen. `record` ends as the program did: with its exit status, or 128 and the number
-    /// of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
+    /// each first touch of a page is seen; what hides faults nevertheless is said before the program begins. SIGINT, SIGTERM, SIGHUP and
+    /// SIGQUIT that are sent to `record` go on to the program. `record` ends as the program did: with its exit status, or 128 and the
+    /// number of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
     Record(RecordArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///
     /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static), a
     /// dynamically linked one whose interpreter and libraries are in --files, or the name of a bundled one, such as `rows`
     /// or `workload`; a wrong name lists them. Its input, output and exit status pass through; the kernel's counters are
-    /// printed at the end, on standard error. It needs QEMU, and no KVM.
+    /// printed at the end, on standard error, and whether KVM ran it or QEMU's emulation. It needs QEMU, and no KVM.
     Boot(BootArgs),
     /// What faults and calls cost on the bare machine and on Linux, in instructions
     ///
@@ -127,19 +134,26 @@ Examples:
   faultless compare --only pft --only small_allocs
   faultless compare --set locking=per_vma --set locking=speculative
   faultless compare --only python --set prefault_max_order=9
-  faultless compare --only app.fltrace
+  faultless compare --only app.fltrace       a recording of your own
+  faultless compare --details                every workload on this machine
+  faultless compare --html compare.html      a page with plots
   faultless compare --json results.jsonl")]
 pub struct CompareArgs {
-    /// A quarter of the time, and noisier
+    /// A quarter of the time: noisier, and fewer simulated CPUs
     #[arg(long)]
     pub quick: bool,
+    /// Run every workload on this machine too, and print all counters
+    #[arg(long)]
+    pub details: bool,
     #[command(flatten)]
     pub set: SetArgs,
-    /// Threads of each workload [default: the host's CPUs, at most 16]
+    /// Threads of each workload of --details [default: the host's CPUs, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
     /// Only these workloads and recordings, by name, or a recording of your own
     #[arg(long, value_name = "NAME|FILE")]
     pub only: Vec<String>,
@@ -166,6 +180,8 @@ pub struct StatArgs {
     pub machine: MachineArg,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -211,6 +227,7 @@ Examples:
   faultless replay perf.data --set locking=per_vma
   faultless replay python --set prefault_max_order=5
   faultless replay app.fltrace --policies --json app.jsonl
+  faultless replay app.fltrace --html app.html
   faultless replay app.lackey       its TLB misses, from a trace of addresses")]
 pub struct ReplayArgs {
     /// The recording or trace of addresses: a file, or the name of a bundled one
@@ -224,6 +241,8 @@ pub struct ReplayArgs {
     pub policies: bool,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -254,6 +273,7 @@ Examples:
   faultless boot ./hello
   faultless boot --cpus 4 --set locking=per_vma ./stress --threads 4
   faultless boot --files ./root ./root/bin/busybox sh -c 'ls -l / | sort'
+  faultless boot --accel tcg ./app               do not try KVM
   faultless boot --clock deterministic ./app     every run is the same")]
 pub struct BootArgs {
     /// CPUs
@@ -278,6 +298,9 @@ pub struct BootArgs {
     /// What time is: `deterministic` counts an instruction as a nanosecond, and lets CPUs take turns
     #[arg(long, value_enum, default_value_t = ClockArg::Real)]
     pub clock: ClockArg,
+    /// Who executes the program's instructions
+    #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
+    pub accel: AccelArg,
     #[command(flatten)]
     pub set: SetArgs,
     /// At the end account for every frame of memory; one that is missing is an error
@@ -309,6 +332,16 @@ impl BootArgs {
     pub fn args(&self) -> &[OsString] {
         self.command.get(1..).unwrap_or_default()
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccelArg {
+    /// KVM if a machine runs under it, which is tried for a second at most, and else QEMU
+    Auto,
+    /// The host's processor
+    Kvm,
+    /// QEMU, which translates them
+    Tcg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -385,7 +418,7 @@ pub struct ScaleArgs {
     pub subject: Option<PathBuf>,
     /// A table that others published, with simulated figures beside theirs
     #[arg(long, value_name = "NAME", value_enum,
-          conflicts_with_all = ["params", "cpus", "policies", "details", "set", "plot", "profile"])]
+          conflicts_with_all = ["params", "cpus", "policies", "details", "set", "plot", "html", "profile"])]
     pub table: Option<TableArg>,
     /// The workload's parameters, as `size=4M`; `faultless workloads` lists them
     #[arg(value_name = "KEY=VALUE")]
@@ -397,7 +430,7 @@ pub struct ScaleArgs {
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
     pub policies: Vec<Policy>,
     /// What the hardware costs: the name of a bundled profile (two-socket, 384-core, eight-socket), or a file
-    #[arg(long, value_name = "NAME|FILE", default_value = "two-socket")]
+    #[arg(long, value_name = "NAME|FILE", default_value = subject::PROFILE)]
     pub profile: String,
     /// Which schedule: 0 delays no CPU. With each other number one access in 16 takes up to 1 µs longer, at random: for finding
     /// schedules that go wrong, not for figures, which are several times smaller then
@@ -410,6 +443,8 @@ pub struct ScaleArgs {
     pub set: SetArgs,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
     /// Draw throughput over CPUs as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -477,6 +512,13 @@ pub struct SetArgs {
     /// Set a knob; repeatable (see `faultless knobs`)
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     pub set: Vec<Assignment>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct HtmlArgs {
+    /// Write a page with plots to FILE, which is replaced when the results are complete. It is in one piece, and loads nothing
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,7 +1,7 @@
 //! `faultless boot`: a Linux program on the bare machine, its output as it comes, its exit
 //! status, and the kernel's counters in the form of `perf stat`.
 
-use crate::args::{BootArgs, ClockArg};
+use crate::args::{AccelArg, BootArgs, ClockArg};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::{Context, Json, Number};
@@ -10,7 +10,8 @@ use crate::report::perf_stat::PerfStat;
 use crate::report::say;
 use crate::settings::Settings;
 use crate::suggest;
-use faultless_boot::{BootError, Clock, Disk, End, Limits, Machine, Program, Run, Streams};
+use faultless_boot::accel::{kvm_opens, kvm_works};
+use faultless_boot::{Accel, BootError, Clock, Disk, End, Limits, Machine, Program, Run, Streams};
 use nix::sys::signal::Signal;
 use serde_json::Map;
 use std::process::ExitCode;
@@ -26,7 +27,8 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     let own = [Some(args.program()), args.files.as_deref(), args.kernel.as_deref()];
     let inputs: Vec<_> = own.into_iter().flatten().collect();
     let mut json = Json::open(&args.json, &inputs)?;
-    let machine = machine(args);
+    let chosen = accel(args)?;
+    let machine = machine(args, chosen.accel);
     let limits = Limits { timeout: args.timeout, stop: Some(&interrupt::requested) };
     let run = machine.run(&program, Streams::inherit(), &limits)?;
     for note in run.skipped.iter().chain(&run.report.messages) {
@@ -34,9 +36,9 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     }
     // A machine that was stopped has told no counts.
     if !run.report.counters.is_empty() {
-        say!("{}\n", counters(args, &run));
+        say!("{}\n", counters(args, &chosen, &run));
     }
-    write_json(&mut json, args, &run)?;
+    write_json(&mut json, args, &chosen, &run)?;
     let program = args.program().display();
     match run.end {
         End::Exited(status) => {
@@ -95,7 +97,42 @@ fn no_such(name: &str, error: &BootError) -> String {
     format!("{error}; bundled programs are {}{hint}", names.join(", "))
 }
 
-fn machine(args: &BootArgs) -> Machine {
+/// Who executes instructions.
+struct Chosen {
+    accel: Accel,
+    /// Why KVM does not, where it was tried.
+    why: Option<String>,
+}
+
+impl std::fmt::Display for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.accel)?;
+        self.why.as_ref().map_or(Ok(()), |why| write!(f, ", as KVM does not work: {why}"))
+    }
+}
+
+/// Finds out who is to execute instructions.
+fn accel(args: &BootArgs) -> Result<Chosen, CliError> {
+    let counted = args.clock == ClockArg::Deterministic;
+    let (accel, why) = match args.accel {
+        AccelArg::Kvm if counted => {
+            let why = "--accel kvm counts no instructions, as --clock deterministic asks: give one of them";
+            return Err(CliError::Usage(why.into()));
+        }
+        AccelArg::Kvm => {
+            kvm_opens().map_err(|why| CliError::failed("--accel kvm", why))?;
+            (Accel::Kvm, None)
+        }
+        AccelArg::Auto if !counted => match kvm_works(args.cpus, args.memory) {
+            Ok(()) => (Accel::Kvm, None),
+            Err(why) => (Accel::Tcg, Some(why)),
+        },
+        AccelArg::Auto | AccelArg::Tcg => (Accel::Tcg, None),
+    };
+    Ok(Chosen { accel, why })
+}
+
+fn machine(args: &BootArgs, accel: Accel) -> Machine {
     let set = args.set.set.iter().map(|assignment| format!("set={}", assignment.text()));
     let plant = args.plant.iter().map(|name| format!("plant={name}"));
     Machine {
@@ -105,6 +142,7 @@ fn machine(args: &BootArgs) -> Machine {
             ClockArg::Real => Clock::Real,
             ClockArg::Deterministic => Clock::Deterministic,
         },
+        accel,
         check: args.check,
         disk: args.disk.then(Disk::default),
         words: set.chain(plant).collect(),
@@ -125,13 +163,13 @@ fn setting(args: &BootArgs) -> String {
     if set.is_empty() { "default".into() } else { set.join(",") }
 }
 
-fn counters(args: &BootArgs, run: &Run) -> PerfStat {
+fn counters(args: &BootArgs, chosen: &Chosen, run: &Run) -> PerfStat {
     let cut = match run.end {
         End::Exited(_) => String::new(),
         _ => format!(", {}", run.end),
     };
     let title = format!(
-        "'{}' on the bare machine ({}, {}){cut}",
+        "'{}' on the bare machine ({}, {}){cut},\n {chosen}",
         title(args),
         setting(args),
         plural(args.cpus.into(), "CPU")
@@ -145,7 +183,12 @@ fn counters(args: &BootArgs, run: &Run) -> PerfStat {
     stat
 }
 
-fn write_json(json: &mut Json, args: &BootArgs, run: &Run) -> Result<(), CliError> {
+fn write_json(
+    json: &mut Json,
+    args: &BootArgs,
+    chosen: &Chosen,
+    run: &Run,
+) -> Result<(), CliError> {
     let deterministic = args.clock == ClockArg::Deterministic;
     let context = Context {
         machine: "bare".into(),
@@ -156,6 +199,7 @@ fn write_json(json: &mut Json, args: &BootArgs, run: &Run) -> Result<(), CliErro
             ("args".to_owned(), args.args().iter().map(|arg| arg.to_string_lossy()).collect()),
             ("memory".to_owned(), args.memory.into()),
             ("disk".to_owned(), args.disk.into()),
+            ("accel".to_owned(), chosen.accel.name().into()),
             ("clock".to_owned(), if deterministic { "deterministic" } else { "real" }.into()),
         ]),
         knobs: Settings::new(&args.set.set).knobs(),

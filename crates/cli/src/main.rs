@@ -4,6 +4,7 @@
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
 //! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`scale`], [`calibrate`],
 //!   [`list`]: the commands;
+//! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has;
@@ -15,6 +16,7 @@ mod calibrate;
 mod compare;
 mod error;
 mod host;
+mod html;
 mod interrupt;
 mod list;
 mod output;

@@ -71,7 +71,7 @@ fn write(
     }
     let data = replacing.temporary(output::FOR_OWNER)?;
     let recorded = setup
-        .record(data.path(), &args.program)
+        .record(data.path(), &args.program, |note| say!("faultless: {note}"))
         .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), output)))?;
     if compact {
         // The portable form holds all that replay uses.

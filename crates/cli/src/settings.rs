@@ -102,16 +102,19 @@ impl Settings {
             ahead: Ahead { order: Knobs::default().prefault_max_order(), pool: 0 },
             others: Vec::new(),
         };
-        for assignment in given {
-            match assignment.setting {
-                Setting::Locking(locking) => settings.locking = locking,
-                Setting::AnonVmaCheck(check) => settings.anon_vma_check = check,
-                Setting::PrefaultMaxOrder(order) => settings.ahead.order = order,
-                Setting::ZeroedPool(frames) => settings.ahead.pool = frames,
-                _ => settings.others.push(assignment.clone()),
-            }
-        }
+        given.iter().for_each(|assignment| settings.set(assignment));
         settings
+    }
+
+    /// Sets a knob.
+    pub fn set(&mut self, assignment: &Assignment) {
+        match assignment.setting {
+            Setting::Locking(locking) => self.locking = locking,
+            Setting::AnonVmaCheck(check) => self.anon_vma_check = check,
+            Setting::PrefaultMaxOrder(order) => self.ahead.order = order,
+            Setting::ZeroedPool(frames) => self.ahead.pool = frames,
+            _ => self.others.push(assignment.clone()),
+        }
     }
 
     /// The same under another policy.
@@ -215,6 +218,18 @@ pub fn policies(given: &[Assignment]) -> Vec<Locking> {
         return Locking::ALL.to_vec();
     }
     Locking::ALL.into_iter().filter(|locking| named.contains(locking)).collect()
+}
+
+/// The orders of prefault to compare with none: those that `given` names, or the default.
+pub fn orders(given: &[Assignment]) -> Vec<u8> {
+    let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();
+    orders.retain(|order| *order > 0);
+    if orders.is_empty() {
+        orders.push(Knobs::default().prefault_max_order());
+    }
+    orders.sort_unstable();
+    orders.dedup();
+    orders
 }
 
 /// The prefault settings to compare: off, the orders that `given` names, or 3 and 5, and the last of them

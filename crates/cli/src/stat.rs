@@ -3,13 +3,18 @@
 use crate::args::{JsonArgs, MachineArg, StatArgs};
 use crate::error::CliError;
 use crate::host;
+use crate::html::{Html, Page};
 use crate::interrupt;
 use crate::report::json::{Context, Json, Number};
+use crate::report::number::plural;
 use crate::report::perf_stat::PerfStat;
 use crate::report::{self, say};
 use crate::run::{self, Sample};
+use crate::scale::page::{latencies, time};
+use crate::scale::subject::{self, PROFILE, Subject};
 use crate::settings::Settings;
 use crate::suggest;
+use faultless_virtual::rates::Operation;
 use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, ParamError, Pft, System, Workload};
 use serde_json::{Map, Value};
 use std::io::Write;
@@ -25,6 +30,11 @@ const PAGE_TABLES: u64 = 256;
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let workload = Workload::parse(&args.workload, &args.params)
         .map_err(|error| CliError::Usage(explained(&error)))?;
+    if args.machine == MachineArg::Linux && args.html.html.is_some() {
+        let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: give one of them";
+        return Err(CliError::Usage(why.into()));
+    }
+    let html = Html::open(&args.html, &[])?;
     let json = Arc::new(Mutex::new(Json::open(&args.json, &[])?));
     let title = {
         let words: Vec<_> =
@@ -64,10 +74,40 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
         MachineArg::Native => format!("native ({})", context.setting),
         MachineArg::Linux => context.machine.clone(),
     };
-    writeln!(out, "{}\n", counters(&format!("{title} on {on}"), &outcome, &sample))?;
+    let text = counters(&format!("{title} on {on}"), &outcome, &sample).to_string();
+    writeln!(out, "{text}\n")?;
     let mut json = json.lock().unwrap_or_else(PoisonError::into_inner);
     write_json(&mut json, &context, &outcome, &sample)?;
+    html.write(|| page(&args.workload, context.cpus, &Settings::new(&args.set.set), &text))?;
     json.complete()
+}
+
+/// The run as a page, with what the workload's operations take on as many simulated CPUs.
+fn page(
+    workload: &str,
+    cpus: usize,
+    settings: &Settings,
+    text: &str,
+) -> Result<Option<Page>, CliError> {
+    let subject = Arc::new(Subject::Workload(workload.to_owned(), Vec::new()));
+    let profile = subject::profile(PROFILE)?;
+    let Some((ran, _)) = subject.run(&profile, cpus, 0, settings)? else { return Ok(None) };
+    let on = plural(cpus as u64, "CPU");
+    let runs = [(settings.locking.name().to_owned(), &ran)];
+    let mut page = Page::new(workload);
+    page.plot(
+        "Where the time goes",
+        &format!("What each operation of a short run takes on {on}, simulated ({PROFILE}), by what a CPU does in that time."),
+        &time(&runs, subject.unit(), &on)?,
+    );
+    for (operation, name) in [(Operation::Fault, "faults"), (Operation::Map, "mmap and munmap")] {
+        if let Some(svg) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
+            let meaning = "The share of them that take at most so long in the same run.";
+            page.plot(&format!("Latencies: {name}"), meaning, &svg);
+        }
+    }
+    page.text("In figures", text);
+    Ok(Some(page))
 }
 
 /// What is wrong, and which parameter may have been meant.

@@ -144,7 +144,7 @@ fn results_take_their_place_when_they_are_complete() {
         assert_eq!(fs::read_to_string(&file).expect("there"), before, "{args:?}");
         assert_eq!(place.left(), ["k.json"], "{args:?}");
     }
-    for args in [&["stat", "pft", "seconds=60"][..], &["compare", "--only", "pft"]] {
+    for args in [&["stat", "pft", "seconds=60"][..], &["compare", "--details", "--only", "pft"]] {
         let args = [args, &["--json", text(&file)]].concat();
         let quiet = || Stdio::piped();
         let mut command = command(&args);
@@ -254,7 +254,9 @@ fn signals_go_on_to_the_program() {
         (Signal::SIGTERM, "trap 'exit 5' TERM", 5),
         (Signal::SIGINT, "trap 'exit 6' INT", 6),
         (Signal::SIGHUP, "trap 'exit 8' HUP", 8),
+        (Signal::SIGQUIT, "trap 'exit 9' QUIT", 9),
         (Signal::SIGTERM, "", 143),
+        (Signal::SIGQUIT, "", 131),
     ] {
         let output = place.out("perf.data");
         let mut command = place.command(&output, &["sh", "-c", &waits(trap)]);
@@ -301,10 +303,16 @@ fn compare_takes_what_replay_takes() {
     let json = place.out("c.jsonl");
     let args = ["compare", "--quick", "--only", text(&file), "--json", text(&json)];
     let out = faultless(&args).succeeds();
-    assert!(out.contains("replay:mine - "), "{out}");
+    for row in ["| mine ", "| replay:mine ", "| prefault_max_order=0, 5 "] {
+        assert!(out.contains(row), "no {row:?} in {out}");
+    }
     let lines = json_lines(&fs::read_to_string(&json).expect("written"));
-    assert!(lines.iter().all(|line| line["workload"] == "replay:mine"));
-    assert!(value(&lines, "native", "prefault_max_order=3", "ahead_faults_saved").is_some());
+    let mine: Vec<_> = lines.into_iter().filter(|it| it["workload"] == "replay:mine").collect();
+    assert!(value(&mine, "native", "prefault_max_order=5", "faults_saved").is_some());
+    assert!(value(&mine, "native", "locking=per_vma", "wall_seconds").is_some());
+    assert!(value(&mine, "simulated-", "locking=per_vma", "wall_seconds").is_some());
+    let details = faultless(&["compare", "--quick", "--details", "--only", text(&file)]);
+    assert!(details.succeeds().contains("replay:mine - "));
     // What it says that there is, `stat` and `replay` know.
     let error = faultless(&["compare", "--only", "page_fault_read_churn"]).fails(2);
     let (_, names) = error.split_once("there are ").expect("a list");

@@ -176,7 +176,8 @@ fn comparison_of_one_workload() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("c.jsonl");
     let file = path.to_str().expect("text");
-    let args = ["compare", "--quick", "--only", "pft", "--only", "small_allocs", "--json", file];
+    let only = ["--only", "pft", "--only", "small_allocs"];
+    let args = [&["compare", "--quick", "--details", "--json", file], &only[..]].concat();
     let out = faultless(&args).succeeds();
     for said in [
         "faults per second, median of 5",
@@ -199,7 +200,9 @@ fn comparison_of_one_workload() {
         assert!(rate.is_some_and(|rate| rate > 0.0), "{setting}");
     }
     assert!(value(&lines, "linux-", "default", "faults_per_second").is_some());
-    let pft: Vec<_> = lines.into_iter().filter(|line| line["workload"] == "pft").collect();
+    let is_pft =
+        |line: &serde_json::Value| line["workload"] == "pft" && line["machine"] == "native";
+    let pft: Vec<_> = lines.into_iter().filter(is_pft).collect();
     let count = |setting: &str, metric: &str| value(&pft, "native", setting, metric).expect(metric);
     assert!(count("locking=speculative", "spf") > 0.9 * count("locking=speculative", "faults"));
     assert_eq!(count("locking=mmap_lock", "spf"), 0.0);
@@ -223,10 +226,60 @@ fn comparison_of_one_workload() {
     assert!(ahead("5,zeroed_pool=40960", "zeroed_pool_hit") >= 32768.0);
 }
 
+/// An answer on one screen: what is compared and the noise first, four tables with their verdicts, and every figure in JSON.
+#[test]
+fn the_comparison_is_one_screen() {
+    let ran = faultless(&["compare", "--quick", "--json", "-"]);
+    let screen = ran.err.clone();
+    let lines = json_lines(&ran.succeeds());
+    let begin = screen.find("Compared: ").expect("it is printed");
+    let (progress, screen) = screen.split_at(begin);
+    assert!(progress.contains("pft, 16 simulated CPUs ..."), "{progress}");
+    let rows: Vec<_> = screen.lines().collect();
+    assert!(rows.len() <= 60, "{} lines:\n{screen}", rows.len());
+    assert!(rows.iter().all(|row| row.chars().count() <= 120), "{screen}");
+    let parts =
+        ["Compared", "Machine", "Noise", "Faults", "Many CPUs", "Real programs", "Defaults"];
+    let places: Vec<_> = parts
+        .iter()
+        .map(|part| rows.iter().position(|row| row.starts_with(&format!("{part}: "))).expect(part))
+        .collect();
+    assert!(places.is_sorted(), "{places:?}\n{screen}");
+    for table in places[3..].windows(2).chain([&[places[6], rows.len()][..]]) {
+        let verdict = |row: &&str| row.starts_with("Verdict");
+        assert!(rows[table[0]..table[1]].iter().any(verdict), "{screen}");
+    }
+    for recording in recordings::all() {
+        let row = |row: &&&str| row.starts_with(&format!("| {} ", recording.name));
+        let row = rows.iter().find(row).expect(recording.name);
+        let told = ["no difference within the noise", "less time", "more time"];
+        assert!(told.iter().any(|told| row.contains(told)) && !row.contains('~'), "{row}");
+    }
+    let of = |machine, setting: &str, metric: &str| value(&lines, machine, setting, metric);
+    let written = |policy: &str| of("simulated-two-socket", policy, "shared_lines_written");
+    assert_eq!((written("speculative"), written("mmap_lock")), (Some(1.0), Some(2.0)));
+    for metric in ["instructions_besides_filling", "faults_saved", "faults_per_second_low"] {
+        assert!(of("native", "", metric).is_some_and(|value| value > 0.0), "{metric}");
+    }
+    for metric in ["host.exception_ns", "noise.repetitions", "noise.halves_median"] {
+        assert!(of("linux-", "", metric).is_some_and(|value| value >= 0.0), "{metric}");
+    }
+    let simulated = |workload, setting: &str| {
+        let of: Vec<_> =
+            lines.iter().filter(|line| line["workload"] == workload).cloned().collect();
+        value(&of, "simulated-", setting, "operations_per_second").expect(workload)
+    };
+    assert!(simulated("mmap1", "speculative") > simulated("mmap1", "locking=mmap_lock"));
+    assert!(
+        simulated("vma_unmap_untouched", "shard_after=4")
+            > simulated("vma_unmap_untouched", "shard_after=0")
+    );
+}
+
 #[test]
 fn chosen_orders_are_the_columns_of_what_is_mapped_ahead() {
     let chosen = ["--set", "prefault_max_order=2", "--set", "locking=per_vma"];
-    let args = [&["compare", "--quick", "--only", "sort"], &chosen[..]].concat();
+    let args = [&["compare", "--quick", "--details", "--only", "sort"], &chosen[..]].concat();
     let out = faultless(&args).succeeds();
     for said in [
         "order 2, zeroed against off",
@@ -251,7 +304,7 @@ fn a_replay_tells_what_mapping_ahead_does() {
     }
     let count =
         |metric: &str| value(&lines, "native", "prefault_max_order=5", metric).expect(metric);
-    let (touches, saved) = (count("ahead_first_touches"), count("ahead_faults_saved"));
+    let (touches, saved) = (count("first_touches"), count("faults_saved"));
     assert!(saved > 0.8 * touches, "{saved} of {touches}");
     assert!(count("faults") < 0.2 * touches);
     let alone = faultless(&["replay", "sort", "--set", "prefault_max_order=0"]).succeeds();
@@ -263,6 +316,7 @@ fn chosen_policies_are_the_columns() {
     let args = [
         "compare",
         "--quick",
+        "--details",
         "--only",
         "brk1",
         "--set",
@@ -339,6 +393,37 @@ fn a_replay_that_takes_other_faults_than_recorded_says_so() {
         let part = value(&lines, "native", "", "fault_difference").expect("told");
         assert!((part + 100.0 / 11.0).abs() < 1e-9, "{part}");
     }
+}
+
+/// What is counted of a recording has one name, and one value, in `replay` and in `compare`.
+#[test]
+fn replay_and_compare_give_the_same_answer() {
+    let json =
+        |args: &[&str]| json_lines(&faultless(&[args, &["--json", "-"]].concat()).succeeds());
+    let compared = json(&["compare", "--quick", "--only", "sort"]);
+    let policies = json(&["replay", "sort", "--policies"]);
+    let ahead = json(&["replay", "sort"]);
+    let at = |line: &serde_json::Value| {
+        ["machine", "workload", "setting", "metric", "unit"].map(|field| line[field].clone())
+    };
+    // Both write the same figures of each policy.
+    for line in &policies {
+        assert!(compared.iter().any(|other| at(other) == at(line)), "{line}");
+    }
+    let counts = |lines: &[serde_json::Value], metrics: &[&str]| -> Vec<_> {
+        let of = |metric: &&str| value(lines, "native", "", metric).expect(metric);
+        metrics.iter().map(of).collect()
+    };
+    let recorded = ["recorded_faults", "replayed_faults", "faults", "fault_difference"];
+    assert_eq!(counts(&compared, &recorded), counts(&policies, &recorded));
+    let saved = [
+        "first_touches",
+        "faults_saved",
+        "faults_saved_upper_bound",
+        "peak_resident_pages_off",
+        "peak_resident_pages",
+    ];
+    assert_eq!(counts(&compared, &saved), counts(&ahead, &saved));
 }
 
 /// One question, one answer: in the table, in JSON, of `replay` and of `compare`, each time.
@@ -528,7 +613,7 @@ fn an_interrupted_run_of_text_ends_soon() {
 
 #[test]
 fn an_interrupted_comparison_prints_what_it_has() {
-    let mut child = common::command(&["compare", "--only", "pft", "--only", "brk1"])
+    let mut child = common::command(&["compare", "--details", "--only", "pft", "--only", "brk1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -536,7 +621,11 @@ fn an_interrupted_comparison_prints_what_it_has() {
     // The first of two workloads takes seconds from the line that announces it, its first runs a
     // fraction of one.
     let mut progress = BufReader::new(child.stderr.take().expect("piped"));
-    progress.read_line(&mut String::new()).expect("text");
+    let mut line = String::new();
+    while line != "pft ...\n" {
+        line.clear();
+        progress.read_line(&mut line).expect("text");
+    }
     std::thread::sleep(Duration::from_millis(1200));
     send(&child, Signal::SIGINT);
     let mut out = String::new();

@@ -37,7 +37,9 @@ fn a_workload_scales_and_prints_the_same_again() {
         assert!(rate(policy, 2) > 1.5 * rate(policy, 1), "{policy}");
     }
     assert!(lines.iter().all(|line| line["params"]["seed"] == 3));
-    for metric in ["line_transfers", "of_linear", "time in cache lines", "faults"] {
+    for metric in
+        ["line_transfers", "of_linear", "time in cache lines", "faults", "fault_latency_p99"]
+    {
         assert!(value(&lines, "simulated", "per_vma", metric).is_some(), "{metric}");
     }
 

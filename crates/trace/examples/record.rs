@@ -14,7 +14,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let output = Path::new(args.first().ok_or(usage)?);
     let trace = if let Some(split) = args.iter().position(|arg| arg == "--") {
         let data = output.with_extension("perf.data");
-        let mut trace = Setup::find(false)?.record(&data, &args[split + 1..])?.trace;
+        let mut trace = Setup::find(false)?
+            .record(&data, &args[split + 1..], |note| eprintln!("{note}"))?
+            .trace;
         if split == 2 {
             trace.header.made = args[1].to_string_lossy().into_owned();
             // What follows the version names who built the kernel.

@@ -10,6 +10,7 @@
 //!   of a file in one fault. That switch is the whole system's: it is put back when perf ends. Where
 //!   it cannot be written, that is said, and first touches of file pages are fewer than they were.
 
+mod huge;
 mod program;
 mod signals;
 
@@ -18,6 +19,7 @@ pub use signals::Signals;
 
 use crate::error::Error;
 use crate::event::Trace;
+use huge::HugePages;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
@@ -117,7 +119,7 @@ pub struct Recorded {
     pub trace: Trace,
     /// How the program ended, which perf passes on.
     pub status: ExitStatus,
-    /// What the user should know about the conditions.
+    /// What the user should know beside what there was a warning of.
     pub notes: Vec<String>,
 }
 
@@ -224,20 +226,26 @@ impl Setup {
         args
     }
 
-    /// Runs `command`, records it into the new file `output` and reads that back. Waits until the program has
-    /// ended; SIGINT, SIGTERM and SIGHUP that are sent to this process meanwhile are sent on to the program, and
+    /// Runs `command`, records it into the new file `output` and reads that back. Before the program begins, `warn` gets what
+    /// hides faults from the recording. Waits until the program has
+    /// ended; SIGINT, SIGTERM, SIGHUP and SIGQUIT that are sent to this process meanwhile are sent on to the program, and
     /// an interrupt from the keyboard ends the program, not the recording. (This takes other threads of the process
     /// to have these signals blocked.)
     ///
     /// # Errors
     /// The program or perf cannot be run, or perf leaves nothing that can be read back.
-    pub fn record(&self, output: &Path, command: &[OsString]) -> Result<Recorded, RecordError> {
+    pub fn record(
+        &self,
+        output: &Path,
+        command: &[OsString],
+        warn: impl Fn(&str),
+    ) -> Result<Recorded, RecordError> {
         let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
         find_program(program)
             .map_err(|error| RecordError::Run(program.display().to_string(), error))?;
-        let mut notes = Vec::new();
         let around = FaultAround::turn_off();
-        notes.extend(around.note());
+        let hidden: Vec<_> = HugePages::find().note().into_iter().chain(around.note()).collect();
+        hidden.iter().for_each(|note| warn(note));
         let mut perf = Command::new(&self.perf);
         perf.args(self.arguments(output, command));
         let signals = Signals::hold();
@@ -252,17 +260,15 @@ impl Setup {
         let status = status?;
         let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
         let mut trace = crate::read(output).map_err(unwritten)?;
-        if !status.success() {
-            notes.push(format!("the program ended with {status}"));
-        }
+        let ended = (!status.success()).then(|| format!("the program ended with {status}"));
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let header = &mut trace.header;
         header.thp = "off for the program".to_owned();
         header.made = format!("faultless record -- {}; {}", words.join(" "), header.made);
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
-        header.notes.extend(notes.iter().cloned());
-        Ok(Recorded { trace, status, notes })
+        header.notes.extend(hidden.into_iter().chain(ended.clone()));
+        Ok(Recorded { trace, status, notes: ended.into_iter().collect() })
     }
 }
 
@@ -367,9 +373,17 @@ impl FaultAround {
 
     fn note(&self) -> Option<String> {
         self.problem.as_ref().map(|problem| {
+            let remedy = match problem.raw_os_error() {
+                Some(libc::ENOENT) => {
+                    "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
+                }
+                // Root itself gets this.
+                Some(libc::EPERM) => "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)",
+                _ => "record as root",
+            };
             format!(
                 "fault-around stayed on ({FAULT_AROUND}: {problem}): a fault on a file page may have \
-                 mapped up to sixteen"
+                 mapped up to sixteen. Remedy: {remedy}"
             )
         })
     }
@@ -452,7 +466,8 @@ mod tests {
         let dir = tracefs("program", &ALL);
         let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
         for name in ["/no/such/program", "no-such-program-at-all", ""] {
-            let error = setup.record(Path::new("never-written"), &[name.into()]).unwrap_err();
+            let error =
+                setup.record(Path::new("never-written"), &[name.into()], |_| ()).unwrap_err();
             assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
         }
         fs::remove_dir_all(dir).unwrap();

@@ -6,6 +6,7 @@
 use crate::convert;
 use crate::machine::VirtualMachine;
 use crate::process::{File, Process, Virtual};
+use crate::profile::Time;
 use crate::rates::Operation;
 use crate::simulation::{Meeting, Spent};
 use core::fmt;
@@ -261,12 +262,21 @@ impl<'a> VirtualCpu<'a> {
         result
     }
 
+    /// Enters the kernel, which takes so long, for an operation whose latency counts.
+    fn serve<R>(&self, operation: Operation, entry: Time, what: impl FnOnce() -> R) -> R {
+        let simulation = &self.machine().simulation;
+        let begin = simulation.now();
+        simulation.spend(entry, Spent::Entry);
+        let result = self.within(operation, what);
+        simulation.completed(operation, begin);
+        result
+    }
+
     /// Makes a system call.
     fn call<R>(&self, operation: Operation, call: impl FnOnce(&Space<VirtualMachine>) -> R) -> R {
         self.poll();
-        let simulation = &self.machine().simulation;
-        simulation.spend(simulation.costs.call, Spent::Entry);
-        self.within(operation, || self.cpu.for_thread(self.thread, || call(self.space())))
+        let entry = self.machine().simulation.costs.call;
+        self.serve(operation, entry, || self.cpu.for_thread(self.thread, || call(self.space())))
     }
 
     // Accesses
@@ -301,8 +311,7 @@ impl<'a> VirtualCpu<'a> {
             if canonical {
                 tlb.forget(addr);
             }
-            simulation.spend(simulation.costs.fault, Spent::Entry);
-            let served = self.within(Operation::Fault, || {
+            let served = self.serve(Operation::Fault, simulation.costs.fault, || {
                 self.space().fault_of(self.cpu, self.thread, addr, wanted)
             });
             let kind = served.map_err(|error| Stop::Signal { addr, error })?;

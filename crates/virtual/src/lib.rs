@@ -3,6 +3,7 @@
 //! - [`profile`]: what the hardware costs, each number with its source;
 //! - `simulation`: CPUs as coroutines, each with its clock; who runs next;
 //! - `lines`: the directory of cache lines: hits, transfers, invalidations, queues;
+//! - `log`: the lines that operations use, and what they take;
 //! - [`rates`]: instructions between two accesses;
 //! - `contents`: frames whose contents take the host a word;
 //! - `recent`: which frames' contents are in caches;
@@ -36,6 +37,7 @@ mod contents;
 mod convert;
 pub mod cpu;
 mod lines;
+mod log;
 mod machine;
 pub mod process;
 pub mod profile;
@@ -45,6 +47,7 @@ mod recent;
 mod simulation;
 
 pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
+pub use log::LineUse;
 pub use machine::VirtualMachine;
 pub use process::{Config, File, HotPlace, Process, Virtual};
 pub use profile::{Number, Profile, ProfileError};

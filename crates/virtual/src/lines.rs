@@ -104,6 +104,13 @@ struct Line {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LineId(u32);
 
+impl LineId {
+    /// Its number.
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// What an access to a line takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {

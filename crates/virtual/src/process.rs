@@ -5,9 +5,10 @@
 
 use crate::contents::Contents;
 use crate::cpu::{Idle, Stop, VirtualCpu};
+use crate::log::LineUse;
 use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
-use crate::rates::Rates;
+use crate::rates::{Operation, Rates};
 use crate::simulation::{Accounts, Simulation};
 use core::cell::Cell;
 use core::fmt;
@@ -305,6 +306,16 @@ impl Virtual {
     /// What one CPU did so far.
     pub fn accounts_of(&self, cpu: usize) -> Accounts {
         self.machine().simulation.accounts(cpu)
+    }
+
+    /// What each operation of this kind took, in picoseconds, its entry into the kernel included; not in order.
+    pub fn latencies(&self, operation: Operation) -> Vec<Time> {
+        self.machine().simulation.log.latencies(operation)
+    }
+
+    /// The accesses of operations to cache lines since the last call, in order; the first call begins to collect them.
+    pub fn take_line_uses(&self) -> Vec<LineUse> {
+        self.machine().simulation.log.take_uses()
     }
 
     /// Forgets which places were hot.

@@ -30,6 +30,17 @@ pub enum Operation {
 impl Operation {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Fault, Self::Map, Self::Break, Self::Protect, Self::Fork];
+
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fault => "fault",
+            Self::Map => "map",
+            Self::Break => "break",
+            Self::Protect => "protect",
+            Self::Fork => "fork",
+        }
+    }
 }
 
 /// A measured path.

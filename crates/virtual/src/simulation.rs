@@ -17,7 +17,9 @@
 //! reached through [`CURRENT`], which is the thread's, or by code that runs in its coroutines.
 
 use crate::lines::{GRANULE, LINE, LineId, Lines, socket};
+use crate::log::Log;
 use crate::profile::{Costs, Profile, Time};
+use crate::rates::Operation;
 use crate::recent::Moment;
 use core::cell::{Cell, RefCell};
 use core::cmp::Reverse;
@@ -235,6 +237,7 @@ pub(crate) struct Simulation {
     pub(crate) costs: Costs,
     cpus: Box<[Clock]>,
     lines: RefCell<Lines>,
+    pub(crate) log: Log,
     /// CPUs that can run: time, order among those of one time, number.
     ready: RefCell<BinaryHeap<Reverse<(Time, u64, u16)>>>,
     /// The time of the first of them.
@@ -259,6 +262,7 @@ impl Simulation {
             costs,
             cpus: (0..cpus).map(|_| Clock::new()).collect(),
             lines: RefCell::new(Lines::new()),
+            log: Log::default(),
             ready: RefCell::default(),
             soonest: Cell::new(NEVER),
             running: Cell::new(NOBODY),
@@ -470,8 +474,19 @@ impl Simulation {
         let end = address + bytes.max(1);
         let mut address = address;
         while address < end {
-            last = Some(self.access_line(cpu, address, intent, at, last));
+            let line = self.access_line(cpu, address, intent, at, last);
+            if last != Some(line) && cpu.rate.get() != 0 {
+                self.log.used(self.running.get(), line, intent, at);
+            }
+            last = Some(line);
             address = (address / GRANULE + 1) * GRANULE;
+        }
+    }
+
+    /// The running CPU has done an operation that began at `begin`.
+    pub(crate) fn completed(&self, operation: Operation, begin: Time) {
+        if let Some(cpu) = self.clock().filter(|cpu| !cpu.aside.get()) {
+            self.log.took(operation, cpu.now.get() - begin);
         }
     }
 

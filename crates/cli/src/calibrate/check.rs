@@ -206,7 +206,7 @@ fn recorded(
         }
         fastest = fastest.max(replayed.sample.operation_rate());
     }
-    let subject = Arc::new(Subject::Recording(Box::new(source)));
+    let subject = Arc::new(Subject::Recording(Arc::new(source)));
     let ran = subject.run(profile, threads, 0, settings)?;
     Ok(ran.map(|(ran, _)| {
         let simulated = ran.sample.operation_rate();

@@ -298,6 +298,16 @@ impl Faults {
     pub fn exception(&self) -> f64 {
         (self.touch - self.populate).max(0.0)
     }
+
+    /// All figures in nanoseconds, by the names that results have for them.
+    pub fn figures(&self) -> [(&'static str, f64); 4] {
+        [
+            ("host.first_touch_ns", self.touch),
+            ("host.populate_ns", self.populate),
+            ("host.exception_ns", self.exception()),
+            ("host.call_ns", self.call),
+        ]
+    }
 }
 
 /// Measures page faults of the host, in memory without huge pages.

@@ -7,7 +7,7 @@
 
 mod check;
 mod fit;
-mod hardware;
+pub mod hardware;
 mod prefault;
 mod probe;
 mod profile;
@@ -188,12 +188,7 @@ fn write_json(json: &mut Json, profile: &Profile, faults: &Faults) -> Result<(),
     for (name, number) in profile.numbers() {
         json.write(&context, &name, unit(&name), Number::Real(number.value))?;
     }
-    for (metric, value) in [
-        ("host.first_touch_ns", faults.touch),
-        ("host.populate_ns", faults.populate),
-        ("host.exception_ns", faults.exception()),
-        ("host.call_ns", faults.call),
-    ] {
+    for (metric, value) in faults.figures() {
         json.write(&context, metric, "ns", Number::Real(value))?;
     }
     Ok(())

@@ -1,111 +1,248 @@
-//! `faultless compare`, the main job: every workload and recording under every locking policy with
-//! prefault off, and then under one policy with prefault up to higher and higher orders.
+//! `faultless compare`, the main job: an answer on one screen, and with `--details` everything that was measured.
 //!
-//! The configurations of a workload take turns, in another order each round: other load of the machine
-//! affects all of them alike, and their ratios are of one period of time. Results are printed and
-//! written as each workload ends; the summary comes last.
+//! Four tables: what [one fault](faults) costs, what workloads do on [many simulated CPUs](many), what [recorded programs](programs) take
+//! on this machine, and what each [mechanism](defaults) changes; each under its verdict, and [the machine and its noise](host) first.
+//! With `--details`, every workload and recording also runs on this machine under every locking policy and with prefault up to
+//! higher and higher orders; those results are printed as each workload ends, and their [summary] before the four tables.
 
+mod defaults;
+mod details;
+mod faults;
+mod host;
+mod many;
+mod page;
+pub mod programs;
 mod subject;
 mod summary;
+pub mod turns;
+mod words;
 
 pub use subject::ENTRIES;
 
 use crate::args::CompareArgs;
+use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
+use crate::html::Html;
 use crate::interrupt;
-use crate::report;
-use crate::report::columns::Report;
+use crate::replay;
+use crate::report::columns::{Report, Topic};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::run;
-use crate::settings::{Settings, policies, regimes};
+use crate::report::{self, Style, filled};
+use crate::scale::subject::Subject as Simulated;
+use crate::scale::subject::{PROFILE, profile};
+use crate::settings::{Settings, orders, policies, regimes};
+use defaults::{Defaults, Needs};
 use faultless::PAGE_SIZE;
+use faults::Faults;
+use host::{Host, Noise};
+use many::Many;
+use std::io::Write;
 use std::path::Path;
-use subject::{Choice, Scale, subjects};
+use std::sync::Arc;
+use std::time::Duration;
+use subject::{Choice, Scale, Subject, subjects};
+use turns::Turns;
 
-/// Memory of the workloads' machine in bytes, and for each thread.
-const MEMORY: u64 = 256 << 20;
-const MEMORY_PER_THREAD: u64 = 32 << 20;
 /// Frames of the pool of pre-zeroed ones, where there is one: what the largest of the workloads touches, and more.
 const POOL: u64 = (160 << 20) / PAGE_SIZE;
 /// Threads where none are asked for, at most.
 const THREADS: usize = 16;
 
-/// Compares.
-pub fn run(args: &CompareArgs) -> Result<(), CliError> {
+/// How much is done.
+fn scale(args: &CompareArgs) -> Scale {
     let host = std::thread::available_parallelism().map_or(2, usize::from);
     let threads = args.threads.map_or(host.min(THREADS), usize::from);
-    let scale = if args.quick {
-        Scale { threads, seconds: 0.03, rounds: 5, replays: 3 }
-    } else {
-        Scale { threads, seconds: 0.06, rounds: 15, replays: 9 }
-    };
+    match (args.quick, args.details) {
+        (true, false) => {
+            let replays = Turns { least: 5, most: 9, time: Duration::from_millis(500) };
+            Scale { threads, seconds: 0.03, rounds: 5, replays, cpus: 16 }
+        }
+        (true, true) => {
+            Scale { threads, seconds: 0.03, rounds: 5, replays: Turns::exactly(3), cpus: 16 }
+        }
+        (false, false) => {
+            Scale { threads, seconds: 0.06, rounds: 15, replays: Turns::PROGRAMS, cpus: 64 }
+        }
+        (false, true) => {
+            Scale { threads, seconds: 0.06, rounds: 15, replays: Turns::exactly(9), cpus: 64 }
+        }
+    }
+}
+
+/// Compares.
+pub fn run(args: &CompareArgs) -> Result<(), CliError> {
+    let scale = scale(args);
     let subjects = subjects(&args.only, &scale)?;
     let inputs: Vec<_> = args.only.iter().map(Path::new).collect();
+    let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let choice = Choice {
         policies: policies(&args.set.set),
         regimes: regimes(&args.set.set, POOL),
         settings: Settings::new(&args.set.set),
     };
-    let memory = MEMORY + MEMORY_PER_THREAD * threads as u64;
-    let native = run::machine(memory, threads)?;
-    let busy = load_average().filter(|load| *load > 0.3 * host as f64);
     let (mut out, style) = report::output(&args.json);
+    let screen = Screen::new(args, &subjects, &scale)?;
 
-    let steps = subjects.iter().map(|s| s.rounds(&scale) * s.width(&choice)).sum::<usize>();
-    let progress = Progress::new(steps as u64);
-    let mut all: Vec<(String, Report)> = Vec::new();
+    let wanted = |subject: &Subject| {
+        args.details || subject.topic == Topic::Locking && subject.is_recording()
+    };
+    let subjects: Vec<_> = subjects.into_iter().filter(wanted).collect();
+    let measured: usize = subjects.iter().map(|it| it.turns(&scale).most * it.width(&choice)).sum();
+    let progress = Progress::new((measured + screen.steps(&choice)) as u64);
+    progress.begin("the machine");
+    let host = Host::look(Effort { rounds: if args.quick { 3 } else { 9 } })?;
     let mut failures = Vec::new();
-    for subject in subjects {
-        if interrupt::requested() {
-            break;
-        }
-        let (name, rounds) = (subject.name(), subject.rounds(&scale));
-        progress.begin(&name);
-        let Some((mut report, ready)) = subject.prepare(&native, &choice)? else { break };
-        let columns = &mut report.columns;
-        let width = columns.len();
-        let mut failed = vec![false; width];
-        for turn in 0..rounds * width {
-            // Each round begins with another configuration.
-            let at = (turn / width + turn % width) % width;
-            if interrupt::requested() {
-                break;
-            }
-            if !failed[at] {
-                match ready.sample(&columns[at]) {
-                    Ok(sample) => sample.into_iter().for_each(|sample| columns[at].push(sample)),
-                    Err(error) => {
-                        failed[at] = true;
-                        failures.push(error.to_string());
-                    }
-                }
-            }
-            progress.advance(1);
-        }
-        if !report.is_empty() {
-            progress.print(|| report.print(&mut *out, style))?;
-            report.json(&mut json)?;
-            all.push((name, report));
-        }
+    let mut details = |report: &Report| match args.details {
+        true => progress.print(|| report.print(&mut *out, style)),
+        false => Ok(()),
+    };
+    let reports = details::measure(
+        subjects,
+        (&choice, &scale),
+        (&mut json, &mut details),
+        &progress,
+        &mut failures,
+    )?;
+    if args.details {
+        summary::print(&mut *out, &reports, &choice, style)?;
     }
+    host.json(noise(&reports), &mut json)?;
+    for (name, report) in programs(&reports) {
+        let source = screen.recordings.iter().find(|source| source.name == name);
+        source.map_or(Ok(()), |source| replay::tell_report(source, report, &mut json))?;
+    }
+    let tables = screen.run(&choice, &mut json, &progress, &mut failures)?;
     drop(progress);
-    summary::print(&mut *out, &all, &choice, style)?;
-    if let Some(load) = busy.filter(|_| !all.is_empty()) {
-        writeln!(
-            out,
-            "The host was busy at the start (load average {load} on {host} CPUs), so ratios vary from \
-             run to run."
-        )?;
-    }
+    let mut text = Vec::new();
+    tables.print(&mut text, &host, &reports, (args.details, style))?;
+    out.write_all(&text)?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    if failures.is_empty() {
+        let text = String::from_utf8_lossy(&text);
+        let programs: Vec<_> = programs(&reports).collect();
+        let measured = (&tables.faults, &tables.many);
+        html.write(|| page::page(measured, &programs, &text).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
-/// Runnable threads of the host, averaged over the last minute.
-fn load_average() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+/// What is simulated for the four tables.
+struct Screen<'a> {
+    args: &'a CompareArgs,
+    profile: faultless_virtual::Profile,
+    cpus: usize,
+    many: Vec<Arc<Simulated>>,
+    recordings: Vec<Arc<replay::source::Source>>,
+    orders: Vec<u8>,
+}
+
+/// What came of it.
+struct Tables {
+    faults: Faults,
+    many: Many,
+    defaults: Defaults,
+}
+
+impl<'a> Screen<'a> {
+    fn new(args: &'a CompareArgs, subjects: &[Subject], scale: &Scale) -> Result<Self, CliError> {
+        let mut recordings = Vec::new();
+        for subject in subjects.iter().filter(|subject| subject.topic == Topic::Ahead) {
+            recordings.extend(subject.source().transpose()?);
+        }
+        let workload = |name: &str| Arc::new(Simulated::Workload(name.to_owned(), Vec::new()));
+        let many = match args.only.is_empty() {
+            true => many::WORKLOADS.iter().map(|name| workload(name)).collect(),
+            false => {
+                let mut names: Vec<_> =
+                    subjects.iter().filter_map(Subject::workload_name).collect();
+                names.dedup();
+                let named = names.into_iter().map(workload);
+                let recorded =
+                    recordings.iter().map(|it| Arc::new(Simulated::Recording(Arc::clone(it))));
+                named.chain(recorded).collect()
+            }
+        };
+        let orders = orders(&args.set.set);
+        Ok(Self { args, profile: profile(PROFILE)?, cpus: scale.cpus, many, recordings, orders })
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs {
+            profile: &self.profile,
+            cpus: self.cpus,
+            given: &self.args.set.set,
+            mechanisms: self.args.only.is_empty(),
+            recordings: &self.recordings,
+            orders: &self.orders,
+        }
+    }
+
+    /// Steps of progress.
+    fn steps(&self, choice: &Choice) -> usize {
+        Faults::STEPS + self.many.len() * choice.policies.len() + self.needs().steps()
+    }
+
+    fn run(
+        &self,
+        choice: &Choice,
+        json: &mut Json,
+        progress: &Progress,
+        failures: &mut Vec<String>,
+    ) -> Result<Tables, CliError> {
+        let (policies, settings) = (&choice.policies[..], &choice.settings);
+        progress.begin("faults, simulated");
+        let done = || progress.advance(1);
+        let faults = Faults::measure(&self.profile, policies, settings, json, done)?;
+        let machine = (&self.profile, self.cpus);
+        let many = Many::run(machine, &self.many, (policies, settings), json, progress, failures)?;
+        let defaults = Defaults::run(&self.needs(), json, progress, failures)?;
+        Ok(Tables { faults, many, defaults })
+    }
+}
+
+impl Tables {
+    fn print(
+        &self,
+        out: &mut dyn Write,
+        host: &Host,
+        reports: &[(String, Report)],
+        (details, style): (bool, Style),
+    ) -> Result<(), CliError> {
+        let what = "Compared: locking of page faults (mmap_lock: Linux to 6.3; per_vma: Linux 6.4 to 6.14; speculative: no lock) \
+                    and the other mechanisms, on simulated CPUs and with recorded programs on this machine.";
+        writeln!(out, "{}", filled(what, style.width))?;
+        host.print(out, style.width)?;
+        if let Some(noise) = noise(reports) {
+            noise.print(out, style.width)?;
+        }
+        self.faults.print(out, style)?;
+        self.many.print(out, style)?;
+        programs::print(out, &programs(reports).collect::<Vec<_>>(), style)?;
+        self.defaults.print(out, style)?;
+        if !details {
+            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux).";
+            writeln!(out, "{}", filled(more, style.width))?;
+        }
+        Ok(())
+    }
+}
+
+/// The recorded programs under each policy, by their names.
+fn programs(reports: &[(String, Report)]) -> impl Iterator<Item = (&str, &Report)> {
+    let is_program = |(_, report): &&(String, Report)| {
+        report.topic == Topic::Locking && report.unit == "operations"
+    };
+    reports
+        .iter()
+        .filter(is_program)
+        .map(|(name, report)| (name.trim_start_matches("replay:"), report))
+}
+
+/// How far their repetitions are apart.
+fn noise(reports: &[(String, Report)]) -> Option<Noise> {
+    Noise::of(programs(reports).map(|(_, report)| report))
 }

@@ -1,5 +1,6 @@
 //! What `compare` compares: the workloads, sized for short runs, and the recordings.
 
+use super::turns::Turns;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::replay;
@@ -17,7 +18,7 @@ use faultless_trace::recordings::{self, Recording};
 use faultless_workload::{Linux, Mode, System, Workload};
 use std::collections::HashSet;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// A workload of the comparison: `{threads}` is added to its parameters, and where policies are compared the
 /// time of a run.
@@ -97,7 +98,7 @@ enum Recorded {
     /// Read when its turn comes.
     Shipped(&'static Recording),
     /// Read already: it may be a pipe, and what is wrong with it is better said at once.
-    File(Rc<Source>),
+    File(Arc<Source>),
 }
 
 impl Recorded {
@@ -108,10 +109,10 @@ impl Recorded {
         }
     }
 
-    fn source(&self) -> Result<Rc<Source>, CliError> {
+    fn source(&self) -> Result<Arc<Source>, CliError> {
         match self {
-            Self::Shipped(recording) => Source::shipped(recording).map(Rc::new),
-            Self::File(source) => Ok(Rc::clone(source)),
+            Self::Shipped(recording) => Source::shipped(recording).map(Arc::new),
+            Self::File(source) => Ok(Arc::clone(source)),
         }
     }
 }
@@ -130,7 +131,7 @@ pub struct Choice {
 pub enum Ready<'n> {
     Workload(&'n Native, Workload),
     /// With a machine, or none where each run has a new one: machines remember what threads' streams were like.
-    Recording(Box<(Rc<Source>, Option<Native>)>),
+    Recording(Box<(Arc<Source>, Option<Native>)>),
 }
 
 /// The shape of a comparison.
@@ -143,7 +144,9 @@ pub struct Scale {
     /// Repetitions of a workload's run.
     pub rounds: usize,
     /// Repetitions of a replay.
-    pub replays: usize,
+    pub replays: Turns,
+    /// Simulated CPUs where there are many.
+    pub cpus: usize,
 }
 
 impl Entry {
@@ -183,7 +186,7 @@ pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError
         }
         recordings.push(match Origin::find(Path::new(bare)) {
             Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
-            Some(Origin::File(file)) => Recorded::File(Rc::new(Source::file(&file)?)),
+            Some(Origin::File(file)) => Recorded::File(Arc::new(Source::file(&file)?)),
             None => return Err(unknown(name)),
         });
     }
@@ -224,13 +227,34 @@ impl Subject {
         }
     }
 
+    /// Whether it is a recording.
+    pub fn is_recording(&self) -> bool {
+        matches!(self.what, What::Recording(_))
+    }
+
+    /// The recording, if it is one.
+    pub fn source(&self) -> Option<Result<Arc<Source>, CliError>> {
+        match &self.what {
+            What::Workload(..) => None,
+            What::Recording(recording) => Some(recording.source()),
+        }
+    }
+
+    /// The name of the workload, if it is one.
+    pub fn workload_name(&self) -> Option<&'static str> {
+        match &self.what {
+            What::Workload(entry, _) => Some(entry.workload),
+            What::Recording(_) => None,
+        }
+    }
+
     /// Runs of each configuration.
-    pub fn rounds(&self, scale: &Scale) -> usize {
+    pub fn turns(&self, scale: &Scale) -> Turns {
         match (&self.what, self.topic) {
-            (What::Workload(..), _) => scale.rounds,
+            (What::Workload(..), _) => Turns::exactly(scale.rounds),
             (What::Recording(_), Topic::Locking) => scale.replays,
             // Their counts are what matters.
-            (What::Recording(_), Topic::Ahead) => scale.replays.min(3),
+            (What::Recording(_), Topic::Ahead) => Turns::exactly(scale.replays.most.min(3)),
         }
     }
 

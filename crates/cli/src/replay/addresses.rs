@@ -162,10 +162,14 @@ fn simulate(trace: &mut Addresses) -> Result<Option<Simulated>, CliError> {
 
 /// Simulates the TLBs of a program whose addresses are in `trace`.
 pub fn run(args: &ReplayArgs, name: &str, mut trace: Addresses) -> Result<(), CliError> {
-    if args.policies || !args.set.set.is_empty() {
-        let what = if args.policies { "--policies" } else { "--set" };
+    let given = [
+        (args.policies, "--policies"),
+        (!args.set.set.is_empty(), "--set"),
+        (args.html.html.is_some(), "--html"),
+    ];
+    if let Some((_, what)) = given.iter().find(|(given, _)| *given) {
         return Err(CliError::Usage(format!(
-            "{what} changes nothing for {name}: it is a trace of addresses, which has no faults and calls"
+            "{what} is of no use for {name}: it is a trace of addresses, which has no faults and calls"
         )));
     }
     let mut json = Json::open(&args.json, &[&args.recording])?;

@@ -20,16 +20,8 @@ pub fn effects(
     settings: &Settings,
     regimes: &[Ahead],
 ) -> Result<Option<Vec<Effect>>, CliError> {
-    let plan = Plan::in_turn(&source.trace)
-        .map_err(|error| CliError::Usage(format!("{}: {error}", source.name)))?;
-    let gauged = |ahead: Ahead| -> Result<Gauged, CliError> {
-        let settings = settings.with_ahead(ahead);
-        // A new one, on which no thread has learned anything.
-        let native = run::machine(source.memory(), 1)?;
-        settings.apply(&native);
-        replay_gauged(&native, &plan, interrupt::requested)
-            .map_err(|error| failed(source, &settings, error))
-    };
+    let plan = in_turn(source)?;
+    let gauged = |ahead| gauged(source, &plan, &settings.with_ahead(ahead));
     let off = gauged(Ahead::OFF)?;
     let mut effects = Vec::with_capacity(regimes.len());
     for &ahead in regimes {
@@ -40,6 +32,27 @@ pub fn effects(
         effects.push(effect(&plan, ahead.order, &off, &with));
     }
     Ok(Some(effects))
+}
+
+/// What `source` does, in the order of the recording.
+///
+/// # Errors
+/// It cannot be planned.
+pub fn in_turn(source: &Source) -> Result<Plan, CliError> {
+    let plan = Plan::in_turn(&source.trace);
+    plan.map_err(|error| CliError::Usage(format!("{}: {error}", source.name)))
+}
+
+/// One replay of `plan`, which is [`in_turn`], with a look after each operation.
+///
+/// # Errors
+/// What failed.
+pub fn gauged(source: &Source, plan: &Plan, settings: &Settings) -> Result<Gauged, CliError> {
+    // A new one, on which no thread has learned anything.
+    let native = run::machine(source.memory(), 1)?;
+    settings.apply(&native);
+    replay_gauged(&native, plan, interrupt::requested)
+        .map_err(|error| failed(source, settings, error))
 }
 
 /// What windows of `order` made of the replay `off`: the replay `with`, which did the same.

@@ -76,6 +76,8 @@ pub struct Gauged {
     pub peak: u64,
     /// The operations in the order in which they were done, and the faults that they took.
     pub done: Vec<Done>,
+    /// The pages that all processes had after each of them.
+    pub resident: Vec<u64>,
 }
 
 /// As [`replay`], with a look after each operation: for a machine of one CPU, and a plan in the order of the
@@ -90,9 +92,9 @@ pub fn replay_gauged(
 ) -> Result<Gauged, ReplayError> {
     let gauge = Gauge::new(native, plan);
     let replayed = run(native, plan, stop, Some(&gauge))?;
-    let Log { done, .. } = gauge.log.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Log { done, resident, .. } = gauge.log.into_inner().unwrap_or_else(PoisonError::into_inner);
     let peak = gauge.most.into_iter().map(AtomicU64::into_inner).sum();
-    Ok(Gauged { replayed, peak, done })
+    Ok(Gauged { replayed, peak, done, resident })
 }
 
 fn run(
@@ -157,6 +159,9 @@ struct Gauge {
 #[derive(Debug)]
 struct Log {
     done: Vec<Done>,
+    resident: Vec<u64>,
+    /// Of each process, the pages that it has, and the threads that have not ended.
+    processes: Vec<(u64, usize)>,
     /// What had been counted after the operation before.
     counted: Totals,
 }
@@ -166,7 +171,12 @@ impl Gauge {
         let done = Vec::with_capacity(plan.op_count());
         Self {
             most: plan.processes().iter().map(|_| AtomicU64::new(0)).collect(),
-            log: Mutex::new(Log { done, counted: native.vm().totals() }),
+            log: Mutex::new(Log {
+                done,
+                resident: Vec::with_capacity(plan.op_count()),
+                processes: plan.processes().iter().map(|it| (0, it.threads.len())).collect(),
+                counted: native.vm().totals(),
+            }),
         }
     }
 
@@ -182,6 +192,13 @@ impl Gauge {
             _ => Took::Nothing,
         };
         log.done.push(Done { thread, took });
+        let left = &mut log.processes[process as usize];
+        left.1 -= usize::from(matches!(op, Op::Exit));
+        // The space goes with its last thread, and when another program begins.
+        let gone = left.1 == 0 || matches!(op, Op::Exec);
+        left.0 = if gone { 0 } else { pages };
+        let resident = log.processes.iter().map(|(pages, _)| pages).sum();
+        log.resident.push(resident);
         log.counted = counted;
     }
 }
@@ -541,8 +558,11 @@ mod tests {
             let native = native(1, 8 << 20);
             native.vm().set(Setting::PrefaultMaxOrder(3));
             let gauged = replay_gauged(&native, &plan, never).unwrap();
-            let Gauged { replayed, peak: most, done } = gauged;
-            assert_eq!(done.len(), plan.op_count());
+            let Gauged { replayed, peak: most, done, resident } = gauged;
+            assert_eq!((done.len(), resident.len()), (plan.op_count(), plan.op_count()));
+            // Nothing is left after munmap, nor of the process.
+            assert_eq!(resident.iter().max(), Some(&most));
+            assert_eq!((resident[1], resident[21], resident[22]), (1, 0, 0));
             let faults = done.iter().filter(|done| done.took != Took::Nothing).count() as u64;
             assert_eq!(faults, replayed.sample.faults);
             let count = |counter| replayed.sample.counter(counter).unwrap();

@@ -6,16 +6,21 @@ pub mod ahead;
 pub mod engine;
 pub mod fidelity;
 mod gate;
+mod page;
 pub mod source;
 
 use crate::args::ReplayArgs;
+use crate::compare::programs;
+use crate::compare::turns::Turns;
 use crate::error::CliError;
+use crate::html::Html;
 use crate::interrupt;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::{grouped, plural};
 use crate::report::perf_stat::PerfStat;
+use crate::report::progress::Progress;
 use crate::report::{self, say};
 use crate::run;
 use crate::settings::{Settings, ahead_of_policies, policies};
@@ -26,16 +31,18 @@ use fidelity::Fidelity;
 use serde_json::Map;
 use source::{Input, Source};
 use std::io::Write;
+use std::sync::Arc;
 
-/// Replays of each policy with `--policies`.
-const ROUNDS: usize = 5;
+/// Replays of each policy with `--policies`: as many as `compare` makes.
+const TURNS: Turns = Turns::PROGRAMS;
 
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let source = match source::open(&args.recording)? {
-        Input::Recording(source) => *source,
+        Input::Recording(source) => Arc::new(*source),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
+    let html = Html::open(&args.html, &[&args.recording])?;
     let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);
@@ -44,44 +51,45 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     if args.policies {
         let policies = policies(&args.set.set);
         let ahead = ahead_of_policies(&args.set.set);
-        let mut columns: Vec<_> = policies
+        let columns: Vec<_> = policies
             .into_iter()
             .map(|locking| {
                 let settings = settings.with_locking(locking).with_ahead(ahead);
                 Column::new(locking.name(), source.context(&settings), Some(settings))
             })
             .collect();
-        'rounds: for round in 0..ROUNDS {
-            for at in 0..columns.len() {
-                let at = (at + round) % columns.len();
-                let replayed = once(&native, &source, columns[at].settings().unwrap_or(&settings))?;
-                if !replayed.complete {
-                    break 'rounds;
-                }
-                columns[at].push(replayed.sample);
-            }
-        }
-        let first = columns.first().and_then(|column| Some((column, column.median()?)));
-        let fidelity = first.filter(|_| ahead.order == 0).map(|(column, sample)| {
-            (Fidelity::new(&source.trace, sample.faults), column.context.clone())
-        });
         let title = format!("replay:{}, prefault {}", source.name, ahead.name());
         let (unit, topic) = ("operations", Topic::Locking);
-        let report = Report { title, unit, topic, columns };
-        report.print(&mut *out, style)?;
+        let mut report = Report { title, unit, topic, columns };
+        let progress = Progress::new((TURNS.most * report.columns.len()) as u64);
+        progress.begin(&report.title);
+        let sample = |column: &Column| {
+            let replayed = once(&native, &source, column.settings().unwrap_or(&settings))?;
+            Ok(replayed.complete.then_some(replayed.sample))
+        };
+        let failed = TURNS.run(&mut report, sample, |steps| progress.advance(steps));
+        drop(progress);
+        if let Some(error) = failed.into_iter().next() {
+            return Err(error);
+        }
+        let mut text = Vec::new();
+        report.print(&mut text, style)?;
+        programs::print(&mut text, &[(&source.name, &report)], style)?;
+        out.write_all(&text)?;
         report.json(&mut json)?;
-        if let Some((fidelity, context)) = fidelity {
+        if let Some((fidelity, _)) = fidelity(&source, &report) {
             writeln!(
                 out,
-                "faults recorded: {}, {}",
+                "recorded faults: {}, {}",
                 grouped(fidelity.recorded),
                 fidelity.remark()
             )?;
-            tell(fidelity, &source.name, &mut json, &context)?;
         }
+        tell_report(&source, &report, &mut json)?;
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
+        html.write(|| page::page(&source, &settings, &String::from_utf8_lossy(&text)))?;
         return json.complete();
     }
     let mut replayed = once(&native, &source, &settings)?;
@@ -100,7 +108,8 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     };
     let fidelity = faults_off.filter(|_| replayed.complete);
     let fidelity = fidelity.map(|faults| Fidelity::new(&source.trace, faults));
-    writeln!(out, "{}\n", counters(&source, &settings, &replayed, &effects, fidelity))?;
+    let text = counters(&source, &settings, &replayed, &effects, fidelity).to_string();
+    writeln!(out, "{text}\n")?;
     if replayed.complete {
         native.audit(&[]).map_err(|discrepancy| {
             CliError::failed("frames do not add up after the replay", discrepancy)
@@ -108,9 +117,28 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     }
     json.sample(&context, &replayed.sample)?;
     effects.iter().try_for_each(|effect| effect.json(&mut json, &context))?;
-    json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))?;
+    for (metric, count) in [
+        ("madvise_calls_left_out", replayed.advice_ignored),
+        ("mappings_beyond_memory", replayed.unreserved),
+    ] {
+        json.write(&context, metric, "count", Number::Whole(count))?;
+    }
     fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))?;
+    html.write(|| page::page(&source, &settings, &text))?;
     json.complete()
+}
+
+/// The fidelity of the first configuration of `report`, which replays `source`, where that is without prefault; and its context.
+fn fidelity<'r>(source: &Source, report: &'r Report) -> Option<(Fidelity, &'r Context)> {
+    let first = report.columns.first()?;
+    first.settings().filter(|settings| settings.ahead.order == 0)?;
+    Some((Fidelity::new(&source.trace, first.median()?.faults), &first.context))
+}
+
+/// Says whether the faults of `report`, which replays `source`, were those recorded, and loudly where they were not.
+pub fn tell_report(source: &Source, report: &Report, json: &mut Json) -> Result<(), CliError> {
+    let told = fidelity(source, report);
+    told.map_or(Ok(()), |(fidelity, context)| tell(fidelity, &source.name, json, context))
 }
 
 /// Says whether the faults were those recorded, and loudly where they were not.
@@ -201,7 +229,7 @@ fn counters(
         stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
     }
     if let Some(fidelity) = fidelity {
-        stat.row(fidelity.recorded, "faults recorded", fidelity.remark());
+        stat.row(fidelity.recorded, "recorded faults", fidelity.remark());
     }
     for (count, name, remark) in effects.iter().flat_map(Effect::rows) {
         stat.row(count, name, remark);

@@ -5,6 +5,7 @@ use super::bars::{self, Bar};
 use super::effect::{Effect, Share};
 use super::json::{Context, Json, Number};
 use super::number::scaled;
+use super::rates::Rates;
 use super::table;
 use crate::error::CliError;
 use crate::run::Sample;
@@ -52,35 +53,18 @@ impl Column {
         samples.sort_by(|a, b| a.operation_rate().total_cmp(&b.operation_rate()));
         samples.get(samples.len() / 2).copied()
     }
-}
 
-/// The quartiles of the rate, and the median between them.
-fn quartiles(column: &Column, measure: Measure) -> Option<(f64, f64, f64)> {
-    let mut rates: Vec<_> = column.samples.iter().map(|sample| measure.rate(sample)).collect();
-    rates.sort_by(f64::total_cmp);
-    let (low, high) = (rates.get(rates.len() / 4)?, rates.get(rates.len() * 3 / 4)?);
-    Some((*low, middle(rates.clone())?, *high))
-}
-
-/// Half the interquartile range of the rate, in percent of the median.
-fn spread(column: &Column, measure: Measure) -> Option<f64> {
-    let (low, median, high) = quartiles(column, measure).filter(|(_, median, _)| *median > 0.0)?;
-    Some((high - low) / 2.0 / median * 100.0)
+    /// What its repetitions came to.
+    pub fn rates(&self, measure: Measure) -> Rates {
+        Rates::new(self.samples.iter().map(|sample| measure.rate(sample)).collect())
+    }
 }
 
 /// Stands before a ratio where the repetitions do not tell the two apart.
 pub const ALIKE: &str = "~";
 /// What it means.
-pub const ALIKE_MEANS: &str = "the two are not distinguishable: the ranges between the quartiles of their repetitions overlap.";
-
-/// Fewer repetitions have no spread to speak of.
-const LEAST: usize = 3;
-
-/// The value in the middle.
-fn middle(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
+pub const ALIKE_MEANS: &str =
+    "no difference within the noise: the ranges in which the two medians lie (95 %) overlap.";
 
 /// What the bars are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +76,14 @@ pub enum Measure {
 }
 
 impl Measure {
+    /// As results name it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Faults => "faults",
+            Self::Operations => "operations",
+        }
+    }
+
     /// The rate of `sample`.
     pub fn rate(self, sample: &Sample) -> f64 {
         match self {
@@ -154,13 +146,23 @@ impl Report {
         ratio.is_finite().then_some(ratio)
     }
 
-    /// Whether the repetitions of `column` and `base` tell them apart: the ranges between their quartiles do not overlap. If
+    /// Whether the repetitions of `column` and `base` tell them apart: the ranges in which their medians lie do not overlap. If
     /// they overlap, the range of the ratio includes 1.
     pub fn differ(&self, column: &Column, base: &Column) -> bool {
-        let repeated = |column: &Column| column.samples.len() >= LEAST;
-        let of = |column| quartiles(column, self.measure());
-        let apart = of(column).zip(of(base)).is_some_and(|(a, b)| a.0 > b.2 || b.0 > a.2);
-        apart && repeated(column) && repeated(base)
+        let of = |column: &Column| column.rates(self.measure()).range();
+        of(column).zip(of(base)).is_some_and(|(a, b)| a.0 > b.1 || b.0 > a.1)
+    }
+
+    /// How far noise may move the ratio of `column` to `base`, as a part of it.
+    pub fn noise(&self, column: &Column, base: &Column) -> Option<f64> {
+        let of = |column: &Column| column.rates(self.measure()).uncertainty();
+        Some(of(column)? + of(base)?)
+    }
+
+    /// The rates of those configurations that ran more than a few times.
+    pub fn repeated(&self) -> impl Iterator<Item = Rates> {
+        let rates = self.columns.iter().map(|column| column.rates(self.measure()));
+        rates.filter(|rates| rates.range().is_some())
     }
 
     /// Whether anything ran.
@@ -217,7 +219,7 @@ impl Report {
         }
         if repetitions > 1 {
             let spread = |(column, _): &(&Column, &Sample)| {
-                spread(column, measure).map_or("-".to_owned(), |percent| format!("{percent:.0} %"))
+                format!("{:.0} %", 100.0 * column.rates(measure).spread())
             };
             let name = "half the interquartile range".to_owned();
             table::row(&mut table, std::iter::once(name).chain(done.iter().map(spread)));
@@ -260,6 +262,14 @@ impl Report {
             {
                 json.write(&column.context, metric, "1/s", Number::Real(value))?;
             }
+            // Where the median lies, as far as the repetitions tell.
+            let measure = self.measure();
+            if let Some((low, high)) = column.rates(measure).range() {
+                for (end, value) in [("low", low), ("high", high)] {
+                    let metric = format!("{}_per_second_{end}", measure.name());
+                    json.write(&column.context, &metric, "1/s", Number::Real(value))?;
+                }
+            }
             let repetitions = Number::Whole(column.samples.len() as u64);
             json.write(&column.context, "repetitions", "count", repetitions)?;
         }
@@ -281,24 +291,6 @@ mod tests {
             params: Map::new(),
             knobs: Map::new(),
         }
-    }
-
-    #[test]
-    fn half_the_distance_of_the_quartiles() {
-        let context = context();
-        let mut column = Column::new("c", context, None);
-        assert_eq!(spread(&column, Measure::Operations), None);
-        let sample = |operations| Sample {
-            operations,
-            faults: 0,
-            wall: 1.0,
-            user: 0.0,
-            system: 0.0,
-            counters: Vec::new(),
-        };
-        column.samples = [1, 90, 100, 110, 900].map(sample).to_vec();
-        assert_eq!(spread(&column, Measure::Operations), Some(10.0));
-        assert_eq!(spread(&column, Measure::Faults), None);
     }
 
     /// Noise may make the ratios within the rounds say otherwise than the rates that are shown.
@@ -328,7 +320,7 @@ mod tests {
         let length = |at: usize| bars[at].matches('#').count() as f64;
         assert!(bars[0].contains("200") && bars[1].contains("110"), "{out}");
         assert!(bars[1].ends_with(" ~0.55x base"), "{out}");
-        assert!(out.contains("  ~ the two are not distinguishable"), "{out}");
+        assert!(out.contains("  ~ no difference within the noise"), "{out}");
         // Slower or faster: that depends on which repetitions are looked at.
         assert!(!report.differ(&report.columns[1], &report.columns[0]), "{out}");
         let faster = column("faster", [310, 320, 330]);

@@ -128,10 +128,10 @@ impl Effect {
             ),
             (
                 self.bound,
-                "upper bound",
+                "faults saved, upper bound",
                 format!("{bound} of them: a perfect predictor with windows of the same size"),
             ),
-            (self.copies, "zero-page copies saved", "each a fault with order 0".into()),
+            (self.copies, "zero page copies saved", "each a fault with order 0".into()),
             (
                 self.peak,
                 "peak resident pages",
@@ -143,12 +143,12 @@ impl Effect {
     /// Writes it.
     pub fn json(&self, json: &mut Json, context: &Context) -> Result<(), CliError> {
         let counts = [
-            ("ahead_first_touches", "faults", self.touches),
-            ("ahead_faults_saved", "faults", self.saved),
-            ("ahead_copies_saved", "faults", self.copies),
-            ("ahead_faults_saved_perfect", "faults", self.bound),
-            ("ahead_resident_peak_off", "pages", self.peak_off),
-            ("ahead_resident_peak", "pages", self.peak),
+            ("first_touches", "faults", self.touches),
+            ("faults_saved", "faults", self.saved),
+            ("zero_page_copies_saved", "faults", self.copies),
+            ("faults_saved_upper_bound", "faults", self.bound),
+            ("peak_resident_pages_off", "pages", self.peak_off),
+            ("peak_resident_pages", "pages", self.peak),
         ];
         counts
             .into_iter()

@@ -7,6 +7,7 @@ pub mod json;
 pub mod number;
 pub mod perf_stat;
 pub mod progress;
+pub mod rates;
 pub mod table;
 
 use crate::args::JsonArgs;
@@ -35,6 +36,26 @@ pub fn say_line(line: fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
+/// A paragraph in lines that `width` columns have, all but the first indented.
+pub fn filled(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    let mut column = 0;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if column == 0 {
+            column = length;
+        } else if column + 1 + length > width {
+            out.push_str("\n  ");
+            column = 2 + length;
+        } else {
+            out.push(' ');
+            column += 1 + length;
+        }
+        out.push_str(word);
+    }
+    out
+}
+
 /// The columns of the terminal that shows standard output, if one does.
 fn terminal_columns() -> Option<u16> {
     let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
@@ -53,5 +74,16 @@ pub struct Style {
 impl Style {
     fn new(terminal: bool) -> Self {
         Self { terminal, width: terminal_columns().map_or(100, usize::from).clamp(60, 160) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_are_filled() {
+        assert_eq!(filled("one  two\nthree four", 9), "one two\n  three\n  four");
+        assert_eq!(filled("", 9), "");
     }
 }

@@ -5,6 +5,7 @@
 //! list is a [published table](tables).
 
 pub mod counts;
+pub mod page;
 mod plot;
 mod print;
 mod recording;
@@ -14,6 +15,7 @@ mod tables;
 
 use crate::args::ScaleArgs;
 use crate::error::CliError;
+use crate::html::Html;
 use crate::interrupt;
 use crate::output::{self, Replacing};
 use crate::report;
@@ -22,6 +24,7 @@ use crate::report::number::plural;
 use crate::report::progress::Progress;
 use crate::settings::{Settings, ahead_of_policies, policies};
 use faultless::Locking;
+use faultless_virtual::rates::Operation;
 use faultless_virtual::{Profile, Spent};
 use std::io::Write;
 use std::path::Path;
@@ -96,6 +99,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         }
         None => None,
     };
+    let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut out, style) = report::output(&args.json);
     let settings = Settings::new(&args.set.set).with_ahead(ahead_of_policies(&args.set.set));
@@ -137,11 +141,16 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         }
     }
     drop(progress);
-    print::print(&mut *out, &scaled, &beyond(&profile, &scaled), args.details, style)?;
+    let mut text = Vec::new();
+    print::print(&mut text, &scaled, &beyond(&profile, &scaled), args.details, style)?;
+    out.write_all(&text)?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     } else if let Some(plot) = plot.filter(|_| failures.is_empty()) {
-        plot.write(plot::svg(&scaled)?.as_bytes())?;
+        plot.write(plot::svg(&scaled, true)?.as_bytes())?;
+    }
+    if failures.is_empty() {
+        html.write(|| page::page(&scaled, &String::from_utf8_lossy(&text)).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
@@ -182,7 +191,8 @@ fn beyond(profile: &Profile, scaled: &Scaled) -> String {
     format!("Beyond the {has} CPUs of {} there are more sockets of the same kind.", profile.name)
 }
 
-fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliError> {
+/// Writes a simulated run.
+pub fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliError> {
     json.sample(context, &ran.sample)?;
     for (metric, count) in [
         ("line_transfers", ran.accounts.transfers),
@@ -194,6 +204,16 @@ fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliEr
     for (on, share) in Spent::ALL.iter().zip(ran.shares()) {
         let metric = format!("time in {}", on.name());
         json.write(context, &metric, "%", Number::Real(share))?;
+    }
+    for (operation, took) in Operation::ALL.iter().zip(&ran.latencies) {
+        let mut took = took.clone();
+        took.sort_unstable();
+        let Some(last) = took.len().checked_sub(1) else { continue };
+        for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
+            let metric = format!("{}_latency_{name}", operation.name());
+            let nanoseconds = took[last * percent / 100] as f64 / 1000.0;
+            json.write(context, &metric, "ns", Number::Real(nanoseconds))?;
+        }
     }
     for place in &ran.hottest {
         let metric = format!("wait for {} at {}:{}", place.of, place.file, place.line);

@@ -48,7 +48,7 @@ pub fn print(
     writeln!(out, "{}", figures(scaled, style))?;
     writeln!(
         out,
-        "\nAll figures are simulated. Linear: as much on each CPU as on those of the policy's first row. Transfers: lines that came from another CPU."
+        "\nAll figures are simulated. Linear: as much on each CPU as on those of the policy's first row. Line transfers: lines that came from another CPU."
     )?;
     writeln!(
         out,
@@ -86,7 +86,7 @@ fn figures(scaled: &Scaled, style: Style) -> comfy_table::Table {
     let by_faults = scaled.by_faults();
     let each = if by_faults { "a fault" } else { "an operation" };
     let mut head = ["policy", "CPUs", "a second", "of linear"].map(str::to_owned).to_vec();
-    head.push(format!("transfers\n{each}"));
+    head.push(format!("line transfers\n{each}"));
     head.extend(Spent::ALL.map(|on| column(on).to_owned()));
     let mut table = table::numbers(&head, style);
     for point in &scaled.points {

@@ -16,6 +16,7 @@ use crate::suggest;
 use faultless::{MAX_CPUS, PAGE_SIZE};
 use faultless_trace::recordings;
 use faultless_virtual::profile::BUNDLED;
+use faultless_virtual::rates::Operation;
 use faultless_virtual::{Accounts, Config, HotPlace, Profile, Virtual};
 use faultless_workload::{System, THREADS, Workload, all};
 use std::path::Path;
@@ -28,13 +29,16 @@ const HOST_PER_CPU: u64 = 1 << 20;
 /// Real ones have gigabytes, but the host keeps metadata of it.
 const MEMORY_PER_CPU: u64 = 128 << 20;
 
+/// The machine that is simulated where none is named.
+pub const PROFILE: &str = "two-socket";
+
 /// What is run.
 #[derive(Debug)]
 pub enum Subject {
     /// A workload, by name, with the parameters that the user gave.
     Workload(String, Vec<String>),
     /// A recording.
-    Recording(Box<Source>),
+    Recording(Arc<Source>),
 }
 
 /// One run.
@@ -46,6 +50,8 @@ pub struct Ran {
     pub accounts: Accounts,
     /// Where they waited longest for lines.
     pub hottest: Vec<HotPlace>,
+    /// What each operation took, in picoseconds, by kind.
+    pub latencies: [Vec<u64>; Operation::ALL.len()],
 }
 
 /// The profile that `name` names: a file, or a bundled one.
@@ -85,7 +91,7 @@ impl Subject {
                 let why = "a recording has no parameters";
                 return Err(CliError::Usage(format!("{name}: {param}: {why}")));
             }
-            return Ok(Self::Recording(source));
+            return Ok(Self::Recording(Arc::from(source)));
         }
         let mut known: Vec<_> = all().iter().map(|info| info.name).collect();
         known.extend(recordings::all().iter().map(|recording| recording.name));
@@ -220,7 +226,12 @@ impl Subject {
 impl Ran {
     /// On `system`, which has run nothing else.
     fn new(system: &Virtual, sample: Sample) -> Self {
-        Self { sample, accounts: system.accounts(), hottest: system.hottest(super::HOTTEST) }
+        Self {
+            sample,
+            accounts: system.accounts(),
+            hottest: system.hottest(super::HOTTEST),
+            latencies: Operation::ALL.map(|operation| system.latencies(operation)),
+        }
     }
 
     /// Line transfers for each fault, or each operation.

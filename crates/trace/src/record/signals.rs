@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::{fs, thread};
 
-const HELD: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+const HELD: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 /// How often the waiting thread looks whether it is still wanted, in nanoseconds.
 const LOOK: libc::c_long = 20_000_000;
 
-/// While this lives, SIGINT, SIGTERM and SIGHUP are blocked on this thread and on those that it starts.
+/// While this lives, SIGINT, SIGTERM, SIGHUP and SIGQUIT are blocked on this thread and on those that it starts.
 /// Afterwards they take effect.
 pub struct Signals(libc::sigset_t);
 

@@ -1,0 +1,55 @@
+//! `printed FILE`: whether `faultless compare` prints the instructions that are counted now. FILE is what `bench instructions --json FILE` wrote.
+//!
+//! This is a program of its own: more code in `bench` would be compiled together with the subsystem, and change what is counted.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+/// How far a printed figure may be from what is counted: one part in so many of it.
+const CURRENT: f64 = 0.02;
+
+fn main() -> ExitCode {
+    let Some(file) = std::env::args().nth(1) else {
+        eprintln!("usage: printed FILE, which `bench instructions --json FILE` writes");
+        return ExitCode::from(2);
+    };
+    match judge(&file) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("printed: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Compares, and says whether all are current.
+fn judge(file: &str) -> Result<bool, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    let lines: Result<Vec<Value>, _> = text.lines().map(serde_json::from_str).collect();
+    let lines = lines.map_err(|error| format!("{file}: {error}"))?;
+    let printed: BTreeMap<String, BTreeMap<String, f64>> =
+        toml::from_str(include_str!("../../cli/faults.toml"))
+            .map_err(|error| format!("faults.toml: {error}"))?;
+    let mut all = true;
+    for (fault, policies) in printed {
+        for (policy, printed) in policies {
+            let setting = format!("locking={policy}");
+            let is = |line: &&Value| {
+                line["metric"] == "instructions_besides_filling"
+                    && line["workload"] == fault
+                    && line["setting"] == setting
+            };
+            let counted = lines.iter().find(is).and_then(|line| line["value"].as_f64());
+            let counted = counted.ok_or_else(|| format!("{file} has no {fault} under {policy}"))?;
+            let met = (counted - printed).abs() <= CURRENT * printed;
+            let verdict = if met { "met    " } else { "NOT MET" };
+            println!(
+                "{verdict} {fault}, {policy}: printed as {printed:.2} instructions: {counted:.2}"
+            );
+            all &= met;
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,103 @@
+//! Who executes a machine's instructions: the host's processor, or QEMU.
+//!
+//! That KVM's device can be opened does not mean that machines run: nested virtualisation may be off, incomplete, or hang. So the
+//! [probe](kvm_works) boots the kernel and runs a program that faults, on as many CPUs as are wanted, and has a second for it.
+
+use crate::embedded::guest;
+use crate::machine::{End, Machine, Program};
+use crate::qemu::{Clock, Input, Limits, Streams};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// The device of KVM.
+const DEVICE: &str = "/dev/kvm";
+/// After so long the machine of the probe is ended, and after so long nobody waits for its end: a process may hang in the kernel.
+const LIMIT: Duration = Duration::from_millis(800);
+const ANSWER: Duration = Duration::from_millis(950);
+/// The program of the probe.
+const PROGRAM: &str = "workload";
+const ARGS: [&str; 2] = ["pft", "size=64K"];
+
+/// Who executes instructions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accel {
+    /// QEMU, which translates them.
+    #[default]
+    Tcg,
+    /// The host's processor, by KVM.
+    Kvm,
+}
+
+impl Accel {
+    /// As QEMU names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcg => "tcg",
+            Self::Kvm => "kvm",
+        }
+    }
+}
+
+/// In words, with QEMU's name.
+impl fmt::Display for Accel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcg => "emulated (tcg)",
+            Self::Kvm => "on the processor (kvm)",
+        })
+    }
+}
+
+/// Whether this process may use KVM.
+///
+/// # Errors
+/// Why not.
+pub fn kvm_opens() -> Result<(), String> {
+    let opened = File::options().read(true).write(true).open(DEVICE);
+    opened.map(drop).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!("{DEVICE}: {error}; `sudo usermod -aG kvm $USER` and a new login may help")
+        }
+        _ => format!("{DEVICE}: {error}"),
+    })
+}
+
+/// Whether machines of `cpus` CPUs and `memory` bytes run under KVM, found out within a second by running one.
+///
+/// # Errors
+/// Why not.
+pub fn kvm_works(cpus: u16, memory: u64) -> Result<(), String> {
+    kvm_opens()?;
+    let guest = guest(PROGRAM).map_err(|error| error.to_string())?;
+    let machine =
+        Machine { cpus, memory, accel: Accel::Kvm, clock: Clock::Real, ..Machine::default() };
+    let (say, hear) = mpsc::channel();
+    // The machine ends with the thread that started it: the thread ends when the machine has.
+    thread::spawn(move || {
+        let streams = Streams {
+            input: Input::None,
+            output: Box::new(io::sink()),
+            errors: Box::new(io::sink()),
+        };
+        let limits = Limits { timeout: Some(LIMIT), ..Limits::default() };
+        let run = machine.run(&Program::guest(guest).args(ARGS), streams, &limits);
+        // Nobody may wait for it any more.
+        let _ = say.send(run.map(|run| run.end));
+    });
+    match hear.recv_timeout(ANSWER) {
+        Ok(Ok(End::Exited(0))) => Ok(()),
+        Ok(Ok(End::TimedOut)) | Err(_) => {
+            Err("a machine that was tried did not end within a second".into())
+        }
+        Ok(Ok(end)) => {
+            let end = end.to_string();
+            let end = end.lines().next().unwrap_or_default();
+            Err(format!("a machine that was tried ended otherwise than it should: {end}"))
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,77 @@
+//! What a comparison came to, as a page.
+
+use super::faults::Faults;
+use super::many::Many;
+use crate::error::CliError;
+use crate::html::Page;
+use crate::html::plot::{Bar, Frame, bars};
+use crate::report::columns::{Column, Measure, Report};
+
+/// The page.
+///
+/// # Errors
+/// The library failed.
+pub fn page(
+    (faults, many): (&Faults, &Many),
+    programs: &[(&str, &Report)],
+    text: &str,
+) -> Result<Page, CliError> {
+    let mut page = Page::new("What page faults without a lock change");
+    let (names, groups) = faults.places();
+    if !groups.is_empty() {
+        let groups = parts(groups);
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let frame = frame("Instructions of a first write to a page, by module", "instructions", "");
+        page.plot(
+            "Where a fault's instructions go",
+            "Counted in all, and divided by the accesses to shared memory that each module of the subsystem makes in the fault.",
+            &bars(&frame, &names, &groups, true)?,
+        );
+    }
+    let (policies, rows) = many.ratios();
+    if !rows.is_empty() {
+        let frame = frame("Operations a second, simulated", "to the best lock", "");
+        page.plot(
+            "Many CPUs",
+            "What each policy does in a second, as many times what the best locking policy does.",
+            &bars(&frame, &policies, &parts(rows), false)?,
+        );
+    }
+    let program = |(name, report): &(&str, &Report)| {
+        let base = report.columns.first()?.median()?.wall;
+        Some(((*name).to_owned(), report.columns.iter().map(|it| relative(it, base)).collect()))
+    };
+    let groups: Vec<(String, Vec<Bar>)> = programs.iter().filter_map(program).collect();
+    if let Some((_, first)) = programs.first().filter(|_| !groups.is_empty()) {
+        let names: Vec<_> = first.columns.iter().map(|column| column.name.as_str()).collect();
+        let frame = frame("Time of a replay on this machine", "to the first policy", "");
+        page.plot(
+            "Real programs",
+            "The median time of a program's faults and calls under each policy; the line on a bar is the range in which it lies (95 %). If \
+             the ranges of two bars overlap there is no difference within the noise.",
+            &bars(&frame, &names, &groups, false)?,
+        );
+    }
+    page.text("In figures", text);
+    Ok(page)
+}
+
+/// The time of a replay, to `base`.
+fn relative(column: &Column, base: f64) -> Bar {
+    let Some(median) = column.median() else { return Bar::from(0.0) };
+    let rates = column.rates(Measure::Operations);
+    let time = |rate: f64| median.operations as f64 / rate / base;
+    let range = rates.range().map(|(low, high)| (time(high), time(low)));
+    Bar { height: median.wall / base, range }
+}
+
+fn parts(groups: Vec<(String, Vec<f64>)>) -> Vec<(String, Vec<Bar>)> {
+    let bars = |parts: Vec<f64>| parts.into_iter().map(Bar::from).collect();
+    groups.into_iter().map(|(name, parts)| (name, bars(parts))).collect()
+}
+
+fn frame<'a>(title: &'a str, y: &'a str, x: &'a str) -> Frame<'a> {
+    let show_y =
+        |value: f64| if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+    Frame { title, x, y, show_x: |_| String::new(), show_y, white: false }
+}

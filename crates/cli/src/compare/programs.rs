@@ -1,0 +1,166 @@
+//! Recorded programs under each locking policy, replayed on this machine: a row a program, with its verdict.
+
+use super::words;
+use crate::error::CliError;
+use crate::report::columns::{Column, Report};
+use crate::report::number::grouped;
+use crate::report::{Style, filled, table};
+
+use std::io::Write;
+
+/// What is said of a difference that the repetitions do not show.
+pub const NO_DIFFERENCE: &str = "no difference within the noise";
+
+/// The last configuration beside another.
+struct Pair {
+    /// The time of the last to that of the other.
+    time: f64,
+    /// How far noise may move it, as a part of it.
+    noise: f64,
+    differ: bool,
+}
+
+impl Pair {
+    fn of(report: &Report, base: &Column) -> Option<Self> {
+        let last = report.columns.last()?;
+        let time = 1.0 / report.gain(last, base)?;
+        let noise = report.noise(last, base)?;
+        Some(Self { time, noise, differ: report.differ(last, base) })
+    }
+
+    fn words(&self) -> String {
+        if self.differ { words::amount(self.time, "time") } else { NO_DIFFERENCE.into() }
+    }
+}
+
+/// A table of `reports`, each of a recording under the same policies, named; and what it says.
+///
+/// # Errors
+/// The output is closed.
+pub fn print(
+    out: &mut dyn Write,
+    reports: &[(&str, &Report)],
+    style: Style,
+) -> Result<(), CliError> {
+    let Some((_, first)) = reports.iter().find(|(_, report)| !report.is_empty()) else {
+        return Ok(());
+    };
+    let policy = |column: &Column| column.settings().map_or("", |settings| settings.locking.name());
+    let repetitions = reports.iter().flat_map(|(_, report)| &report.columns);
+    let repetitions = repetitions.map(|column| column.samples.len());
+    let (least, most) = (repetitions.clone().min().unwrap_or(0), repetitions.max().unwrap_or(0));
+    let repetitions = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    writeln!(
+        out,
+        "\nReal programs: faults and calls replayed on this machine, prefault {}, ms, median of {repetitions}",
+        first.columns[0].settings().map_or_else(String::new, |settings| settings.ahead.name()),
+    )?;
+    let mut head = ["program", "faults"].map(str::to_owned).to_vec();
+    head.extend(first.columns.iter().map(|column| policy(column).to_owned()));
+    if let [base, .., last] = &first.columns[..] {
+        head.extend(["noise".to_owned(), format!("{} beside {}", policy(last), policy(base))]);
+    }
+    let mut table = table::numbers(&head, style);
+    for (name, report) in reports.iter().filter(|(_, report)| !report.is_empty()) {
+        let faults =
+            report.columns.iter().find_map(Column::median).map_or(0, |sample| sample.faults);
+        let mut cells = vec![(*name).to_owned(), grouped(faults)];
+        let time = |column: &Column| {
+            column.median().map_or("-".to_owned(), |sample| format!("{:.2}", 1e3 * sample.wall))
+        };
+        cells.extend(report.columns.iter().map(time));
+        if report.columns.len() > 1 {
+            let pair = Pair::of(report, &report.columns[0]);
+            let noise = pair.as_ref().map(|pair| format!("±{}", words::percent(pair.noise)));
+            cells.push(noise.unwrap_or("-".into()));
+            cells.push(pair.map_or("too few repetitions".into(), |pair| pair.words()));
+        }
+        table::row(&mut table, cells);
+    }
+    writeln!(out, "{table}")?;
+    let mut verdict = String::new();
+    for (at, column) in first.columns.iter().enumerate().rev().skip(1) {
+        let pairs =
+            reports.iter().filter_map(|(_, report)| Pair::of(report, report.columns.get(at)?));
+        let begin = if verdict.is_empty() { "Verdict, of programs:" } else { ";" };
+        verdict += &format!("{begin} beside {}, {}", policy(column), tally(pairs.collect()));
+    }
+    if !verdict.is_empty() {
+        writeln!(out, "{}", filled(&format!("{verdict}."), style.width))?;
+    }
+    Ok(())
+}
+
+/// How many programs take less time, and how much less.
+fn tally(pairs: Vec<Pair>) -> String {
+    let (differ, alike): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.differ);
+    let (less, more): (Vec<_>, Vec<_>) = differ.into_iter().partition(|pair| pair.time < 1.0);
+    let mut parts = Vec::new();
+    for (pairs, way) in [(less, "less"), (more, "more")] {
+        if !pairs.is_empty() {
+            let (least, most) = words::ends(pairs.iter().map(|pair| (pair.time - 1.0).abs()));
+            let span = words::range(words::percent(least), words::percent(most));
+            parts.push(format!("{} with {span} {way} time", pairs.len()));
+        }
+    }
+    if !alike.is_empty() {
+        parts.push(format!("{} with {NO_DIFFERENCE}", alike.len()));
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::columns::Topic;
+    use crate::report::json::Context;
+    use crate::run::Sample;
+    use crate::settings::Settings;
+    use faultless::Locking;
+    use serde_json::Map;
+
+    fn report(times: [&[f64]; 2]) -> Report {
+        let context = Context {
+            machine: "native".into(),
+            workload: "w".into(),
+            cpus: 1,
+            setting: "default".into(),
+            params: Map::new(),
+            knobs: Map::new(),
+        };
+        let columns = [Locking::MmapLock, Locking::Speculative].into_iter().zip(times);
+        let columns = columns.map(|(locking, times)| {
+            let settings = Settings::new(&[]).with_locking(locking);
+            let mut column = Column::new(locking.name(), context.clone(), Some(settings));
+            for &wall in times {
+                let (operations, faults) = (1000, 500);
+                let (user, system, counters) = (0.0, 0.0, Vec::new());
+                column.push(Sample { operations, faults, wall, user, system, counters });
+            }
+            column
+        });
+        let columns = columns.collect();
+        Report { title: "t".into(), unit: "operations", topic: Topic::Locking, columns }
+    }
+
+    #[test]
+    fn a_difference_within_the_noise_is_no_number() {
+        let apart = report([&[1.0, 1.01, 1.02], &[0.8, 0.81, 0.82]]);
+        let alike = report([&[1.0, 1.1, 1.2], &[0.9, 1.05, 1.1]]);
+        let once = report([&[1.0], &[0.5]]);
+        let all = [("apart", &apart), ("alike", &alike), ("once", &once)];
+        let mut out = Vec::new();
+        print(&mut out, &all, Style { terminal: false, width: 100 }).expect("it is a vector");
+        let out = String::from_utf8(out).expect("text");
+        let row = |name: &str| out.lines().find(|line| line.contains(name)).expect("a row");
+        assert!(row("| apart").contains("20 % less time"), "{out}");
+        assert!(
+            row("| alike").contains(NO_DIFFERENCE) && !row("| alike").contains("less"),
+            "{out}"
+        );
+        assert!(row("| once").contains("too few repetitions"), "{out}");
+        let verdict =
+            "beside mmap_lock, 1 with 20 % less time, 1 with no difference within the noise.";
+        assert!(out.replace("\n  ", " ").contains(verdict), "{out}");
+    }
+}

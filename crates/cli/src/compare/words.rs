@@ -1,0 +1,77 @@
+//! Ratios in words.
+
+/// Ratios that have no noise, as those of simulated figures, are called the same if they differ by less: one part in so many.
+const SAME: f64 = 0.01;
+
+/// Whether a ratio without noise is called the same.
+pub fn is_same(ratio: f64) -> bool {
+    (ratio - 1.0).abs() < SAME
+}
+
+/// What `ratio` makes of an amount: `12 % less time`, `3.1 times the time`, `the same time`.
+pub fn amount(ratio: f64, of: &str) -> String {
+    match ratio {
+        _ if is_same(ratio) => format!("the same {of}"),
+        _ if ratio < 1.0 => format!("{} less {of}", percent(1.0 - ratio)),
+        _ if ratio < 2.0 => format!("{} more {of}", percent(ratio - 1.0)),
+        _ => format!("{} times the {of}", times(ratio)),
+    }
+}
+
+/// What `ratio` makes of a rate: `3.1 times as much`, `12 % less`.
+pub fn rate(ratio: f64) -> String {
+    match ratio {
+        _ if is_same(ratio) => "the same".into(),
+        _ if ratio < 1.0 => format!("{} less", percent(1.0 - ratio)),
+        _ if ratio < 2.0 => format!("{} more", percent(ratio - 1.0)),
+        _ => format!("{} times as much", times(ratio)),
+    }
+}
+
+/// What `ratios` make of countable things, from the least to the most: `21 % to 42 % fewer lines`.
+pub fn fewer(ratios: impl Iterator<Item = f64>, of: &str) -> String {
+    let (least, most) = ends(ratios);
+    match (percent(1.0 - most), percent(1.0 - least)) {
+        _ if is_same(least) && is_same(most) => format!("as many {of}"),
+        _ if most > 1.0 => format!("{} times as many {of}", range(times(least), times(most))),
+        (low, high) => format!("{} fewer {of}", range(low, high)),
+    }
+}
+
+/// `3 to 5`, or `3`.
+pub fn range(low: String, high: String) -> String {
+    if low == high { low } else { format!("{low} to {high}") }
+}
+
+/// The least and the most.
+pub fn ends(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
+    ratios.fold((f64::INFINITY, 0.0), |(least, most), ratio| (ratio.min(least), ratio.max(most)))
+}
+
+/// A share in percent, with a place behind the point where it is small.
+pub fn percent(share: f64) -> String {
+    let share = 100.0 * share;
+    if share.abs() < 9.95 { format!("{share:.1} %") } else { format!("{share:.0} %") }
+}
+
+/// A ratio, with two figures or more.
+pub fn times(ratio: f64) -> String {
+    if ratio < 9.95 { format!("{ratio:.1}") } else { format!("{ratio:.0}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_told_in_words() {
+        let told = [0.5, 0.955, 0.995, 1.25, 3.12, 43.2].map(|ratio| amount(ratio, "time"));
+        let words =
+            ["50 % less", "4.5 % less", "the same", "25 % more", "3.1 times the", "43 times the"];
+        assert_eq!(told, words.map(|words| format!("{words} time")));
+        assert_eq!(fewer([0.5, 0.8].into_iter(), "lines"), "20 % to 50 % fewer lines");
+        assert_eq!(fewer([0.5, 0.5].into_iter(), "lines"), "50 % fewer lines");
+        assert_eq!(fewer([1.0, 1.001].into_iter(), "lines"), "as many lines");
+        assert_eq!(fewer([0.5, 2.0].into_iter(), "lines"), "0.5 to 2.0 times as many lines");
+    }
+}

@@ -1,0 +1,119 @@
+//! One page of HTML with plots: it loads nothing, runs nothing, and is light or dark as its reader has it.
+
+pub mod plot;
+
+use crate::args::HtmlArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::output::{self, Replacing};
+use std::fmt::Write;
+use std::path::Path;
+
+const STYLE: &str = include_str!("style.css");
+
+/// A page.
+#[derive(Clone, Debug)]
+pub struct Page {
+    title: String,
+    body: String,
+}
+
+impl Page {
+    /// Without parts yet.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), body: String::new() }
+    }
+
+    /// A part: a heading, what it means, and the plot.
+    pub fn plot(&mut self, heading: &str, meaning: &str, svg: &str) {
+        let (heading, meaning) = (escaped(heading), escaped(meaning));
+        let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{heading}\" "), 1);
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.body, "<h2>{heading}</h2>\n<p>{meaning}</p>\n<figure>{svg}</figure>");
+    }
+
+    /// A part of text as a terminal shows it.
+    pub fn text(&mut self, heading: &str, text: &str) {
+        let (heading, text) = (escaped(heading), escaped(text.trim_matches('\n')));
+        let _ = writeln!(self.body, "<h2>{heading}</h2>\n<pre>{text}</pre>");
+    }
+
+    fn html(&self) -> String {
+        let (title, body) = (escaped(&self.title), &self.body);
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+             content=\"width=device-width\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n\
+             </head>\n<body>\n<h1>{title}</h1>\n{body}</body>\n</html>\n"
+        )
+    }
+}
+
+/// The file of `--html`, if one is asked for.
+#[derive(Debug)]
+pub struct Html(Option<Replacing>);
+
+impl Html {
+    /// Opens the file that `args` name, which is none of the `inputs`.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn open(args: &HtmlArgs, inputs: &[&Path]) -> Result<Self, CliError> {
+        let Some(path) = args.html.as_deref() else { return Ok(Self(None)) };
+        output::spare("--html", path, inputs)?;
+        let file = Replacing::new(path);
+        Ok(Self(Some(file.map_err(|error| CliError::Failed(format!("--html {error}")))?)))
+    }
+
+    /// Writes the page that `make` makes, if one is asked for and the user does not interrupt it.
+    ///
+    /// # Errors
+    /// It cannot be drawn or written.
+    pub fn write(
+        self,
+        make: impl FnOnce() -> Result<Option<Page>, CliError>,
+    ) -> Result<(), CliError> {
+        let Some(file) = self.0.filter(|_| !interrupt::requested()) else { return Ok(()) };
+        let Some(page) = make()?.filter(|_| !interrupt::requested()) else { return Ok(()) };
+        let written = file.write(page.html().as_bytes());
+        written.map_err(|error| CliError::Failed(format!("--html {error}")))
+    }
+}
+
+/// `text` as HTML has it.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            _ => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_holds_what_it_needs() {
+        let mut page = Page::new("a <program> & more");
+        page.plot("one \"plot\"", "what", "<svg width=\"1\"></svg>");
+        page.text("text", "\na < b\n");
+        let html = page.html();
+        for said in [
+            "<title>a &lt;program&gt; &amp; more</title>",
+            "<svg role=\"img\" aria-label=\"one &quot;plot&quot;\" width=\"1\">",
+            "<pre>a &lt; b</pre>",
+            "prefers-color-scheme: dark",
+        ] {
+            assert!(html.contains(said), "no {said:?} in {html}");
+        }
+        for loads in ["<script", "http:", "https:", "src=", "url("] {
+            assert!(!html.contains(loads), "{loads:?} in {html}");
+        }
+    }
+}

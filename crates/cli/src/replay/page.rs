@@ -1,0 +1,180 @@
+//! A recording as a page: when and where it faults, what prefault would have saved, its resident memory, and what its faults take.
+
+use super::ahead::{gauged, in_turn};
+use super::engine::Gauged;
+use super::source::Source;
+use crate::error::CliError;
+use crate::html::Page;
+use crate::html::plot::{Frame, Series, SeriesLabelPosition, cells, lines};
+use crate::report::number::scaled;
+use crate::scale::page::{latencies, time};
+use crate::scale::subject::{PROFILE, Ran, Subject, profile};
+use crate::settings::{Ahead, Settings};
+use faultless::Knobs;
+use faultless_trace::bound::Took;
+use faultless_trace::plan::{Op, Plan};
+use faultless_virtual::rates::Operation;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Points of a line.
+const POINTS: usize = 600;
+
+/// The page of a replay under `settings`, beside one with prefault off; with that of the default order, where it is off in `settings`.
+/// `None` where the user interrupted it.
+///
+/// # Errors
+/// A replay failed, or the library that draws.
+pub fn page(
+    source: &Arc<Source>,
+    settings: &Settings,
+    text: &str,
+) -> Result<Option<Page>, CliError> {
+    let ahead = match settings.ahead {
+        Ahead { order: 0, pool } => Ahead { order: Knobs::default().prefault_max_order(), pool },
+        ahead => ahead,
+    };
+    let plan = in_turn(source)?;
+    let [without, with] = [Ahead::OFF, ahead].map(|ahead| settings.with_ahead(ahead));
+    let off = gauged(source, &plan, &without)?;
+    let on = gauged(source, &plan, &with)?;
+    if !off.replayed.complete || !on.replayed.complete {
+        return Ok(None);
+    }
+    let names = ["prefault off".to_owned(), format!("prefault up to {}", ahead.name())];
+    let mut page = Page::new(format!(
+        "{}: a recording of the program {}",
+        source.name, source.trace.header.program
+    ));
+    page.plot(
+        "Faults over time and address",
+        "Each page fault of a replay with prefault off: in the order of the recording, and by the place of its page among all pages that \
+         are touched. Saved: with prefault it is no fault.",
+        &faults(&plan, &off, &on)?,
+    );
+    let taken = |gauged: &Gauged| {
+        let mut count = 0.0;
+        let fault = |took: Took| if took == Took::Nothing { 0.0 } else { 1.0 };
+        gauged
+            .done
+            .iter()
+            .map(|done| {
+                count += fault(done.took);
+                count
+            })
+            .collect::<Vec<_>>()
+    };
+    page.plot(
+        "What prefault saves",
+        "Faults so far.",
+        &curves("Faults", "faults", &names, [taken(&off), taken(&on)])?,
+    );
+    let resident = |gauged: &Gauged| {
+        gauged.resident.iter().map(|pages| *pages as f64 * MIB_PER_PAGE).collect::<Vec<_>>()
+    };
+    page.plot(
+        "Resident memory",
+        "The memory of all processes together.",
+        &curves("Resident memory", "MiB", &names, [resident(&off), resident(&on)])?,
+    );
+    let subject = Arc::new(Subject::Recording(Arc::clone(source)));
+    let simulated = profile(PROFILE)?;
+    let mut runs: Vec<(String, Ran)> = Vec::new();
+    for (name, settings) in names.into_iter().zip([&without, &with]) {
+        let Some((ran, _)) = subject.run(&simulated, source.cpus(), 0, settings)? else {
+            return Ok(None);
+        };
+        runs.push((name, ran));
+    }
+    let runs: Vec<_> = runs.iter().map(|(name, ran)| (name.clone(), ran)).collect();
+    if let Some(svg) = latencies(&runs, Operation::Fault, "Latency of faults")? {
+        let meaning = format!(
+            "The share of faults that take at most so long, on simulated CPUs ({PROFILE}), one for each thread."
+        );
+        page.plot("Latencies", &meaning, &svg);
+    }
+    page.plot(
+        "Where the time goes",
+        "What each operation takes on simulated CPUs, by what a CPU does in that time.",
+        &time(&runs, "operations", &source.name)?,
+    );
+    page.text("In figures", text);
+    Ok(Some(page))
+}
+
+const MIB_PER_PAGE: f64 = faultless::PAGE_SIZE as f64 / (1 << 20) as f64;
+
+/// The touch that each operation of `plan` is, in the order of `gauged`: the page.
+fn touches(plan: &Plan, gauged: &Gauged) -> Vec<Option<u64>> {
+    let mut next = vec![0; plan.threads().len()];
+    let page = |done: &faultless_trace::bound::Done| {
+        let at: &mut usize = &mut next[done.thread as usize];
+        let op = plan.threads()[done.thread as usize].ops.get(*at);
+        *at += 1;
+        match op {
+            Some(Op::Touch { page, .. }) => Some(*page),
+            _ => None,
+        }
+    };
+    gauged.done.iter().map(page).collect()
+}
+
+fn faults(plan: &Plan, off: &Gauged, on: &Gauged) -> Result<String, CliError> {
+    let pages = touches(plan, off);
+    let order: Vec<u64> =
+        pages.iter().flatten().copied().collect::<BTreeSet<_>>().into_iter().collect();
+    let mut kinds = ["saved by prefault", "first touches that stay faults", "other faults"]
+        .map(|name| Series { name: name.to_owned(), points: Vec::new() });
+    for (at, (page, (off, on))) in pages.iter().zip(off.done.iter().zip(&on.done)).enumerate() {
+        let Some(page) = page.filter(|_| off.took != Took::Nothing) else { continue };
+        let kind = match (off.took, on.took) {
+            (_, Took::Nothing) => 0,
+            (Took::First, _) => 1,
+            _ => 2,
+        };
+        let place = order.partition_point(|other| *other < page);
+        kinds[kind].points.push((at as f64, place as f64));
+    }
+    let frame = Frame {
+        title: "Page faults",
+        x: "operations of the recording so far",
+        y: "place of the page",
+        show_x: scaled,
+        show_y: scaled,
+        white: false,
+    };
+    let ranges = (0.0..pages.len().max(1) as f64, 0.0..order.len().max(1) as f64);
+    cells(&frame, ranges, &kinds)
+}
+
+/// Two lines over the operations.
+fn curves(
+    title: &str,
+    y: &str,
+    names: &[String; 2],
+    values: [Vec<f64>; 2],
+) -> Result<String, CliError> {
+    let most = values.iter().flatten().copied().fold(1.0, f64::max);
+    let count = values[0].len().max(1);
+    let step = count.div_ceil(POINTS);
+    let thinned = |values: Vec<f64>| -> Vec<(f64, f64)> {
+        let last = values.len().saturating_sub(1);
+        let kept = values.into_iter().enumerate().filter(|(at, _)| at % step == 0 || *at == last);
+        kept.map(|(at, value)| (at as f64, value)).collect()
+    };
+    let series: Vec<_> = names
+        .iter()
+        .zip(values)
+        .map(|(name, values)| Series { name: name.clone(), points: thinned(values) })
+        .collect();
+    let frame = Frame {
+        title,
+        x: "operations of the recording so far",
+        y,
+        show_x: scaled,
+        show_y: scaled,
+        white: false,
+    };
+    let axes = (0.0..count as f64, 0.0..most * 1.1);
+    lines(&frame, axes, &series, (0, SeriesLabelPosition::UpperLeft))
+}

@@ -1,0 +1,117 @@
+//! The rates of one configuration's repetitions, and what they tell of its median.
+
+/// Fewer repetitions tell nothing of the median.
+const LEAST: usize = 3;
+/// Standard deviations on both sides of the middle that have 95 % of a normal distribution.
+const SIDES: f64 = 1.96;
+
+/// Rates in the order in which they were measured.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    measured: Vec<f64>,
+    sorted: Vec<f64>,
+}
+
+impl Rates {
+    /// Of what was `measured`.
+    pub fn new(measured: Vec<f64>) -> Self {
+        let mut sorted = measured.clone();
+        sorted.sort_by(f64::total_cmp);
+        Self { measured, sorted }
+    }
+
+    /// The one in the middle.
+    pub fn median(&self) -> Option<f64> {
+        self.sorted.get(self.sorted.len() / 2).copied()
+    }
+
+    /// Half the interquartile range, as a part of the median; 0 of nothing.
+    pub fn spread(&self) -> f64 {
+        let count = self.sorted.len();
+        let quartiles = self.sorted.get(count / 4).zip(self.sorted.get(count * 3 / 4));
+        let spread = quartiles.zip(self.median());
+        spread
+            .map_or(0.0, |((low, high), median)| (high - low) / 2.0 / median.max(f64::MIN_POSITIVE))
+    }
+
+    /// The range in which the median of all possible repetitions lies, in 95 of 100 cases: those of the sorted repetitions between which
+    /// a fair coin's heads, one toss a repetition, are in so many cases. It needs no assumption on how the rates are distributed.
+    /// With fewer than 6 repetitions it is all of them, in up to 94 of 100 cases. `None` of too few.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        let count = self.sorted.len();
+        if count < LEAST {
+            return None;
+        }
+        let (middle, sides) = (count as f64 / 2.0, SIDES / 2.0 * (count as f64).sqrt());
+        let low = (middle - sides).floor().max(1.0) as usize - 1;
+        let high = ((middle + sides).ceil() as usize).min(count - 1);
+        Some((self.sorted[low], self.sorted[high]))
+    }
+
+    /// Half that range, as a part of the median.
+    pub fn uncertainty(&self) -> Option<f64> {
+        let ((low, high), median) = self.range().zip(self.median())?;
+        (median > 0.0).then(|| (high - low) / 2.0 / median)
+    }
+
+    /// By how much the median of every other repetition differs from that of the rest, which are the same configuration: as a part of it.
+    pub fn halves(&self) -> Option<f64> {
+        let every_other = |first| {
+            Self::new(self.measured.iter().copied().skip(first).step_by(2).collect()).median()
+        };
+        let (one, other) = every_other(0).zip(every_other(1))?;
+        (other > 0.0).then(|| (one / other - 1.0).abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(measured: impl IntoIterator<Item = i32>) -> Rates {
+        Rates::new(measured.into_iter().map(f64::from).collect())
+    }
+
+    #[test]
+    fn half_the_distance_of_the_quartiles() {
+        assert_eq!(rates([1, 900, 90, 110, 100]).spread(), 0.1);
+        assert_eq!(rates([]).spread(), 0.0);
+    }
+
+    #[test]
+    fn the_median_lies_in_the_range() {
+        assert_eq!(rates([3, 1]).range(), None);
+        assert_eq!(rates([3, 1, 2]).range(), Some((1.0, 3.0)));
+        // The 8th to the 19th of 25 by the binomial distribution; by its approximation one more.
+        assert_eq!(rates(1..=25).range(), Some((7.0, 19.0)));
+        assert_eq!(rates(1..=25).uncertainty(), Some(6.0 / 13.0));
+        assert_eq!(rates([2; 9]).uncertainty(), Some(0.0));
+    }
+
+    /// So many of a thousand medians of a known distribution are outside: at most 5 %.
+    #[test]
+    fn the_range_is_wide_enough() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            f64::from((state >> 40) as u32)
+        };
+        for count in [6, 9, 15, 25, 45] {
+            let median = f64::from(1u32 << 23);
+            let outside = (0..1000).filter(|_| {
+                let (low, high) =
+                    Rates::new((0..count).map(|_| random()).collect()).range().expect("enough");
+                !(low..=high).contains(&median)
+            });
+            let outside = outside.count();
+            assert!(outside <= 60, "{outside} of a thousand with {count}");
+        }
+    }
+
+    #[test]
+    fn halves_of_the_same_are_the_same() {
+        assert_eq!(rates([100, 110, 100, 110, 100]).halves(), Some(1.0 - 100.0 / 110.0));
+        assert_eq!(rates([5; 8]).halves(), Some(0.0));
+        assert_eq!(rates([5]).halves(), None);
+    }
+}

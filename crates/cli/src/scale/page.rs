@@ -1,0 +1,101 @@
+//! What a scale came to, as a page.
+
+use super::subject::Ran;
+use super::{Scaled, plot};
+use crate::error::CliError;
+use crate::html::Page;
+use crate::html::plot::{
+    Bar, Frame, IntoLogRange, Series, SeriesLabelPosition, bars, distribution, extent, lines,
+};
+use crate::report::number::plural;
+use faultless_virtual::Spent;
+use faultless_virtual::rates::Operation;
+
+/// Picoseconds in a nanosecond.
+const NANOSECOND: f64 = 1000.0;
+
+/// The page.
+///
+/// # Errors
+/// There is nothing to draw.
+pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
+    let mut page = Page::new(format!("{}, simulated", scaled.name));
+    let meaning =
+        "Operations a second over CPUs, both axes logarithmic. All figures are simulated.";
+    page.plot("Throughput over CPUs", meaning, &plot::svg(scaled, false)?);
+    let most = scaled.points.iter().map(|point| point.cpus).max().unwrap_or(1);
+    let last: Vec<_> = scaled.points.iter().filter(|point| point.cpus == most).collect();
+    let runs: Vec<_> =
+        last.iter().map(|point| (point.policy.name().to_owned(), &point.ran)).collect();
+    let on = plural(most as u64, "CPU");
+    page.plot(
+        "Where the time goes",
+        &format!("What each operation takes on {on}, by what a CPU does in that time."),
+        &time(&runs, scaled.unit, &on)?,
+    );
+    for (operation, name) in [(Operation::Fault, "faults"), (Operation::Map, "mmap and munmap")] {
+        if let Some(svg) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
+            let meaning =
+                "The share of them that take at most so long, entry into the kernel included.";
+            page.plot(&format!("Latencies: {name}"), meaning, &svg);
+        }
+    }
+    page.text("In figures", text);
+    Ok(page)
+}
+
+/// Nanoseconds of each operation by what they are spent on: a bar for each of `runs`.
+///
+/// # Errors
+/// The library failed.
+pub fn time(runs: &[(String, &Ran)], unit: &str, on: &str) -> Result<String, CliError> {
+    let group = |(name, ran): &(String, &Ran)| {
+        let operations = ran.sample.operations.max(1) as f64;
+        let each = |spent: &u64| Bar::from(*spent as f64 / operations / NANOSECOND);
+        (name.clone(), ran.accounts.spent.iter().map(each).collect())
+    };
+    let frame = Frame {
+        title: &format!("CPU time of {unit}, {on}, simulated"),
+        x: "",
+        y: &format!("ns for each of the {unit}"),
+        show_x: |_| String::new(),
+        show_y: |nanoseconds| format!("{nanoseconds:.0}"),
+        white: false,
+    };
+    let groups: Vec<_> = runs.iter().map(group).collect();
+    bars(&frame, &Spent::ALL.map(Spent::name), &groups, true)
+}
+
+/// The distribution of what operations of a kind took, a line for each of `runs`; `None` where there are none.
+///
+/// # Errors
+/// The library failed.
+pub fn latencies(
+    runs: &[(String, &Ran)],
+    operation: Operation,
+    title: &str,
+) -> Result<Option<String>, CliError> {
+    let series: Vec<_> = runs
+        .iter()
+        .map(|(name, ran)| {
+            let took = &ran.latencies[operation as usize];
+            let took = took.iter().map(|picoseconds| *picoseconds as f64 / NANOSECOND).collect();
+            Series { name: name.clone(), points: distribution(took) }
+        })
+        .filter(|series| !series.points.is_empty())
+        .collect();
+    if series.is_empty() {
+        return Ok(None);
+    }
+    let x = extent(series.iter().flat_map(|series| series.points.iter().map(|(x, _)| *x)));
+    let frame = Frame {
+        title: &format!("{title}, simulated"),
+        x: "ns",
+        y: "percent",
+        show_x: |nanoseconds| format!("{nanoseconds:.0}"),
+        show_y: |percent| format!("{percent:.0}"),
+        white: false,
+    };
+    lines(&frame, (x.log_scale(), 0.0..105.0), &series, (0, SeriesLabelPosition::LowerRight))
+        .map(Some)
+}

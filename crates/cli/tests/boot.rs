@@ -1,0 +1,89 @@
+//! `faultless boot`: who executes the program's instructions. A script stands in for QEMU where KVM must work, or hang.
+
+mod common;
+
+use common::{Ran, command, faultless, json_lines};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Does what follows where it is asked for KVM, and is QEMU otherwise.
+fn stand_in(dir: &Path, kvm: &str) {
+    let script = format!(
+        "#!/bin/bash\nPATH=${{PATH#*:}}\nif [[ \" $* \" == *' -accel kvm '* ]]; then\n{kvm}\nfi\nexec qemu-system-x86_64 \"$@\"\n"
+    );
+    let file = dir.join("qemu-system-x86_64");
+    fs::write(&file, script).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("ours");
+}
+
+/// Boots a bundled program that faults, with the stand-in in `dir`.
+fn boot(dir: &Path, args: &[&str]) -> Ran {
+    let all = [&["boot", "--json", "-"], args, &["workload", "pft", "size=64K"]].concat();
+    let mut command = command(&all);
+    let path = std::env::var("PATH").expect("a path");
+    Ran::of(command.env("PATH", format!("{}:{path}", dir.display())))
+}
+
+/// Who executed it, as results say.
+fn accel(ran: &Ran) -> String {
+    let json: String =
+        ran.out.lines().filter(|line| line.starts_with('{')).collect::<Vec<_>>().join("\n");
+    let lines = json_lines(&json);
+    assert!(!lines.is_empty(), "{}", ran.err);
+    lines[0]["params"]["accel"].as_str().expect("it is told").to_owned()
+}
+
+/// Whether this process may use KVM; whether it works is another question.
+fn opens() -> bool {
+    fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+#[test]
+fn kvm_runs_the_program_where_a_machine_runs_under_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    stand_in(dir.path(), "exec qemu-system-x86_64 \"${@/#kvm/tcg,thread=multi}\"");
+    let ran = boot(dir.path(), &[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    if opens() {
+        assert_eq!(accel(&ran), "kvm", "{}", ran.err);
+        assert!(ran.err.contains("on the processor (kvm)"), "{}", ran.err);
+    } else {
+        assert_eq!(accel(&ran), "tcg", "{}", ran.err);
+        assert!(ran.err.contains("as KVM does not work: /dev/kvm: "), "{}", ran.err);
+    }
+}
+
+#[test]
+fn emulation_runs_the_program_where_kvm_hangs_or_fails() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (kvm, why) in [("exec sleep 30", "within a second"), ("echo broken >&2; exit 1", "broken")]
+    {
+        stand_in(dir.path(), kvm);
+        let begun = Instant::now();
+        let ran = boot(dir.path(), &[]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        assert!(begun.elapsed() < Duration::from_secs(15), "after {:?}", begun.elapsed());
+        assert_eq!(accel(&ran), "tcg");
+        let why = if opens() { why } else { "/dev/kvm" };
+        assert!(ran.err.contains("emulated (tcg), as KVM does not work: "), "{}", ran.err);
+        assert!(ran.err.contains(why), "no {why:?} in {}", ran.err);
+    }
+}
+
+#[test]
+fn what_is_asked_for_is_not_tried_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    stand_in(dir.path(), "echo asked >&2; exit 1");
+    for args in [&["--accel", "tcg"][..], &["--clock", "deterministic"]] {
+        let ran = boot(dir.path(), args);
+        assert_eq!((ran.code, accel(&ran)), (Some(0), "tcg".to_owned()), "{}", ran.err);
+        assert!(ran.err.contains("emulated (tcg):"), "{}", ran.err);
+    }
+    let error = boot(dir.path(), &["--accel", "kvm"]).fails(1);
+    assert!(error.contains(if opens() { "asked" } else { "--accel kvm: /dev/kvm" }), "{error}");
+    let both = ["boot", "--accel", "kvm", "--clock", "deterministic", "workload"];
+    let error = faultless(&both).fails(2);
+    assert!(error.contains("give one of them"), "{error}");
+}
