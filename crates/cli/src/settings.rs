@@ -164,7 +164,7 @@ impl Settings {
     /// All knobs with the values in force. There is no `frame_limit` but the memory of the machine where none is given.
     pub fn knobs(&self) -> Map<String, Value> {
         let defaults = Knobs::default();
-        let all: [(&str, Value); 12] = [
+        let all: [(&str, Value); 13] = [
             ("locking", self.locking.name().into()),
             ("anon_vma_check", self.anon_vma_check.name().into()),
             ("max_map_count", defaults.max_map_count().into()),
@@ -174,6 +174,7 @@ impl Settings {
             ("zeroed_pool", self.ahead.pool.into()),
             ("zero_on_free", u64::from(defaults.zero_on_free()).into()),
             ("edit_in_place", u64::from(defaults.edit_in_place()).into()),
+            ("deferred_flush", u64::from(defaults.deferred_flush()).into()),
             ("huge_text", defaults.huge_text().name().into()),
             ("map_apart", defaults.map_apart().into()),
             ("shard_after", defaults.shard_after().into()),

@@ -14,6 +14,7 @@ use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::percpu::{Local, PerCpu};
 use faultless::sync::wait::Wait;
 use faultless::tlb::cpuset::CpuSet;
+use faultless::tlb::deferred::Deferred;
 use faultless::tlb::shootdown::{Inbox, shoot};
 use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use faultless::{FrameNumber, VirtRange};
@@ -80,6 +81,7 @@ struct World {
     set: CpuSet,
     mapped: [AtomicU64; PAGES],
     frames: [Guarded; PAGES],
+    deferred: Deferred,
 }
 
 /// One CPU of it.
@@ -98,7 +100,8 @@ impl Wait for Here {
 
 impl Here {
     fn serve(&self) {
-        self.world.inboxes.get(&self.local).serve(&self.world.tlbs, &self.local);
+        let World { inboxes, tlbs, deferred, .. } = &*self.world;
+        inboxes.get(&self.local).serve(tlbs, &self.local, SPACE, deferred);
     }
 
     fn join(&self) {
@@ -109,6 +112,7 @@ impl Here {
     fn leave(&self) {
         self.world.tlbs.invalidate(self.local.id(), SPACE, Invalidate::All);
         self.world.set.remove(self.local.id());
+        self.world.deferred.left(&self.local);
         self.serve();
     }
 
@@ -126,9 +130,21 @@ impl Here {
 
     /// Unmaps `page` and uses its frame for something else.
     fn reuse(&self, page: usize, wait: &impl Wait) {
-        let World { tlbs, inboxes, set, mapped, frames } = &*self.world;
+        let World { tlbs, inboxes, set, mapped, frames, .. } = &*self.world;
         mapped[page].store(0, Ordering::Release);
         shoot(tlbs, inboxes, &self.local, wait, SPACE, set, Invalidate::Range(range(page)));
+        frames[page].add();
+    }
+}
+
+impl Here {
+    /// Unmaps `page`, defers the flush, and does it when it uses the frame for something else.
+    fn reuse_later(&self, page: usize) {
+        let World { tlbs, inboxes, set, mapped, frames, deferred } = &*self.world;
+        mapped[page].store(0, Ordering::Release);
+        let stamp = deferred.defer(core::iter::once(set), self);
+        deferred.settle(tlbs, inboxes, &self.local, self);
+        assert!(deferred.paid() >= stamp);
         frames[page].add();
     }
 }
@@ -148,6 +164,7 @@ fn programs<const CPUS: usize>(
             set: CpuSet::new(),
             mapped: [(); PAGES].map(|()| AtomicU64::new(1)),
             frames: [(); PAGES].map(|()| Guarded::new()),
+            deferred: Deferred::try_new(CPUS).unwrap(),
         });
         for &cpu in members {
             world.set.insert(CpuId(cpu));
@@ -233,6 +250,47 @@ fn who_leaves_and_comes_back_uses_nothing_old() {
     );
 }
 
+/// A page is used, and its CPU leaves, while its flush is deferred and then done.
+fn use_against_deferred_reuse() {
+    programs(
+        None,
+        &[1],
+        [
+            |here| here.reuse_later(0),
+            |here| {
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+#[test]
+fn no_cpu_uses_what_was_flushed_later() {
+    use_against_deferred_reuse();
+}
+
+/// A CPU joins while a flush is deferred.
+fn joining_against_deferred_reuse() {
+    programs(
+        None,
+        &[],
+        [
+            |here| here.reuse_later(0),
+            |here| {
+                here.join();
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+#[test]
+fn who_joins_is_noted_or_sees_the_change() {
+    joining_against_deferred_reuse();
+}
+
 /// Two CPUs flush each other, and end.
 #[test]
 fn two_that_flush_each_other_get_done() {
@@ -307,6 +365,10 @@ caught! {
         without JoinFence, joining_against_reuse(), says "Causality violation";
     who_joins_needs_its_fence:
         without EnterSetFence, joining_against_reuse(), says "Causality violation";
+    who_settles_waits:
+        without SettleAwaits, use_against_deferred_reuse(), says "Causality violation";
+    who_defers_needs_its_fence:
+        without DeferFence, joining_against_deferred_reuse(), says "Causality violation";
     what_did_not_fit_is_dropped_too:
         without OverflowDropsAll, two_requests_for_one_place(), says "Causality violation";
 }

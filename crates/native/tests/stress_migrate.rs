@@ -120,7 +120,14 @@ fn what_moves_is_neither_lost_nor_stale() {
                 let backing = Backing { object: &object, first: 0, may_write: false };
                 let shared = MapFlags::SHARED | MapFlags::FIXED;
                 let len = FILE * PAGE;
-                process.space().mmap_object(cpu.cpu(), FILE_AT, len, Prot::READ, shared, backing)?;
+                process.space().mmap_object(
+                    cpu.cpu(),
+                    FILE_AT,
+                    len,
+                    Prot::READ,
+                    shared,
+                    backing,
+                )?;
                 Ok(object)
             })
             .unwrap();

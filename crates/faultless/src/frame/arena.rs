@@ -87,7 +87,12 @@ impl Arena {
         let free = Buddy::new(number, Kind::Free);
         let lists = Lists { free, zeroed: Buddy::new(number, Kind::Zeroed) };
         let seen = Seen { zeroed: AtomicU64::new(0), others: AtomicBool::new(false) };
-        Self { lists: Padded(SpinLock::ordered(lists)), seen: Padded(seen), owed: Padded(OwedList::new()), parts }
+        Self {
+            lists: Padded(SpinLock::ordered(lists)),
+            seen: Padded(seen),
+            owed: Padded(OwedList::new()),
+            parts,
+        }
     }
 
     /// What `then` does under the lock.

@@ -4,9 +4,9 @@
 //! memory [short](Frames::is_short). So it may return fewer frames than were asked for, or none. Frames that were not needed go
 //! back to the CPU's lists, still zeroed if they were.
 
+use super::arena::Lists;
 use super::owned::{Clean, Frame, Settled, Zeroed};
 use super::percpu::{BATCH, Magazine, batch_for};
-use super::arena::Lists;
 use super::{FrameMeta, Frames, SHORT, Use};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;

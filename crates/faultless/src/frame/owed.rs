@@ -8,7 +8,7 @@ use super::arena::Arena;
 use super::meta::{FrameMeta, FrameTable, Kind, NO_FRAME};
 use super::owned::{Frame, Owed};
 use super::percpu::BATCH;
-use super::{Frames, FrameNumber};
+use super::{FrameNumber, Frames};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::order::OwedFrames;
 use crate::sync::spin::SpinLock;

@@ -91,12 +91,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    fn migrate_in<'s>(
-        &'s self,
-        section: &'s Section<'_>,
-        batch: &mut [Moving],
-        node: u8,
-    ) {
+    fn migrate_in<'s>(&'s self, section: &'s Section<'_>, batch: &mut [Moving], node: u8) {
         let mut numbers = [FrameNumber(0); BATCH];
         let to = &mut numbers[..batch.len()];
         let mut frames = self.vm().frames.alloc_on(self.local(), node, to, self);
@@ -117,7 +112,8 @@ impl<M: Machine> Cpu<'_, M> {
                 Some(_) => self.find_entries(section, moving.frame, &mut mappings),
                 None => Err(Errno::ENOMEM),
             };
-            let mut page = Page { mappings: 0..0, object: None, name: None, taken: None, to, defers: false };
+            let mut page =
+                Page { mappings: 0..0, object: None, name: None, taken: None, to, defers: false };
             match found {
                 Ok((range, object)) => {
                     let index = self.vm().frames.meta(moving.frame).index.load(Ordering::Relaxed);

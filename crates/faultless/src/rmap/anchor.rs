@@ -199,9 +199,8 @@ impl Anchors {
         wait: &impl Wait,
     ) -> Option<SpaceId> {
         let holder = self.record(Anchor::named(word))?.holder.lock(wait);
-        let others = |core: &&Shared<Core>| {
-            core.id.0 < below.0 && !Anchor::may_be_made_by(word, core.id)
-        };
+        let others =
+            |core: &&Shared<Core>| core.id.0 < below.0 && !Anchor::may_be_made_by(word, core.id);
         let mut last = None;
         for (place, core) in to.iter_mut().zip(members(&holder).filter(others)) {
             *place = Entered::new(core);
@@ -231,7 +230,8 @@ impl Anchors {
         let anchor = loop {
             let next = {
                 let mut unused = self.unused.lock(wait);
-                if let Some(record) = self.record(Anchor(unused.first)).filter(|_| unused.first != 0)
+                if let Some(record) =
+                    self.record(Anchor(unused.first)).filter(|_| unused.first != 0)
                 {
                     let anchor = Anchor(unused.first);
                     unused.first = record.next.load(Ordering::Relaxed);
@@ -299,10 +299,7 @@ impl ObjectAnchor {
     ///
     /// # Errors
     /// As [`Anchors::found_object`].
-    pub(crate) fn try_new(
-        anchors: Shared<Anchors>,
-        wait: &impl Wait,
-    ) -> Result<Self, OutOfMemory> {
+    pub(crate) fn try_new(anchors: Shared<Anchors>, wait: &impl Wait) -> Result<Self, OutOfMemory> {
         let anchor = anchors.found_object(wait)?;
         Ok(Self { anchor, anchors: Some(anchors) })
     }

@@ -80,8 +80,7 @@ impl Mapping {
         let (list, core) = (NonNull::from(&object.mappings), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
         // What does not come to be is not dropped either.
-        let mut new =
-            try_box_with(|| Self { list, core, distance, number: 0, previous, next })?;
+        let mut new = try_box_with(|| Self { list, core, distance, number: 0, previous, next })?;
         let mut list = object.mappings.list.lock(&Spin);
         list.count += 1;
         new.number = list.count;

@@ -178,4 +178,3 @@ impl<M: Machine> Cpu<'_, M> {
         ControlFlow::Continue(())
     }
 }
-

@@ -123,7 +123,8 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let core = &self.writing.space.core;
         let mut make = |area, root, merges| -> Result<NonNull<Vma>, OutOfMemory> {
             // No box from here on: to move one is to claim that there is no other pointer.
-            let vma = NonNull::from(Box::leak(make_vma(area, core, root, State::Unlocked, merges)?));
+            let vma =
+                NonNull::from(Box::leak(make_vma(area, core, root, State::Unlocked, merges)?));
             made.add(vma);
             Ok(vma)
         };

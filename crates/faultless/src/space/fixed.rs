@@ -1,19 +1,19 @@
 //! The part of a space that does not move with it, so that others than its owner find it.
 
 use crate::addr::FrameNumber;
+use crate::heap::Shared;
 use crate::machine::{CpuId, SpaceId};
 use crate::reclaim::listed::Lazy;
-use crate::heap::Shared;
 use crate::rmap::anchor::Anchor;
 use crate::rmap::moved::Moves;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, Reclaim};
 use crate::sync::owner::Owner;
 use crate::sync::percpu::Padded;
 use crate::sync::range::RangeLock;
 use crate::sync::rwlock::RwLock;
-use crate::sync::order::{self, Reclaim};
 use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::deferred::Pending;

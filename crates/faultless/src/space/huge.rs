@@ -51,12 +51,7 @@ impl<M: Machine> Space<M> {
 /// least, it was none.
 #[cold]
 #[inline(never)]
-pub(crate) fn split_leaf<M: Machine>(
-    cpu: &Cpu<'_, M>,
-    core: &Core,
-    start: u64,
-    slot: &AtomicU64,
-) {
+pub(crate) fn split_leaf<M: Machine>(cpu: &Cpu<'_, M>, core: &Core, start: u64, slot: &AtomicU64) {
     let mut table = cpu.alloc_zeroed();
     loop {
         let seen = protocol::look(slot, cpu);

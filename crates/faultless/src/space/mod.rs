@@ -73,7 +73,7 @@ use crate::identity::Identity;
 use crate::knob::{Locking, Policy};
 use crate::machine::{Invalidate, Machine, SpaceId};
 use crate::stat::Counter;
-use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::range::{RangeGuard, Wanted};
@@ -273,10 +273,7 @@ impl<M: Machine> Space<M> {
             cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
         }
         self.core.cpus.remove(cpu.id());
-        // It had translations of this space alone. Looked at behind the full barrier with which it left the set: a deferral that still finds
-        // it there has advanced the clock before.
-        fence_after_rmw();
-        cpu.vm().deferred.flushed(cpu.local(), cpu.vm().deferred.before_flush());
+        cpu.vm().deferred.left(cpu.local());
         self.core.ranges.leave(cpu.id());
         // What was posted meanwhile is done by the flush above; its sender may be waiting.
         cpu.serve_flushes();

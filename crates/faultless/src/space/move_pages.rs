@@ -14,12 +14,7 @@ impl<M: Machine> Space<M> {
     /// nodes. It is `ENOENT` where no page is mapped, and `EFAULT` for the zero page and device memory.
     ///
     /// Only as many are told as the shorter of the two has.
-    pub fn page_nodes(
-        &self,
-        cpu: &Cpu<'_, M>,
-        pages: &[u64],
-        status: &mut [Result<u8, Errno>],
-    ) {
+    pub fn page_nodes(&self, cpu: &Cpu<'_, M>, pages: &[u64], status: &mut [Result<u8, Errno>]) {
         self.check_vm(cpu);
         for (addr, status) in pages.iter().zip(status) {
             *status = self.lend_page(cpu, *addr).map(|page| cpu.vm().frames.node(page.frame()));
@@ -44,8 +39,7 @@ impl<M: Machine> Space<M> {
         status: &mut [Result<u8, Errno>],
     ) -> Result<(), Error> {
         self.check_vm(cpu);
-        let refused =
-            |errno| Error { operation: "move_pages", range: VirtRange::USER, errno };
+        let refused = |errno| Error { operation: "move_pages", range: VirtRange::USER, errno };
         if pages.len() != status.len() {
             return Err(refused(Errno::EINVAL));
         }
@@ -102,11 +96,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// The page that is mapped at `addr`, with a reference.
-    fn lend_page<'a, 'v>(
-        &self,
-        cpu: &'a Cpu<'v, M>,
-        addr: u64,
-    ) -> Result<Lent<'a, 'v, M>, Errno> {
+    fn lend_page<'a, 'v>(&self, cpu: &'a Cpu<'v, M>, addr: u64) -> Result<Lent<'a, 'v, M>, Errno> {
         let section = self.section(cpu);
         // The tables of a space that another CPU owns may change in place.
         self.core.enter(cpu.id(), cpu, &section);

@@ -340,7 +340,13 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         merges: [bool; 2],
     ) -> Result<(), Refused> {
         // No box from here on: moving a box asserts that no other pointer to its contents exists.
-        let vma = NonNull::from(Box::leak(make_vma(area, &self.writing.space.core, root, state, merges)?));
+        let vma = NonNull::from(Box::leak(make_vma(
+            area,
+            &self.writing.space.core,
+            root,
+            state,
+            merges,
+        )?));
         self.made.add(vma);
         if state == State::WriteLocked {
             let changing = self.changing.get_or_insert_default();

@@ -216,6 +216,8 @@ pub enum Mutant {
     MigrateCounts,
     /// A migration flushes before it copies. What a program stores by an old translation is lost.
     MigrateFlush,
+    /// The fence between a deferral's stamp and its look at the CPUs that may hold translations. One that joins is missed.
+    DeferFence,
     /// A settlement waits for the CPUs that may hold translations. They use frames that others have.
     SettleAwaits,
     /// Frames are given back whose stamps are paid, and no others.

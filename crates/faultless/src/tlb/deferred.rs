@@ -37,7 +37,7 @@ use super::cpuset::CpuSet;
 use super::shootdown::Inbox;
 use crate::error::OutOfMemory;
 use crate::machine::{CpuId, Machine};
-use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
 use crate::sync::cpus::OwnCpus;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, DeferredStamps, Flush};
@@ -100,8 +100,11 @@ impl Deferred {
     pub fn defer<'a>(&self, of: impl Iterator<Item = &'a CpuSet>, wait: &impl Wait) -> u64 {
         let _lock = self.lock.lock(wait);
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
-        // Either a CPU that leaves a space finds the stamp, or it is in the set still.
-        fence(Ordering::SeqCst);
+        // Either a CPU that leaves a space finds the stamp, or it is not in the set any more; and one that joins walks the changed tables, or
+        // is in the set.
+        if !lost(Mutant::DeferFence) {
+            fence(Ordering::SeqCst);
+        }
         for set in of {
             for cpu in set.iter(self.cpus.len()) {
                 self.cpus.remote(cpu).owes.fetch_max(stamp, Ordering::Relaxed);
@@ -120,6 +123,14 @@ impl Deferred {
     #[inline]
     pub fn flushed(&self, local: &Local, before: u64) {
         self.cpus.get(local).flushed.fetch_max(before, Ordering::Release);
+    }
+
+    /// Step 2 of a CPU that has dropped its translations, and has left the set of its space just now: it had translations of that alone.
+    #[inline]
+    pub fn left(&self, local: &Local) {
+        // A deferral that still found the CPU in the set has advanced the clock before.
+        fence_after_rmw();
+        self.flushed(local, self.before_flush());
     }
 
     /// Whether the flush of `pending` may not have been done yet.

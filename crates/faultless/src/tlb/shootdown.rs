@@ -196,7 +196,10 @@ mod tests {
                 assert!(!inbox.is_empty());
             }
             assert_eq!(inbox.serve(&machine, &here, SpaceId(9), &deferred), posts);
-            assert_eq!((inbox.is_empty(), inbox.serve(&machine, &here, SpaceId(9), &deferred)), (true, 0));
+            assert_eq!(
+                (inbox.is_empty(), inbox.serve(&machine, &here, SpaceId(9), &deferred)),
+                (true, 0)
+            );
         }
         // More than it holds were served all at once.
         let asked = [0, 0, 1, 2].map(|space| (CpuId(0), SpaceId(space), Invalidate::All));

@@ -31,7 +31,8 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Frees the frames whose flush is done.
     pub(crate) fn release_owed(&self) -> u64 {
-        let paid = if lost(Mutant::ReleaseLooksAtStamps) { u64::MAX } else { self.vm().deferred.paid() };
+        let paid =
+            if lost(Mutant::ReleaseLooksAtStamps) { u64::MAX } else { self.vm().deferred.paid() };
         // SAFETY: these stamps are paid.
         unsafe { self.vm().frames.release_owed(paid, self) }
     }

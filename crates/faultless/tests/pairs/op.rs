@@ -516,9 +516,8 @@ impl Op {
                 for (page, node) in pages.iter().zip(nodes) {
                     let mut status = [Ok(0)];
                     // With one node there is nowhere to go.
-                    let _ = node.map(|node| {
-                        space.move_pages(cpu, &[*page], 1 - node, true, &mut status)
-                    });
+                    let _ = node
+                        .map(|node| space.move_pages(cpu, &[*page], 1 - node, true, &mut status));
                 }
                 Ret::Done
             }

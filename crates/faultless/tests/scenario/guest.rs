@@ -68,7 +68,11 @@ impl World {
     /// As [`unwatched`](Self::unwatched), on a machine [with steps](Board::with_steps_at_bytes) between an access from outside
     /// and its copy.
     pub fn outside(cpus: usize, frames: u32) -> Self {
-        Self::build(cpus, |cpus| Board::new(cpus, frames).with_far_node(FAR).with_steps_at_bytes(), false)
+        Self::build(
+            cpus,
+            |cpus| Board::new(cpus, frames).with_far_node(FAR).with_steps_at_bytes(),
+            false,
+        )
     }
 
     fn build(cpus: usize, board: impl FnOnce(usize) -> Board, watched: bool) -> Self {
@@ -82,7 +86,13 @@ impl World {
         // In half of the schedules: what a CPU does that is alone in a shared space is to be seen, too.
         vm.set(Setting::EditInPlace(shuttle::rand::thread_rng().gen_bool(0.5)));
         vm.set(Setting::PrefaultMaxOrder(if REGIME.get() == Regime::Ahead { 3 } else { 0 }));
-        Self { vm, oracle: Mutex::default(), watched, scarce: AtomicBool::new(false), moves: false.into() }
+        Self {
+            vm,
+            oracle: Mutex::default(),
+            watched,
+            scarce: AtomicBool::new(false),
+            moves: false.into(),
+        }
     }
 
     /// One of three CPUs, and a space in which the first `pages` pages are mapped, and stored to: 1, 2, …
