@@ -134,7 +134,7 @@ impl core::error::Error for KnobError {}
 pub const KNOBS: &[(&str, &str, &str)] = &[
     ("locking", "mmap_lock | per_vma | speculative", "how faults and writers are synchronised"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
-    ("anon_vma_check", "early | late", "when a fault asks for the anon_vma (reverse-map anchor)"),
+    ("anon_vma_check", "early | late", "when a fault asks for the anon_vma"),
     (
         "frame_limit",
         "1 to 1099511627776 frames",

@@ -109,7 +109,7 @@
 //!
 //! The rest is private. `cargo doc --document-private-items` shows it: in `space` the calls, one file each; in `fault`
 //! the fault; in `table` the page tables, and in `table::protocol` the protocol that everything rests on; in `tlb`
-//! flushes and shootdowns; in `rmap` reverse-map anchors; in `frame` physical memory; in `sync` what CPUs agree with,
+//! flushes and shootdowns; in `rmap` the reverse map; in `frame` physical memory; in `sync` what CPUs agree with,
 //! and in `sync::order` the lock order.
 #![no_std]
 
