@@ -272,7 +272,7 @@ pub struct AdviseArgs {
     #[arg(value_name = "FILE|NAME")]
     pub recording: Option<PathBuf>,
     /// Apply each advice to runs of the program, and measure what it saves
-    #[arg(long = "try", requires = "program")]
+    #[arg(long = "try", conflicts_with = "recording")]
     pub trial: bool,
     /// With --try: runs of each kind
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000))]

@@ -2,7 +2,7 @@
 //! programs that run at the same time.
 
 use super::sysfs::{Loan, Mode, Sizes, size_file};
-use crate::calibrate::faults::{Faults, Way, host_faults, life};
+use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life};
 use crate::calibrate::hardware::{self, COLD, Effort};
 use crate::error::CliError;
 use faultless_trace::anticipate::folio::LARGEST;
@@ -21,10 +21,11 @@ const FOLIO: f64 = 1.5;
 
 /// Where the kernel tells from which order on it reports free memory to a host, which takes it back.
 const REPORTING: &str = "/sys/module/page_reporting/parameters/page_reporting_order";
-/// Until memory that was freed has been reported: the kernel waits two seconds, and reports some of it at a time.
-const REPORTED: Duration = Duration::from_millis(3_500);
+/// Until memory that was freed has been reported: the kernel waits two seconds, and reports some of it at a time. A folio of the largest
+/// size then costs several times what one does that was in use just now. That is what a program finds that begins some time after the last.
+pub const REPORTED: Duration = Duration::from_millis(3_500);
 /// Rounds of the largest folio that are worth waiting for.
-const WAITED: usize = 3;
+const WAITED: usize = 2;
 
 /// What has been measured so far.
 #[derive(Debug)]
@@ -91,29 +92,21 @@ impl Meter {
         self.single.extend(life(Way::Single)?);
         self.populated.extend(life(Way::Populated)?);
         for order in self.orders.clone() {
-            if order == LARGEST && !self.await_reports() {
-                continue;
-            }
             let off = Sizes::read().mode(order) == Mode::Never;
             let file = size_file(order);
             let _loan = match off && self.consent {
                 true => Some(Loan::take(&[(file, "madvise")])?),
                 false => None,
             };
-            self.folios[usize::from(order)].extend(life(Way::Folios(order))?);
+            let known = &mut self.folios[usize::from(order)];
+            if order < LARGEST || !self.reporting {
+                known.extend(life(Way::Folios(order))?);
+            } else if known.len() < WAITED {
+                thread::sleep(REPORTED);
+                known.extend(fresh_huge()?);
+            }
         }
         Ok(())
-    }
-
-    /// Waits until a folio of the largest size comes from memory that the host has taken back, as it does in a program that begins some
-    /// time after the last. Such a folio costs several times what one does that was in use just now. `false`: it was measured often
-    /// enough.
-    fn await_reports(&self) -> bool {
-        let more = self.folios[usize::from(LARGEST)].len() < WAITED;
-        if self.reporting && more {
-            thread::sleep(REPORTED);
-        }
-        more || !self.reporting
     }
 
     /// What it comes to so far, after one round at least.

@@ -7,7 +7,7 @@ use crate::replay::ahead;
 use crate::replay::source::Source;
 use crate::report::effect::Effect;
 use crate::settings::{Ahead, Settings};
-use faultless::{PAGE_SIZE, page_up};
+use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios};
 use faultless_trace::census::Census;
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 /// The order up to which prefault by the kernel is asked for: the default of this subsystem.
 const PREFAULT: Ahead = Ahead { order: 5, pool: 0 };
-/// The step in which glibc's heap grows where its `malloc` asks for huge pages, and the smallest block that is then mapped so, in bytes.
+/// To what glibc's heap grows where its `malloc` asks for huge pages, and the smallest block that is then mapped so, in bytes.
 const HUGE: u64 = PAGE_SIZE << LARGEST;
 /// Bytes in which memory of allocators other than glibc's comes.
 const ARENA: u64 = 256 << 10;
@@ -88,7 +88,7 @@ impl Findings {
 }
 
 /// The recording with the memory of glibc's `malloc` alone as private memory, as it would be with `glibc.malloc.hugetlb=1`: the heap
-/// grows in steps of 2 MiB. Other memory becomes shared, in which folios have no part.
+/// ends at a multiple of 2 MiB. Other memory becomes shared, in which folios have no part.
 fn of_malloc(trace: &Trace) -> Trace {
     let mut bases: HashMap<u32, u64> = HashMap::new();
     let others = |len: u64, backing: Backing| match backing {
@@ -99,10 +99,10 @@ fn of_malloc(trace: &Trace) -> Trace {
     let changed = |event: &Event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let kind = match event.kind {
+            // glibc moves the break to a multiple of 2 MiB; the first call tells where it is.
             Kind::Brk { end } => {
                 let base = *bases.entry(process).or_insert(end);
-                let grown = end.saturating_sub(base).next_multiple_of(HUGE);
-                Kind::Brk { end: page_up(base + grown).unwrap_or(end) }
+                Kind::Brk { end: if end > base { end.next_multiple_of(HUGE) } else { end } }
             }
             Kind::Map { start, len, prot, flags, backing } => {
                 Kind::Map { start, len, prot, flags, backing: others(len, backing) }

@@ -45,6 +45,8 @@ pub struct Item {
     pub unused: u64,
     /// What applies it.
     pub apply: Apply,
+    /// Whether it maps folios of the largest size.
+    pub huge: bool,
     /// Of what the prediction does not tell, or what others met.
     pub remarks: Vec<&'static str>,
 }
@@ -93,6 +95,7 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: saved * (costs.page - costs.populated) - unused * costs.populated,
         unused: effect.unused() * PAGE_SIZE,
         apply: Apply::Nothing,
+        huge: false,
         remarks: Vec::new(),
     })
 }
@@ -125,6 +128,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
             apply: Apply::Sysfs(file, "always"),
+            huge: *order == LARGEST,
             remarks,
         }
     };
@@ -140,6 +144,7 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
         unused: 0,
         apply: Apply::WithoutThp,
+        huge: false,
         remarks: Vec::new(),
     })
 }
@@ -155,6 +160,7 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(off, costs) - folio_time(on, costs),
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
+        huge: true,
         remarks: vec!["THP can cost small heaps 40 % memory"],
     })
 }
@@ -171,6 +177,7 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         unused: kept.peak_free * PAGE_SIZE,
         apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
+        huge: false,
         remarks: Vec::new(),
     })
 }
@@ -205,6 +212,7 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                 } else {
                     Apply::Nothing
                 },
+                huge: false,
                 remarks: Vec::new(),
             });
         }
@@ -222,6 +230,7 @@ fn runtime(findings: &Findings, costs: &Costs) -> Vec<Item> {
             saving: findings.census.discarded as f64 * costs.page,
             unused: 0,
             apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
+            huge: false,
             remarks: vec!["freed memory counts as resident until the kernel needs it"],
         });
     }
@@ -235,6 +244,7 @@ fn runtime(findings: &Findings, costs: &Costs) -> Vec<Item> {
             saving: folio_time(&findings.now, costs) - folio_time(with, costs),
             unused: with.outcome.peak_untouched * PAGE_SIZE,
             apply: Apply::Environment(vec![("JAVA_TOOL_OPTIONS", "-XX:+UseTransparentHugePages".into())]),
+            huge: true,
             remarks: vec!["AlwaysPreTouch without THP makes start-up slower (24 GB: 0.27 to 0.33 s)"],
         });
     }
@@ -251,6 +261,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
         unused: 0,
         apply: Apply::Nothing,
+        huge: false,
         remarks: vec!["fewer iTLB misses are not counted; Go gave MADV_COLLAPSE up after stalls; READ_ONLY_THP_FOR_FS is mostly off"],
     })
 }

@@ -40,6 +40,7 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
     match applied {
         Apply::Nothing => {}
         Apply::Environment(variables) => {
+            let joined = |name: &str, value: &str| joined(name, value, std::env::var_os(name));
             program.envs(variables.iter().map(|(name, value)| (*name, joined(name, value))));
         }
         Apply::Sysfs(file, value) => _loan = Some(Loan::take(&[(file.clone(), *value)])?),
@@ -77,20 +78,58 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
     Ok(Some(Run { wall, processor: user + system, system, faults, status }))
 }
 
-/// The value of a variable that may have one: both take effect where the variable is a list.
-fn joined(name: &str, value: &str) -> OsString {
+/// `value` for the variable `name`, which had the value `before`: both take effect where it is a list.
+fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
     let separator = match name {
         "GLIBC_TUNABLES" => ":",
         "GODEBUG" => ",",
         "JAVA_TOOL_OPTIONS" => " ",
         _ => return value.into(),
     };
-    match std::env::var_os(name).filter(|before| !before.is_empty()) {
-        None => value.into(),
-        Some(mut before) => {
-            before.push(separator);
-            before.push(value);
-            before
-        }
+    let Some(mut all) = before.filter(|before| !before.is_empty()) else { return value.into() };
+    all.push(separator);
+    all.push(value);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(command: &[&str], applied: &Apply) -> u64 {
+        let command: Vec<_> = command.iter().map(OsString::from).collect();
+        let run = once(&command, applied).expect("it runs").expect("nobody interrupts it");
+        assert!(run.status.success(), "{command:?}: {}", run.status);
+        run.faults
+    }
+
+    /// `dd` allocates a block of 64 MiB, and touches nothing of it as there is nothing to copy.
+    #[test]
+    fn large_blocks_are_populated() {
+        let dd = ["dd", "if=/dev/null", "of=/dev/null", "bs=64M"];
+        let populated = |bytes| faults(&dd, &Apply::Populate(bytes));
+        assert!(populated(64 << 20) > 16_384, "its pages count as faults");
+        assert!(populated(65 << 20) < 8_192, "it is smaller than that");
+        assert!(faults(&dd, &Apply::Nothing) < 8_192);
+    }
+
+    #[test]
+    fn what_is_applied_reaches_the_program() {
+        let variable = Apply::Environment(vec![("MALLOC_MMAP_MAX_", "0".into())]);
+        faults(&["sh", "-c", "test \"$MALLOC_MMAP_MAX_\" = 0"], &variable);
+        faults(&["sh", "-c", "test -z \"$MALLOC_MMAP_MAX_\""], &Apply::Nothing);
+        faults(&["sh", "-c", "grep -q 'THP_enabled:.0' /proc/self/status"], &Apply::WithoutThp);
+        let failed =
+            once(&["/no/such/program".into()], &Apply::Nothing).expect_err("there is none");
+        assert!(failed.to_string().starts_with("/no/such/program: "), "{failed}");
+    }
+
+    #[test]
+    fn a_list_that_the_user_has_set_stays() {
+        let before = Some("glibc.malloc.check=1".into());
+        let both = "glibc.malloc.check=1:glibc.malloc.hugetlb=1";
+        assert_eq!(joined("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", before), both);
+        assert_eq!(joined("GODEBUG", "madvdontneed=0", Some("".into())), "madvdontneed=0");
+        assert_eq!(joined("MALLOC_MMAP_MAX_", "0", Some("7".into())), "0");
     }
 }

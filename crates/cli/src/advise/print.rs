@@ -16,7 +16,7 @@ use serde_json::Map;
 use std::io::Write;
 
 /// The share of a run below which a saving is not worth a row: other load makes more of a difference.
-const WORTH: f64 = 0.01;
+pub const WORTH: f64 = 0.01;
 
 /// What is told of a program.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl<'a> Answer<'a> {
             let names: Vec<_> = little.iter().map(|item| &*item.name).collect();
             writeln!(
                 out,
-                " below {:.0} % of the run either way: {}",
+                " predicted to change less than {:.0} % of the run: {}",
                 100.0 * WORTH,
                 names.join(", ")
             )?;

@@ -3,11 +3,11 @@
 //! Costs are measured between the runs, so that predictions meet the load that the runs meet. Processor time is compared, of which other
 //! programs take less than of elapsed time.
 
-use super::costs::{Meter, median};
+use super::costs::{Meter, REPORTED, median};
 use super::findings::Findings;
 use super::items::{Apply, Item, predict};
 use super::once::{Run, once};
-use super::print::Answer;
+use super::print::{Answer, WORTH};
 use crate::args::AdviseArgs;
 use crate::error::CliError;
 use crate::interrupt;
@@ -15,6 +15,7 @@ use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use std::io::Write;
+use std::thread;
 
 /// Samples that are drawn again for an interval, which holds so much of them.
 const DRAWN: usize = 4000;
@@ -29,12 +30,13 @@ pub fn run(
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
 ) -> Result<(), CliError> {
-    let (tried, left): (Vec<&Item>, Vec<&Item>) =
-        answer.shown().into_iter().partition(|item| match item.apply {
-            Apply::Nothing => false,
-            Apply::Sysfs(..) => args.sysfs,
-            _ => true,
-        });
+    let claimed =
+        answer.shown().into_iter().filter(|item| answer.share(item.saving).abs() >= WORTH);
+    let (tried, left): (Vec<&Item>, Vec<&Item>) = claimed.partition(|item| match item.apply {
+        Apply::Nothing => false,
+        Apply::Sysfs(..) => args.sysfs,
+        _ => true,
+    });
     for item in left.iter().filter(|item| matches!(item.apply, Apply::Sysfs(..))) {
         writeln!(
             out,
@@ -43,18 +45,31 @@ pub fn run(
         )?;
     }
     if tried.is_empty() {
-        writeln!(out, " There is nothing to try.")?;
+        writeln!(
+            out,
+            " There is nothing to try that is predicted to change the run by {:.0} %.",
+            100.0 * WORTH
+        )?;
         return Ok(());
     }
     let applied: Vec<&Apply> =
         [&Apply::Nothing].into_iter().chain(tried.iter().map(|item| &item.apply)).collect();
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); applied.len()];
     let progress = Progress::new(u64::from(args.rounds) * applied.len() as u64);
+    let reporting = meter.costs().reporting;
+    // None has always the same before it, whose memory it may get.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut order: Vec<usize> = (0..applied.len()).collect();
     'rounds: for round in 0..usize::from(args.rounds) {
         meter.round()?;
-        for at in 0..applied.len() {
-            let at = (at + round) % applied.len();
-            let name = at.checked_sub(1).map_or("as it is", |at| &tried[at].name);
+        random.shuffle(&mut order);
+        for &at in &order {
+            let item = at.checked_sub(1).map(|at| tried[at]);
+            if reporting && item.is_some_and(|item| item.huge) {
+                // As a program begins that follows no other.
+                thread::sleep(REPORTED);
+            }
+            let name = item.map_or("as it is", |item| &item.name);
             progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
             let Some(run) = once(&args.program, applied[at])? else { break 'rounds };
             runs[at].push(run);

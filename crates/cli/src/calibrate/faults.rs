@@ -25,6 +25,8 @@ const LIVED: usize = 8192;
 /// Bytes that the program uses beside them, and how many places of it between two pages.
 const BESIDE: usize = 4 << 20;
 const USED: usize = 600;
+/// Bytes whose first touch is measured in huge folios, with memory that the kernel had not in use: more than is free at random.
+const FRESH: usize = 256 << 20;
 /// Pages of the largest folio, 2 MiB, and bytes.
 const HUGE: usize = 512;
 const HUGE_BYTES: usize = HUGE * PAGE;
@@ -157,6 +159,26 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     };
     let as_expected = faults.abs_diff(expected as u64) <= expected as u64 / 20 + 16;
     Ok(as_expected.then_some(beyond * 1e9 / pages.len() as f64))
+}
+
+/// Nanoseconds of processor time of a page in folios of 2 MiB, each of which is touched for the first time; many of them, so that they come
+/// from memory that was not in use lately. `None` where the kernel has no such folios.
+///
+/// # Errors
+/// The host gives no memory.
+pub fn fresh_huge() -> Result<Option<f64>, CliError> {
+    let mut memory = MmapMut::map_anon(FRESH + HUGE_BYTES).map_err(failed)?;
+    let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+    if memory.advise_range(Advice::HugePage, skip, FRESH).is_err() {
+        return Ok(None);
+    }
+    let (begin, faults) = (thread_time(), thread_faults());
+    memory[skip..skip + FRESH].iter_mut().step_by(HUGE_BYTES).for_each(|byte| *byte = 1);
+    let folios = (FRESH / HUGE_BYTES) as u64;
+    let as_expected = thread_faults() - faults <= folios + folios / 20 + 16;
+    drop(memory);
+    let took = (thread_time() - begin).as_secs_f64();
+    Ok(as_expected.then_some(took * 1e9 / (FRESH / PAGE) as f64))
 }
 
 /// Processor time of this thread.
