@@ -1,6 +1,6 @@
 //! For `LD_PRELOAD`: large blocks of a program are populated when they are allocated or mapped.
 //!
-//! It stands before glibc's `malloc`, `calloc`, `realloc` and `mmap`, calls them, and asks the kernel to map all pages of a block at once
+//! It stands before glibc's `malloc`, `calloc`, `realloc`, `aligned_alloc`, `memalign` and `mmap`, calls them, and asks the kernel to map all pages of a block at once
 //! (`MADV_POPULATE_WRITE`, Linux 5.14) if it has at least as many bytes as the variable `FAULTLESS_POPULATE` says. Without the variable,
 //! or where the kernel refuses, it changes nothing. Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are left alone.
 
@@ -25,6 +25,7 @@ static FROM: AtomicUsize = AtomicUsize::new(UNREAD);
 unsafe extern "C" {
     fn __libc_malloc(bytes: usize) -> *mut c_void;
     fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
+    fn __libc_memalign(align: usize, bytes: usize) -> *mut c_void;
     fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
     fn getenv(name: *const c_char) -> *const c_char;
     fn strtoul(text: *const c_char, end: *mut *mut c_char, base: c_int) -> usize;
@@ -86,6 +87,21 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     let block = unsafe { __libc_calloc(count, bytes) };
     populate(block, count.wrapping_mul(bytes));
     block
+}
+
+/// As C has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: it is glibc's own, with the same meaning.
+    let block = unsafe { __libc_memalign(align, bytes) };
+    populate(block, bytes);
+    block
+}
+
+/// As glibc has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
+    aligned_alloc(align, bytes)
 }
 
 /// As C has it.

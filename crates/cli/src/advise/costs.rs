@@ -36,6 +36,8 @@ pub struct Meter {
     single: Vec<f64>,
     populated: Vec<f64>,
     folios: [Vec<f64>; LARGEST as usize + 1],
+    /// Of the largest size, from memory that the host has taken back.
+    fresh: Vec<f64>,
     /// The orders that can be measured: those with a setting.
     orders: Vec<u8>,
     /// Whether settings may be changed to measure.
@@ -58,10 +60,10 @@ pub struct Costs {
     /// The same of a page that was populated with others by a call.
     pub populated: f64,
     folios: [Option<f64>; LARGEST as usize + 1],
+    /// A page in a folio of the largest size, from memory that the host has taken back, if it does that.
+    fresh: Option<f64>,
     /// Whether this is a virtual machine.
     pub virtual_machine: bool,
-    /// Whether free memory is reported to its host.
-    pub reporting: bool,
 }
 
 impl Meter {
@@ -81,6 +83,7 @@ impl Meter {
             single: Vec::new(),
             populated: Vec::new(),
             folios: Default::default(),
+            fresh: Vec::new(),
             orders,
             consent,
             reporting: reporting(),
@@ -98,13 +101,11 @@ impl Meter {
                 true => Some(Loan::take(&[(file, "madvise")])?),
                 false => None,
             };
-            let known = &mut self.folios[usize::from(order)];
-            if order < LARGEST || !self.reporting {
-                known.extend(life(Way::Folios(order))?);
-            } else if known.len() < WAITED {
+            if order == LARGEST && self.reporting && self.fresh.len() < WAITED {
                 thread::sleep(REPORTED);
-                known.extend(fresh_huge()?);
+                self.fresh.extend(fresh_huge()?);
             }
+            self.folios[usize::from(order)].extend(life(Way::Folios(order))?);
         }
         Ok(())
     }
@@ -123,7 +124,7 @@ impl Meter {
             // The processor's bit for it (cpuid leaf 1).
             virtual_machine: flags
                 .is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor")),
-            reporting: self.reporting,
+            fresh: median(&self.fresh),
         }
     }
 }
@@ -133,11 +134,22 @@ impl Costs {
     /// the largest size do, or their zeroing, and the folio one and a half times what a fault costs beyond that.
     pub fn folio(&self, order: u8) -> (f64, bool) {
         let pages = f64::from(1u32 << order);
-        if let Some(page) = self.folios[usize::from(order)] {
+        let fresh = self.fresh.filter(|_| order == LARGEST);
+        if let Some(page) = fresh.or(self.folios[usize::from(order)]) {
             return (page * pages, true);
         }
         let each = self.folios[usize::from(LARGEST)].unwrap_or(self.zeroing).clamp(0.0, self.page);
         (FOLIO * (self.page - each) + each * pages, false)
+    }
+
+    /// If the host takes free memory back, so that folios of the largest size are expensive.
+    pub fn reporting(&self) -> bool {
+        self.fresh.is_some()
+    }
+
+    /// The same where all memory was in use just now, and the host has not taken it back.
+    pub fn in_used_memory(&self) -> Self {
+        Self { fresh: None, ..self.clone() }
     }
 
     /// A fault that zeroes nothing: on a file, or of the zero page.
@@ -161,6 +173,7 @@ impl Costs {
     }
 }
 
+/// Whether the kernel reports free memory to a host.
 fn reporting() -> bool {
     Path::new(REPORTING).exists()
         && fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").is_ok_and(|dir| {
@@ -193,8 +206,16 @@ pub mod tests {
             populated: 1300.0,
             folios,
             virtual_machine: true,
-            reporting: false,
+            fresh: None,
         }
+    }
+
+    /// Nanoseconds of a page in a huge folio from memory that the host has taken back.
+    pub const TAKEN: f64 = 5000.0;
+
+    /// A host that takes free memory back.
+    pub fn taken(costs: &Costs) -> Costs {
+        Costs { fresh: Some(TAKEN), ..costs.clone() }
     }
 
     #[test]
@@ -203,7 +224,10 @@ pub mod tests {
         assert_eq!(costs.folio(4), (8000.0, true));
         // 1.5 * (2300 - 300) + 300 * 8.
         assert_eq!(costs.folio(3), (5400.0, false));
-        assert!(costs.shadowed());
+        assert!(costs.shadowed() && !costs.reporting());
+        let taken = taken(&costs);
+        assert_eq!((taken.folio(9), taken.folio(4)), ((2_560_000.0, true), (8000.0, true)));
+        assert_eq!(taken.in_used_memory().folio(9), (153_600.0, true));
         assert_eq!((costs.unzeroed(), costs.copied(), costs.path()), (2100.0, 2500.0, 800.0));
     }
 

@@ -39,8 +39,10 @@ pub struct Item {
     pub name: String,
     /// What to do, in words or as a command.
     pub action: String,
-    /// Nanoseconds of processor time saved; negative where it costs.
+    /// Nanoseconds of processor time saved; negative where it costs. Where the host takes free memory back: if it has.
     pub saving: f64,
+    /// The same if it has not: folios of the largest size are cheaper then. [`predict`] fills it in.
+    pub at_best: f64,
     /// Bytes that would be resident and unused, at the worst moment.
     pub unused: u64,
     /// What applies it.
@@ -68,8 +70,25 @@ fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
     (0..).zip(&folios.mapped).map(time).sum()
 }
 
+impl Item {
+    /// Whether it saves or costs depends on whether the host has taken memory back.
+    pub fn depends(&self) -> bool {
+        (self.saving < 0.0) != (self.at_best < 0.0)
+    }
+}
+
 /// All items that apply to the program, the largest saving first.
 pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let at_best = all(findings, &costs.in_used_memory());
+    let mut items = all(findings, costs);
+    for (item, best) in items.iter_mut().zip(at_best) {
+        item.at_best = best.saving;
+    }
+    items.sort_by(|one, other| other.saving.total_cmp(&one.saving));
+    items
+}
+
+fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let mut items = Vec::new();
     items.extend(sizes(findings, costs));
     items.extend(without_thp(findings, costs));
@@ -78,7 +97,6 @@ pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items.extend(populate(findings, costs));
     items.extend(runtime(findings, costs));
     items.extend(text(findings, costs));
-    items.sort_by(|one, other| other.saving.total_cmp(&one.saving));
     items
 }
 
@@ -86,13 +104,15 @@ pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
 pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
     let effect = findings.prefault.as_ref()?;
     let (saved, unused) = (effect.saved as f64, effect.unused() as f64);
+    let saving = saved * (costs.page - costs.populated) - unused * costs.populated;
     Some(Item {
         name: "prefault by the kernel".into(),
         action: format!(
             "no setting gives it: windows of up to 32 pages would spare {} faults",
             effect.saved
         ),
-        saving: saved * (costs.page - costs.populated) - unused * costs.populated,
+        saving,
+        at_best: saving,
         unused: effect.unused() * PAGE_SIZE,
         apply: Apply::Nothing,
         huge: false,
@@ -112,7 +132,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
         }
         if *order == LARGEST {
             remarks.push("THP can cost small heaps 40 % memory, and compaction stalls");
-            if costs.reporting {
+            if costs.reporting() {
                 remarks.push("the host takes free memory back, from 2 MiB on: such a page is expensive to get again");
             }
         }
@@ -129,6 +149,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
                 * PAGE_SIZE,
             apply: Apply::Sysfs(file, "always"),
             huge: *order == LARGEST,
+            at_best: 0.0,
             remarks,
         }
     };
@@ -145,6 +166,7 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
         unused: 0,
         apply: Apply::WithoutThp,
         huge: false,
+        at_best: 0.0,
         remarks: Vec::new(),
     })
 }
@@ -161,6 +183,7 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
         huge: true,
+        at_best: 0.0,
         remarks: vec!["THP can cost small heaps 40 % memory"],
     })
 }
@@ -178,6 +201,7 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
         unused: kept.peak_free * PAGE_SIZE,
         apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
         huge: false,
+        at_best: 0.0,
         remarks: Vec::new(),
     })
 }
@@ -213,6 +237,7 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                     Apply::Nothing
                 },
                 huge: false,
+                at_best: 0.0,
                 remarks: Vec::new(),
             });
         }
@@ -231,6 +256,7 @@ fn runtime(findings: &Findings, costs: &Costs) -> Vec<Item> {
             unused: 0,
             apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
             huge: false,
+            at_best: 0.0,
             remarks: vec!["freed memory counts as resident until the kernel needs it"],
         });
     }
@@ -245,6 +271,7 @@ fn runtime(findings: &Findings, costs: &Costs) -> Vec<Item> {
             unused: with.outcome.peak_untouched * PAGE_SIZE,
             apply: Apply::Environment(vec![("JAVA_TOOL_OPTIONS", "-XX:+UseTransparentHugePages".into())]),
             huge: true,
+            at_best: 0.0,
             remarks: vec!["AlwaysPreTouch without THP makes start-up slower (24 GB: 0.27 to 0.33 s)"],
         });
     }
@@ -262,6 +289,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
         unused: 0,
         apply: Apply::Nothing,
         huge: false,
+        at_best: 0.0,
         remarks: vec!["fewer iTLB misses are not counted; Go gave MADV_COLLAPSE up after stalls; READ_ONLY_THP_FOR_FS is mostly off"],
     })
 }
@@ -273,7 +301,7 @@ pub fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::costs::tests::costs;
+    use super::super::costs::tests::{TAKEN, costs, taken};
     use super::super::program::Program;
     use super::super::sysfs::Sizes;
     use super::*;
@@ -314,6 +342,21 @@ mod tests {
         assert_eq!(got.apply, Apply::Sysfs(size_file(4), "always"));
         assert!(items.is_sorted_by(|one, other| one.saving >= other.saving));
         assert!(items.iter().all(|item| item.name != "no THP"));
+        assert!(items.iter().all(|item| item.saving == item.at_best && !item.depends()));
+    }
+
+    #[test]
+    fn memory_that_the_host_has_taken_back_makes_huge_folios_expensive() {
+        let findings = findings("gcc", sizes(Mode::Madvise));
+        let costs = taken(&costs());
+        let items = predict(&findings, &costs);
+        let got = find(&items, "THP always");
+        let folios = findings.with[1].1.mapped[usize::from(LARGEST)] as f64;
+        let more = folios * 512.0 * (TAKEN - 300.0);
+        assert!(folios > 0.0 && (got.at_best - got.saving - more).abs() < 1.0, "{got:?}");
+        assert!(got.saving < 0.0 && got.at_best > 0.0 && got.depends(), "{got:?}");
+        let small = find(&items, "mTHP 64 kB");
+        assert!(small.saving == small.at_best && !small.depends(), "{small:?}");
     }
 
     #[test]

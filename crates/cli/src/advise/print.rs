@@ -101,6 +101,16 @@ impl<'a> Answer<'a> {
         let (costly, little): (Vec<_>, Vec<_>) =
             rest.into_iter().partition(|item| self.share(item.saving) <= -WORTH);
         for item in costly {
+            if item.depends() {
+                writeln!(
+                    out,
+                    " depends: {} costs {:.3} s, and saves {:.3} s if the host has not taken the memory back",
+                    item.name,
+                    -item.saving / 1e9,
+                    item.at_best / 1e9
+                )?;
+                continue;
+            }
             writeln!(
                 out,
                 " do not: {} costs {:.3} s ({:.1} %)",
@@ -263,6 +273,12 @@ impl<'a> Answer<'a> {
                 "predicted_saving_share",
                 "1",
                 Number::Real(self.share(item.saving)),
+            )?;
+            json.write(
+                &context,
+                "predicted_saving_at_best_seconds",
+                "s",
+                Number::Real(item.at_best / 1e9),
             )?;
             json.write(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
         }
