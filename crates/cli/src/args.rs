@@ -32,8 +32,8 @@ Examples:
 
 Exit status: 0; 2 for wrong arguments and for an input file or a program that
 is missing or of no use; 1 for whatever else failed; 128 and its number for a
-signal. `record`, `advise` and `boot` end as their program does; `boot --timeout` with
-124."
+signal. `record`, `advise` and `boot` end as their program does; `boot
+--timeout` with 124."
 )]
 pub struct Args {
     #[command(subcommand)]
