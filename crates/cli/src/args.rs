@@ -25,6 +25,7 @@ Examples:
   faultless stat pft threads=2              one workload, as perf stat prints
   faultless record -o app.fltrace -- ./app  what a program of yours does
   faultless replay app.fltrace --policies   what would change for it
+  faultless advise -- ./app                 what today's Linux can do for it
   faultless boot ./app                      a static program on the bare machine
   faultless versus                          what faults cost there, and on Linux
   faultless scale pft                       on 1 to 128 CPUs, simulated
@@ -32,8 +33,8 @@ Examples:
 
 Exit status: 0; 2 for wrong arguments and for an input file or a program that
 is missing or of no use; 1 for whatever else failed; 128 and its number for a
-signal. `record` and `boot` end as their program does; `boot --timeout` with
-124."
+signal. `record`, `advise` and `boot` end as their program does; `boot
+--timeout` with 124."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -85,6 +86,16 @@ pub enum Command {
     /// SIGQUIT that are sent to `record` go on to the program. `record` ends as the program did: with its exit status, or 128 and the
     /// number of the signal that ended it; with 2 where there is no such program, or it cannot be executed.
     Record(RecordArgs),
+    /// What a program's page faults cost here, and what today's Linux can do about it
+    ///
+    /// The program is recorded, as `record` does, and run once more without a recorder. What a fault costs on this host is measured,
+    /// and the recording tells how many faults each setting would spare: larger folios (mTHP, THP), mappings that are populated,
+    /// settings of glibc's malloc, of Go and of Java. The answer has the predicted saving of each in seconds of processor time, and the
+    /// memory that would be resident and unused. A recording of an earlier run does instead of a program.
+    ///
+    /// With --try each of these is applied to runs of the program, in turns with runs without it, and what is measured
+    /// stands beside what was predicted. These runs read nothing, and their output is dropped. `advise` ends as the recorded run did.
+    Advise(AdviseArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///
     /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static), a
@@ -264,6 +275,38 @@ pub struct RecordArgs {
     pub lesser: bool,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
+    pub program: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("subject").args(["recording", "program"]).required(true))]
+#[command(after_help = "\
+Examples:
+  faultless advise -- python3 -c 'print(len({str(i) for i in range(10**6)}))'
+  faultless advise app.fltrace
+  faultless advise --try -- ./app
+  faultless advise --try --sysfs --rounds 15 --json app.jsonl -- ./app")]
+pub struct AdviseArgs {
+    /// A recording: a file, or the name of a bundled one
+    #[arg(value_name = "FILE|NAME")]
+    pub recording: Option<PathBuf>,
+    /// Apply each advice to runs of the program, and measure what it saves
+    #[arg(long = "try", conflicts_with = "recording")]
+    pub trial: bool,
+    /// With --try: runs of each kind
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    pub rounds: u16,
+    /// Permit settings of the whole system (sizes of huge pages) to be changed while something is measured. They are put back
+    /// afterwards, also if the command is killed
+    #[arg(long)]
+    pub sysfs: bool,
+    /// Accept a recording that leaves events out, where permission for all is missing
+    #[arg(long)]
+    pub lesser: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// The program and its arguments
+    #[arg(last = true, value_name = "CMD")]
     pub program: Vec<OsString>,
 }
 

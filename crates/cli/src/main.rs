@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
-//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`scale`], [`calibrate`],
+//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`boot`], [`versus`], [`scale`], [`calibrate`],
 //!   [`list`]: the commands;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
@@ -10,6 +10,7 @@
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has;
 //! - [`output`]: results are not written over what they are made from.
 
+mod advise;
 mod args;
 mod boot;
 mod calibrate;
@@ -39,8 +40,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // What is sent to `record` goes on to the program.
-    if !matches!(args.command, Command::Record(_)) {
+    // What is sent to `record` goes on to the program, and what is sent to `advise` while it records.
+    if !matches!(args.command, Command::Record(_) | Command::Advise(_)) {
         interrupt::install();
     }
     match command(args.command) {
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what is asked; `boot` and `record` end as their program did.
+/// Does what is asked; `boot`, `record` and `advise` end as their program did.
 fn command(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Compare(args) => compare::run(&args),
@@ -68,6 +69,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Text(args) => text::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Record(args) => return record::run(&args),
+        Command::Advise(args) => return advise::run(&args),
         Command::Boot(args) => return boot::run(&args),
         Command::Versus(args) => versus::run(&args),
         Command::Scale(args) => scale::run(&args),

@@ -31,8 +31,23 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
         .clone()
         .unwrap_or_else(|| PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" }));
     output::spare("-o", &output, &[&program])?;
-    let setup = Setup::find(args.lesser).map_err(|missing| {
-        let hint = if args.lesser {
+    let setup = setup(args.lesser)?;
+    let recorded = write(args, &setup, &output, compact)?;
+    for note in &recorded.notes {
+        say!("faultless: {note}");
+    }
+    let size = fs::metadata(&output).map_or(0, |meta| meta.len());
+    // Standard output is the program's.
+    say!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
+    say!("{}", recorded.trace.summary());
+    say!("next: faultless replay {} --policies", output.display());
+    Ok(exit_code(recorded.status))
+}
+
+/// The way to record here; what it leaves out, where that is accepted, is said.
+pub fn setup(lesser: bool) -> Result<Setup, CliError> {
+    let setup = Setup::find(lesser).map_err(|missing| {
+        let hint = if lesser {
             ""
         } else {
             "\n--lesser accepts a recording without what needs permission, where perf can make one"
@@ -45,16 +60,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
             say!("- {shortfall}");
         }
     }
-    let recorded = write(args, &setup, &output, compact)?;
-    for note in &recorded.notes {
-        say!("faultless: {note}");
-    }
-    let size = fs::metadata(&output).map_or(0, |meta| meta.len());
-    // Standard output is the program's.
-    say!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
-    say!("{}", recorded.trace.summary());
-    say!("next: faultless replay {} --policies", output.display());
-    Ok(exit_code(recorded.status))
+    Ok(setup)
 }
 
 /// Records into `output`, which is written to when all has gone well.
@@ -92,7 +98,7 @@ fn named_for(text: &str, data: &Path, output: &Path) -> String {
 }
 
 /// As a shell reports how a program ended.
-fn exit_code(status: ExitStatus) -> ExitCode {
+pub fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal));
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }

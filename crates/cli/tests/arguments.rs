@@ -13,6 +13,7 @@ fn help_has_examples() {
         "text",
         "replay",
         "record",
+        "advise",
         "boot",
         "versus",
         "scale",
@@ -23,9 +24,18 @@ fn help_has_examples() {
     ] {
         assert!(help.contains(command), "{command}");
     }
-    for command in
-        ["compare", "stat", "text", "replay", "record", "boot", "versus", "scale", "calibrate"]
-    {
+    for command in [
+        "compare",
+        "stat",
+        "text",
+        "replay",
+        "record",
+        "advise",
+        "boot",
+        "versus",
+        "scale",
+        "calibrate",
+    ] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");
     }
@@ -38,8 +48,19 @@ fn help_has_examples() {
 /// Of an example that is broken into lines nobody can see what to type.
 #[test]
 fn examples_fit_a_terminal() {
-    let all =
-        ["", "compare", "stat", "text", "replay", "record", "boot", "versus", "scale", "calibrate"];
+    let all = [
+        "",
+        "compare",
+        "stat",
+        "text",
+        "replay",
+        "record",
+        "advise",
+        "boot",
+        "versus",
+        "scale",
+        "calibrate",
+    ];
     for command in all {
         let args: Vec<_> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
         let help = faultless(&args).succeeds();

@@ -5,8 +5,10 @@
 //! not mapped ahead asks it for a window. Copies are left out, as the recording has them with or
 //! without prefault. A page mapped ahead counts as accessed from its first fault in the recording.
 //!
-//! What any policy could reach is in [`bound`](crate::bound), and what the faulting instruction would add in [`instruction`].
+//! What any policy could reach is in [`bound`](crate::bound), what the faulting instruction would add in [`instruction`], and what
+//! larger folios of Linux would do in [`folio`].
 
+pub mod folio;
 pub mod instruction;
 
 use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};

@@ -28,9 +28,11 @@
 
 pub mod anticipate;
 pub mod bound;
+pub mod census;
 pub mod compact;
 pub mod error;
 pub mod event;
+pub mod keep;
 pub mod lackey;
 pub mod perf;
 pub mod plan;

@@ -6,9 +6,8 @@ use crate::error::CliError;
 use faultless::{CpuId, Machine, PAGE_SIZE, VirtRange};
 use faultless_native::tlb::Tlb;
 use faultless_native::{Config, NativeMachine};
-use memmap2::{Advice, MmapMut};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::{Pid, getppid};
+use nix::unistd::Pid;
 use std::hint::{black_box, spin_loop};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +21,6 @@ const LINE: usize = 64;
 pub const OWN: usize = 256 << 10;
 pub const SHARED: usize = 8 << 20;
 pub const COLD: usize = 96 << 20;
-/// Pages of the host whose first touch is measured.
-const TOUCHED: usize = 4096;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +36,7 @@ impl Effort {
     }
 
     /// Nanoseconds of each of `times` times that `body` is done, in the quietest round.
-    fn each(self, times: u64, mut body: impl FnMut()) -> f64 {
+    pub fn each(self, times: u64, mut body: impl FnMut()) -> f64 {
         self.smallest(|| {
             let begin = Instant::now();
             (0..times).for_each(|_| body());
@@ -48,7 +45,7 @@ impl Effort {
     }
 }
 
-fn nanoseconds(begin: Instant) -> f64 {
+pub fn nanoseconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e9
 }
 
@@ -282,64 +279,6 @@ pub fn tlb_flushes(effort: Effort) -> [f64; 2] {
     ]
 }
 
-/// What the host's own kernel takes, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct Faults {
-    /// For the first touch of a page.
-    pub touch: f64,
-    /// For a page that is populated with others in one call.
-    pub populate: f64,
-    /// For a system call in which nothing is done.
-    pub call: f64,
-}
-
-impl Faults {
-    /// An exception: what a page takes more by itself than among others in one call.
-    pub fn exception(&self) -> f64 {
-        (self.touch - self.populate).max(0.0)
-    }
-
-    /// All figures in nanoseconds, by the names that results have for them.
-    pub fn figures(&self) -> [(&'static str, f64); 4] {
-        [
-            ("host.first_touch_ns", self.touch),
-            ("host.populate_ns", self.populate),
-            ("host.exception_ns", self.exception()),
-            ("host.call_ns", self.call),
-        ]
-    }
-}
-
-/// Measures page faults of the host, in memory without huge pages.
-///
-/// # Errors
-/// The host gives no memory.
-pub fn host_faults(effort: Effort) -> Result<Faults, CliError> {
-    let failed = |error: std::io::Error| CliError::failed("memory of the host", error);
-    let round = |populate: bool| -> std::io::Result<f64> {
-        let mut memory = MmapMut::map_anon(TOUCHED * PAGE)?;
-        // A kernel without huge pages refuses the advice, and needs none.
-        let _ = memory.advise(Advice::NoHugePage);
-        let begin = Instant::now();
-        if populate {
-            memory.advise(Advice::PopulateWrite)?;
-        } else {
-            memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
-        }
-        Ok(nanoseconds(begin) / TOUCHED as f64)
-    };
-    let least = |populate| -> std::io::Result<f64> {
-        let mut least = f64::INFINITY;
-        for _ in 0..effort.rounds {
-            least = least.min(round(populate)?);
-        }
-        Ok(least)
-    };
-    let (touch, populate) = (least(false).map_err(failed)?, least(true).map_err(failed)?);
-    let call = effort.each(20_000, || _ = black_box(getppid()));
-    Ok(Faults { touch, populate, call })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -375,9 +314,5 @@ mod tests {
             let [wake, woken] = waking(QUICK, cpus).expect("two threads");
             between(10.0, wake + woken, 1e8);
         }
-        let faults = host_faults(QUICK).expect("memory");
-        between(50.0, faults.touch, 1e6);
-        between(20.0, faults.call, 1e6);
-        assert!(faults.exception() <= faults.touch);
     }
 }

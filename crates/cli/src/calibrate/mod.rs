@@ -1,11 +1,12 @@
 //! `faultless calibrate`: a profile of this machine for the virtual one, and what it predicts.
 //!
 //! The machine is the native one: threads with a software MMU. What the hardware tells at once (frequency, cache lines, zeroing) is
-//! measured by itself ([`hardware`]). What a path of the subsystem takes is measured on the native machine, and the profile's number is
+//! measured by itself ([`hardware`], and faults of the host in [`faults`]). What a path of the subsystem takes is measured on the native machine, and the profile's number is
 //! [fitted](fit) so that the simulated path takes as long. A [check](check) predicts what workloads do, and measures it; none of them is
 //! fitted to.
 
 mod check;
+pub mod faults;
 mod fit;
 pub mod hardware;
 mod prefault;
@@ -22,8 +23,9 @@ use crate::report::{self, Style, table};
 use crate::scale::subject;
 use crate::settings::{Settings, ahead_of_policies};
 use faultless_virtual::Profile;
+use faults::Faults;
 use fit::{Fitted, STEPS};
-use hardware::{Effort, Faults};
+use hardware::Effort;
 use serde_json::Map;
 use std::io::Write;
 use std::path::Path;
@@ -111,7 +113,7 @@ fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
         progress.advance(1);
     }
     progress.begin("page faults of the host");
-    let faults = hardware::host_faults(effort)?;
+    let faults = faults::host_faults(effort)?;
     progress.advance(1);
 
     let machine = probe::machine()?;

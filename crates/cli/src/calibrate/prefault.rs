@@ -4,7 +4,7 @@
 //! stay unused, their share of the zeroing of a page and of instructions. Zeroing of pages that are used is the same with every order, and left out.
 //! The default of `prefault_max_order` follows from this (ARCHITECTURE, 'The default order').
 
-use super::hardware::Faults;
+use super::faults::Faults;
 use crate::error::CliError;
 use crate::report::{Style, table};
 use faultless_virtual::Profile;

@@ -1,6 +1,7 @@
 //! The machine on which is measured, and how much it disturbs measurements.
 
-use crate::calibrate::hardware::{Effort, Faults, host_faults};
+use crate::calibrate::faults::{Faults, host_faults};
+use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
 use crate::report::columns::Report;
 use crate::report::filled;

@@ -115,7 +115,8 @@ impl Source {
         Self::new(recording.name.to_owned(), trace)
     }
 
-    fn new(name: String, trace: Trace) -> Result<Self, CliError> {
+    /// Of `trace`, under a name.
+    pub fn new(name: String, trace: Trace) -> Result<Self, CliError> {
         let plan =
             Plan::new(&trace).map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
         Ok(Self { name, trace, plan })

@@ -1,0 +1,252 @@
+//! What a page costs on this host: measured in rounds, of which the median counts, so that other load changes it as it changes the
+//! programs that run at the same time.
+
+use super::sysfs::{Loan, Mode, Sizes, size_file};
+use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life};
+use crate::calibrate::hardware::{self, COLD, Effort};
+use crate::error::CliError;
+use faultless_trace::anticipate::folio::LARGEST;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// Rounds of the figures that the quietest round tells.
+const QUIET: Effort = Effort { rounds: 7 };
+/// Where a first touch takes longer than this in a virtual machine, in nanoseconds, the host shadows its page tables, or does other work at
+/// each fault: the same touch takes 400 to 900 ns on hardware.
+const SHADOWED: f64 = 1_200.0;
+/// A folio costs this much more than its pages' zeroing, in faults on single pages: measured on Linux 6.18 for sizes from 16 KiB to 2 MiB.
+const FOLIO: f64 = 1.5;
+
+/// Where the kernel tells from which order on it reports free memory to a host, which takes it back.
+const REPORTING: &str = "/sys/module/page_reporting/parameters/page_reporting_order";
+/// Until memory that was freed has been reported: the kernel waits two seconds, and reports some of it at a time. A folio of the largest
+/// size then costs several times what one does that was in use just now. That is what a program finds that begins some time after the last.
+pub const REPORTED: Duration = Duration::from_millis(3_500);
+/// Rounds of the largest folio that are worth waiting for.
+const WAITED: usize = 3;
+
+/// What has been measured so far.
+#[derive(Debug)]
+pub struct Meter {
+    quiet: Faults,
+    zeroing: f64,
+    copying: f64,
+    single: Vec<f64>,
+    populated: Vec<f64>,
+    folios: [Vec<f64>; LARGEST as usize + 1],
+    /// Of the largest size, from memory that the host has taken back.
+    fresh: Vec<f64>,
+    /// The orders that can be measured: those with a setting.
+    orders: Vec<u8>,
+    /// Whether settings may be changed to measure.
+    consent: bool,
+    /// Whether the host takes free memory back.
+    reporting: bool,
+}
+
+/// Nanoseconds on this host.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    /// The parts of a fault, in a tight loop.
+    pub quiet: Faults,
+    /// Zeroing a page that is in no cache; copying one.
+    pub zeroing: f64,
+    /// See `zeroing`.
+    pub copying: f64,
+    /// What a zeroed page costs a program in all: its fault, cold caches, its unmapping.
+    pub page: f64,
+    /// The same of a page that was populated with others by a call.
+    pub populated: f64,
+    folios: [Option<f64>; LARGEST as usize + 1],
+    /// A page in a folio of the largest size, from memory that the host has taken back, if it does that.
+    fresh: Option<f64>,
+    /// Whether this is a virtual machine.
+    pub virtual_machine: bool,
+}
+
+impl Meter {
+    /// Begins to measure. With `consent`, sizes of folios that are off are turned on for programs that ask for them, while they are measured.
+    pub fn new(consent: bool) -> Result<Self, CliError> {
+        let sizes = Sizes::read();
+        let orders = sizes.sizes.iter().map(|(order, _)| *order);
+        let usable = |order: &u8| consent || sizes.mode(*order) != Mode::Never;
+        let mut orders: Vec<u8> = orders.filter(usable).collect();
+        if sizes.sizes.is_empty() && sizes.mode(LARGEST) != Mode::Never {
+            orders.push(LARGEST);
+        }
+        Ok(Self {
+            quiet: host_faults(QUIET)?,
+            zeroing: hardware::zero(QUIET, COLD),
+            copying: hardware::copy(QUIET, COLD),
+            single: Vec::new(),
+            populated: Vec::new(),
+            folios: Default::default(),
+            fresh: Vec::new(),
+            orders,
+            consent,
+            reporting: reporting(),
+        })
+    }
+
+    /// One more round.
+    pub fn round(&mut self) -> Result<(), CliError> {
+        self.single.extend(life(Way::Single)?);
+        self.populated.extend(life(Way::Populated)?);
+        for order in self.orders.clone() {
+            let off = Sizes::read().mode(order) == Mode::Never;
+            let file = size_file(order);
+            let _loan = match off && self.consent {
+                true => Some(Loan::take(&[(file, "madvise")])?),
+                false => None,
+            };
+            if order == LARGEST && self.reporting && self.fresh.len() < WAITED {
+                thread::sleep(REPORTED);
+                self.fresh.extend(fresh_huge()?);
+            }
+            self.folios[usize::from(order)].extend(life(Way::Folios(order))?);
+        }
+        Ok(())
+    }
+
+    /// What it comes to so far, after one round at least.
+    pub fn costs(&self) -> Costs {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+        Costs {
+            quiet: self.quiet,
+            zeroing: self.zeroing,
+            copying: self.copying,
+            page: median(&self.single).unwrap_or(self.quiet.touch),
+            populated: median(&self.populated).unwrap_or(self.quiet.populate),
+            folios: self.folios.each_ref().map(|rounds| median(rounds)),
+            // The processor's bit for it (cpuid leaf 1).
+            virtual_machine: flags
+                .is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor")),
+            // Some of the memory may have been in use just now: the most expensive round had the least of it.
+            fresh: self.fresh.iter().copied().reduce(f64::max),
+        }
+    }
+}
+
+impl Costs {
+    /// A folio of `order` in all, and whether that was measured. It is computed where its size is off: its pages cost what those of
+    /// the largest size do, or their zeroing, and the folio one and a half times what a fault costs beyond that.
+    pub fn folio(&self, order: u8) -> (f64, bool) {
+        let pages = f64::from(1u32 << order);
+        let fresh = self.fresh.filter(|_| order == LARGEST);
+        if let Some(page) = fresh.or(self.folios[usize::from(order)]) {
+            return (page * pages, true);
+        }
+        let each = self.folios[usize::from(LARGEST)].unwrap_or(self.zeroing).clamp(0.0, self.page);
+        (FOLIO * (self.page - each) + each * pages, false)
+    }
+
+    /// If the host takes free memory back, so that folios of the largest size are expensive.
+    pub fn reporting(&self) -> bool {
+        self.fresh.is_some()
+    }
+
+    /// The same where all memory was in use just now, and the host has not taken it back.
+    pub fn in_used_memory(&self) -> Self {
+        Self { fresh: None, ..self.clone() }
+    }
+
+    /// A fault that zeroes nothing: on a file, or of the zero page.
+    pub fn unzeroed(&self) -> f64 {
+        (self.page - self.zeroing).max(self.quiet.exception())
+    }
+
+    /// A fault that copies a page.
+    pub fn copied(&self) -> f64 {
+        self.unzeroed() + self.copying
+    }
+
+    /// The kernel's own path of a fault, in a tight loop.
+    pub fn path(&self) -> f64 {
+        (self.quiet.populate - self.zeroing).max(0.0)
+    }
+
+    /// Whether faults cost several times what they do on hardware.
+    pub fn shadowed(&self) -> bool {
+        self.virtual_machine && self.quiet.touch > SHADOWED
+    }
+}
+
+/// Whether the kernel reports free memory to a host.
+fn reporting() -> bool {
+    Path::new(REPORTING).exists()
+        && fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").is_ok_and(|dir| {
+            dir.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("virtio"))
+        })
+}
+
+/// The median; none of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = (sorted.len().checked_sub(1)? / 2, sorted.len() / 2);
+    Some((sorted[low] + sorted[high]) / 2.0)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A host of round figures.
+    pub fn costs() -> Costs {
+        let mut folios = [None; LARGEST as usize + 1];
+        folios[4] = Some(500.0);
+        folios[9] = Some(300.0);
+        Costs {
+            quiet: Faults { touch: 1500.0, populate: 1000.0, call: 100.0 },
+            zeroing: 200.0,
+            copying: 400.0,
+            page: 2300.0,
+            populated: 1300.0,
+            folios,
+            virtual_machine: true,
+            fresh: None,
+        }
+    }
+
+    /// Nanoseconds of a page in a huge folio from memory that the host has taken back.
+    pub const TAKEN: f64 = 5000.0;
+
+    /// A host that takes free memory back.
+    pub fn taken(costs: &Costs) -> Costs {
+        Costs { fresh: Some(TAKEN), ..costs.clone() }
+    }
+
+    #[test]
+    fn folios_are_measured_or_computed() {
+        let costs = costs();
+        assert_eq!(costs.folio(4), (8000.0, true));
+        // 1.5 * (2300 - 300) + 300 * 8.
+        assert_eq!(costs.folio(3), (5400.0, false));
+        assert!(costs.shadowed() && !costs.reporting());
+        let taken = taken(&costs);
+        assert_eq!((taken.folio(9), taken.folio(4)), ((2_560_000.0, true), (8000.0, true)));
+        assert_eq!(taken.in_used_memory().folio(9), (153_600.0, true));
+        assert_eq!((costs.unzeroed(), costs.copied(), costs.path()), (2100.0, 2500.0, 800.0));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
+    }
+
+    /// Whatever this host's settings are.
+    #[test]
+    fn a_round_measures_this_host() {
+        let mut meter = Meter::new(false).expect("memory");
+        meter.round().expect("memory");
+        let costs = meter.costs();
+        assert!(costs.page > 100.0 && costs.page < 1e6, "{costs:?}");
+        assert!(costs.folio(4).0 > costs.page, "{costs:?}");
+        assert!(costs.folio(9).0 > costs.folio(2).0, "{costs:?}");
+    }
+}

@@ -1,0 +1,414 @@
+//! What can be done on today's Linux, and what each would save: counts of a recording, multiplied by what this host takes.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::sysfs::{Mode, THP, kib, size_file};
+use crate::host;
+use crate::report::number::plural;
+use faultless::PAGE_SIZE;
+use faultless_trace::anticipate::folio::{Folios, LARGEST};
+use faultless_trace::census::Census;
+use std::path::{Path, PathBuf};
+
+/// The share of a mapping's pages that must be used for populating it.
+const MOSTLY: f64 = 0.9;
+/// Pages of a mapping below which populating it is not worth a line.
+const FEW: u64 = 256;
+/// A threshold that no program comes to: freed memory is never given back.
+const NEVER: &str = "1099511627776";
+
+/// What puts an item into force for one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Apply {
+    /// Environment variables.
+    Environment(Vec<(&'static str, String)>),
+    /// A setting of the whole system.
+    Sysfs(PathBuf, &'static str),
+    /// `prctl(PR_SET_THP_DISABLE)`.
+    WithoutThp,
+    /// Large blocks and mappings are populated, from so many bytes, by the preloaded library.
+    Populate(u64),
+    /// Nothing that a run can be given.
+    Nothing,
+}
+
+/// One thing that can be done.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// What it is, as rows are named.
+    pub name: String,
+    /// What to do, in words or as a command.
+    pub action: String,
+    /// Nanoseconds of processor time saved; negative where it costs. Where the host takes free memory back: if it has.
+    pub saving: f64,
+    /// The same if it has not: folios of the largest size are cheaper then. [`predict`] fills it in.
+    pub at_best: f64,
+    /// Bytes that would be resident and unused, at the worst moment.
+    pub unused: u64,
+    /// What applies it.
+    pub apply: Apply,
+    /// Whether it maps folios of the largest size.
+    pub huge: bool,
+    /// Of what the prediction does not tell, or what others met.
+    pub remarks: Vec<&'static str>,
+}
+
+/// Nanoseconds that the faults of a run take, as the host is set now.
+pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
+    let Census { zero_page, copies, file, .. } = findings.census;
+    let anonymous =
+        folio_time(&findings.now, costs) - zero_page as f64 * (costs.page - costs.unzeroed());
+    anonymous + file as f64 * costs.unzeroed() + copies as f64 * costs.copied()
+}
+
+/// Nanoseconds of all faults on anonymous memory, each on a page or a folio.
+fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
+    let time = |(order, count): (u8, &u64)| match order {
+        0 => *count as f64 * costs.page,
+        order => *count as f64 * costs.folio(order).0,
+    };
+    (0..).zip(&folios.mapped).map(time).sum()
+}
+
+impl Item {
+    /// Whether it saves or costs depends on whether the host has taken memory back.
+    pub fn depends(&self) -> bool {
+        (self.saving < 0.0) != (self.at_best < 0.0)
+    }
+}
+
+/// All items that apply to the program, the largest saving first.
+pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let at_best = all(findings, &costs.in_used_memory());
+    let mut items = all(findings, costs);
+    for (item, best) in items.iter_mut().zip(at_best) {
+        item.at_best = best.saving;
+    }
+    items.sort_by(|one, other| other.saving.total_cmp(&one.saving));
+    items
+}
+
+fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let mut items = Vec::new();
+    items.extend(sizes(findings, costs));
+    items.extend(without_thp(findings, costs));
+    items.extend(malloc_huge(findings, costs));
+    items.extend(keep(findings, costs));
+    items.extend(populate(findings, costs));
+    items.extend(runtime(findings, costs));
+    items.extend(text(findings, costs));
+    items
+}
+
+/// What no setting of Linux gives: that the kernel maps pages before they are touched.
+pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let effect = findings.prefault.as_ref()?;
+    let (saved, unused) = (effect.saved as f64, effect.unused() as f64);
+    let saving = saved * (costs.page - costs.populated) - unused * costs.populated;
+    Some(Item {
+        name: "prefault by the kernel".into(),
+        action: format!(
+            "no setting gives it: windows of up to 32 pages would spare {} faults",
+            effect.saved
+        ),
+        saving,
+        at_best: saving,
+        unused: effect.unused() * PAGE_SIZE,
+        apply: Apply::Nothing,
+        huge: false,
+        remarks: Vec::new(),
+    })
+}
+
+/// Folios of one more size for all memory.
+fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let now = folio_time(&findings.now, costs);
+    let item = |(order, with): &(u8, Folios)| {
+        let known = findings.sizes.sizes.iter().any(|(size, _)| size == order);
+        let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
+        let mut remarks = Vec::new();
+        if !costs.folio(*order).1 {
+            remarks.push("the cost of a folio is computed: --sysfs permits to measure it");
+        }
+        if *order == LARGEST {
+            remarks.push("THP can cost small heaps 40 % memory, and compaction stalls");
+            if costs.reporting() {
+                remarks.push("the host takes free memory back, from 2 MiB on: such a page is expensive to get again");
+            }
+        }
+        let name = if *order == LARGEST {
+            "THP always".into()
+        } else {
+            format!("mTHP {} kB", kib(*order))
+        };
+        Item {
+            name,
+            action: format!("echo always > {}", file.display()),
+            saving: now - folio_time(with, costs),
+            unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
+                * PAGE_SIZE,
+            apply: Apply::Sysfs(file, "always"),
+            huge: *order == LARGEST,
+            at_best: 0.0,
+            remarks,
+        }
+    };
+    findings.with.iter().map(item).collect()
+}
+
+/// No huge pages for this program, where all programs have them.
+fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let always = !findings.sizes.always().is_empty();
+    always.then(|| Item {
+        name: "no THP".into(),
+        action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
+        saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
+        unused: 0,
+        apply: Apply::WithoutThp,
+        huge: false,
+        at_best: 0.0,
+        remarks: Vec::new(),
+    })
+}
+
+/// glibc's `malloc` asks for huge pages.
+fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
+    // Where all memory gets them there is no need to ask.
+    let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
+    let [off, on] = &findings.malloc_huge;
+    (permitted && findings.program.glibc).then(|| Item {
+        name: "malloc on THP".into(),
+        action: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (glibc 2.35 or newer)".into(),
+        saving: folio_time(off, costs) - folio_time(on, costs),
+        unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
+        apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
+        huge: true,
+        at_best: 0.0,
+        remarks: vec!["THP can cost small heaps 40 % memory"],
+    })
+}
+
+/// glibc's `malloc` keeps what was freed.
+fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let kept = findings.kept;
+    let saving = kept.saved as f64 * costs.page + kept.calls as f64 * costs.quiet.call
+        - kept.copied as f64 * costs.copying;
+    let settings = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", NEVER)];
+    (findings.program.glibc && kept.saved + kept.calls > 0).then(|| Item {
+        name: "malloc keeps memory".into(),
+        action: settings.map(|(name, value)| format!("{name}={value}")).join(" "),
+        saving,
+        unused: kept.peak_free * PAGE_SIZE,
+        apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
+        huge: false,
+        at_best: 0.0,
+        remarks: Vec::new(),
+    })
+}
+
+/// Large mappings that are used nearly whole are populated when they are made.
+fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let mut groups = findings.census.mappings.clone();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.len));
+    let (mut touched, mut pages, mut count, mut unused) = (0, 0, 0, 0);
+    let mut best: Option<Item> = None;
+    for group in groups {
+        touched += group.touched;
+        pages += group.count * group.len / PAGE_SIZE;
+        count += group.count;
+        unused += group.unused;
+        let vain = pages.saturating_sub(touched) as f64;
+        let saving = touched as f64 * (costs.page - costs.populated) - vain * costs.populated;
+        let mostly = touched as f64 >= MOSTLY * pages as f64 && touched >= FEW;
+        if mostly && best.as_ref().is_none_or(|best| saving > best.saving) {
+            best = Some(Item {
+                name: "populate mappings".into(),
+                action: format!(
+                    "MAP_POPULATE or MADV_POPULATE_WRITE for {} of {} and more",
+                    plural(count, "mapping"),
+                    size(group.len)
+                ),
+                saving,
+                unused: unused * PAGE_SIZE,
+                // A block of malloc's lies in a mapping that is a little larger.
+                apply: if findings.program.glibc || findings.program.java {
+                    Apply::Populate(group.len - PAGE_SIZE)
+                } else {
+                    Apply::Nothing
+                },
+                huge: false,
+                at_best: 0.0,
+                remarks: Vec::new(),
+            });
+        }
+    }
+    best
+}
+
+/// Settings of Go and Java.
+fn runtime(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let mut items = Vec::new();
+    if findings.program.go && findings.census.discarded > 0 {
+        items.push(Item {
+            name: "Go frees lazily".into(),
+            action: "GODEBUG=madvdontneed=0; a larger GOGC does more, and is not predicted".into(),
+            saving: findings.census.discarded as f64 * costs.page,
+            unused: 0,
+            apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
+            huge: false,
+            at_best: 0.0,
+            remarks: vec!["freed memory counts as resident until the kernel needs it"],
+        });
+    }
+    let huge = findings.with.iter().find(|(order, _)| *order == LARGEST);
+    if let Some((_, with)) =
+        huge.filter(|_| findings.program.java && findings.sizes.mode(LARGEST) == Mode::Madvise)
+    {
+        items.push(Item {
+            name: "Java heap on THP".into(),
+            action: "-XX:+UseTransparentHugePages; with -XX:+AlwaysPreTouch only if the heap (-Xms) is used whole".into(),
+            saving: folio_time(&findings.now, costs) - folio_time(with, costs),
+            unused: with.outcome.peak_untouched * PAGE_SIZE,
+            apply: Apply::Environment(vec![("JAVA_TOOL_OPTIONS", "-XX:+UseTransparentHugePages".into())]),
+            huge: true,
+            at_best: 0.0,
+            remarks: vec!["AlwaysPreTouch without THP makes start-up slower (24 GB: 0.27 to 0.33 s)"],
+        });
+    }
+    items
+}
+
+/// The program's code in pages of 2 MiB.
+fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let Census { text, text_pages, .. } = findings.census;
+    let left = text_pages.div_ceil(1 << LARGEST);
+    (text > left).then(|| Item {
+        name: "text on huge pages".into(),
+        action: "MADV_COLLAPSE, or code remapped to anonymous memory by the program".into(),
+        saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
+        unused: 0,
+        apply: Apply::Nothing,
+        huge: false,
+        at_best: 0.0,
+        remarks: vec!["fewer iTLB misses are not counted; Go gave MADV_COLLAPSE up after stalls; READ_ONLY_THP_FOR_FS is mostly off"],
+    })
+}
+
+/// Bytes for people, also few.
+pub fn size(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { host::size(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::{TAKEN, costs, taken};
+    use super::super::program::Program;
+    use super::super::sysfs::Sizes;
+    use super::*;
+    use crate::replay::source::{Input, open};
+    use faultless_trace::census::Mappings;
+
+    fn findings(name: &str, sizes: Sizes) -> Findings {
+        let Ok(Input::Recording(source)) = open(Path::new(name)) else {
+            panic!("{name} is bundled")
+        };
+        let program = Program { glibc: true, ..Program::default() };
+        Findings::of(&source, program, sizes).expect("it holds together")
+    }
+
+    fn sizes(mode: Mode) -> Sizes {
+        Sizes { all: Some(mode), sizes: vec![(4, Mode::Never), (LARGEST, mode)] }
+    }
+
+    fn find<'a>(items: &'a [Item], name: &str) -> &'a Item {
+        items
+            .iter()
+            .find(|item| item.name == name)
+            .unwrap_or_else(|| panic!("no {name} in {items:?}"))
+    }
+
+    #[test]
+    fn folios_save_what_the_faults_that_they_spare_cost() {
+        let findings = findings("python", sizes(Mode::Madvise));
+        let costs = costs();
+        let items = predict(&findings, &costs);
+        let got = find(&items, "mTHP 64 kB");
+        let (_, with) = &findings.with[0];
+        let spared = (findings.now.outcome.faults - with.mapped[0]) as f64;
+        let want = spared * 2300.0 - with.mapped[4] as f64 * 8000.0;
+        assert!((got.saving - want).abs() < 1.0 && want > 0.0, "{} is not {want}", got.saving);
+        assert_eq!(got.unused, with.outcome.peak_untouched * PAGE_SIZE);
+        assert!(got.saving < spent(&findings, &costs));
+        assert_eq!(got.apply, Apply::Sysfs(size_file(4), "always"));
+        assert!(items.is_sorted_by(|one, other| one.saving >= other.saving));
+        assert!(items.iter().all(|item| item.name != "no THP"));
+        assert!(items.iter().all(|item| item.saving == item.at_best && !item.depends()));
+    }
+
+    #[test]
+    fn memory_that_the_host_has_taken_back_makes_huge_folios_expensive() {
+        let findings = findings("gcc", sizes(Mode::Madvise));
+        let costs = taken(&costs());
+        let items = predict(&findings, &costs);
+        let got = find(&items, "THP always");
+        let folios = findings.with[1].1.mapped[usize::from(LARGEST)] as f64;
+        let more = folios * 512.0 * (TAKEN - 300.0);
+        assert!(folios > 0.0 && (got.at_best - got.saving - more).abs() < 1.0, "{got:?}");
+        assert!(got.saving < 0.0 && got.at_best > 0.0 && got.depends(), "{got:?}");
+        let small = find(&items, "mTHP 64 kB");
+        assert!(small.saving == small.at_best && !small.depends(), "{small:?}");
+    }
+
+    #[test]
+    fn expensive_folios_cost_and_then_no_thp_saves() {
+        let findings = findings("redis", sizes(Mode::Always));
+        let items = predict(&findings, &costs());
+        let got = find(&items, "no THP");
+        let huge = findings.now.mapped[usize::from(LARGEST)] as f64;
+        assert!(huge > 0.0);
+        let more = (findings.without.mapped[0] - findings.now.mapped[0]) as f64;
+        let want = huge * 300.0 * 512.0 - more * 2300.0;
+        assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
+    }
+
+    #[test]
+    fn only_what_applies_is_said() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.program = Program { go: true, ..Program::default() };
+        findings.census.discarded = 1000;
+        let items = predict(&findings, &costs());
+        assert_eq!(find(&items, "Go frees lazily").saving, 2.3e6);
+        let others = ["malloc on THP", "malloc keeps memory", "Java heap on THP"];
+        assert!(items.iter().all(|item| !others.contains(&&*item.name)), "{items:?}");
+        findings.sizes = sizes(Mode::Never);
+        findings.program = Program { glibc: true, java: true, go: false };
+        let items = predict(&findings, &costs());
+        assert!(items.iter().all(|item| item.name != "malloc on THP"), "it needs madvise");
+        assert!(items.iter().all(|item| item.name != "Java heap on THP"), "it needs madvise");
+    }
+
+    #[test]
+    fn mappings_are_populated_down_to_a_size_at_which_they_are_used() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        let mappings =
+            |mib: u64, count, touched, unused| Mappings { len: mib << 20, count, touched, unused };
+        findings.census.mappings =
+            vec![mappings(1, 10, 100, 2460), mappings(8, 2, 4000, 96), mappings(4, 1, 1000, 24)];
+        let got = populate(&findings, &costs()).expect("two sizes are used");
+        // 5000 pages are populated and used, 120 populated in vain.
+        assert_eq!(got.saving, 5000.0 * 1000.0 - 120.0 * 1300.0);
+        assert_eq!((got.apply, got.unused), (Apply::Populate((4 << 20) - 4096), 120 * PAGE_SIZE));
+        findings.census.mappings = vec![mappings(1, 10, 100, 2460)];
+        assert!(populate(&findings, &costs()).is_none());
+    }
+
+    #[test]
+    fn prefault_saves_the_difference_to_a_populated_page() {
+        let findings = findings("gcc", sizes(Mode::Madvise));
+        let got = prefault(&findings, &costs()).expect("it was replayed");
+        let effect = findings.prefault.expect("it was replayed");
+        let want = effect.saved as f64 * 1000.0 - effect.unused() as f64 * 1300.0;
+        assert_eq!(got.saving, want);
+        assert!(want > 0.0 && got.apply == Apply::Nothing);
+    }
+}

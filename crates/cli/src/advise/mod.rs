@@ -1,0 +1,124 @@
+//! `faultless advise`: what a program's page faults cost on this host, and what today's Linux can do about it.
+//!
+//! The program is [recorded](crate::record) once, and run once without a recorder; the recording tells what each setting would do
+//! ([`findings`]), this host what that costs ([`costs`]), and their product is the advice ([`items`]). With `--try` what can be applied to one run
+//! is ([`once`]), and what was predicted stands beside what is measured ([`trial`]).
+
+mod costs;
+mod findings;
+mod items;
+mod once;
+mod preload;
+mod print;
+mod program;
+mod sysfs;
+mod trial;
+
+use crate::args::AdviseArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::output::{FOR_OWNER, Replacing};
+use crate::record::{self, exit_code};
+use crate::replay::source::{self, Input, Source};
+use crate::report::json::Json;
+use crate::report::{self, say};
+use costs::Meter;
+use faultless_trace::record::{RecordError, Signals, find_program};
+use findings::Findings;
+use items::Apply;
+use once::once;
+use print::Answer;
+use program::Program;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitCode, ExitStatus};
+use sysfs::Sizes;
+
+/// Rounds in which costs are measured before anything is predicted.
+const ROUNDS: usize = 7;
+
+/// Records or reads, counts, measures, and tells; ends as the program did.
+pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
+    let inputs: Vec<&Path> = args.recording.iter().map(|file| file.as_path()).collect();
+    let name = args.program.first().map(OsString::as_os_str);
+    let found = name.map(|name| {
+        find_program(name).map_err(|error| {
+            CliError::Usage(RecordError::Run(name.display().to_string(), error).to_string())
+        })
+    });
+    let found = found.transpose()?;
+    let inputs: Vec<&Path> = inputs.into_iter().chain(found.as_deref()).collect();
+    let mut json = Json::open(&args.json, &inputs)?;
+    let (source, status) = match &args.recording {
+        Some(file) => {
+            interrupt::install();
+            match source::open(file)? {
+                Input::Recording(source) => (*source, None),
+                Input::Addresses(name, _) => {
+                    let why = "a trace of addresses has no faults; give a recording of `faultless record`";
+                    return Err(CliError::Usage(format!("{name}: {why}")));
+                }
+            }
+        }
+        None => {
+            let (source, status) = recorded(args)?;
+            interrupt::install();
+            (source, Some(status))
+        }
+    };
+    let code = status.map_or(ExitCode::SUCCESS, exit_code);
+    if let Some(signal) = status.and_then(|status| status.signal()) {
+        say!("faultless: the program ended with signal {signal}; nothing is predicted for it");
+        return Ok(code);
+    }
+    let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
+    let program = Program::of(name, &source.trace);
+    let findings = Findings::of(&source, program, Sizes::read())?;
+    let mut meter = Meter::new(args.sysfs)?;
+    let mut plain = None;
+    for _ in 0..ROUNDS {
+        if interrupt::requested() {
+            return Ok(code);
+        }
+        meter.round()?;
+        // In the midst of the rounds, so that both meet the same load.
+        if plain.is_none() && status.is_some() {
+            plain = once(&args.program, &Apply::Nothing)?;
+        }
+    }
+    let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
+    let (mut out, style) = report::output(&args.json);
+    let context = answer.context(&source, args);
+    answer.print(&mut *out, style)?;
+    answer.json(&mut json, &context)?;
+    if args.trial {
+        trial::run(
+            args,
+            &findings,
+            &mut meter,
+            &answer,
+            (&mut *out, style),
+            (&mut json, &context),
+        )?;
+    }
+    json.complete()?;
+    Ok(code)
+}
+
+/// Records the program, whose input and output are its own.
+fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus), CliError> {
+    // What is sent to us is the program's.
+    let _signals = Signals::hold();
+    let setup = record::setup(args.lesser)?;
+    let place = std::env::temp_dir().join("faultless-advise");
+    let data = Replacing::new(&place)?.temporary(FOR_OWNER)?;
+    let warn = |note: &str| say!("faultless: {note}");
+    let recorded = setup.record(data.path(), &args.program, warn);
+    let recorded = recorded.map_err(|error| CliError::Failed(error.to_string()))?;
+    for note in &recorded.notes {
+        say!("faultless: {note}");
+    }
+    let name = recorded.trace.header.program.clone();
+    Ok((Source::new(name, recorded.trace)?, recorded.status))
+}

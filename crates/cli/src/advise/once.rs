@@ -1,0 +1,135 @@
+//! One run of the program without a recorder, and what it took.
+
+use super::items::Apply;
+use super::preload::Preload;
+use super::sysfs::Loan;
+use crate::error::CliError;
+use crate::interrupt;
+use nix::sys::prctl::set_thp_disable;
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::time::TimeValLike;
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+/// What a run took, with all processes that it waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Seconds.
+    pub wall: f64,
+    /// Seconds of processor time, the program's and the kernel's.
+    pub processor: f64,
+    /// The kernel's part.
+    pub system: f64,
+    /// Faults that needed no disk.
+    pub faults: u64,
+    /// How it ended.
+    pub status: ExitStatus,
+}
+
+/// Runs `command` with `applied` in force. It reads nothing, and what it prints is dropped. `None` where the user interrupted it.
+pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliError> {
+    let (name, args) = command.split_first().ok_or_else(|| CliError::Usage("no program".into()))?;
+    let failed = |error| CliError::failed(name.display(), error);
+    let mut program = Command::new(name);
+    program.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let (mut _loan, mut _library) = (None, None);
+    match applied {
+        Apply::Nothing => {}
+        Apply::Environment(variables) => {
+            let joined = |name: &str, value: &str| joined(name, value, std::env::var_os(name));
+            program.envs(variables.iter().map(|(name, value)| (*name, joined(name, value))));
+        }
+        Apply::Sysfs(file, value) => _loan = Some(Loan::take(&[(file.clone(), *value)])?),
+        Apply::WithoutThp => {
+            // SAFETY: between fork and exec one async-signal-safe call is made, prctl.
+            unsafe { program.pre_exec(|| set_thp_disable(true).map_err(std::io::Error::from)) };
+        }
+        Apply::Populate(bytes) => {
+            let library = Preload::new()?;
+            program.envs(library.environment(*bytes));
+            _library = Some(library);
+        }
+    }
+    let children = || getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| failed(error.into()));
+    let before = children()?;
+    let begin = Instant::now();
+    let mut child = program.spawn().map_err(failed)?;
+    let pid = i32::try_from(child.id()).map(Pid::from_raw);
+    let guard = interrupt::on_request(move || {
+        // From the keyboard it comes to the program, too.
+        _ = pid.map(|pid| kill(pid, Signal::SIGTERM));
+    });
+    let status = child.wait().map_err(failed)?;
+    let wall = begin.elapsed().as_secs_f64();
+    drop(guard);
+    let after = children()?;
+    if interrupt::requested() {
+        return Ok(None);
+    }
+    let seconds = |time: fn(&Usage) -> nix::sys::time::TimeVal| {
+        (time(&after).num_microseconds() - time(&before).num_microseconds()) as f64 / 1e6
+    };
+    let (user, system) = (seconds(Usage::user_time), seconds(Usage::system_time));
+    let faults = (after.minor_page_faults() - before.minor_page_faults()).cast_unsigned();
+    Ok(Some(Run { wall, processor: user + system, system, faults, status }))
+}
+
+/// `value` for the variable `name`, which had the value `before`: both take effect where it is a list.
+fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
+    let separator = match name {
+        "GLIBC_TUNABLES" => ":",
+        "GODEBUG" => ",",
+        "JAVA_TOOL_OPTIONS" => " ",
+        _ => return value.into(),
+    };
+    let Some(mut all) = before.filter(|before| !before.is_empty()) else { return value.into() };
+    all.push(separator);
+    all.push(value);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(command: &[&str], applied: &Apply) -> u64 {
+        let command: Vec<_> = command.iter().map(OsString::from).collect();
+        let run = once(&command, applied).expect("it runs").expect("nobody interrupts it");
+        assert!(run.status.success(), "{command:?}: {}", run.status);
+        run.faults
+    }
+
+    /// `dd` allocates a block of 64 MiB, and touches nothing of it as there is nothing to copy.
+    #[test]
+    fn large_blocks_are_populated() {
+        let dd = ["dd", "if=/dev/null", "of=/dev/null", "bs=64M"];
+        let populated = |bytes| faults(&dd, &Apply::Populate(bytes));
+        assert!(populated(64 << 20) > 16_384, "its pages count as faults");
+        assert!(populated(65 << 20) < 8_192, "it is smaller than that");
+        assert!(faults(&dd, &Apply::Nothing) < 8_192);
+    }
+
+    #[test]
+    fn what_is_applied_reaches_the_program() {
+        let variable = Apply::Environment(vec![("MALLOC_MMAP_MAX_", "0".into())]);
+        faults(&["sh", "-c", "test \"$MALLOC_MMAP_MAX_\" = 0"], &variable);
+        faults(&["sh", "-c", "test -z \"$MALLOC_MMAP_MAX_\""], &Apply::Nothing);
+        faults(&["sh", "-c", "grep -q 'THP_enabled:.0' /proc/self/status"], &Apply::WithoutThp);
+        let failed =
+            once(&["/no/such/program".into()], &Apply::Nothing).expect_err("there is none");
+        assert!(failed.to_string().starts_with("/no/such/program: "), "{failed}");
+    }
+
+    #[test]
+    fn a_list_that_the_user_has_set_stays() {
+        let before = Some("glibc.malloc.check=1".into());
+        let both = "glibc.malloc.check=1:glibc.malloc.hugetlb=1";
+        assert_eq!(joined("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", before), both);
+        assert_eq!(joined("GODEBUG", "madvdontneed=0", Some("".into())), "madvdontneed=0");
+        assert_eq!(joined("MALLOC_MMAP_MAX_", "0", Some("7".into())), "0");
+    }
+}

@@ -1,0 +1,291 @@
+//! The answer on one screen, and as JSON.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::items::{Item, predict, prefault, size, spent};
+use super::once::Run;
+use crate::args::AdviseArgs;
+use crate::error::CliError;
+use crate::replay::source::Source;
+use crate::report::json::{Context, Json, Number};
+use crate::report::number::grouped;
+use crate::report::{Style, table};
+use faultless_trace::Trace;
+use faultless_workload::{Linux, System};
+use serde_json::Map;
+use std::io::Write;
+
+/// The share of a run below which a saving is not worth a row: other load makes more of a difference.
+pub const WORTH: f64 = 0.01;
+
+/// What is told of a program.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    findings: &'a Findings,
+    costs: Costs,
+    plain: Option<Run>,
+    /// Seconds of the run: processor time, or of a recording the time from its first event to its last.
+    seconds: f64,
+    /// What can be done, the largest saving first.
+    pub items: Vec<Item>,
+    prefault: Option<Item>,
+}
+
+impl<'a> Answer<'a> {
+    /// From counts, costs and the run without a recorder, if there was one.
+    pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &Trace) -> Self {
+        let recorded = trace.events.last().map_or(0, |event| event.time_us);
+        let seconds = plain.map_or(recorded as f64 / 1e6, |run| run.processor);
+        let items = predict(findings, &costs);
+        let prefault = prefault(findings, &costs);
+        Self { findings, costs, plain, seconds, items, prefault }
+    }
+
+    /// Of a saving: the share of the run, from 0 to 1.
+    pub fn share(&self, nanoseconds: f64) -> f64 {
+        nanoseconds / 1e9 / self.seconds.max(1e-9)
+    }
+
+    /// The items with a row each: of the sizes of mTHP the best alone.
+    pub fn shown(&self) -> Vec<&Item> {
+        let mut sizes = 0;
+        let first_size = |item: &&Item| {
+            sizes += usize::from(is_size(item));
+            !is_size(item) || sizes == 1
+        };
+        self.items.iter().filter(first_size).collect()
+    }
+
+    /// Prints it.
+    pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
+        self.print_faults(out)?;
+        let (worth, rest): (Vec<_>, Vec<_>) =
+            self.shown().into_iter().partition(|item| self.share(item.saving) >= WORTH);
+        if worth.is_empty() {
+            writeln!(
+                out,
+                "\n No setting of today's Linux is predicted to save {:.0} % of the run.",
+                100.0 * WORTH
+            )?;
+        } else {
+            let head =
+                ["on today's Linux", "saves", "of the run", "unused memory"].map(str::to_owned);
+            let mut rows = table::numbers(&head, style);
+            for item in worth.iter().copied().chain(&self.prefault) {
+                table::row(&mut rows, self.cells(item));
+            }
+            writeln!(out, "\n{rows}\n")?;
+            for item in worth.iter().copied().chain(&self.prefault) {
+                writeln!(out, " {}: {}", item.name, item.action)?;
+                for remark in &item.remarks {
+                    writeln!(out, "   note: {remark}")?;
+                }
+            }
+        }
+        let sizes: Vec<_> = self.items.iter().filter(|item| is_size(item)).collect();
+        if sizes.len() > 1 {
+            let told = |item: &&Item| {
+                format!(
+                    "{} {:.3} s ({})",
+                    item.name.replace("mTHP ", ""),
+                    item.saving / 1e9,
+                    size(item.unused)
+                )
+            };
+            writeln!(
+                out,
+                " other sizes of mTHP: {}",
+                sizes[1..].iter().map(told).collect::<Vec<_>>().join(", ")
+            )?;
+        }
+        let (costly, little): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|item| self.share(item.saving) <= -WORTH);
+        for item in costly {
+            if item.depends() {
+                writeln!(
+                    out,
+                    " depends: {} costs {:.3} s, and saves {:.3} s if the host has not taken the memory back",
+                    item.name,
+                    -item.saving / 1e9,
+                    item.at_best / 1e9
+                )?;
+                continue;
+            }
+            writeln!(
+                out,
+                " do not: {} costs {:.3} s ({:.1} %)",
+                item.name,
+                -item.saving / 1e9,
+                -100.0 * self.share(item.saving)
+            )?;
+        }
+        if !little.is_empty() {
+            let names: Vec<_> = little.iter().map(|item| &*item.name).collect();
+            writeln!(
+                out,
+                " predicted to change less than {:.0} % of the run: {}",
+                100.0 * WORTH,
+                names.join(", ")
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What the faults cost now.
+    fn print_faults(&self, out: &mut dyn Write) -> Result<(), CliError> {
+        let Findings { name, census, .. } = self.findings;
+        let spent = spent(self.findings, &self.costs);
+        writeln!(
+            out,
+            "\n {name}: {:.2} s of {:.2} s ({:.0} %) are spent in {} faults;",
+            spent / 1e9,
+            self.seconds,
+            100.0 * self.share(spent),
+            grouped(census.faults())
+        )?;
+        writeln!(
+            out,
+            " {} of them are the second to eighth page of a sequence.",
+            grouped(census.in_sequence)
+        )?;
+        let mut kinds = vec![
+            (census.zeroed, "zero a page"),
+            (census.zero_page, "map the zero page"),
+            (census.copies, "copy a page or change its protection"),
+            (census.file, "map a file"),
+        ];
+        kinds.retain(|(count, _)| *count > 0);
+        let kinds: Vec<_> =
+            kinds.iter().map(|(count, what)| format!("{} {what}", grouped(*count))).collect();
+        writeln!(out, " {}.", kinds.join(", "))?;
+        let back = census.returned + census.discarded;
+        if back > 0 {
+            writeln!(
+                out,
+                " {} zero a page that the program had before, and had given back.",
+                grouped(back)
+            )?;
+        }
+        match self.plain {
+            Some(run) => writeln!(
+                out,
+                " Seconds are of processor time, of a run without the recorder: {:.2} s elapsed, {:.2} s in the kernel, {} faults.",
+                run.wall,
+                run.system,
+                grouped(run.faults)
+            )?,
+            None => writeln!(
+                out,
+                " The time of the run is that of the recording, which the recorder made longer."
+            )?,
+        }
+        let costs = &self.costs;
+        let alone = costs.quiet.touch;
+        writeln!(
+            out,
+            " A zeroed page costs {:.2} µs here: exception {:.2}, kernel path {:.2}, zeroing {:.2}; cold caches and unmapping {:.2}.",
+            costs.page / 1e3,
+            costs.quiet.exception() / 1e3,
+            costs.path() / 1e3,
+            costs.zeroing / 1e3,
+            (costs.page - alone).max(0.0) / 1e3
+        )?;
+        if costs.shadowed() {
+            writeln!(
+                out,
+                " This is a virtual machine in which a first touch takes {:.1} µs: several times what it takes on hardware. Its host may\n \
+                 shadow its page tables. On hardware savings are smaller.",
+                alone / 1e3
+            )?;
+        } else if costs.virtual_machine {
+            writeln!(
+                out,
+                " This is a virtual machine; a first touch takes {:.1} µs.",
+                alone / 1e3
+            )?;
+        }
+        Ok(())
+    }
+
+    fn cells(&self, item: &Item) -> [String; 4] {
+        [
+            item.name.clone(),
+            format!("{:.3} s", item.saving / 1e9),
+            format!("{:.1} %", 100.0 * self.share(item.saving)),
+            size(item.unused),
+        ]
+    }
+
+    /// Under what it was measured and predicted.
+    pub fn context(&self, source: &Source, args: &AdviseArgs) -> Context {
+        let command: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
+        Context {
+            machine: Linux::new().machine(),
+            workload: format!("advise:{}", source.name),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            setting: "default".into(),
+            params: Map::from_iter([
+                ("program".to_owned(), source.trace.header.program.as_str().into()),
+                ("command".to_owned(), command.join(" ").into()),
+                ("sysfs".to_owned(), args.sysfs.into()),
+            ]),
+            knobs: Map::new(),
+        }
+    }
+
+    /// Writes every figure.
+    pub fn json(&self, json: &mut Json, context: &Context) -> Result<(), CliError> {
+        let Self { findings, costs, .. } = self;
+        let times = [("seconds", self.seconds), ("fault_seconds", spent(findings, costs) / 1e9)];
+        for (metric, value) in times {
+            json.write(context, metric, "s", Number::Real(value))?;
+        }
+        for (metric, value) in [
+            ("page_ns", costs.page),
+            ("populated_page_ns", costs.populated),
+            ("exception_ns", costs.quiet.exception()),
+            ("kernel_path_ns", costs.path()),
+            ("zeroing_ns", costs.zeroing),
+            ("first_touch_ns", costs.quiet.touch),
+        ] {
+            json.write(context, metric, "ns", Number::Real(value))?;
+        }
+        let census = &findings.census;
+        for (metric, count) in [
+            ("faults", census.faults()),
+            ("faults_in_sequence", census.in_sequence),
+            ("faults_zeroed", census.zeroed),
+            ("faults_zero_page", census.zero_page),
+            ("faults_copied", census.copies),
+            ("faults_file", census.file),
+            ("faults_returned", census.returned),
+            ("faults_discarded", census.discarded),
+            ("virtual_machine", costs.virtual_machine.into()),
+            ("shadowed_page_tables", costs.shadowed().into()),
+        ] {
+            json.write(context, metric, "count", Number::Whole(count))?;
+        }
+        for item in self.items.iter().chain(&self.prefault) {
+            let context = Context { setting: item.name.clone(), ..context.clone() };
+            json.write(&context, "predicted_saving_seconds", "s", Number::Real(item.saving / 1e9))?;
+            json.write(
+                &context,
+                "predicted_saving_share",
+                "1",
+                Number::Real(self.share(item.saving)),
+            )?;
+            json.write(
+                &context,
+                "predicted_saving_at_best_seconds",
+                "s",
+                Number::Real(item.at_best / 1e9),
+            )?;
+            json.write(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
+        }
+        Ok(())
+    }
+}
+
+fn is_size(item: &Item) -> bool {
+    item.name.starts_with("mTHP")
+}

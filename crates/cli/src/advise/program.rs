@@ -1,0 +1,119 @@
+//! What kind of program it is: which settings have an effect on it.
+
+use faultless_trace::Trace;
+use faultless_trace::record::find_program;
+use object::elf::FileHeader64;
+use object::read::elf::{ElfFile, FileHeader};
+use object::{Endianness, Object, ObjectSection};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Interpreters of scripts that start another interpreter.
+const MOST_INTERPRETERS: usize = 4;
+
+/// What is known of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Its memory comes from glibc's `malloc`, as far as its file says.
+    pub glibc: bool,
+    /// Made by Go's compiler.
+    pub go: bool,
+    /// A Java virtual machine.
+    pub java: bool,
+}
+
+impl Program {
+    /// Of the program that a recording is of: from its file, if that is there, and from the names of its threads.
+    pub fn of(name: &OsStr, trace: &Trace) -> Self {
+        let file = find_program(name).ok().and_then(|file| executed(&file));
+        let mut program = file
+            .and_then(|file| fs::read(file).ok())
+            .map_or_else(Self::default, |bytes| Self::of_file(&bytes));
+        let java = |thread: &faultless_trace::event::ThreadInfo| {
+            thread.name.starts_with("VM Thread") || thread.name.starts_with("GC Thread")
+        };
+        program.java |= trace.threads.iter().any(java);
+        program
+    }
+
+    fn of_file(bytes: &[u8]) -> Self {
+        let Ok(file) = ElfFile::<FileHeader64<Endianness>>::parse(bytes) else {
+            return Self::default();
+        };
+        let go = file.section_by_name(".go.buildinfo").is_some()
+            || file.section_by_name(".note.go.buildid").is_some();
+        let mut needed = file
+            .section_by_name(".dynstr")
+            .and_then(|section| section.data().ok())
+            .unwrap_or_default();
+        let other = [&b"jemalloc"[..], b"tcmalloc", b"mimalloc"];
+        let has =
+            |strings: &mut &[u8], word: &[u8]| strings.windows(word.len()).any(|part| part == word);
+        let others = other.iter().any(|name| has(&mut needed, name));
+        let java = has(&mut needed, b"libjli.so") || has(&mut needed, b"libjvm.so");
+        let glibc =
+            interpreter(&file).is_some_and(|loader| !loader.contains("musl")) && !others && !go;
+        Self { glibc, go, java }
+    }
+}
+
+/// The loader that an ELF file asks for.
+fn interpreter(file: &ElfFile<'_, FileHeader64<Endianness>>) -> Option<String> {
+    let endian = file.endian();
+    let headers = file.elf_header().program_headers(endian, file.data()).ok()?;
+    let path = headers.iter().find_map(|header| {
+        use object::read::elf::ProgramHeader;
+        header.interpreter(endian, file.data()).ok().flatten()
+    })?;
+    Some(String::from_utf8_lossy(path).into_owned())
+}
+
+/// The file that the kernel executes for `file`: itself, or the interpreter of a script.
+fn executed(file: &Path) -> Option<PathBuf> {
+    let mut file = file.to_owned();
+    for _ in 0..MOST_INTERPRETERS {
+        let bytes = fs::read(&file).ok()?;
+        let Some(rest) = bytes.strip_prefix(b"#!") else { return Some(file) };
+        let line = rest.split(|byte| *byte == b'\n').next()?;
+        let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
+        let first = Path::new(OsStr::from_bytes(words.next()?));
+        // `/usr/bin/env python3`.
+        file = match (first.file_name()?.as_bytes(), words.next()) {
+            (b"env", Some(name)) => find_program(OsStr::from_bytes(name)).ok()?,
+            _ => first.to_owned(),
+        };
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_known_by_its_file_and_its_threads() {
+        // This test is linked with the C library of the target.
+        let own = std::env::current_exe().expect("a test has a file");
+        let got = Program::of(own.as_os_str(), &Trace::default());
+        assert_eq!(got, Program { glibc: cfg!(target_env = "gnu"), go: false, java: false });
+        let nothing = Program::of("/no/such/program".as_ref(), &Trace::default());
+        assert_eq!(nothing, Program::default());
+        let trace =
+            faultless_trace::recordings::find("java").expect("bundled").trace().expect("good");
+        assert!(Program::of("/no/such/program".as_ref(), &trace).java);
+        assert_eq!(Program::of_file(b"#!/bin/sh\n"), Program::default());
+    }
+
+    #[test]
+    fn a_script_is_what_its_interpreter_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let script = dir.path().join("script");
+        fs::write(&script, "#!/usr/bin/env sh\n").expect("written");
+        let sh = executed(&script).expect("sh is there");
+        assert!(sh.ends_with("sh"), "{}", sh.display());
+        fs::write(&script, format!("#!{}\n", script.display())).expect("written");
+        assert_eq!(executed(&script), None, "it ends");
+    }
+}

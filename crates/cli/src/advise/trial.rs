@@ -1,0 +1,191 @@
+//! `--try`: runs with each advice in force and runs without, in turns, and what was predicted beside what was measured.
+//!
+//! Costs are measured between the runs, so that predictions meet the load that the runs meet. Processor time is compared, of which other
+//! programs take less than of elapsed time.
+
+use super::costs::{Meter, REPORTED, median};
+use super::findings::Findings;
+use super::items::{Apply, Item, predict};
+use super::once::{Run, once};
+use super::print::{Answer, WORTH};
+use crate::args::AdviseArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::json::{Context, Json, Number};
+use crate::report::progress::Progress;
+use crate::report::{Style, table};
+use std::io::Write;
+use std::thread;
+
+/// Samples that are drawn again for an interval, which holds so much of them.
+const DRAWN: usize = 4000;
+const WITHIN: f64 = 0.95;
+
+/// Tries what can be tried.
+pub fn run(
+    args: &AdviseArgs,
+    findings: &Findings,
+    meter: &mut Meter,
+    answer: &Answer<'_>,
+    (out, style): (&mut dyn Write, Style),
+    (json, context): (&mut Json, &Context),
+) -> Result<(), CliError> {
+    let claimed =
+        answer.shown().into_iter().filter(|item| answer.share(item.saving).abs() >= WORTH);
+    let (tried, left): (Vec<&Item>, Vec<&Item>) = claimed.partition(|item| match item.apply {
+        Apply::Nothing => false,
+        Apply::Sysfs(..) => args.sysfs,
+        _ => true,
+    });
+    for item in left.iter().filter(|item| matches!(item.apply, Apply::Sysfs(..))) {
+        writeln!(
+            out,
+            " {} is a setting of the whole system: --sysfs permits to try it",
+            item.name
+        )?;
+    }
+    if tried.is_empty() {
+        writeln!(
+            out,
+            " There is nothing to try that is predicted to change the run by {:.0} %.",
+            100.0 * WORTH
+        )?;
+        return Ok(());
+    }
+    let applied: Vec<&Apply> =
+        [&Apply::Nothing].into_iter().chain(tried.iter().map(|item| &item.apply)).collect();
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); applied.len()];
+    let progress = Progress::new(u64::from(args.rounds) * applied.len() as u64);
+    let reporting = meter.costs().reporting();
+    // None has always the same before it, whose memory it may get.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut order: Vec<usize> = (0..applied.len()).collect();
+    'rounds: for round in 0..usize::from(args.rounds) {
+        meter.round()?;
+        random.shuffle(&mut order);
+        for &at in &order {
+            let item = at.checked_sub(1).map(|at| tried[at]);
+            if reporting && item.is_some_and(|item| item.huge) {
+                // As a program begins that follows no other.
+                thread::sleep(REPORTED);
+            }
+            let name = item.map_or("as it is", |item| &item.name);
+            progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
+            let Some(run) = once(&args.program, applied[at])? else { break 'rounds };
+            runs[at].push(run);
+            progress.advance(1);
+        }
+    }
+    drop(progress);
+    // With what was measured meanwhile.
+    let predicted = predict(findings, &meter.costs());
+    let head = ["tried", "predicted", "measured", "95 % of samples", "elapsed", "faults"]
+        .map(str::to_owned);
+    let mut rows = table::numbers(&head, style);
+    let times = |at: usize, of: fn(&Run) -> f64| -> Vec<f64> { runs[at].iter().map(of).collect() };
+    let faults = |at: usize| median(&times(at, |run| run.faults as f64)).unwrap_or(0.0);
+    let (mut off, mut right) = (Vec::new(), 0);
+    for (at, item) in (1..).zip(&tried) {
+        let [before, with] = [0, at].map(|at| times(at, |run| run.processor));
+        let Some((saved, interval)) = difference(&before, &with) else { continue };
+        let [elapsed, now] = [0, at].map(|at| median(&times(at, |run| run.wall)).unwrap_or(0.0));
+        let now_predicted = predicted.iter().find(|with| with.name == item.name).unwrap_or(item);
+        let (told, best) = (now_predicted.saving / 1e9, now_predicted.at_best / 1e9);
+        let depends = now_predicted.depends();
+        let sure = interval[0] > 0.0 || interval[1] < 0.0;
+        if sure && !depends {
+            off.push((told - saved).abs() / saved.abs());
+            right += u32::from((told < 0.0) == (saved < 0.0));
+        }
+        table::row(
+            &mut rows,
+            [
+                item.name.clone(),
+                if depends { format!("{told:.3} or {best:.3} s") } else { format!("{told:.3} s") },
+                format!("{}{saved:.3} s", if sure { "" } else { "~" }),
+                format!("{:.3} to {:.3} s", interval[0], interval[1]),
+                format!("{:+.3} s", now - elapsed),
+                format!("{:.0}", faults(at) - faults(0)),
+            ],
+        );
+        let context = Context { setting: item.name.clone(), ..context.clone() };
+        for (metric, value) in [
+            ("predicted_seconds", told),
+            ("predicted_at_best_seconds", best),
+            ("measured_seconds", saved),
+            ("interval_from_seconds", interval[0]),
+            ("interval_to_seconds", interval[1]),
+            ("processor_seconds", median(&with).unwrap_or(0.0)),
+            ("processor_seconds_before", median(&before).unwrap_or(0.0)),
+            ("elapsed_saving_seconds", elapsed - now),
+        ] {
+            json.write(&context, metric, "s", Number::Real(value))?;
+        }
+        json.write(&context, "faults_change", "count", Number::Real(faults(at) - faults(0)))?;
+    }
+    let one = runs.iter().map(Vec::len).min().unwrap_or(0);
+    writeln!(out, "\n{rows}\n")?;
+    writeln!(
+        out,
+        " Seconds of processor time that are saved, medians of {one} runs each, in turns; elapsed and faults: the change."
+    )?;
+    writeln!(
+        out,
+        " ~: within the noise. Predictions use what pages cost between these runs: {:.2} µs each.",
+        meter.costs().page / 1e3
+    )?;
+    if let Some(median) = median(&off) {
+        let (beyond, error) = (off.len(), 100.0 * median);
+        writeln!(
+            out,
+            " Beyond the noise the sign is right in {right} of {beyond} predictions, and their median error {error:.0} %."
+        )?;
+    }
+    if predicted.iter().any(|item| item.huge && item.depends()) {
+        writeln!(
+            out,
+            " Where two savings are predicted, the first is with memory that the host has taken back, the second with other memory."
+        )?;
+    }
+    let failed = runs.iter().flatten().filter(|run| !run.status.success()).count();
+    if failed > 0 {
+        writeln!(out, " {failed} of the runs did not end with status 0.")?;
+    }
+    if interrupt::requested() {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    Ok(())
+}
+
+/// The difference of the medians, and the interval of it: percentiles of the bootstrap. None of nothing.
+fn difference(before: &[f64], with: &[f64]) -> Option<(f64, [f64; 2])> {
+    let saved = median(before)? - median(with)?;
+    // The same samples give the same interval.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut again = |values: &[f64]| -> Vec<f64> {
+        values.iter().map(|_| values[random.usize(..values.len())]).collect()
+    };
+    let mut drawn: Vec<f64> =
+        (0..DRAWN).filter_map(|_| Some(median(&again(before))? - median(&again(with))?)).collect();
+    drawn.sort_by(f64::total_cmp);
+    let tail = (DRAWN as f64 * (1.0 - WITHIN) / 2.0) as usize;
+    Some((saved, [drawn[tail], drawn[DRAWN - 1 - tail]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_beyond_the_noise_has_an_interval_without_zero() {
+        let before = [2.0, 2.1, 2.05, 1.95, 2.0];
+        let (saved, [low, high]) =
+            difference(&before, &[1.5, 1.52, 1.49, 1.6, 1.48]).expect("runs");
+        assert!(
+            (saved - 0.5).abs() < 1e-9 && low > 0.3 && high < 0.7 && low <= saved && saved <= high
+        );
+        let (_, [low, high]) = difference(&before, &[2.2, 1.8, 2.02, 1.9, 2.1]).expect("runs");
+        assert!(low < 0.0 && high > 0.0);
+        assert!(difference(&[], &[1.0]).is_none());
+    }
+}

@@ -1,0 +1,236 @@
+//! `advise`: what it says of a recording and of a program, what it refuses, and that settings of the system are put back.
+
+mod common;
+
+use common::{Ran, command, faultless, json_lines, send, value};
+use faultless_trace::recordings;
+use nix::sys::signal::Signal;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A recording that perf made.
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/data/fixture.perf.data");
+/// Stands in for perf: runs what follows `--`, leaves a recording, and ends as the program does.
+const PERF: &str = r#"#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in
+    -o) out=$2; shift 2 ;;
+    --) shift; break ;;
+    *) shift ;;
+    esac
+done
+"$@"
+status=$?
+cat "$FIXTURE" > "$out"
+[ $status -gt 128 ] && kill -$((status - 128)) $$
+exit $status
+"#;
+/// The sizes of huge pages.
+const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Held by a test to whose end settings of the system are to stay as they are.
+static SETTINGS: Mutex<()> = Mutex::new(());
+
+fn settled() -> MutexGuard<'static, ()> {
+    SETTINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `faultless advise --lesser` with these arguments, with the stand-in for perf in `bin`.
+fn advise(bin: &Path, args: &[&str]) -> Command {
+    let perf = bin.join("perf");
+    fs::write(&perf, PERF).expect("written");
+    fs::set_permissions(&perf, fs::Permissions::from_mode(0o755)).expect("ours");
+    let mut advise = command(&["advise", "--lesser"]);
+    let path = std::env::var("PATH").expect("a path");
+    advise.args(args).env("FIXTURE", FIXTURE).env("PATH", format!("{}:{path}", bin.display()));
+    advise
+}
+
+#[test]
+fn a_recording_is_answered_on_one_screen_in_seconds() {
+    let _settled = settled();
+    let out = faultless(&["advise", "python"]).succeeds();
+    for said in [
+        "python: ",
+        " are spent in 24,",
+        "second to eighth page of a sequence",
+        "A zeroed page costs",
+        "The time of the run is that of the recording",
+        "prefault by the kernel",
+    ] {
+        assert!(out.contains(said), "no {said:?} in {out}");
+    }
+    assert!(out.lines().count() <= 40, "{out}");
+    assert!(!out.contains("Java") && !out.contains("Go frees"), "it is neither: {out}");
+}
+
+#[test]
+fn every_figure_is_in_the_json() {
+    let _settled = settled();
+    let ran = faultless(&["advise", "gcc", "--json", "-"]);
+    assert!(ran.err.contains("second to eighth page"), "{}", ran.err);
+    let lines = json_lines(&ran.succeeds());
+    let of = |setting: &str, metric: &str| value(&lines, "linux-", setting, metric);
+    let count = |metric: &str| of("default", metric).expect(metric);
+    let kinds = ["faults_zeroed", "faults_zero_page", "faults_copied", "faults_file"];
+    assert_eq!(count("faults"), kinds.map(count).iter().sum::<f64>());
+    assert!(count("faults_in_sequence") < count("faults_zeroed"));
+    let times = ["page_ns", "exception_ns", "kernel_path_ns", "zeroing_ns"].map(count);
+    assert!(times.iter().all(|time| *time >= 0.0) && times[0] > times[3], "{times:?}");
+    assert!(count("fault_seconds") > 0.0 && count("seconds") > 0.0);
+    // A page of a window costs less than a fault, and next to none is unused.
+    let prefault = of("prefault by the kernel", "predicted_saving_seconds").expect("predicted");
+    assert!(prefault.abs() < count("fault_seconds"), "{prefault}");
+    let always = settings().contains("[always]");
+    if Path::new(SIZES).join("hugepages-64kB").exists() && !always {
+        let saved = of("mTHP 64 kB", "predicted_saving_seconds").expect("predicted");
+        assert!(saved > 0.0 && saved < count("fault_seconds"), "{saved}");
+    }
+}
+
+#[test]
+fn the_program_passes_through_and_decides_the_exit_status() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = ["--", "sh", "-c", "echo its own output; exit 7"];
+    let ran = Ran::of(&mut advise(dir.path(), &program));
+    assert_eq!(ran.code, Some(7), "{}", ran.err);
+    // Of the recorded run; the other is silent.
+    assert_eq!(ran.out.matches("its own output").count(), 1, "{}", ran.out);
+    assert!(ran.out.contains("of a run without the recorder"), "{}", ran.out);
+    let killed = Ran::of(&mut advise(dir.path(), &["--", "sh", "-c", "kill -9 $$"]));
+    assert_eq!(killed.code, Some(128 + 9), "{}", killed.err);
+    assert!(killed.err.contains("ended with signal 9"), "{}", killed.err);
+}
+
+/// The recording that stands in is of a program with many faults, the program one that runs for a moment: so each advice is tried.
+#[test]
+fn advice_is_tried_beside_runs_without_it() {
+    let _settled = settled();
+    let dir = tempfile::tempdir().expect("a directory");
+    let recording = dir.path().join("python.fltrace");
+    fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
+    let file = dir.path().join("variables");
+    let shell =
+        format!("echo \"${{MALLOC_MMAP_MAX_-}};${{GLIBC_TUNABLES-}}\" >> {}", file.display());
+    let args = ["--try", "--rounds", "2", "--json", "-", "--", "sh", "-c", &shell];
+    let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
+    let said = ran.err.clone();
+    let lines = json_lines(&ran.succeeds());
+    for words in ["| tried ", " predicted | ", "95 % of samples", "medians of 2 runs each"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+    let tried: Vec<_> = lines.iter().filter(|line| line["metric"] == "measured_seconds").collect();
+    for line in &tried {
+        let setting = line["setting"].as_str().expect("text");
+        let figure = |metric: &str| value(&lines, "linux-", setting, metric).expect(metric);
+        let within = figure("interval_from_seconds")..=figure("interval_to_seconds");
+        assert!(within.contains(&figure("measured_seconds")), "{setting}: {within:?}");
+    }
+    let written = fs::read_to_string(&file).expect("the program ran");
+    let runs = |with: &str| written.lines().filter(|line| line.contains(with)).count();
+    let is_tried = |name: &str| tried.iter().any(|line| line["setting"] == name);
+    assert!(is_tried("malloc keeps memory"), "{said}");
+    assert_eq!(runs("0;"), 2, "{written}");
+    assert_eq!(
+        runs("glibc.malloc.hugetlb=1"),
+        2 * usize::from(is_tried("malloc on THP")),
+        "{written}"
+    );
+    // The one that was recorded, the one without a recorder, and those of the rounds.
+    assert!(written.lines().filter(|line| *line == ";").count() >= 4, "{written}");
+}
+
+#[test]
+fn wrong_arguments_are_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let not = dir.path().join("not");
+    fs::write(&not, "nothing of the kind").expect("written");
+    let not = not.to_str().expect("text");
+    let wrong: [(&[&str], &[&str]); 8] = [
+        (&["advise"], &["required", "FILE|NAME"]),
+        (&["advise", "no-such-recording"], &["no-such-recording", "python"]),
+        (&["advise", "python", "--", "true"], &["cannot be used with"]),
+        (&["advise", "--try", "python"], &["--try", "cannot be used with"]),
+        (&["advise", "--rounds", "1", "--", "true"], &["--rounds", "2..=1000"]),
+        (&["advise", "--", "/no/such/program"], &["cannot run /no/such/program: "]),
+        (&["advise", not], &[not, "neither a perf.data file"]),
+        (&["advise", "ls-addresses"], &["ls-addresses", "a trace of addresses has no faults"]),
+    ];
+    for (args, said) in wrong {
+        let error = faultless(args).fails(2);
+        for said in said {
+            assert!(error.contains(said), "{args:?} does not say {said:?}:\n{error}");
+        }
+    }
+    let ran = faultless(&["advise", "python", "--json", "/nowhere/x.jsonl"]);
+    assert_eq!(ran.out, "");
+    assert!(ran.fails(1).contains("--json /nowhere/x.jsonl: No such file"));
+}
+
+#[test]
+fn an_interrupt_ends_a_trial_with_what_it_has() {
+    let _settled = settled();
+    let dir = tempfile::tempdir().expect("a directory");
+    let recording = dir.path().join("python.fltrace");
+    fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
+    let mut advise = advise(dir.path(), &["--try", "--rounds", "1000", "--", "sleep", "0.2"]);
+    advise.env("FIXTURE", &recording);
+    let mut child =
+        advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
+    assert!(
+        said.any(|line| line.expect("text").starts_with("run 2 of 1000")),
+        "it comes to the trial"
+    );
+    let asked = Instant::now();
+    send(&child, Signal::SIGINT);
+    said.for_each(drop);
+    let output = child.wait_with_output().expect("it ends");
+    let out = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(output.status.code(), Some(130), "{out}");
+    assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
+    assert!(out.contains("| tried ") && out.contains("Interrupted"), "{out}");
+}
+
+/// All settings, in one text.
+fn settings() -> String {
+    let mut files: Vec<_> = fs::read_dir(SIZES)
+        .map(|dir| dir.flatten().map(|entry| entry.path().join("enabled")).collect())
+        .unwrap_or_default();
+    files.sort();
+    files.push(Path::new(SIZES).join("enabled"));
+    files.iter().map(|file| fs::read_to_string(file).unwrap_or_default()).collect()
+}
+
+/// Killed with a signal that it cannot catch, while a setting is changed.
+#[test]
+fn settings_of_the_system_are_put_back_after_a_kill() {
+    let _settled = settled();
+    let before = settings();
+    let file = Path::new(SIZES).join("hugepages-64kB/enabled");
+    if fs::OpenOptions::new().write(true).open(&file).is_err() {
+        eprintln!("{} cannot be written: not tested", file.display());
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut advise =
+        advise(dir.path(), &["--try", "--sysfs", "--rounds", "1000", "--", "sleep", "0.3"]);
+    let mut child = advise.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let limit = Instant::now() + Duration::from_secs(60);
+    while settings() == before {
+        assert!(Instant::now() < limit, "it changes a setting");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it ended");
+    let limit = Instant::now() + Duration::from_secs(10);
+    while settings() != before {
+        assert!(Instant::now() < limit, "{} is not {before}", settings());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

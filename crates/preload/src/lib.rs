@@ -1,0 +1,157 @@
+//! For `LD_PRELOAD`: large blocks of a program are populated when they are allocated or mapped.
+//!
+//! It stands before glibc's `malloc`, `calloc`, `realloc`, `aligned_alloc`, `memalign` and `mmap`, calls them, and asks the kernel to map all pages of a block at once
+//! (`MADV_POPULATE_WRITE`, Linux 5.14) if it has at least as many bytes as the variable `FAULTLESS_POPULATE` says. Without the variable,
+//! or where the kernel refuses, it changes nothing. Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are left alone.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const MADV_POPULATE_WRITE: c_int = 23;
+const PROT_WRITE: c_int = 2;
+const MAP_PRIVATE: c_int = 2;
+const MAP_ANONYMOUS: c_int = 0x20;
+/// `MAP_NORESERVE` and `MAP_STACK`.
+const RESERVED: c_int = 0x4000 | 0x2_0000;
+const PAGE: usize = 4096;
+/// Below it the call costs more than the faults.
+const LEAST: usize = 64 << 10;
+/// The variable has not been read.
+const UNREAD: usize = 0;
+
+/// Bytes from which a block is populated.
+static FROM: AtomicUsize = AtomicUsize::new(UNREAD);
+
+unsafe extern "C" {
+    fn __libc_malloc(bytes: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
+    fn __libc_memalign(align: usize, bytes: usize) -> *mut c_void;
+    fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
+    fn getenv(name: *const c_char) -> *const c_char;
+    fn strtoul(text: *const c_char, end: *mut *mut c_char, base: c_int) -> usize;
+    fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int;
+    fn syscall(number: c_long, ...) -> c_long;
+    fn __errno_location() -> *mut c_int;
+}
+
+/// `mmap` by number.
+#[cfg(target_arch = "x86_64")]
+const SYS_MMAP: c_long = 9;
+#[cfg(not(target_arch = "x86_64"))]
+const SYS_MMAP: c_long = 222;
+
+fn from() -> usize {
+    let known = FROM.load(Ordering::Relaxed);
+    if known != UNREAD {
+        return known;
+    }
+    // SAFETY: the name ends with a zero; so does the value, and `strtoul` may be given no place for its end. Neither allocates.
+    let bytes = unsafe {
+        let text = getenv(c"FAULTLESS_POPULATE".as_ptr());
+        if text.is_null() { usize::MAX } else { strtoul(text, std::ptr::null_mut(), 10) }
+    };
+    let bytes = bytes.max(LEAST);
+    FROM.store(bytes, Ordering::Relaxed);
+    bytes
+}
+
+/// Populates the whole pages of a block, if it is large.
+fn populate(block: *mut c_void, bytes: usize) {
+    if block.is_null() || bytes < from() {
+        return;
+    }
+    let begin = (block as usize).next_multiple_of(PAGE);
+    let end = (block as usize + bytes) / PAGE * PAGE;
+    // SAFETY: the pages are of a block that was just allocated, and populating changes no byte of them. What the program reads of
+    // errno is that of its own call.
+    unsafe {
+        let errno = *__errno_location();
+        madvise(begin as *mut c_void, end.saturating_sub(begin), MADV_POPULATE_WRITE);
+        *__errno_location() = errno;
+    }
+}
+
+/// As C has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    // SAFETY: it is glibc's own, with the same meaning.
+    let block = unsafe { __libc_malloc(bytes) };
+    populate(block, bytes);
+    block
+}
+
+/// As C has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: it is glibc's own, with the same meaning.
+    let block = unsafe { __libc_calloc(count, bytes) };
+    populate(block, count.wrapping_mul(bytes));
+    block
+}
+
+/// As C has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: it is glibc's own, with the same meaning.
+    let block = unsafe { __libc_memalign(align, bytes) };
+    populate(block, bytes);
+    block
+}
+
+/// As glibc has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
+    aligned_alloc(align, bytes)
+}
+
+/// As C has it.
+///
+/// # Safety
+/// The block is of `malloc`, and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    // SAFETY: it is glibc's own, with the same meaning; the caller says that the block is good.
+    let block = unsafe { __libc_realloc(block, bytes) };
+    populate(block, bytes);
+    block
+}
+
+/// As C has it.
+///
+/// # Safety
+/// As that of the system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the arguments are the caller's, who asks for this call.
+    let block = unsafe { syscall(SYS_MMAP, at, len, prot, flags, file, offset) };
+    let whole = flags & RESERVED == 0 && prot & PROT_WRITE != 0;
+    if block != -1 && whole && flags & (MAP_PRIVATE | MAP_ANONYMOUS) == MAP_PRIVATE | MAP_ANONYMOUS
+    {
+        populate(block as *mut c_void, len);
+    }
+    block as *mut c_void
+}
+
+/// As C has it.
+///
+/// # Safety
+/// As that of the system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: it is the same call where addresses have 64 bits.
+    unsafe { mmap(at, len, prot, flags, file, offset) }
+}

@@ -1,0 +1,133 @@
+//! What larger folios would make of a recorded program: Linux's multi-size THP (mTHP), and THP itself.
+//!
+//! The rules are those of Linux 6.8 and later for private anonymous memory. A store to an untouched page maps the largest enabled folio
+//! around it that is aligned, lies in its VMA, and of which no page is mapped yet. A load maps the zero page, alone. All pages of a
+//! folio are zeroed, used or not.
+
+use super::{Fault, Outcome, Policy, walk};
+use crate::event::{Access, Trace};
+use crate::plan::PlanError;
+
+/// The largest order: a folio of 2 MiB, which one entry of the level above the last maps.
+pub const LARGEST: u8 = 9;
+
+/// What folios came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Folios {
+    /// Faults and pages; a page beside the faulting one counts as mapped ahead.
+    pub outcome: Outcome,
+    /// Folios that were mapped, by order; those of order 0 are single pages, the zero page among them.
+    pub mapped: [u64; LARGEST as usize + 1],
+}
+
+/// What `trace` comes to where folios of these `orders`, each 1 to [`LARGEST`], are enabled for all anonymous memory. Without any,
+/// each fault maps one page.
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`].
+pub fn folios(trace: &Trace, orders: &[u8]) -> Result<Folios, PlanError> {
+    let mut orders: Vec<_> = orders.iter().copied().filter(|order| *order <= LARGEST).collect();
+    orders.sort_unstable_by(|a, b| b.cmp(a));
+    let mut policy = Enabled { orders, mapped: [0; LARGEST as usize + 1] };
+    let outcome = walk(trace, &mut policy)?;
+    Ok(Folios { outcome, mapped: policy.mapped })
+}
+
+/// The orders that are enabled, the largest first.
+struct Enabled {
+    orders: Vec<u8>,
+    mapped: [u64; LARGEST as usize + 1],
+}
+
+impl Policy for Enabled {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let block = |order: u8| {
+            let first = fault.page >> order << order;
+            first..first + (1 << order)
+        };
+        let fits = |order: &u8| {
+            let block = block(*order);
+            let inside = fault.reach.start <= block.start && block.end <= fault.reach.end;
+            inside && fault.pages.range(block).all(|(page, _)| *page == fault.page)
+        };
+        let reads = matches!(fault.access, Access::Read | Access::Exec);
+        let order = self.orders.iter().copied().find(fits).filter(|_| !reads).unwrap_or(0);
+        self.mapped[usize::from(order)] += 1;
+        block(order).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Backing, Event, Header, Kind, ProcessInfo, Prot, ThreadInfo};
+    use faultless::PAGE_SIZE;
+
+    /// An address that every folio may begin at.
+    const START: u64 = 1 << 40;
+
+    fn with(orders: &[u8], events: &[Kind]) -> Folios {
+        let trace = Trace {
+            header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
+            processes: vec![ProcessInfo { parent: None }],
+            threads: vec![ThreadInfo { process: 0, name: String::new() }],
+            events: events
+                .iter()
+                .map(|kind| Event { time_us: 0, thread: 0, kind: *kind })
+                .collect(),
+        };
+        folios(&trace, orders).unwrap()
+    }
+
+    fn map(page: u64, pages: u64) -> Kind {
+        let prot = Prot::READ | Prot::WRITE;
+        let (start, len) = (START + page * PAGE_SIZE, pages * PAGE_SIZE);
+        Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon }
+    }
+
+    fn touch(page: u64, access: Access) -> Kind {
+        let page = START + page * PAGE_SIZE;
+        Kind::Fault { page, access, kernel: false, present: false, instruction: None }
+    }
+
+    #[test]
+    fn a_store_maps_the_aligned_folio_around_it() {
+        let w = Access::Write;
+        let got = with(&[2], &[map(0, 16), touch(5, w), touch(4, w), touch(7, w), touch(8, w)]);
+        assert_eq!((got.outcome.faults, got.outcome.left, got.mapped[2]), (4, 2, 2));
+        // Page 6 of the first folio, three of the second.
+        assert_eq!((got.outcome.peak_untouched, got.outcome.wasted), (4, 4));
+    }
+
+    #[test]
+    fn the_largest_folio_that_fits_is_mapped() {
+        let w = Access::Write;
+        // The mapping begins in the middle of a block of 8, and the next block has a page.
+        let got = with(&[1, 3], &[map(4, 20), touch(5, w), touch(9, w), touch(17, w)]);
+        assert_eq!((got.mapped[0], got.mapped[1], got.mapped[3]), (0, 1, 2));
+        // A heap that grows by little never has a large block that is empty.
+        let mut grown = Vec::new();
+        for part in 0..4 {
+            grown.extend([map(part * 2, 2), touch(part * 2, w), touch(part * 2 + 1, w)]);
+        }
+        let got = with(&[3], &grown);
+        assert_eq!((got.outcome.left, got.mapped[0], got.mapped[3]), (8, 8, 0));
+    }
+
+    #[test]
+    fn a_load_maps_the_zero_page_alone() {
+        let got = with(&[9], &[map(0, 512), touch(0, Access::Read), touch(1, Access::Write)]);
+        assert_eq!((got.mapped[0], got.mapped[9]), (2, 0), "{got:?}");
+    }
+
+    #[test]
+    fn without_orders_each_fault_maps_a_page() {
+        let trace = crate::recordings::find("python").unwrap().trace().unwrap();
+        let none = folios(&trace, &[]).unwrap();
+        assert_eq!(none.outcome.left, none.outcome.faults);
+        assert_eq!(none.mapped[0], none.outcome.faults);
+        let some = folios(&trace, &[4]).unwrap();
+        assert!(some.outcome.left < none.outcome.left / 2, "{some:?}");
+        assert_eq!(some.mapped.iter().sum::<u64>(), some.outcome.left);
+    }
+}
