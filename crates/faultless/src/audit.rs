@@ -15,7 +15,7 @@ use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, HUGE, LAST, ROOT};
 use crate::vm::Cpu;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use core::fmt;
 use core::ops::ControlFlow;
 
@@ -369,10 +369,10 @@ fn audit_reverse_map<M: Machine>(
     frame: FrameNumber,
     mapped: u32,
 ) -> Result<(), Discrepancy> {
-    let (section, mut found) = (cpu.section(), BTreeMap::new());
+    let (section, mut found) = (cpu.section(), BTreeSet::new());
     let object = cpu.each_mapping(&section, frame, u32::MAX, |entry| {
         if !entry.seen.is_huge() {
-            found.insert((entry.space.id.0, entry.addr), ());
+            note(&mut found, (entry.space.id.0, entry.addr));
         }
         ControlFlow::Continue(())
     });
@@ -382,6 +382,12 @@ fn audit_reverse_map<M: Machine>(
     }
     let found = found.len() as u32;
     if found == mapped { Ok(()) } else { Err(Discrepancy::ReverseMap { frame, mapped, found }) }
+}
+
+/// Notes an entry by its space and address. Apart from the walk, which must not end for want of memory, as this may.
+#[inline(never)]
+fn note(found: &mut BTreeSet<(u64, u64)>, entry: (u64, u64)) {
+    found.insert(entry);
 }
 
 /// Calls `leaf` with the address, the entry and the level of each leaf below `table`, and counts tables.

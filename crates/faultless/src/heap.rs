@@ -52,12 +52,7 @@ impl<T> Bounded<T> {
 
     /// Adds `value` at the end, if there is room. Returns whether there was.
     pub(crate) fn push(&mut self, value: T) -> bool {
-        // Not `Vec::push`, whose code for a full list ends the program when the heap is exhausted.
-        let Some(room) = self.0.spare_capacity_mut().first_mut() else { return false };
-        room.write(value);
-        // SAFETY: within the capacity, and written just now.
-        unsafe { self.0.set_len(self.0.len() + 1) };
-        true
+        push_into_room(&mut self.0, value)
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -81,6 +76,25 @@ impl<T> DerefMut for Bounded<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
     }
+}
+
+/// Adds `value` at the end of `list`.
+///
+/// # Errors
+/// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
+pub(crate) fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
+    list.try_reserve(1).map_err(|_| OutOfMemory)?;
+    if push_into_room(list, value) { Ok(()) } else { Err(OutOfMemory) }
+}
+
+/// Adds `value` at the end, if there is room. Returns whether there was.
+fn push_into_room<T>(list: &mut Vec<T>, value: T) -> bool {
+    // Not `Vec::push`, whose code for a full list ends the program when the heap is exhausted.
+    let Some(room) = list.spare_capacity_mut().first_mut() else { return false };
+    room.write(value);
+    // SAFETY: within the capacity, and written just now.
+    unsafe { list.set_len(list.len() + 1) };
+    true
 }
 
 struct Counted<T> {

@@ -18,10 +18,10 @@
 //! a reference that this CPU does not know, and that who comes later finds the entry busy.
 
 use crate::addr::{FrameNumber, VirtRange};
-use crate::error::Errno;
+use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
 use crate::frame::{Clean, Frame, FrameMeta, Kind, Use};
-use crate::heap::{Bounded, Shared};
+use crate::heap::{Bounded, Shared, try_push};
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
 use crate::space::batch::shoot_core;
@@ -166,13 +166,15 @@ impl<M: Machine> Cpu<'_, M> {
             let object = self.each_mapping(section, frame, most, |found| {
                 if found.seen.is_huge() {
                     leaf = Some(found);
-                } else if mappings.try_reserve(1).is_err() {
-                    failed = Some(Errno::ENOMEM);
-                } else {
-                    mappings.push(Mapping { found, taken: None });
-                    return ControlFlow::Continue(());
+                    return ControlFlow::Break(());
                 }
-                ControlFlow::Break(())
+                match try_push(mappings, Mapping { found, taken: None }) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(OutOfMemory) => {
+                        failed = Some(Errno::ENOMEM);
+                        ControlFlow::Break(())
+                    }
+                }
             });
             if let Some(errno) = failed {
                 mappings.truncate(first);
