@@ -91,6 +91,7 @@ fn lists() {
         ("zero_on_free", "0"),
         ("edit_in_place", "1"),
         ("huge_text", "always"),
+        ("deferred_flush", "1"),
         ("map_apart", "256"),
         ("shard_after", "4"),
     ];
