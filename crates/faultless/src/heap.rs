@@ -148,10 +148,11 @@ impl<T> Shared<T> {
         core::mem::forget(self);
         // SAFETY: our ownership, not given up before, is what we give up here.
         unsafe { Self::was_last(at) }.then(|| {
-            // SAFETY: it was the last, so the box of `try_new` is ours.
-            let mut counted = unsafe { Box::from_raw(at.as_ptr()) };
-            moves(&mut counted.value);
-            counted.value
+            // Not a box yet, which would be the only way to the count.
+            // SAFETY: it was the last, so the value is ours.
+            moves(unsafe { &mut (*at.as_ptr()).value });
+            // SAFETY: as above, and so is the box of `try_new`.
+            unsafe { Box::from_raw(at.as_ptr()) }.value
         })
     }
 
@@ -218,8 +219,9 @@ impl<T> Shared<T> {
     /// `raw` is of `as_raw` of the same type, and the value's memory is not freed during the call.
     pub(crate) unsafe fn clone_raw_unless_last(raw: NonNull<()>) -> Option<Self> {
         let at = raw.cast::<Counted<T>>();
+        // The count alone: the last owner may be changing the value.
         // SAFETY: the caller's promise.
-        let owners = &unsafe { at.as_ref() }.owners;
+        let owners = unsafe { &(*at.as_ptr()).owners };
         let mut now = owners.load(Ordering::Relaxed);
         while now != 0 {
             let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);

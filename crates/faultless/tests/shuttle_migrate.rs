@@ -270,6 +270,48 @@ fn writes_against_deferred_flushes() {
     world.finish_with(vec![space], vec![object]);
 }
 
+/// What a program stores to a page that moved is seen by a CPU that read it before it moved: through a mapping of its own, and through one that
+/// forbade stores before.
+fn stores_against_deferred_flushes(elsewhere: bool) {
+    let world = World::unwatched(2, FRAMES);
+    let object = world.object(1, 1);
+    let map = |guest: &Guest<'_>, at, prot| {
+        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
+        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
+        guest.space.mmap_object(guest.cpu, at, PAGE, prot, flags, backing).unwrap();
+    };
+    let space = world.space(|guest| {
+        map(guest, AT, READ);
+        map(guest, TO, RW);
+        guest.load(page(0)).unwrap();
+    });
+    let stored = AtomicBool::new(false);
+    world.run(&[
+        (&space, &|guest| {
+            assert!(matches!(guest.load(page(0)), Ok(7 | 9)));
+            let was_stored = stored.load(Ordering::SeqCst);
+            let now = guest.load(page(0)).unwrap();
+            assert!(now == 9 || !was_stored && now == 7, "an old page: {now}");
+        }),
+        (&space, &|guest| {
+            guest.migrate(AT, 1, 1);
+            let at = if elsewhere { TO } else { AT };
+            guest.protect(at, 1, RW);
+            guest.store(at, 9).unwrap();
+            stored.store(true, Ordering::SeqCst);
+        }),
+    ]);
+    world.finish_with(vec![space], vec![object]);
+}
+
+fn stores_elsewhere_against_deferred_flushes() {
+    stores_against_deferred_flushes(true);
+}
+
+fn stores_here_against_deferred_flushes() {
+    stores_against_deferred_flushes(false);
+}
+
 /// A store by a translation that `mprotect` is about to flush is not lost.
 fn protection_against_migrations() {
     let (world, space) = World::with_pages(1);
@@ -291,8 +333,54 @@ fn protection_against_migrations() {
     world.finish(vec![space]);
 }
 
+/// Two CPUs settle at a time; a third serves them.
+fn settlements_against_settlements() {
+    let world = World::unwatched(3, FRAMES);
+    let space = world.numbered(2, 2);
+    world.within(&space, |guest| guest.protect(AT, 2, READ));
+    let settles = |at| {
+        move |guest: &Guest<'_>| {
+            guest.migrate(page(at), 1, 1);
+            guest.cpu.settle_flushes();
+        }
+    };
+    world.run(&[
+        (&space, &|guest| {
+            for _ in 0..ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.load(page(1)).unwrap();
+            }
+        }),
+        (&space, &settles(0)),
+        (&space, &settles(1)),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A CPU leaves the space, and answers nobody from then on, while another settles.
+fn departures_against_settlements() {
+    let world = World::unwatched(2, FRAMES);
+    let space = world.numbered(2, 2);
+    world.within(&space, |guest| guest.protect(AT, 2, READ));
+    world.run(&[
+        (&space, &|guest| {
+            guest.load(page(0)).unwrap();
+        }),
+        (&space, &|guest| {
+            guest.migrate(page(0), 1, 1);
+            guest.migrate(page(1), 1, 1);
+            guest.cpu.settle_flushes();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 mod tests {
     holds!(
+        stores_elsewhere_against_deferred_flushes,
+        stores_here_against_deferred_flushes,
+        settlements_against_settlements,
+        departures_against_settlements,
         accesses_against_migrations,
         writes_from_outside_against_migrations,
         forks_against_migrations,
@@ -317,6 +405,8 @@ mod needs {
         a_look_at_the_stamps: ReleaseLooksAtStamps in [loads_against_deferred_flushes],
         a_settlement_that_waits: SettleAwaits in [loads_against_deferred_flushes],
         a_flush_before_the_write: WriteSettles in [writes_against_deferred_flushes],
+        a_flush_before_the_first_store: WriteSettles in [stores_elsewhere_against_deferred_flushes],
+        a_flush_before_stores_are_allowed: WriteSettles in [stores_here_against_deferred_flushes],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
         a_look_at_the_claims: DeferLooksAtClaims in [protection_against_migrations],
     );

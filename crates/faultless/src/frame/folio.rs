@@ -45,6 +45,11 @@ pub fn frames_of(first: FrameNumber) -> impl Iterator<Item = FrameNumber> {
     (first.0..).take(ENTRIES).map(FrameNumber)
 }
 
+/// The first frame of the folio that `frame` is in, if it is in one.
+pub const fn first_of(frame: FrameNumber) -> FrameNumber {
+    FrameNumber(frame.0 & !(ENTRIES as u32 - 1))
+}
+
 /// Whether a folio may begin with `first`.
 pub const fn is_first(first: FrameNumber) -> bool {
     (first.0 as usize).is_multiple_of(ENTRIES)

@@ -66,7 +66,7 @@ const fn chunk_start(chunk: u32) -> u32 {
 #[derive(Debug)]
 enum Holder {
     Nothing,
-    /// The spaces of a family, by the links of their cores, the last that was forked first.
+    /// The spaces of a family, by the links of their cores, the last that joined first.
     Family(Option<Shared<Core>>),
     /// An object, which has not been dropped.
     Object(ObjectPtr),
@@ -150,6 +150,8 @@ impl Anchors {
         let Some(record) = self.record(core.kin.anchor) else { return };
         let mut holder = record.holder.lock(wait);
         if let Holder::Family(first) = &mut *holder {
+            let last = first.as_ref().map_or(0, |core| core.kin.number.load(Ordering::Relaxed));
+            core.kin.number.store(last + 1, Ordering::Relaxed);
             // SAFETY: not in the list yet, and the list is locked (kin is locked).
             unsafe { *core.kin.next.get() = first.take() };
             *first = Some(core.clone());
@@ -189,22 +191,24 @@ impl Anchors {
         Entered::new(maker)
     }
 
-    /// Enters spaces of the family that `word` names, but for the page's maker: the next ones with numbers below `below`, as many as `to` has
-    /// places. Returns how many were there, and the number of the last, which may have been one that ends.
+    /// Enters spaces of the family that `word` names, but for the page's maker: the next ones that joined before the one numbered `before`, as
+    /// many as `to` has places. Returns the number of the last, which may be one that ends.
     pub(super) fn members(
         &self,
         word: u64,
-        below: SpaceId,
+        before: u64,
         to: &mut [Option<Entered>],
         wait: &impl Wait,
-    ) -> Option<SpaceId> {
+    ) -> Option<u64> {
         let holder = self.record(Anchor::named(word))?.holder.lock(wait);
-        let others =
-            |core: &&Shared<Core>| core.id.0 < below.0 && !Anchor::may_be_made_by(word, core.id);
+        let others = |core: &&Shared<Core>| {
+            core.kin.number.load(Ordering::Relaxed) < before
+                && !Anchor::may_be_made_by(word, core.id)
+        };
         let mut last = None;
         for (place, core) in to.iter_mut().zip(members(&holder).filter(others)) {
             *place = Entered::new(core);
-            last = Some(core.id);
+            last = Some(core.kin.number.load(Ordering::Relaxed));
         }
         last
     }

@@ -36,7 +36,7 @@ unsafe impl Send for List {}
 
 /// That one VMA maps pages of an object.
 ///
-/// *Invariant (mappings are listed):* from `new` to its drop it is in the list of its object, which the VMA keeps alive longer. Its links
+/// *Invariant (mappings are listed):* as long as its [`Listed`] is there it is in the list of its object, which the VMA keeps alive longer. Its links
 /// are accessed under the list's lock.
 pub(crate) struct Mapping {
     list: NonNull<Mappings>,
@@ -60,10 +60,7 @@ impl Mapping {
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
     #[inline]
-    pub(crate) fn try_new(
-        area: &Area,
-        core: &Shared<Core>,
-    ) -> Result<Option<Box<Self>>, OutOfMemory> {
+    pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Listed>, OutOfMemory> {
         match area.memory.object() {
             Some(object) => Self::of_object(object, area, core).map(Some),
             None => Ok(None),
@@ -71,11 +68,7 @@ impl Mapping {
     }
 
     #[inline(never)]
-    fn of_object(
-        object: &Object,
-        area: &Area,
-        core: &Shared<Core>,
-    ) -> Result<Box<Self>, OutOfMemory> {
+    fn of_object(object: &Object, area: &Area, core: &Shared<Core>) -> Result<Listed, OutOfMemory> {
         let distance = (area.range.start >> PAGE_SHIFT).wrapping_sub(area.offset);
         let (list, core) = (NonNull::from(&object.mappings), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
@@ -85,18 +78,37 @@ impl Mapping {
         list.count += 1;
         new.number = list.count;
         new.next.set(list.first);
-        let at = NonNull::from(&*new);
+        // No box from here on: to move one is to claim that there is no other pointer.
+        let at = NonNull::from(Box::leak(new));
         if let Some(next) = list.first.replace(at) {
             // SAFETY: in the list, so it is there (mappings are listed).
             unsafe { next.as_ref() }.previous.set(Some(at));
         }
         drop(list);
-        Ok(new)
+        Ok(Listed(at))
     }
 }
 
-impl Drop for Mapping {
+/// A mapping in its object's list, which it leaves when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Listed(NonNull<Mapping>);
+
+// SAFETY: as the mapping.
+unsafe impl Send for Listed {}
+// SAFETY: as the mapping.
+unsafe impl Sync for Listed {}
+
+impl Drop for Listed {
     fn drop(&mut self) {
+        // SAFETY: it was leaked from a box, and is there until it has left the list.
+        unsafe { self.0.as_ref() }.leave();
+        // SAFETY: leaked from a box, and no list leads to it any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Mapping {
+    fn leave(&self) {
         // SAFETY: the VMA keeps the object (mappings are listed).
         let mut list = unsafe { self.list.as_ref() }.list.lock(&Spin);
         let (previous, next) = (self.previous.get(), self.next.get());

@@ -4,7 +4,7 @@ use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
-use crate::machine::{Machine, SpaceId};
+use crate::machine::Machine;
 use crate::space::fixed::Entered;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -91,15 +91,15 @@ impl<M: Machine> Cpu<'_, M> {
         if let Some(maker) = anchors.maker(sought.anchor, self) {
             self.in_member(section, sought, maker, each)?;
         }
-        let mut below = SpaceId(u64::MAX);
+        let mut before = u64::MAX;
         loop {
             let mut members = [const { None }; BATCH];
-            let last = anchors.members(sought.anchor, below, &mut members, self);
+            let last = anchors.members(sought.anchor, before, &mut members, self);
             for member in members.into_iter().flatten() {
                 self.in_member(section, sought, member, each)?;
             }
             match last {
-                Some(last) => below = last,
+                Some(last) => before = last,
                 None => return ControlFlow::Continue(()),
             }
         }

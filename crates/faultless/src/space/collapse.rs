@@ -251,9 +251,17 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// Whether the page of `slot` is the file's, and not a copy of it, or none.
     fn is_files(&self, slot: &AtomicU64) -> bool {
-        let entry = protocol::look(slot, self.cpu);
-        let meta = |entry: Entry| self.cpu.vm().frames.meta(entry.frame());
-        !entry.is_mapped() || !entry.is_special() && meta(entry).kind() == Kind::Used(Use::Shared)
+        loop {
+            let entry = protocol::look(slot, self.cpu);
+            if !entry.is_mapped() || entry.is_special() {
+                return !entry.is_mapped();
+            }
+            let kind = self.cpu.vm().frames.meta(entry.frame()).kind();
+            // A page may move, and its frame be another's.
+            if node::load(slot).frame() == entry.frame() {
+                return kind == Kind::Used(Use::Shared);
+            }
+        }
     }
 
     /// Replaces the last-level table of `all`, whose VMA is stopped, by a huge leaf that is made of `leaf`.

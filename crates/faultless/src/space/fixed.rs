@@ -53,6 +53,8 @@ const CLOSED: u64 = 1 << 63;
 #[derive(Debug)]
 pub(crate) struct Kin {
     pub(crate) anchor: Anchor,
+    /// Its place in the order in which spaces joined the family; written before others find it.
+    pub(crate) number: AtomicU64,
     /// The next space of the family.
     pub(crate) next: UnsafeCell<Option<Shared<Core>>>,
 }
@@ -74,7 +76,7 @@ impl Core {
             cpus: Padded(CpuSet::new()),
             resident: AtomicU64::new(0),
             lazy: Lazy::default(),
-            kin: Kin { anchor, next: UnsafeCell::new(None) },
+            kin: Kin { anchor, number: AtomicU64::new(0), next: UnsafeCell::new(None) },
             moves: Moves::default(),
             pending: Pending::default(),
             users: AtomicU64::new(0),

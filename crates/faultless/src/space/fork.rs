@@ -271,9 +271,12 @@ impl<M: Machine> Writing<'_, '_, M> {
                 return Ok((stored, new));
             }
             let Some(shown) = self.share_seldom(new, pinned)? else { continue };
-            // A pinned page stays where it is, and the child has a copy.
-            if shown != new || protocol::try_settle(slot, new, new).is_ok() {
+            if protocol::try_settle(slot, new, new).is_ok() {
                 return Ok((stored, shown));
+            }
+            if shown != new {
+                self.unlist(pinned);
+                continue;
             }
             // SAFETY: the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(new.frame()) };
@@ -313,7 +316,13 @@ impl<M: Machine> Writing<'_, '_, M> {
             let refers = meta.get_mapping_unless_zero();
             return Ok(refers.then_some(entry));
         }
+        // Until it is copied: the pin may go meanwhile, and the page move.
+        if !meta.get_ref_unless_zero() {
+            return Ok(None);
+        }
         let Some(frame) = self.cpu.alloc() else {
+            // SAFETY: the reference just taken, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(entry.frame()) };
             self.cpu.note_starved();
             return Err(OutOfMemory);
         };
@@ -324,6 +333,19 @@ impl<M: Machine> Writing<'_, '_, M> {
         // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };
         Ok(Some(entry.with_frame(copy)))
+    }
+
+    /// Takes the first frame off the list again: the entry has changed.
+    fn unlist(&self, pinned: &mut Option<FrameNumber>) {
+        let Some(first) = pinned.take() else { return };
+        // SAFETY: written when it was put into the list.
+        let ToFill { from, next } = unsafe { self.to_fill(first).read() };
+        *pinned = next;
+        // SAFETY: a frame that nobody else knows, and the reference taken for the copy; neither was mapped.
+        unsafe {
+            self.cpu.put_unmapped(first);
+            self.cpu.put_unmapped(from);
+        }
     }
 
     /// Where `frame` holds what it is to be filled with.
@@ -340,6 +362,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             next = to_fill.next;
             // SAFETY: the child's frame, which nobody else knows; the parent's mapping stays.
             unsafe { self.cpu.vm().machine().copy_frame(to, to_fill.from) };
+            // SAFETY: the reference taken for the copy, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(to_fill.from) };
         }
     }
 }

@@ -4,14 +4,15 @@ use super::Space;
 use crate::addr::{FrameNumber, VirtRange, page_down};
 use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
-use crate::frame::{Kind, Use};
+use crate::frame::{Kind, Use, folio};
 use crate::machine::Machine;
 use crate::reclaim::migrate::{BATCH, Moving};
+use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
     /// The memory nodes of the pages at the addresses `pages`, one after the other in `status`: as `move_pages` of Linux does that is given no
-    /// nodes. It is `ENOENT` where no page is mapped, and `EFAULT` for the zero page and device memory.
+    /// nodes. It is `ENOENT` where no page is there, and `EFAULT` where nothing is mapped, and for the zero page and device memory.
     ///
     /// Only as many are told as the shorter of the two has.
     pub fn page_nodes(&self, cpu: &Cpu<'_, M>, pages: &[u64], status: &mut [Result<u8, Errno>]) {
@@ -22,8 +23,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Moves the pages at the addresses `pages` to frames of `node`, as `move_pages` of Linux does: what programs do with the pages meanwhile
-    /// is not lost. `status` tells for each page the node where it is then, or why it did not move: `ENOENT`, where no page is mapped; `EFAULT`,
-    /// for the zero page and device memory; `EACCES`, if other mappings than this one have it, and not `all` pages are to move; `EBUSY`, if it
+    /// is not lost. `status` tells for each page the node where it is then, or why it did not move: `ENOENT`, where no page is there; `EFAULT`,
+    /// where nothing is mapped, and for the zero page and device memory; `EACCES`, if other mappings than this one have it, and not `all` pages are to move; `EBUSY`, if it
     /// is pinned, or another call is using it; `ENOMEM`, if the node has no free frame.
     ///
     /// It waits for other CPUs; so not inside a closure that lists areas.
@@ -71,15 +72,16 @@ impl<M: Machine> Space<M> {
             let known = &moving[..count];
             let asked = self.lend_page(cpu, *addr).and_then(|page| {
                 let known = known.iter().position(|moving| moving.frame == page.frame());
-                if known.is_none() && !all && is_shared(cpu, page.frame()) {
+                let moves = known.is_none() && cpu.vm().frames.node(page.frame()) != node;
+                if moves && !all && is_shared(cpu, page.frame()) {
                     return Err(Errno::EACCES);
                 }
-                Ok((page, known))
+                Ok((page, known, moves))
             });
-            status[at] = asked.map(|(page, known)| {
+            status[at] = asked.map(|(page, known, moves)| {
                 if known.is_some() {
                     places[at] = known;
-                } else if cpu.vm().frames.node(page.frame()) != node {
+                } else if moves {
                     moving[count].frame = page.keep();
                     places[at] = Some(count);
                     count += 1;
@@ -97,6 +99,16 @@ impl<M: Machine> Space<M> {
 
     /// The page that is mapped at `addr`, with a reference.
     fn lend_page<'a, 'v>(&self, cpu: &'a Cpu<'v, M>, addr: u64) -> Result<Lent<'a, 'v, M>, Errno> {
+        let found = self.find_page(cpu, addr);
+        let mapped = || addr < USER_END && self.is_mapped(cpu, VirtRange::page(addr));
+        found.map_err(
+            |errno| {
+                if errno == Errno::ENOENT && !mapped() { Errno::EFAULT } else { errno }
+            },
+        )
+    }
+
+    fn find_page<'a, 'v>(&self, cpu: &'a Cpu<'v, M>, addr: u64) -> Result<Lent<'a, 'v, M>, Errno> {
         let section = self.section(cpu);
         // The tables of a space that another CPU owns may change in place.
         self.core.enter(cpu.id(), cpu, &section);
@@ -121,7 +133,19 @@ impl<M: Machine> Space<M> {
 
 /// Whether a page, to which the caller has a reference besides its entry's, has other mappings.
 fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> bool {
-    let meta = cpu.vm().frames.meta(frame);
-    let of_object = meta.kind() == Kind::Used(Use::Shared);
-    meta.refs() > 2 + u32::from(of_object)
+    let frames = &cpu.vm().frames;
+    let meta = frames.meta(frame);
+    if meta.kind() != Kind::Used(Use::Shared) {
+        return meta.refs() > 2;
+    }
+    // All huge leaves of a folio share one reference.
+    let first = folio::first_of(frame);
+    let leaves = frames.table().find(first).filter(|meta| meta.get_ref_unless_zero());
+    let leaves = leaves.map_or(0, |meta| {
+        let leaves = meta.leaves();
+        // SAFETY: the reference just taken, which never was a mapping.
+        unsafe { cpu.put_unmapped(first) };
+        leaves
+    });
+    meta.refs() > 3 || leaves > 1
 }

@@ -15,6 +15,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
+use crate::rmap::moved::Behind;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
 use crate::sync::atomic::Ordering;
@@ -405,7 +406,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
     fn move_pages(&self, from: VirtRange, to: u64, batch: &mut FlushBatch<'_, '_, M>) {
         let machine = self.cpu.vm().machine();
-        let mut shared = false;
+        let mut behind = Behind::default();
         // SAFETY: both ranges are locked.
         unsafe {
             each_leaf(self.cpu, self.space.root(), from, |leaf| {
@@ -425,7 +426,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                shared |= self.is_left_behind(old, there);
+                self.take_along(old, addr, there, &mut behind);
                 // A fault of an earlier mapping may still hold the empty entry busy, and
                 // will store "empty" again: wait for it.
                 let slot = &slots[node::index(there, LAST)];
@@ -436,30 +437,31 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
             });
         }
-        if shared {
-            // Where no memory is left for it, the reverse map does not find the pages, and they stay in their frames.
-            let _not_found = self.space.core.moves.note(from, to, self.cpu);
+        if behind.here || behind.elsewhere {
+            self.space.core.moves.note(from, to, behind, self.cpu);
         }
     }
 
-    /// Makes the reverse map find the page of `entry`, which moves to `addr` and has no entry at the moment, if no other entry maps it.
-    /// Returns whether it is an anonymous page that others map, and which keeps its index.
+    /// Makes the reverse map find the page of `entry`, which moves from `addr` to `to` and has no entry at the moment. An anonymous page that
+    /// others map keeps its index, and is told to `behind`.
     #[inline]
-    fn is_left_behind(&self, entry: Entry, addr: u64) -> bool {
+    fn take_along(&self, entry: Entry, addr: u64, to: u64, behind: &mut Behind) {
         if !entry.is_mapped() || entry.is_special() {
-            return false;
+            return;
         }
         let meta = self.cpu.vm().frames.meta(entry.frame());
         if meta.kind() != Kind::Used(Use::Anon) {
-            return false;
+            return;
         }
         // The reference of the entry, which nobody else can reach.
-        let alone = meta.refs() == 1;
-        if alone && !lost(Mutant::MoveKeepsIndex) {
+        if meta.refs() == 1 && !lost(Mutant::MoveKeepsIndex) {
             meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
-            meta.index.store(addr >> PAGE_SHIFT, Ordering::Relaxed);
+            meta.index.store(to >> PAGE_SHIFT, Ordering::Relaxed);
+        } else if meta.index.load(Ordering::Relaxed) == addr >> PAGE_SHIFT {
+            behind.here = true;
+        } else {
+            behind.elsewhere = true;
         }
-        !alone
     }
 }
 

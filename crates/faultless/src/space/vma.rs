@@ -11,13 +11,12 @@ use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::AnonVmaSlot;
-use crate::rmap::mapping::Mapping;
+use crate::rmap::mapping::Listed;
 use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
 use crate::table::format::CacheMode;
-use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -250,7 +249,7 @@ pub struct Vma {
     pub(crate) leaf: Entry,
     pub(crate) merges: Merges,
     /// Where the reverse map finds it, if it is of an object. Before the area, which keeps the object longer.
-    pub(crate) mapping: Option<Box<Mapping>>,
+    pub(crate) mapping: Option<Listed>,
     /// What it is.
     pub area: InPlace<Area>,
 }

@@ -179,8 +179,10 @@ impl Deferred {
         });
         owing.retain(|cpu| {
             if !lost(Mutant::SettleAwaits) {
-                let flushed = &self.cpus.remote(cpu).flushed;
-                until(wait, || flushed.load(Ordering::Acquire) >= stamp);
+                // One that has left its space owes no more, and need not answer.
+                let Stamps { owes, flushed } = self.cpus.remote(cpu);
+                let due = || owes.load(Ordering::Relaxed).min(stamp);
+                until(wait, || flushed.load(Ordering::Acquire) >= due());
             }
             false
         });

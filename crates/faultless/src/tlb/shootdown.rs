@@ -108,13 +108,13 @@ impl Inbox {
         if self.is_empty() {
             return 0;
         }
-        // What was deferred so far is flushed where everything is dropped.
-        let seen = deferred.before_flush();
         let (taken, ticket) = {
             let wait = Relax(machine, local);
             let mut posts = self.posts.lock(&wait);
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
+        // What was deferred so far is flushed where everything is dropped. Behind the lock: whoever has posted looked at the clock before.
+        let seen = deferred.before_flush();
         if lost(Mutant::DropTranslations) {
             // Nothing.
         } else if taken.everything {

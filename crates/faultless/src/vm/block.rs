@@ -79,6 +79,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         let take = || self.vm().frames.alloc_order(self.local(), order, self);
         let frame = take().or_else(|| {
             self.settle_all();
+            self.settle_owed();
             take()
         });
         let frame = frame.or_else(|| {

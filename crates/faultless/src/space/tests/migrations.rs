@@ -106,7 +106,7 @@ fn what_does_not_move_says_why() {
     // Nowhere is no page.
     let mut nodes = [Ok(9); 3];
     space.page_nodes(&cpu, &[0, u64::MAX, AT + 3 * P], &mut nodes);
-    assert_eq!(nodes, [Err(Errno::ENOENT), Err(Errno::ENOENT), Ok(1)]);
+    assert_eq!(nodes, [Err(Errno::EFAULT), Err(Errno::EFAULT), Ok(1)]);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
@@ -413,4 +413,128 @@ fn nothing_is_deferred_with_the_knob_off_or_memory_short() {
     assert_eq!(vm.totals().get(Counter::FlushDeferred), 0);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
+}
+
+#[test]
+fn a_block_is_had_of_frames_that_wait() {
+    let vm = two_nodes(64);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_space(&cpu);
+    assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+    let mut blocks = Vec::new();
+    while let Ok(block) = cpu.alloc_block(0) {
+        blocks.push(block);
+    }
+    assert_eq!((vm.usage().owed, vm.free_frames()), (0, 0));
+    drop(blocks);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn a_huge_leaf_that_two_spaces_have_is_shared() {
+    use super::huge::{PAGES, RX, Setup};
+    use crate::fault::Access;
+    let vm = two_nodes(8192);
+    vm.set(Setting::HugeText(crate::knob::HugeText::Always));
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    setup.fetch(0).unwrap();
+    let other = Space::new(&setup.cpu).unwrap();
+    map_object(&setup.cpu, &other, (0, PAGES), RX, PRIVATE, (&setup.file, 0));
+    other.fault(&setup.cpu, AT, Access::Execute).unwrap();
+    let move_one = |all| {
+        let mut status = [Err(Errno::EIO)];
+        setup.space.move_pages(&setup.cpu, &[AT], 1, all, &mut status).unwrap();
+        status[0]
+    };
+    let leaves = || vm.totals().get(Counter::FilePmdMapped);
+    assert_eq!((move_one(false), leaves()), (Err(Errno::EACCES), 2));
+    // Both leaves are split, and the page moves for both.
+    assert_eq!((move_one(true), leaves()), (Ok(1), 0));
+    other.exit(&setup.cpu);
+    assert_eq!((move_one(false), leaves()), (Ok(1), 0));
+}
+
+#[test]
+fn a_shared_page_that_moves_on_and_on_is_found() {
+    let vm = two_nodes(1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 1, RW);
+    store(&cpu, &space, AT, 1).unwrap();
+    let child = space.fork(&cpu).unwrap();
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    let mut at = AT;
+    for number in 1..100 {
+        let to = AT + number * 2 * P;
+        space.mremap(&cpu, at, P, P, flags, to).unwrap();
+        assert_eq!(space.core.moves.count(), 1);
+        at = to;
+    }
+    let mut status = [Err(Errno::EIO)];
+    space.move_pages(&cpu, &[at], 1, true, &mut status).unwrap();
+    assert_eq!(status, [Ok(1)]);
+    check(&cpu, &[&space, &child], &[], 0);
+    [space, child].into_iter().for_each(|space| space.exit(&cpu));
+}
+
+#[test]
+fn a_shared_page_that_is_there_already_is_told_so() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 8, RW);
+    store(&cpu, &space, AT, 1).unwrap();
+    let child = space.fork(&cpu).unwrap();
+    let mut status = [Err(Errno::EIO)];
+    space.move_pages(&cpu, &[AT], 0, false, &mut status).unwrap();
+    assert_eq!(status, [Ok(0)]);
+    [space, child].into_iter().for_each(|space| space.exit(&cpu));
+}
+
+/// The pin of a page that a fork is about to copy goes, and the page moves: the fork copies what was there, and no other owner's bytes.
+#[test]
+fn a_pin_that_goes_while_a_fork_copies() {
+    let mut wrong = Vec::new();
+    for nth in 1..60 {
+        let vm = two_nodes(256);
+        vm.set(Setting::EditInPlace(false));
+        let cpu0 = cpu(&vm, 0);
+        let (space, victim) = (Space::new(&cpu0).unwrap(), Space::new(&cpu0).unwrap());
+        let share = cpu(&vm, 1);
+        space.activate(&share);
+        // SAFETY: it uses no translations.
+        unsafe { space.deactivate(&share) };
+        drop(share);
+        map(&cpu0, &space, 0, 8, RW);
+        map(&cpu0, &victim, 0, 8, RW);
+        store(&cpu0, &victim, AT, 90).unwrap();
+        store(&cpu0, &space, AT, 1).unwrap();
+        let pins = space.pin(&cpu0, AT, P, true).unwrap();
+        let mut child = None;
+        let (s, v) = (&space, &victim);
+        let other = cpu(&vm, 1);
+        let mut status = [Err(Errno::EIO)];
+        let told = &mut status;
+        let came = vm.machine().at_look(
+            nth,
+            move || {
+                drop(pins);
+                s.move_pages(&other, &[AT], 1, true, told).unwrap();
+                // Whoever gets its frame next.
+                (1..8).for_each(|page| store(&other, v, AT + page * P, 99).unwrap());
+            },
+            || child = Some(space.fork(&cpu0).unwrap()),
+        );
+        let child = child.unwrap();
+        let got = load(&cpu0, &child, AT);
+        if got != Ok(1) {
+            wrong.push(nth);
+        }
+        [space, victim, child].into_iter().for_each(|space| space.exit(&cpu0));
+        if !came {
+            break;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
