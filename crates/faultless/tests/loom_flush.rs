@@ -143,7 +143,7 @@ impl Here {
         let World { tlbs, inboxes, set, mapped, frames, deferred } = &*self.world;
         mapped[page].store(0, Ordering::Release);
         let stamp = deferred.defer(core::iter::once(set), self);
-        deferred.settle(tlbs, inboxes, &self.local, self);
+        deferred.settle(tlbs, inboxes, &self.local, self, |cpu| set.contains(cpu));
         assert!(deferred.paid() >= stamp);
         frames[page].add();
     }

@@ -279,7 +279,8 @@ impl<M: Machine> Space<M> {
         cpu.serve_flushes();
         self.core.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
         resident.pages.store(0, Ordering::Relaxed);
-        resident.space.store(0, Ordering::Relaxed);
+        // The flush above comes before: see `tlb::deferred`.
+        resident.space.store(0, Ordering::Release);
         // The next owner frees VMAs without a grace period.
         cpu.state().hint.forget();
     }

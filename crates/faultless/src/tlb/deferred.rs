@@ -13,7 +13,8 @@
 //! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then raises `owes` of each CPU that is in the set of a
 //!    space that mapped the page. A CPU that is not in the set yet will walk the changed tables.
 //! 2. *Flush.* A CPU reads the clock, drops all translations, and then stores what it read to `flushed`.
-//! 3. *Settle.* The CPU asks all CPUs whose `flushed` is below their `owes` to drop everything, and waits until they have. Then all stamps up to the
+//! 3. *Settle.* The CPU asks all CPUs that run a space, and whose `flushed` is below their `owes`, to drop everything, and waits until they have or
+//!    run none any more. Then all stamps up to the
 //!    clock's value before are *paid*. One settlement is for all frames that wait; CPUs that have flushed since are left alone.
 //!
 //! Deferrals and settlements exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
@@ -37,7 +38,7 @@ use super::cpuset::CpuSet;
 use super::shootdown::Inbox;
 use crate::error::OutOfMemory;
 use crate::machine::{CpuId, Machine};
-use crate::sync::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::cpus::OwnCpus;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, DeferredStamps, Flush};
@@ -100,8 +101,7 @@ impl Deferred {
     pub fn defer<'a>(&self, of: impl Iterator<Item = &'a CpuSet>, wait: &impl Wait) -> u64 {
         let _lock = self.lock.lock(wait);
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
-        // Either a CPU that leaves a space finds the stamp, or it is not in the set any more; and one that joins walks the changed tables, or
-        // is in the set.
+        // Either a CPU that joins walks the changed tables, or it is in the set.
         if !lost(Mutant::DeferFence) {
             fence(Ordering::SeqCst);
         }
@@ -125,12 +125,11 @@ impl Deferred {
         self.cpus.get(local).flushed.fetch_max(before, Ordering::Release);
     }
 
-    /// Step 2 of a CPU that has dropped its translations, and has left the set of its space just now: it had translations of that alone.
+    /// Step 2 of a CPU that has dropped its translations, and has left the set of its space: it had translations of that alone. (A
+    /// deferral that found it in the set may advance the clock afterwards; whoever settles looks whether the CPU runs a space.)
     #[inline]
     pub fn left(&self, local: &Local) {
-        // A deferral that still found the CPU in the set has advanced the clock before.
-        fence_after_rmw();
-        self.flushed(local, self.before_flush());
+        self.flushed(local, self.clock.load(Ordering::Acquire));
     }
 
     /// Whether the flush of `pending` may not have been done yet.
@@ -145,13 +144,15 @@ impl Deferred {
         self.paid.load(Ordering::Acquire)
     }
 
-    /// Step 3. Returns how many CPUs were interrupted.
+    /// Step 3. Returns how many CPUs were interrupted. `runs` tells whether a CPU runs a space; what a CPU dropped when it left one comes before
+    /// the answer that it runs none.
     pub fn settle<M: Machine>(
         &self,
         machine: &M,
         inboxes: &PerCpu<Inbox>,
         local: &Local,
         wait: &impl Wait,
+        runs: impl Fn(CpuId) -> bool,
     ) -> u64 {
         order::before::<Flush>(wait);
         let mut owing = OwnCpus::default();
@@ -159,7 +160,7 @@ impl Deferred {
             let _lock = self.lock.lock(wait);
             let owes = |cpu: &CpuId| {
                 let Stamps { owes, flushed } = self.cpus.remote(*cpu);
-                flushed.load(Ordering::Acquire) < owes.load(Ordering::Relaxed)
+                flushed.load(Ordering::Acquire) < owes.load(Ordering::Relaxed) && runs(*cpu)
             };
             owing.extend((0..self.cpus.len()).map(|cpu| CpuId(cpu as u16)).filter(owes));
             self.clock.load(Ordering::SeqCst)
@@ -179,10 +180,10 @@ impl Deferred {
         });
         owing.retain(|cpu| {
             if !lost(Mutant::SettleAwaits) {
-                // One that has left its space owes no more, and need not answer.
+                // One that has left its space has none of them any more, and need not answer.
                 let Stamps { owes, flushed } = self.cpus.remote(cpu);
                 let due = || owes.load(Ordering::Relaxed).min(stamp);
-                until(wait, || flushed.load(Ordering::Acquire) >= due());
+                until(wait, || flushed.load(Ordering::Acquire) >= due() || !runs(cpu));
             }
             false
         });

@@ -113,21 +113,20 @@ impl Inbox {
             let mut posts = self.posts.lock(&wait);
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
-        // What was deferred so far is flushed where everything is dropped. Behind the lock: whoever has posted looked at the clock before.
-        let seen = deferred.before_flush();
+        let items = &taken.items[..taken.len];
+        // A CPU has translations of the space that it runs, and of no other. Then what was deferred so far is flushed, too. Looked at behind the
+        // lock: a settlement has read the clock before it posted.
+        let all = taken.everything || items.contains(&(runs, Invalidate::All));
+        let seen = all.then(|| deferred.before_flush());
         if lost(Mutant::DropTranslations) {
             // Nothing.
         } else if taken.everything {
             machine.invalidate_all(local.id());
-            deferred.flushed(local, seen);
         } else {
-            for &(space, what) in &taken.items[..taken.len] {
-                machine.invalidate(local.id(), space, what);
-            }
-            // A CPU has translations of the space that it runs, and of no other.
-            if taken.items[..taken.len].contains(&(runs, Invalidate::All)) {
-                deferred.flushed(local, seen);
-            }
+            items.iter().for_each(|&(space, what)| machine.invalidate(local.id(), space, what));
+        }
+        if let Some(seen) = seen {
+            deferred.flushed(local, seen);
         }
         let before = self.served.load(Ordering::Relaxed);
         self.served.store(ticket, Ordering::Release);

@@ -4,6 +4,7 @@ use super::Cpu;
 use crate::frame::{Frame, Owed};
 use crate::machine::Machine;
 use crate::stat::Counter;
+use crate::sync::atomic::Ordering;
 use crate::sync::mutant::{Mutant, lost};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::deferred::Pending;
@@ -22,7 +23,8 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     pub(crate) fn settle_pending(&self) {
         let vm = self.vm();
-        let sent = vm.deferred.settle(vm.machine(), &vm.inboxes, self.local(), self);
+        let runs = |cpu| vm.cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0;
+        let sent = vm.deferred.settle(vm.machine(), &vm.inboxes, self.local(), self, runs);
         self.count(Counter::DeferredSettled);
         if sent != 0 {
             self.state().counts.add(Counter::TlbShootdownSent, sent);
