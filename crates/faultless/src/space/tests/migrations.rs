@@ -501,11 +501,12 @@ fn a_pin_that_goes_while_a_fork_copies() {
         vm.set(Setting::EditInPlace(false));
         let cpu0 = cpu(&vm, 0);
         let (space, victim) = (Space::new(&cpu0).unwrap(), Space::new(&cpu0).unwrap());
-        let share = cpu(&vm, 1);
-        space.activate(&share);
-        // SAFETY: it uses no translations.
-        unsafe { space.deactivate(&share) };
-        drop(share);
+        {
+            let share = cpu(&vm, 1);
+            space.activate(&share);
+            // SAFETY: it uses no translations.
+            unsafe { space.deactivate(&share) };
+        }
         map(&cpu0, &space, 0, 8, RW);
         map(&cpu0, &victim, 0, 8, RW);
         store(&cpu0, &victim, AT, 90).unwrap();
