@@ -50,9 +50,9 @@ impl<T> Bounded<T> {
         Ok(Self(list))
     }
 
-    /// Adds `value` at the end, if there is room. Returns whether there was.
+    /// Adds `value` at the end, unless the list is full. Returns whether it did.
     pub(crate) fn push(&mut self, value: T) -> bool {
-        push_into_room(&mut self.0, value)
+        push_within_capacity(&mut self.0, value)
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -84,14 +84,14 @@ impl<T> DerefMut for Bounded<T> {
 /// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
 pub(crate) fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     list.try_reserve(1).map_err(|_| OutOfMemory)?;
-    if push_into_room(list, value) { Ok(()) } else { Err(OutOfMemory) }
+    if push_within_capacity(list, value) { Ok(()) } else { Err(OutOfMemory) }
 }
 
-/// Adds `value` at the end, if there is room. Returns whether there was.
-fn push_into_room<T>(list: &mut Vec<T>, value: T) -> bool {
+/// Adds `value` at the end, unless the list is full. Returns whether it did.
+fn push_within_capacity<T>(list: &mut Vec<T>, value: T) -> bool {
     // Not `Vec::push`, whose code for a full list ends the program when the heap is exhausted.
-    let Some(room) = list.spare_capacity_mut().first_mut() else { return false };
-    room.write(value);
+    let Some(free) = list.spare_capacity_mut().first_mut() else { return false };
+    free.write(value);
     // SAFETY: within the capacity, and written just now.
     unsafe { list.set_len(list.len() + 1) };
     true

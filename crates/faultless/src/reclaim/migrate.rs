@@ -14,8 +14,8 @@
 //! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is lost: none comes between the flush
 //! and the new entry. No VMA is looked at and no page is claimed: writers change an entry before it is taken or after it is stored.
 //!
-//! Who takes a reference to a frame by an entry looks at the entry again afterwards. So the count in step 2 proves that nobody has
-//! a reference that this CPU does not know, and that who comes later finds the entry busy.
+//! A CPU that takes a reference to a frame by an entry reads the entry again afterwards. So the count in step 2 proves that no other CPU
+//! has a reference that this CPU does not know, and any CPU that takes one later finds the entry busy and drops it.
 
 use crate::addr::{FrameNumber, VirtRange};
 use crate::error::{Errno, OutOfMemory};
@@ -264,7 +264,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let spaces = || deferred().flat_map(|page| &mappings[page.mappings.clone()]);
         let stamp = self.defer_flush(spaces().map(|mapping| &*mapping.found.space.cpus));
-        // Before the new entries are there: who finds one, and is about to change what it shows, finds the stamp.
+        // Before the new entries are stored: a CPU that finds one, and then changes what the page shows, finds the stamp.
         for page in deferred() {
             for mapping in &mappings[page.mappings.clone()] {
                 mapping.found.space.pending.note(stamp);

@@ -142,8 +142,8 @@ impl Mappings {
     ) -> Option<u64> {
         let list = self.list.lock(wait);
         // SAFETY: in the list, which is locked (mappings are listed).
-        let all = core::iter::successors(list.first, |at| unsafe { at.as_ref() }.next.get())
-            .map(|at| unsafe { at.as_ref() });
+        let mapping = |at: NonNull<Mapping>| unsafe { at.as_ref() };
+        let all = core::iter::successors(list.first, |at| mapping(*at).next.get()).map(mapping);
         let mut last = None;
         let earlier = all.filter(|mapping| mapping.number < before);
         for (place, mapping) in to.iter_mut().zip(earlier) {

@@ -21,11 +21,11 @@
 //!
 //! # What a walk costs
 //!
-//! A [walk](walk) ends once it has found as many entries as the frame has references. The space that made an anonymous page comes first, and
-//! then those that were forked later, the last first. So a page that is mapped once costs one look, in however many spaces its family has,
-//! and one that all of them map costs one look for each. (A page that two spaces of a large family share may cost a look
+//! A [walk](walk) for an anonymous page ends once it has found as many entries as the frame has references. The space that made the page
+//! comes first, and then the others, the last forked first. So a page that is mapped once costs one look, in however many spaces its family
+//! has, and one that all of them map costs one look for each. (A page that two spaces of a large family share may cost a look
 //! in the others.) Families do not grow with the generations of a fork tree: a space that ends leaves its family, and a family ends with its
-//! last space.
+//! last space. For a page of an object a walk looks where each mapping of the object has it.
 //!
 //! # Locks
 //!

@@ -13,9 +13,9 @@
 //! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then raises `owes` of each CPU that is in the set of a
 //!    space that mapped the page. A CPU that is not in the set yet will walk the changed tables.
 //! 2. *Flush.* A CPU reads the clock, drops all translations, and then stores what it read to `flushed`.
-//! 3. *Settle.* The CPU asks all CPUs that run a space, and whose `flushed` is below their `owes`, to drop everything, and waits until they have or
-//!    run none any more. Then all stamps up to the
-//!    clock's value before are *paid*. One settlement is for all frames that wait; CPUs that have flushed since are left alone.
+//! 3. *Settle.* The CPU asks all CPUs that run a space, and whose `flushed` is below their `owes`, to drop everything, and waits until they
+//!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
+//!    that have flushed since are left alone.
 //!
 //! Deferrals and settlements exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
 //!
