@@ -395,7 +395,7 @@ mod tests {
         findings.census.mappings =
             vec![mappings(1, 10, 100, 2460), mappings(8, 2, 4000, 96), mappings(4, 1, 1000, 24)];
         let got = populate(&findings, &costs()).expect("two sizes are used");
-        // 5000 pages are populated and used, 120 populated in vain.
+        // 5000 pages are populated and used, 120 populated and never used.
         assert_eq!(got.saving, 5000.0 * 1000.0 - 120.0 * 1300.0);
         assert_eq!((got.apply, got.unused), (Apply::Populate((4 << 20) - 4096), 120 * PAGE_SIZE));
         findings.census.mappings = vec![mappings(1, 10, 100, 2460)];

@@ -1,6 +1,8 @@
 //! Plots as SVG: lines, bars and cells. Text and axes are black, which a page shows in its own colour.
 
 use crate::error::CliError;
+use plotters::coord::Shift;
+use plotters::coord::cartesian::Cartesian2d;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 pub use plotters::prelude::{IntoLogRange, SeriesLabelPosition};
@@ -54,13 +56,14 @@ impl From<f64> for Bar {
 }
 
 /// What went wrong in the library.
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+type Failure = Box<dyn std::error::Error>;
+type Drawn = Result<(), Failure>;
+type Area<'b> = DrawingArea<SVGBackend<'b>, Shift>;
+type Names<'a> = &'a dyn Fn(&f64) -> String;
+type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
 
 /// The picture that `draw` draws.
-fn picture(
-    frame: &Frame<'_>,
-    draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Drawn,
-) -> Result<String, CliError> {
+fn picture(frame: &Frame<'_>, draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, CliError> {
     let mut text = String::new();
     let drawn = || -> Drawn {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
@@ -73,6 +76,43 @@ fn picture(
     };
     drawn().map_err(|error| CliError::failed(format_args!("the plot {:?}", frame.title), error))?;
     Ok(text)
+}
+
+/// A chart with its axes and nothing in it. In place of numbers the horizontal axis has `names`, how many and what each place is called.
+fn axes<'a, 'b, X, Y>(
+    root: &'a Area<'b>,
+    frame: &Frame<'_>,
+    (x, y): (X, Y),
+    names: Option<(usize, Names<'_>)>,
+) -> Result<Chart<'a, 'b, X::CoordDescType, Y::CoordDescType>, Failure>
+where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(root)
+        .caption(frame.title, ("sans-serif", 20))
+        .margin(16)
+        .x_label_area_size(44)
+        .y_label_area_size(76)
+        .build_cartesian_2d(x, y)?;
+    let number = |x: &f64| (frame.show_x)(*x);
+    let (labels, show_x) = names.unwrap_or((8, &number));
+    let mut mesh = chart.configure_mesh();
+    if names.is_some() {
+        mesh.disable_x_mesh();
+    }
+    mesh.bold_line_style(GRID.mix(0.25))
+        .max_light_lines(1)
+        .light_line_style(TRANSPARENT)
+        .x_labels(labels)
+        .x_desc(frame.x)
+        .y_desc(frame.y)
+        .x_label_formatter(show_x)
+        .y_label_formatter(&|y| (frame.show_y)(*y))
+        .draw()?;
+    Ok(chart)
 }
 
 /// Lines over both axes.
@@ -92,23 +132,7 @@ where
     Y::CoordDescType: ValueFormatter<f64>,
 {
     picture(frame, |root| {
-        let mut chart = ChartBuilder::on(root)
-            .caption(frame.title, ("sans-serif", 20))
-            .margin(16)
-            .x_label_area_size(44)
-            .y_label_area_size(76)
-            .build_cartesian_2d(x, y)?;
-        chart
-            .configure_mesh()
-            .bold_line_style(GRID.mix(0.25))
-            .max_light_lines(1)
-            .light_line_style(TRANSPARENT)
-            .x_labels(8)
-            .x_desc(frame.x)
-            .y_desc(frame.y)
-            .x_label_formatter(&|x| (frame.show_x)(*x))
-            .y_label_formatter(&|y| (frame.show_y)(*y))
-            .draw()?;
+        let mut chart = axes(root, frame, (x, y), None)?;
         for (series, colour) in series.iter().zip(COLOURS.into_iter().cycle()) {
             let line = LineSeries::new(series.points.iter().copied(), colour.stroke_width(2));
             let sample =
@@ -136,30 +160,14 @@ pub fn bars(
     };
     let top = groups.iter().map(|(_, bars)| top(bars)).fold(f64::MIN_POSITIVE, f64::max);
     picture(frame, |root| {
-        let mut chart = ChartBuilder::on(root)
-            .caption(frame.title, ("sans-serif", 20))
-            .margin(16)
-            .x_label_area_size(44)
-            .y_label_area_size(76)
-            // Room for the names.
-            .build_cartesian_2d(-0.5..groups.len() as f64 - 0.5, 0.0..top * 1.3)?;
         let name = |x: &f64| {
             let whole = (x - x.round()).abs() < 1e-6;
             let group = groups.get(x.round().max(0.0) as usize).filter(|_| whole && *x > -0.25);
             group.map_or(String::new(), |(name, _)| name.clone())
         };
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .bold_line_style(GRID.mix(0.25))
-            .max_light_lines(1)
-            .light_line_style(TRANSPARENT)
-            .x_labels(2 * groups.len() + 1)
-            .x_desc(frame.x)
-            .y_desc(frame.y)
-            .x_label_formatter(&name)
-            .y_label_formatter(&|y| (frame.show_y)(*y))
-            .draw()?;
+        // The legend lies above the data.
+        let ranges = (-0.5..groups.len() as f64 - 0.5, 0.0..top * 1.3);
+        let mut chart = axes(root, frame, ranges, Some((2 * groups.len() + 1, &name)))?;
         for (at, (name, colour)) in names.iter().zip(COLOURS.into_iter().cycle()).enumerate() {
             let place = |group: usize, bars: &[Bar]| {
                 let bar = bars.get(at).copied()?;
@@ -219,24 +227,9 @@ pub fn cells(
         }
     }
     picture(frame, |root| {
-        let mut chart = ChartBuilder::on(root)
-            .caption(frame.title, ("sans-serif", 20))
-            .margin(16)
-            .x_label_area_size(44)
-            .y_label_area_size(76)
-            // Room for the names.
-            .build_cartesian_2d(x.clone(), y.start..y.end + 0.3 * (y.end - y.start))?;
-        chart
-            .configure_mesh()
-            .bold_line_style(GRID.mix(0.25))
-            .max_light_lines(1)
-            .light_line_style(TRANSPARENT)
-            .x_labels(8)
-            .x_desc(frame.x)
-            .y_desc(frame.y)
-            .x_label_formatter(&|x| (frame.show_x)(*x))
-            .y_label_formatter(&|y| (frame.show_y)(*y))
-            .draw()?;
+        // The legend lies above the data.
+        let above = y.start..y.end + 0.3 * (y.end - y.start);
+        let mut chart = axes(root, frame, (x.clone(), above), None)?;
         for (kind, (series, colour)) in kinds.iter().zip(COLOURS).enumerate() {
             let mine = counts.iter().enumerate().filter(|(_, counts)| {
                 let most = counts.iter().copied().max().unwrap_or(0);
