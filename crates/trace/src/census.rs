@@ -341,21 +341,13 @@ fn peak(spans: &[Unused]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, Header, ProcessInfo, Prot, ThreadInfo};
+    use crate::event::Prot;
 
     const START: u64 = 1 << 40;
     const RW: Prot = Prot::READ.union(Prot::WRITE);
 
     fn census(events: &[Kind]) -> Census {
-        let trace = Trace {
-            header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
-            threads: vec![ThreadInfo { process: 0, name: String::new() }],
-            events: events
-                .iter()
-                .map(|kind| Event { time_us: 0, thread: 0, kind: *kind })
-                .collect(),
-        };
+        let trace = Trace::of_one_thread(events.iter().copied());
         Census::of(&trace).unwrap()
     }
 

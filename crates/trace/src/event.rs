@@ -284,6 +284,18 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// What one thread of one process did, all at once.
+    #[cfg(test)]
+    pub(crate) fn of_one_thread(events: impl IntoIterator<Item = Kind>) -> Self {
+        let event = |kind| Event { time_us: 0, thread: 0, kind };
+        Self {
+            header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
+            processes: vec![ProcessInfo { parent: None }],
+            threads: vec![ThreadInfo { process: 0, name: String::new() }],
+            events: events.into_iter().map(event).collect(),
+        }
+    }
+
     /// Checks what every reader of a trace relies on: indices in range, time not running backwards,
     /// each thread begun at most once, nothing done before that or after its exit, ranges aligned
     /// and not wrapping.

@@ -203,20 +203,12 @@ impl Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Access, Event, Header, ProcessInfo, ThreadInfo};
+    use crate::event::Access;
 
     const START: u64 = 1 << 40;
 
     fn with(events: &[Kind]) -> Kept {
-        let trace = Trace {
-            header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
-            threads: vec![ThreadInfo { process: 0, name: String::new() }],
-            events: events
-                .iter()
-                .map(|kind| Event { time_us: 0, thread: 0, kind: *kind })
-                .collect(),
-        };
+        let trace = Trace::of_one_thread(events.iter().copied());
         kept(&trace).unwrap()
     }
 

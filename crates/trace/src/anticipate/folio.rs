@@ -60,22 +60,14 @@ impl Policy for Enabled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Backing, Event, Header, Kind, ProcessInfo, Prot, ThreadInfo};
+    use crate::event::{Backing, Kind, Prot};
     use faultless::PAGE_SIZE;
 
     /// An address that every folio may begin at.
     const START: u64 = 1 << 40;
 
     fn with(orders: &[u8], events: &[Kind]) -> Folios {
-        let trace = Trace {
-            header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
-            threads: vec![ThreadInfo { process: 0, name: String::new() }],
-            events: events
-                .iter()
-                .map(|kind| Event { time_us: 0, thread: 0, kind: *kind })
-                .collect(),
-        };
+        let trace = Trace::of_one_thread(events.iter().copied());
         folios(&trace, orders).unwrap()
     }
 

@@ -235,9 +235,7 @@ impl Policy for Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{
-        Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
-    };
+    use crate::event::{Access, Backing, Kind, Prot, Recorded};
     use faultless::PAGE_SIZE;
 
     const FILLS: u16 = 0x123;
@@ -260,13 +258,9 @@ mod tests {
                 instruction: Some(if fills { FILLS } else { TOUCHES }),
             }));
         }
-        let recorded = Recorded::USER_FAULTS | Recorded::INSTRUCTIONS;
-        Trace {
-            header: Header { page_size: PAGE_SIZE as u32, recorded, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
-            threads: vec![ThreadInfo { process: 0, name: String::new() }],
-            events: events.into_iter().map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
-        }
+        let mut trace = Trace::of_one_thread(events);
+        trace.header.recorded = Recorded::USER_FAULTS | Recorded::INSTRUCTIONS;
+        trace
     }
 
     #[test]

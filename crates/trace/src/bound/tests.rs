@@ -1,6 +1,6 @@
 use super::*;
 use crate::Trace;
-use crate::event::{Event, Header, Kind, ProcessInfo, ThreadInfo};
+use crate::event::{Event, Kind};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -34,12 +34,7 @@ fn trace(pages: u64, steps: &[Step]) -> Trace {
         }
     };
     let kinds = std::iter::once(map).chain(steps.iter().map(kind));
-    Trace {
-        header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
-        threads: vec![ThreadInfo { process: 0, name: String::new() }],
-        events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
-    }
+    Trace::of_one_thread(kinds)
 }
 
 fn bound_of(pages: u64, steps: &[Step], max_order: u8) -> Bound {
