@@ -174,6 +174,26 @@ fn stores_against_a_move_that_leaves_pages() {
     world.finish(vec![space]);
 }
 
+/// The only store to a page that nobody has touched, while its whole VMA is left empty: the VMA that stays has no anon_vma, and gets one
+/// with the page.
+fn one_store_against_a_move_that_leaves_pages() {
+    let (world, space) = World::with_pages(2);
+    world.within(&space, |guest| guest.map(page(2), 1, RW));
+    world.run(&[
+        (&space, &|guest| guest.store(page(2), 202).unwrap()),
+        (&space, &|guest| {
+            guest.load(page(2)).unwrap();
+            guest.load(page(1)).unwrap();
+        }),
+        (&space, &|guest| guest.empty_into(AT, TO, 3)),
+    ]);
+    world.within(&space, |guest| {
+        let found = [page(2), TO + 2 * PAGE].map(|place| guest.load(place).unwrap());
+        assert!(found.contains(&202), "the store is lost");
+    });
+    world.finish(vec![space]);
+}
+
 /// Two CPUs move pages to each other's place: those of one are there in the end, all of them.
 fn two_that_move() {
     let world = World::new(3);
@@ -225,6 +245,7 @@ mod tests {
         accesses_against_moves_over,
         accesses_against_resizing,
         stores_against_a_move_that_leaves_pages,
+        one_store_against_a_move_that_leaves_pages,
         two_that_move,
     );
 }
@@ -236,7 +257,7 @@ mod needs {
     needs!(
         the_second_look: SecondLook in [accesses_against_moves],
         waiting_for_held_entries: SettleWaits in [accesses_against_moves],
-        a_move_looked_at_twice: SecondLook in [stores_against_a_move_that_leaves_pages],
+        a_move_looked_at_twice: SecondLook in [one_store_against_a_move_that_leaves_pages],
         awaiting_answers: AwaitAnswers in [accesses_against_moves],
     );
 }
