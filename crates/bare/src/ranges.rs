@@ -40,17 +40,9 @@ pub struct Ranges {
     len: usize,
 }
 
-impl Default for Ranges {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Ranges {
     /// No range.
-    pub const fn new() -> Self {
-        Self { ranges: [Range::new(0, 0); MAX_RANGES], len: 0 }
-    }
+    pub const EMPTY: Self = Self { ranges: [Range::new(0, 0); MAX_RANGES], len: 0 };
 
     /// The ranges, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = Range> + '_ {
@@ -97,6 +89,26 @@ impl Ranges {
         let found = self.iter().filter_map(fits).min_by_key(|range| range.start)?;
         self.remove(found).ok()?;
         Some(found)
+    }
+
+    /// The ranges in order of address, cut into parts with these shares of all pages: each with the number of its part.
+    pub fn parts(&self, shares: &[u16]) -> impl Iterator<Item = (usize, Range)> {
+        let mut sorted = self.clone();
+        sorted.ranges[..self.len].sort_unstable_by_key(|range| range.start);
+        let pages: u64 = self.iter().map(Range::len).sum::<u64>() >> 12;
+        let sum = |shares: &[u16]| shares.iter().map(|&share| u64::from(share)).sum::<u64>();
+        // Where a part begins, were all ranges one.
+        let begin = move |part| (pages * sum(&shares[..part]) / sum(shares)) << 12;
+        let mut before = 0;
+        sorted.ranges.into_iter().flat_map(move |range| {
+            let first = before;
+            before += range.len();
+            let cut =
+                move |part| range.start + begin(part).clamp(first, first + range.len()) - first;
+            let parts =
+                (0..shares.len()).map(move |part| (part, Range::new(cut(part), cut(part + 1))));
+            parts.filter(|(_, part)| !part.is_empty())
+        })
     }
 
     fn push(&mut self, range: Range) -> Result<(), TooMany> {

@@ -111,7 +111,7 @@ mod ranges {
 
     #[test]
     fn removing_cuts_and_adding_does_not_double() {
-        let mut ranges = Ranges::new();
+        let mut ranges = Ranges::EMPTY;
         ranges.add(Range::new(0, 100)).unwrap();
         ranges.add(Range::new(200, 300)).unwrap();
         ranges.remove(Range::new(40, 60)).unwrap();
@@ -126,7 +126,7 @@ mod ranges {
 
     #[test]
     fn taking_aligns_and_prefers_low_addresses() {
-        let mut ranges = Ranges::new();
+        let mut ranges = Ranges::EMPTY;
         ranges.add(Range::new(0x5000, 0x9000)).unwrap();
         ranges.add(Range::new(0x1800, 0x4000)).unwrap();
         assert_eq!(ranges.take(0x1000, 0x1000), Some(Range::new(0x2000, 0x3000)));
@@ -137,8 +137,25 @@ mod ranges {
     }
 
     #[test]
+    fn parts_have_their_shares() {
+        let mut ranges = Ranges::EMPTY;
+        ranges.add(Range::new(0x9000, 0xd000)).unwrap();
+        ranges.add(Range::new(0x1000, 0x5000)).unwrap();
+        let parts = |shares: &[u16]| -> Vec<_> {
+            ranges.parts(shares).map(|(part, Range { start, end })| (part, start, end)).collect()
+        };
+        assert_eq!(parts(&[7]), [(0, 0x1000, 0x5000), (0, 0x9000, 0xd000)]);
+        assert_eq!(parts(&[1, 1]), [(0, 0x1000, 0x5000), (1, 0x9000, 0xd000)]);
+        let uneven = [(0, 0x1000, 0x3000), (1, 0x3000, 0x5000), (1, 0x9000, 0xd000)];
+        assert_eq!(parts(&[1, 3]), uneven);
+        let last = [(0, 0x1000, 0x5000), (0, 0x9000, 0xc000), (1, 0xc000, 0xd000)];
+        assert_eq!(parts(&[99, 1]), last, "in whole pages");
+        assert_eq!(parts(&[1, 99]), [(1, 0x1000, 0x5000), (1, 0x9000, 0xd000)], "less than a page");
+    }
+
+    #[test]
     fn too_many_ranges_are_refused() {
-        let mut ranges = Ranges::new();
+        let mut ranges = Ranges::EMPTY;
         for at in 0..MAX_RANGES as u64 {
             ranges.add(Range::new(at * 10, at * 10 + 8)).unwrap();
         }

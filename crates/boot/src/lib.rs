@@ -20,7 +20,7 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME`, `text_scan=MILLISECONDS`: the CPU time after which a process looks for text to put on huge pages; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
+//! | settings | the kernel command line: words `cpus=N`, `nodes=A:B` (nodes of memory with these shares), `set=KNOB=VALUE`, `plant=NAME`, `text_scan=MILLISECONDS`: the CPU time after which a process looks for text to put on huge pages; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
 //! | files | an initial file system, a cpio archive in the `newc` form |
 //! | files on a disk | in it, their names and modes, and `.boot/disk`, a line `PAGE LENGTH PATH` for each; their contents on a virtio disk; on the command line, `virtio_mmio.device=SIZE@ADDRESS:LINE` |
 //! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
@@ -38,6 +38,7 @@ mod error;
 pub mod initrd;
 pub mod linux;
 mod machine;
+mod nodes;
 mod qemu;
 pub mod report;
 
@@ -45,4 +46,5 @@ pub use accel::Accel;
 pub use embedded::{Guest, guest, guests};
 pub use error::BootError;
 pub use machine::{Disk, End, Machine, Program, Run};
+pub use nodes::{NoNodes, Nodes};
 pub use qemu::{Clock, Input, Limits, Streams};

@@ -8,6 +8,7 @@ use crate::accel::Accel;
 use crate::error::BootError;
 use crate::initrd::Initrd;
 use crate::machine::{Program, archive};
+use crate::nodes::Nodes;
 use crate::qemu::{Clock, Cut, Drive, Input, Limits, Qemu, Streams};
 use std::env;
 use std::fs::{self, File};
@@ -243,6 +244,8 @@ pub struct LinuxMachine {
     pub cpus: u16,
     /// Memory in bytes, in whole MiB.
     pub memory: u64,
+    /// Its nodes of memory.
+    pub nodes: Nodes,
     /// What time is.
     pub clock: Clock,
     /// QEMU's name for the CPU and what it can do.
@@ -282,6 +285,10 @@ impl LinuxMachine {
         // machine ends, too.
         let mut line =
             vec!["console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init --".to_owned()];
+        if self.nodes.are_several() {
+            // Or the kernel unmaps pages now and then, to see from which node they are used.
+            line[0].insert_str(0, "numa_balancing=disable ");
+        }
         for arg in &program.args {
             line.push(arg.to_string_lossy().into_owned());
         }
@@ -293,6 +300,7 @@ impl LinuxMachine {
             cpu: &self.cpu,
             cpus: self.cpus,
             memory: self.memory,
+            nodes: &self.nodes,
             clock: self.clock,
             accel: Accel::Tcg,
             kernel: &self.kernel.image,

@@ -5,6 +5,7 @@ use crate::elf;
 use crate::embedded::{self, Guest};
 use crate::error::BootError;
 use crate::initrd::{DISK_PAGE, Initrd};
+use crate::nodes::Nodes;
 use crate::qemu::{self, Clock, Cut, Drive, Limits, Qemu, Streams};
 use crate::report::Report;
 use std::borrow::Cow;
@@ -203,6 +204,8 @@ pub struct Machine {
     pub cpus: u16,
     /// Memory in bytes, in whole MiB.
     pub memory: u64,
+    /// The nodes of memory that programs get, by their shares of it.
+    pub nodes: Nodes,
     /// What time is.
     pub clock: Clock,
     /// Who executes instructions, where they are not counted.
@@ -226,6 +229,7 @@ impl Default for Machine {
         Self {
             cpus: 1,
             memory: 1 << 30,
+            nodes: Nodes::default(),
             clock: Clock::Real,
             accel: Accel::Tcg,
             cpu: "max,-erms".into(),
@@ -350,6 +354,7 @@ impl Machine {
         self.holds(&initrd)?;
         let archive = archive(&initrd)?;
         let mut words = vec![format!("cpus={}", self.cpus)];
+        words.extend(self.nodes.are_several().then(|| self.nodes.word()));
         words.extend(self.check.then(|| "check".to_owned()));
         words.extend(self.words.iter().cloned());
         words.extend(disk.is_some().then(|| Drive::WORD.to_owned()));
@@ -359,6 +364,8 @@ impl Machine {
             cpu: &self.cpu,
             cpus: self.cpus,
             memory: self.memory,
+            // The kernel divides what it does not need itself.
+            nodes: &Nodes::default(),
             clock: self.clock,
             accel: self.accel,
             kernel,

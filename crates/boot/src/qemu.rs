@@ -5,6 +5,7 @@
 
 use crate::accel::Accel;
 use crate::error::BootError;
+use crate::nodes::Nodes;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
@@ -182,6 +183,8 @@ pub(crate) struct Qemu<'a> {
     pub cpus: u16,
     /// Bytes, rounded down to MiB.
     pub memory: u64,
+    /// What firmware tells of nodes, which a `microvm` has none of.
+    pub nodes: &'a Nodes,
     pub clock: Clock,
     pub accel: Accel,
     pub kernel: &'a Path,
@@ -246,6 +249,9 @@ impl Qemu<'_> {
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(["-M", self.board]).args(self.clock.args(self.accel)).args(["-cpu", self.cpu]);
         command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory >> 20)]);
+        if self.nodes.are_several() {
+            command.args(self.nodes.args(self.memory >> 20));
+        }
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
         command.args(["-append", &self.line, "-chardev", "stdio,id=serial,signal=off"]);
         command.args(["-serial", "chardev:serial"]);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Ran, deterministic, parallel, passes, run};
+use common::{Ran, deterministic, parallel, passes, run, tiered};
 use faultless_boot::Machine;
 
 /// Runs a program of checks on both machines.
@@ -114,6 +114,22 @@ fn registers() {
 fn translations() {
     passes(&deterministic(), "tlb", &["rounds=500"], 13);
     passes(&parallel(), "tlb", &["rounds=100"], 13);
+}
+
+/// Pages move between nodes of memory, and their flushes are deferred, or not.
+#[test]
+fn migrations() {
+    for deferred in [true, false] {
+        for (machine, rounds) in [(deterministic(), 300), (parallel(), 100)] {
+            let machine = tiered(machine, deferred);
+            let ran = passes(&machine, "migrate", &[&format!("rounds={rounds}")], 7);
+            assert!(!ran.output.contains("# one memory node"), "{ran}");
+            assert!(ran.report.counter("pgmigrate_success") > Some(1000), "{ran}");
+            let counters = ["flush_deferred", "frame_owed"].map(|name| ran.report.counter(name));
+            let told = counters.map(|count| count.expect("a counter") > 0);
+            assert_eq!(told, [deferred; 2], "{ran}");
+        }
+    }
 }
 
 /// No shootdown is sent where no other CPU can hold a translation.

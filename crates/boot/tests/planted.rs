@@ -5,11 +5,12 @@
 
 mod common;
 
-use common::{Ran, boot, busybox, deterministic, parallel, run};
+use common::{Ran, boot, busybox, deterministic, parallel, run, tiered};
 use faultless_boot::{End, Machine, Program};
 
 fn with(plant: &str, machine: Machine) -> Machine {
-    Machine { words: vec![format!("plant={plant}")], ..machine }
+    let words = [machine.words, vec![format!("plant={plant}")]].concat();
+    Machine { words, ..machine }
 }
 
 fn planted(machine: Machine, plant: &str, checks: &[&str]) -> Ran {
@@ -47,6 +48,27 @@ fn an_early_reuse() {
     assert!(ran.exited(1).output.contains("FAIL "));
     // On one CPU there is nobody to be early for.
     planted(deterministic(), "early-reuse", &checks).exited(0);
+}
+
+/// Whatever a move of pages leaves out, now or later, some check of `migrate` notices: the flush of pages that are stored to, that before a
+/// store to a page that moved while it was read-only, and that before an old frame is used again.
+#[test]
+fn a_flush_of_a_move() {
+    let all = ["store_elsewhere", "store_after_move", "write_after_move", "old_frames_reused"];
+    for deferred in [true, false] {
+        let one = tiered(deterministic(), deferred);
+        let four = Machine { cpus: 4, ..one.clone() };
+        // On one CPU a program that finds its own stores in the old frame notices nothing.
+        for (plant, machine, checks) in
+            [("skip-invlpg", one, &all[2..]), ("early-reuse", four, &all)]
+        {
+            for check in checks {
+                let machine = with(plant, machine.clone());
+                let ran = run(&machine, "migrate", &["here", "rounds=500", check]).exited(1);
+                assert!(ran.output.contains(&format!("FAIL {check}: round ")), "{plant}: {ran}");
+            }
+        }
+    }
 }
 
 /// Who waits for a CPU that is never interrupted waits in vain, and the kernel says so.

@@ -7,6 +7,7 @@ use crate::suggest;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use faultless::Locking;
+use faultless_boot::Nodes;
 use faultless_workload::Kind;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -325,6 +326,10 @@ pub struct BootArgs {
     /// Memory: 512M, 2G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     pub memory: u64,
+    /// Nodes of memory, as shares of what the kernel leaves to programs: 1:4 gives the second node four fifths. CPUs are in the first,
+    /// whose pages are taken first; `move_pages` moves pages between nodes
+    #[arg(long, value_name = "A:B", default_value_t)]
+    pub nodes: Nodes,
     /// A directory that the program sees as its file system
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,

@@ -138,6 +138,7 @@ fn machine(args: &BootArgs, accel: Accel) -> Machine {
     Machine {
         cpus: args.cpus,
         memory: args.memory,
+        nodes: args.nodes.clone(),
         clock: match args.clock {
             ClockArg::Real => Clock::Real,
             ClockArg::Deterministic => Clock::Deterministic,
@@ -198,6 +199,7 @@ fn write_json(
         params: Map::from_iter([
             ("args".to_owned(), args.args().iter().map(|arg| arg.to_string_lossy()).collect()),
             ("memory".to_owned(), args.memory.into()),
+            ("nodes".to_owned(), args.nodes.to_string().into()),
             ("disk".to_owned(), args.disk.into()),
             ("accel".to_owned(), chosen.accel.name().into()),
             ("clock".to_owned(), if deterministic { "deterministic" } else { "real" }.into()),

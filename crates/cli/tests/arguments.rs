@@ -151,6 +151,8 @@ fn wrong_arguments_are_named_and_explained() {
         (&["boot", "--cpus", "0", "x"], &["--cpus", "1..=64"]),
         (&["boot", "--memory", "1M", "x"], &["--memory", "1M", "32M"]),
         (&["boot", "--memory", "lots", "x"], &["--memory", "lots", "512M"]),
+        (&["boot", "--nodes", "1:0", "x"], &["--nodes", "1:0", "from 1 to 65535"]),
+        (&["boot", "--nodes", "2", "x"], &["--nodes", "1:1 for two nodes"]),
         (&["boot", "--env", "PATH", "x"], &["--env", "PATH", "NAME=VALUE"]),
         (&["boot", "--timeout=-1", "x"], &["--timeout", "above 0"]),
         (&["boot", "--timeout", "0", "x"], &["--timeout", "above 0"]),

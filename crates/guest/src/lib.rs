@@ -13,6 +13,7 @@
 //! | `rows` | measures what faults and calls cost, in instructions where the clock counts those |
 //! | `counts` | counts faults and TLB shootdowns of phases that run on several CPUs |
 //! | `tlb` | the laws of translations, seen from user mode |
+//! | `migrate` | the same while pages move between memory nodes, and the errors of `move_pages` |
 //! | `fuzz` | random system calls from every CPU |
 //! | `faults`, `signals`, `threads`, `processes`, `clocks` | what programs expect of the interface, check by check |
 //! | `orphans` | what becomes of processes whose parent ends |
@@ -34,9 +35,11 @@ pub mod clock;
 pub mod dir;
 pub mod init;
 pub mod mem;
+pub mod numa;
 pub mod proc;
 pub mod procfs;
 pub mod random;
 pub mod refusal;
 pub mod signal;
 pub mod sys;
+pub mod turns;

@@ -28,6 +28,12 @@ fn tlb() {
     all_pass(env!("CARGO_BIN_EXE_tlb"), &["rounds=100"], 13);
 }
 
+/// With one node, which most hosts have, the pages stay where they are.
+#[test]
+fn migrate() {
+    all_pass(env!("CARGO_BIN_EXE_migrate"), &["rounds=100"], 7);
+}
+
 #[test]
 fn faults() {
     all_pass(env!("CARGO_BIN_EXE_faults"), &[], 10);

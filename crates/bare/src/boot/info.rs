@@ -62,16 +62,14 @@ pub struct Info {
 }
 
 impl Info {
-    pub const fn new() -> Self {
-        Self {
-            command_line: [0; COMMAND_LINE_BYTES],
-            command_line_len: 0,
-            initrd: Range::new(0, 0),
-            rsdp: 0,
-            memory: Ranges::new(),
-            ends: [0; 2],
-        }
-    }
+    pub const EMPTY: Self = Self {
+        command_line: [0; COMMAND_LINE_BYTES],
+        command_line_len: 0,
+        initrd: Range::new(0, 0),
+        rsdp: 0,
+        memory: Ranges::EMPTY,
+        ends: [0; 2],
+    };
 
     pub fn command_line(&self) -> &str {
         str::from_utf8(&self.command_line[..self.command_line_len]).unwrap_or("")

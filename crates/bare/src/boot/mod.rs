@@ -23,7 +23,7 @@ use alloc::boxed::Box;
 use core::arch::asm;
 use core::cell::UnsafeCell;
 use faultless::try_box;
-use faultless::{CpuId, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
+use faultless::{CpuId, FrameNumber, MAX_NODES, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
 use faultless_collections::Vec;
 use info::Info;
 
@@ -37,7 +37,7 @@ struct Boot(UnsafeCell<Info>);
 // SAFETY: written by `start` only, before the other CPUs run.
 unsafe impl Sync for Boot {}
 
-static BOOT: Boot = Boot(UnsafeCell::new(Info::new()));
+static BOOT: Boot = Boot(UnsafeCell::new(Info::EMPTY));
 
 struct First(PerCpu);
 
@@ -170,16 +170,18 @@ fn make_heap(free: &mut ranges::Ranges) {
     unsafe { heap::init(start, end, meta as usize) };
 }
 
-/// The rest of the memory, for the subsystem.
+/// The rest of the memory, for the subsystem: one node, or with `nodes=A:B` several, which get such shares of it from the lowest address on.
 fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
-    let region = |range: Range| {
+    const EMPTY: &str = "the heap is empty yet";
+    let text = words("nodes").last().unwrap_or("1");
+    let shares = text.split(':').map(|share| share.parse().unwrap_or(0));
+    let shares = Vec::try_from_iter(shares).expect(EMPTY);
+    assert!(shares.len() <= MAX_NODES && !shares.contains(&0), "nodes={text}: not shares of nodes");
+    let region = |(node, range): (usize, Range)| {
         // Memory from 16 TiB on has no frame numbers.
         let first = FrameNumber::from_phys(range.start)?;
         let frames = (range.len() >> PAGE_SHIFT).min(u64::from(u32::MAX - first.0)) as u32;
-        Some(MemoryRegion { node: 0, first, frames })
+        Some(MemoryRegion { node: node as u8, first, frames })
     };
-    let mut regions =
-        Vec::try_from_iter(free.iter().filter_map(region)).expect("the heap is empty yet");
-    regions.sort_unstable_by_key(|region| region.first);
-    regions
+    Vec::try_from_iter(free.parts(&shares).filter_map(region)).expect(EMPTY)
 }

@@ -26,6 +26,13 @@ fn small(cpus: u16) -> Machine {
     Machine { cpus, memory: 512 << 20, check: true, ..Machine::default() }
 }
 
+/// The same with a second node of memory, a small one, and flushes that are deferred or not.
+pub fn tiered(machine: Machine, deferred: bool) -> Machine {
+    let nodes = "15:1".parse().expect("shares");
+    let words = vec![format!("set=deferred_flush={}", u8::from(deferred))];
+    Machine { memory: 96 << 20, nodes, words, ..machine }
+}
+
 /// What came of a program.
 pub struct Ran {
     pub end: End,

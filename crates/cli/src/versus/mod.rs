@@ -211,6 +211,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             let machine = Machine {
                 cpus: job.cpus,
                 memory: MEMORY,
+                nodes: Nodes::default(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 words: job.set(args).iter().map(|set| format!("set={set}")).collect(),
@@ -234,6 +235,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             let machine = LinuxMachine {
                 cpus: job.cpus,
                 memory: MEMORY,
+                nodes: Nodes::default(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 kernel: stock.clone(),

@@ -16,10 +16,11 @@
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
-use faultless_guest::mem::{NONE, PAGE, READ, Region, Shared, WRITE, load, store};
+use faultless_guest::mem::{NONE, PAGE, READ, Shared, WRITE, load, store};
 use faultless_guest::proc::{self, Status, fork, pin, wait_until};
 use faultless_guest::random::Random;
 use faultless_guest::sys::doing;
+use faultless_guest::turns::{Outcome, anonymous, mark, ordered};
 use faultless_guest::{check, ensure, same};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -116,24 +117,6 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| Settings { rounds: 1000, seed: 1 })
-}
-
-/// A value that says, in decimal digits, where it was written.
-fn mark(round: u64, page: u64) -> u64 {
-    7_000_000_000_000 + round * 100_000 + page
-}
-
-type Outcome = Result<(), String>;
-
-fn anonymous(pages: u64) -> Result<Region, String> {
-    doing("mmap", Region::anonymous(pages * PAGE))
-}
-
-/// `word` of two CPUs at least, pinned; the same one twice where there is no other.
-fn two_cpus() -> Result<(usize, usize), String> {
-    let cpus = doing("sched_getaffinity", proc::cpus())?;
-    let first = *cpus.first().ok_or("this process may run on no CPU")?;
-    Ok((first, cpus.get(1).copied().unwrap_or(first)))
 }
 
 /// On one CPU: a page that is mapped anew at the same address reads as zero, not as the old page.
@@ -287,70 +270,6 @@ fn fork_isolates() -> Verdict {
         }
     }
     Ok(())
-}
-
-/// Two threads, each on a CPU of its own, and whose turn it is. `begin` runs in the first, `probe` in
-/// the second once the first is done, `warm` before that.
-///
-/// `warm(round)` makes the second CPU hold the translation. The steps follow one another, by
-/// release and acquire of the turn, so what `probe` sees must be what `change` left.
-fn ordered(
-    rounds: u64,
-    warm: impl Fn(u64) -> Outcome + Sync,
-    change: impl Fn(u64) -> Outcome,
-    probe: impl Fn(u64) -> Outcome + Sync,
-) -> Verdict {
-    const GIVEN_UP: u64 = u64::MAX;
-    let (first, second) = two_cpus()?;
-    let turn = AtomicU64::new(0);
-    let reached = |step| {
-        wait_until(|| turn.load(Ordering::Acquire) >= step);
-        turn.load(Ordering::Acquire) != GIVEN_UP
-    };
-    // Whoever fails ends the other's waiting.
-    let guard = |outcome: Outcome| {
-        if outcome.is_err() {
-            turn.store(GIVEN_UP, Ordering::Release);
-        }
-        outcome
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            guard((|| {
-                doing("sched_setaffinity", pin(second))?;
-                for round in 0..rounds {
-                    if !reached(4 * round + 1) {
-                        return Ok(());
-                    }
-                    warm(round)?;
-                    turn.store(4 * round + 2, Ordering::Release);
-                    if !reached(4 * round + 3) {
-                        return Ok(());
-                    }
-                    probe(round)?;
-                    turn.store(4 * round + 4, Ordering::Release);
-                }
-                Ok(())
-            })())
-        });
-        let mine = guard((|| {
-            doing("sched_setaffinity", pin(first))?;
-            for round in 0..rounds {
-                turn.store(4 * round + 1, Ordering::Release);
-                if !reached(4 * round + 2) {
-                    return Ok(());
-                }
-                change(round)?;
-                turn.store(4 * round + 3, Ordering::Release);
-                if !reached(4 * round + 4) {
-                    return Ok(());
-                }
-            }
-            Ok(())
-        })());
-        let theirs = other.join().unwrap_or_else(|_| Err("a thread panicked".into()));
-        mine.and(theirs)
-    })
 }
 
 /// A page that this CPU replaces is seen as new by another CPU that had read the old one.

@@ -9,6 +9,7 @@ pub mod file;
 pub mod futex;
 pub mod ipc;
 pub mod memory;
+pub mod numa;
 pub mod process;
 pub mod sched;
 pub mod signal;
@@ -37,6 +38,7 @@ const CALLS: &[&[Entry]] = &[
     ALWAYS,
     memory::CALLS,
     across::CALLS,
+    numa::CALLS,
     ipc::shm::CALLS,
     ipc::sem::CALLS,
     ipc::msg::CALLS,

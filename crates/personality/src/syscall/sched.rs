@@ -70,7 +70,7 @@ pub fn sched_getaffinity(args: Args<'_>) -> Result {
     Ok(SET)
 }
 
-/// `getcpu(cpu, node)`.
+/// `getcpu(cpu, node)`. All CPUs are in node 0; other nodes have memory only.
 pub fn getcpu(args: Args<'_>) -> Result {
     if args.a() != 0 {
         user::write(args.a(), &u32::from(percpu::id().0))?;

@@ -1,0 +1,430 @@
+//! `migrate [CHECK…] [rounds=N] [seed=N]`: the laws of translations while pages move between memory nodes, seen from user mode.
+//!
+//! Each check is as those of `tlb`: what a page holds is written by one CPU, by a translation that it has, while another moves
+//! the page. A flush that is left out shows in three ways: a store through a translation to the old frame is lost; a page that was moved while
+//! it was read-only shows what it was after a store; and it shows what the next owner of its old frame stores. There is a check for each, and one
+//! where all of it happens at the same time, and threads compare what they find with a model.
+//!
+//! On a machine with one node nothing moves, and the program says so.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE, errno};
+use faultless_guest::numa::{MOVE, MOVE_ALL, move_pages, nodes, nodes_of};
+use faultless_guest::proc::{self, Status, fork, pin};
+use faultless_guest::random::Random;
+use faultless_guest::sys::{call, doing};
+use faultless_guest::turns::{Outcome, anonymous, mark, ordered};
+use faultless_guest::{check, ensure, procfs, same};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What the arguments say.
+struct Settings {
+    rounds: u64,
+    seed: u64,
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(|| Settings { rounds: 500, seed: 1 })
+}
+
+/// The node to which pages move in this round. They come from the other.
+fn node_of(round: u64, nodes: i32) -> i32 {
+    (round as i32 + 1) % nodes
+}
+
+/// A file of `pages` pages that has no name any more.
+fn nameless(pages: u64) -> Result<File, String> {
+    let path = format!("/tmp/migrate.{}", proc::pid());
+    let explain = |error: std::io::Error| format!("{path}: {error}");
+    let file = File::options().read(true).write(true).create_new(true).open(&path);
+    let file = file.map_err(explain)?;
+    std::fs::remove_file(&path).map_err(explain)?;
+    file.set_len(pages * PAGE).map_err(explain)?;
+    Ok(file)
+}
+
+fn errors() -> Verdict {
+    let region = anonymous(4)?;
+    region.store(0, 1);
+    region.store(PAGE, 1);
+    let pages = region.addresses();
+    let mut status = [77; 4];
+    // Memory that was used before may be of any node.
+    same!(
+        move_pages(&pages[..2], Some(&[0; 2]), &mut status[..2], MOVE),
+        Ok(0),
+        "a move to node 0"
+    );
+    let raw = |pid: u64, list: u64, nodes: u64, told: u64, flags: u64| {
+        // SAFETY: the lists have four entries or are nowhere; pages keep what is in them.
+        errno(unsafe { call(libc::SYS_move_pages, [pid, 4, list, nodes, told, flags]) })
+    };
+    let (list, told) = (pages.as_ptr() as u64, status.as_mut_ptr() as u64);
+    same!(raw(0, list, 0, told, 1), libc::EINVAL, "MPOL_MF_STRICT alone");
+    same!(raw(0, list, 0, told, 8), libc::EINVAL, "an unknown flag");
+    same!(raw(4_000_000, list, 0, told, MOVE), libc::ESRCH, "no such process");
+    same!(raw(0, 8, 0, told, MOVE), libc::EFAULT, "no list of pages");
+    same!(raw(0, list, 8, told, MOVE), libc::EFAULT, "no list of nodes");
+    same!(raw(0, list, 0, 0, MOVE), libc::EFAULT, "nowhere to store");
+    for node in [-1, 7, 63, 5000] {
+        same!(
+            errno(move_pages(&pages, Some(&[node; 4]), &mut [0; 4], MOVE)),
+            libc::ENODEV,
+            "node {node}"
+        );
+    }
+    same!(move_pages(&[], None, &mut [], MOVE), Ok(0), "no pages");
+
+    // What is read of untouched memory is the zero page, which is nobody's.
+    let zero = region.load(2 * PAGE);
+    doing("munmap", region.unmap(3 * PAGE, PAGE))?;
+    let hole = [0, 0, -libc::EFAULT, -libc::EFAULT];
+    same!(nodes_of(&pages), Ok(hole.to_vec()), "where pages are, of which one reads {zero}");
+    same!(move_pages(&pages, Some(&[0; 4]), &mut status, MOVE), Ok(0), "pages move where they are");
+    same!(status, hole, "what became of them");
+    let fresh = anonymous(1)?;
+    same!(nodes_of(&[fresh.start() + 9]), Ok(vec![-libc::ENOENT]), "a page that is not there");
+    doing("mprotect", region.protect(0, PAGE, NONE))?;
+    same!(nodes_of(&pages[..1]), Ok(vec![0]), "a page that may not be accessed");
+
+    // The lists are looked at up to the node that is not there.
+    let nodes = doing("move_pages", nodes())?;
+    let to = [nodes - 1, 7];
+    same!(
+        errno(move_pages(&pages[1..3], Some(&to), &mut status[..2], MOVE)),
+        libc::ENODEV,
+        "a wrong node behind"
+    );
+    same!(nodes_of(&pages[1..2]), Ok(vec![nodes - 1]), "the page before it");
+    Ok(())
+}
+
+/// Pages that a child has, too, move for who asks for all.
+fn shared_pages() -> Verdict {
+    let nodes = doing("move_pages", nodes())?;
+    let region = anonymous(3)?;
+    region.fill(5);
+    // Memory that was used before may be of any node.
+    doing("move_pages", region.move_to(0))?;
+    let last = nodes - 1;
+    let moves = |flags| {
+        let mut status = [0; 3];
+        move_pages(&region.addresses(), Some(&[last; 3]), &mut status, flags).map(|_| status)
+    };
+    // With one node they are there already.
+    let refused = if nodes == 1 { 0 } else { -libc::EACCES };
+    let child = doing(
+        "fork",
+        fork(|| {
+            let found = [moves(MOVE), moves(MOVE_ALL)];
+            let expected = [Ok([refused; 3]), Ok([last; 3])];
+            if found != expected {
+                println!("# {found:?}, expected {expected:?}");
+            }
+            i32::from(found != expected)
+        }),
+    )?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child that moves");
+    same!(nodes_of(&region.addresses()), Ok(vec![last; 3]), "the parent's pages");
+    for at in region.pages() {
+        same!(region.load(at), 5, "what is in a page that moved");
+    }
+    Ok(())
+}
+
+/// What a CPU stores by a translation from before the move is not lost, and it sees what is stored after.
+fn store_elsewhere() -> Verdict {
+    let nodes = doing("move_pages", nodes())?;
+    let region = anonymous(1)?;
+    ordered(
+        settings().rounds,
+        |round| {
+            region.store(0, mark(round, 1));
+            Ok(())
+        },
+        |round| {
+            same!(region.load(0), mark(round, 1), "round {round}: a store before the move");
+            doing("move_pages", region.move_to(node_of(round, nodes)))?;
+            same!(region.load(0), mark(round, 1), "round {round}: what moved");
+            region.store(0, mark(round, 2));
+            Ok(())
+        },
+        |round| {
+            same!(region.load(0), mark(round, 2), "round {round}: another CPU reads the old frame");
+            Ok(())
+        },
+    )
+}
+
+/// A page that moved while it was read-only shows every CPU what is stored to it afterwards.
+fn store_after_move() -> Verdict {
+    let nodes = doing("move_pages", nodes())?;
+    let region = anonymous(1)?;
+    region.store(0, mark(0, 1));
+    ordered(
+        settings().rounds,
+        |round| {
+            doing("mprotect", region.protect(0, PAGE, READ))?;
+            same!(region.load(0), mark(round, 1), "round {round}: a store before the move");
+            Ok(())
+        },
+        |round| {
+            doing("move_pages", region.move_to(node_of(round, nodes)))?;
+            doing("mprotect", region.protect(0, PAGE, WRITE))?;
+            region.store(0, mark(round + 1, 1));
+            Ok(())
+        },
+        |round| {
+            let found = region.load(0);
+            same!(found, mark(round + 1, 1), "round {round}: another CPU reads the old frame");
+            Ok(())
+        },
+    )
+}
+
+/// The same where the kernel stores, to a page of a file.
+fn write_after_move() -> Verdict {
+    let nodes = doing("move_pages", nodes())?;
+    let file = nameless(1)?;
+    let write = |value: u64| {
+        file.write_all_at(&value.to_le_bytes(), 0).map_err(|error| format!("write: {error}"))
+    };
+    write(mark(0, 1))?;
+    let region = doing("mmap", Region::map(PAGE, READ, libc::MAP_SHARED, file.as_raw_fd(), 0))?;
+    ordered(
+        settings().rounds,
+        |round| {
+            same!(region.load(0), mark(round, 1), "round {round}: a store before the move");
+            Ok(())
+        },
+        |round| {
+            // Its translation is needed for nothing but the move.
+            same!(region.load(0), mark(round, 1), "round {round}: the page here");
+            doing("move_pages", region.move_to(node_of(round, nodes)))?;
+            write(mark(round + 1, 1))
+        },
+        |round| {
+            let found = region.load(0);
+            same!(found, mark(round + 1, 1), "round {round}: another CPU reads the old frame");
+            Ok(())
+        },
+    )
+}
+
+/// Read-only pages leave the second node, and others fill it: no CPU sees these in place of those.
+fn old_frames_reused() -> Verdict {
+    const PAGES: u64 = 32;
+    if doing("move_pages", nodes())? == 1 {
+        return Ok(());
+    }
+    // More than the second node has.
+    let memory = procfs::kilobytes(&procfs::fields("/proc/meminfo")?, "MemTotal")?;
+    let (region, filler) = (anonymous(PAGES)?, anonymous(memory / PAGE / 10)?);
+    for at in region.pages() {
+        region.store(at, mark(0, at / PAGE));
+    }
+    doing("mprotect", region.protect(0, PAGES * PAGE, READ))?;
+    filler.fill(1);
+    let pages = filler.addresses();
+    let mut status = vec![0; pages.len()];
+    let move_filler = Mutex::new(|node| {
+        doing("move_pages", move_pages(&pages, Some(&vec![node; pages.len()]), &mut status, MOVE))
+    });
+    let looks = |what: &str, round: u64| {
+        for at in region.pages() {
+            same!(region.load(at), mark(0, at / PAGE), "round {round}: {what}");
+        }
+        Ok(())
+    };
+    ordered(
+        settings().rounds / 20 + 1,
+        |round| {
+            move_filler.lock().unwrap_or_else(PoisonError::into_inner)(0)?;
+            doing("move_pages", region.move_to(1))?;
+            // This move may have left a translation here, which would hide one that the next leaves.
+            doing("mprotect", region.protect(0, PAGES * PAGE, NONE))?;
+            doing("mprotect", region.protect(0, PAGES * PAGE, READ))?;
+            looks("before the move", round)
+        },
+        |_| {
+            doing("move_pages", region.move_to(0))?;
+            let stayed = move_filler.lock().unwrap_or_else(PoisonError::into_inner)(1)?;
+            ensure!(stayed > 0, "{} pages do not fill the second node", pages.len());
+            Ok(())
+        },
+        |round| looks("another CPU reads what has its old frames", round),
+    )
+}
+
+/// Pages of which one thread at a time stores, each time a higher number, which it tells after the store.
+struct Told<'a> {
+    region: &'a Region,
+    told: Vec<AtomicU64>,
+}
+
+impl<'a> Told<'a> {
+    fn new(region: &'a Region) -> Self {
+        Self { region, told: region.pages().map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Tells that page `page` has its next value, once `store` has stored it.
+    fn next(&self, page: u64, store: impl FnOnce(u64) -> Outcome) -> Outcome {
+        let told = &self.told[page as usize];
+        let next = told.load(Ordering::Relaxed) + 1;
+        store(mark(next, page))?;
+        told.store(next, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether a page has what was told, or what came after.
+    fn look(&self, page: u64) -> Outcome {
+        let told = self.told[page as usize].load(Ordering::Acquire);
+        let found = self.region.load(page * PAGE);
+        let latest = self.told[page as usize].load(Ordering::Acquire) + 1;
+        let known =
+            (told..=latest).any(|number| found == if number == 0 { 0 } else { mark(number, page) });
+        ensure!(known, "page {page} has {found}, where {told} was told and {latest} may be");
+        Ok(())
+    }
+}
+
+/// Pages move back and forth while threads load from them and store to them: to private pages, each thread to its own words; to private pages that
+/// become writable for each store; and to pages of a file, by `write`.
+fn storm() -> Verdict {
+    const PAGES: u64 = 48;
+    const WORDS: u64 = 64;
+    let nodes = doing("move_pages", nodes())?;
+    let cpus = doing("sched_getaffinity", proc::cpus())?;
+    let crew = cpus.len().clamp(2, WORDS as usize / 2) as u64;
+    let (own, guarded, file) = (anonymous(PAGES)?, anonymous(PAGES)?, nameless(PAGES)?);
+    let mapped = Region::map(PAGES * PAGE, READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+    let mapped = doing("mmap", mapped)?;
+    own.fill(0);
+    guarded.fill(0);
+    doing("mprotect", guarded.protect(0, PAGES * PAGE, READ))?;
+    let (guarded, mapped) = (Told::new(&guarded), Told::new(&mapped));
+    let stop = AtomicBool::new(false);
+    let word = |page: u64, thread: u64| page * PAGE + 8 * (1 + thread);
+    // Every value names its thread and page.
+    let value = |thread: u64, page: u64, count: u64| (count * WORDS + thread) * PAGES + page;
+
+    let worker = |thread: u64| -> Outcome {
+        doing("sched_setaffinity", pin(cpus[thread as usize % cpus.len()]))?;
+        let mut random = Random::new(settings().seed + thread);
+        let mut model = [0; PAGES as usize];
+        let mut count = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let page = random.below(PAGES);
+            same!(
+                own.load(word(page, thread)),
+                model[page as usize],
+                "thread {thread}: its word of page {page}"
+            );
+            if random.below(2) == 0 {
+                count += 1;
+                model[page as usize] = value(thread, page, count);
+                own.store(word(page, thread), model[page as usize]);
+            }
+            let (page, other) = (random.below(PAGES), 1 + random.below(crew - 1));
+            let found = own.load(word(page, other));
+            ensure!(
+                found == 0 || found % PAGES == page && found / PAGES % WORDS == other,
+                "page {page} has {found} for thread {other}"
+            );
+            guarded.look(random.below(PAGES))?;
+            mapped.look(random.below(PAGES))?;
+            if thread == 1 {
+                let page = random.below(PAGES);
+                mapped.next(page, |value| {
+                    file.write_all_at(&value.to_le_bytes(), page * PAGE)
+                        .map_err(|error| format!("write: {error}"))
+                })?;
+            }
+        }
+        Ok(())
+    };
+    let mover = || -> Outcome {
+        doing("sched_setaffinity", pin(cpus[0]))?;
+        let mut random = Random::new(settings().seed);
+        let mut moved = 0;
+        for round in 0..settings().rounds {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let starts = [&own, guarded.region, mapped.region].map(Region::start);
+            let pages: Vec<_> = (0..1 + random.below(24))
+                .map(|_| starts[random.below(3) as usize] + random.below(PAGES) * PAGE)
+                .collect();
+            let to: Vec<_> = pages.iter().map(|_| random.below(nodes as u64) as i32).collect();
+            let mut status = vec![-1; pages.len()];
+            let stayed = doing("move_pages", move_pages(&pages, Some(&to), &mut status, MOVE_ALL))?;
+            // A page of the file may not be there yet. Those that another CPU is using stay; Linux then tells of none behind them.
+            let fits = |(status, to): (&i32, &i32)| {
+                status == to || [-libc::ENOENT, -libc::EBUSY].contains(status)
+            };
+            ensure!(
+                stayed > 0 || status.iter().zip(&to).all(fits),
+                "round {round}: {status:?} for {to:?}"
+            );
+            moved += status.iter().zip(&to).filter(|(status, to)| status == to).count();
+            let page = random.below(PAGES);
+            guarded.next(page, |value| {
+                doing("mprotect", guarded.region.protect(page * PAGE, PAGE, WRITE))?;
+                guarded.region.store(page * PAGE, value);
+                doing("mprotect", guarded.region.protect(page * PAGE, PAGE, READ))
+            })?;
+            // Where CPUs take turns the others come, too.
+            proc::yield_now();
+        }
+        ensure!(
+            moved as u64 > settings().rounds,
+            "{moved} pages moved in {} rounds",
+            settings().rounds
+        );
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let (worker, mover, stop) = (&worker, &mover, &stop);
+        let work = move |outcome: Outcome| {
+            stop.store(true, Ordering::Relaxed);
+            outcome
+        };
+        let threads: Vec<_> =
+            (1..crew).map(|thread| scope.spawn(move || work(worker(thread)))).collect();
+        let mine = work(mover());
+        let theirs = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
+        theirs.fold(mine, Result::and)
+    })
+}
+
+const CHECKS: &[Check] = &[
+    ("errors", errors),
+    ("shared_pages", shared_pages),
+    ("store_elsewhere", store_elsewhere),
+    ("store_after_move", store_after_move),
+    ("write_after_move", write_after_move),
+    ("old_frames_reused", old_frames_reused),
+    ("storm", storm),
+];
+
+fn main() {
+    let args = Args::read("migrate", &["rounds", "seed"]);
+    let given = Settings { rounds: args.get("rounds", 500), seed: args.get("seed", 1) };
+    if SETTINGS.set(given).is_err() {
+        args.refuse("the settings are read once");
+    }
+    proc::no_huge_pages();
+    if nodes() == Ok(1) {
+        println!("# one memory node: nothing moves");
+    }
+    std::process::exit(check::run(&args, CHECKS))
+}

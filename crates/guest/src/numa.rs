@@ -1,0 +1,73 @@
+//! Pages and memory nodes.
+
+use crate::mem::{PAGE, Region};
+use crate::sys::{self, Errno, call};
+
+/// Of [`move_pages`]: pages move that no other process maps.
+pub const MOVE: u64 = 2;
+/// Of [`move_pages`]: others move, too.
+pub const MOVE_ALL: u64 = 4;
+
+/// Moves the pages of this process at the addresses `pages` to `nodes`, or without these only asks where they are. Stores for each page
+/// the node where it is then, or the negated number of an error, and returns how many could not be moved.
+///
+/// # Errors
+/// `move_pages`'.
+///
+/// # Panics
+/// If the lists differ in length.
+pub fn move_pages(
+    pages: &[u64],
+    nodes: Option<&[i32]>,
+    status: &mut [i32],
+    flags: u64,
+) -> sys::Result<u64> {
+    assert!(pages.len() == status.len() && nodes.is_none_or(|nodes| nodes.len() == pages.len()));
+    let nodes = nodes.map_or(0, |nodes| nodes.as_ptr() as u64);
+    let (list, told) = (pages.as_ptr() as u64, status.as_mut_ptr() as u64);
+    // SAFETY: the lists have so many entries; programs do not see where their pages are.
+    unsafe { call(libc::SYS_move_pages, [0, pages.len() as u64, list, nodes, told, flags]) }
+}
+
+/// The nodes of pages, or why they have none.
+///
+/// # Errors
+/// `move_pages`'.
+pub fn nodes_of(pages: &[u64]) -> sys::Result<Vec<i32>> {
+    let mut status = vec![0; pages.len()];
+    move_pages(pages, None, &mut status, MOVE)?;
+    Ok(status)
+}
+
+/// How many memory nodes there are: 2, or only one.
+///
+/// # Errors
+/// `mmap`'s, and `move_pages`' if it is not that there is no such node.
+pub fn nodes() -> sys::Result<i32> {
+    let region = Region::anonymous(PAGE)?;
+    region.fill(1);
+    match move_pages(&[region.start()], Some(&[1]), &mut [0], MOVE) {
+        Ok(_) => Ok(2),
+        Err(Errno(libc::ENODEV)) => Ok(1),
+        Err(errno) => Err(errno),
+    }
+}
+
+impl Region {
+    /// The addresses of its pages.
+    pub fn addresses(&self) -> Vec<u64> {
+        self.pages().map(|at| self.start() + at).collect()
+    }
+
+    /// Moves all of its pages to `node`.
+    ///
+    /// # Errors
+    /// `move_pages`'; `EBUSY` if a page did not move.
+    pub fn move_to(&self, node: i32) -> sys::Result<()> {
+        let pages = self.addresses();
+        let mut status = vec![-1; pages.len()];
+        move_pages(&pages, Some(&vec![node; pages.len()]), &mut status, MOVE)?;
+        let moved = status.iter().all(|there| *there == node);
+        if moved { Ok(()) } else { Err(Errno(libc::EBUSY)) }
+    }
+}
