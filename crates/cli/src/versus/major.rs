@@ -1,7 +1,7 @@
 //! What a major fault costs: a read of a page that a virtio disk has.
 
-use super::figures::{self, pairs, verdict};
-use super::{Done, Side};
+use super::figures::{self, verdict};
+use super::{Done, Part, Side, pairs_of};
 use crate::error::CliError;
 use crate::report::{Style, table};
 use faultless_boot::linux::Stock;
@@ -51,11 +51,7 @@ pub fn tell(
     stock: &Stock,
     style: Style,
 ) -> Result<usize, CliError> {
-    let of = |side| {
-        let same = |done: &&Done| done.disk && done.side == side;
-        done.iter().find(same).map_or(&[][..], |done| &done.figures)
-    };
-    let pairs = pairs(of(Side::Ours), of(Side::Linux));
+    let pairs = pairs_of(done, Part::Disk);
     let Some(pair) = pairs.first() else { return Ok(0) };
     let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
     let mut table = table::numbers(&head.map(str::to_owned), style);
@@ -97,7 +93,7 @@ mod tests {
             program: "rows",
             cpus: 1,
             ahead: Ahead::OFF,
-            disk: true,
+            part: Part::Disk,
             args: Vec::new(),
             set: Vec::new(),
             figures: figures::figures("row major_fault 16500.0 per_fault"),

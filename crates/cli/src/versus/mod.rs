@@ -10,6 +10,7 @@ mod ahead;
 mod counts;
 mod figures;
 mod major;
+mod moves;
 
 use crate::args::VersusArgs;
 use crate::error::CliError;
@@ -20,8 +21,8 @@ use crate::report::progress::Progress;
 use crate::report::{self, Style, table};
 use crate::settings::{Ahead, Assignment, Settings, regimes};
 use faultless_boot::linux::{LinuxMachine, Stock};
-use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Program, Streams, guest};
-use figures::{Figure, figures, verdict};
+use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Nodes, Program, Streams, guest};
+use figures::{Figure, Pair, figures, verdict};
 use serde_json::Map;
 use std::collections::VecDeque;
 use std::io::Write;
@@ -67,8 +68,25 @@ struct Job {
     cpus: u16,
     /// The prefault settings; off on Linux.
     ahead: Ahead,
-    /// Whether it measures a major fault, of a file on a disk.
-    disk: bool,
+    part: Part,
+}
+
+/// Which rows a boot of `rows` measures, by what the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Those that every machine can measure.
+    Plain,
+    /// A major fault, of a file on a disk.
+    Disk,
+    /// Pages that move between two nodes of memory.
+    Nodes,
+}
+
+impl Part {
+    /// The machine's nodes of memory.
+    fn nodes(self) -> Nodes {
+        if self == Self::Nodes { Nodes::two() } else { Nodes::default() }
+    }
 }
 
 /// What came of a boot: the figures it printed, and what went wrong.
@@ -77,7 +95,7 @@ struct Done {
     program: &'static str,
     cpus: u16,
     ahead: Ahead,
-    disk: bool,
+    part: Part,
     /// What the program was given.
     args: Vec<String>,
     /// The knobs, on the bare machine.
@@ -94,7 +112,8 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let (mut out, style) = report::output(&args.json);
 
     let sides = [Side::Ours, Side::Linux];
-    let job = |side, program, cpus| Job { side, program, cpus, ahead: Ahead::OFF, disk: false };
+    let job =
+        |side, program, cpus| Job { side, program, cpus, ahead: Ahead::OFF, part: Part::Plain };
     let mut jobs: VecDeque<_> = sides.map(|side| job(side, rows, 1)).into();
     for &cpus in &args.cpus {
         jobs.extend(sides.map(|side| job(side, counts, cpus)));
@@ -102,12 +121,13 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let regimes = regimes(&args.set.set, POOL);
     let later = regimes.iter().filter(|ahead| **ahead != Ahead::OFF);
     jobs.extend(later.map(|&ahead| Job { ahead, ..job(Side::Ours, rows, 1) }));
-    let disk = |side| Job { disk: true, ..job(side, rows, 1) };
-    jobs.push_back(disk(Side::Ours));
+    let of_part = |side, part| Job { part, ..job(side, rows, 1) };
+    jobs.extend(sides.map(|side| of_part(side, Part::Nodes)));
+    jobs.push_back(of_part(Side::Ours, Part::Disk));
     let progress = Progress::new(jobs.len() as u64 + 2);
     let stock = stock(args, &progress)?;
     if stock.reads_disks() {
-        jobs.push_back(disk(Side::Linux));
+        jobs.push_back(of_part(Side::Linux, Part::Disk));
     }
     progress.advance(1);
     let done = boot_all(jobs, args, &stock, &progress);
@@ -115,6 +135,7 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
 
     let mut rows = tell_rows(&mut *out, &done, &stock, style)?;
     ahead::tell(&mut *out, &done, &regimes, &stock, style)?;
+    rows += moves::tell(&mut *out, &done, &stock, style)?;
     rows += major::tell(&mut *out, &done, &stock, style)?;
     let mut phases = 0;
     for &cpus in &args.cpus {
@@ -201,7 +222,8 @@ fn boot_all(
 /// Does one job; what goes wrong is part of the result, beside the figures that came before.
 fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     let mut program = Program::guest(job.program).args(job.args());
-    let unread = job.disk.then(major::unread).and_then(Result::ok);
+    let has_disk = job.part == Part::Disk;
+    let unread = has_disk.then(major::unread).and_then(Result::ok);
     if let Some(unread) = unread.as_ref().filter(|_| job.side == Side::Ours) {
         program = program.files(unread.path());
     }
@@ -211,11 +233,11 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             let machine = Machine {
                 cpus: job.cpus,
                 memory: MEMORY,
-                nodes: Nodes::default(),
+                nodes: job.part.nodes(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 words: job.set(args).iter().map(|set| format!("set={set}")).collect(),
-                disk: job.disk.then(Disk::default),
+                disk: has_disk.then(Disk::default),
                 ..Machine::default()
             };
             let (mut output, mut errors) = (Vec::new(), Vec::new());
@@ -235,7 +257,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             let machine = LinuxMachine {
                 cpus: job.cpus,
                 memory: MEMORY,
-                nodes: Nodes::default(),
+                nodes: job.part.nodes(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 kernel: stock.clone(),
@@ -260,8 +282,8 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     };
     let trouble = trouble.or(silent).map(name);
     let (set, args) = (job.set(args), job.args());
-    let &Job { side, cpus, ahead, disk, program: Guest { name: program, .. } } = job;
-    Done { side, program, cpus, ahead, disk, args, set, figures, trouble }
+    let &Job { side, cpus, ahead, part, program: Guest { name: program, .. } } = job;
+    Done { side, program, cpus, ahead, part, args, set, figures, trouble }
 }
 
 impl Job {
@@ -269,8 +291,12 @@ impl Job {
     fn args(&self) -> Vec<String> {
         let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
         let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
-        let disk = self.disk.then(|| major::args(self.side));
-        only.into_iter().chain(rest).chain(disk.into_iter().flatten()).collect()
+        let part = match self.part {
+            Part::Plain => Vec::new(),
+            Part::Disk => major::args(self.side).into(),
+            Part::Nodes => vec!["to=1".to_owned()],
+        };
+        only.into_iter().chain(rest).chain(part).collect()
     }
 
     /// The knobs that the bare machine is started with: the user's, then what the job is about.
@@ -286,9 +312,36 @@ impl Job {
 
 /// The figures of a program on a side.
 fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) -> &'a [Figure] {
-    let wanted = (side, program, cpus, ahead, false);
-    let same = |done: &&Done| (done.side, done.program, done.cpus, done.ahead, done.disk) == wanted;
+    let wanted = (side, program, cpus, ahead, Part::Plain);
+    let same = |done: &&Done| (done.side, done.program, done.cpus, done.ahead, done.part) == wanted;
     done.iter().find(same).map_or(&[], |done| &done.figures)
+}
+
+/// The figures of a part of `rows` side by side.
+fn pairs_of(done: &[Done], part: Part) -> Vec<Pair> {
+    let of = |side| {
+        let same = |done: &&Done| done.part == part && done.side == side;
+        done.iter().find(same).map_or(&[][..], |done| &done.figures)
+    };
+    figures::pairs(of(Side::Ours), of(Side::Linux))
+}
+
+/// A table of rows, and how many of them miss their target.
+fn table_of(pairs: &[Pair], stock: &Stock, style: Style) -> (String, usize) {
+    let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
+    let mut table = table::numbers(&head.map(str::to_owned), style);
+    let mut missed = 0;
+    for pair in pairs {
+        let met = pair.within(3.0);
+        missed += usize::from(met != Some(true));
+        let ratio = pair.ratio().map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+        let [ours, linux] = [pair.ours, pair.linux].map(figures::show);
+        table::row(
+            &mut table,
+            [pair.name.clone(), pair.unit.clone(), ours, linux, ratio, verdict(met).to_owned()],
+        );
+    }
+    (table.to_string(), missed)
 }
 
 /// Prints what faults and calls cost; how many rows miss their target.
@@ -303,19 +356,7 @@ fn tell_rows(
     if pairs.is_empty() {
         return Ok(0);
     }
-    let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
-    let mut table = table::numbers(&head.map(str::to_owned), style);
-    let mut missed = 0;
-    for pair in &pairs {
-        let met = pair.within(3.0);
-        missed += usize::from(met != Some(true));
-        let ratio = pair.ratio().map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
-        let [ours, linux] = [pair.ours, pair.linux].map(figures::show);
-        table::row(
-            &mut table,
-            [pair.name.clone(), pair.unit.clone(), ours, linux, ratio, verdict(met).to_owned()],
-        );
-    }
+    let (table, missed) = table_of(&pairs, stock, style);
     writeln!(
         out,
         "\nOne CPU, one instruction a tick, CPU {CPU}, no randomness; prefault off (prefault_max_order=0)"
@@ -361,6 +402,7 @@ fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliErro
         params: Map::from_iter([
             ("args".to_owned(), done.args.iter().map(String::as_str).collect()),
             ("memory".to_owned(), MEMORY.into()),
+            ("nodes".to_owned(), done.part.nodes().to_string().into()),
             ("clock".to_owned(), "deterministic".into()),
             ("cpu".to_owned(), CPU.into()),
         ]),

@@ -1,4 +1,4 @@
-//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS] [disk=FILE]`: what faults and calls cost, in ticks of the
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS] [disk=FILE] [to=NODE]`: what faults and calls cost, in ticks of the
 //! time stamp counter. Where an emulator counts instructions (`-icount shift=0`) those are instructions,
 //! and every figure repeats to the last digit; elsewhere they are only ticks.
 //!
@@ -10,6 +10,8 @@
 //!
 //! `disk=` names a file on a disk, or the disk itself, that nobody has read, of [`MAJOR`] 128 KiB for each pass; the row `major_fault` reads it
 //! once.
+//!
+//! `to=` names a second memory node, to which pages move and back in the rows `move_page`, `move_read_only_page` and `move_file_page`.
 //!
 //! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
 //! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
@@ -26,6 +28,7 @@ use faultless_guest::args::Args;
 use faultless_guest::clock::{self, ticks};
 use faultless_guest::init::Init;
 use faultless_guest::mem::{PAGE, READ, Region, WRITE};
+use faultless_guest::numa;
 use faultless_guest::proc;
 use faultless_guest::sys::{self, Errno, raw};
 use std::arch::asm;
@@ -47,6 +50,10 @@ const ROUNDS: u64 = 1000;
 const FORKS: u64 = 20;
 /// What the parent of the fork row has touched.
 const PARENT: u64 = 16 * MIB;
+
+/// The rows of pages that move, and how many do in a pass.
+const MOVES: [&str; 3] = ["move_page", "move_read_only_page", "move_file_page"];
+const MOVED: u64 = 512;
 
 /// Faults in a pass of the row of major faults.
 const MAJOR: u64 = 32;
@@ -198,11 +205,8 @@ fn anonymous(rows: &Rows) -> Result<(), String> {
     })
 }
 
-fn files(rows: &Rows, dir: &str) -> Result<(), String> {
-    let names = ["file_shared_write", "file_private_write", "file_shared_read_around", "text_read"];
-    if !names.iter().any(|name| rows.wanted(&[name])) {
-        return Ok(());
-    }
+/// A file of so many pages, all of which are cached.
+fn cached_file(dir: &str, pages: u64) -> Result<File, String> {
     let path = format!("{dir}/rows.data");
     let explain = |what: &str, error: &dyn std::fmt::Display| format!("{what} {path}: {error}");
     let mut file = File::options()
@@ -214,10 +218,18 @@ fn files(rows: &Rows, dir: &str) -> Result<(), String> {
         .map_err(|error| explain("create", &error))?;
     // Whatever happens, nobody needs it by name.
     std::fs::remove_file(&path).map_err(|error| explain("remove", &error))?;
-    // Every page is cached from here on.
-    for _ in 0..PAGES {
+    for _ in 0..pages {
         file.write_all(&[1; PAGE as usize]).map_err(|error| explain("write", &error))?;
     }
+    Ok(file)
+}
+
+fn files(rows: &Rows, dir: &str) -> Result<(), String> {
+    let names = ["file_shared_write", "file_private_write", "file_shared_read_around", "text_read"];
+    if !names.iter().any(|name| rows.wanted(&[name])) {
+        return Ok(());
+    }
+    let file = cached_file(dir, PAGES)?;
     let fd = file.as_raw_fd();
     let row = |name, prot, sharing, how| {
         rows.row([name], "per_page", || {
@@ -321,6 +333,37 @@ fn forks(rows: &Rows) -> Result<(), String> {
     })
 }
 
+/// Pages that move to node `to` and back, all of a region in one call, per page and move: written ones, the same while they may only be read, and
+/// pages of a file that is mapped to be read.
+fn moves(rows: &Rows, dir: &str, to: i32) -> Result<(), String> {
+    let file = cached_file(dir, MOVED)?;
+    let go = |pages: &[u64], node| {
+        let nodes = vec![node; pages.len()];
+        let mut status = vec![-1; pages.len()];
+        let (cost, _) = time(|| numa::move_pages(pages, Some(&nodes), &mut status, numa::MOVE))?;
+        if status == nodes { Ok(cost) } else { Err(Errno(libc::EBUSY)) }
+    };
+    let pass = |region: &Region, how| {
+        touch(region, how);
+        let pages = region.addresses();
+        // Memory that was used before may be of any node.
+        go(&pages, 0)?;
+        let (there, back) = (go(&pages, to)?, go(&pages, 0)?);
+        Ok([(there + back) as f64 / (2 * MOVED) as f64])
+    };
+    rows.row([MOVES[0]], "per_page", || pass(&Region::anonymous(MOVED * PAGE)?, Touch::Write))?;
+    rows.row([MOVES[1]], "per_page", || {
+        let region = Region::anonymous(MOVED * PAGE)?;
+        touch(&region, Touch::Write);
+        region.protect(0, MOVED * PAGE, READ)?;
+        pass(&region, Touch::Read)
+    })?;
+    rows.row([MOVES[2]], "per_page", || {
+        let fd = file.as_raw_fd();
+        pass(&Region::map(MOVED * PAGE, READ, libc::MAP_SHARED, fd, 0)?, Touch::Read)
+    })
+}
+
 /// A fault for whose page a disk is read, without the time that the disk takes. Meanwhile another thread gives the CPU away again and again, so
 /// that the CPU never rests; what its rounds take when it is alone is taken off. So a figure has what the fault, the driver and the interrupt
 /// take, the two switches of threads, the part of a round that each switch cuts off, and of timer interrupts those that fall into a wait.
@@ -389,6 +432,10 @@ fn measure(args: &Args) -> Result<(), String> {
     if rows.passes == 0 {
         args.refuse("passes=0 would measure nothing");
     }
+    if let Some(to) = args.text("to") {
+        let to = to.parse().unwrap_or_else(|_| args.refuse(&format!("to={to} is not a node")));
+        return moves(&rows, dir, to);
+    }
     anonymous(&rows)?;
     files(&rows, dir)?;
     calls(&rows)?;
@@ -401,7 +448,7 @@ fn measure(args: &Args) -> Result<(), String> {
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
-    let args = Args::read("rows", &["dir", "row", "passes", "settle", "rest", "disk"]);
+    let args = Args::read("rows", &["dir", "row", "passes", "settle", "rest", "disk", "to"]);
     let init = Init::begin(args.get("settle", 10));
     let outcome = init.as_ref().map_err(Clone::clone).and_then(|_| measure(&args));
     if let Err(why) = &outcome {
