@@ -116,6 +116,32 @@ impl Region {
         unsafe { store(self.within(at, 8), value) }
     }
 
+    /// Makes a system call that copies 8 bytes between `value` and `at`, without a translation of this process.
+    fn copy_outside(&self, number: i64, at: u64, value: &mut u64) -> sys::Result<()> {
+        let pieces = [(&raw mut *value) as u64, 8, self.within(at, 8), 8];
+        let (here, there) = (pieces.as_ptr() as u64, pieces[2..].as_ptr() as u64);
+        let pid = u64::from(std::process::id());
+        // SAFETY: the pieces are a local and this region's.
+        unsafe { call(number, [pid, here, 1, there, 1, 0]) }.map(|_| ())
+    }
+
+    /// Loads the 8 bytes at `at` as another process would, by the kernel's view of the page.
+    ///
+    /// # Errors
+    /// `process_vm_readv`'s.
+    pub fn load_outside(&self, at: u64) -> sys::Result<u64> {
+        let mut value = 0;
+        self.copy_outside(libc::SYS_process_vm_readv, at, &mut value).map(|()| value)
+    }
+
+    /// Stores 8 bytes at `at` as another process would.
+    ///
+    /// # Errors
+    /// `process_vm_writev`'s.
+    pub fn store_outside(&self, at: u64, mut value: u64) -> sys::Result<()> {
+        self.copy_outside(libc::SYS_process_vm_writev, at, &mut value)
+    }
+
     /// Stores `value` to each page.
     pub fn fill(&self, value: u64) {
         for at in self.pages() {

@@ -48,7 +48,7 @@ pub fn move_pages(args: Args<'_>) -> Result {
         } else {
             let mut to = [0; PIECE];
             read_list(&mut to[..len], nodes.wrapping_add(4 * done), i32::from_le_bytes)?;
-            stayed += move_piece(space, addrs, &to[..len], flags == MOVE_ALL, status)?;
+            stayed += move_piece(space, addrs, &to[..len], flags & MOVE_ALL != 0, status)?;
         }
         done += len as u64;
         if done == count {
