@@ -72,7 +72,9 @@ impl FromStr for Nodes {
     fn from_str(text: &str) -> Result<Self, NoNodes> {
         let share = |text: &str| text.parse().ok().filter(|share| *share > 0);
         let shares: Option<Vec<_>> = text.split(':').map(share).collect();
-        shares.filter(|shares| shares.len() <= MOST).map(Self).ok_or(NoNodes)
+        // `2` would be one node.
+        let known = |shares: &Vec<_>| shares.len() <= MOST && (shares.len() > 1 || shares[0] == 1);
+        shares.filter(known).map(Self).ok_or(NoNodes)
     }
 }
 
