@@ -10,7 +10,7 @@ use std::io::Write;
 const MOVED: &str = "\
 Pages that `move_pages` moves, 512 in a call, from one node of memory to another and back: private pages that may be stored to; that may be read
 only; and pages of a file in memory that is mapped to be read. The bare kernel defers the flushes of the latter two (deferred_flush). Both machines
-have two nodes of 512 MiB, and their CPU in the first; Linux has no automatic NUMA balancing. Copying a page takes 512 counted steps on both.";
+have two nodes, half of memory each, and their CPU in the first; Linux has no automatic NUMA balancing. Copying a page takes 512 counted steps on both.";
 
 /// Prints what was measured; how many rows miss their target.
 pub fn tell(
