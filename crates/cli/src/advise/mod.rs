@@ -73,8 +73,9 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         }
     };
     let code = status.map_or(ExitCode::SUCCESS, exit_code);
-    if let Some(signal) = status.and_then(|status| status.signal()) {
-        say!("faultless: the program ended with signal {signal}; nothing is predicted for it");
+    if status.is_some_and(|status| status.signal().is_some()) {
+        // The recorder has said which.
+        say!("faultless: nothing is predicted for a program that a signal ends");
         return Ok(code);
     }
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
