@@ -30,6 +30,10 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
         .output
         .clone()
         .unwrap_or_else(|| PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" }));
+    if output == Path::new("-") {
+        let why = "standard output is the program's; -o ./- is a file of that name";
+        return Err(CliError::Usage(format!("-o -: {why}")));
+    }
     output::spare("-o", &output, &[&program])?;
     let setup = setup(args.lesser)?;
     let recorded = write(args, &setup, &output, compact)?;

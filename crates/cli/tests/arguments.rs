@@ -235,4 +235,6 @@ fn a_program_that_is_not_there_is_a_wrong_argument() {
         assert!(error.contains(&format!("{program}: ")), "{error}");
     }
     assert!(!std::path::Path::new(output).exists());
+    let error = faultless(&["record", "-o", "-", "--", "true"]).fails(2);
+    assert!(error.contains("-o -: standard output is the program's"), "{error}");
 }

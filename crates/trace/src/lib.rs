@@ -38,6 +38,7 @@ pub mod perf;
 pub mod plan;
 pub mod record;
 pub mod recordings;
+pub mod reserve;
 mod zstd;
 
 use lackey::Addresses;

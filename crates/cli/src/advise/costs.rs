@@ -6,7 +6,9 @@ use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life};
 use crate::calibrate::hardware::{self, COLD, Effort};
 use crate::error::CliError;
 use faultless_trace::anticipate::folio::LARGEST;
+use memmap2::MmapMut;
 use std::fs;
+use std::hint::black_box;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -27,14 +29,19 @@ pub const REPORTED: Duration = Duration::from_millis(3_500);
 /// Rounds of the largest folio that are worth waiting for.
 const WAITED: usize = 3;
 
+/// Bytes of a mapping that is made and removed to measure such a call: that by which glibc's heap grows.
+const GROWTH: usize = 132 << 10;
+
 /// What has been measured so far.
 #[derive(Debug)]
 pub struct Meter {
     quiet: Faults,
     zeroing: f64,
     copying: f64,
+    mapping: f64,
     single: Vec<f64>,
     populated: Vec<f64>,
+    pretouched: Vec<f64>,
     folios: [Vec<f64>; LARGEST as usize + 1],
     /// Of the largest size, from memory that the host has taken back.
     fresh: Vec<f64>,
@@ -59,6 +66,10 @@ pub struct Costs {
     pub page: f64,
     /// The same of a page that was populated with others by a call.
     pub populated: f64,
+    /// The same of one that was touched in a loop with others, before its first use.
+    pub pretouched: f64,
+    /// A call that makes or removes a mapping, or changes its size.
+    pub mapping: f64,
     folios: [Option<f64>; LARGEST as usize + 1],
     /// A page in a folio of the largest size, from memory that the host has taken back, if it does that.
     fresh: Option<f64>,
@@ -80,8 +91,10 @@ impl Meter {
             quiet: host_faults(QUIET)?,
             zeroing: hardware::zero(QUIET, COLD),
             copying: hardware::copy(QUIET, COLD),
+            mapping: mapping(),
             single: Vec::new(),
             populated: Vec::new(),
+            pretouched: Vec::new(),
             folios: Default::default(),
             fresh: Vec::new(),
             orders,
@@ -94,6 +107,7 @@ impl Meter {
     pub fn round(&mut self) -> Result<(), CliError> {
         self.single.extend(life(Way::Single)?);
         self.populated.extend(life(Way::Populated)?);
+        self.pretouched.extend(life(Way::Pretouched)?);
         for order in self.orders.clone() {
             let off = Sizes::read().mode(order) == Mode::Never;
             let file = size_file(order);
@@ -120,6 +134,8 @@ impl Meter {
             copying: self.copying,
             page: median(&self.single).unwrap_or(self.quiet.touch),
             populated: median(&self.populated).unwrap_or(self.quiet.populate),
+            pretouched: median(&self.pretouched).unwrap_or(self.quiet.touch),
+            mapping: self.mapping,
             folios: self.folios.each_ref().map(|rounds| median(rounds)),
             // The processor's bit for it (cpuid leaf 1).
             virtual_machine: flags
@@ -148,6 +164,11 @@ impl Costs {
         self.fresh.is_some()
     }
 
+    /// A single page that a program would not touch otherwise, so that it may come from memory that the host has taken back.
+    pub fn taken(&self) -> f64 {
+        self.fresh.unwrap_or(0.0).max(self.pretouched)
+    }
+
     /// The same where all memory was in use just now, and the host has not taken it back.
     pub fn in_used_memory(&self) -> Self {
         Self { fresh: None, ..self.clone() }
@@ -172,6 +193,11 @@ impl Costs {
     pub fn shadowed(&self) -> bool {
         self.virtual_machine && self.quiet.touch > SHADOWED
     }
+}
+
+/// Half of what a mapping takes to be made and removed, untouched.
+fn mapping() -> f64 {
+    QUIET.each(2_000, || _ = black_box(MmapMut::map_anon(GROWTH))) / 2.0
 }
 
 /// Whether the kernel reports free memory to a host.
@@ -205,6 +231,8 @@ pub mod tests {
             copying: 400.0,
             page: 2300.0,
             populated: 1300.0,
+            pretouched: 2000.0,
+            mapping: 500.0,
             folios,
             virtual_machine: true,
             fresh: None,

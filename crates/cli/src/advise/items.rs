@@ -2,7 +2,8 @@
 
 use super::costs::Costs;
 use super::findings::Findings;
-use super::sysfs::{Mode, THP, kib, size_file};
+use super::sysfs::{THP, kib, size_file};
+use super::{allocator, runtime};
 use crate::host;
 use crate::report::number::plural;
 use faultless::PAGE_SIZE;
@@ -14,8 +15,6 @@ use std::path::{Path, PathBuf};
 const MOSTLY: f64 = 0.9;
 /// Pages of a mapping below which populating it is not worth a line.
 const FEW: u64 = 256;
-/// A threshold that no program comes to: freed memory is never given back.
-const NEVER: &str = "1099511627776";
 
 /// What puts an item into force for one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +52,24 @@ pub struct Item {
     pub remarks: Vec<&'static str>,
 }
 
+/// One thing that can be done, of which a recording of faults does not tell what it saves.
+#[derive(Clone, Debug)]
+pub struct Open {
+    /// What it is, as rows are named.
+    pub name: String,
+    /// What to do, in words or as a command.
+    pub action: String,
+    /// What is known of it, and why no more.
+    pub why: String,
+    /// What applies it.
+    pub apply: Apply,
+}
+
+/// All that applies to the program and is not predicted.
+pub fn open(findings: &Findings) -> Vec<Open> {
+    allocator::open(findings).into_iter().chain(runtime::open(findings)).collect()
+}
+
 /// Nanoseconds that the faults of a run take, as the host is set now.
 pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
     let Census { zero_page, copies, file, .. } = findings.census;
@@ -62,7 +79,7 @@ pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
 }
 
 /// Nanoseconds of all faults on anonymous memory, each on a page or a folio.
-fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
+pub fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
     let time = |(order, count): (u8, &u64)| match order {
         0 => *count as f64 * costs.page,
         order => *count as f64 * costs.folio(order).0,
@@ -92,10 +109,9 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let mut items = Vec::new();
     items.extend(sizes(findings, costs));
     items.extend(without_thp(findings, costs));
-    items.extend(malloc_huge(findings, costs));
-    items.extend(keep(findings, costs));
+    items.extend(allocator::predicted(findings, costs));
     items.extend(populate(findings, costs));
-    items.extend(runtime(findings, costs));
+    items.extend(runtime::predicted(findings, costs));
     items.extend(text(findings, costs));
     items
 }
@@ -171,41 +187,6 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// glibc's `malloc` asks for huge pages.
-fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
-    // Where all memory gets them there is no need to ask.
-    let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
-    let [off, on] = &findings.malloc_huge;
-    (permitted && findings.program.glibc).then(|| Item {
-        name: "malloc on THP".into(),
-        action: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (glibc 2.35 or newer)".into(),
-        saving: folio_time(off, costs) - folio_time(on, costs),
-        unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
-        apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
-        huge: true,
-        at_best: 0.0,
-        remarks: vec!["THP can cost small heaps 40 % memory"],
-    })
-}
-
-/// glibc's `malloc` keeps what was freed.
-fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
-    let kept = findings.kept;
-    let saving = kept.saved as f64 * costs.page + kept.calls as f64 * costs.quiet.call
-        - kept.copied as f64 * costs.copying;
-    let settings = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", NEVER)];
-    (findings.program.glibc && kept.saved + kept.calls > 0).then(|| Item {
-        name: "malloc keeps memory".into(),
-        action: settings.map(|(name, value)| format!("{name}={value}")).join(" "),
-        saving,
-        unused: kept.peak_free * PAGE_SIZE,
-        apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
-        huge: false,
-        at_best: 0.0,
-        remarks: Vec::new(),
-    })
-}
-
 /// Large mappings that are used nearly whole are populated when they are made.
 fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
     let mut groups = findings.census.mappings.clone();
@@ -245,39 +226,6 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
     best
 }
 
-/// Settings of Go and Java.
-fn runtime(findings: &Findings, costs: &Costs) -> Vec<Item> {
-    let mut items = Vec::new();
-    if findings.program.go && findings.census.discarded > 0 {
-        items.push(Item {
-            name: "Go frees lazily".into(),
-            action: "GODEBUG=madvdontneed=0; a larger GOGC does more, and is not predicted".into(),
-            saving: findings.census.discarded as f64 * costs.page,
-            unused: 0,
-            apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
-            huge: false,
-            at_best: 0.0,
-            remarks: vec!["freed memory counts as resident until the kernel needs it"],
-        });
-    }
-    let huge = findings.with.iter().find(|(order, _)| *order == LARGEST);
-    if let Some((_, with)) =
-        huge.filter(|_| findings.program.java && findings.sizes.mode(LARGEST) == Mode::Madvise)
-    {
-        items.push(Item {
-            name: "Java heap on THP".into(),
-            action: "-XX:+UseTransparentHugePages; with -XX:+AlwaysPreTouch only if the heap (-Xms) is used whole".into(),
-            saving: folio_time(&findings.now, costs) - folio_time(with, costs),
-            unused: with.outcome.peak_untouched * PAGE_SIZE,
-            apply: Apply::Environment(vec![("JAVA_TOOL_OPTIONS", "-XX:+UseTransparentHugePages".into())]),
-            huge: true,
-            at_best: 0.0,
-            remarks: vec!["AlwaysPreTouch without THP makes start-up slower (24 GB: 0.27 to 0.33 s)"],
-        });
-    }
-    items
-}
-
 /// The program's code in pages of 2 MiB.
 fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
     let Census { text, text_pages, .. } = findings.census;
@@ -300,15 +248,16 @@ pub fn size(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::super::costs::tests::{TAKEN, costs, taken};
     use super::super::program::Program;
-    use super::super::sysfs::Sizes;
+    use super::super::sysfs::{Mode, Sizes};
     use super::*;
     use crate::replay::source::{Input, open};
     use faultless_trace::census::Mappings;
 
-    fn findings(name: &str, sizes: Sizes) -> Findings {
+    /// Of a bundled recording, as of a program of glibc's.
+    pub fn findings(name: &str, sizes: Sizes) -> Findings {
         let Ok(Input::Recording(source)) = open(Path::new(name)) else {
             panic!("{name} is bundled")
         };
@@ -316,11 +265,13 @@ mod tests {
         Findings::of(&source, program, sizes).expect("it holds together")
     }
 
-    fn sizes(mode: Mode) -> Sizes {
+    /// A host with two sizes of folios.
+    pub fn sizes(mode: Mode) -> Sizes {
         Sizes { all: Some(mode), sizes: vec![(4, Mode::Never), (LARGEST, mode)] }
     }
 
-    fn find<'a>(items: &'a [Item], name: &str) -> &'a Item {
+    /// The item of this name.
+    pub fn find<'a>(items: &'a [Item], name: &str) -> &'a Item {
         items
             .iter()
             .find(|item| item.name == name)

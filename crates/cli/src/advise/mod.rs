@@ -4,13 +4,17 @@
 //! ([`findings`]), this host what that costs ([`costs`]), and their product is the advice ([`items`]). With `--try` what can be applied to one run
 //! is ([`once`]), and what was predicted stands beside what is measured ([`trial`]).
 
+mod allocator;
+mod collector;
 mod costs;
 mod findings;
+mod heap;
 mod items;
 mod once;
 mod preload;
 mod print;
 mod program;
+mod runtime;
 mod sysfs;
 mod trial;
 
@@ -22,6 +26,7 @@ use crate::record::{self, exit_code};
 use crate::replay::source::{self, Input, Source};
 use crate::report::json::Json;
 use crate::report::{self, say};
+use collector::Collector;
 use costs::Meter;
 use faultless_trace::record::{RecordError, Signals, find_program};
 use findings::Findings;
@@ -68,13 +73,14 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         }
     };
     let code = status.map_or(ExitCode::SUCCESS, exit_code);
-    if let Some(signal) = status.and_then(|status| status.signal()) {
-        say!("faultless: the program ended with signal {signal}; nothing is predicted for it");
+    if status.is_some_and(|status| status.signal().is_some()) {
+        // The recorder has said which.
+        say!("faultless: nothing is predicted for a program that a signal ends");
         return Ok(code);
     }
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
     let program = Program::of(name, &source.trace);
-    let findings = Findings::of(&source, program, Sizes::read())?;
+    let mut findings = Findings::of(&source, program, Sizes::read())?;
     let mut meter = Meter::new(args.sysfs)?;
     let mut plain = None;
     for _ in 0..ROUNDS {
@@ -85,6 +91,9 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         // In the midst of the rounds, so that both meet the same load.
         if plain.is_none() && status.is_some() {
             plain = once(&args.program, &Apply::Nothing)?;
+            if program.go && !runtime::chosen() && !interrupt::requested() {
+                findings.collector = Some(Collector::of_run(&args.program)?);
+            }
         }
     }
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);

@@ -32,10 +32,9 @@ pub struct Run {
 
 /// Runs `command` with `applied` in force. It reads nothing, and what it prints is dropped. `None` where the user interrupted it.
 pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliError> {
-    let (name, args) = command.split_first().ok_or_else(|| CliError::Usage("no program".into()))?;
+    let mut program = silent(command)?;
+    let name = program.get_program().to_owned();
     let failed = |error| CliError::failed(name.display(), error);
-    let mut program = Command::new(name);
-    program.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let (mut _loan, mut _library) = (None, None);
     match applied {
         Apply::Nothing => {}
@@ -78,8 +77,16 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
     Ok(Some(Run { wall, processor: user + system, system, faults, status }))
 }
 
+/// The program to start, which reads nothing, and whose output is dropped.
+pub fn silent(command: &[OsString]) -> Result<Command, CliError> {
+    let (name, args) = command.split_first().ok_or_else(|| CliError::Usage("no program".into()))?;
+    let mut program = Command::new(name);
+    program.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(program)
+}
+
 /// `value` for the variable `name`, which had the value `before`: both take effect where it is a list.
-fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
+pub fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
     let separator = match name {
         "GLIBC_TUNABLES" => ":",
         "GODEBUG" => ",",

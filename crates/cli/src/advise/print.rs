@@ -2,7 +2,7 @@
 
 use super::costs::Costs;
 use super::findings::Findings;
-use super::items::{Item, predict, prefault, size, spent};
+use super::items::{Item, Open, open, predict, prefault, size, spent};
 use super::once::Run;
 use crate::args::AdviseArgs;
 use crate::error::CliError;
@@ -28,6 +28,8 @@ pub struct Answer<'a> {
     seconds: f64,
     /// What can be done, the largest saving first.
     pub items: Vec<Item>,
+    /// What can be done, and is not predicted.
+    pub open: Vec<Open>,
     prefault: Option<Item>,
 }
 
@@ -37,8 +39,8 @@ impl<'a> Answer<'a> {
         let recorded = trace.events.last().map_or(0, |event| event.time_us);
         let seconds = plain.map_or(recorded as f64 / 1e6, |run| run.processor);
         let items = predict(findings, &costs);
-        let prefault = prefault(findings, &costs);
-        Self { findings, costs, plain, seconds, items, prefault }
+        let (open, prefault) = (open(findings), prefault(findings, &costs));
+        Self { findings, costs, plain, seconds, items, open, prefault }
     }
 
     /// Of a saving: the share of the run, from 0 to 1.
@@ -118,6 +120,9 @@ impl<'a> Answer<'a> {
                 -item.saving / 1e9,
                 -100.0 * self.share(item.saving)
             )?;
+        }
+        for Open { name, action, why, .. } in &self.open {
+            writeln!(out, " not predicted: {name}: {action}\n   {why}")?;
         }
         if !little.is_empty() {
             let names: Vec<_> = little.iter().map(|item| &*item.name).collect();
@@ -247,6 +252,8 @@ impl<'a> Answer<'a> {
             ("kernel_path_ns", costs.path()),
             ("zeroing_ns", costs.zeroing),
             ("first_touch_ns", costs.quiet.touch),
+            ("pretouched_page_ns", costs.pretouched),
+            ("mapping_call_ns", costs.mapping),
         ] {
             json.write(context, metric, "ns", Number::Real(value))?;
         }

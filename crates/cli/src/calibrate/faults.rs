@@ -99,6 +99,8 @@ pub enum Way {
     Single,
     /// All by one call, `MADV_POPULATE_WRITE`.
     Populated,
+    /// One by one, all of them before the program uses the first.
+    Pretouched,
     /// By a fault for each folio of this order, 1 to 9. `MADV_HUGEPAGE` asks for it, which has an effect where the setting of its size is
     /// `madvise` or `always`.
     Folios(u8),
@@ -119,7 +121,7 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     // advice of its own, which parts the mapping.
     let order = match way {
         Way::Folios(order) => order,
-        Way::Single | Way::Populated => 0,
+        Way::Single | Way::Populated | Way::Pretouched => 0,
     };
     let pages: Vec<usize> = match way {
         Way::Folios(order) if usize::from(order) < HUGE.ilog2() as usize => {
@@ -137,8 +139,14 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
         }
     }
     let begin = thread_time();
-    if way == Way::Populated {
-        memory.advise_range(Advice::PopulateWrite, skip, LIVED * PAGE).map_err(failed)?;
+    match way {
+        Way::Populated => {
+            memory.advise_range(Advice::PopulateWrite, skip, LIVED * PAGE).map_err(failed)?;
+        }
+        Way::Pretouched => {
+            memory[skip..skip + LIVED * PAGE].iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+        }
+        Way::Single | Way::Folios(_) => {}
     }
     let populated = thread_time();
     let faults = thread_faults();
@@ -164,7 +172,7 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     let beyond = took.as_secs_f64() - (second - first).as_secs_f64();
     let expected = match way {
         Way::Single => pages.len(),
-        Way::Populated => 0,
+        Way::Populated | Way::Pretouched => 0,
         Way::Folios(order) => pages.len() >> order,
     };
     let as_expected = faults.abs_diff(expected as u64) <= expected as u64 / 20 + 16;

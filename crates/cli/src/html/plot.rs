@@ -165,8 +165,9 @@ pub fn bars(
             let group = groups.get(x.round().max(0.0) as usize).filter(|_| whole && *x > -0.25);
             group.map_or(String::new(), |(name, _)| name.clone())
         };
-        // The legend lies above the data.
-        let ranges = (-0.5..groups.len() as f64 - 0.5, 0.0..top * 1.3);
+        // The legend lies above the data: it takes this share of the height.
+        let legend = 0.02 + 0.05 * names.len() as f64;
+        let ranges = (-0.5..groups.len() as f64 - 0.5, 0.0..top / (1.0 - legend));
         let mut chart = axes(root, frame, ranges, Some((2 * groups.len() + 1, &name)))?;
         for (at, (name, colour)) in names.iter().zip(COLOURS.into_iter().cycle()).enumerate() {
             let place = |group: usize, bars: &[Bar]| {

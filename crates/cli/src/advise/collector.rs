@@ -1,0 +1,190 @@
+//! Go's garbage collector: what it takes in a run, and what it would take if it ran less often.
+//!
+//! A larger `GOGC` lets the heap grow further before each collection: there are fewer of them, and more pages are touched. The runtime tells of
+//! each collection how large the heap was before it, how much of that lived, and what it took (`GODEBUG=gctrace=1`). Both what lives and
+//! what a collection takes are functions of what the program has allocated so far, whatever `GOGC` is; between the collections that
+//! were seen they are interpolated. So the collections with another `GOGC` can be played through.
+
+use super::once::{joined, silent};
+use crate::error::CliError;
+use std::ffi::OsString;
+use std::fs;
+use std::process::Stdio;
+use tempfile::NamedTempFile;
+
+/// What is advised, in percent; Go's default is 100.
+pub const GOGC: u32 = 400;
+/// MiB of a heap at which Go collects first, at a `GOGC` of 100.
+const FIRST: f64 = 4.0;
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// One collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Collection {
+    /// MiB of the heap when it began.
+    heap: f64,
+    /// MiB that it found to live.
+    live: f64,
+    /// Milliseconds of processor time.
+    cpu: f64,
+}
+
+/// The collections of one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Collector {
+    /// In order; none where the trace does not tell of one process whose collections come of themselves.
+    collections: Vec<Collection>,
+}
+
+/// What fewer collections come to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Saved {
+    /// Milliseconds of processor time that collections take less.
+    pub cpu_ms: f64,
+    /// Collections that would not be.
+    pub collections: u64,
+    /// Bytes by which the heap would be larger, at most.
+    pub bytes: u64,
+}
+
+impl Collector {
+    /// Runs `command` once and asks its runtime. It reads nothing, and what it prints is dropped.
+    ///
+    /// # Errors
+    /// The program cannot be run, or there is no place for the trace.
+    pub fn of_run(command: &[OsString]) -> Result<Self, CliError> {
+        let failed = |error| CliError::failed("the trace of Go's collector", error);
+        let file = NamedTempFile::new().map_err(failed)?;
+        let mut program = silent(command)?;
+        program.env("GODEBUG", joined("GODEBUG", "gctrace=1", std::env::var_os("GODEBUG")));
+        program.stderr(Stdio::from(file.reopen().map_err(failed)?));
+        program.status().map_err(failed)?;
+        // What the program itself prints there may be anything.
+        let said = fs::read(file.path()).map_err(failed)?;
+        Ok(Self::of(&String::from_utf8_lossy(&said)))
+    }
+
+    /// Of the lines that a run printed.
+    pub fn of(said: &str) -> Self {
+        let mut collections = Vec::new();
+        for line in said.lines() {
+            let Some((number, collection)) = line.strip_prefix("gc ").and_then(parsed) else {
+                continue;
+            };
+            // Another process begins again; what is forced comes whatever GOGC is.
+            if number != collections.len() + 1 || line.ends_with("(forced)") {
+                return Self::default();
+            }
+            collections.push(collection);
+        }
+        Self { collections }
+    }
+
+    /// What a `GOGC` of [`GOGC`] would save; `None` without collections.
+    pub fn saved(&self) -> Option<Saved> {
+        let mut allocated = 0.0;
+        let mut lived = 0.0;
+        let points = self.collections.iter().map(|one| {
+            allocated += (one.heap - lived).max(0.0);
+            lived = one.live;
+            (allocated, *one)
+        });
+        let points: Vec<(f64, Collection)> = points.collect();
+        let &(end, last) = points.last()?;
+        let (mut at, mut heap, mut peak) = (0.0, 0.0, 0.0_f64);
+        let (mut cpu, mut count) = (0.0, 0);
+        let mut goal = FIRST * f64::from(GOGC) / 100.0;
+        while at + goal - heap <= end {
+            at += goal - heap;
+            let Collection { live, cpu: took, .. } = between(&points, at);
+            (cpu, count, peak) = (cpu + took, count + 1, peak.max(goal));
+            heap = live;
+            goal = (live * (1.0 + f64::from(GOGC) / 100.0)).max(FIRST * f64::from(GOGC) / 100.0);
+        }
+        peak = peak.max(heap + end - at);
+        let most = |most: f64, one: &Collection| most.max(one.heap);
+        let before = self.collections.iter().fold(last.heap, most);
+        Some(Saved {
+            cpu_ms: self.collections.iter().map(|one| one.cpu).sum::<f64>() - cpu,
+            collections: (points.len() as u64).saturating_sub(count),
+            bytes: ((peak - before).max(0.0) * MIB) as u64,
+        })
+    }
+}
+
+/// What a collection would find and take after `at` MiB were allocated.
+fn between(points: &[(f64, Collection)], at: f64) -> Collection {
+    let next = points.iter().position(|(allocated, _)| *allocated >= at);
+    let Some(next) = next else {
+        return points.last().map_or_else(Collection::default, |last| last.1);
+    };
+    let (from, before) = next.checked_sub(1).map_or_else(Default::default, |before| points[before]);
+    let (to, after) = points[next];
+    let share = if to > from { (at - from) / (to - from) } else { 1.0 };
+    let mixed = |one: f64, other: f64| one + share * (other - one);
+    Collection {
+        heap: mixed(before.heap, after.heap),
+        live: mixed(before.live, after.live),
+        cpu: mixed(before.cpu, after.cpu),
+    }
+}
+
+/// The number of a collection, and the collection, of a line without its first word.
+fn parsed(line: &str) -> Option<(usize, Collection)> {
+    let number = line.split(' ').next()?.parse().ok()?;
+    let (mut cpu, mut sizes) = (None, None);
+    for part in line.split([',', ':']).map(str::trim) {
+        if let Some(times) = part.strip_suffix(" ms cpu") {
+            let times: Result<Vec<f64>, _> = times.split(['+', '/']).map(str::parse).collect();
+            cpu = Some(times.ok()?.iter().sum());
+        } else if let Some(heap) = part.strip_suffix(" MB").filter(|part| part.contains("->")) {
+            let heap: Result<Vec<f64>, _> = heap.split("->").map(str::parse).collect();
+            sizes = Some(heap.ok()?);
+        }
+    }
+    let [heap, _, live] = sizes?[..] else { return None };
+    Some((number, Collection { heap, live, cpu: cpu? }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "gc 1 @0.012s 2%: 0.026+0.39+0.10 ms clock, 0.5+0.25/0.5/1.25+1.5 ms cpu, 4->5->3 MB, 5 MB goal, 0 MB stacks, \
+                        0 MB globals, 2 P";
+
+    #[test]
+    fn the_trace_is_read_as_the_runtime_writes_it() {
+        let got = Collector::of(&format!("the program's own\n{LINE}\ngc of mine\n"));
+        assert_eq!(got.collections, [Collection { heap: 4.0, live: 3.0, cpu: 4.0 }]);
+        let twice = format!("{LINE}\n{LINE}\n");
+        assert_eq!(Collector::of(&twice), Collector::default(), "two processes");
+        assert_eq!(Collector::of(&format!("{LINE} (forced)\n")), Collector::default());
+        assert_eq!(Collector::of("gc 1 @0s: 1+x ms cpu, 4->4->1 MB\n"), Collector::default());
+        assert_eq!(Collector::default().saved(), None);
+    }
+
+    /// A heap that only grows doubles at each collection; with five times as much between them, fewer remain.
+    #[test]
+    fn a_heap_that_grows_is_collected_less_often() {
+        let collections: Vec<_> = (2..=9)
+            .map(|power| f64::from(1 << power))
+            .map(|heap| Collection { heap, live: heap, cpu: heap })
+            .collect();
+        let saved = Collector { collections }.saved().expect("it collects");
+        // At 4, 8, .. 512 MiB it was; at 16, 80, 400 it would be.
+        assert_eq!((saved.collections, saved.bytes), (5, 0));
+        assert!((saved.cpu_ms - (1020.0 - 496.0)).abs() < 1e-9, "{saved:?}");
+    }
+
+    /// Where little lives, the heap is larger by what is not collected.
+    #[test]
+    fn garbage_stays_longer() {
+        let one = Collection { heap: 20.0, live: 10.0, cpu: 1.0 };
+        let saved = Collector { collections: vec![one; 100] }.saved().expect("it collects");
+        // Each comes after 40 MiB in place of 10, and the heap comes to 50.
+        assert!((74..=76).contains(&saved.collections), "{saved:?}");
+        assert_eq!(saved.bytes, 30 << 20);
+        assert!((saved.cpu_ms - 75.0).abs() < 1.5, "{saved:?}");
+    }
+}

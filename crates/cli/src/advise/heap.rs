@@ -1,0 +1,137 @@
+//! What glibc's heap would look like with other settings: the recording, rewritten.
+
+use faultless::PAGE_SIZE;
+use faultless_trace::Trace;
+use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::event::{Backing, Event, Kind};
+use std::collections::HashMap;
+
+/// To what the heap grows where `malloc` asks for huge pages, and the smallest block that is then mapped so, in bytes.
+const HUGE: u64 = PAGE_SIZE << LARGEST;
+/// Bytes in which memory of allocators other than glibc's comes.
+const ARENA: u64 = 256 << 10;
+/// By how much more than it needs the heap grows, in bytes: glibc's default (`M_TOP_PAD`), and what is advised.
+const PAD: u64 = 128 << 10;
+/// See [`PAD`].
+pub const LARGER_PAD: u64 = 4 << 20;
+
+/// The recording with the memory of glibc's `malloc` alone as private memory, as it would be with `glibc.malloc.hugetlb=1`: the heap
+/// ends at a multiple of 2 MiB. Other memory becomes shared, in which folios have no part.
+pub fn of_malloc(trace: &Trace) -> Trace {
+    let mut bases: HashMap<u32, u64> = HashMap::new();
+    let others = |len: u64, backing: Backing| match backing {
+        Backing::Anon if len < HUGE || len.is_multiple_of(ARENA) => Backing::SharedAnon,
+        Backing::Stack => Backing::Special,
+        backing => backing,
+    };
+    let changed = |event: &Event| {
+        let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
+        let kind = match event.kind {
+            // glibc moves the break to a multiple of 2 MiB; the first call tells where it is.
+            Kind::Brk { end } => {
+                let base = *bases.entry(process).or_insert(end);
+                Kind::Brk { end: if end > base { end.next_multiple_of(HUGE) } else { end } }
+            }
+            Kind::Map { start, len, prot, flags, backing } => {
+                Kind::Map { start, len, prot, flags, backing: others(len, backing) }
+            }
+            Kind::Area { start, len, prot, backing } => {
+                Kind::Area { start, len, prot, backing: others(len, backing) }
+            }
+            Kind::Exec => {
+                bases.remove(&process);
+                Kind::Exec
+            }
+            kind => kind,
+        };
+        Event { kind, ..*event }
+    };
+    let events = trace.events.iter().map(changed).collect();
+    Trace { events, ..trace.clone() }
+}
+
+/// What a larger pad changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Padded {
+    /// Calls of `brk` that would not be.
+    pub calls: u64,
+    /// The most bytes by which a heap would be larger at its end; they are touched only where folios reach into them.
+    pub bytes: u64,
+}
+
+/// The recording with a heap that grows by [`LARGER_PAD`] at a time (`MALLOC_TOP_PAD_`). A break that goes down does so as before.
+pub fn padded(trace: &Trace) -> (Trace, Padded) {
+    let mut out = Padded::default();
+    // By process: where the break was recorded, and where it would be.
+    let mut heaps: HashMap<u32, (u64, u64)> = HashMap::new();
+    let mut events = Vec::with_capacity(trace.events.len());
+    for event in &trace.events {
+        let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
+        let mut event = *event;
+        match &mut event.kind {
+            Kind::Brk { end } => {
+                // The first call tells where the heap begins.
+                let (recorded, padded) = heaps.entry(process).or_insert((*end, *end));
+                let grows = *end > *recorded;
+                *recorded = *end;
+                if grows && *end <= *padded {
+                    out.calls += 1;
+                    continue;
+                }
+                if grows {
+                    *end += LARGER_PAD - PAD;
+                    out.bytes = out.bytes.max(*end - *recorded);
+                }
+                *padded = *end;
+            }
+            Kind::Exec => _ = heaps.remove(&process),
+            _ => {}
+        }
+        events.push(event);
+    }
+    (Trace { events, ..trace.clone() }, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless_trace::event::{Header, ProcessInfo, ThreadInfo};
+
+    /// A program whose break comes to these places, in KiB above the first.
+    fn breaks(at: &[u64]) -> Trace {
+        let kind = |kib: &u64| Kind::Brk { end: (1 << 40) + (kib << 10) };
+        let event = |kib| Event { time_us: 0, thread: 0, kind: kind(kib) };
+        Trace {
+            header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
+            processes: vec![ProcessInfo { parent: None }],
+            threads: vec![ThreadInfo { process: 0, name: String::new() }],
+            events: at.iter().map(event).collect(),
+        }
+    }
+
+    #[test]
+    fn a_larger_pad_spares_calls() {
+        let grown: Vec<u64> = (0..64).map(|time| time * 132).collect();
+        let (trace, padded) = padded(&breaks(&grown));
+        // The first tells the beginning; each that remains grows by 132 and 3,968 KiB, which serves 30 more.
+        assert_eq!((padded.calls, trace.events.len()), (60, 4));
+        assert_eq!(padded.bytes, LARGER_PAD - PAD);
+        // The break goes down as before.
+        let (trace, padded) = super::padded(&breaks(&[0, 132, 0, 132]));
+        assert_eq!((padded.calls, trace.events.len()), (0, 4));
+    }
+
+    #[test]
+    fn the_heap_ends_at_a_multiple_of_2_mib_where_malloc_asks_for_huge_pages() {
+        let trace = of_malloc(&breaks(&[0, 132, 2047, 2049]));
+        let ends: Vec<u64> = trace
+            .events
+            .iter()
+            .filter_map(|event| match event.kind {
+                Kind::Brk { end } => Some((end - (1 << 40)) >> 10),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(ends, [0, 2048, 2048, 4096]);
+    }
+}
