@@ -3,19 +3,15 @@
 //!
 //! Bounds: two threads, all executions; three threads, at most four forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_entry`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_entry`
 
-#[macro_use]
-mod models;
-
+use crate::models::{Fair, explore};
 use faultless::FrameNumber;
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::sequence::Sequence;
 use faultless::table::Entry;
 use faultless::table::protocol::{self, Slots};
 use loom::thread;
-use models::{Fair, explore};
 use std::sync::Arc;
 
 /// A mapping of one page: the sequence, a field that it guards (the frame that a fault installs), and the

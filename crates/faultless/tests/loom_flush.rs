@@ -4,12 +4,9 @@
 //! Bounds: two threads, all executions; three threads, at most two forced switches. An inbox holds one post
 //! under the model checker, so that two senders make one overflow.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_flush`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_flush`
 
-#[macro_use]
-mod models;
-
+use crate::models::{Fair, Guarded, explore, local};
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::percpu::{Local, PerCpu};
 use faultless::sync::wait::Wait;
@@ -19,7 +16,6 @@ use faultless::tlb::shootdown::{Inbox, shoot};
 use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use faultless::{FrameNumber, VirtRange};
 use loom::thread;
-use models::{Fair, Guarded, explore, local};
 use std::cell::Cell;
 use std::sync::Arc;
 

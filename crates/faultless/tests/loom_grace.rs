@@ -2,18 +2,14 @@
 //!
 //! Bounds: two threads, all executions; three threads, at most three forced switches, or two where two of them collect.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_grace`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_grace`
 
-#[macro_use]
-mod models;
-
+use crate::models::{Fair, Guarded, explore, local};
 use faultless::CpuId;
 use faultless::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::sync::grace::{Grace, RetireLink};
 use faultless::sync::wait::until;
 use loom::thread;
-use models::{Fair, Guarded, explore, local};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

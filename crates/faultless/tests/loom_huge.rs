@@ -3,12 +3,10 @@
 //!
 //! Bounds: two threads, at most two forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_huge`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_huge`
 
-#[macro_use]
-mod models;
-
+use crate::models::explore;
+use crate::models::machine::{Toy, cpu, page, touch};
 use faultless::audit::audit_with;
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::table::node::ENTRIES;
@@ -17,8 +15,6 @@ use faultless::{
     Prot, Setting, Shared, Space,
 };
 use loom::thread;
-use models::explore;
-use models::machine::{Toy, cpu, page, touch};
 use std::sync::Arc;
 
 /// Pages of a folio.

@@ -4,18 +4,14 @@
 //! Bounds: two threads, at most three forced switches; three threads, at most two. Lists are filled by one frame at
 //! a time, since memory is this small, and hold two. (No CPU looks into the list of another.)
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_lists`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_lists`
 
-#[macro_use]
-mod models;
-
+use crate::models::{Fair, Guarded, explore, local};
 use faultless::FrameNumber;
 use faultless::frame::zeroed::Supply;
 use faultless::frame::{Clean, Frame, Frames};
 use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use loom::thread;
-use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;
 
 /// Frames, and a place in each that only its holder may use.

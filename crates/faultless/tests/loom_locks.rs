@@ -3,12 +3,9 @@
 //! Bounds: two threads, all executions; three threads, at most three forced switches. Claims, whose looks at each other read many words:
 //! two threads, at most three forced switches; three threads, at most one.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_locks`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_locks`
 
-#[macro_use]
-mod models;
-
+use crate::models::{Fair, Guarded, explore, local};
 use faultless::sync::atomic::{AtomicBool, Ordering};
 use faultless::sync::park::Permit;
 use faultless::sync::range::{ClaimSlots, RangeLock};
@@ -18,7 +15,6 @@ use faultless::sync::wait::Wait;
 use faultless::{CpuId, VirtRange};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;
 
 const NONE: VirtRange = VirtRange { start: 0, end: 0 };

@@ -3,12 +3,10 @@
 //!
 //! Bounds: two threads, at most three forced switches; two where a space maps the object.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_object`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_object`
 
-#[macro_use]
-mod models;
-
+use crate::models::explore;
+use crate::models::machine::{Toy, cpu, page};
 use faultless::audit::audit_with;
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::{
@@ -16,8 +14,6 @@ use faultless::{
     Vm,
 };
 use loom::thread;
-use models::explore;
-use models::machine::{Toy, cpu, page};
 use std::sync::Arc;
 
 /// The first page that is beyond one table.

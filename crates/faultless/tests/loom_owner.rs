@@ -2,18 +2,14 @@
 //!
 //! Bounds: two threads, all executions; three threads, at most three forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_owner`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_owner`
 
-#[macro_use]
-mod models;
-
+use crate::models::{Fair, Guarded, explore, local};
 use faultless::CpuId;
 use faultless::sync::atomic::{AtomicBool, Ordering};
 use faultless::sync::grace::Grace;
 use faultless::sync::owner::Owner;
 use loom::thread;
-use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;
 
 /// What CPU 0 owns at first.

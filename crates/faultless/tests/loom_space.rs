@@ -3,15 +3,12 @@
 //!
 //! Bounds: two threads, at most two forced switches; one or three where it says so.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_space`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_space`
 
-#[macro_use]
-mod models;
-
+use crate::models;
+use crate::models::machine::{Stage, Toy, map, page, two};
 use faultless::sync::atomic::Ordering;
 use faultless::{Access, Advice, Prot, Space};
-use models::machine::{Stage, Toy, map, page, two};
 use std::cell::Cell;
 
 const BOUND: Option<usize> = Some(2);

@@ -4,20 +4,16 @@
 //!
 //! Bounds: two threads, at most three forced switches, two where one moves; all executions where there is but one entry.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_table`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_table`
 
-#[macro_use]
-mod models;
-
+use crate::models::machine::{Stage, map, page, touch, two};
+use crate::models::{Fair, explore, local};
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::grace::{Grace, RetireLink};
 use faultless::sync::sequence::Sequence;
 use faultless::table::{Entry, protocol};
 use faultless::{Access, FrameNumber, RemapFlags};
 use loom::thread;
-use models::machine::{Stage, map, page, touch, two};
-use models::{Fair, explore, local};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

@@ -1,12 +1,8 @@
 //! A space that is reached from outside, by a CPU that runs another, while its own CPUs change it; and spaces that are
 //! dropped while others make calls.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{Guest, PAGE, PRIVATE, RW, Space, World, page};
 use faultless::{Advice, FaultError};
-use scenario::{Guest, PAGE, PRIVATE, RW, Space, World, page};
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 160;

@@ -1,13 +1,9 @@
 //! Batches: faults that map pages before they are asked for, against each other and against calls that take
 //! these pages away. In each scenario the first faults are sure to be batches of four pages: eight used ones
 //! lie below.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::Prot;
-use scenario::{AT, Guest, PAGE, RW, Space, World, page};
 
 /// Used pages that say what comes next.
 const BEFORE: u64 = 8;

@@ -1,11 +1,7 @@
 //! What is chosen in a tree in shards, against those who change it on the other side of a bound.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{Guest, NONE, PAGE, PRIVATE, RW, World, page};
 use faultless::{Access, Counter, FaultError, MapFlags, RemapFlags, VirtRange};
-use scenario::{Guest, NONE, PAGE, PRIVATE, RW, World, page};
 
 /// The first page of the next last-level table: where a tree may be parted.
 const NEXT: u64 = 512;
@@ -200,38 +196,38 @@ mod tests {
 
     #[test]
     fn a_stack_whose_guard_reaches_into_an_empty_shard() {
-        scenario::explore(SPECULATIVE, crate::a_stack_whose_guard_reaches_into_an_empty_shard);
+        scenario::explore(SPECULATIVE, super::a_stack_whose_guard_reaches_into_an_empty_shard);
     }
 
     #[test]
     fn who_finds_a_place_above_a_stack_that_goes() {
-        scenario::explore(SPECULATIVE, crate::who_finds_a_place_above_a_stack_that_goes);
+        scenario::explore(SPECULATIVE, super::who_finds_a_place_above_a_stack_that_goes);
     }
 
     #[test]
     fn what_moves_across_bounds_moves_at_once() {
-        scenario::explore(SPECULATIVE, crate::what_moves_across_bounds_moves_at_once);
+        scenario::explore(SPECULATIVE, super::what_moves_across_bounds_moves_at_once);
     }
 
     #[test]
     fn who_maps_where_a_shard_is_to_be_parted() {
-        scenario::explore(SPECULATIVE, crate::who_maps_where_a_shard_is_to_be_parted);
+        scenario::explore(SPECULATIVE, super::who_maps_where_a_shard_is_to_be_parted);
     }
 
     #[test]
     fn the_last_of_two_over_a_table_of_a_shard() {
-        scenario::explore(SPECULATIVE, crate::the_last_of_two_over_a_table_of_a_shard);
+        scenario::explore(SPECULATIVE, super::the_last_of_two_over_a_table_of_a_shard);
     }
 
     #[test]
     fn a_stack_in_one_shard_after_another() {
         // It takes two calls between two loads.
         let all = 10 * scenario::schedules();
-        scenario::explore_under(SPECULATIVE, all, crate::a_stack_in_one_shard_after_another);
+        scenario::explore_under(SPECULATIVE, all, super::a_stack_in_one_shard_after_another);
     }
 
     #[test]
     fn a_listing_is_of_one_moment() {
-        scenario::explore(SPECULATIVE, crate::a_listing_is_of_one_moment);
+        scenario::explore(SPECULATIVE, super::a_listing_is_of_one_moment);
     }
 }

@@ -1,14 +1,11 @@
 //! Discards: pages go while their mappings stay, and nobody is kept out. Advice against accesses, against itself,
 //! against calls that change the mappings, and the revocation of an object's pages.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario;
+use crate::scenario::{AT, Guest, NONE, PAGE, RW, Space, World, page};
 use faultless::{
     Advice, Copies, Counter, Errno, FaultError, MapFlags, Object, Prot, RemapFlags, Shared,
 };
-use scenario::{AT, Guest, NONE, PAGE, RW, Space, World, page};
 use std::sync::Mutex;
 
 /// How often programs do the same: as long as a call may take.

@@ -1,10 +1,6 @@
 //! The end of spaces: by whoever leaves last, and of a whole family at once.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
-use scenario::{AT, Guest, RW, Space, World, page};
+use crate::scenario::{AT, Guest, RW, Space, World, page};
 use std::sync::{Arc, Mutex};
 
 /// Pages of the space that ends; there is one more, which nobody has touched.

@@ -1,11 +1,7 @@
 //! Fork, and what follows: copies, and reuse by the last owner.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, PAGE, RW, World, page};
 use faultless::MapFlags;
-use scenario::{AT, PAGE, RW, World, page};
 use std::sync::Mutex;
 
 /// How often programs do the same: as long as a call may take.

@@ -1,10 +1,6 @@
 //! Frames run out in the middle of faults and forks, on all CPUs: who is refused leaves nothing behind.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
-use scenario::{AT, Guest, RW, World, page};
+use crate::scenario::{AT, Guest, RW, World, page};
 
 /// Pages that programs want, and of those what there is.
 const PAGES: u64 = 6;

@@ -1,11 +1,8 @@
 //! What grows by itself or at one end: stacks and the heap, under those who use them.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario;
+use crate::scenario::{AT, NONE, PAGE, PRIVATE, RW, Space, World, page};
 use faultless::{MapFlags, Prot};
-use scenario::{AT, NONE, PAGE, PRIVATE, RW, Space, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;

@@ -1,17 +1,14 @@
 //! Huge leaves: folios that are mapped, split, unmapped and made, against programs, the kernel and each other.
 //!
 //! What concerns all pages of a folio takes some thousand steps, so there are fewer schedules than elsewhere.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario;
+use crate::scenario::disk::Disk;
+use crate::scenario::{AT, Guest, PAGE, RW, Regime, Space, World, page};
 use faultless::{
     Advice, Copies, Counter, Errno, FaultError, HugeText, MapFlags, Object, Prot, RemapFlags,
     Setting, Shared,
 };
-use scenario::disk::Disk;
-use scenario::{AT, Guest, PAGE, RW, Regime, Space, World, page};
 use shuttle::rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
 

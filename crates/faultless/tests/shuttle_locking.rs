@@ -1,11 +1,7 @@
 //! Writers against writers, and a program that changes the locking policy under itself.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, RW, World, page};
 use faultless::{Locking, Prot, Setting};
-use scenario::{AT, Guest, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 3;

@@ -1,13 +1,9 @@
 //! Pages that move to other frames while programs use them: against accesses, accesses from outside, forks, and calls that
 //! change the mappings or take pages away.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, PAGE, RW, World, page};
 use faultless::sync::atomic::{AtomicBool, Ordering};
 use faultless::{FaultError, Prot};
-use scenario::{AT, Guest, PAGE, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;

@@ -1,11 +1,7 @@
 //! Accesses against mremap: moves, moves over something, and changes of the size.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, NONE, PAGE, RW, World, page};
 use faultless::RemapFlags;
-use scenario::{AT, NONE, PAGE, RW, World, page};
 
 /// Where pages are moved: below another last-level table.
 const TO: u64 = AT + (4 << 20);

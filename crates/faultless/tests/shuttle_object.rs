@@ -1,11 +1,7 @@
 //! Pages of objects: shared and private mappings in two spaces, against truncation.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, NONE, RW, Space, World, page};
 use faultless::{Copies, MapFlags, Object, Shared};
-use scenario::{AT, Guest, NONE, RW, Space, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 5;

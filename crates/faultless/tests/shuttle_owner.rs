@@ -1,11 +1,7 @@
 //! The owner of a space, who is alone in it, against others who come: to run it, and to look at it from outside.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, RW, Space, World, page};
 use faultless::{Access, Advice, MapFlags, Prot};
-use scenario::{AT, Guest, RW, Space, World, page};
 
 /// A world of three CPUs, a space with six VMAs in which nothing merges, and one that is elsewhere.
 fn with_parts() -> (World, Space, Space) {

@@ -5,23 +5,18 @@
 //! read. `FAULTLESS_SCHEDULES` multiplies them: 2000 is what nobody needs to ask for. `FAULTLESS_PAIR` tries
 //! those whose line contains its text, such as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the
 //! schedule that failed. And the programs that have failed before, which are not all pairs.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
-#[path = "pairs/mod.rs"]
-mod pairs;
-
+use crate::pairs;
+use crate::pairs::file::Which;
+use crate::pairs::op::{BOUNDARY, Hand, How, Op, RW, Ret, Span};
+use crate::pairs::place::{Base, Relation};
+use crate::pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
+use crate::pairs::{Case, Order, Outcome};
+use crate::scenario;
+use crate::scenario::guest::Body;
+use crate::scenario::machine::Board;
+use crate::scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
 use faultless::{Counter, Cpu, Errno, FaultError, FrameNumber, MapFlags};
-use pairs::file::Which;
-use pairs::op::{BOUNDARY, Hand, How, Op, RW, Ret, Span};
-use pairs::place::{Base, Relation};
-use pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
-use pairs::{Case, Order, Outcome};
-use scenario::guest::Body;
-use scenario::machine::Board;
-use scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
 use shuttle::rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,12 +1,8 @@
 //! Pages that a device uses by their frames, while other CPUs fork, copy, discard and give up the pages.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::machine::Board;
+use crate::scenario::{AT, Guest, PAGE, World, page};
 use faultless::{Advice, FrameNumber, Machine, Pins};
-use scenario::machine::Board;
-use scenario::{AT, Guest, PAGE, World, page};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 

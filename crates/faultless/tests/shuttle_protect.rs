@@ -1,12 +1,8 @@
 //! Accesses against mprotect, first stores to pages of zeros, and the life of what faults look at.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, NONE, RW, World, page};
 use faultless::Prot;
 use faultless::sync::observe::at_once;
-use scenario::{AT, NONE, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;

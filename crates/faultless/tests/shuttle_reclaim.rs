@@ -1,12 +1,8 @@
 //! Reclaim of lazily freed pages, by a CPU that has run out of frames: against stores, calls, and the end of
 //! the space that has them.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, RW, Space, World, page};
 use faultless::{Advice, Prot};
-use scenario::{AT, Guest, RW, Space, World, page};
 use std::sync::Mutex;
 
 /// Pages that are lazily freed.

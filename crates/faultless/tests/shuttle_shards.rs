@@ -1,11 +1,7 @@
 //! A tree of VMAs that is parted and joined while CPUs change and use what it has.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::{Prot, VirtRange};
-use scenario::{AT, Guest, PAGE, RW, Space, World, page};
 
 /// The first page of the next last-level table: where a tree may be parted.
 const NEXT: u64 = 512;

@@ -1,11 +1,7 @@
 //! Writers side by side in one VMA: each has its own pages under change, and leaves alone what the other has.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, RW, World, page};
 use faultless::{Prot, VirtRange};
-use scenario::{AT, Guest, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;

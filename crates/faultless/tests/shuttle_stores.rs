@@ -1,13 +1,10 @@
 //! Files with a store behind them: pages that are read in and written back, against programs, calls of the kernel, truncation
 //! and each other.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario;
+use crate::scenario::disk::{Disk, End, Plan, end_read};
+use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::{Copies, Errno, FaultError, MapFlags, Object, Shared, ThreadStreams};
-use scenario::disk::{Disk, End, Plan, end_read};
-use scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use shuttle::rand::Rng;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

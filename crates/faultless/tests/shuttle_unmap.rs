@@ -2,13 +2,9 @@
 //!
 //! No test fails here without `TableValidated`: a table that is published for a VMA that is gone stays
 //! empty, for the page is refused, and ends with the table above it, or with the space.
-#![cfg(shuttle)]
 
-#[macro_use]
-mod scenario;
-
+use crate::scenario::{AT, Guest, RW, World, page};
 use faultless::Advice;
-use scenario::{AT, Guest, RW, World, page};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGES: u64 = 3;

@@ -151,8 +151,9 @@ fn watch() {
 }
 
 /// Checks that one of `scenarios` fails in `regime` without the line of `mutant`: in a process of its own, which
-/// runs the test `name` again, because code that is broken so breaks what it runs in.
-pub fn needed(name: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
+/// runs the test at `path` again, because code that is broken so breaks what it runs in.
+pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
+    let (_, name) = path.split_once("::").expect("the name of the program comes first");
     if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
         std::thread::spawn(watch);
         let explore = |&each| explore(regime, each);
@@ -179,27 +180,27 @@ macro_rules! holds {
 
             #[test]
             fn speculative() {
-                scenario::explore(SPECULATIVE, crate::$scenario);
+                scenario::explore(SPECULATIVE, super::super::$scenario);
             }
 
             #[test]
             fn per_vma() {
-                scenario::explore(PER_VMA, crate::$scenario);
+                scenario::explore(PER_VMA, super::super::$scenario);
             }
 
             #[test]
             fn mmap_lock() {
-                scenario::explore(MMAP_LOCK, crate::$scenario);
+                scenario::explore(MMAP_LOCK, super::super::$scenario);
             }
 
             #[test]
             fn changing() {
-                scenario::explore(Regime::Changing, crate::$scenario);
+                scenario::explore(Regime::Changing, super::super::$scenario);
             }
 
             #[test]
             fn ahead() {
-                scenario::explore(Regime::Ahead, crate::$scenario);
+                scenario::explore(Regime::Ahead, super::super::$scenario);
             }
         }
     )+ };
@@ -213,7 +214,7 @@ macro_rules! needs {
     ($($test:ident: $mutant:ident in [$($scenario:ident),+] $(under $regime:ident)?),+ $(,)?) => { $(
         #[test]
         fn $test() {
-            let name = concat!("needs::", stringify!($test));
+            let name = concat!(module_path!(), "::", stringify!($test));
             let regime = needs!(@regime $($regime)?);
             scenario::needed(name, Mutant::$mutant, regime, &[$(super::$scenario),+]);
         }
