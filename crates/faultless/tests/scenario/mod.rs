@@ -102,8 +102,13 @@ fn run(scheduler: impl Scheduler + 'static, scenario: impl Fn() + Send + Sync + 
 
 /// Runs a scenario in a regime, under all schedules that were asked for.
 pub fn explore(regime: Regime, scenario: Scenario) {
+    explore_times(1, regime, scenario);
+}
+
+/// [`explore`], under so many times as many schedules.
+fn explore_times(times: usize, regime: Regime, scenario: Scenario) {
     let all = if regime == SPECULATIVE { schedules() } else { schedules().div_ceil(4) };
-    explore_under(regime, all, scenario);
+    explore_under(regime, times * all, scenario);
 }
 
 /// Runs a scenario in a regime, under `all` schedules.
@@ -133,6 +138,8 @@ pub fn explore_under(
 const WITHOUT: &str = "FAULTLESS_WITHOUT";
 /// How long a schedule of such a process may take: what it breaks may never end.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What such a process prints before the number of schedules.
+const TOOK: &str = "schedules begun: ";
 /// Schedules that have begun.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
@@ -150,25 +157,40 @@ fn watch() {
     }
 }
 
+/// Tells how many schedules it took.
+struct Told;
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        println!("{TOOK}{}", BEGUN.load(Ordering::Relaxed));
+    }
+}
+
 /// Checks that one of `scenarios` fails in `regime` without the line of `mutant`: in a process of its own, which
 /// runs the test at `path` again, because code that is broken so breaks what it runs in.
 pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
     let (_, name) = path.split_once("::").expect("the name of the program comes first");
     if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
         std::thread::spawn(watch);
-        let explore = |&each| explore(regime, each);
-        return mutant::with(mutant, || scenarios.iter().for_each(explore));
+        let _told = Told;
+        return mutant::with(mutant, || {
+            // It ends at the first schedule that fails, so it may have many: but what one scheduler seldom finds another
+            // finds soon, so at first each has few.
+            for times in [1, 40] {
+                scenarios.iter().for_each(|&each| explore_times(times, regime, each));
+            }
+        });
     }
     let this = std::env::current_exe().expect("a test is a program");
-    // It ends at the first schedule that fails, so it may have many.
-    let many = (40 * schedules()).to_string();
     let mut command = Command::new(this);
-    command.args([name, "--exact"]).env(WITHOUT, name).env("FAULTLESS_SCHEDULES", many);
+    command.args([name, "--exact"]).env(WITHOUT, name);
     let broken = command.output().unwrap();
     let out = String::from_utf8_lossy(&broken.stdout);
     assert!(out.contains("running 1 test"), "{name} is no test: {out}");
     let noticed = out.lines().skip_while(|line| !line.contains("panicked at")).take(3);
-    println!("{mutant:?}: {}, {}", broken.status, noticed.collect::<Vec<_>>().join(" "));
+    let took = out.lines().find_map(|line| line.strip_prefix(TOOK)).unwrap_or("unknown");
+    let noticed = noticed.collect::<Vec<_>>().join(" ");
+    println!("{mutant:?}: {}, after {took} schedules: {noticed}", broken.status);
     assert!(!broken.status.success(), "no schedule of no scenario fails without {mutant:?}");
 }
 
