@@ -1,9 +1,10 @@
 //! `--try`: runs with each advice in force and runs without, in turns, and what was predicted beside what was measured.
 //!
 //! Costs are measured between the runs, so that predictions meet the load that the runs meet. Processor time is compared, of which other
-//! programs take less than of elapsed time.
+//! programs take less than of elapsed time. Where the host takes free memory back, memory is used and freed before each run, so that all runs
+//! find the same: what the host has taken back is predicted only.
 
-use super::costs::{Meter, REPORTED, median};
+use super::costs::{Meter, median};
 use super::findings::Findings;
 use super::items::{Apply, Item, Open, predict};
 use super::once::{Run, once};
@@ -15,7 +16,6 @@ use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use std::io::Write;
-use std::thread;
 
 /// Samples that are drawn again for an interval, which holds so much of them.
 const DRAWN: usize = 4000;
@@ -26,17 +26,16 @@ const WITHIN: f64 = 0.95;
 struct Tried<'a> {
     name: &'a str,
     apply: &'a Apply,
-    huge: bool,
     item: Option<&'a Item>,
 }
 
 impl<'a> Tried<'a> {
     fn of_item(item: &'a Item) -> Self {
-        Self { name: &item.name, apply: &item.apply, huge: item.huge, item: Some(item) }
+        Self { name: &item.name, apply: &item.apply, item: Some(item) }
     }
 
     fn of_open(open: &'a Open) -> Self {
-        Self { name: &open.name, apply: &open.apply, huge: false, item: None }
+        Self { name: &open.name, apply: &open.apply, item: None }
     }
 }
 
@@ -49,8 +48,9 @@ pub fn run(
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
 ) -> Result<(), CliError> {
+    let worth = |saving: f64| answer.share(saving).abs() >= WORTH;
     let claimed =
-        answer.shown().into_iter().filter(|item| answer.share(item.saving).abs() >= WORTH);
+        answer.shown().into_iter().filter(|item| worth(item.saving) || worth(item.at_best));
     let (able, left): (Vec<&Item>, Vec<&Item>) = claimed.partition(|item| match item.apply {
         Apply::Nothing => false,
         Apply::Sysfs(..) => args.sysfs,
@@ -85,12 +85,8 @@ pub fn run(
         meter.round()?;
         random.shuffle(&mut order);
         for &at in &order {
-            let item = at.checked_sub(1).map(|at| &tried[at]);
-            if reporting && item.is_some_and(|item| item.huge) {
-                // As a program begins that follows no other.
-                thread::sleep(REPORTED);
-            }
-            let name = item.map_or("as it is", |item| item.name);
+            let name = at.checked_sub(1).map_or("as it is", |at| tried[at].name);
+            meter.prepare(findings.most_bytes())?;
             progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
             let Some(run) = once(&args.program, applied[at])? else { break 'rounds };
             runs[at].push(run);
@@ -112,10 +108,10 @@ pub fn run(
         // With what was measured meanwhile.
         let told = item.item.map(|before| {
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
-            (now.saving / 1e9, now.at_best / 1e9, now.depends())
+            now.at_best / 1e9
         });
         let sure = interval[0] > 0.0 || interval[1] < 0.0;
-        if let Some((told, _, false)) = told.filter(|_| sure) {
+        if let Some(told) = told.filter(|_| sure) {
             off.push((told - saved).abs() / saved.abs());
             right += u32::from((told < 0.0) == (saved < 0.0));
         }
@@ -123,11 +119,7 @@ pub fn run(
             &mut rows,
             [
                 item.name.to_owned(),
-                match told {
-                    Some((told, best, true)) => format!("{told:.3} or {best:.3} s"),
-                    Some((told, ..)) => format!("{told:.3} s"),
-                    None => "-".into(),
-                },
+                told.map_or("-".into(), |told| format!("{told:.3} s")),
                 format!("{}{saved:.3} s", if sure { "" } else { "~" }),
                 format!("{:.3} to {:.3} s", interval[0], interval[1]),
                 format!("{:+.3} s", now - elapsed),
@@ -135,9 +127,8 @@ pub fn run(
             ],
         );
         let context = Context { setting: item.name.to_owned(), ..context.clone() };
-        if let Some((told, best, _)) = told {
+        if let Some(told) = told {
             json.write(&context, "predicted_seconds", "s", Number::Real(told))?;
-            json.write(&context, "predicted_at_best_seconds", "s", Number::Real(best))?;
         }
         for (metric, value) in [
             ("measured_seconds", saved),
@@ -174,10 +165,10 @@ pub fn run(
             " Beyond the noise the sign is right in {right} of {beyond} predictions, and their median error {error:.0} %."
         )?;
     }
-    if predicted.iter().any(|item| item.huge && item.depends()) {
+    if reporting {
         writeln!(
             out,
-            " Where two savings are predicted, the first is with memory that the host has taken back, the second with other memory."
+            " Memory was used and freed before each run: the host takes free memory back, and what it has taken is only predicted, above."
         )?;
     }
     let failed = runs.iter().flatten().filter(|run| !run.status.success()).count();
