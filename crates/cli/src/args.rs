@@ -146,7 +146,7 @@ Examples:
   faultless compare --only pft --only small_allocs
   faultless compare --set locking=per_vma --set locking=speculative
   faultless compare --only python --set prefault_max_order=9
-  faultless compare --only app.fltrace       a recording of your own
+  faultless compare app.fltrace              a recording of your own
   faultless compare --details                every workload on this machine
   faultless compare --html compare.html      a page with plots
   faultless compare --json results.jsonl")]
@@ -166,9 +166,19 @@ pub struct CompareArgs {
     pub json: JsonArgs,
     #[command(flatten)]
     pub html: HtmlArgs,
+    /// Only these workloads and recordings, by name, or a recording of your own; the same as --only
+    #[arg(value_name = "NAME|FILE")]
+    pub subjects: Vec<String>,
     /// Only these workloads and recordings, by name, or a recording of your own
     #[arg(long, value_name = "NAME|FILE")]
     pub only: Vec<String>,
+}
+
+impl CompareArgs {
+    /// All that was named, either way; none for everything.
+    pub fn chosen(&self) -> Vec<String> {
+        [&self.subjects[..], &self.only].concat()
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -281,6 +291,9 @@ pub struct RecordArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(group = ArgGroup::new("subject").args(["recording", "program"]).required(true))]
+#[command(override_usage = "\
+faultless advise [OPTIONS] -- <CMD>...
+       faultless advise [OPTIONS] <FILE|NAME>")]
 #[command(after_help = "\
 Examples:
   faultless advise -- python3 -c 'print(len({str(i) for i in range(10**6)}))'

@@ -155,7 +155,8 @@ fn wrong_arguments_are_told() {
     let not = dir.path().join("not");
     fs::write(&not, "nothing of the kind").expect("written");
     let not = not.to_str().expect("text");
-    let wrong: [(&[&str], &[&str]); 8] = [
+    let wrong: [(&[&str], &[&str]); 9] = [
+        (&["advise", "true"], &["no such file, and no recording", "faultless advise -- true"]),
         (&["advise"], &["required", "FILE|NAME"]),
         (&["advise", "no-such-recording"], &["no-such-recording", "python"]),
         (&["advise", "python", "--", "true"], &["cannot be used with"]),
