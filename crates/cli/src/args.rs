@@ -250,6 +250,7 @@ Examples:
   faultless replay python --set prefault_max_order=5
   faultless replay app.fltrace --policies --json app.jsonl
   faultless replay app.fltrace --html app.html
+  faultless replay app.fltrace --plot app.svg
   faultless replay app.lackey       its TLB misses, from a trace of addresses")]
 pub struct ReplayArgs {
     /// The recording or trace of addresses: a file, or the name of a bundled one
@@ -265,6 +266,9 @@ pub struct ReplayArgs {
     pub json: JsonArgs,
     #[command(flatten)]
     pub html: HtmlArgs,
+    /// Draw the faults with prefault off and with it as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
