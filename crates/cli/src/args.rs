@@ -94,7 +94,7 @@ pub enum Command {
     /// settings of glibc's malloc, of Go and of Java. The answer has the predicted saving of each in seconds of processor time, and the
     /// memory that would be resident and unused. A recording of an earlier run does instead of a program.
     ///
-    /// With --try each of these is applied to runs of the program, in turns with runs without it, and what is measured
+    /// With --try each of these is applied to runs of the program, each beside a run without it, and what is measured
     /// stands beside what was predicted. These runs read nothing, and their output is dropped. `advise` ends as the recorded run did.
     Advise(AdviseArgs),
     /// Run a static Linux program on the bare machine, in QEMU
@@ -311,7 +311,7 @@ pub struct AdviseArgs {
     /// Apply each advice to runs of the program, and measure what it saves
     #[arg(long = "try", conflicts_with = "recording")]
     pub trial: bool,
-    /// With --try: runs of each kind
+    /// With --try: pairs of runs of each kind, one with the advice and one without
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000))]
     pub rounds: u16,
     /// Permit settings of the whole system (sizes of huge pages) to be changed while something is measured. They are put back

@@ -139,7 +139,8 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let item = |(order, with): &(u8, Folios)| {
         let known = findings.sizes.sizes.iter().any(|(size, _)| size == order);
         let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
-        let mut remarks = Vec::new();
+        let mut remarks =
+            vec!["fewer TLB misses are not counted: what accesses memory at random may save more"];
         if !costs.folio(*order).1 {
             remarks.push("the cost of a folio is computed: --sysfs permits to measure it");
         }

@@ -1,7 +1,7 @@
-//! `--try`: runs with each advice in force and runs without, in turns, and what was predicted beside what was measured.
+//! `--try`: runs with each advice in force, each beside a run without it, and what was predicted beside what was measured.
 //!
 //! Costs are measured between the runs, so that predictions meet the load that the runs meet. Processor time is compared, of which other
-//! programs take less than of elapsed time. Where the host takes free memory back, memory is used and freed before each run, so that all runs
+//! programs take less than of elapsed time. Both runs of a pair follow each other at once, in either order: load comes and goes in seconds. Where the host takes free memory back, memory is used and freed before each run, so that all runs
 //! find the same: what the host has taken back is predicted only.
 
 use super::costs::{Meter, median};
@@ -73,24 +73,36 @@ pub fn run(
         )?;
         return Ok(());
     }
-    let applied: Vec<&Apply> =
-        [&Apply::Nothing].into_iter().chain(tried.iter().map(|item| item.apply)).collect();
-    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); applied.len()];
-    let progress = Progress::new(u64::from(args.rounds) * applied.len() as u64);
+    // Of each: the runs without it, and those with it.
+    let mut runs: Vec<[Vec<Run>; 2]> = vec![Default::default(); tried.len()];
+    let progress = Progress::new(u64::from(args.rounds) * 2 * tried.len() as u64);
     let reporting = meter.costs().reporting();
-    // None has always the same before it, whose memory it may get.
+    // None has always the same before it.
     let mut random = fastrand::Rng::with_seed(1);
-    let mut order: Vec<usize> = (0..applied.len()).collect();
+    let mut order: Vec<usize> = (0..tried.len()).collect();
     'rounds: for round in 0..usize::from(args.rounds) {
         meter.round()?;
         random.shuffle(&mut order);
         for &at in &order {
-            let name = at.checked_sub(1).map_or("as it is", |at| tried[at].name);
-            meter.prepare(findings.most_bytes())?;
-            progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
-            let Some(run) = once(&args.program, applied[at])? else { break 'rounds };
-            runs[at].push(run);
-            progress.advance(1);
+            let first = random.usize(..2);
+            let mut pair = [None, None];
+            for with in [first, 1 - first] {
+                let (name, apply) = match with {
+                    0 => ("as it is", &Apply::Nothing),
+                    _ => (tried[at].name, tried[at].apply),
+                };
+                progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
+                meter.prepare(findings.most_bytes())?;
+                pair[with] = once(&args.program, apply)?;
+                if pair[with].is_none() {
+                    break 'rounds;
+                }
+                progress.advance(1);
+            }
+            // A pair that is not complete counts for nothing.
+            for (all, run) in runs[at].iter_mut().zip(pair) {
+                all.extend(run);
+            }
         }
     }
     drop(progress);
@@ -98,13 +110,17 @@ pub fn run(
     let head = ["tried", "predicted", "measured", "95 % of samples", "elapsed", "faults"]
         .map(str::to_owned);
     let mut rows = table::numbers(&head, style);
-    let times = |at: usize, of: fn(&Run) -> f64| -> Vec<f64> { runs[at].iter().map(of).collect() };
-    let faults = |at: usize| median(&times(at, |run| run.faults as f64)).unwrap_or(0.0);
+    let change = |[before, with]: &[Vec<Run>; 2], of: fn(&Run) -> f64| {
+        let middle = |runs: &[Run]| median(&runs.iter().map(of).collect::<Vec<_>>());
+        middle(with).unwrap_or(0.0) - middle(before).unwrap_or(0.0)
+    };
     let (mut off, mut right) = (Vec::new(), 0);
-    for (at, item) in (1..).zip(&tried) {
-        let [before, with] = [0, at].map(|at| times(at, |run| run.processor));
+    for (item, runs) in tried.iter().zip(&runs) {
+        let times = |runs: &[Run]| runs.iter().map(|run| run.processor).collect::<Vec<_>>();
+        let [before, with] = runs.each_ref().map(|runs| times(runs));
         let Some((saved, interval)) = difference(&before, &with) else { continue };
-        let [elapsed, now] = [0, at].map(|at| median(&times(at, |run| run.wall)).unwrap_or(0.0));
+        let elapsed = change(runs, |run| run.wall);
+        let faults = change(runs, |run| run.faults as f64);
         // With what was measured meanwhile.
         let told = item.item.map(|before| {
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
@@ -122,8 +138,8 @@ pub fn run(
                 told.map_or("-".into(), |told| format!("{told:.3} s")),
                 format!("{}{saved:.3} s", if sure { "" } else { "~" }),
                 format!("{:.3} to {:.3} s", interval[0], interval[1]),
-                format!("{:+.3} s", now - elapsed),
-                format!("{:.0}", faults(at) - faults(0)),
+                format!("{elapsed:+.3} s"),
+                format!("{faults:.0}"),
             ],
         );
         let context = Context { setting: item.name.to_owned(), ..context.clone() };
@@ -136,7 +152,7 @@ pub fn run(
             ("interval_to_seconds", interval[1]),
             ("processor_seconds", median(&with).unwrap_or(0.0)),
             ("processor_seconds_before", median(&before).unwrap_or(0.0)),
-            ("elapsed_saving_seconds", elapsed - now),
+            ("elapsed_saving_seconds", -elapsed),
         ] {
             json.write(&context, metric, "s", Number::Real(value))?;
         }
@@ -145,13 +161,13 @@ pub fn run(
                 json.write(&context, metric, "s", Number::Real(*value))?;
             }
         }
-        json.write(&context, "faults_change", "count", Number::Real(faults(at) - faults(0)))?;
+        json.write(&context, "faults_change", "count", Number::Real(faults))?;
     }
-    let one = runs.iter().map(Vec::len).min().unwrap_or(0);
+    let pairs = runs.iter().map(|[_, with]| with.len()).min().unwrap_or(0);
     writeln!(out, "\n{rows}\n")?;
     writeln!(
         out,
-        " Seconds of processor time that are saved in {one} rounds, in each of which all took turns; elapsed and faults: the change of the medians."
+        " Seconds of processor time that are saved in {pairs} pairs of runs, one with it and one without; elapsed and faults: the change of the medians."
     )?;
     writeln!(
         out,
@@ -171,7 +187,7 @@ pub fn run(
             " Memory was used and freed before each run: the host takes free memory back, and what it has taken is only predicted, above."
         )?;
     }
-    let failed = runs.iter().flatten().filter(|run| !run.status.success()).count();
+    let failed = runs.iter().flatten().flatten().filter(|run| !run.status.success()).count();
     if failed > 0 {
         writeln!(out, " {failed} of the runs did not end with status 0.")?;
     }

@@ -225,7 +225,7 @@ impl Tables {
         programs::print(out, &programs(reports).collect::<Vec<_>>(), style)?;
         self.defaults.print(out, style)?;
         if !details {
-            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux).";
+            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux), advise (for the Linux that runs now).";
             writeln!(out, "{}", filled(more, style.width))?;
         }
         Ok(())
