@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What `faultless advise` predicts for real programs, and what is measured: `advise.sh OUTPUT [ROUNDS [NAME...]]` writes one JSON line for
 # each figure to OUTPUT, the machine's facts first, and prints the tables. It needs root (tracepoints, sizes of huge pages), python3,
-# perl, node, a JDK, Go, sqlite3, gcc, sort and git, and 10 minutes; programs that are missing are left out. FAULTLESS is the command.
+# perl, node, a JDK, Go, sqlite3, gcc, rustc (whose allocator is jemalloc), sort and git, and half an hour; programs that are missing are left
+# out. FAULTLESS is the command.
 set -euo pipefail
 output=$(realpath -m "$1") rounds=${2:-11}
 shift $(($# > 2 ? 2 : $#))
@@ -51,9 +52,12 @@ awk 'BEGIN { for (i = 0; i < 1500; i++)
     printf "int f%d(int*a,int n){int s=%d;for(int j=0;j<n;j++){s+=a[j]*%d;if(s>%d)s^=a[(j*%d)%%n];else s-=j;}return s;}\n", i, i, i+1, i*3, i%7+1 }' > big.c
 awk 'BEGIN { srand(1); for (i = 0; i < 1500000; i++) printf "%010d%010d line %d\n", rand()*1e10, rand()*1e10, i }' > lines.txt
 head -c 8000000 lines.txt > data
+awk 'BEGIN { for (i = 0; i < 1500; i++)
+    printf "pub fn f%d(a: &[i64]) -> i64 { a.iter().filter(|x| **x > %d).map(|x| x * %d).sum() }\n", i, i, i + 1 }' > many.rs
 
-# As pyenv and its like have a script of that name.
+# As pyenv and rustup have programs of these names that start others.
 python=$(python3 -c 'import sys; print(sys.executable)' || true)
+rustc=$(rustc --print sysroot || true)/bin/rustc
 if command -v javac >/dev/null; then javac Map.java; fi
 if command -v go >/dev/null; then go build -o gomap map.go; fi
 
@@ -65,11 +69,12 @@ declare -A programs=(
     [go]="./gomap"
     [sqlite]="sqlite3 -init bulk.sql :memory: .quit"
     [gcc]="gcc -O0 -c big.c -o /dev/null"
+    [rustc]="$rustc --crate-type rlib --emit metadata many.rs -o many.rmeta"
     [sort]="sort -S 400M --parallel=1 lines.txt -o /dev/null"
     [git]="git -C $repository fsck --full"
     [xz]="xz -3 -T1 -k -f data"
 )
-[ $# -gt 0 ] || set -- python perl node java go sqlite gcc sort git xz
+[ $# -gt 0 ] || set -- python perl node java go sqlite gcc rustc sort git xz
 
 said() { printf '"%s":"%s"' "$1" "$2"; }
 {

@@ -94,7 +94,7 @@ pub enum Command {
     /// settings of glibc's malloc, of Go and of Java. The answer has the predicted saving of each in seconds of processor time, and the
     /// memory that would be resident and unused. A recording of an earlier run does instead of a program.
     ///
-    /// With --try each of these is applied to runs of the program, in turns with runs without it, and what is measured
+    /// With --try each of these is applied to runs of the program, each beside a run without it, and what is measured
     /// stands beside what was predicted. These runs read nothing, and their output is dropped. `advise` ends as the recorded run did.
     Advise(AdviseArgs),
     /// Run a static Linux program on the bare machine, in QEMU
@@ -146,7 +146,7 @@ Examples:
   faultless compare --only pft --only small_allocs
   faultless compare --set locking=per_vma --set locking=speculative
   faultless compare --only python --set prefault_max_order=9
-  faultless compare --only app.fltrace       a recording of your own
+  faultless compare app.fltrace              a recording of your own
   faultless compare --details                every workload on this machine
   faultless compare --html compare.html      a page with plots
   faultless compare --json results.jsonl")]
@@ -166,9 +166,19 @@ pub struct CompareArgs {
     pub json: JsonArgs,
     #[command(flatten)]
     pub html: HtmlArgs,
+    /// Only these workloads and recordings, by name, or a recording of your own; the same as --only
+    #[arg(value_name = "NAME|FILE")]
+    pub subjects: Vec<String>,
     /// Only these workloads and recordings, by name, or a recording of your own
     #[arg(long, value_name = "NAME|FILE")]
     pub only: Vec<String>,
+}
+
+impl CompareArgs {
+    /// All that was named, either way; none for everything.
+    pub fn chosen(&self) -> Vec<String> {
+        [&self.subjects[..], &self.only].concat()
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -240,6 +250,7 @@ Examples:
   faultless replay python --set prefault_max_order=5
   faultless replay app.fltrace --policies --json app.jsonl
   faultless replay app.fltrace --html app.html
+  faultless replay app.fltrace --plot app.svg
   faultless replay app.lackey       its TLB misses, from a trace of addresses")]
 pub struct ReplayArgs {
     /// The recording or trace of addresses: a file, or the name of a bundled one
@@ -255,6 +266,9 @@ pub struct ReplayArgs {
     pub json: JsonArgs,
     #[command(flatten)]
     pub html: HtmlArgs,
+    /// Draw the faults with prefault off and with it as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -281,6 +295,9 @@ pub struct RecordArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(group = ArgGroup::new("subject").args(["recording", "program"]).required(true))]
+#[command(override_usage = "\
+faultless advise [OPTIONS] -- <CMD>...
+       faultless advise [OPTIONS] <FILE|NAME>")]
 #[command(after_help = "\
 Examples:
   faultless advise -- python3 -c 'print(len({str(i) for i in range(10**6)}))'
@@ -294,7 +311,7 @@ pub struct AdviseArgs {
     /// Apply each advice to runs of the program, and measure what it saves
     #[arg(long = "try", conflicts_with = "recording")]
     pub trial: bool,
-    /// With --try: runs of each kind
+    /// With --try: pairs of runs of each kind, one with the advice and one without
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000))]
     pub rounds: u16,
     /// Permit settings of the whole system (sizes of huge pages) to be changed while something is measured. They are put back

@@ -44,7 +44,8 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     // Standard output is the program's.
     say!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
     say!("{}", recorded.trace.summary());
-    say!("next: faultless replay {} --policies", output.display());
+    let file = output.display();
+    say!("next: faultless replay {file} --policies, or faultless advise {file}");
     Ok(exit_code(recorded.status))
 }
 

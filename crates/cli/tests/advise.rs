@@ -125,7 +125,7 @@ fn advice_is_tried_beside_runs_without_it() {
     let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
     let said = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
-    for words in ["| tried ", " predicted | ", "95 % of samples", "saved in 2 rounds"] {
+    for words in ["| tried ", " predicted | ", "95 % of samples", "saved in 2 pairs of runs"] {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
     let tried: Vec<_> = lines.iter().filter(|line| line["metric"] == "measured_seconds").collect();
@@ -155,7 +155,8 @@ fn wrong_arguments_are_told() {
     let not = dir.path().join("not");
     fs::write(&not, "nothing of the kind").expect("written");
     let not = not.to_str().expect("text");
-    let wrong: [(&[&str], &[&str]); 8] = [
+    let wrong: [(&[&str], &[&str]); 9] = [
+        (&["advise", "true"], &["no such file, and no recording", "faultless advise -- true"]),
         (&["advise"], &["required", "FILE|NAME"]),
         (&["advise", "no-such-recording"], &["no-such-recording", "python"]),
         (&["advise", "python", "--", "true"], &["cannot be used with"]),

@@ -99,6 +99,7 @@ fn no_result_is_written_over_what_it_is_made_from() {
         for args in [
             &["replay", text(&file), "--json", json][..],
             &["replay", text(&link), "--policies", "--json", json],
+            &["replay", text(&file), "--plot", json],
             &["compare", "--quick", "--only", text(&file), "--json", json],
             &["boot", "--json", json, text(&file)],
             &["boot", "--json", json, "--files", text(&place.out("")), "rows"],
@@ -311,7 +312,8 @@ fn compare_takes_what_replay_takes() {
     assert!(value(&mine, "native", "prefault_max_order=5", "faults_saved").is_some());
     assert!(value(&mine, "native", "locking=per_vma", "wall_seconds").is_some());
     assert!(value(&mine, "simulated-", "locking=per_vma", "wall_seconds").is_some());
-    let details = faultless(&["compare", "--quick", "--details", "--only", text(&file)]);
+    // A name needs no `--only`.
+    let details = faultless(&["compare", text(&file), "--quick", "--details"]);
     assert!(details.succeeds().contains("replay:mine - "));
     // What it says that there is, `stat` and `replay` know.
     let error = faultless(&["compare", "--only", "page_fault_read_churn"]).fails(2);

@@ -312,6 +312,18 @@ fn a_replay_tells_what_mapping_ahead_does() {
 }
 
 #[test]
+fn the_faults_of_a_replay_are_drawn() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("gcc.svg");
+    faultless(&["replay", "gcc", "--plot", plot.to_str().expect("text")]).succeeds();
+    let drawn = std::fs::read_to_string(plot).expect("written");
+    assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"));
+    for words in ["prefault off", "prefault up to order 5", "faults", "#FFFFFF"] {
+        assert!(drawn.contains(words), "{words}");
+    }
+}
+
+#[test]
 fn chosen_policies_are_the_columns() {
     let args = [
         "compare",
@@ -557,7 +569,10 @@ fn addresses_are_replayed_through_the_tlbs() {
     };
     assert_eq!(strip(&json_lines(&piped)), strip(&lines));
 
-    for args in [&["replay", file, "--policies"][..], &["replay", file, "--set", "zeroed_pool=1"]] {
+    let drawn = ["replay", file, "--plot", "/nowhere/x.svg"];
+    for args in
+        [&drawn[..], &["replay", file, "--policies"], &["replay", file, "--set", "zeroed_pool=1"]]
+    {
         let error = faultless(args).fails(2);
         assert!(error.contains("a trace of addresses") && error.contains(args[2]), "{error}");
     }

@@ -35,7 +35,6 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(off, costs) - folio_time(on, costs),
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
-        huge: true,
         at_best: 0.0,
         remarks: vec!["THP can cost small heaps 40 % memory"],
     })
@@ -56,7 +55,6 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         unused: (kept.peak_free + free) * PAGE_SIZE,
         apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
-        huge: false,
         at_best: 0.0,
         remarks: Vec::new(),
     })
@@ -74,7 +72,6 @@ fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("MALLOC_TOP_PAD_", LARGER_PAD.to_string())]),
-        huge: !findings.sizes.always().is_empty(),
         at_best: 0.0,
         remarks: vec!["blocks from 128 KiB on then always get mappings of their own"],
     })

@@ -2,9 +2,10 @@
 //! programs that run at the same time.
 
 use super::sysfs::{Loan, Mode, Sizes, size_file};
-use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life};
+use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life, use_huge};
 use crate::calibrate::hardware::{self, COLD, Effort};
 use crate::error::CliError;
+use crate::host;
 use faultless_trace::anticipate::folio::LARGEST;
 use memmap2::MmapMut;
 use std::fs;
@@ -25,7 +26,7 @@ const FOLIO: f64 = 1.5;
 const REPORTING: &str = "/sys/module/page_reporting/parameters/page_reporting_order";
 /// Until memory that was freed has been reported: the kernel waits two seconds, and reports some of it at a time. A folio of the largest
 /// size then costs several times what one does that was in use just now. That is what a program finds that begins some time after the last.
-pub const REPORTED: Duration = Duration::from_millis(3_500);
+const REPORTED: Duration = Duration::from_millis(3_500);
 /// Rounds of the largest folio that are worth waiting for.
 const WAITED: usize = 3;
 
@@ -109,12 +110,7 @@ impl Meter {
         self.populated.extend(life(Way::Populated)?);
         self.pretouched.extend(life(Way::Pretouched)?);
         for order in self.orders.clone() {
-            let off = Sizes::read().mode(order) == Mode::Never;
-            let file = size_file(order);
-            let _loan = match off && self.consent {
-                true => Some(Loan::take(&[(file, "madvise")])?),
-                false => None,
-            };
+            let _loan = self.permit(order)?;
             if order == LARGEST && self.reporting && self.fresh.len() < WAITED {
                 thread::sleep(REPORTED);
                 self.fresh.extend(fresh_huge()?);
@@ -122,6 +118,29 @@ impl Meter {
             self.folios[usize::from(order)].extend(life(Way::Folios(order))?);
         }
         Ok(())
+    }
+
+    /// Uses and frees `bytes` in folios of the largest size, where the host takes free memory back: what a program that begins now finds is
+    /// backed by the host. Memory that the host has taken back costs several times as much at its first use, in pages of any size; which
+    /// of two runs meets it is chance.
+    ///
+    /// # Errors
+    /// The host does not have so much memory.
+    pub fn prepare(&self, bytes: u64) -> Result<(), CliError> {
+        if self.reporting && self.orders.contains(&LARGEST) {
+            // The program's own file and its threads' stacks take some, too.
+            let bytes = bytes + bytes / 4;
+            host::afford("memory to use before each run", bytes)?;
+            let _loan = self.permit(LARGEST)?;
+            use_huge(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        }
+        Ok(())
+    }
+
+    /// Lets a program ask for folios of `order`, where the setting does not and there is consent.
+    fn permit(&self, order: u8) -> Result<Option<Loan>, CliError> {
+        let off = self.consent && Sizes::read().mode(order) == Mode::Never;
+        off.then(|| Loan::take(&[(size_file(order), "madvise")])).transpose()
     }
 
     /// What it comes to so far, after one round at least.

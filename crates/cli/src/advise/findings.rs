@@ -9,6 +9,7 @@ use crate::replay::ahead;
 use crate::replay::source::Source;
 use crate::report::effect::Effect;
 use crate::settings::{Ahead, Settings};
+use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios};
 use faultless_trace::census::Census;
 use faultless_trace::keep::{Kept, kept};
@@ -52,6 +53,14 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// The most bytes of anonymous memory at one moment, with any of the settings.
+    pub fn most_bytes(&self) -> u64 {
+        let with = self.with.iter().map(|(_, folios)| folios);
+        let all = with.chain([&self.now, &self.padded_folios]).chain(&self.malloc_huge);
+        let pages = all.map(|folios| folios.outcome.peak_resident + folios.outcome.peak_untouched);
+        pages.max().unwrap_or(0) * PAGE_SIZE
+    }
+
     /// Of the recording `source`.
     ///
     /// # Errors

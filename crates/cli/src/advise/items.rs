@@ -46,8 +46,6 @@ pub struct Item {
     pub unused: u64,
     /// What applies it.
     pub apply: Apply,
-    /// Whether it maps folios of the largest size.
-    pub huge: bool,
     /// Of what the prediction does not tell, or what others met.
     pub remarks: Vec<&'static str>,
 }
@@ -131,7 +129,6 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
         at_best: saving,
         unused: effect.unused() * PAGE_SIZE,
         apply: Apply::Nothing,
-        huge: false,
         remarks: Vec::new(),
     })
 }
@@ -142,7 +139,8 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let item = |(order, with): &(u8, Folios)| {
         let known = findings.sizes.sizes.iter().any(|(size, _)| size == order);
         let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
-        let mut remarks = Vec::new();
+        let mut remarks =
+            vec!["fewer TLB misses are not counted: what accesses memory at random may save more"];
         if !costs.folio(*order).1 {
             remarks.push("the cost of a folio is computed: --sysfs permits to measure it");
         }
@@ -164,7 +162,6 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
             apply: Apply::Sysfs(file, "always"),
-            huge: *order == LARGEST,
             at_best: 0.0,
             remarks,
         }
@@ -181,7 +178,6 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
         unused: 0,
         apply: Apply::WithoutThp,
-        huge: false,
         at_best: 0.0,
         remarks: Vec::new(),
     })
@@ -217,7 +213,6 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                 } else {
                     Apply::Nothing
                 },
-                huge: false,
                 at_best: 0.0,
                 remarks: Vec::new(),
             });
@@ -236,7 +231,6 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
         unused: 0,
         apply: Apply::Nothing,
-        huge: false,
         at_best: 0.0,
         remarks: vec!["fewer iTLB misses are not counted; Go gave MADV_COLLAPSE up after stalls; READ_ONLY_THP_FOR_FS is mostly off"],
     })

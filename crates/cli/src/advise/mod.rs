@@ -43,6 +43,17 @@ use sysfs::Sizes;
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
 
+/// `error` of a recording, and where a program goes if `file` is the name of one.
+fn behind(file: &Path, error: CliError) -> CliError {
+    match error {
+        CliError::Usage(why) if find_program(file.as_os_str()).is_ok() => {
+            let name = file.display();
+            CliError::Usage(format!("{why}; a program goes behind --: faultless advise -- {name}"))
+        }
+        error => error,
+    }
+}
+
 /// Records or reads, counts, measures, and tells; ends as the program did.
 pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let inputs: Vec<&Path> = args.recording.iter().map(|file| file.as_path()).collect();
@@ -58,7 +69,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let (source, status) = match &args.recording {
         Some(file) => {
             interrupt::install();
-            match source::open(file)? {
+            match source::open(file).map_err(|error| behind(file, error))? {
                 Input::Recording(source) => (*source, None),
                 Input::Addresses(name, _) => {
                     let why = "a trace of addresses has no faults; give a recording of `faultless record`";

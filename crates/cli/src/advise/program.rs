@@ -2,6 +2,7 @@
 
 use faultless_trace::Trace;
 use faultless_trace::record::find_program;
+use memchr::memmem;
 use object::elf::FileHeader64;
 use object::read::elf::{ElfFile, FileHeader};
 use object::{Endianness, Object, ObjectSection};
@@ -12,6 +13,11 @@ use std::path::{Path, PathBuf};
 
 /// Interpreters of scripts that start another interpreter.
 const MOST_INTERPRETERS: usize = 4;
+
+/// Allocators whose names are in what a program is linked with, or preloads.
+const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
+/// What the messages of an allocator begin with that a program is linked with statically, as `rustc` is.
+const BUILT_IN: [&str; 2] = ["<jemalloc>: ", "mimalloc: "];
 
 /// What is known of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +40,8 @@ impl Program {
         let java = |thread: &faultless_trace::event::ThreadInfo| {
             thread.name.starts_with("VM Thread") || thread.name.starts_with("GC Thread")
         };
+        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        program.glibc &= !LINKED.iter().any(|name| has(preloaded.as_bytes(), name));
         program.java |= trace.threads.iter().any(java);
         program
     }
@@ -44,19 +52,22 @@ impl Program {
         };
         let go = file.section_by_name(".go.buildinfo").is_some()
             || file.section_by_name(".note.go.buildid").is_some();
-        let mut needed = file
-            .section_by_name(".dynstr")
-            .and_then(|section| section.data().ok())
-            .unwrap_or_default();
-        let other = [&b"jemalloc"[..], b"tcmalloc", b"mimalloc"];
-        let has =
-            |strings: &mut &[u8], word: &[u8]| strings.windows(word.len()).any(|part| part == word);
-        let others = other.iter().any(|name| has(&mut needed, name));
-        let java = has(&mut needed, b"libjli.so") || has(&mut needed, b"libjvm.so");
+        let data = |name: &str| {
+            file.section_by_name(name).and_then(|section| section.data().ok()).unwrap_or_default()
+        };
+        let (needed, constants) = (data(".dynstr"), data(".rodata"));
+        let others = LINKED.iter().any(|name| has(needed, name))
+            || BUILT_IN.iter().any(|words| has(constants, words));
+        let java = has(needed, "libjli.so") || has(needed, "libjvm.so");
         let glibc =
             interpreter(&file).is_some_and(|loader| !loader.contains("musl")) && !others && !go;
         Self { glibc, go, java }
     }
+}
+
+/// Whether `word` is somewhere in `bytes`.
+fn has(bytes: &[u8], word: &str) -> bool {
+    memmem::find(bytes, word.as_bytes()).is_some()
 }
 
 /// The loader that an ELF file asks for.
@@ -94,9 +105,7 @@ mod tests {
 
     #[test]
     fn a_program_is_known_by_its_file_and_its_threads() {
-        // This test is linked with the C library of the target.
-        let own = std::env::current_exe().expect("a test has a file");
-        let got = Program::of(own.as_os_str(), &Trace::default());
+        let got = Program::of("sh".as_ref(), &Trace::default());
         assert_eq!(got, Program { glibc: cfg!(target_env = "gnu"), go: false, java: false });
         let nothing = Program::of("/no/such/program".as_ref(), &Trace::default());
         assert_eq!(nothing, Program::default());
@@ -104,6 +113,13 @@ mod tests {
             faultless_trace::recordings::find("java").expect("bundled").trace().expect("good");
         assert!(Program::of("/no/such/program".as_ref(), &trace).java);
         assert_eq!(Program::of_file(b"#!/bin/sh\n"), Program::default());
+    }
+
+    /// This test has the words of such an allocator among its constants, as a program has that is linked with it.
+    #[test]
+    fn an_allocator_that_is_linked_statically_is_found() {
+        let own = fs::read(std::env::current_exe().expect("a test has a file")).expect("read");
+        assert!(!Program::of_file(&own).glibc);
     }
 
     #[test]

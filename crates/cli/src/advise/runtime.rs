@@ -33,7 +33,6 @@ fn lazily(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: findings.census.discarded as f64 * costs.page,
         unused: 0,
         apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
-        huge: false,
         at_best: 0.0,
         remarks: vec!["freed memory counts as resident until the kernel needs it"],
     })
@@ -51,7 +50,6 @@ fn collects_less(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: cpu_ms * 1e6 - (bytes / PAGE_SIZE) as f64 * costs.page,
         unused: bytes,
         apply: Apply::Environment(vec![("GOGC", GOGC.to_string())]),
-        huge: false,
         at_best: 0.0,
         remarks: vec![
             "from the collector's own trace of one run, which leaves sweeping and write barriers out; its unused memory is garbage not yet collected",
@@ -69,7 +67,6 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(&findings.now, costs) - folio_time(with, costs),
         unused: with.outcome.peak_untouched * PAGE_SIZE,
         apply: java("-XX:+UseTransparentHugePages".into()),
-        huge: true,
         at_best: 0.0,
         remarks: Vec::new(),
     })
@@ -91,7 +88,6 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         unused: unused * PAGE_SIZE,
         apply: java("-XX:+AlwaysPreTouch".into()),
-        huge: false,
         at_best: 0.0,
         remarks: vec![
             "it moves faults to the start: the program waits less later, and starts later",

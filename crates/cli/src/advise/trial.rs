@@ -1,9 +1,10 @@
-//! `--try`: runs with each advice in force and runs without, in turns, and what was predicted beside what was measured.
+//! `--try`: runs with each advice in force, each beside a run without it, and what was predicted beside what was measured.
 //!
 //! Costs are measured between the runs, so that predictions meet the load that the runs meet. Processor time is compared, of which other
-//! programs take less than of elapsed time.
+//! programs take less than of elapsed time. Both runs of a pair follow each other at once, in either order: load comes and goes in seconds. Where the host takes free memory back, memory is used and freed before each run, so that all runs
+//! find the same: what the host has taken back is predicted only.
 
-use super::costs::{Meter, REPORTED, median};
+use super::costs::{Meter, median};
 use super::findings::Findings;
 use super::items::{Apply, Item, Open, predict};
 use super::once::{Run, once};
@@ -15,7 +16,6 @@ use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use std::io::Write;
-use std::thread;
 
 /// Samples that are drawn again for an interval, which holds so much of them.
 const DRAWN: usize = 4000;
@@ -26,17 +26,16 @@ const WITHIN: f64 = 0.95;
 struct Tried<'a> {
     name: &'a str,
     apply: &'a Apply,
-    huge: bool,
     item: Option<&'a Item>,
 }
 
 impl<'a> Tried<'a> {
     fn of_item(item: &'a Item) -> Self {
-        Self { name: &item.name, apply: &item.apply, huge: item.huge, item: Some(item) }
+        Self { name: &item.name, apply: &item.apply, item: Some(item) }
     }
 
     fn of_open(open: &'a Open) -> Self {
-        Self { name: &open.name, apply: &open.apply, huge: false, item: None }
+        Self { name: &open.name, apply: &open.apply, item: None }
     }
 }
 
@@ -49,8 +48,9 @@ pub fn run(
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
 ) -> Result<(), CliError> {
+    let worth = |saving: f64| answer.share(saving).abs() >= WORTH;
     let claimed =
-        answer.shown().into_iter().filter(|item| answer.share(item.saving).abs() >= WORTH);
+        answer.shown().into_iter().filter(|item| worth(item.saving) || worth(item.at_best));
     let (able, left): (Vec<&Item>, Vec<&Item>) = claimed.partition(|item| match item.apply {
         Apply::Nothing => false,
         Apply::Sysfs(..) => args.sysfs,
@@ -73,28 +73,36 @@ pub fn run(
         )?;
         return Ok(());
     }
-    let applied: Vec<&Apply> =
-        [&Apply::Nothing].into_iter().chain(tried.iter().map(|item| item.apply)).collect();
-    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); applied.len()];
-    let progress = Progress::new(u64::from(args.rounds) * applied.len() as u64);
+    // Of each: the runs without it, and those with it.
+    let mut runs: Vec<[Vec<Run>; 2]> = vec![Default::default(); tried.len()];
+    let progress = Progress::new(u64::from(args.rounds) * 2 * tried.len() as u64);
     let reporting = meter.costs().reporting();
-    // None has always the same before it, whose memory it may get.
+    // None has always the same before it.
     let mut random = fastrand::Rng::with_seed(1);
-    let mut order: Vec<usize> = (0..applied.len()).collect();
+    let mut order: Vec<usize> = (0..tried.len()).collect();
     'rounds: for round in 0..usize::from(args.rounds) {
         meter.round()?;
         random.shuffle(&mut order);
         for &at in &order {
-            let item = at.checked_sub(1).map(|at| &tried[at]);
-            if reporting && item.is_some_and(|item| item.huge) {
-                // As a program begins that follows no other.
-                thread::sleep(REPORTED);
+            let first = random.usize(..2);
+            let mut pair = [None, None];
+            for with in [first, 1 - first] {
+                let (name, apply) = match with {
+                    0 => ("as it is", &Apply::Nothing),
+                    _ => (tried[at].name, tried[at].apply),
+                };
+                progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
+                meter.prepare(findings.most_bytes())?;
+                pair[with] = once(&args.program, apply)?;
+                if pair[with].is_none() {
+                    break 'rounds;
+                }
+                progress.advance(1);
             }
-            let name = item.map_or("as it is", |item| item.name);
-            progress.begin(&format!("run {} of {}, {name}", round + 1, args.rounds));
-            let Some(run) = once(&args.program, applied[at])? else { break 'rounds };
-            runs[at].push(run);
-            progress.advance(1);
+            // A pair that is not complete counts for nothing.
+            for (all, run) in runs[at].iter_mut().zip(pair) {
+                all.extend(run);
+            }
         }
     }
     drop(progress);
@@ -102,20 +110,24 @@ pub fn run(
     let head = ["tried", "predicted", "measured", "95 % of samples", "elapsed", "faults"]
         .map(str::to_owned);
     let mut rows = table::numbers(&head, style);
-    let times = |at: usize, of: fn(&Run) -> f64| -> Vec<f64> { runs[at].iter().map(of).collect() };
-    let faults = |at: usize| median(&times(at, |run| run.faults as f64)).unwrap_or(0.0);
+    let change = |[before, with]: &[Vec<Run>; 2], of: fn(&Run) -> f64| {
+        let middle = |runs: &[Run]| median(&runs.iter().map(of).collect::<Vec<_>>());
+        middle(with).unwrap_or(0.0) - middle(before).unwrap_or(0.0)
+    };
     let (mut off, mut right) = (Vec::new(), 0);
-    for (at, item) in (1..).zip(&tried) {
-        let [before, with] = [0, at].map(|at| times(at, |run| run.processor));
+    for (item, runs) in tried.iter().zip(&runs) {
+        let times = |runs: &[Run]| runs.iter().map(|run| run.processor).collect::<Vec<_>>();
+        let [before, with] = runs.each_ref().map(|runs| times(runs));
         let Some((saved, interval)) = difference(&before, &with) else { continue };
-        let [elapsed, now] = [0, at].map(|at| median(&times(at, |run| run.wall)).unwrap_or(0.0));
+        let elapsed = change(runs, |run| run.wall);
+        let faults = change(runs, |run| run.faults as f64);
         // With what was measured meanwhile.
         let told = item.item.map(|before| {
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
-            (now.saving / 1e9, now.at_best / 1e9, now.depends())
+            now.at_best / 1e9
         });
         let sure = interval[0] > 0.0 || interval[1] < 0.0;
-        if let Some((told, _, false)) = told.filter(|_| sure) {
+        if let Some(told) = told.filter(|_| sure) {
             off.push((told - saved).abs() / saved.abs());
             right += u32::from((told < 0.0) == (saved < 0.0));
         }
@@ -123,21 +135,16 @@ pub fn run(
             &mut rows,
             [
                 item.name.to_owned(),
-                match told {
-                    Some((told, best, true)) => format!("{told:.3} or {best:.3} s"),
-                    Some((told, ..)) => format!("{told:.3} s"),
-                    None => "-".into(),
-                },
+                told.map_or("-".into(), |told| format!("{told:.3} s")),
                 format!("{}{saved:.3} s", if sure { "" } else { "~" }),
                 format!("{:.3} to {:.3} s", interval[0], interval[1]),
-                format!("{:+.3} s", now - elapsed),
-                format!("{:.0}", faults(at) - faults(0)),
+                format!("{elapsed:+.3} s"),
+                format!("{faults:.0}"),
             ],
         );
         let context = Context { setting: item.name.to_owned(), ..context.clone() };
-        if let Some((told, best, _)) = told {
+        if let Some(told) = told {
             json.write(&context, "predicted_seconds", "s", Number::Real(told))?;
-            json.write(&context, "predicted_at_best_seconds", "s", Number::Real(best))?;
         }
         for (metric, value) in [
             ("measured_seconds", saved),
@@ -145,7 +152,7 @@ pub fn run(
             ("interval_to_seconds", interval[1]),
             ("processor_seconds", median(&with).unwrap_or(0.0)),
             ("processor_seconds_before", median(&before).unwrap_or(0.0)),
-            ("elapsed_saving_seconds", elapsed - now),
+            ("elapsed_saving_seconds", -elapsed),
         ] {
             json.write(&context, metric, "s", Number::Real(value))?;
         }
@@ -154,13 +161,13 @@ pub fn run(
                 json.write(&context, metric, "s", Number::Real(*value))?;
             }
         }
-        json.write(&context, "faults_change", "count", Number::Real(faults(at) - faults(0)))?;
+        json.write(&context, "faults_change", "count", Number::Real(faults))?;
     }
-    let one = runs.iter().map(Vec::len).min().unwrap_or(0);
+    let pairs = runs.iter().map(|[_, with]| with.len()).min().unwrap_or(0);
     writeln!(out, "\n{rows}\n")?;
     writeln!(
         out,
-        " Seconds of processor time that are saved in {one} rounds, in each of which all took turns; elapsed and faults: the change of the medians."
+        " Seconds of processor time that are saved in {pairs} pairs of runs, one with it and one without; elapsed and faults: the change of the medians."
     )?;
     writeln!(
         out,
@@ -174,13 +181,13 @@ pub fn run(
             " Beyond the noise the sign is right in {right} of {beyond} predictions, and their median error {error:.0} %."
         )?;
     }
-    if predicted.iter().any(|item| item.huge && item.depends()) {
+    if reporting {
         writeln!(
             out,
-            " Where two savings are predicted, the first is with memory that the host has taken back, the second with other memory."
+            " Memory was used and freed before each run: the host takes free memory back, and what it has taken is only predicted, above."
         )?;
     }
-    let failed = runs.iter().flatten().filter(|run| !run.status.success()).count();
+    let failed = runs.iter().flatten().flatten().filter(|run| !run.status.success()).count();
     if failed > 0 {
         writeln!(out, " {failed} of the runs did not end with status 0.")?;
     }

@@ -199,6 +199,17 @@ pub fn fresh_huge() -> Result<Option<f64>, CliError> {
     Ok(as_expected.then_some(took * 1e9 / (FRESH / PAGE) as f64))
 }
 
+/// Uses `bytes` in folios of 2 MiB, where the kernel has them, and frees them.
+///
+/// # Errors
+/// The host gives no memory.
+pub fn use_huge(bytes: usize) -> Result<(), CliError> {
+    let mut memory = MmapMut::map_anon(bytes.saturating_add(HUGE_BYTES)).map_err(failed)?;
+    let _ = memory.advise(Advice::HugePage);
+    memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+    Ok(())
+}
+
 /// Processor time of this thread.
 fn thread_time() -> Duration {
     // The clock is there on every Linux.

@@ -73,8 +73,9 @@ fn scale(args: &CompareArgs) -> Scale {
 /// Compares.
 pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
-    let subjects = subjects(&args.only, &scale)?;
-    let inputs: Vec<_> = args.only.iter().map(Path::new).collect();
+    let chosen = args.chosen();
+    let subjects = subjects(&chosen, &scale)?;
+    let inputs: Vec<_> = chosen.iter().map(Path::new).collect();
     let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let choice = Choice {
@@ -154,7 +155,7 @@ impl<'a> Screen<'a> {
             recordings.extend(subject.source().transpose()?);
         }
         let workload = |name: &str| Arc::new(Simulated::Workload(name.to_owned(), Vec::new()));
-        let many = match args.only.is_empty() {
+        let many = match args.chosen().is_empty() {
             true => many::WORKLOADS.iter().map(|name| workload(name)).collect(),
             false => {
                 let mut names: Vec<_> =
@@ -175,7 +176,7 @@ impl<'a> Screen<'a> {
             profile: &self.profile,
             cpus: self.cpus,
             given: &self.args.set.set,
-            mechanisms: self.args.only.is_empty(),
+            mechanisms: self.args.chosen().is_empty(),
             recordings: &self.recordings,
             orders: &self.orders,
         }
@@ -224,7 +225,7 @@ impl Tables {
         programs::print(out, &programs(reports).collect::<Vec<_>>(), style)?;
         self.defaults.print(out, style)?;
         if !details {
-            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux).";
+            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux), advise (for the Linux that runs now).";
             writeln!(out, "{}", filled(more, style.width))?;
         }
         Ok(())

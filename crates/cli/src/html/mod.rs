@@ -79,6 +79,37 @@ impl Html {
     }
 }
 
+/// The file of `--plot`, an SVG, if one is asked for.
+#[derive(Debug)]
+pub struct Picture(Option<Replacing>);
+
+impl Picture {
+    /// Opens the file `path`, which is none of the `inputs`.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn open(path: Option<&Path>, inputs: &[&Path]) -> Result<Self, CliError> {
+        let Some(path) = path else { return Ok(Self(None)) };
+        output::spare("--plot", path, inputs)?;
+        let file = Replacing::new(path);
+        Ok(Self(Some(file.map_err(|error| CliError::Failed(format!("--plot {error}")))?)))
+    }
+
+    /// Writes what `draw` draws, if a picture is asked for and the user does not interrupt it.
+    ///
+    /// # Errors
+    /// It cannot be drawn or written.
+    pub fn write(
+        self,
+        draw: impl FnOnce() -> Result<Option<String>, CliError>,
+    ) -> Result<(), CliError> {
+        let Some(file) = self.0.filter(|_| !interrupt::requested()) else { return Ok(()) };
+        let Some(svg) = draw()?.filter(|_| !interrupt::requested()) else { return Ok(()) };
+        let written = file.write(svg.as_bytes());
+        written.map_err(|error| CliError::Failed(format!("--plot {error}")))
+    }
+}
+
 /// `text` as HTML has it.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

@@ -166,6 +166,7 @@ pub fn run(args: &ReplayArgs, name: &str, mut trace: Addresses) -> Result<(), Cl
         (args.policies, "--policies"),
         (!args.set.set.is_empty(), "--set"),
         (args.html.html.is_some(), "--html"),
+        (args.plot.is_some(), "--plot"),
     ];
     if let Some((_, what)) = given.iter().find(|(given, _)| *given) {
         return Err(CliError::Usage(format!(

@@ -13,7 +13,7 @@ use crate::args::ReplayArgs;
 use crate::compare::programs;
 use crate::compare::turns::Turns;
 use crate::error::CliError;
-use crate::html::Html;
+use crate::html::{Html, Picture};
 use crate::interrupt;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
@@ -43,6 +43,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
     let html = Html::open(&args.html, &[&args.recording])?;
+    let plot = Picture::open(args.plot.as_deref(), &[&args.recording])?;
     let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);
@@ -89,6 +90,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
+        plot.write(|| page::plot(&source, &settings))?;
         html.write(|| page::page(&source, &settings, &String::from_utf8_lossy(&text)))?;
         return json.complete();
     }
@@ -124,6 +126,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         json.write(&context, metric, "count", Number::Whole(count))?;
     }
     fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))?;
+    plot.write(|| page::plot(&source, &settings))?;
     html.write(|| page::page(&source, &settings, &text))?;
     json.complete()
 }

@@ -20,8 +20,62 @@ use std::sync::Arc;
 /// Points of a line.
 const POINTS: usize = 600;
 
-/// The page of a replay under `settings`, beside one with prefault off; with that of the default order, where it is off in `settings`.
-/// `None` where the user interrupted it.
+/// A recording replayed in its own order, with prefault off and with it.
+struct Compared {
+    plan: Plan,
+    off: Gauged,
+    on: Gauged,
+    settings: [Settings; 2],
+    names: [String; 2],
+}
+
+impl Compared {
+    /// Under `settings`, beside one with prefault off; with that of the default order, where it is off in `settings`. `None` where the user
+    /// interrupted it.
+    fn of(source: &Arc<Source>, settings: &Settings) -> Result<Option<Self>, CliError> {
+        let ahead = match settings.ahead {
+            Ahead { order: 0, pool } => {
+                Ahead { order: Knobs::default().prefault_max_order(), pool }
+            }
+            ahead => ahead,
+        };
+        let plan = in_turn(source)?;
+        let settings = [Ahead::OFF, ahead].map(|ahead| settings.with_ahead(ahead));
+        let off = gauged(source, &plan, &settings[0])?;
+        let on = gauged(source, &plan, &settings[1])?;
+        let names = ["prefault off".to_owned(), format!("prefault up to {}", ahead.name())];
+        let complete = off.replayed.complete && on.replayed.complete;
+        Ok(complete.then_some(Self { plan, off, on, settings, names }))
+    }
+
+    /// The faults so far, over the operations.
+    fn saved(&self, white: bool) -> Result<String, CliError> {
+        let taken = |gauged: &Gauged| {
+            let mut count = 0.0;
+            let fault = |took: Took| if took == Took::Nothing { 0.0 } else { 1.0 };
+            gauged
+                .done
+                .iter()
+                .map(|done| {
+                    count += fault(done.took);
+                    count
+                })
+                .collect::<Vec<_>>()
+        };
+        let values = [taken(&self.off), taken(&self.on)];
+        curves(("Faults", "faults"), &self.names, values, white)
+    }
+}
+
+/// The picture of `--plot`: the faults of a replay with prefault off and with it, on white. `None` where the user interrupted it.
+///
+/// # Errors
+/// A replay failed, or the library that draws.
+pub fn plot(source: &Arc<Source>, settings: &Settings) -> Result<Option<String>, CliError> {
+    Compared::of(source, settings)?.map(|compared| compared.saved(true)).transpose()
+}
+
+/// The page of a replay under `settings`, beside one with prefault off. `None` where the user interrupted it.
 ///
 /// # Errors
 /// A replay failed, or the library that draws.
@@ -30,18 +84,8 @@ pub fn page(
     settings: &Settings,
     text: &str,
 ) -> Result<Option<Page>, CliError> {
-    let ahead = match settings.ahead {
-        Ahead { order: 0, pool } => Ahead { order: Knobs::default().prefault_max_order(), pool },
-        ahead => ahead,
-    };
-    let plan = in_turn(source)?;
-    let [without, with] = [Ahead::OFF, ahead].map(|ahead| settings.with_ahead(ahead));
-    let off = gauged(source, &plan, &without)?;
-    let on = gauged(source, &plan, &with)?;
-    if !off.replayed.complete || !on.replayed.complete {
-        return Ok(None);
-    }
-    let names = ["prefault off".to_owned(), format!("prefault up to {}", ahead.name())];
+    let Some(compared) = Compared::of(source, settings)? else { return Ok(None) };
+    let Compared { plan, off, on, settings, names } = &compared;
     let mut page = Page::new(format!(
         "{}: a recording of the program {}",
         source.name, source.trace.header.program
@@ -50,41 +94,25 @@ pub fn page(
         "Faults over time and address",
         "Each page fault of a replay with prefault off: in the order of the recording, and by the place of its page among all pages that \
          are touched. Saved: with prefault it is no fault.",
-        &faults(&plan, &off, &on)?,
+        &faults(plan, off, on)?,
     );
-    let taken = |gauged: &Gauged| {
-        let mut count = 0.0;
-        let fault = |took: Took| if took == Took::Nothing { 0.0 } else { 1.0 };
-        gauged
-            .done
-            .iter()
-            .map(|done| {
-                count += fault(done.took);
-                count
-            })
-            .collect::<Vec<_>>()
-    };
-    page.plot(
-        "What prefault saves",
-        "Faults so far.",
-        &curves("Faults", "faults", &names, [taken(&off), taken(&on)])?,
-    );
+    page.plot("What prefault saves", "Faults so far.", &compared.saved(false)?);
     let resident = |gauged: &Gauged| {
         gauged.resident.iter().map(|pages| *pages as f64 * MIB_PER_PAGE).collect::<Vec<_>>()
     };
     page.plot(
         "Resident memory",
         "The memory of all processes together.",
-        &curves("Resident memory", "MiB", &names, [resident(&off), resident(&on)])?,
+        &curves(("Resident memory", "MiB"), names, [resident(off), resident(on)], false)?,
     );
     let subject = Arc::new(Subject::Recording(Arc::clone(source)));
     let simulated = profile(PROFILE)?;
     let mut runs: Vec<(String, Ran)> = Vec::new();
-    for (name, settings) in names.into_iter().zip([&without, &with]) {
+    for (name, settings) in names.iter().zip(settings) {
         let Some((ran, _)) = subject.run(&simulated, source.cpus(), 0, settings)? else {
             return Ok(None);
         };
-        runs.push((name, ran));
+        runs.push((name.clone(), ran));
     }
     let runs: Vec<_> = runs.iter().map(|(name, ran)| (name.clone(), ran)).collect();
     if let Some(svg) = latencies(&runs, Operation::Fault, "Latency of faults")? {
@@ -147,12 +175,12 @@ fn faults(plan: &Plan, off: &Gauged, on: &Gauged) -> Result<String, CliError> {
     cells(&frame, ranges, &kinds)
 }
 
-/// Two lines over the operations.
+/// Two lines over the operations, under a title, of what `y` says: on white, or on the ground of a page.
 fn curves(
-    title: &str,
-    y: &str,
+    (title, y): (&str, &str),
     names: &[String; 2],
     values: [Vec<f64>; 2],
+    white: bool,
 ) -> Result<String, CliError> {
     let most = values.iter().flatten().copied().fold(1.0, f64::max);
     let count = values[0].len().max(1);
@@ -173,7 +201,7 @@ fn curves(
         y,
         show_x: scaled,
         show_y: scaled,
-        white: false,
+        white,
     };
     let axes = (0.0..count as f64, 0.0..most * 1.1);
     lines(&frame, axes, &series, (0, SeriesLabelPosition::UpperLeft))

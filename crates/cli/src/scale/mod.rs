@@ -15,9 +15,8 @@ mod tables;
 
 use crate::args::ScaleArgs;
 use crate::error::CliError;
-use crate::html::Html;
+use crate::html::{Html, Picture};
 use crate::interrupt;
-use crate::output::{self, Replacing};
 use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
@@ -89,16 +88,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     let counts = subject.counts(args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
     let inputs = [Path::new(&args.profile), name.as_path()];
-    let plot = match &args.plot {
-        Some(file) => {
-            output::spare("--plot", file, &inputs)?;
-            Some(
-                Replacing::new(file)
-                    .map_err(|error| CliError::Failed(format!("--plot {error}")))?,
-            )
-        }
-        None => None,
-    };
+    let plot = Picture::open(args.plot.as_deref(), &inputs)?;
     let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut out, style) = report::output(&args.json);
@@ -146,10 +136,9 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     out.write_all(&text)?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
-    } else if let Some(plot) = plot.filter(|_| failures.is_empty()) {
-        plot.write(plot::svg(&scaled, true)?.as_bytes())?;
     }
     if failures.is_empty() {
+        plot.write(|| plot::svg(&scaled, true).map(Some))?;
         html.write(|| page::page(&scaled, &String::from_utf8_lossy(&text)).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
