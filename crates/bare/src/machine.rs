@@ -76,6 +76,11 @@ unsafe impl Machine for Bare {
         self.cpus
     }
 
+    /// Nodes are tiers.
+    fn node_cost(&self, node: u8) -> u32 {
+        1 + u32::from(node)
+    }
+
     fn regions(&self) -> &[MemoryRegion] {
         &self.regions
     }

@@ -61,9 +61,13 @@ impl BackingStore for Extent {
         Ok(0)
     }
 
-    /// The disk is only read: what was stored stays in the file's pages, which leave only with the file.
+    /// What was stored stays in the file's pages, which leave only with the file.
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
     fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
-        Ok(())
+        Err(StoreError { done: 0, errno: Errno::EPERM })
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {

@@ -259,7 +259,8 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     // Looked at last: a writer that changed the entry that was seen claimed the page before.
     let settled = !entry.is_locked()
         && !space.is_claimed(cpu, VirtRange::page(addr))
-        && !cpu.is_pending(&space.core.pending);
+        && !cpu.is_pending(&space.core.pending)
+        && !cpu.is_pending(&space.core.evicted);
     (settled && vma.sequence.unchanged(seen)).then_some(entry.0)
 }
 

@@ -106,6 +106,13 @@ pub unsafe trait Machine: Send + Sync + 'static {
         0
     }
 
+    /// What an access to memory of `node` costs, in any unit: nodes that cost more are slower. Pages that are not used [move](Cpu::balance) from faster nodes to
+    /// slower ones. By default all cost the same, as where nodes are sockets. It never changes.
+    fn node_cost(&self, node: u8) -> u32 {
+        let _ = node;
+        1
+    }
+
     /// The lowest address that programs may map, a multiple of [`PAGE_SIZE`] below [`USER_END`](crate::USER_END). It never changes.
     /// Below it a program's null pointers fault, and nothing is placed. A hypervisor's guest, whose memory is a space,
     /// starts at 0: there only a mapping at a fixed address goes to page 0, since a hint of 0 is none.

@@ -171,6 +171,20 @@ counters! {
     MigrateSuccess = "pgmigrate_success",
     /// Pages that were to move, and could not.
     MigrateFail = "pgmigrate_fail",
+    /// Pages that reclaim looked at.
+    PageScanned = "pgscan",
+    /// Of those, pages that it freed.
+    PageStolen = "pgsteal",
+    /// Pages that reclaim had written to their store first.
+    PageLaundered = "pgsteal_written",
+    /// Pages that were evicted, and read again.
+    WorkingsetRefault = "workingset_refault_file",
+    /// Of those, pages that would be there still if memory were larger by what was in use longer: they stay longer now.
+    WorkingsetActivate = "workingset_activate_file",
+    /// Pages that moved to slower memory.
+    Demoted = "pgdemote",
+    /// Pages that moved to faster memory.
+    Promoted = "pgpromote_success",
     /// Page tables that the reverse map looked into.
     RmapLook = "rmap_look",
     /// Flushes that an operation asked for.

@@ -135,6 +135,11 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
         self.cpus
     }
 
+    /// Nodes are tiers.
+    fn node_cost(&self, node: u8) -> u32 {
+        1 + u32::from(node)
+    }
+
     fn regions(&self) -> &[MemoryRegion] {
         &self.regions
     }

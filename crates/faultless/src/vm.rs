@@ -19,6 +19,7 @@ use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, MAX_CPUS, MAX_NODES, Machine, SpaceId};
+use crate::reclaim::clock::Clock;
 use crate::reclaim::listed;
 use crate::rmap::anchor::Anchors;
 use crate::stat::{Totals, Trace};
@@ -52,6 +53,8 @@ pub struct Vm<M: Machine> {
     pub trace: Trace,
     /// Where lazily freed pages may be.
     pub(crate) lazy: listed::Spaces,
+    /// Which pages are evicted next.
+    pub(crate) clock: Clock,
     /// Where the reverse map of each frame begins.
     pub(crate) anchors: Shared<Anchors>,
     /// Spaces and objects that were dropped.
@@ -109,6 +112,7 @@ impl<M: Machine> Vm<M> {
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
+            clock: Clock::try_new(total)?,
             anchors: Shared::try_new(Anchors::try_new()?)?,
             ended: Ended::try_new()?,
             next_space: AtomicU64::new(1),

@@ -15,6 +15,7 @@ mod shuttle_access;
 mod shuttle_ahead;
 mod shuttle_bounds;
 mod shuttle_discard;
+mod shuttle_evict;
 mod shuttle_exit;
 mod shuttle_fork;
 mod shuttle_frames;

@@ -1,8 +1,9 @@
 //! Files with a store behind them: pages that are read in and written back, against programs, calls of the kernel, truncation
 //! and each other.
 
-use crate::scenario;
-use crate::scenario::disk::{Disk, End, Plan, end_read};
+use crate::scenario::disk::{
+    Disk, End, Plan, end_read, nothing_is_lost, overwrite_page, read_page, write_back, write_page,
+};
 use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::{Copies, Errno, FaultError, MapFlags, Object, Shared, ThreadStreams};
 use shuttle::rand::Rng;
@@ -23,14 +24,6 @@ fn mapping(world: &World, file: &File, kind: MapFlags) -> Space {
     })
 }
 
-fn write_back(guest: &Guest<'_>, spaces: &[&Space], file: &File) -> Result<u64, Errno> {
-    let protect = |pages: std::ops::Range<u64>| {
-        let each = |space: &&Space| space.write_protect(guest.cpu, file, pages.clone());
-        spaces.iter().for_each(each);
-    };
-    file.write_back(guest.cpu, 0..u64::MAX, protect)
-}
-
 fn drop_clean(guest: &Guest<'_>, file: &File) -> u64 {
     guest.poll();
     file.drop_clean(guest.cpu, 0..u64::MAX)
@@ -42,58 +35,6 @@ fn truncate(guest: &Guest<'_>, spaces: &[&Space], file: &File, pages: u64) {
     file.set_len(guest.cpu, pages * PAGE).unwrap();
     let revoke = |space: &&Space| space.revoke(guest.cpu, file, pages..u64::MAX, Copies::Drop);
     spaces.iter().for_each(revoke);
-}
-
-/// The first word of a page, for the kernel, which waits for it.
-fn read_page(guest: &Guest<'_>, file: &File, index: u64) -> Result<u64, Errno> {
-    loop {
-        guest.poll();
-        // SAFETY: a word of the page, lent; one thread runs at a time.
-        let word = |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
-        match file.read_page(guest.cpu, index, word) {
-            Err(Errno::EAGAIN) => guest.cpu.await_read()?,
-            done => return done,
-        }
-    }
-}
-
-/// The kernel stores the first word of a page, which it waits for.
-fn write_page(guest: &Guest<'_>, file: &File, index: u64, value: u64) -> Result<(), Errno> {
-    loop {
-        guest.poll();
-        let word = |at: *mut u8| {
-            scenario::machine::step();
-            // SAFETY: as above.
-            unsafe { at.cast::<u64>().write(value) };
-        };
-        match file.write_page(guest.cpu, index, word) {
-            Err(Errno::EAGAIN) => guest.cpu.await_read()?,
-            done => return done,
-        }
-    }
-}
-
-/// The kernel stores a whole page, of which nothing is to be read: its first two words are `value`.
-fn overwrite_page(guest: &Guest<'_>, file: &File, index: u64, value: u64) -> Result<usize, Errno> {
-    guest.poll();
-    file.overwrite_page(guest.cpu, index, |at| {
-        // SAFETY: a page, lent; one thread runs at a time, and none between the two words.
-        unsafe { at.cast::<[u64; 2]>().write([value; 2]) };
-        scenario::machine::step();
-        PAGE as usize
-    })
-}
-
-/// After a last write-back everything that was stored is in the store: `words`, of the first pages.
-fn nothing_is_lost(world: &World, spaces: &[&Space], file: &File, disk: &Disk, words: &[u64]) {
-    disk.heal();
-    world.within(spaces[0], |guest| {
-        write_back(guest, spaces, file).unwrap();
-        for (index, &word) in (0..).zip(words) {
-            assert_eq!(disk.word(index), word, "page {index} was lost on its way to the store");
-            assert_eq!(read_page(guest, file, index), Ok(word), "of page {index}");
-        }
-    });
 }
 
 /// Who waits for reads, and is to be waited for by who ends them.

@@ -307,6 +307,11 @@ unsafe impl Machine for NativeMachine {
         self.cpus.len()
     }
 
+    /// Nodes are tiers.
+    fn node_cost(&self, node: u8) -> u32 {
+        1 + u32::from(node)
+    }
+
     fn regions(&self) -> &[MemoryRegion] {
         self.memory.regions()
     }

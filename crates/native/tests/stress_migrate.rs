@@ -74,6 +74,9 @@ fn disturb<'n>(
         9 => {
             cpu.cpu().settle_flushes();
         }
+        10 => {
+            cpu.cpu().balance(count);
+        }
         _ => {
             let page = random.u64(0..FILE);
             let next = floors[page as usize].load(Ordering::SeqCst) + 1;

@@ -81,8 +81,10 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         if mapped > 1 {
             self.cpu.state().counts.add(Counter::AroundPage, mapped as u64 - 1);
         }
-        // Should the page have left the object just now, or have got its last possible mapping, the access
-        // faults again, and finds that out.
+        // Should the page have left the object just now, or have got its last possible mapping, it is looked for again.
+        if node::load(&run[below]).is_none() {
+            return Ok(None);
+        }
         Ok(Some(FaultKind::Shared))
     }
 
@@ -181,6 +183,10 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             held.revert();
             prepared.keep_clean(frame);
             return Ok(None);
+        }
+        // While the entry is busy: other CPUs may still see the object's page here, which was evicted.
+        if !lost(Mutant::CopySettlesEvicted) {
+            self.cpu.settle(&self.space.core.evicted);
         }
         let entry = self.own_leaf(frame.number());
         self.publish(frame);

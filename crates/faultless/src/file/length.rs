@@ -135,8 +135,12 @@ impl Object {
                 unsafe { page.add(used).write_bytes(0, PAGE_SIZE as usize - used) };
             });
             if cleared.is_some() {
-                break;
+                return;
             }
+        }
+        // Programs may still see a page that was evicted.
+        if !lost(Mutant::CutSettles) {
+            cpu.settle(&self.pending);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Memory objects: what is behind a mapping of a file or of shared memory, and the page cache.
 
 mod ahead;
+mod evict;
 pub mod folio;
 mod length;
 mod life;

@@ -16,6 +16,7 @@ use crate::fault::prepared::Prepared;
 use crate::frame::Use;
 use crate::heap::Shared;
 use crate::machine::Machine;
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::until;
 use crate::table::Entry;
 use crate::table::node::ENTRIES;
@@ -71,6 +72,10 @@ impl Shared<Object> {
             if (stored as u64) < needed {
                 held.revert();
                 return Ok(0);
+            }
+            // While the entry is busy: programs may still see the page as it was before it was evicted.
+            if !lost(Mutant::OverwriteSettles) {
+                cpu.settle(&self.pending);
             }
             let page = Entry::leaf(own.keep());
             held.commit(if self.is_stored() { page.dirty() } else { page });

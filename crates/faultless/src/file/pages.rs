@@ -32,6 +32,10 @@ impl Object {
         self.unfit.store(0, Ordering::Relaxed);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
         unsafe { Self::free_below(cpu, self.top(), range) };
+        // Programs may still see pages that were evicted, and are not to be revoked: nothing maps them.
+        if !lost(Mutant::CutSettles) {
+            cpu.settle(&self.pending);
+        }
     }
 
     /// Takes the pages of `range` out of the tables below `top`, the root of an object.

@@ -509,6 +509,7 @@ impl Shared<Object> {
         };
         let state = state.as_raw().as_ptr() as u64;
         let frame = cpu.vm().frames.publish(frame, Use::Shared, state, index);
+        cpu.begin_lives(self, index, frame);
         held.commit(Entry::leaf(frame).with_hidden(true));
         Ok(Some(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) }))
     }

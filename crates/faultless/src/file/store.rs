@@ -114,6 +114,12 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
         16
     }
 
+    /// Whether it is only read. What programs store to pages of it stays in memory then, as long as the object: it is neither written back nor
+    /// [evicted](Cpu::reclaim).
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// Reads the pages of `run`, and returns how many bytes there were, from the start of the run; or [takes it along](ReadRun::take_along), and then
     /// what it returns does not count.
     ///
@@ -122,6 +128,10 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError>;
 
     /// Writes the bytes of `run`. When it returns they are where the next read finds them.
+    ///
+    /// Any call that needs memory may come to write pages of any object ([`Cpu::reclaim`]). So it must not wait for a lock under which the
+    /// kernel makes calls of the subsystem, except those of the store's own object that change what the store has. If it needs memory of the subsystem
+    /// itself, no more pages are evicted for that.
     ///
     /// # Errors
     /// The bytes that were written before the error, and the error.

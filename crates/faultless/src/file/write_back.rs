@@ -70,10 +70,20 @@ impl Turn {
 
     pub(super) fn take<'a>(&'a self, wait: &'a impl Wait) -> InTurn<'a> {
         order::before::<StoreTurn>(wait);
-        let order = (Ordering::Acquire, Ordering::Relaxed);
-        let take = || self.taken.compare_exchange(false, true, order.0, order.1).is_ok();
-        until(wait, || take() || lost(Mutant::TurnExcludes));
+        until(wait, || self.is_taken_now() || lost(Mutant::TurnExcludes));
         InTurn { turn: self, _mark: order::hold::<StoreTurn>(wait) }
+    }
+
+    /// As [`take`](Self::take), if no other CPU has it.
+    fn try_take<'a>(&'a self, wait: &'a impl Wait) -> Option<InTurn<'a>> {
+        let taken = self.is_taken_now();
+        taken.then(|| InTurn { turn: self, _mark: order::hold::<StoreTurn>(wait) })
+    }
+
+    /// Whether this CPU has taken it just now.
+    fn is_taken_now(&self) -> bool {
+        let order = (Ordering::Acquire, Ordering::Relaxed);
+        self.taken.compare_exchange(false, true, order.0, order.1).is_ok()
     }
 }
 
@@ -214,7 +224,8 @@ impl Object {
 impl Shared<Object> {
     /// Writes the dirty pages of `pages` back to the store, in order, and returns how many. `protect` must write-protect the pages of the range
     /// it is given in every space that may map the object ([`Space::write_protect`](crate::Space::write_protect)).
-    /// Afterwards the store has what was stored before the call. Of an object without a store no page is dirty.
+    /// Afterwards the store has what was stored before the call, unless it is [only read](BackingStore::is_read_only). Of an object without a
+    /// store no page is dirty.
     ///
     /// # Errors
     /// The first error of the store. Pages that it has not written stay dirty; the others are written all the same. Open files hear
@@ -264,6 +275,9 @@ impl Stored {
         pages: Range<u64>,
         mut protect: impl FnMut(Range<u64>),
     ) -> Result<u64, Errno> {
+        if self.store.is_read_only() {
+            return Ok(0);
+        }
         let mut turn = self.turn.take(cpu);
         let (mut at, mut written, mut first_error) = (pages.start, 0, Ok(()));
         while at < pages.end {
@@ -278,28 +292,39 @@ impl Stored {
             if !lost(Mutant::WriteBackProtects) {
                 protect(first..at);
             }
-            let done = self.write_run(cpu, first, run);
-            let good = done.map_or_else(|(good, _)| good, |()| run.len());
-            written += good as u64;
-            if let Err((_, errno)) = done {
-                self.errors.note(errno);
-                first_error = first_error.and(Err(errno));
-            }
-            for (index, page) in (first..).zip(run.iter()) {
-                if index - first >= good as u64 && !lost(Mutant::FailedStaysDirty) {
-                    // SAFETY: as above.
-                    unsafe {
-                        each_page(cpu, top, index..index + 1, |_, slot| {
-                            mark(cpu, slot, page.frame);
-                        });
-                    }
-                }
-                // SAFETY: the reference that `gather` took, which never was a mapping.
-                unsafe { cpu.put_unmapped(page.frame) };
-            }
+            let (good, error) = self.write_cleaned(cpu, top, first, run);
+            written += good;
+            first_error = first_error.and(error);
         }
-        cpu.state().counts.add(Counter::PageWritten, written);
         first_error.map(|()| written)
+    }
+
+    /// Steps 3 and 4 for a run of pages that were marked clean, from page `first` on, and drops the references to them. Returns how many were written. The caller
+    /// has the turn.
+    fn write_cleaned<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        top: Top,
+        first: u64,
+        run: &[Buffer],
+    ) -> (u64, Result<(), Errno>) {
+        let done = self.write_run(cpu, first, run);
+        let good = done.map_or_else(|(good, _)| good, |()| run.len()) as u64;
+        if let Err((_, errno)) = done {
+            self.errors.note(errno);
+        }
+        for (index, page) in (first..).zip(run) {
+            if index - first >= good && !lost(Mutant::FailedStaysDirty) {
+                // SAFETY: the object's tables are unlinked only when no share is left.
+                unsafe {
+                    each_page(cpu, top, index..index + 1, |_, slot| mark(cpu, slot, page.frame));
+                }
+            }
+            // SAFETY: the reference that the page was written under, which never was a mapping.
+            unsafe { cpu.put_unmapped(page.frame) };
+        }
+        cpu.state().counts.add(Counter::PageWritten, good);
+        (good, done.map_err(|(_, errno)| errno))
     }
 
     /// Lets the store write the run that begins with page `first`. The error comes with the number of pages that it wrote before.
@@ -319,6 +344,49 @@ impl Stored {
         cpu.count(Counter::StoreWrite);
         let written = self.store.write(&WriteRun { first, bytes, pages });
         written.map_err(|error| (error.done.min(bytes) / PAGE_SIZE as usize, error.errno))
+    }
+}
+
+/// An object with a store, whose turn to write a CPU has that evicts pages.
+pub(crate) struct Laundry<'a> {
+    object: &'a Object,
+    stored: &'a Stored,
+    turn: InTurn<'a>,
+}
+
+impl Object {
+    /// The turn to write pages of it, if it has a store that can be written to, and no other CPU has the turn.
+    pub(crate) fn try_launder<'a>(&'a self, wait: &'a impl Wait) -> Option<Laundry<'a>> {
+        let stored = self.stored.as_deref().filter(|stored| !stored.store.is_read_only())?;
+        stored.turn.try_take(wait).map(|turn| Laundry { object: self, stored, turn })
+    }
+}
+
+impl Laundry<'_> {
+    /// Writes `pages`, which are in order, each with its number and its frame, to the store: steps 3 and 4. They are no longer dirty, and not mapped. The
+    /// caller has a reference to each, which it keeps. What could not be written is dirty again.
+    pub(crate) fn write<M: Machine>(&mut self, cpu: &Cpu<'_, M>, pages: &[(u64, FrameNumber)]) {
+        for run in pages.chunk_by(|(before, _), (index, _)| before + 1 == *index) {
+            let mut left = run;
+            while let Some((first, _)) = left.first().copied() {
+                let list = self.turn.run();
+                list.clear();
+                while let Some(((_, frame), rest)) = left.split_first().filter(|_| !list.is_full())
+                {
+                    // The caller's reference is one already.
+                    if !cpu.vm().frames.meta(*frame).get_ref_unless_zero() {
+                        break;
+                    }
+                    list.push(Buffer { frame: *frame, at: cpu.vm().machine().frame_bytes(*frame) });
+                    left = rest;
+                }
+                if list.is_empty() {
+                    return;
+                }
+                // Told to open files.
+                let _told = self.stored.write_cleaned(cpu, self.object.top(), first, list);
+            }
+        }
     }
 }
 

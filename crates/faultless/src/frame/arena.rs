@@ -68,7 +68,12 @@ impl Lists {
 
     /// Whether nothing is left.
     pub(super) const fn is_empty(&self) -> bool {
-        self.free.free_count() + self.zeroed.free_count() == 0
+        self.free_count() == 0
+    }
+
+    /// How many frames are left.
+    pub(super) const fn free_count(&self) -> u64 {
+        self.free.free_count() + self.zeroed.free_count()
     }
 
     /// How many frames more the pool may hold, of `limit`.

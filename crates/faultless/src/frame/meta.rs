@@ -123,6 +123,8 @@ pub struct FrameMeta {
     order: AtomicU8,
     /// The arena that it is of, or [`NO_ARENA`]; never changes.
     arena: u8,
+    /// How often reclaim spares it: see [`clock`](crate::reclaim::clock). What it is of a new page is of no importance.
+    pub(crate) lives: AtomicU8,
     /// How many mappings, transient references and pins a published frame has. The low 22 bits count mappings and transient
     /// references:
     ///
@@ -174,6 +176,7 @@ impl FrameMeta {
             kind: AtomicU8::new(kind.encode()),
             order: AtomicU8::new(0),
             arena,
+            lives: AtomicU8::new(0),
             refs: AtomicU32::new(0),
             owner: AtomicU64::new(0),
             anchor: AtomicU64::new(0),

@@ -113,7 +113,11 @@ impl Frames {
         let arenas = layout.try_fill(&table, regions)?;
         let total = regions.iter().map(|region| u64::from(region.frames)).sum();
         let home = |cpu: CpuId| layout.home(cpu.index(), &nearest);
-        let stocks = PerCpu::try_new(cpus, |cpu| Stock::new(home(cpu)))?;
+        let stock = |cpu| {
+            let home = home(cpu);
+            Stock::new(home, layout.arenas_of(layout.node(home)))
+        };
+        let stocks = PerCpu::try_new(cpus, stock)?;
         Ok(Self {
             table,
             layout,
@@ -154,7 +158,8 @@ impl Frames {
         Some(Frame::new(number, order))
     }
 
-    /// Frees a frame to the CPU's list of its kind, or a block of several straight to its arena.
+    /// Frees a frame to the CPU's list of its kind; or a block of several, or a frame of another node than the CPU's, straight to its arena: the
+    /// next page that the CPU makes is to be near.
     #[inline]
     pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
@@ -168,6 +173,9 @@ impl Frames {
             return self.give_back(&[number], order, S::ZEROED, wait);
         }
         let stock = self.stocks.get(local);
+        if !stock.keeps(meta.arena()) {
+            return self.give_back(&[number], order, S::ZEROED, wait);
+        }
         let zeroed = S::ZEROED && self.zeroed_pool() != 0;
         let list = if zeroed { &stock.zeroed } else { &stock.clean };
         while !list.push(number) {
@@ -495,8 +503,18 @@ impl Frames {
         !self.is_short_at(self.available(), frames)
     }
 
+    /// How many frames of a node are free in its arenas.
+    pub fn free_on(&self, node: u8, wait: &impl Wait) -> u64 {
+        let arenas = self.layout.arenas_of(node).map(|number| &self.arenas[number]);
+        arenas.map(|arena| arena.locked(wait, |lists| lists.free_count())).sum()
+    }
+
+    /// How many frames are missing until twice as many can be had as where memory begins to be short.
+    pub fn missing(&self) -> u64 {
+        (2 * self.limit() / SHORT).saturating_sub(self.available())
+    }
+
     /// Whether memory is short: less than 1/16 of what may be out can still be had.
-    #[cfg(any(test, loom, shuttle))]
     pub fn is_short(&self) -> bool {
         self.is_short_at(self.available(), 0)
     }
@@ -541,7 +559,7 @@ impl Frames {
 
     /// Whether memory is short, as far as this CPU can tell without reading what all CPUs write.
     #[inline]
-    fn seems_short(&self) -> bool {
+    pub(crate) fn seems_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 }

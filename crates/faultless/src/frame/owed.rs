@@ -114,8 +114,8 @@ impl Frames {
         self.arenas.iter().map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether more frames may wait for their flush.
-    pub fn may_defer(&self) -> bool {
-        !self.seems_short() && self.owed_count() < self.limit() / PART
+    /// Whether as many frames wait for their flush as may.
+    pub fn owes_most(&self) -> bool {
+        self.owed_count() >= self.limit() / PART
     }
 }

@@ -11,6 +11,7 @@
 
 use crate::addr::FrameNumber;
 use core::cell::Cell;
+use core::ops::Range;
 
 /// The most frames that move between a list and the buddy allocators at once: enough that the lock
 /// costs less than an instruction a frame, few enough that it is held for well under a microsecond.
@@ -44,12 +45,22 @@ pub(super) struct Stock {
     pub(super) zeroed: Magazine,
     /// Its [home](super::arena).
     pub(super) home: u8,
+    /// The arenas of the home's node: the first, and how many.
+    near: (u8, u8),
 }
 
 impl Stock {
-    pub(super) const fn new(home: u8) -> Self {
+    pub(super) fn new(home: u8, near: Range<usize>) -> Self {
         let (clean, zeroed) = (Magazine::new(), Magazine::new());
-        Self { clean, zeroed, home }
+        // Below `arena::MOST`.
+        let near = (near.start as u8, near.len() as u8);
+        Self { clean, zeroed, home, near }
+    }
+
+    /// Whether frames of an arena are kept here: of the node that is nearest.
+    #[inline(always)]
+    pub(super) const fn keeps(&self, arena: u8) -> bool {
+        arena.wrapping_sub(self.near.0) < self.near.1
     }
 }
 

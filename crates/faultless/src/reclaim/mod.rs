@@ -6,7 +6,8 @@
 //! 1. frames that wait for a [deferred flush](crate::tlb::deferred);
 //! 2. what was dropped and has not ended yet ([`ended`](crate::ended)), and what any CPU has retired: it waits for a grace
 //!    period, after which all of that is free;
-//! 3. lazily freed pages, of any space ([`lazy`]).
+//! 3. lazily freed pages, of any space ([`lazy`]);
+//! 4. pages of files ([`evict`]), beginning with those that were not used for long ([`clock`]).
 //!
 //! The operation fails as out of memory only if there are none of these either. Free frames in the lists of other CPUs
 //! are not found (see [`frame`](crate::frame)).
@@ -14,9 +15,14 @@
 //! All of this waits for other CPUs. So the CPU must hold nothing, and must not be in a grace section: a fault
 //! releases its lock first, and a call releases its locks and starts again.
 
+pub(crate) mod clock;
+mod evict;
 pub(crate) mod lazy;
 pub(crate) mod listed;
 pub(crate) mod migrate;
+mod refault;
+pub(crate) mod taken;
+pub(crate) mod tiers;
 
 use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame};
@@ -26,6 +32,14 @@ use crate::vm::Cpu;
 
 /// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
 const BATCH: usize = crate::table::protocol::MOST_TAKEN;
+/// How many pages of files are evicted where one frame is needed, at most. They cost one flush if it may be deferred.
+const EVICTED: u64 = 128;
+/// What part of memory that is, at most.
+const PART: u64 = 32;
+/// How many are evicted for a call that may need many, at first: twice what one table maps.
+const EVICTED_BY_CALL: u64 = 2 * crate::table::node::ENTRIES as u64;
+/// How often pages are evicted for a call.
+const ATTEMPTS: u32 = 8;
 /// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
 /// a look at the tree, so not for every few.
 const IDLE_ABOVE: usize = 16;
@@ -52,12 +66,24 @@ impl<M: Machine> Cpu<'_, M> {
             self.reclaim_lazy(BATCH);
             self.alloc()
         });
+        let frame = frame.or_else(|| {
+            self.evict_some((self.vm().frames.limit() / PART).clamp(1, EVICTED));
+            self.alloc()
+        });
         frame.ok_or(OutOfMemory)
+    }
+
+    /// Evicts about `pages` pages of files, and frees their frames. Returns how many.
+    #[cold]
+    fn evict_some(&self, pages: u64) -> u64 {
+        let evicted = self.reclaim(pages);
+        self.settle_owed();
+        evicted
     }
 
     /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
     /// what is retired has been freed and, if it was frames that it wanted, all lazily freed pages have been
-    /// reclaimed. (`ENOMEM` has other reasons, too. One that memory does not remedy, that the space has as many VMAs as it
+    /// reclaimed; and then a few times after pages of files have been evicted, more each time. (`ENOMEM` has other reasons, too. One that memory does not remedy, that the space has as many VMAs as it
     /// may have, is told at once: a call of several parts must not go on after another CPU's.) Not inside a grace section,
     /// and holding no lock.
     ///
@@ -67,17 +93,25 @@ impl<M: Machine> Cpu<'_, M> {
         let (starved, crowded) = (&self.state().starved, &self.state().crowded);
         starved.set(false);
         crowded.set(false);
-        call().or_else(|errno| {
-            if errno != Errno::ENOMEM || crowded.get() {
-                return Err(errno);
-            }
+        let fails =
+            |result: &Result<R, Errno>| matches!(result, Err(Errno::ENOMEM)) && !crowded.get();
+        let mut result = call();
+        if fails(&result) {
             self.settle_all();
             self.settle_owed();
             if starved.take() {
                 self.reclaim_lazy(usize::MAX);
             }
-            call()
-        })
+            result = call();
+        }
+        for attempt in 0..ATTEMPTS {
+            let wants_frames = fails(&result) && starved.take();
+            if !wants_frames || self.evict_some(EVICTED_BY_CALL << attempt) == 0 {
+                break;
+            }
+            result = call();
+        }
+        result
     }
 
     /// Notes that the call that this CPU is in got no frame.

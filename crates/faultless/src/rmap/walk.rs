@@ -70,7 +70,7 @@ impl<M: Machine> Cpu<'_, M> {
                 None
             }
             Kind::Used(Use::Shared) => {
-                let object = self.vm().anchors.object(anchor, self)?;
+                let object = self.object_of(frame)?;
                 if seeks {
                     let _ = self.in_mappings(section, sought, &object, &mut each);
                 }
@@ -78,6 +78,13 @@ impl<M: Machine> Cpu<'_, M> {
             }
             _ => None,
         }
+    }
+
+    /// The object that the page in `frame` names, if it names one. Whether the page is the object's is the caller's to check, by the object's
+    /// entry.
+    pub(crate) fn object_of(&self, frame: FrameNumber) -> Option<Shared<Object>> {
+        let anchor = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
+        self.vm().anchors.object(anchor, self)
     }
 
     /// An anonymous page, in the space that made it and then in the others of its family.

@@ -49,6 +49,10 @@ pub enum Advice {
     WipeOnFork = 18,
     /// Full in children again.
     KeepOnFork = 19,
+    /// Not wanted soon: pages of files are the first to be [evicted](Cpu::reclaim).
+    Cold = 20,
+    /// Not wanted soon: pages of files are written to their store if need be, and evicted. They are read again where they are needed.
+    PageOut = 21,
     /// [`DontNeed`](Self::DontNeed), of locked memory too.
     DontNeedLocked = 24,
     /// Fault everything in for reading.
@@ -60,7 +64,7 @@ pub enum Advice {
 }
 
 impl Advice {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::Normal,
         Self::Random,
         Self::Sequential,
@@ -75,6 +79,8 @@ impl Advice {
         Self::KeepOnFork,
         Self::PopulateRead,
         Self::PopulateWrite,
+        Self::Cold,
+        Self::PageOut,
         Self::DontNeedLocked,
         Self::Collapse,
     ];
@@ -133,6 +139,18 @@ impl<M: Machine> Space<M> {
                 let found = each_part(&visit, range, |_, _| Ok(()));
                 drop(visit);
                 self.read_wanted(cpu, range);
+                found
+            }
+            Advice::Cold | Advice::PageOut => {
+                let found = {
+                    let visit = self.visit(cpu, range);
+                    each_part(&visit, range, |vma, _| may_leave(&vma.area))
+                };
+                match advice {
+                    _ if found == Err(Errno::EINVAL) => {}
+                    Advice::Cold => self.make_cold(cpu, range),
+                    _ => self.page_out(cpu, range),
+                }
                 found
             }
             _ => {
@@ -223,9 +241,15 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => Ok(()),
             Advice::PopulateRead | Advice::PopulateWrite | Advice::WillNeed => Ok(()),
-            Advice::Collapse => Ok(()),
+            Advice::Cold | Advice::PageOut | Advice::Collapse => Ok(()),
         }
     }
+}
+
+/// Whether reclaim may be told of the pages of a VMA: not of those that are locked, nor of device memory.
+fn may_leave(area: &Area) -> Result<(), Errno> {
+    let may = area.lock() == Lock::No && !area.memory.is_device();
+    if may { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 impl<M: Machine> Visit<'_, '_, M> {

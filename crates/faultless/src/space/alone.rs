@@ -164,12 +164,14 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         if let Some((vma, end)) = low {
             // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
             unsafe { vma.area.change(|area| area.range.end = end) };
+            resize(vma);
             vma.merges.set_above(low_merges);
             adopt(vma, root.as_ref().filter(|_| joins_low));
         }
         if let Some((vma, start)) = high {
             // SAFETY: as above.
             unsafe { vma.area.change(|area| area.move_start(start)) };
+            resize(vma);
             vma.merges.set_below(false);
             adopt(vma, root.as_ref().filter(|_| joins_high));
         }
@@ -331,4 +333,11 @@ fn entry(vma: NonNull<Vma>) -> Entry<Vma> {
 fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
     // SAFETY: in the tree, so that it lives until the writer that removes it is done.
     unsafe { entry.value.as_ref() }
+}
+
+/// Lets the reverse map know where a VMA of an object lies now.
+fn resize(vma: &Vma) {
+    if let Some(mapping) = &vma.mapping {
+        mapping.resize(vma.area.range);
+    }
 }

@@ -195,6 +195,10 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
         if !self.is_empty() {
             self.flush_all();
         }
+        // Pages that were evicted have left no entry to be flushed here.
+        if !lost(Mutant::BatchSettlesEvicted) {
+            self.cpu.settle(&self.space.core.evicted);
+        }
         self.cpu.state().gather.busy.set(false);
     }
 }

@@ -38,8 +38,11 @@ pub(crate) struct Core {
     pub(crate) kin: Kin,
     /// Where shared anonymous pages are that moved.
     pub(crate) moves: Moves,
-    /// The last deferred flush of a page of it.
+    /// The last deferred flush of a page of it that moved.
     pub(crate) pending: Pending,
+    /// The last deferred flush of a page of it that was evicted: other CPUs may see such a page where no entry says so. Who takes
+    /// permissions away, or maps something else at an address that has no entry, does this flush first.
+    pub(crate) evicted: Pending,
     /// How many CPUs have [entered](Entered) the space; with [`CLOSED`], none does so any more.
     users: AtomicU64,
 }
@@ -79,6 +82,7 @@ impl Core {
             kin: Kin { anchor, number: AtomicU64::new(0), next: UnsafeCell::new(None) },
             moves: Moves::default(),
             pending: Pending::default(),
+            evicted: Pending::default(),
             users: AtomicU64::new(0),
         }
     }

@@ -1,7 +1,7 @@
 //! `mlock`: which VMAs are locked.
 //!
-//! Nothing here is ever paged out. So a locked VMA is one that its pages may not be taken from by advice, and
-//! that counts as locked; lazily freed pages in it are so no more. To fault its pages in is the kernel's part.
+//! The pages of a locked VMA are not [evicted](crate::Cpu::reclaim), and not taken from it by advice; it
+//! counts as locked; lazily freed pages in it are so no more. To fault its pages in is the kernel's part.
 
 use super::Space;
 use super::vma::{Area, VmaFlags};

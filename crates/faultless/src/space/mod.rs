@@ -30,6 +30,7 @@ mod made;
 mod map;
 pub(crate) mod merge;
 mod move_pages;
+mod page_out;
 mod pages;
 mod pin;
 mod place;

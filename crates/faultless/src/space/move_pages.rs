@@ -6,7 +6,8 @@ use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
 use crate::frame::{Kind, Use, folio};
 use crate::machine::Machine;
-use crate::reclaim::migrate::{BATCH, Moving};
+use crate::reclaim::migrate::Moving;
+use crate::reclaim::taken::BATCH;
 use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
@@ -132,7 +133,7 @@ impl<M: Machine> Space<M> {
 }
 
 /// Whether a page, to which the caller has a reference besides its entry's, has other mappings.
-fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> bool {
+pub(super) fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> bool {
     let frames = &cpu.vm().frames;
     let meta = frames.meta(frame);
     if meta.kind() != Kind::Used(Use::Shared) {

@@ -228,6 +228,20 @@ pub enum Mutant {
     DeferLooksAtStores,
     /// A flush is deferred where no operation has claimed the page. A CPU stores by a translation whose flush is under way.
     DeferLooksAtClaims,
+    /// Who takes permissions away, or empties entries, does the deferred flush of pages that were evicted there. A CPU sees what is unmapped.
+    BatchSettlesEvicted,
+    /// A fault that copies an object's page to an empty entry does so, too. Another CPU sees the object's page where a program has stored to its own.
+    CopySettlesEvicted,
+    /// Who overwrites a page that is not there does so. Programs see the page as it was.
+    OverwriteSettles,
+    /// Who cuts pages off an object does so. Programs see what was cut off.
+    CutSettles,
+    /// An eviction flushes. A CPU stores to a page that was written and is gone.
+    EvictFlush,
+    /// Locked pages are not evicted.
+    EvictLooksAtLocks,
+    /// Dirty pages are not dropped. What was stored to them is lost.
+    EvictLooksAtDirty,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,

@@ -32,6 +32,8 @@ pub(crate) struct CpuState {
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.
     pub(crate) crowded: Cell<bool>,
+    /// Whether this CPU is evicting pages: a store that it calls may need memory itself.
+    pub(crate) evicting: Cell<bool>,
     /// The read for which this CPU's last fault or call is pending.
     pub(super) pending: RefCell<Option<PendingRead>>,
     /// The page that a fault could not read from its store: which fault of this CPU, the object's number, and the page's.
@@ -59,6 +61,7 @@ impl CpuState {
             apart: Cell::new(Apart::NOWHERE),
             starved: Cell::new(false),
             crowded: Cell::new(false),
+            evicting: Cell::new(false),
             pending: RefCell::new(None),
             unread: Cell::new(None),
             no_folio: Cell::new(None),
@@ -131,7 +134,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

@@ -205,7 +205,13 @@ pub(crate) fn exhaust(case: &Case<'_>) -> u64 {
                     let short = kind(step);
                     let told = Told { name: case.name, policy, short };
                     let (refused, failed, end) = run(case, policy, Some(short));
-                    assert_eq!(end, expected, "in the end");
+                    if case.left == Left::ReadIn {
+                        // Pages may have been evicted for the call's own sake.
+                        let there = expected.clone().but_read(&end);
+                        assert_eq!(end.but_read(&expected), there, "in the end");
+                    } else {
+                        assert_eq!(end, expected, "in the end");
+                    }
                     core::mem::forget(told);
                     failures += u64::from(failed);
                     let counted = matches!(short, Short::Heap(_) | Short::Both(_));

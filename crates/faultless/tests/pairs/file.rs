@@ -190,6 +190,10 @@ impl Op {
                 file.drop_clean(cpu, besides.indices(span));
                 Ok(())
             }
+            Self::Evict(span) => {
+                file.evict(cpu, besides.indices(span));
+                Ok(())
+            }
             Self::ReadPage(at) => {
                 // SAFETY: a word of a page that is lent.
                 let word = |at: *const u8| unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) };

@@ -127,6 +127,8 @@ pub enum Op {
     WriteBack(Span),
     /// Pages of the file that are neither dirty nor used are dropped, and read again when they are needed.
     DropClean(Span),
+    /// Pages of the file leave memory, whoever maps them, after they were written if need be; and are read again when they are needed.
+    Evict(Span),
     /// The kernel reads a page of the file, or writes to it and returns what was there.
     ReadPage(i64),
     WritePage(i64, u64),
@@ -416,6 +418,7 @@ impl Op {
             }
             Self::WriteBack(_)
             | Self::DropClean(_)
+            | Self::Evict(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
             | Self::Overwrite(..)
@@ -648,6 +651,7 @@ impl Op {
             | Self::Text
             | Self::WriteBack(_)
             | Self::DropClean(_)
+            | Self::Evict(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
             | Self::Overwrite(..)

@@ -56,6 +56,8 @@ listed! {
         PunchHole,
         WriteBack,
         DropClean,
+        Evict,
+        PageOut,
         ReadPage,
         WritePage,
         Overwrite,
@@ -133,6 +135,8 @@ impl Kind {
             Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
             Self::WriteBack => Op::WriteBack(span),
             Self::DropClean => Op::DropClean(span),
+            Self::Evict => Op::Evict(span),
+            Self::PageOut => Op::Advise(span, Advice::PageOut),
             Self::ReadPage => Op::ReadPage(at),
             Self::WritePage => Op::WritePage(at, 100 + side as u64),
             Self::Overwrite => Op::Overwrite(at, 100 + side as u64),
@@ -188,6 +192,8 @@ impl Kind {
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
+            | Self::Evict
+            | Self::PageOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -250,6 +256,8 @@ impl Kind {
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
+            | Self::Evict
+            | Self::PageOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -283,6 +291,8 @@ impl Kind {
             }
             Self::WriteBack
             | Self::DropClean
+            | Self::Evict
+            | Self::PageOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -351,6 +361,8 @@ impl Kind {
                 | Self::Truncate
                 | Self::PunchHole
                 | Self::DropClean
+                | Self::Evict
+                | Self::PageOut
                 | Self::WritePage
                 | Self::Fork
         )
@@ -401,6 +413,8 @@ impl Kind {
             | Self::PunchHole
             | Self::WriteBack
             | Self::DropClean
+            | Self::Evict
+            | Self::PageOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -502,6 +516,8 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
             kind,
             Kind::WriteBack
                 | Kind::DropClean
+                | Kind::Evict
+                | Kind::PageOut
                 | Kind::ReadPage
                 | Kind::WritePage
                 | Kind::Overwrite

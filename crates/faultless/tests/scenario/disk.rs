@@ -1,8 +1,8 @@
 //! What is behind files of scenarios: bytes in memory, reached in steps between which other threads may run.
 
 use super::machine::step;
-use super::{Guest, PAGE};
-use faultless::{BackingStore, Errno, ReadRun, Reading, StoreError, WriteRun};
+use super::{Guest, PAGE, Space, World};
+use faultless::{BackingStore, Errno, Object, ReadRun, Reading, Shared, StoreError, WriteRun};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -188,4 +188,85 @@ pub fn end_read(guest: &Guest<'_>, disk: &Disk, end: End) -> bool {
         }
     }
     true
+}
+
+/// Writes what was stored to the pages of `file`, which `spaces` map, back.
+pub fn write_back(
+    guest: &Guest<'_>,
+    spaces: &[&Space],
+    file: &Shared<Object>,
+) -> Result<u64, Errno> {
+    let protect = |pages: std::ops::Range<u64>| {
+        let each = |space: &&Space| space.write_protect(guest.cpu, file, pages.clone());
+        spaces.iter().for_each(each);
+    };
+    file.write_back(guest.cpu, 0..u64::MAX, protect)
+}
+
+/// The first word of a page, for the kernel, which waits for it.
+pub fn read_page(guest: &Guest<'_>, file: &Shared<Object>, index: u64) -> Result<u64, Errno> {
+    loop {
+        guest.poll();
+        // SAFETY: a word of the page, lent; one thread runs at a time.
+        let word = |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
+        match file.read_page(guest.cpu, index, word) {
+            Err(Errno::EAGAIN) => guest.cpu.await_read()?,
+            done => return done,
+        }
+    }
+}
+
+/// The kernel stores the first word of a page, which it waits for.
+pub fn write_page(
+    guest: &Guest<'_>,
+    file: &Shared<Object>,
+    index: u64,
+    value: u64,
+) -> Result<(), Errno> {
+    loop {
+        guest.poll();
+        let word = |at: *mut u8| {
+            step();
+            // SAFETY: as above.
+            unsafe { at.cast::<u64>().write(value) };
+        };
+        match file.write_page(guest.cpu, index, word) {
+            Err(Errno::EAGAIN) => guest.cpu.await_read()?,
+            done => return done,
+        }
+    }
+}
+
+/// The kernel stores a whole page, of which nothing is to be read: its first two words are `value`.
+pub fn overwrite_page(
+    guest: &Guest<'_>,
+    file: &Shared<Object>,
+    index: u64,
+    value: u64,
+) -> Result<usize, Errno> {
+    guest.poll();
+    file.overwrite_page(guest.cpu, index, |at| {
+        // SAFETY: a page, lent; one thread runs at a time, and none between the two words.
+        unsafe { at.cast::<[u64; 2]>().write([value; 2]) };
+        step();
+        PAGE as usize
+    })
+}
+
+/// After a last write-back everything that was stored is in the store: `words`, of the first pages.
+pub fn nothing_is_lost(
+    world: &World,
+    spaces: &[&Space],
+    file: &Shared<Object>,
+    disk: &Disk,
+    words: &[u64],
+) {
+    disk.heal();
+    world.within(spaces[0], |guest| {
+        write_back(guest, spaces, file).unwrap();
+        for (index, &word) in (0..).zip(words) {
+            assert_eq!(disk.word(index), word, "page {index} was lost on its way to the store");
+            assert_eq!(read_page(guest, file, index), Ok(word), "of page {index}");
+        }
+    });
 }

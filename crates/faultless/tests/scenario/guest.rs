@@ -545,6 +545,13 @@ impl<'a> Guest<'a> {
         status.iter().filter(|status| **status == Ok(node)).count()
     }
 
+    /// Evicts pages of a file, as far as that is possible.
+    pub fn evict(&self, file: &Shared<Object>, pages: core::ops::Range<u64>) {
+        self.world.moves.store(true, Ordering::Relaxed);
+        self.poll();
+        file.evict(self.cpu, pages);
+    }
+
     /// `munmap`.
     pub fn unmap(&self, start: u64, pages: u64) {
         self.change((start, pages), Some(super::NONE), true, || {

@@ -10,7 +10,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
 use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
-use crate::space::{Advice, Copies, Prot, Space};
+use crate::space::{Advice, Copies, Lock, Prot, Space};
 use crate::stat::Counter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -471,6 +471,7 @@ fn a_store_beside_a_writing_back_is_not_lost() {
     }
 }
 
+/// Pages that are locked are not written to make room.
 #[test]
 fn frames_run_out_without_a_loss() {
     let vm = guest::vm(1, 24);
@@ -479,6 +480,7 @@ fn frames_run_out_without_a_loss() {
     let memory = Memory::new(64, 0);
     let file = file(&cpu, &memory);
     map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
+    space.mlock(&cpu, AT, 64 * P, Lock::OnFault).unwrap();
     let mut stored = 0;
     while store(&cpu, &space, AT + stored * P, 100 + stored).is_ok() {
         stored += 1;

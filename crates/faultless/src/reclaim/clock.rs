@@ -1,0 +1,318 @@
+//! Which pages are evicted: a clock goes over the frames of each node.
+//!
+//! # Why there are no lists
+//!
+//! Linux keeps lists of pages, active and inactive, or by generation. A page that is faulted in goes on a list: that writes the list's line and the
+//! links of its neighbours, in every fault, whether memory is ever short or not. Here a fault writes one shared line. So there is no list. A *hand* for each node
+//! goes over the metadata of its frames, in the order of their numbers, and comes back to each after it has been at all others. What it costs
+//! is paid by the CPU that needs memory. CPUs that reclaim at the same time look at different frames: each advances the hand by
+//! some at once.
+//!
+//! # Lives
+//!
+//! Where the hand comes to a page of a file, it looks whether the page was used since it was there last: whether an entry that maps it has the accessed bit, or the
+//! entry in its object, where calls of the kernel note their reads. It clears the bits that it finds. (Translations that CPUs have cached stay: a page that is used through such a
+//! one all the time may seem unused, as on Linux.)
+//!
+//! | the page | its lives |
+//! |---|---|
+//! | was used | one more, at most [`MOST_LIVES`] |
+//! | was not used, and has more than one | one less |
+//! | was not used, and has one or none | it is evicted |
+//! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
+//!
+//! So pages that were read ahead and never used go at once, pages that were used once go when the hand comes again, and those that are used all the time
+//! survive a scan through a large file.
+
+use super::refault::Evicted;
+use super::taken::BATCH;
+use crate::addr::FrameNumber;
+use crate::error::OutOfMemory;
+use crate::frame::{FrameMeta, Kind, Use, folio};
+use crate::machine::{MAX_NODES, Machine};
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::Section;
+use crate::sync::order::{self, Reclaim};
+use crate::table::Entry;
+use crate::table::node;
+use crate::vm::Cpu;
+use core::ops::{ControlFlow, Range};
+
+/// The most lives of a page.
+pub(super) const MOST_LIVES: u8 = 2;
+/// Frames by which a CPU advances a hand, at most.
+const STRIDE: u64 = 64;
+/// What part of a node's frames that is, at most.
+const PART: u64 = 32;
+/// How often the hand goes over a node before reclaim gives up: a page that was used has no life left by then.
+const ROUNDS: u64 = MOST_LIVES as u64 + 2;
+
+/// The hands, and what was evicted.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    /// By node: how many frames the hand has gone over.
+    hands: [AtomicU64; MAX_NODES],
+    pub(super) evicted: Evicted,
+}
+
+impl Clock {
+    /// For a machine of `frames` frames.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
+        let hands = core::array::from_fn(|_| AtomicU64::new(0));
+        Ok(Self { hands, evicted: Evicted::try_new(frames)? })
+    }
+}
+
+/// What a hand goes over frames for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Pages of files leave memory.
+    Evict,
+    /// Pages move to slower memory: any but those of no object and no space.
+    Demote,
+    /// Pages that are used move to faster memory.
+    Promote,
+}
+
+/// Pages whose time has come, with a reference to each.
+struct Due {
+    frames: [FrameNumber; BATCH],
+    count: usize,
+}
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Evicts pages of files that were not used for the longest time, about `pages` of them: clean ones are dropped, dirty ones written to their store
+    /// first. Returns how many frames that gave, which are free at once, or when their [deferred flushes](Self::settle_flushes) are done.
+    ///
+    /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
+    /// [`reclaim_ahead`](Self::reclaim_ahead), or to make a group of programs smaller. Not inside a closure that lists areas, nor in a store's call.
+    pub fn reclaim(&self, pages: u64) -> u64 {
+        let near = self.vm().machine().nearest_node(self.id());
+        let others = self.nodes().filter(|node| *node != near);
+        let mut freed = 0;
+        for node in core::iter::once(near).chain(others) {
+            freed += self.reclaim_on(node, pages.saturating_sub(freed));
+        }
+        freed
+    }
+
+    /// Reclaims, in the background, if memory is short: less than one part in 16 of what may be out can still be had. It stops when that is two parts, or
+    /// nothing more can be evicted. Returns how many frames that gave. For a thread of the kernel that runs when other work does
+    /// not, as often as it likes.
+    pub fn reclaim_ahead(&self) -> u64 {
+        let frames = &self.vm().frames;
+        let mut freed = 0;
+        if !frames.is_short() {
+            return 0;
+        }
+        // Frames that wait for their flush cannot be had yet.
+        let missing = || {
+            self.settle_owed();
+            frames.missing()
+        };
+        while let missing @ 1.. = missing() {
+            match self.reclaim(missing) {
+                0 => break,
+                got => freed += got,
+            }
+        }
+        freed
+    }
+
+    /// The numbers of the nodes, of which some may have no memory.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = u8> + use<M> {
+        let last = self.vm().machine().regions().iter().map(|region| region.node).max();
+        0..=last.unwrap_or(0)
+    }
+
+    /// Evicts about `pages` pages of node `node`.
+    fn reclaim_on(&self, node: u8, pages: u64) -> u64 {
+        if pages == 0 || self.state().evicting.get() {
+            return 0;
+        }
+        let frames = self.frames_of(node);
+        self.go_over(node, frames * ROUNDS, pages, Purpose::Evict, |due| self.evict(due))
+    }
+
+    /// How many frames a node has.
+    pub(super) fn frames_of(&self, node: u8) -> u64 {
+        let regions = self.vm().machine().regions().iter().filter(|region| region.node == node);
+        regions.map(|region| u64::from(region.frames)).sum()
+    }
+
+    /// Lets the hand of `node` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until it has
+    /// said of about `wanted` that it did. Returns of how many.
+    pub(super) fn go_over(
+        &self,
+        node: u8,
+        looks: u64,
+        wanted: u64,
+        purpose: Purpose,
+        mut then: impl FnMut(&[FrameNumber]) -> u64,
+    ) -> u64 {
+        let total = self.frames_of(node);
+        let Some(hand) = self.vm().clock.hands.get(usize::from(node)).filter(|_| total != 0) else {
+            return 0;
+        };
+        let stride = (total / PART).clamp(1, STRIDE);
+        let (mut left, mut done) = (looks, 0);
+        while done < wanted && left != 0 {
+            let at = hand.fetch_add(stride, Ordering::Relaxed);
+            done += self.sweep(node, total, at..at + stride, purpose, &mut then);
+            left = left.saturating_sub(stride);
+        }
+        done
+    }
+
+    /// Looks at the frames of `node` that have the numbers `places` among them, modulo their `total`, and lets `then` have those whose time has come.
+    fn sweep(
+        &self,
+        node: u8,
+        total: u64,
+        places: Range<u64>,
+        purpose: Purpose,
+        then: &mut impl FnMut(&[FrameNumber]) -> u64,
+    ) -> u64 {
+        let (mut done, mut at) = (0, places.start);
+        while at < places.end {
+            let mut due = Due { frames: [FrameNumber(0); BATCH], count: 0 };
+            {
+                order::before::<Reclaim>(self);
+                // Spaces that are entered wait for this CPU when they end.
+                let _entered = order::hold::<Reclaim>(self);
+                let section = self.section();
+                while at < places.end && due.count < BATCH {
+                    let Some(frame) = self.frame_at(node, at % total) else { break };
+                    at += self.look(&section, frame, purpose, &mut due);
+                    self.serve_flushes();
+                }
+            }
+            if due.count != 0 {
+                done += then(&due.frames[..due.count]);
+            }
+        }
+        done
+    }
+
+    /// The frame at place `at` of those of a node.
+    fn frame_at(&self, node: u8, mut at: u64) -> Option<FrameNumber> {
+        for region in self.vm().machine().regions().iter().filter(|region| region.node == node) {
+            if at < u64::from(region.frames) {
+                return Some(FrameNumber(region.first.0 + at as u32));
+            }
+            at -= u64::from(region.frames);
+        }
+        None
+    }
+
+    /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
+    fn look(
+        &self,
+        section: &Section<'_>,
+        frame: FrameNumber,
+        purpose: Purpose,
+        due: &mut Due,
+    ) -> u64 {
+        let meta = self.vm().frames.meta(frame);
+        let is_wanted = |kind: Kind| match kind {
+            Kind::Used(Use::Shared) => true,
+            Kind::Used(Use::Anon) => purpose != Purpose::Evict,
+            _ => false,
+        };
+        match meta.kind() {
+            // A block that moves meanwhile is of no importance: a page that is passed over is met again.
+            Kind::Free | Kind::Zeroed => return 1 << meta.order(),
+            kind if !is_wanted(kind) => return 1,
+            _ => {}
+        }
+        if !meta.get_ref_unless_zero() {
+            return 1;
+        }
+        let goes = is_wanted(meta.kind())
+            && !meta.is_pinned()
+            && self.is_due(section, frame, meta, purpose);
+        if goes {
+            due.frames[due.count] = frame;
+            due.count += 1;
+        } else {
+            // SAFETY: the reference just taken, which never was a mapping.
+            unsafe { self.put_unmapped(frame) };
+        }
+        1
+    }
+
+    /// Whether the time of the page in `frame`, to which the caller has a reference, has come. Otherwise it has one life more or less.
+    fn is_due(
+        &self,
+        section: &Section<'_>,
+        frame: FrameNumber,
+        meta: &FrameMeta,
+        purpose: Purpose,
+    ) -> bool {
+        let Some(used) = self.was_used(section, frame, meta, purpose) else { return false };
+        self.count(Counter::PageScanned);
+        let lives = meta.lives.load(Ordering::Relaxed);
+        let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
+        // Another CPU that looks at the same time makes no difference that matters.
+        meta.lives.store(next, Ordering::Relaxed);
+        match purpose {
+            Purpose::Evict | Purpose::Demote => !used && lives <= 1,
+            Purpose::Promote => used && lives != 0,
+        }
+    }
+
+    /// Whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
+    fn was_used(
+        &self,
+        section: &Section<'_>,
+        frame: FrameNumber,
+        meta: &FrameMeta,
+        purpose: Purpose,
+    ) -> Option<bool> {
+        let (mut used, mut own) = (false, 1);
+        if meta.kind() == Kind::Used(Use::Shared) {
+            let object = self.object_of(frame)?;
+            if purpose == Purpose::Evict && !object.is_stored() {
+                return None;
+            }
+            let name = object.slot(self, meta.index.load(Ordering::Relaxed))?;
+            let seen = node::load(name);
+            if !names(seen, frame) {
+                return None;
+            }
+            (used, own) = (take_accessed(name, seen), 2);
+        }
+        // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one.
+        if meta.refs() > own {
+            self.each_mapping(section, frame, u32::MAX, |found| {
+                used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
+                    // One entry maps all pages of the folio, of which the first tells.
+                    let first = self.vm().frames.table().find(folio::first_of(frame));
+                    first.is_none_or(|first| first.lives.load(Ordering::Relaxed) > 1)
+                } else {
+                    take_accessed(found.slot, found.seen)
+                };
+                ControlFlow::Continue(())
+            });
+        }
+        Some(used)
+    }
+}
+
+/// Whether `entry` names `frame`, and no CPU has it.
+fn names(entry: Entry, frame: FrameNumber) -> bool {
+    entry.is_present() && !entry.is_locked() && entry.frame() == frame
+}
+
+/// Clears the accessed bit of an entry that was `seen`. Returns whether it was set, or the entry changed.
+pub(crate) fn take_accessed(slot: &AtomicU64, seen: Entry) -> bool {
+    let order = (Ordering::Relaxed, Ordering::Relaxed);
+    seen.is_accessed()
+        && (seen.is_locked()
+            || slot.compare_exchange(seen.0, seen.unused().0, order.0, order.1).is_ok()
+            || node::load(slot).is_accessed())
+}

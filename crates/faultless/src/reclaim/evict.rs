@@ -1,0 +1,213 @@
+//! Eviction: pages of files leave memory.
+//!
+//! A batch of pages is [taken](super::taken) from its programs, together with the entries that the pages have in their object. What then happens to a
+//! page depends on whether it is [dirty](crate::file::write_back):
+//!
+//! - a clean page goes. All of its entries are emptied: a fault finds no page, and reads it again. The flush may be deferred, for until
+//!   somebody stores to the page, a CPU that still sees it sees what the store has;
+//! - a dirty page is written first. Its mappings' entries are emptied, and flushed at once, and the object's entry becomes clean: from here on a
+//!   store of a program faults and marks the page dirty again, as does a call of the kernel that stores to it. Then the page is written, and evicted if
+//!   it is still clean.
+//!
+//! Nobody had a reference to the page while its entries were taken. So what was stored to it before is in what is written, and what is stored later marks
+//! the page. Whoever writes has the object's turn; it does not wait for that, since the CPU that has it may be waiting for memory.
+//!
+//! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
+
+use super::taken::{BATCH, Batch, Mapping, Page, Then};
+use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::error::{Errno, OutOfMemory};
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::machine::Machine;
+use crate::rmap::walk::Found;
+use crate::stat::Counter;
+use crate::sync::atomic::Ordering;
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, Reclaim};
+use crate::table::Entry;
+use crate::vm::Cpu;
+
+/// Which pages are taken.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    /// Clean ones.
+    Clean,
+    /// Dirty ones of one object.
+    DirtyOf(&'a Shared<Object>),
+}
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
+    /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
+    pub(crate) fn evict(&self, frames: &[FrameNumber]) -> u64 {
+        let nested = self.state().evicting.replace(true);
+        let mut dirty = [None; BATCH];
+        let mut freed = self.evict_clean(frames, &mut dirty);
+        if !nested {
+            freed += self.evict_dirty(&mut dirty);
+        }
+        for frame in dirty.into_iter().flatten() {
+            // SAFETY: the caller's reference, which never was a mapping.
+            unsafe { self.put_unmapped(frame) };
+        }
+        self.state().evicting.set(nested);
+        self.state().counts.add(Counter::PageStolen, freed);
+        freed
+    }
+
+    /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it puts into `dirty`.
+    fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut [Option<FrameNumber>; BATCH]) -> u64 {
+        let mut freed = 0;
+        let mut places = dirty.iter_mut();
+        let mut put = |frame: FrameNumber, errno: Errno| {
+            if errno == Errno::EAGAIN
+                && let Some(place) = places.next()
+            {
+                *place = Some(frame);
+                return;
+            }
+            // SAFETY: the caller's reference, which never was a mapping.
+            unsafe { self.put_unmapped(frame) };
+        };
+        let taken = self.with_taken(frames, Wanted::Clean, |batch, at| {
+            let page = &batch.pages()[at];
+            if let Some(errno) = page.failed {
+                return put(page.frame, errno);
+            }
+            // With the caller's own.
+            let refs = page.entries() + 1;
+            self.note_evicted(page);
+            self.unmap(batch, at, |_| Entry::NONE);
+            freed += u64::from(batch.leave(self, at, refs));
+        });
+        if let Err(OutOfMemory) = taken {
+            // SAFETY: as above.
+            frames.iter().for_each(|frame| unsafe {
+                self.put_unmapped(*frame);
+            });
+        }
+        freed
+    }
+
+    /// Writes pages that are dirty, and evicts them. It drops the references to those that it takes out of `dirty`.
+    fn evict_dirty(&self, dirty: &mut [Option<FrameNumber>; BATCH]) -> u64 {
+        let mut freed = 0;
+        while let Some(first) = dirty.iter().flatten().next().copied() {
+            let Some(object) = self.object_of(first) else { break };
+            let mut own = [FrameNumber(0); BATCH];
+            let mut count = 0;
+            for place in dirty.iter_mut() {
+                let is_own = |frame: &mut FrameNumber| {
+                    self.object_of(*frame).is_some_and(|other| other.same(&object))
+                };
+                if let Some(frame) = place.take_if(is_own) {
+                    own[count] = frame;
+                    count += 1;
+                }
+            }
+            let own = &mut own[..count];
+            self.launder(&object, own);
+            // Those that could not be written are dirty still.
+            let mut again = [None; BATCH];
+            freed += self.evict_clean(own, &mut again);
+            for frame in again.into_iter().flatten() {
+                // SAFETY: as in `evict`.
+                unsafe { self.put_unmapped(frame) };
+            }
+            Object::release(object, self);
+            if count == 0 {
+                break;
+            }
+        }
+        self.state().counts.add(Counter::PageLaundered, freed);
+        freed
+    }
+
+    /// Unmaps those pages of `object` in `frames` that are dirty, marks them clean, and writes them to the store.
+    fn launder(&self, object: &Shared<Object>, frames: &mut [FrameNumber]) {
+        let index = |frame: FrameNumber| self.vm().frames.meta(frame).index.load(Ordering::Relaxed);
+        frames.sort_unstable_by_key(|frame| index(*frame));
+        let Some(mut laundry) = object.try_launder(self) else { return };
+        let mut cleaned = [(0, FrameNumber(0)); BATCH];
+        let mut count = 0;
+        let _taken = self.with_taken(frames, Wanted::DirtyOf(object), |batch, at| {
+            let Page { frame, failed, .. } = batch.pages()[at];
+            if failed.is_some() {
+                return;
+            }
+            let mappings = self.unmap(batch, at, Entry::undirtied);
+            cleaned[count] = (index(frame), frame);
+            count += 1;
+            batch.leave(self, at, mappings);
+        });
+        laundry.write(self, &cleaned[..count]);
+    }
+
+    /// Empties the entries of the mappings of a page that is taken, and stores what `name` makes of its entry in its object. Returns how many mappings
+    /// there were.
+    fn unmap(&self, batch: &mut Batch<'_>, at: usize, name: impl FnOnce(Entry) -> Entry) -> u32 {
+        let empty = |found: &Found<'_>| {
+            self.add_resident_of(&found.space, -1);
+            Entry::NONE
+        };
+        batch.store(at, empty, name)
+    }
+
+    /// Takes the pages in `frames` that are `wanted`, flushes them, and calls `each` with each place of the batch: of pages that
+    /// are taken, and of those that failed.
+    fn with_taken(
+        &self,
+        frames: &[FrameNumber],
+        wanted: Wanted<'_>,
+        mut each: impl FnMut(&mut Batch<'_>, usize),
+    ) -> Result<(), OutOfMemory> {
+        order::before::<Reclaim>(self);
+        // Spaces that are entered wait for this CPU when they end.
+        let _entered = order::hold::<Reclaim>(self);
+        let section = self.section();
+        let mut batch = Batch::try_new(self, frames.len())?;
+        frames.iter().for_each(|frame| batch.find(self, &section, *frame));
+        batch.take(self, |page, mappings| self.is_evictable(page, mappings, wanted));
+        let then = match wanted {
+            Wanted::Clean => Then::Leave,
+            Wanted::DirtyOf(_) => Then::Stay,
+        };
+        if !lost(Mutant::EvictFlush) {
+            batch.flush(self, then);
+        }
+        (0..batch.len()).for_each(|at| each(&mut batch, at));
+        Ok(())
+    }
+
+    /// Whether a page whose entries are taken may be evicted, or written. `EAGAIN`: it is dirty.
+    fn is_evictable(
+        &self,
+        page: &Page<'_>,
+        mappings: &[Mapping<'_>],
+        wanted: Wanted<'_>,
+    ) -> Result<(), Errno> {
+        let (Some(object), Some(name)) = (&page.object, page.name_of_object()) else {
+            return Err(Errno::EOPNOTSUPP);
+        };
+        if !object.is_stored() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
+        let is_locked = |it: &Mapping<'_>| {
+            let (id, page) = (it.found.space.id, it.found.addr >> PAGE_SHIFT);
+            object.mappings.is_locked_at(id, index, page, self)
+        };
+        if mappings.iter().any(is_locked) && !lost(Mutant::EvictLooksAtLocks) {
+            return Err(Errno::EPERM);
+        }
+        let dirty = name.is_dirty() && !lost(Mutant::EvictLooksAtDirty);
+        // Who writes a page back marks it clean, then protects its mappings, and has a reference to it all the while.
+        debug_assert!(name.is_dirty() || !mappings.iter().any(|it| it.found.seen.is_writable()));
+        match wanted {
+            Wanted::Clean if dirty => Err(Errno::EAGAIN),
+            Wanted::DirtyOf(of) if !dirty || !of.same(object) => Err(Errno::EBUSY),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Pages that are taken from the programs that use them: what migration and eviction have in common.
+//!
+//! A page may be mapped by many entries, in many spaces. The [reverse map](crate::rmap) finds them. A batch of pages is taken like this:
+//!
+//! 1. [`find`](Batch::find): the entries of each page, and the page's entry in its object if it is one's. None is held yet. Huge leaves are split;
+//! 2. [`take`](Batch::take): all of a page's entries, each by a compare-and-swap from a value that names the frame; it waits for none. If one cannot
+//!    be had, or the frame has another number of references than entries were taken, the page stays: it is pinned, or the kernel reads or
+//!    writes it, or a fork or an `mremap` is under way;
+//! 3. [`flush`](Batch::flush): the translations of the whole batch, once for each space. The flush of a page all of whose mappings are read-only
+//!    is [deferred](crate::tlb::deferred), if it may be;
+//! 4. the caller stores other entries, and [leaves](Cpu::leave_frame) the frames. A frame whose flush is deferred is kept as it is.
+//!
+//! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is lost: none comes between the flush
+//! and the new entry. No VMA is looked at and no page is claimed: writers change an entry before it is taken or after it is stored.
+//!
+//! A CPU that takes a reference to a frame by an entry reads the entry again afterwards. So the count in step 2 proves that no other CPU
+//! has a reference that this CPU does not know, and any CPU that takes one later finds the entry busy and drops it.
+
+use crate::addr::{FrameNumber, VirtRange};
+use crate::error::{Errno, OutOfMemory};
+use crate::file::Object;
+use crate::frame::{Kind, Use};
+use crate::heap::{Bounded, Shared, try_push};
+use crate::machine::Machine;
+use crate::rmap::walk::Found;
+use crate::space::batch::shoot_core;
+use crate::space::huge::split_leaf;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::Section;
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::Entry;
+use crate::table::node::{self, TABLE_ALIGN};
+use crate::table::protocol::{self, Taken};
+use crate::vm::Cpu;
+use alloc::vec::Vec;
+use core::ops::{ControlFlow, Range};
+
+/// The most pages of a batch.
+pub(crate) const BATCH: usize = 32;
+
+/// What becomes of the pages of a batch: it decides how they are flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// They move to other frames. Their entries name these afterwards, so whoever changes what an address shows flushes it.
+    Move,
+    /// They leave their object and all mappings. Nothing tells their entries from those of pages that were never there, so whoever maps
+    /// something else there [settles](crate::space::fixed::Core::evicted) first.
+    Leave,
+    /// They stay where they are, unmapped. The flush is not deferred: the frames are used on.
+    Stay,
+}
+
+/// An entry that maps a page, taken or not.
+#[derive(Debug)]
+pub(super) struct Mapping<'s> {
+    pub(super) found: Found<'s>,
+    taken: Option<Taken<'s>>,
+}
+
+/// A page of a batch.
+#[derive(Debug)]
+pub(super) struct Page<'s> {
+    /// Its frame, to which the caller has a reference.
+    pub(super) frame: FrameNumber,
+    /// Why it is not taken, or was not.
+    pub(super) failed: Option<Errno>,
+    /// Its mappings, in the list of the batch.
+    mappings: Range<usize>,
+    /// Its object, and its entry there.
+    pub(super) object: Option<Shared<Object>>,
+    name: Option<&'s AtomicU64>,
+    /// The object's entry once it is taken, with its value.
+    taken: Option<(Taken<'s>, Entry)>,
+    /// Its flush is deferred.
+    defers: bool,
+}
+
+impl Page<'_> {
+    /// How many entries name its frame, the object's among them.
+    pub(super) fn entries(&self) -> u32 {
+        self.mappings.len() as u32 + u32::from(self.name_of_object().is_some())
+    }
+
+    /// The value of its entry in its object, as it was taken.
+    pub(super) fn name_of_object(&self) -> Option<Entry> {
+        self.taken.as_ref().map(|(_, seen)| *seen)
+    }
+}
+
+/// Pages that are taken together. Shares of objects are dropped with it: if one is the last, a CPU ends the object later.
+#[derive(Debug)]
+pub(super) struct Batch<'s> {
+    pages: Bounded<Page<'s>>,
+    mappings: Vec<Mapping<'s>>,
+    /// The stamp of the flush that is deferred.
+    stamp: u64,
+}
+
+impl<'s> Batch<'s> {
+    /// Of at most `most` pages. If as many frames wait for a deferred flush as may, it is done first. Nothing is held yet.
+    pub(super) fn try_new<M: Machine>(cpu: &Cpu<'_, M>, most: usize) -> Result<Self, OutOfMemory> {
+        if cpu.vm().frames.owes_most() {
+            cpu.settle_owed();
+        }
+        Ok(Self { pages: Bounded::try_new(most)?, mappings: Vec::new(), stamp: 0 })
+    }
+
+    /// Adds a page that [`leave`](Self::leave) knows by its place: the one in `frame`, to which the caller has a reference; or one that fails.
+    /// Step 1. No entry is held.
+    pub(super) fn find<M: Machine>(
+        &mut self,
+        cpu: &'s Cpu<'_, M>,
+        section: &'s Section<'_>,
+        frame: FrameNumber,
+    ) {
+        let mut page = Page {
+            frame,
+            failed: None,
+            mappings: 0..0,
+            object: None,
+            name: None,
+            taken: None,
+            defers: false,
+        };
+        match find_entries(cpu, section, frame, &mut self.mappings) {
+            Ok((range, object)) => {
+                let index = cpu.vm().frames.meta(frame).index.load(Ordering::Relaxed);
+                page.mappings = range;
+                page.name = object.as_ref().and_then(|object| object.slot(cpu, index));
+                page.object = object;
+            }
+            Err(errno) => page.failed = Some(errno),
+        }
+        self.pages.push(page);
+    }
+
+    /// Adds a page that is not to be taken.
+    pub(super) fn fail(&mut self, frame: FrameNumber, errno: Errno) {
+        let failed = Some(errno);
+        let (mappings, taken) = (0..0, None);
+        let (object, name, defers) = (None, None, false);
+        self.pages.push(Page { frame, failed, mappings, object, name, taken, defers });
+    }
+
+    /// Step 2. Pages that are not `wanted`, once their entries are taken, are put back, as are those that cannot be had. From here on entries are held, and the CPU waits for
+    /// nothing but flushes.
+    pub(super) fn take<M: Machine>(
+        &mut self,
+        cpu: &'s Cpu<'_, M>,
+        wanted: impl Fn(&Page<'_>, &[Mapping<'_>]) -> Result<(), Errno>,
+    ) {
+        for page in self.pages.iter_mut().filter(|page| page.failed.is_none()) {
+            let mappings = &mut self.mappings[page.mappings.clone()];
+            let taken = if take_page(cpu, page, mappings) {
+                wanted(page, mappings)
+            } else {
+                Err(Errno::EBUSY)
+            };
+            if let Err(errno) = taken {
+                page.failed = Some(errno);
+                mappings.iter_mut().filter_map(|it| it.taken.take()).for_each(Taken::revert);
+                if let Some((taken, _)) = page.taken.take() {
+                    taken.revert();
+                }
+            }
+        }
+    }
+
+    /// Step 3.
+    pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
+        self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then) };
+        let flushed = || {
+            let pages = self.pages.iter().filter(|page| !page.defers);
+            pages
+                .flat_map(|page| &self.mappings[page.mappings.clone()])
+                .filter(|it| it.taken.is_some() && Entry::NONE.needs_flush(it.found.seen))
+        };
+        for (at, Mapping { found: Found { space, .. }, .. }) in flushed().enumerate() {
+            let same = |other: &&Mapping<'_>| other.found.space.id == space.id;
+            if flushed().take(at).any(|other| same(&other)) {
+                continue;
+            }
+            let ranges = flushed().filter(same).map(|it| VirtRange::page(it.found.addr));
+            if let Some(hull) = ranges.reduce(VirtRange::hull) {
+                shoot_core(cpu, space, hull);
+            }
+        }
+    }
+
+    /// The pages, in the order in which they were added.
+    pub(super) fn pages(&self) -> &[Page<'s>] {
+        &self.pages
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Step 4 for the entries of the page at place `at`, whose entries are taken: `mapping` and `name` make the new values of its mappings' entries and the object's of
+    /// the old ones. The frame still has the references of the old entries. Returns how many of its entries were mappings.
+    pub(super) fn store(
+        &mut self,
+        at: usize,
+        mut mapping: impl FnMut(&Found<'s>) -> Entry,
+        name: impl FnOnce(Entry) -> Entry,
+    ) -> u32 {
+        let page = &mut self.pages[at];
+        let count = page.mappings.len() as u32;
+        for it in &mut self.mappings[page.mappings.clone()] {
+            if let Some(taken) = it.taken.take() {
+                taken.commit(mapping(&it.found));
+            }
+        }
+        if let Some((taken, seen)) = page.taken.take() {
+            taken.commit(name(seen));
+        }
+        count
+    }
+
+    /// The end of step 4: drops `refs` references to the frame of the page at place `at`, all that were known, whose entries are gone. Returns whether
+    /// the frame is free, or will be once its flush is done.
+    pub(super) fn leave<M: Machine>(&self, cpu: &Cpu<'_, M>, at: usize, refs: u32) -> bool {
+        let Page { frame, defers, .. } = self.pages[at];
+        let meta = cpu.vm().frames.meta(frame);
+        if defers {
+            if meta.put_all(refs) {
+                // SAFETY: all references were ours, and no entry names the frame.
+                let owed = unsafe { cpu.vm().frames.reclaim(frame) };
+                cpu.keep_owed(owed, self.stamp);
+                return true;
+            }
+            // Who looked at an old entry has a reference for a moment, and may be the one that frees the frame.
+            cpu.settle_pending();
+        }
+        let mut freed = false;
+        for _ in 0..refs {
+            // SAFETY: references of old entries, which are gone, and flushed; or the caller's own, which never was a mapping.
+            freed |= unsafe { cpu.put_unmapped(frame) };
+        }
+        freed
+    }
+
+    /// Chooses those of the pages whose entries are taken that need not be flushed at once, and returns the stamp of their flush.
+    fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) -> u64 {
+        let frames = &cpu.vm().frames;
+        // Where pages leave because memory is short, their frames can be had as soon as all flushes are done, which is one for many batches.
+        let short = then == Then::Move && frames.seems_short();
+        if short || frames.owes_most() || !cpu.vm().knobs.deferred_flush() {
+            return 0;
+        }
+        for page in self.pages.iter_mut() {
+            let own = &self.mappings[page.mappings.clone()];
+            page.defers = !own.is_empty() && own.iter().all(|mapping| may_defer(cpu, mapping));
+        }
+        let deferred = || self.pages.iter().filter(|page| page.defers);
+        if deferred().next().is_none() {
+            return 0;
+        }
+        let spaces = || deferred().flat_map(|page| &self.mappings[page.mappings.clone()]);
+        let stamp = cpu.defer_flush(spaces().map(|mapping| &*mapping.found.space.cpus));
+        // Before the new entries are stored: a CPU that finds one, and then changes what the page shows, finds the stamp.
+        for page in deferred() {
+            for mapping in &self.mappings[page.mappings.clone()] {
+                let space = &mapping.found.space;
+                let pending = if then == Then::Leave { &space.evicted } else { &space.pending };
+                pending.note(stamp);
+            }
+            if let Some(object) = &page.object {
+                object.pending.note(stamp);
+            }
+        }
+        stamp
+    }
+}
+
+/// Adds the entries that map `frame` to `mappings`, and returns which they are, and the page's object.
+fn find_entries<'s, M: Machine>(
+    cpu: &'s Cpu<'_, M>,
+    section: &'s Section<'_>,
+    frame: FrameNumber,
+    mappings: &mut Vec<Mapping<'s>>,
+) -> Result<(Range<usize>, Option<Shared<Object>>), Errno> {
+    let meta = cpu.vm().frames.meta(frame);
+    let first = mappings.len();
+    // A huge leaf is split, and the pages are then found one by one. Several spaces may have one.
+    loop {
+        // All references but the caller's own, and an object's. VMAs of one space may lead to the same entry of an object's page.
+        let of_object = meta.kind() == Kind::Used(Use::Shared);
+        let most = meta.refs().saturating_sub(1 + u32::from(of_object));
+        let most = if of_object && most != 0 { u32::MAX } else { most };
+        let (mut leaf, mut failed) = (None, None);
+        let object = cpu.each_mapping(section, frame, most, |found| {
+            if found.seen.is_huge() {
+                leaf = Some(found);
+                return ControlFlow::Break(());
+            }
+            match try_push(mappings, Mapping { found, taken: None }) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(OutOfMemory) => {
+                    failed = Some(Errno::ENOMEM);
+                    ControlFlow::Break(())
+                }
+            }
+        });
+        if let Some(errno) = failed {
+            mappings.truncate(first);
+            return Err(errno);
+        }
+        let Some(Found { space, addr, slot, .. }) = leaf else {
+            if of_object {
+                drop_twice(mappings, first);
+            }
+            return Ok((first..mappings.len(), object));
+        };
+        mappings.truncate(first);
+        split_leaf(cpu, &space, addr & !(TABLE_ALIGN - 1), slot);
+    }
+}
+
+/// Takes all entries of a page. Returns whether it has them, and nobody else has a reference; what is taken stays so otherwise.
+fn take_page<'s, M: Machine>(
+    cpu: &'s Cpu<'_, M>,
+    page: &mut Page<'s>,
+    mappings: &mut [Mapping<'s>],
+) -> bool {
+    let meta = cpu.vm().frames.meta(page.frame);
+    if meta.kind() == Kind::Used(Use::Shared) {
+        page.taken = page.name.and_then(|name| take_of(cpu, name, node::load(name), page.frame));
+        if page.taken.is_none() {
+            // A page that was cut off its object is about to be revoked.
+            return false;
+        }
+    }
+    for mapping in &mut *mappings {
+        let Found { slot, seen, .. } = mapping.found;
+        let Some((taken, seen)) = take_of(cpu, slot, seen, page.frame) else { return false };
+        mapping.found.seen = seen;
+        mapping.taken = Some(taken);
+    }
+    // The entries' references, and the caller's own.
+    let known = page.entries() + 1;
+    let alone = meta.refs() == known && !meta.is_pinned();
+    known > 1 && (alone || lost(Mutant::MigrateCounts))
+}
+
+/// Takes an entry of the last level that was `seen`, if it maps `frame`, and returns its value.
+fn take_of<'s, M: Machine>(
+    cpu: &'s Cpu<'_, M>,
+    slot: &'s AtomicU64,
+    mut seen: Entry,
+    frame: FrameNumber,
+) -> Option<(Taken<'s>, Entry)> {
+    while seen.is_mapped() && !seen.is_locked() && seen.frame() == frame {
+        match protocol::take(slot, seen, cpu) {
+            Ok(taken) => return Some((taken, seen)),
+            // Accessed or dirty by now, or another's.
+            Err(now) => seen = now,
+        }
+    }
+    None
+}
+
+/// Whether no CPU can store by a translation of an entry, which is taken.
+fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> bool {
+    let Found { space, addr, seen, .. } = &mapping.found;
+    let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
+    // An operation with a claim takes permissions away before it flushes. Looked at behind the barrier with which the entry was taken:
+    // one that changed the entry before has its claim still, unless it has flushed.
+    let claimed = space.mmap_lock.is_held()
+        || space.ranges.is_claimed(&cpu.vm().claims, VirtRange::page(*addr));
+    mapping.taken.is_some() && !stores && (!claimed || lost(Mutant::DeferLooksAtClaims))
+}
+
+/// Drops those of `mappings` from `first` on that are of the same entry as another.
+fn drop_twice(mappings: &mut Vec<Mapping<'_>>, first: usize) {
+    let slot = |mapping: &Mapping<'_>| core::ptr::from_ref(mapping.found.slot).addr();
+    mappings[first..].sort_unstable_by_key(slot);
+    let mut kept = first;
+    for at in first..mappings.len() {
+        if at == first || slot(&mappings[at]) != slot(&mappings[kept - 1]) {
+            mappings.swap(kept, at);
+            kept += 1;
+        }
+    }
+    mappings.truncate(kept);
+}

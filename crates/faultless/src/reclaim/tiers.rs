@@ -1,0 +1,125 @@
+//! Memory in tiers: pages that are not used move to slower nodes, and pages that are used come back.
+//!
+//! A machine tells what an access to each node [costs](Machine::node_cost). A new page comes to the node that is nearest to the CPU as long as that has frames, whatever the
+//! page will be used for. So somebody has to make room there, and to bring back what turns out to be used: [`Cpu::balance`], which a kernel calls in the background.
+//!
+//! - *Demotion* is reclaim of a node that has slower ones below it: where fewer than one frame in 16 is free, the [hand](super::clock) goes
+//!   over the node's frames, and pages whose time has come [move](super::migrate) to the next slower node that has room, until two in 16 are free. They stay
+//!   mapped. Only where no slower node has room are pages of files evicted.
+//! - *Promotion*: the hand goes over some frames of slower nodes. A page that was used before each of two looks in a row moves to the CPU's node, if that keeps
+//!   one in 32 free: so what comes makes the node short, and others make room. How many frames it looks at, and how many pages may move, is limited: a page that moves costs a copy, and the
+//!   program waits for it meanwhile.
+//!
+//! Both look at accessed bits. Linux unmaps pages instead, to see who comes to them (hinting faults). That costs a fault for each page that is
+//! looked at and used, and an interrupt of other CPUs for each batch; a bit that is cleared costs neither, and says as much where there is one fast node for a CPU.
+//! A page that moves while its mappings are read-only interrupts nobody either, in both directions.
+
+use super::clock::Purpose;
+use super::migrate::Moving;
+use super::taken::BATCH;
+use crate::addr::FrameNumber;
+use crate::error::Errno;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::vm::Cpu;
+
+/// A node is short when less than one part in so many of its frames is free.
+const SHORT: u64 = 16;
+/// How many frames of slower nodes are looked at for each page that may move to a faster one.
+const LOOKS: u64 = 8;
+
+/// What a call of [`Cpu::balance`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balanced {
+    /// Pages that moved to slower nodes.
+    pub demoted: u64,
+    /// Pages that moved to the CPU's node.
+    pub promoted: u64,
+    /// Frames that were freed where no slower node had room.
+    pub evicted: u64,
+}
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, and moves at most `promoted` pages that are used from
+    /// slower nodes to it. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
+    /// rate. Costs nothing where there is one node.
+    ///
+    /// Not inside a closure that lists areas, nor in a store's call.
+    pub fn balance(&self, promoted: u64) -> Balanced {
+        let near = self.vm().machine().nearest_node(self.id());
+        let mut balanced = Balanced::default();
+        if self.slower_than(near).next().is_none() {
+            return balanced;
+        }
+        if self.missing_on(near, 1) != 0 {
+            // This CPU may keep what seems to be missing, or it waits for a flush.
+            self.settle_owed();
+            self.vm().frames.drain(self.local(), self);
+            self.demote(near, self.missing_on(near, 2), &mut balanced);
+        }
+        for node in self.slower_than(near) {
+            let room =
+                self.spare_on(near, 2 * SHORT).min(promoted.saturating_sub(balanced.promoted));
+            balanced.promoted += self.go_over(
+                node,
+                (room * LOOKS).min(self.frames_of(node)),
+                room,
+                Purpose::Promote,
+                |due| self.move_to(due, near),
+            );
+        }
+        self.state().counts.add(Counter::Demoted, balanced.demoted);
+        self.state().counts.add(Counter::Promoted, balanced.promoted);
+        balanced
+    }
+
+    /// Moves about `pages` pages that are not used from `node` to slower ones.
+    fn demote(&self, node: u8, pages: u64, balanced: &mut Balanced) {
+        for slower in self.slower_than(node) {
+            let room = self.spare_on(slower, SHORT).min(pages.saturating_sub(balanced.demoted));
+            // A page that was used is looked at three times before its time has come.
+            let looks = self.frames_of(node) * 3;
+            balanced.demoted +=
+                self.go_over(node, looks, room, Purpose::Demote, |due| self.move_to(due, slower));
+        }
+        let missing = pages.saturating_sub(balanced.demoted);
+        if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
+            balanced.evicted += self.reclaim(missing);
+        }
+    }
+
+    /// Moves pages to `node`, and drops the references to their frames that the caller has. Returns how many moved.
+    fn move_to(&self, frames: &[FrameNumber], node: u8) -> u64 {
+        let mut moving: [Moving; BATCH] = core::array::from_fn(|at| Moving {
+            frame: frames.get(at).copied().unwrap_or(self.vm().zero),
+            outcome: Err(Errno::EBUSY),
+        });
+        let moving = &mut moving[..frames.len()];
+        self.migrate(moving, node);
+        moving.iter().filter(|moving| moving.outcome.is_ok()).count() as u64
+    }
+
+    /// The nodes with memory that cost more than `node`, the cheapest first.
+    fn slower_than(&self, node: u8) -> impl Iterator<Item = u8> + use<'_, M> {
+        let cost = |node| (self.vm().machine().node_cost(node), node);
+        let has_memory = |node: &u8| self.frames_of(*node) != 0;
+        let mut last = (cost(node).0, u8::MAX);
+        core::iter::from_fn(move || {
+            let slower = self.nodes().filter(has_memory).map(cost).filter(|cost| *cost > last);
+            last = slower.min()?;
+            Some(last.1)
+        })
+    }
+
+    /// How many frames are missing until `parts` in 16 of a node are free.
+    fn missing_on(&self, node: u8, parts: u64) -> u64 {
+        let wanted = parts * self.frames_of(node) / SHORT;
+        wanted.saturating_sub(self.vm().frames.free_on(node, self))
+    }
+
+    /// How many frames of a node may be taken so that one in `part` is still free.
+    fn spare_on(&self, node: u8, part: u64) -> u64 {
+        let kept = self.frames_of(node) / part;
+        self.vm().frames.free_on(node, self).saturating_sub(kept)
+    }
+}

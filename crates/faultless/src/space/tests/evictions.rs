@@ -1,0 +1,272 @@
+//! Pages of files that leave memory: which, when, and that nothing is lost.
+
+use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, store};
+use super::guest::{map_object as map, read_object, write_object};
+use super::store::{File, Memory, PAGE, Plan, file, finish};
+use crate::addr::PAGE_SIZE;
+use crate::error::Errno;
+use crate::file::BackingStore;
+use crate::knob::{Locking, Setting};
+use crate::space::{Advice, Copies, Lock, Prot, Space};
+use crate::stat::Counter;
+use std::sync::Arc;
+use std::vec::Vec;
+
+/// Runs `test` with a machine of `frames` frames and a file of `pages` pages mapped shared at `AT`.
+fn with_file(
+    frames: u32,
+    pages: u64,
+    test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>, &File),
+) {
+    for locking in Locking::ALL {
+        for deferred in [false, true] {
+            let vm = guest::vm(1, frames);
+            vm.set(Setting::Locking(locking));
+            vm.set(Setting::DeferredFlush(deferred));
+            let cpu = cpu(&vm, 0);
+            let space = Space::new(&cpu).unwrap();
+            let memory = Memory::new(pages, 0);
+            let file = file(&cpu, &memory);
+            map(&cpu, &space, (0, pages), RW, SHARED, (&file, 0));
+            test(&cpu, &space, &memory, &file);
+            finish(&cpu, space, Vec::from([file]));
+        }
+    }
+}
+
+fn writes(memory: &Memory) -> Vec<(u64, usize)> {
+    core::mem::take(&mut memory.writes.lock().unwrap())
+}
+
+fn count(cpu: &TestCpu<'_>, counter: Counter) -> u64 {
+    cpu.vm().totals().get(counter)
+}
+
+#[test]
+fn more_is_read_than_memory_holds() {
+    with_file(40, 200, |cpu, space, memory, file| {
+        for _ in 0..3 {
+            for page in 0..200 {
+                assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1));
+            }
+        }
+        assert!(file.resident_pages(cpu) < 40);
+        assert_eq!(writes(memory), [], "clean pages are dropped");
+        assert!(count(cpu, Counter::PageStolen) > 500, "{}", count(cpu, Counter::PageStolen));
+        // The kernel reads them, too.
+        for page in 0..200 {
+            assert_eq!(read_object(cpu, file, page), Some(page + 1));
+        }
+    });
+}
+
+#[test]
+fn more_is_stored_than_memory_holds() {
+    with_file(40, 100, |cpu, space, memory, file| {
+        for round in 1..3 {
+            for page in 0..100 {
+                store(cpu, space, AT + page * P, 1000 * round + page).unwrap();
+            }
+            for page in 0..100 {
+                assert_eq!(load(cpu, space, AT + page * P), Ok(1000 * round + page));
+            }
+        }
+        for page in 0..100 {
+            write_object(cpu, file, page, page).unwrap();
+        }
+        assert!(count(cpu, Counter::PageLaundered) > 100);
+        assert!(!writes(memory).is_empty());
+        super::store::write_back(cpu, &[space], file).unwrap();
+        assert!((0..100).all(|page| memory.word(page) == page));
+    });
+}
+
+#[test]
+fn what_cannot_be_written_stays() {
+    with_file(40, 100, |cpu, space, memory, _| {
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
+        memory.plan([Plan::Fail(2 * PAGE)]);
+        space.madvise(cpu, AT, 8 * P, Advice::PageOut).unwrap();
+        assert_eq!(writes(memory), [(0, 4 * PAGE), (4, 4 * PAGE)]);
+        assert_eq!((memory.word(1), memory.word(2)), (71, 3));
+        // The first pages are gone, and read again; the next two are there, and dirty.
+        memory.reads.lock().unwrap().clear();
+        assert_eq!(load(cpu, space, AT + 3 * P), Ok(73));
+        assert!(memory.reads.lock().unwrap().is_empty());
+        assert_eq!(load(cpu, space, AT + P), Ok(71));
+        assert!(!memory.reads.lock().unwrap().is_empty());
+        space.madvise(cpu, AT, 8 * P, Advice::PageOut).unwrap();
+        assert_eq!(memory.word(3), 73);
+    });
+}
+
+#[test]
+fn what_is_used_stays() {
+    with_file(256, 64, |cpu, space, _, file| {
+        let resident = || file.resident_pages(cpu);
+        (0..64).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
+        assert_eq!(resident(), 64);
+        // A page that somebody refers to, one that is pinned, and one that is locked.
+        space.mlock(cpu, AT + 9 * P, P, Lock::Now).unwrap();
+        let pins = space.pin(cpu, AT + 17 * P, P, true).unwrap();
+        file.read_page(cpu, 30, |_| {
+            for part in [0..9, 10..64] {
+                let len = (part.end - part.start) * P;
+                space.madvise(cpu, AT + part.start * P, len, Advice::PageOut).unwrap();
+            }
+            assert_eq!(resident(), 3);
+        })
+        .unwrap();
+        for page in [9, 17, 30] {
+            assert!(file.has_page(cpu, page), "{page}");
+        }
+        let refused = space.madvise(cpu, AT, 64 * P, Advice::PageOut).unwrap_err();
+        assert_eq!(refused.errno, Errno::EINVAL);
+        // Reclaim leaves it, too.
+        cpu.reclaim(64);
+        assert!(file.has_page(cpu, 9) && file.has_page(cpu, 17) && !file.has_page(cpu, 30));
+        drop(pins);
+        space.mlock(cpu, AT + 9 * P, P, Lock::No).unwrap();
+        cpu.reclaim(64);
+        assert_eq!(resident(), 0);
+        // A page that another space has, too, is not this one's to page out.
+        load(cpu, space, AT).unwrap();
+        let child = space.fork(cpu).unwrap();
+        load(cpu, &child, AT).unwrap();
+        space.madvise(cpu, AT, P, Advice::PageOut).unwrap();
+        assert!(file.has_page(cpu, 0));
+        cpu.reclaim(64);
+        assert!(!file.has_page(cpu, 0));
+        assert_eq!((load(cpu, space, AT), load(cpu, &child, AT)), (Ok(1), Ok(1)));
+        child.exit(cpu);
+    });
+}
+
+/// Pages that are used again and again survive a scan through many that are used once.
+#[test]
+fn a_scan_does_not_drive_out_what_is_used() {
+    with_file(128, 600, |cpu, space, memory, _| {
+        let hot =
+            || (0..32).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
+        (0..4).for_each(|_| {
+            hot();
+            cpu.reclaim(1);
+        });
+        memory.reads.lock().unwrap().clear();
+        for page in 32..600 {
+            assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1));
+            if page % 8 == 0 {
+                hot();
+            }
+        }
+        let again = memory.reads.lock().unwrap().iter().filter(|(first, _)| *first < 32).count();
+        assert!(again <= 4, "{again} of 8 blocks in use were read again");
+    });
+}
+
+/// What is read again soon is noticed, and stays longer.
+#[test]
+fn refaults_are_counted() {
+    with_file(128, 64, |cpu, space, _, _| {
+        load(cpu, space, AT).unwrap();
+        space.madvise(cpu, AT, 4 * P, Advice::PageOut).unwrap();
+        assert_eq!(count(cpu, Counter::WorkingsetRefault), 0);
+        load(cpu, space, AT).unwrap();
+        // The block of four pages, of which one was mapped.
+        assert!((1..=4).contains(&count(cpu, Counter::WorkingsetRefault)));
+        assert!(count(cpu, Counter::WorkingsetActivate) >= 1);
+    });
+}
+
+#[test]
+fn cold_pages_go_first() {
+    with_file(256, 64, |cpu, space, _, file| {
+        (0..64).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
+        space.madvise(cpu, AT + 32 * P, 32 * P, Advice::Cold).unwrap();
+        cpu.reclaim(32);
+        let there =
+            |pages: core::ops::Range<u64>| pages.filter(|page| file.has_page(cpu, *page)).count();
+        assert_eq!((there(0..32), there(32..64)), (32, 0));
+    });
+}
+
+/// A store between the moment at which the entries are found, and the one at which they are taken.
+#[test]
+fn private_copies_stay() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(16, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 16), RW, PRIVATE, (&file, 0));
+    (0..16).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    (0..8).for_each(|page| store(&cpu, &space, AT + page * P, 90 + page).unwrap());
+    cpu.reclaim(64);
+    assert_eq!(file.resident_pages(&cpu), 0);
+    assert_eq!(space.resident_pages(&cpu), 8);
+    for page in 0..16 {
+        let expected = if page < 8 { 90 + page } else { page + 1 };
+        assert_eq!(load(&cpu, &space, AT + page * P), Ok(expected));
+    }
+    finish(&cpu, space, Vec::from([file]));
+}
+
+#[test]
+fn what_is_cut_off_an_evicted_page_is_zeros() {
+    with_file(64, 8, |cpu, space, memory, file| {
+        store(cpu, space, AT + 3 * P + 800, 5).unwrap();
+        space.madvise(cpu, AT, 8 * P, Advice::PageOut).unwrap();
+        file.set_len(cpu, 3 * PAGE_SIZE + 100).unwrap();
+        space.revoke(cpu, file, 4..u64::MAX, Copies::Drop);
+        file.set_len(cpu, 8 * PAGE_SIZE).unwrap();
+        assert_eq!(load(cpu, space, AT + 3 * P + 800), Ok(0));
+        assert_eq!(load(cpu, space, AT + 3 * P), Ok(4));
+        assert_eq!((load(cpu, space, AT + 7 * P), memory.len()), (Ok(0), 8 * PAGE_SIZE));
+    });
+}
+
+/// Huge text is split where a page of it leaves.
+#[test]
+fn reclaim_in_the_background_makes_room() {
+    let vm = guest::vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(2000, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 2000), Prot::READ, SHARED, (&file, 0));
+    assert_eq!(cpu.reclaim_ahead(), 0);
+    for page in 0..2000 {
+        assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1));
+        if page % 16 == 0 {
+            cpu.reclaim_ahead();
+        }
+        assert!(vm.free_frames() > 16, "page {page}");
+    }
+    cpu.drain();
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// Somebody maps the page again while it is written: it is not dropped with what was stored since.
+#[test]
+fn a_store_between_is_not_lost() {
+    for nth in 1..20 {
+        let vm = guest::vm(2, 64);
+        let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+        let space = Space::new(&here).unwrap();
+        let memory = Memory::new(4, 0);
+        let file = file(&here, &memory);
+        map(&here, &space, (0, 4), RW, SHARED, (&file, 0));
+        store(&here, &space, AT, 1).unwrap();
+        let worst = {
+            let space = &space;
+            move || store(&there, space, AT + 8, 2).unwrap()
+        };
+        let met = vm.machine().at_look(nth, worst, || {
+            space.madvise(&here, AT, 4 * P, Advice::PageOut).unwrap();
+        });
+        assert!(met || nth > 1, "nothing was written");
+        assert_eq!(load(&here, &space, AT), Ok(1));
+        assert_eq!(load(&here, &space, AT + 8), Ok(if met { 2 } else { 0 }));
+        finish(&here, space, Vec::from([file]));
+    }
+}
