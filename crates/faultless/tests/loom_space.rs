@@ -5,7 +5,6 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_space`
 
-use crate::models;
 use crate::models::machine::{Stage, Toy, map, page, two};
 use faultless::sync::atomic::Ordering;
 use faultless::{Access, Advice, Prot, Space};
