@@ -176,13 +176,8 @@ impl Regular {
         !self.object.is_stored() || self.kept(offset, len).all(|at| self.is_there(at, 1))
     }
 
-    /// Drops the pages that are as on the disk, and that nobody uses; returns how many.
-    pub fn drop_clean(&self) -> u64 {
-        self.object.drop_clean(percpu::cpu(), 0..u64::MAX)
-    }
-
-    /// As [`drop_clean`](Self::drop_clean), of the pages that lie wholly in `len` bytes from `offset` on. To the last page belongs what is
-    /// behind the end.
+    /// Drops the pages that are as on the disk, and that nobody uses, of those that lie wholly in `len` bytes from `offset` on; returns how many. To the
+    /// last page belongs what is behind the end.
     pub fn drop_clean_within(&self, offset: u64, len: u64) -> u64 {
         let end = offset.saturating_add(len);
         let behind = if end >= self.length() { u64::MAX } else { end >> PAGE_SHIFT };
