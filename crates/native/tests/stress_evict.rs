@@ -6,7 +6,7 @@ mod common;
 
 use common::stress::{storm, weather};
 use common::{PAGE, RW};
-use faultless::{Advice, Backing, Counter, MapFlags, Object, Prot, Setting, Shared};
+use faultless::{Advice, Backing, Counter, Errno, MapFlags, Object, Prot, Setting, Shared};
 use faultless_native::{Checked, Config, HostFile, Native, NativeCpu, Signal, Stop};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -92,7 +92,11 @@ fn disturb<'n>(
             let write = |to: *mut u8| unsafe {
                 AtomicU64::from_ptr(to.cast()).store(next, Ordering::SeqCst);
             };
-            object.write_page(cpu.cpu(), page, write).expect("memory for a page");
+            // Another CPU may be reading the page.
+            while let Err(errno) = object.write_page(cpu.cpu(), page, write) {
+                assert_eq!(errno, Errno::EAGAIN);
+                cpu.cpu().await_read().expect("a file of the host");
+            }
             floor.store(next, Ordering::SeqCst);
         }
     }

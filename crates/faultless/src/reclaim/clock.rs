@@ -53,6 +53,8 @@ const ROUNDS: u64 = MOST_LIVES as u64 + 2;
 pub(crate) struct Clock {
     /// By node: how many frames the hand has gone over.
     hands: [AtomicU64; MAX_NODES],
+    /// How many CPUs are evicting pages at the moment.
+    pub(super) evicting: AtomicU64,
     pub(super) evicted: Evicted,
 }
 
@@ -63,7 +65,12 @@ impl Clock {
     /// [`OutOfMemory`] when the heap is exhausted.
     pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
-        Ok(Self { hands, evicted: Evicted::try_new(frames)? })
+        Ok(Self { hands, evicting: AtomicU64::new(0), evicted: Evicted::try_new(frames)? })
+    }
+
+    /// Whether a CPU is evicting pages.
+    pub(super) fn is_evicting(&self) -> bool {
+        self.evicting.load(Ordering::Acquire) != 0
     }
 }
 

@@ -28,6 +28,7 @@ use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame};
 use crate::machine::{CpuId, Machine};
 use crate::sync::order::GracePeriod;
+use crate::sync::wait::{Wait, until};
 use crate::vm::Cpu;
 
 /// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
@@ -38,6 +39,8 @@ const EVICTED: u64 = 128;
 const PART: u64 = 32;
 /// How many are evicted for a call that may need many, at first: twice what one table maps.
 const EVICTED_BY_CALL: u64 = 2 * crate::table::node::ENTRIES as u64;
+/// How often no page can be evicted before memory is out: pages are in use for a moment.
+const TRIES: u32 = 4;
 /// How often pages are evicted for a call.
 const ATTEMPTS: u32 = 8;
 /// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
@@ -66,18 +69,34 @@ impl<M: Machine> Cpu<'_, M> {
             self.reclaim_lazy(BATCH);
             self.alloc()
         });
-        let frame = frame.or_else(|| {
-            self.evict_some((self.vm().frames.limit() / PART).clamp(1, EVICTED));
-            self.alloc()
-        });
-        frame.ok_or(OutOfMemory)
+        frame.or_else(|| self.evict_for_one()).ok_or(OutOfMemory)
     }
 
-    /// Evicts about `pages` pages of files, and frees their frames. Returns how many.
+    /// Evicts pages of files until there is a frame, or no page can be evicted.
+    #[cold]
+    fn evict_for_one(&self) -> Option<Frame<Clean>> {
+        let pages = (self.vm().frames.limit() / PART).clamp(1, EVICTED);
+        let mut failed = 0;
+        while failed < TRIES {
+            failed = if self.evict_some(pages) == 0 { failed + 1 } else { 0 };
+            // Other CPUs may have been faster.
+            if let Some(frame) = self.alloc() {
+                return Some(frame);
+            }
+        }
+        None
+    }
+
+    /// Evicts about `pages` pages of files, and frees their frames. Returns how many. If there are none, it waits for those that other CPUs are
+    /// evicting: these may be all that there are, or what they write may be what no other CPU can.
     #[cold]
     fn evict_some(&self, pages: u64) -> u64 {
         let evicted = self.reclaim(pages);
         self.settle_owed();
+        if evicted == 0 && !self.state().evicting.get() {
+            self.wait(0);
+            until(self, || !self.vm().clock.is_evicting());
+        }
         evicted
     }
 
@@ -106,7 +125,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
         for attempt in 0..ATTEMPTS {
             let wants_frames = fails(&result) && starved.take();
-            if !wants_frames || self.evict_some(EVICTED_BY_CALL << attempt) == 0 {
+            if !wants_frames || self.evict_some(EVICTED_BY_CALL << attempt) == 0 && attempt >= TRIES
+            {
                 break;
             }
             result = call();
