@@ -106,7 +106,7 @@ pub unsafe trait Machine: Send + Sync + 'static {
         0
     }
 
-    /// What an access to memory of `node` costs, in any unit: nodes that cost more are slower. Pages that are not used [move](Cpu::balance) from faster nodes to
+    /// What an access to memory of `node` costs, in any unit: nodes that cost more are slower. Pages that are not used [move](crate::Cpu::balance) from faster nodes to
     /// slower ones. By default all cost the same, as where nodes are sockets. It never changes.
     fn node_cost(&self, node: u8) -> u32 {
         let _ = node;

@@ -115,7 +115,7 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     }
 
     /// Whether it is only read. What programs store to pages of it stays in memory then, as long as the object: it is neither written back nor
-    /// [evicted](Cpu::reclaim).
+    /// [evicted](crate::Cpu::reclaim).
     fn is_read_only(&self) -> bool {
         false
     }
@@ -129,7 +129,7 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
 
     /// Writes the bytes of `run`. When it returns they are where the next read finds them.
     ///
-    /// Any call that needs memory may come to write pages of any object ([`Cpu::reclaim`]). So it must not wait for a lock under which the
+    /// Any call that needs memory may come to write pages of any object ([`Cpu::reclaim`](crate::Cpu::reclaim)). So it must not wait for a lock under which the
     /// kernel makes calls of the subsystem, except those of the store's own object that change what the store has. If it needs memory of the subsystem
     /// itself, no more pages are evicted for that.
     ///
