@@ -94,7 +94,7 @@ pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
             println!("{workload} {setting}\n{}", explained(profile, case.operations()));
         }
     }
-    gates(&mut report, &counted);
+    gates(&mut report, &counted, &profiles);
     for ((case, per_operation), profile) in counted.iter().zip(&profiles) {
         let of = |what, shared| what == case.what && shared == case.shared;
         let most = CALLS.iter().find(|&&(what, shared, _)| of(what, shared));
@@ -156,24 +156,28 @@ fn heap(case: &Case, profile: &Profile) -> f64 {
     spent as f64 / case.operations() as f64
 }
 
-fn gates(report: &mut Report, counted: &[(&Case, f64)]) {
+fn gates(report: &mut Report, counted: &[(&Case, f64)], profiles: &[Profile]) {
     let of = |what, locking| {
-        counted.iter().find(|(case, _)| {
+        let at = counted.iter().position(|(case, _)| {
             case.what == what && case.locking == locking && case.check == AnonVmaCheck::Late
-        })
+        })?;
+        let (case, all) = counted[at];
+        // What the host's allocator takes depends on what it was asked for before, and on no policy.
+        Some((case, all, all - heap(case, &profiles[at])))
     };
     for (what, most) in MOST {
-        let Some(&(case, ours)) = of(what, Locking::Speculative) else { continue };
+        let Some((case, all, ours)) = of(what, Locking::Speculative) else { continue };
         if let Some(most) = most {
             let setting =
                 if let What::Ahead { .. } = what { case.setting() } else { String::new() };
             let name = format!("{} {setting}", case.workload());
             let promise = format!("{}: at most {most} instructions", name.trim_end());
-            report.gate(promise, format!("{ours:.2}"), ours <= most);
+            report.gate(promise, format!("{all:.2}"), all <= most);
         }
         for locked in [Locking::MmapLock, Locking::PerVma] {
-            let Some(&(_, theirs)) = of(what, locked) else { continue };
-            let promise = format!("{}: no more than under {}", case.workload(), locked.name());
+            let Some((.., theirs)) = of(what, locked) else { continue };
+            let name = (case.workload(), locked.name());
+            let promise = format!("{}: no more than under {}, besides the heap", name.0, name.1);
             report.gate(promise, format!("{ours:.2}, {theirs:.2}"), ours <= theirs);
         }
     }

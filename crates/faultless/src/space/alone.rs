@@ -336,6 +336,7 @@ fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
 }
 
 /// Lets the reverse map know where a VMA of an object lies now.
+#[inline(always)]
 fn resize(vma: &Vma) {
     if let Some(mapping) = &vma.mapping {
         mapping.resize(vma.area.range);

@@ -196,8 +196,8 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
             self.flush_all();
         }
         // Pages that were evicted have left no entry to be flushed here.
-        if !lost(Mutant::BatchSettlesEvicted) {
-            self.cpu.settle(&self.space.core.evicted);
+        if self.cpu.is_pending(&self.space.core.evicted) && !lost(Mutant::BatchSettlesEvicted) {
+            self.cpu.settle_pending();
         }
         self.cpu.state().gather.busy.set(false);
     }
