@@ -53,8 +53,9 @@ const ROUNDS: u64 = MOST_LIVES as u64 + 2;
 pub(crate) struct Clock {
     /// By node: how many frames the hand has gone over.
     hands: [AtomicU64; MAX_NODES],
-    /// How many CPUs are evicting pages at the moment.
-    pub(super) evicting: AtomicU64,
+    /// How often a CPU has begun to evict pages, and has ended.
+    begun: AtomicU64,
+    ended: AtomicU64,
     pub(super) evicted: Evicted,
 }
 
@@ -65,12 +66,30 @@ impl Clock {
     /// [`OutOfMemory`] when the heap is exhausted.
     pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
-        Ok(Self { hands, evicting: AtomicU64::new(0), evicted: Evicted::try_new(frames)? })
+        let [begun, ended] = [0; 2].map(AtomicU64::new);
+        Ok(Self { hands, begun, ended, evicted: Evicted::try_new(frames)? })
+    }
+
+    /// A CPU begins to evict pages.
+    pub(super) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has ended.
+    pub(super) fn end(&self) {
+        self.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often one has.
+    pub(super) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Acquire)
     }
 
     /// Whether a CPU is evicting pages.
     pub(super) fn is_evicting(&self) -> bool {
-        self.evicting.load(Ordering::Acquire) != 0
+        // In this order: one that begins in between is one.
+        let ended = self.ended();
+        self.begun.load(Ordering::Relaxed) != ended
     }
 }
 

@@ -41,9 +41,9 @@ impl<M: Machine> Cpu<'_, M> {
     /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
     /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
     pub(crate) fn evict(&self, frames: &[FrameNumber]) -> u64 {
-        let evicting = &self.vm().clock.evicting;
+        let clock = &self.vm().clock;
         let nested = self.state().evicting.replace(true);
-        evicting.fetch_add(1, Ordering::Relaxed);
+        clock.begin();
         let mut dirty = [None; BATCH];
         let mut freed = self.evict_clean(frames, &mut dirty);
         if !nested {
@@ -53,7 +53,7 @@ impl<M: Machine> Cpu<'_, M> {
             // SAFETY: the caller's reference, which never was a mapping.
             unsafe { self.put_unmapped(frame) };
         }
-        evicting.fetch_sub(1, Ordering::Release);
+        clock.end();
         self.state().evicting.set(nested);
         self.state().counts.add(Counter::PageStolen, freed);
         freed

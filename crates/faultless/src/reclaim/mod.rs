@@ -78,7 +78,7 @@ impl<M: Machine> Cpu<'_, M> {
         let pages = (self.vm().frames.limit() / PART).clamp(1, EVICTED);
         let mut failed = 0;
         while failed < TRIES {
-            failed = if self.evict_some(pages) == 0 { failed + 1 } else { 0 };
+            failed = if self.evict_some(pages) { 0 } else { failed + 1 };
             // Other CPUs may have been faster.
             if let Some(frame) = self.alloc() {
                 return Some(frame);
@@ -87,17 +87,20 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Evicts about `pages` pages of files, and frees their frames. Returns how many. If there are none, it waits for those that other CPUs are
-    /// evicting: these may be all that there are, or what they write may be what no other CPU can.
+    /// Evicts about `pages` pages of files, and frees their frames. If there are none, it waits until another CPU that is evicting has done so: its pages
+    /// may be all that there are, or those of the only file, of which one CPU at a time writes. Returns whether any CPU has evicted some.
     #[cold]
-    fn evict_some(&self, pages: u64) -> u64 {
+    fn evict_some(&self, pages: u64) -> bool {
+        let clock = &self.vm().clock;
+        let (before, ended) = (clock.evicted.count(), clock.ended());
         let evicted = self.reclaim(pages);
         self.settle_owed();
         if evicted == 0 && !self.state().evicting.get() {
             self.wait(0);
-            until(self, || !self.vm().clock.is_evicting());
+            until(self, || !clock.is_evicting() || clock.ended() != ended);
+            self.settle_owed();
         }
-        evicted
+        clock.evicted.count() != before
     }
 
     /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
@@ -125,8 +128,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
         for attempt in 0..ATTEMPTS {
             let wants_frames = fails(&result) && starved.take();
-            if !wants_frames || self.evict_some(EVICTED_BY_CALL << attempt) == 0 && attempt >= TRIES
-            {
+            let evicts = || self.evict_some(EVICTED_BY_CALL << attempt) || attempt < TRIES;
+            if !(wants_frames && evicts()) {
                 break;
             }
             result = call();

@@ -50,6 +50,11 @@ impl Evicted {
         Ok(Self { count: AtomicU64::new(0), notes, tick, frames })
     }
 
+    /// Pages that were evicted so far.
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
     fn now(&self) -> u32 {
         (self.count.load(Ordering::Relaxed) >> self.tick) as u32 & (u32::MAX >> TAG_BITS)
     }
