@@ -350,8 +350,8 @@ pub struct BootArgs {
     /// A directory that the program sees as its file system
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,
-    /// Put the files on a disk, from which their pages are read when they are needed, and not in memory. Pages that are
-    /// mapped stay in memory. Holes of files take room in the disk's image, a temporary file, as other bytes do
+    /// Put the files on a disk, from which their pages are read when they are needed, and not in memory. Pages that
+    /// programs store to stay in memory. Holes of files take room in the disk's image, a temporary file, as other bytes do
     #[arg(long)]
     pub disk: bool,
     /// The directory inside that the program starts in [default: /]
