@@ -329,6 +329,51 @@ fn protection_against_migrations() {
     world.finish(vec![space]);
 }
 
+/// The same of one that forbids loads, too: the entry is hidden before it is flushed.
+fn forbidding_against_migrations() {
+    let (world, space) = World::with_pages(1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                let _ = guest.load(page(0));
+            }
+        }),
+        (&space, &|guest| {
+            guest.protect(AT, 1, Prot::empty());
+            guest.protect(AT, 1, RW);
+            guest.store(page(0), 7).unwrap();
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// The same of `mremap`: the entry is at its new address before the old one is flushed.
+fn moving_against_migrations() {
+    let world = World::unwatched(3, FRAMES);
+    let space = world.numbered(1, 1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+            }
+        }),
+        (&space, &|guest| {
+            guest.relocate(AT, TO, 1);
+            guest.store(TO, 8).unwrap();
+            assert_eq!(guest.load(TO), Ok(8));
+        }),
+        (&space, &|guest| {
+            for node in [1, 0, 1] {
+                guest.migrate(AT, 1, node);
+                guest.migrate(TO, 1, node);
+            }
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 /// Two CPUs settle at a time; a third serves them.
 fn settlements_against_settlements() {
     let world = World::unwatched(3, FRAMES);
@@ -387,6 +432,8 @@ mod tests {
         loads_against_deferred_flushes,
         writes_against_deferred_flushes,
         protection_against_migrations,
+        forbidding_against_migrations,
+        moving_against_migrations,
     );
 }
 
@@ -404,6 +451,8 @@ mod needs {
         a_flush_before_the_first_store: WriteSettles in [stores_elsewhere_against_deferred_flushes],
         a_flush_before_stores_are_allowed: WriteSettles in [stores_here_against_deferred_flushes],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
+        a_flush_of_what_is_hidden: FlushLooksAtClaims in [forbidding_against_migrations],
+        a_flush_of_where_it_was: FlushLooksAtClaims in [moving_against_migrations],
         a_look_at_the_claims: DeferLooksAtClaims in [protection_against_migrations],
     );
 }

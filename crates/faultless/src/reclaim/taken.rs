@@ -55,6 +55,8 @@ pub(super) enum Then {
 pub(super) struct Mapping<'s> {
     pub(super) found: Found<'s>,
     taken: Option<Taken<'s>>,
+    /// What is flushed because of it.
+    flush: Option<VirtRange>,
 }
 
 /// A page of a batch.
@@ -169,18 +171,18 @@ impl<'s> Batch<'s> {
     /// Step 3.
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then) };
-        let flushed = || {
-            let pages = self.pages.iter().filter(|page| !page.defers);
-            pages
-                .flat_map(|page| &self.mappings[page.mappings.clone()])
-                .filter(|it| it.taken.is_some() && Entry::NONE.needs_flush(it.found.seen))
-        };
+        for page in self.pages.iter().filter(|page| !page.defers) {
+            for mapping in &mut self.mappings[page.mappings.clone()] {
+                mapping.flush = what_to_flush(cpu, mapping);
+            }
+        }
+        let flushed = || self.mappings.iter().filter(|it| it.flush.is_some());
         for (at, Mapping { found: Found { space, .. }, .. }) in flushed().enumerate() {
             let same = |other: &&Mapping<'_>| other.found.space.id == space.id;
             if flushed().take(at).any(|other| same(&other)) {
                 continue;
             }
-            let ranges = flushed().filter(same).map(|it| VirtRange::page(it.found.addr));
+            let ranges = flushed().filter(same).filter_map(|it| it.flush);
             if let Some(hull) = ranges.reduce(VirtRange::hull) {
                 shoot_core(cpu, space, hull);
             }
@@ -295,7 +297,7 @@ fn find_entries<'s, M: Machine>(
                 leaf = Some(found);
                 return ControlFlow::Break(());
             }
-            match try_push(mappings, Mapping { found, taken: None }) {
+            match try_push(mappings, Mapping { found, taken: None, flush: None }) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(OutOfMemory) => {
                     failed = Some(Errno::ENOMEM);
@@ -363,13 +365,29 @@ fn take_of<'s, M: Machine>(
 
 /// Whether no CPU can store by a translation of an entry, which is taken.
 fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> bool {
-    let Found { space, addr, seen, .. } = &mapping.found;
-    let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
-    // An operation with a claim takes permissions away before it flushes. Looked at behind the barrier with which the entry was taken:
-    // one that changed the entry before has its claim still, unless it has flushed.
-    let claimed = space.mmap_lock.is_held()
-        || space.ranges.is_claimed(&cpu.vm().claims, VirtRange::page(*addr));
-    mapping.taken.is_some() && !stores && (!claimed || lost(Mutant::DeferLooksAtClaims))
+    let stores = mapping.found.seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
+    let claimed = is_claimed(cpu, mapping) && !lost(Mutant::DeferLooksAtClaims);
+    mapping.taken.is_some() && !stores && !claimed
+}
+
+/// What is to be flushed of an entry's space before its frame is another's, if the entry is taken. All of it, where the flush of an operation that has
+/// changed the entry may be under way: it has taken permissions away here, or moved the entry here from an address that CPUs still use.
+fn what_to_flush<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> Option<VirtRange> {
+    let Found { addr, seen, .. } = mapping.found;
+    if mapping.taken.is_none() {
+        None
+    } else if is_claimed(cpu, mapping) && !lost(Mutant::FlushLooksAtClaims) {
+        Some(VirtRange::USER)
+    } else {
+        Entry::NONE.needs_flush(seen).then(|| VirtRange::page(addr))
+    }
+}
+
+/// Whether an operation has a claim on the page of an entry, which is taken: it takes permissions away, or moves entries, before it flushes. Looked at behind the
+/// barrier with which the entry was taken: one that changed the entry before has its claim still, unless it has flushed.
+fn is_claimed<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> bool {
+    let Found { space, addr, .. } = &mapping.found;
+    space.mmap_lock.is_held() || space.ranges.is_claimed(&cpu.vm().claims, VirtRange::page(*addr))
 }
 
 /// Drops those of `mappings` from `first` on that are of the same entry as another.

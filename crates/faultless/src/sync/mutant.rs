@@ -242,6 +242,9 @@ pub enum Mutant {
     EvictLooksAtLocks,
     /// Dirty pages are not dropped. What was stored to them is lost.
     EvictLooksAtDirty,
+    /// Who takes a page that an operation has claimed flushes all of the space. A CPU stores by a translation of an entry that was moved or hidden, and whose flush
+    /// is under way.
+    FlushLooksAtClaims,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,
