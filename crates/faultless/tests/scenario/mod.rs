@@ -176,7 +176,7 @@ pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]
         return mutant::with(mutant, || {
             // It ends at the first schedule that fails, so it may have many: but what one scheduler seldom finds another
             // finds soon, so at first each has few.
-            for times in [1, 40] {
+            for times in [1, 4, 16, 40] {
                 scenarios.iter().for_each(|&each| explore_times(times, regime, each));
             }
         });
