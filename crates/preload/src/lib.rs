@@ -1,7 +1,7 @@
 //! For `LD_PRELOAD`: large blocks of a program are populated when they are allocated or mapped.
 //!
 //! It stands before glibc's `malloc`, `calloc`, `realloc`, `aligned_alloc`, `memalign` and `mmap`, calls them, and asks the kernel to map all pages of a block at once
-//! (`MADV_POPULATE_WRITE`, Linux 5.14) if it has at least as many bytes as the variable `FAULTLESS_POPULATE` says. Without the variable,
+//! (`MADV_POPULATE_WRITE`, Linux 5.14) if it has at least as many bytes as the variable `FAULTLESS_POPULATE` says, and is not resident. Without the variable,
 //! or where the kernel refuses, it changes nothing. Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are left alone.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -30,6 +30,7 @@ unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
     fn strtoul(text: *const c_char, end: *mut *mut c_char, base: c_int) -> usize;
     fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int;
+    fn mincore(start: *mut c_void, len: usize, resident: *mut u8) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
     fn __errno_location() -> *mut c_int;
 }
@@ -55,18 +56,23 @@ fn from() -> usize {
     bytes
 }
 
-/// Populates the whole pages of a block, if it is large.
+/// Populates the whole pages of a block, if it is large. One whose last page is there already, as the allocator had it before, is left
+/// alone: to look at all of its pages takes time, too.
 fn populate(block: *mut c_void, bytes: usize) {
     if block.is_null() || bytes < from() {
         return;
     }
     let begin = (block as usize).next_multiple_of(PAGE);
     let end = (block as usize + bytes) / PAGE * PAGE;
-    // SAFETY: the pages are of a block that was just allocated, and populating changes no byte of them. What the program reads of
-    // errno is that of its own call.
+    let mut last = 0;
+    // SAFETY: the pages are of a block that was just allocated, and populating changes no byte of them; `mincore` writes one byte for
+    // one page. What the program reads of errno is that of its own call.
     unsafe {
         let errno = *__errno_location();
-        madvise(begin as *mut c_void, end.saturating_sub(begin), MADV_POPULATE_WRITE);
+        let known = mincore((end - PAGE) as *mut c_void, PAGE, &raw mut last) == 0;
+        if !known || last & 1 == 0 {
+            madvise(begin as *mut c_void, end.saturating_sub(begin), MADV_POPULATE_WRITE);
+        }
         *__errno_location() = errno;
     }
 }

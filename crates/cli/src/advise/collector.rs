@@ -7,9 +7,13 @@
 
 use super::once::{joined, silent};
 use crate::error::CliError;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 /// What is advised, in percent; Go's default is 100.
@@ -58,10 +62,21 @@ impl Collector {
         let mut program = silent(command)?;
         program.env("GODEBUG", joined("GODEBUG", "gctrace=1", std::env::var_os("GODEBUG")));
         program.stderr(Stdio::from(file.reopen().map_err(failed)?));
+        let children = || processor_of_children().map_err(failed);
+        let (before, begin) = (children()?, Instant::now());
         program.status().map_err(failed)?;
+        let (elapsed, took) = (begin.elapsed(), children()?.saturating_sub(before));
         // What the program itself prints there may be anything.
         let said = fs::read(file.path()).map_err(failed)?;
-        Ok(Self::of(&String::from_utf8_lossy(&said)))
+        let share = took.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+        Ok(Self::of(&String::from_utf8_lossy(&said)).with_share(share))
+    }
+
+    /// Of a run that had this share of one processor, or more of several. The runtime reads clocks, and calls processor time what other programs
+    /// took meanwhile; a program that always has something to do had at least its share of each.
+    fn with_share(mut self, share: f64) -> Self {
+        self.collections.iter_mut().for_each(|one| one.cpu *= share.min(1.0));
+        self
     }
 
     /// Of the lines that a run printed.
@@ -110,6 +125,13 @@ impl Collector {
             bytes: ((peak - before).max(0.0) * MIB) as u64,
         })
     }
+}
+
+/// Processor time of all programs that were waited for.
+fn processor_of_children() -> io::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Ok(Duration::from_micros(micros.cast_unsigned()))
 }
 
 /// What a collection would find and take after `at` MiB were allocated.
@@ -162,6 +184,12 @@ mod tests {
         assert_eq!(Collector::of(&format!("{LINE} (forced)\n")), Collector::default());
         assert_eq!(Collector::of("gc 1 @0s: 1+x ms cpu, 4->4->1 MB\n"), Collector::default());
         assert_eq!(Collector::default().saved(), None);
+    }
+
+    #[test]
+    fn what_others_took_meanwhile_is_no_processor_time() {
+        let cpu = |share: f64| Collector::of(LINE).with_share(share).collections[0].cpu;
+        assert_eq!((cpu(0.5), cpu(1.0), cpu(1.7)), (2.0, 4.0, 4.0));
     }
 
     /// A heap that only grows doubles at each collection; with five times as much between them, fewer remain.
