@@ -329,6 +329,52 @@ fn protection_against_migrations() {
     world.finish(vec![space]);
 }
 
+/// The same of one that forbids loads, too: the entry is hidden before it is flushed.
+fn forbidding_against_migrations() {
+    let (world, space) = World::with_pages(1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                let _ = guest.load(page(0));
+            }
+        }),
+        (&space, &|guest| {
+            guest.protect(AT, 1, Prot::empty());
+            guest.protect(AT, 1, RW);
+            guest.store(page(0), 7).unwrap();
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// The same of `mremap`: the entry is at its new address before the old one is flushed.
+fn moving_against_migrations() {
+    let world = World::unwatched(3, FRAMES);
+    let space = world.numbered(3, 1);
+    world.run(&[
+        (&space, &|guest| {
+            // As long as both calls take.
+            for round in 1..=60 {
+                let _ = guest.store(page(0), 100 * round);
+            }
+        }),
+        (&space, &|guest| {
+            // The other pages come between the first one and the flush.
+            guest.relocate(AT, TO, 3);
+            guest.store(TO, 8).unwrap();
+            assert_eq!(guest.load(TO), Ok(8));
+        }),
+        (&space, &|guest| {
+            for node in [1, 0] {
+                guest.migrate(TO, 1, node);
+            }
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 /// Two CPUs settle at a time; a third serves them.
 fn settlements_against_settlements() {
     let world = World::unwatched(3, FRAMES);
@@ -387,6 +433,8 @@ mod tests {
         loads_against_deferred_flushes,
         writes_against_deferred_flushes,
         protection_against_migrations,
+        forbidding_against_migrations,
+        moving_against_migrations,
     );
 }
 
@@ -404,6 +452,7 @@ mod needs {
         a_flush_before_the_first_store: WriteSettles in [stores_elsewhere_against_deferred_flushes],
         a_flush_before_stores_are_allowed: WriteSettles in [stores_here_against_deferred_flushes],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
+        a_flush_of_what_is_hidden: FlushLooksAtClaims in [forbidding_against_migrations],
         a_look_at_the_claims: DeferLooksAtClaims in [protection_against_migrations],
     );
 }

@@ -54,6 +54,8 @@ pub(crate) struct Moving {
 struct Mapping<'s> {
     found: Found<'s>,
     taken: Option<Taken<'s>>,
+    /// What is flushed because of it.
+    flush: Option<VirtRange>,
 }
 
 /// The work on one page.
@@ -134,7 +136,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let stamp = self.defer(&mut pages, &mappings);
         if !lost(Mutant::MigrateFlush) {
-            self.flush_mappings(&pages, &mappings);
+            self.flush_mappings(&pages, &mut mappings);
         }
         for (moving, page) in batch.iter_mut().zip(pages.iter_mut()) {
             if let (Ok(_), Some(to)) = (moving.outcome, page.to.take_if(|_| moving.outcome.is_ok()))
@@ -168,7 +170,7 @@ impl<M: Machine> Cpu<'_, M> {
                     leaf = Some(found);
                     return ControlFlow::Break(());
                 }
-                match try_push(mappings, Mapping { found, taken: None }) {
+                match try_push(mappings, Mapping { found, taken: None, flush: None }) {
                     Ok(()) => ControlFlow::Continue(()),
                     Err(OutOfMemory) => {
                         failed = Some(Errno::ENOMEM);
@@ -278,29 +280,46 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Whether no CPU can store by a translation of an entry, which is taken.
     fn may_defer(&self, mapping: &Mapping<'_>) -> bool {
-        let Found { space, addr, seen, .. } = &mapping.found;
-        let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
-        // An operation with a claim takes permissions away before it flushes. Looked at behind the barrier with which the entry was taken:
-        // one that changed the entry before has its claim still, unless it has flushed.
-        let claimed = space.mmap_lock.is_held()
-            || space.ranges.is_claimed(&self.vm().claims, VirtRange::page(*addr));
-        mapping.taken.is_some() && !stores && (!claimed || lost(Mutant::DeferLooksAtClaims))
+        let stores = mapping.found.seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
+        let claimed = self.is_claimed(mapping) && !lost(Mutant::DeferLooksAtClaims);
+        mapping.taken.is_some() && !stores && !claimed
+    }
+
+    /// What is to be flushed of an entry's space before its frame is another's, if the entry is taken. All of it, where the flush of an operation that has
+    /// changed the entry may be under way: it has taken permissions away here, or moved the entry here from an address that CPUs still use.
+    fn what_to_flush(&self, mapping: &Mapping<'_>) -> Option<VirtRange> {
+        let Found { addr, seen, .. } = mapping.found;
+        if mapping.taken.is_none() {
+            None
+        } else if self.is_claimed(mapping) && !lost(Mutant::FlushLooksAtClaims) {
+            Some(VirtRange::USER)
+        } else {
+            Entry::NONE.needs_flush(seen).then(|| VirtRange::page(addr))
+        }
+    }
+
+    /// Whether an operation has a claim on the page of an entry, which is taken: it takes permissions away, or moves entries, before it flushes. Looked at behind
+    /// the barrier with which the entry was taken: one that changed the entry before has its claim still, unless it has flushed.
+    fn is_claimed(&self, mapping: &Mapping<'_>) -> bool {
+        let Found { space, addr, .. } = &mapping.found;
+        space.mmap_lock.is_held()
+            || space.ranges.is_claimed(&self.vm().claims, VirtRange::page(*addr))
     }
 
     /// Flushes the entries that were taken, space by space, but for those of pages whose flush is deferred.
-    fn flush_mappings(&self, pages: &[Page<'_>], mappings: &[Mapping<'_>]) {
-        let flushed = || {
-            let pages = pages.iter().filter(|page| !page.defers);
-            pages
-                .flat_map(|page| &mappings[page.mappings.clone()])
-                .filter(|it| it.taken.is_some() && Entry::NONE.needs_flush(it.found.seen))
-        };
+    fn flush_mappings(&self, pages: &[Page<'_>], mappings: &mut [Mapping<'_>]) {
+        for page in pages.iter().filter(|page| !page.defers) {
+            for mapping in &mut mappings[page.mappings.clone()] {
+                mapping.flush = self.what_to_flush(mapping);
+            }
+        }
+        let flushed = || mappings.iter().filter(|it| it.flush.is_some());
         for (at, Mapping { found: Found { space, .. }, .. }) in flushed().enumerate() {
             let same = |other: &&Mapping<'_>| other.found.space.id == space.id;
             if flushed().take(at).any(|other| same(&other)) {
                 continue;
             }
-            let ranges = flushed().filter(same).map(|it| VirtRange::page(it.found.addr));
+            let ranges = flushed().filter(same).filter_map(|it| it.flush);
             if let Some(hull) = ranges.reduce(VirtRange::hull) {
                 shoot_core(self, space, hull);
             }

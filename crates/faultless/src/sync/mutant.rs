@@ -64,6 +64,9 @@ pub enum Mutant {
     /// A CPU that tries to become the owner of a space looks a second time whether it is alone there. A CPU that has begun to run
     /// the space reads what is being changed in place.
     OwnerLooksAgain,
+    /// A step with a claim looks whether its CPU owns the space before it parts the tree. The owner's next change in place takes the directory
+    /// of the shards for entries.
+    OwnerPartsNothing,
     /// Claims that conflict wait for each other.
     RangeConflict,
     /// The release of the last claim that stops a parked one wakes it. It sleeps for ever.
@@ -228,6 +231,9 @@ pub enum Mutant {
     DeferLooksAtStores,
     /// A flush is deferred where no operation has claimed the page. A CPU stores by a translation whose flush is under way.
     DeferLooksAtClaims,
+    /// Who takes a page that an operation has claimed flushes all of the space. A CPU stores by a translation of an entry that was moved or hidden, and whose flush
+    /// is under way.
+    FlushLooksAtClaims,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,
