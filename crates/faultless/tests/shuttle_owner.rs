@@ -3,6 +3,8 @@
 use crate::scenario::{AT, Guest, RW, Space, World, page};
 use faultless::{Access, Advice, MapFlags, Prot};
 
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::FIXED);
+
 /// A world of three CPUs, a space with six VMAs in which nothing merges, and one that is elsewhere.
 fn with_parts() -> (World, Space, Space) {
     let world = World::new(3);
@@ -44,8 +46,7 @@ fn changes_against_who_looks_from_outside() {
             }
         }),
         (&elsewhere, &|guest| {
-            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-            space.mmap(guest.cpu, page(9), 4096, RW, flags).unwrap();
+            space.mmap(guest.cpu, page(9), 4096, RW, FIXED).unwrap();
             space.munmap(guest.cpu, page(9), 4096).unwrap();
         }),
     ]);
@@ -95,6 +96,31 @@ fn a_try_against_who_begins_to_run() {
     world.finish(vec![space, elsewhere]);
 }
 
+/// A CPU owns the space just before a step that it makes with a claim, another has just changed a page far off, and begins to run
+/// the space: the step may not part the tree, which its CPU changes in place next.
+fn a_step_of_who_owns_since_its_claim() {
+    /// Over the next last-level table: the tree may be parted between.
+    const FAR: u64 = 520;
+    let (world, space, elsewhere) = with_parts();
+    world.within(&space, |guest| guest.map(page(FAR), 1, RW));
+    world.run(&[
+        (&space, &|guest| {
+            for _ in 0..3 {
+                guest.unmap(page(8), 1);
+                guest.map(page(8), 1, RW);
+            }
+        }),
+        (&elsewhere, &|guest| {
+            for round in 0..3 {
+                space.munmap(guest.cpu, page(FAR), 4096).unwrap();
+                space.mmap(guest.cpu, page(FAR), 4096, RW, FIXED).unwrap();
+                guest.switch(&space, |guest| guest.store(page(0), round).unwrap());
+            }
+        }),
+    ]);
+    world.finish(vec![space, elsewhere]);
+}
+
 /// One CPU discards from outside, under a claim, while another that has come alone begins to own the space.
 fn changes_against_a_claim() {
     let (world, space, elsewhere) = with_parts();
@@ -115,6 +141,7 @@ mod tests {
         changes_against_who_comes_and_goes,
         changes_against_a_claim,
         a_try_against_who_begins_to_run,
+        a_step_of_who_owns_since_its_claim,
     );
 }
 
@@ -126,6 +153,7 @@ mod needs {
         who_looks_asks_for_the_owner: UserLooksAtOwner in [changes_against_who_looks_from_outside],
         who_waits_for_the_owner: JoinAwaitsOwner in [changes_against_who_looks_from_outside],
         who_tries_looks_again: OwnerLooksAgain in [a_try_against_who_begins_to_run],
+        a_step_of_an_owner_parts_nothing: OwnerPartsNothing in [a_step_of_who_owns_since_its_claim],
         who_runs_asks_for_the_owner: RunnerLooksAtOwner in [changes_against_who_comes_and_goes],
     );
 }

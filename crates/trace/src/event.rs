@@ -283,6 +283,14 @@ pub struct Trace {
     pub events: Vec<Event>,
 }
 
+#[cfg(test)]
+impl Kind {
+    /// A fault of a program on the page at `page`, which is not there.
+    pub(crate) const fn first(page: u64, access: Access) -> Self {
+        Self::Fault { page, access, kernel: false, present: false, instruction: None }
+    }
+}
+
 impl Trace {
     /// What one thread of one process did, all at once.
     #[cfg(test)]

@@ -219,13 +219,7 @@ mod tests {
     }
 
     fn touch(from: u64, pages: u64) -> impl Iterator<Item = Kind> {
-        (from..from + pages).map(|page| Kind::Fault {
-            page: START + page * PAGE_SIZE,
-            access: Access::Write,
-            kernel: false,
-            present: false,
-            instruction: None,
-        })
+        (from..from + pages).map(|page| Kind::first(START + page * PAGE_SIZE, Access::Write))
     }
 
     fn unmap(at: u64, pages: u64) -> Kind {

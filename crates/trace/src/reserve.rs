@@ -164,14 +164,7 @@ mod tests {
     }
 
     fn touch(at: u64) -> Kind {
-        let page = START + at;
-        Kind::Fault {
-            page,
-            access: Access::Write,
-            kernel: false,
-            present: false,
-            instruction: None,
-        }
+        Kind::first(START + at, Access::Write)
     }
 
     fn protect(at: u64, len: u64, prot: Prot) -> Kind {

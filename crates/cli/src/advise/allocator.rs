@@ -152,7 +152,7 @@ mod tests {
         let got = find(&items, "malloc grows by more");
         assert!(calls > 10 && calls < findings.census.breaks, "{calls}");
         assert_eq!((got.saving, got.unused), (calls as f64 * 500.0, 0));
-        // Where all memory gets folios, they find room in such a heap.
+        // With THP `always` a heap that grows by so much gets folios.
         let findings = super::super::items::tests::findings("python", sizes(Mode::Always));
         let items = predicted(&findings, &costs());
         let got = find(&items, "malloc grows by more");

@@ -50,7 +50,7 @@ impl Page {
 
 /// The file of `--html`, if one is asked for.
 #[derive(Debug)]
-pub struct Html(Option<Replacing>);
+pub struct Html(Drawing);
 
 impl Html {
     /// Opens the file that `args` name, which is none of the `inputs`.
@@ -58,10 +58,7 @@ impl Html {
     /// # Errors
     /// It cannot be written.
     pub fn open(args: &HtmlArgs, inputs: &[&Path]) -> Result<Self, CliError> {
-        let Some(path) = args.html.as_deref() else { return Ok(Self(None)) };
-        output::spare("--html", path, inputs)?;
-        let file = Replacing::new(path);
-        Ok(Self(Some(file.map_err(|error| CliError::Failed(format!("--html {error}")))?)))
+        Drawing::open("--html", args.html.as_deref(), inputs).map(Self)
     }
 
     /// Writes the page that `make` makes, if one is asked for and the user does not interrupt it.
@@ -72,30 +69,35 @@ impl Html {
         self,
         make: impl FnOnce() -> Result<Option<Page>, CliError>,
     ) -> Result<(), CliError> {
-        let Some(file) = self.0.filter(|_| !interrupt::requested()) else { return Ok(()) };
-        let Some(page) = make()?.filter(|_| !interrupt::requested()) else { return Ok(()) };
-        let written = file.write(page.html().as_bytes());
-        written.map_err(|error| CliError::Failed(format!("--html {error}")))
+        self.0.write(|| Ok(make()?.map(|page| page.html())))
     }
 }
 
-/// The file of `--plot`, an SVG, if one is asked for.
+/// The file of an option that asks for a page or a picture, if it is given.
 #[derive(Debug)]
-pub struct Picture(Option<Replacing>);
+pub struct Drawing {
+    option: &'static str,
+    file: Option<Replacing>,
+}
 
-impl Picture {
-    /// Opens the file `path`, which is none of the `inputs`.
+impl Drawing {
+    /// Opens the file `path` of `option`, which is none of the `inputs`.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn open(path: Option<&Path>, inputs: &[&Path]) -> Result<Self, CliError> {
-        let Some(path) = path else { return Ok(Self(None)) };
-        output::spare("--plot", path, inputs)?;
+    pub fn open(
+        option: &'static str,
+        path: Option<&Path>,
+        inputs: &[&Path],
+    ) -> Result<Self, CliError> {
+        let Some(path) = path else { return Ok(Self { option, file: None }) };
+        output::spare(option, path, inputs)?;
         let file = Replacing::new(path);
-        Ok(Self(Some(file.map_err(|error| CliError::Failed(format!("--plot {error}")))?)))
+        let file = file.map_err(|error| CliError::Failed(format!("{option} {error}")))?;
+        Ok(Self { option, file: Some(file) })
     }
 
-    /// Writes what `draw` draws, if a picture is asked for and the user does not interrupt it.
+    /// Writes what `draw` draws, if it is asked for and the user does not interrupt it.
     ///
     /// # Errors
     /// It cannot be drawn or written.
@@ -103,10 +105,11 @@ impl Picture {
         self,
         draw: impl FnOnce() -> Result<Option<String>, CliError>,
     ) -> Result<(), CliError> {
-        let Some(file) = self.0.filter(|_| !interrupt::requested()) else { return Ok(()) };
-        let Some(svg) = draw()?.filter(|_| !interrupt::requested()) else { return Ok(()) };
-        let written = file.write(svg.as_bytes());
-        written.map_err(|error| CliError::Failed(format!("--plot {error}")))
+        let Self { option, file } = self;
+        let Some(file) = file.filter(|_| !interrupt::requested()) else { return Ok(()) };
+        let Some(text) = draw()?.filter(|_| !interrupt::requested()) else { return Ok(()) };
+        let written = file.write(text.as_bytes());
+        written.map_err(|error| CliError::Failed(format!("{option} {error}")))
     }
 }
 

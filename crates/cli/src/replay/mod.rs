@@ -13,7 +13,7 @@ use crate::args::ReplayArgs;
 use crate::compare::programs;
 use crate::compare::turns::Turns;
 use crate::error::CliError;
-use crate::html::{Html, Picture};
+use crate::html::{Drawing, Html};
 use crate::interrupt;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
@@ -43,7 +43,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
     let html = Html::open(&args.html, &[&args.recording])?;
-    let plot = Picture::open(args.plot.as_deref(), &[&args.recording])?;
+    let plot = Drawing::open("--plot", args.plot.as_deref(), &[&args.recording])?;
     let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);

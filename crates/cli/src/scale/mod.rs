@@ -15,7 +15,7 @@ mod tables;
 
 use crate::args::ScaleArgs;
 use crate::error::CliError;
-use crate::html::{Html, Picture};
+use crate::html::{Drawing, Html};
 use crate::interrupt;
 use crate::report;
 use crate::report::json::{Context, Json, Number};
@@ -88,7 +88,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     let counts = subject.counts(args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
     let inputs = [Path::new(&args.profile), name.as_path()];
-    let plot = Picture::open(args.plot.as_deref(), &inputs)?;
+    let plot = Drawing::open("--plot", args.plot.as_deref(), &inputs)?;
     let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut out, style) = report::output(&args.json);

@@ -252,7 +252,8 @@ impl<M: Machine> Space<M> {
         };
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let unite = || unsafe { self.tree.unite(cpu.local(), &cpu.vm().grace, cpu) };
-        // An owner edits a tree in one piece. Once it owns the space, nobody parts the tree: a step of another CPU does, which has a claim.
+        // An owner edits a tree in one piece. Once it owns the space, nobody parts the tree: a step of another CPU does, which has made the
+        // space shared, and the owner's own steps do not.
         alone() && unite().is_ok() && take()
     }
 

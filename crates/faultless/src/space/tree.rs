@@ -154,7 +154,7 @@ impl<T> Tree<T> {
     /// It is in one piece, and stays so for `'s`: that of an owned space is, as who parts it makes the space shared.
     #[inline(always)]
     pub unsafe fn version<'s>(&'s self, _section: &'s Section<'_>) -> Version<'s, T> {
-        debug_assert!(!self.is_parted());
+        self.check_whole();
         // SAFETY: as in `snapshot`; the pointer is not tagged, by the caller's promise.
         unsafe { Version::new(NonNull::new(self.root.load(Ordering::Acquire))) }
     }
@@ -199,6 +199,14 @@ impl<T> Tree<T> {
     #[inline]
     pub fn is_parted(&self) -> bool {
         matches!(self.root_now(Ordering::Relaxed), Root::Shards(_))
+    }
+
+    /// Who changes a tree in place reads a root that is not tagged. Models are compiled without debug assertions.
+    #[inline(always)]
+    fn check_whole(&self) {
+        if cfg!(any(debug_assertions, shuttle)) {
+            assert!(!self.is_parted(), "a tree in shards is changed in place");
+        }
     }
 
     /// Joins all shards, and resets the number of turns after which the tree is parted to that of a new tree.
@@ -325,7 +333,7 @@ impl<T> Tree<T> {
     /// As [`version`](Self::version).
     #[inline(always)]
     pub unsafe fn lead<'s>(&'s self, spot: &mut Spot<'s, T>, _section: &'s Section<'_>, addr: u64) {
-        debug_assert!(!self.is_parted());
+        self.check_whole();
         // SAFETY: as in `snapshot`; the pointer is not tagged, by the caller's promise.
         unsafe { spot.lead(NonNull::new(self.root.load(Ordering::Acquire)), addr) };
     }

@@ -54,8 +54,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let (cpu, tree) = (writing.cpu, &writing.space.tree);
         let (local, grace, section) = (cpu.local(), &cpu.vm().grace, &writing.section);
         let knobs = &cpu.vm().knobs;
-        let (most, beside) = (knobs.max_map_count(), writing.has_company());
-        let parting = parting(if beside { knobs.shard_after() } else { 0 }, most);
+        let most = knobs.max_map_count();
+        let parting = parting(if writing.may_part() { knobs.shard_after() } else { 0 }, most);
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let edit = unsafe { tree.edit_in(place, &parting, section, local, grace, cpu) }?;
         let nowhere = VirtRange { start: 0, end: 0 };

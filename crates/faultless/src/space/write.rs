@@ -23,6 +23,7 @@ use crate::machine::Machine;
 use crate::space::tree::{UNKNOWN, View};
 use crate::stat::Counter;
 use crate::sync::grace::{RetireChain, Section};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::owner::Holding;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
@@ -426,6 +427,13 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         }
         let (cpu, cpus) = (self.cpu.id(), self.cpu.vm().machine().cpus());
         self.locking == Locking::Speculative && self.space.core.cpus.any_but(cpu, cpus)
+    }
+
+    /// Whether a step may part the tree: that of an owner stays in one piece. A CPU may own the space though this writer does not hold it:
+    /// it became the owner just before its claim. If it does not own the space now, it does not as long as this writer exists.
+    pub(super) fn may_part(&self) -> bool {
+        self.has_company()
+            && (!self.space.core.owner.was(self.cpu.id()) || lost(Mutant::OwnerPartsNothing))
     }
 
     /// Waits until the VMA at `addr` is not under change by another writer.

@@ -64,6 +64,9 @@ pub enum Mutant {
     /// A CPU that tries to become the owner of a space looks a second time whether it is alone there. A CPU that has begun to run
     /// the space reads what is being changed in place.
     OwnerLooksAgain,
+    /// A step with a claim looks whether its CPU owns the space before it parts the tree. The owner's next change in place takes the directory
+    /// of the shards for entries.
+    OwnerPartsNothing,
     /// Claims that conflict wait for each other.
     RangeConflict,
     /// The release of the last claim that stops a parked one wakes it. It sleeps for ever.

@@ -78,8 +78,7 @@ mod tests {
     }
 
     fn touch(page: u64, access: Access) -> Kind {
-        let page = START + page * PAGE_SIZE;
-        Kind::Fault { page, access, kernel: false, present: false, instruction: None }
+        Kind::first(START + page * PAGE_SIZE, access)
     }
 
     #[test]

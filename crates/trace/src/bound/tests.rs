@@ -18,16 +18,7 @@ fn trace(pages: u64, steps: &[Step]) -> Trace {
     let (prot, backing) = (Prot::READ | Prot::WRITE, Backing::Anon);
     let map = Kind::Map { start: START, len, prot, flags: 0x22, backing };
     let kind = |step: &Step| match step {
-        Step::Touch(page) => {
-            let page = START + page * PAGE_SIZE;
-            Kind::Fault {
-                page,
-                access: Access::Write,
-                kernel: false,
-                present: false,
-                instruction: None,
-            }
-        }
+        Step::Touch(page) => Kind::first(START + page * PAGE_SIZE, Access::Write),
         Step::Forget(page) => {
             let start = START + page * PAGE_SIZE;
             Kind::Advise { start, len: PAGE_SIZE, advice: MADV_DONTNEED }
