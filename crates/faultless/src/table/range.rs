@@ -48,6 +48,8 @@ pub unsafe fn visit<'m, M: Machine, E>(
     wait: &impl Wait,
     visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
+    // What a caller gives may go on beyond user space, where nothing is mapped, and where the tables are the kernel's.
+    let range = range.intersect(VirtRange::USER);
     // SAFETY: handed on.
     unsafe { visit_from(machine, root, ROOT, range, wait, visit) }
 }

@@ -9,7 +9,7 @@ use crate::file::Object;
 use crate::knob::Setting;
 use crate::machine::LOWEST_ADDRESS;
 use crate::machine::Machine;
-use crate::space::{Advice, Backing, MMAP_BASE, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, Lock, MMAP_BASE, MapFlags, Prot, RemapFlags, Space};
 use crate::table::format::{ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -562,6 +562,16 @@ fn the_kernels_half_of_a_root_table_is_left_alone() {
     store(&cpu, &space, AT, 1).unwrap();
     store(&cpu, &space, space.mmap(&cpu, 0, P, RW, PRIVATE).unwrap(), 2).unwrap();
     let child = space.fork(&cpu).unwrap();
+    for (addr, len) in [(USER_END, 1 << 40), (AT, USER_END), (u64::MAX << 47, 1 << 40)] {
+        for advice in (0..32).filter_map(Advice::from_number) {
+            let _ = space.madvise(&cpu, addr, len, advice);
+        }
+        for lock in [Lock::OnFault, Lock::No] {
+            space.mlock(&cpu, addr, len, lock).unwrap_err();
+        }
+        space.mprotect(&cpu, addr, len, RW).unwrap_err();
+        space.munmap(&cpu, addr, len).unwrap_err();
+    }
     space.munmap(&cpu, 0, USER_END).unwrap();
     cpu.drain();
     audit(&cpu, &[&space, &child]).unwrap();
