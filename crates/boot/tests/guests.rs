@@ -45,7 +45,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    both("streams", &[], 8);
+    both("streams", &[], 9);
 }
 
 #[test]

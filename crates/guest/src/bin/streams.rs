@@ -414,6 +414,41 @@ fn devices() -> Verdict {
     Ok(())
 }
 
+/// A write to an event counter that does not fit waits until enough was read, asleep, and a signal ends it.
+fn event_counters() -> Verdict {
+    // SAFETY: nobody else owns the descriptor.
+    let mut counter = unsafe { File::from_raw_fd(doing("eventfd", checked(libc::eventfd(0, 0)))?) };
+    let nearly = u64::MAX - 5;
+    io("write", counter.write(&nearly.to_ne_bytes()))?;
+    let child = doing(
+        "fork",
+        fork(|| {
+            // It is writable, but not by so much.
+            let more = counter.write(&10u64.to_ne_bytes());
+            i32::from(more.ok() != Some(8)) + 2 * i32::from(clock::used() > 0.05)
+        }),
+    )?;
+    clock::sleep_ms(100);
+    let mut count = [0; 8];
+    io("read", counter.read(&mut count))?;
+    same!(u64::from_ne_bytes(count), nearly, "the count before the write");
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "who waited to write");
+    io("read", counter.read(&mut count))?;
+    same!(u64::from_ne_bytes(count), 10, "the count after it");
+    io("write", counter.write(&nearly.to_ne_bytes()))?;
+    let child = doing(
+        "fork",
+        fork(|| {
+            // SAFETY: a plain call.
+            unsafe { libc::alarm(1) };
+            let _ = counter.write(&10u64.to_ne_bytes());
+            1
+        }),
+    )?;
+    same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGALRM), "who waits for ever");
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
     ("pipes", pipes),
     ("pipe_atomicity", pipe_atomicity),
@@ -423,6 +458,7 @@ const CHECKS: &[Check] = &[
     ("polls", polls),
     ("locks", locks),
     ("devices", devices),
+    ("event_counters", event_counters),
 ];
 
 fn main() {

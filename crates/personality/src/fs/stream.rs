@@ -116,8 +116,18 @@ pub fn erase<T: Stream>(stream: Arc<T>) -> Arc<dyn Stream> {
 /// # Errors
 /// [`Errno::RESTART`]: a signal came first.
 pub fn wait(stream: &dyn Stream, wanted: Events) -> Result<()> {
-    let place = stream.changes().map(|changes| Place::at(&changes.queue));
-    let ready = || stream.ready().intersects(wanted | Events::ALWAYS).then_some(());
+    wait_since(stream, wanted, None)
+}
+
+/// As [`wait`], and if a number of changes is given, until there were more: the stream may be ready, but not for as much as the caller has.
+fn wait_since(stream: &dyn Stream, wanted: Events, seen: Option<u64>) -> Result<()> {
+    let changes = stream.changes();
+    let place = changes.map(|changes| Place::at(&changes.queue));
+    let as_seen = || seen.is_some() && changes.map(|changes| changes.count()) == seen;
+    let ready = || {
+        let now = stream.ready();
+        (now.intersects(Events::ALWAYS) || now.intersects(wanted) && !as_seen()).then_some(())
+    };
     wait_and_look_again(place.as_slice(), None, || stream.look_again(), ready).map_err(|stop| {
         debug_assert_eq!(stop, Stop::Signal, "there is no deadline");
         Errno::RESTART
@@ -172,9 +182,10 @@ pub fn write_with(
     tell: bool,
 ) -> Result {
     loop {
+        let seen = stream.changes().map(|changes| changes.count());
         let stop = match stream.write(from) {
             Ok(_) if from.left() == 0 => return from.result(),
-            Ok(_) | Err(Errno::EAGAIN) if !at_once => match wait(stream, Events::OUT) {
+            Ok(_) | Err(Errno::EAGAIN) if !at_once => match wait_since(stream, Events::OUT, seen) {
                 Ok(()) => continue,
                 Err(errno) => errno,
             },
