@@ -105,6 +105,27 @@ fn overwriting_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
+/// Pages that move while reclaim looks at them, in the frames that they leave and in those that they come to.
+fn migrations_against_evictions() {
+    let (world, disk, file, space) = mapped(2, 2, RW, MapFlags::SHARED);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 10 * round).unwrap();
+                guest.migrate(AT, 2, (round % 2) as u8);
+            }
+        }),
+        (&space, &|guest| {
+            for _ in 0..ROUNDS {
+                guest.cpu.reclaim(1);
+                guest.load(page(1)).unwrap();
+            }
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[10 * ROUNDS, 2]);
+    world.finish_with(vec![space], vec![file]);
+}
+
 /// Loads a word that is to be `new` once `changed` is set, and `old` before.
 fn sees(
     guest: &Guest<'_>,
@@ -325,6 +346,7 @@ mod tests {
         stores_against_evictions,
         kernel_writes_against_evictions,
         overwriting_against_evictions,
+        migrations_against_evictions,
         copies_against_evictions,
         unmapping_against_evictions,
         forbidding_against_evictions,
@@ -356,6 +378,7 @@ mod needs {
         a_flush_before_pages_are_overwritten: OverwriteSettles in [overwriting_against_evictions],
         a_flush_before_a_cut: CutSettles in [truncation_against_evictions],
         a_flush_before_a_hole: CutSettles in [holes_against_evictions],
+        one_store_of_a_count: CountIsStoredOnce in [migrations_against_evictions],
         a_settlement: WriteSettles in [overwriting_against_evictions],
     );
 }

@@ -168,7 +168,7 @@ impl Frames {
         index: u64,
     ) -> &'b [FrameNumber] {
         let metas = self.table().each(bulk.numbers);
-        metas.zip(index..).for_each(|(meta, index)| meta.publish(usage, anchor, index));
+        metas.zip(index..).for_each(|(meta, index)| meta.publish(usage, anchor, index, 1));
         bulk.numbers
     }
 

@@ -307,12 +307,12 @@ impl FrameMeta {
         self.refs.store(refs, if lost { Ordering::Relaxed } else { Ordering::Release });
     }
 
-    /// Describes an owned frame: used for `usage`, with one reference, under `anchor` at page `index`. Plain
-    /// stores.
+    /// Describes an owned frame: used for `usage`, with `refs` references, under `anchor` at page `index`. Plain
+    /// stores, of which that of the count is one: afterwards the clock, and who knows the frame from an old entry, may take references.
     #[inline(always)]
-    pub(super) fn publish(&self, usage: Use, anchor: u64, index: u64) {
+    pub(super) fn publish(&self, usage: Use, anchor: u64, index: u64, refs: u32) {
         self.set_use(usage);
-        self.set_refs(1);
+        self.set_refs(refs);
         self.anchor.store(anchor, Ordering::Relaxed);
         self.index.store(index, Ordering::Relaxed);
     }

@@ -49,6 +49,7 @@ use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::machine::{CpuId, MemoryRegion};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::percpu::{Local, Padded, PerCpu};
 use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
@@ -204,9 +205,7 @@ impl Frames {
         anchor: u64,
         index: u64,
     ) -> FrameNumber {
-        let number = frame.into_number();
-        self.meta(number).publish(usage, anchor, index);
-        number
+        self.publish_shared(frame, usage, anchor, index, 1)
     }
 
     /// As [`publish`](Self::publish), with `refs` references.
@@ -218,8 +217,11 @@ impl Frames {
         index: u64,
         refs: u32,
     ) -> FrameNumber {
-        let number = self.publish(frame, usage, anchor, index);
-        self.meta(number).set_refs(refs);
+        let number = frame.into_number();
+        if lost(Mutant::CountIsStoredOnce) {
+            self.meta(number).publish(usage, anchor, index, 1);
+        }
+        self.meta(number).publish(usage, anchor, index, refs);
         number
     }
 

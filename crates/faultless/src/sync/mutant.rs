@@ -248,6 +248,8 @@ pub enum Mutant {
     /// Who takes a page that an operation has claimed flushes all of the space. A CPU stores by a translation of an entry that was moved or hidden, and whose flush
     /// is under way.
     FlushLooksAtClaims,
+    /// The count of a frame that begins with several references is stored once. A reference that another CPU takes after the first store is forgotten.
+    CountIsStoredOnce,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,
