@@ -9,6 +9,7 @@ use crate::file::Object;
 use crate::frame::{Census, Imbalance, Kind, Use, folio};
 use crate::heap::Shared;
 use crate::machine::Machine;
+use crate::reclaim::swap::Swap;
 use crate::space::Space;
 use crate::space::vma::{Memory, Prot, Vma};
 use crate::sync::grace::Section;
@@ -69,6 +70,22 @@ pub enum Discrepancy {
         /// Pages found.
         found: u64,
     },
+    /// A space counts another number of pages in the swap area than its entries name.
+    Swapped {
+        /// Pages by the count.
+        recorded: u64,
+        /// Pages found.
+        found: u64,
+    },
+    /// A slot of the swap area has another count than entries name it.
+    Slot {
+        /// The slot.
+        slot: u64,
+        /// Entries by its count.
+        recorded: u32,
+        /// Entries found.
+        found: u32,
+    },
     /// An entry that must not be: locked, outside every VMA, or allowing more than its VMA.
     Entry {
         /// The page's address.
@@ -102,6 +119,12 @@ impl fmt::Display for Discrepancy {
             Self::Resident { recorded, found } => {
                 write!(f, "{recorded} resident pages recorded, {found} found")
             }
+            Self::Swapped { recorded, found } => {
+                write!(f, "{recorded} swapped pages recorded, {found} found")
+            }
+            Self::Slot { slot, recorded, found } => {
+                write!(f, "slot {slot} is named by {recorded} entries as recorded, {found} found")
+            }
             Self::Entry { addr, what } => write!(f, "entry of {addr:#x}: {what}"),
             Self::Stopped { range } => write!(f, "VMA {range:?} is write-locked"),
         }
@@ -130,6 +153,8 @@ struct Found {
     mapped: BTreeMap<u32, u32>,
     /// Huge leaves by the first frame of their folio.
     leaves: BTreeMap<u32, u32>,
+    /// Swapped entries by the slot that they name.
+    slots: BTreeMap<u64, u32>,
     tables: u64,
     objects: BTreeMap<u64, Shared<Object>>,
 }
@@ -171,6 +196,10 @@ pub fn audit_with<M: Machine>(
         object.check_vm(cpu);
         found.objects.insert(object.id(), object.clone());
     }
+    let swap = cpu.vm().swap.get();
+    if let Some(swap) = swap {
+        found.objects.insert(swap.object().id(), swap.object().clone());
+    }
     let section = cpu.section();
     for space in spaces {
         space.check_vm(cpu);
@@ -191,6 +220,9 @@ pub fn audit_with<M: Machine>(
                 0,
                 &mut found.tables,
                 &mut |addr, entry, level| {
+                    if entry.is_swapped() {
+                        return Err(Discrepancy::Entry { addr, what: "swapped, of an object" });
+                    }
                     if level > LAST {
                         return Err(Discrepancy::Entry { addr, what: "a huge leaf of an object" });
                     }
@@ -204,6 +236,13 @@ pub fn audit_with<M: Machine>(
                     Ok(())
                 },
             )?;
+        }
+    }
+    for slot in 0..swap.map_or(0, Swap::slots) {
+        let recorded = swap.map_or(0, |swap| swap.count(slot));
+        let found = found.slots.get(&slot).copied().unwrap_or(0);
+        if recorded != found {
+            return Err(Discrepancy::Slot { slot, recorded, found });
         }
     }
     let complete = spaces.iter().all(|space| space.core.moves.is_complete());
@@ -282,7 +321,9 @@ fn audit_space<M: Machine>(
             found.objects.entry(object.id()).or_insert_with(|| object.clone());
         }
     }
-    let mut resident = 0;
+    let (mut resident, mut swapped) = (0, 0);
+    let slots = &mut found.slots;
+    let area_slots = cpu.vm().swap.get().map_or(0, Swap::slots);
     let (references, mapped) = (&mut found.references, &mut found.mapped);
     let leaves = &mut found.leaves;
     let mut page = |addr, entry: Entry, huge: bool| {
@@ -294,6 +335,17 @@ fn audit_space<M: Machine>(
             };
             let vma = vma.value.as_ref();
             let area = &vma.area;
+            if entry.is_swapped() {
+                if entry != Entry::swapped(entry.slot()) || entry.slot() >= area_slots {
+                    return wrong("swapped, and no slot's");
+                }
+                if !area.is_private() || vma.anon_vma.peek().is_none() {
+                    return wrong("swapped in a VMA that has no private pages");
+                }
+                swapped += 1;
+                *slots.entry(entry.slot()).or_default() += 1;
+                return Ok(());
+            }
             if entry.is_writable() && !area.allows(Prot::WRITE) {
                 return wrong("writable in a VMA that is not");
             }
@@ -362,6 +414,10 @@ fn audit_space<M: Machine>(
     };
     // SAFETY: the space is alive, and no call is under way.
     unsafe { audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut leaf)? };
+    let recorded = space.swapped_pages(cpu);
+    if recorded != swapped {
+        return Err(Discrepancy::Swapped { recorded, found: swapped });
+    }
     Ok(resident)
 }
 
@@ -419,7 +475,7 @@ unsafe fn audit_tables<M: Machine>(
         if level > LAST && entry.is_table() {
             // SAFETY: linked below a table that is.
             unsafe { audit_tables(cpu, entry.frame(), level - 1, addr, tables, leaf)? };
-        } else if entry.is_mapped() {
+        } else if entry.is_mapped() || entry.is_swapped() {
             leaf(addr, entry, level)?;
         }
     }

@@ -177,7 +177,7 @@ counters! {
     PageStolen = "pgsteal",
     /// Pages that reclaim had written to their store first.
     PageLaundered = "pgsteal_written",
-    /// Pages that were evicted, and read again.
+    /// Pages of files that were evicted, and read again.
     WorkingsetRefault = "workingset_refault_file",
     /// Of those, pages that would be there still if memory were larger by what was in use longer: they stay longer now.
     WorkingsetActivate = "workingset_activate_file",
@@ -185,6 +185,16 @@ counters! {
     Demoted = "pgdemote",
     /// Pages that moved to faster memory.
     Promoted = "pgpromote_success",
+    /// Private pages that were swapped out, and read again.
+    WorkingsetRefaultAnon = "workingset_refault_anon",
+    /// Of those, pages that would be there still if memory were larger by what was in use longer: they stay longer now.
+    WorkingsetActivateAnon = "workingset_activate_anon",
+    /// Pages read from the swap area.
+    SwapIn = "pswpin",
+    /// Pages written to the swap area.
+    SwapOut = "pswpout",
+    /// Faults on pages that were swapped out.
+    SwapPage = "fault_swap_page",
     /// Page tables that the reverse map looked into.
     RmapLook = "rmap_look",
     /// Flushes that an operation asked for.

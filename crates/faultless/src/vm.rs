@@ -21,6 +21,7 @@ use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, MAX_CPUS, MAX_NODES, Machine, SpaceId};
 use crate::reclaim::clock::Clock;
 use crate::reclaim::listed;
+use crate::reclaim::swap::SwapCell;
 use crate::rmap::anchor::Anchors;
 use crate::stat::{Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -55,6 +56,8 @@ pub struct Vm<M: Machine> {
     pub(crate) lazy: listed::Spaces,
     /// Which pages are evicted next.
     pub(crate) clock: Clock,
+    /// The swap area.
+    pub(crate) swap: SwapCell,
     /// Where the reverse map of each frame begins.
     pub(crate) anchors: Shared<Anchors>,
     /// Spaces and objects that were dropped.
@@ -113,6 +116,7 @@ impl<M: Machine> Vm<M> {
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
             clock: Clock::try_new(total)?,
+            swap: SwapCell::new(),
             anchors: Shared::try_new(Anchors::try_new()?)?,
             ended: Ended::try_new()?,
             next_space: AtomicU64::new(1),

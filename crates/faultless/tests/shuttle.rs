@@ -33,6 +33,7 @@ mod shuttle_reclaim;
 mod shuttle_shards;
 mod shuttle_side;
 mod shuttle_stores;
+mod shuttle_swap;
 mod shuttle_unmap;
 
 #[test]

@@ -13,6 +13,7 @@ use crate::pairs::place::{Base, Relation};
 use crate::pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
 use crate::pairs::{Case, Order, Outcome};
 use crate::scenario;
+use crate::scenario::disk::Disk;
 use crate::scenario::guest::Body;
 use crate::scenario::machine::Board;
 use crate::scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
@@ -79,6 +80,9 @@ type Orders = Arc<OnceLock<Vec<(Order, Outcome)>>>;
 fn try_once(case: &Case, orders: &Orders) {
     let frames = if case.is_text() { TEXT_FRAMES } else { FRAMES };
     let world = World::unwatched(2 + usize::from(case.is_slow()), frames);
+    if case.swaps() {
+        world.swap_on(Disk::scratch(64, 4));
+    }
     let [space, elsewhere] = [(); 2].map(|()| world.space(|_| {}));
     let orders = orders.get_or_init(|| world.within(&space, |hand| case.orders(hand)));
     let besides = world.within(&space, |hand| {

@@ -1,4 +1,4 @@
-//! A fault on a page that must be read from its object's store first: a major fault.
+//! A fault on a page that must be read from its object's store, or from the [swap area](crate::reclaim::swap), first: a major fault.
 //!
 //! The attempt gives up, holding nothing. The fault takes a share of the object, and [fetches](crate::Shared::fetch) the page. Then it looks at the
 //! VMA again like any fault. So the read needs no validation: if the mapping went meanwhile, a page was read into the page cache
@@ -55,9 +55,9 @@ impl<M: Machine> Space<M> {
         window.unwrap_or(1)
     }
 
-    /// Reads the page of an object that is mapped at `page` from the object's store, with the block that the store prefers, and those after it
-    /// that the thread of `ahead` is predicted to use; in a mapping that is used at random (`MADV_RANDOM`) it alone. What a fault without a
-    /// lock could not read, it does not read again under the lock (`decides`).
+    /// Reads the page at `page` from the swap area, alone, if it is there; or the page of an object that is mapped at `page` from the object's
+    /// store, with the block that the store prefers, and those after it that the thread of `ahead` is predicted to use; in a mapping that is used
+    /// at random (`MADV_RANDOM`) it alone. What a fault without a lock could not read, it does not read again under the lock (`decides`).
     #[cold]
     #[inline(never)]
     pub(super) fn read_in(
@@ -68,7 +68,13 @@ impl<M: Machine> Space<M> {
         decides: bool,
     ) -> ReadIn {
         let wanted = self.with_vma(cpu, page, |Vma { area, .. }| {
-            let object = area.memory.object().filter(|object| object.is_stored())?;
+            let entry = self.entry_at(cpu, page);
+            if entry.is_swapped() {
+                let swap = cpu.vm().swap.get()?;
+                return Some((swap.object().clone(), entry.slot(), true));
+            }
+            // Where a page is mapped by now, none is needed of the object: it may be a private one, which came back.
+            let object = area.memory.object().filter(|it| entry.is_none() && it.is_stored())?;
             Some((object.clone(), area.index_of(page), area.flags.contains(VmaFlags::RANDOM)))
         });
         let Some((object, index, at_random)) = wanted else { return ReadIn::LookAgain };

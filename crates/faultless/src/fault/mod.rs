@@ -22,6 +22,7 @@ pub(crate) mod folio;
 mod object;
 pub mod prefault;
 pub(crate) mod prepared;
+mod swapped;
 pub(crate) mod table;
 pub(crate) mod ticket;
 mod unshare;
@@ -119,7 +120,9 @@ pub enum FaultKind {
     Huge,
     /// Device memory.
     Device,
-    /// None yet: the page is being read from its object's store. [`Cpu::pending_read`] tells what to wait for before the access is tried
+    /// The page itself, which was swapped out.
+    Swapped,
+    /// None yet: the page is being read from its object's store, or from the swap area. [`Cpu::pending_read`] tells what to wait for before the access is tried
     /// again.
     Pending,
     /// The entry was in order: another CPU was faster, or the TLB was out of date.
@@ -135,7 +138,7 @@ pub enum FaultError {
         /// Whether something is mapped there.
         mapped: bool,
     },
-    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's store.
+    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's store or the swap area.
     Bus,
     /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^22 less
     /// 2^16).
@@ -628,6 +631,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(None);
         }
         if !seen.is_present() {
+            if seen.is_swapped() {
+                return self.map_swapped(prepared, slot, seen);
+            }
             debug_assert!(seen.is_hidden(), "{seen:?}");
             // This VMA allows the access, so a writer has come in between.
             return Err(Abort::VmaChanged);

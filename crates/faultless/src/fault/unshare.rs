@@ -89,6 +89,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 }
             };
         }
+        if seen.is_swapped() {
+            return self.map_swapped(prepared, slot, seen);
+        }
         if !seen.is_present() {
             return Ok(None);
         }

@@ -241,6 +241,7 @@ impl Unread {
             }
         }
         cpu.state().counts.add(Counter::PageRead, good as u64);
+        cpu.count_swapped(&object, Counter::SwapIn, good as u64);
         if errno.is_some() && !lost(Mutant::FailedIsNoted) {
             object.note_failed(first + good as u64);
         }
@@ -333,7 +334,7 @@ impl Shared<Object> {
 
     /// The last-level table of the page at `index`, made if it was not there, with a wait for the frame if need be. The caller holds no
     /// lock and is in no section.
-    pub(super) fn table_or_wait<'v, M: Machine>(
+    pub(crate) fn table_or_wait<'v, M: Machine>(
         &self,
         cpu: &Cpu<'v, M>,
         index: u64,

@@ -364,8 +364,13 @@ impl Object {
 
 impl Laundry<'_> {
     /// Writes `pages`, which are in order, each with its number and its frame, to the store: steps 3 and 4. They are no longer dirty, and not mapped. The
-    /// caller has a reference to each, which it keeps. What could not be written is dirty again.
-    pub(crate) fn write<M: Machine>(&mut self, cpu: &Cpu<'_, M>, pages: &[(u64, FrameNumber)]) {
+    /// caller has a reference to each, which it keeps. What could not be written is dirty again. Returns how many were written.
+    pub(crate) fn write<M: Machine>(
+        &mut self,
+        cpu: &Cpu<'_, M>,
+        pages: &[(u64, FrameNumber)],
+    ) -> u64 {
+        let mut written = 0;
         for run in pages.chunk_by(|(before, _), (index, _)| before + 1 == *index) {
             let mut left = run;
             while let Some((first, _)) = left.first().copied() {
@@ -381,12 +386,13 @@ impl Laundry<'_> {
                     left = rest;
                 }
                 if list.is_empty() {
-                    return;
+                    return written;
                 }
-                // Told to open files.
-                let _told = self.stored.write_cleaned(cpu, self.object.top(), first, list);
+                // Errors are told to open files.
+                written += self.stored.write_cleaned(cpu, self.object.top(), first, list).0;
             }
         }
+        written
     }
 }
 

@@ -10,9 +10,10 @@
 //!
 //! # Lives
 //!
-//! Where the hand comes to a page of a file, it looks whether the page was used since it was there last: whether an entry that maps it has the accessed bit, or the
-//! entry in its object, where calls of the kernel note their reads. It clears the bits that it finds. (Translations that CPUs have cached stay: a page that is used through such a
-//! one all the time may seem unused, as on Linux.)
+//! Where the hand comes to a page of a file, or, if there is a [swap area](super::swap), to a private page, it looks whether the page was used since
+//! it was there last: whether an entry that maps it has the accessed bit, or the entry in its object, where calls of the kernel note their reads. It clears
+//! the bits that it finds, and marks the entries as [aged](Entry::aged), which tells them from those of pages that were prefaulted and never used.
+//! (Translations that CPUs have cached stay: a page that is used through such a one all the time may seem unused, as on Linux.)
 //!
 //! | the page | its lives |
 //! |---|---|
@@ -112,7 +113,8 @@ struct Due {
 
 impl<M: Machine> Cpu<'_, M> {
     /// Evicts pages of files that were not used for the longest time, about `pages` of them: clean ones are dropped, dirty ones written to their store
-    /// first. Returns how many frames that gave, which are free at once, or when their [deferred flushes](Self::settle_flushes) are done.
+    /// first. Private pages are among them if there is a [swap area](Self::swap_on). Returns how many frames that gave, which are free at once, or when
+    /// their [deferred flushes](Self::settle_flushes) are done.
     ///
     /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
     /// [`reclaim_ahead`](Self::reclaim_ahead), or to make a group of programs smaller. Not inside a closure that lists areas, nor in a store's call.
@@ -246,7 +248,7 @@ impl<M: Machine> Cpu<'_, M> {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
             Kind::Used(Use::Shared) => true,
-            Kind::Used(Use::Anon) => purpose != Purpose::Evict,
+            Kind::Used(Use::Anon) => purpose != Purpose::Evict || self.swap_with_room().is_some(),
             _ => false,
         };
         match meta.kind() {
@@ -281,6 +283,10 @@ impl<M: Machine> Cpu<'_, M> {
     ) -> bool {
         let Some(used) = self.was_used(section, frame, meta, purpose) else { return false };
         self.count(Counter::PageScanned);
+        // A page that nobody needs any more goes at once.
+        if purpose == Purpose::Evict && self.is_dead(frame, meta) {
+            return true;
+        }
         let lives = meta.lives.load(Ordering::Relaxed);
         let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
         // Another CPU that looks at the same time makes no difference that matters.
@@ -327,6 +333,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
         Some(used)
     }
+
+    /// Whether the page is one of the swap area whose slot no entry names any more.
+    fn is_dead(&self, frame: FrameNumber, meta: &FrameMeta) -> bool {
+        let Some(swap) = self.vm().swap.get() else { return false };
+        self.object_of(frame).is_some_and(|object| swap.is(&object))
+            && swap.is_dead(meta.index.load(Ordering::Relaxed))
+    }
 }
 
 /// Whether `entry` names `frame`, and no CPU has it.
@@ -339,6 +352,6 @@ pub(crate) fn take_accessed(slot: &AtomicU64, seen: Entry) -> bool {
     let order = (Ordering::Relaxed, Ordering::Relaxed);
     seen.is_accessed()
         && (seen.is_locked()
-            || slot.compare_exchange(seen.0, seen.unused().0, order.0, order.1).is_ok()
+            || slot.compare_exchange(seen.0, seen.aged().0, order.0, order.1).is_ok()
             || node::load(slot).is_accessed())
 }

@@ -1,4 +1,4 @@
-//! Eviction: pages of files leave memory.
+//! Eviction: pages of files leave memory, and [private ones](super::swap) once they are pages of the swap area.
 //!
 //! A batch of pages is [taken](super::taken) from its programs, together with the entries that the pages have in their object. What then happens to a
 //! page depends on whether it is [dirty](crate::file::write_back):
@@ -15,7 +15,7 @@
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 
 use super::taken::{BATCH, Batch, Mapping, Page, Then};
-use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
 use crate::heap::Shared;
@@ -45,6 +45,9 @@ impl<M: Machine> Cpu<'_, M> {
         let nested = self.state().evicting.replace(true);
         clock.begin();
         let mut dirty = [None; BATCH];
+        if !nested {
+            self.swap_out(frames);
+        }
         let mut freed = self.evict_clean(frames, &mut dirty);
         if !nested {
             freed += self.evict_dirty(&mut dirty);
@@ -144,7 +147,8 @@ impl<M: Machine> Cpu<'_, M> {
             count += 1;
             batch.leave(self, at, mappings);
         });
-        laundry.write(self, &cleaned[..count]);
+        let written = laundry.write(self, &cleaned[..count]);
+        self.count_swapped(object, Counter::SwapOut, written);
     }
 
     /// Empties the entries of the mappings of a page that is taken, and stores what `name` makes of its entry in its object. Returns how many mappings
@@ -171,7 +175,7 @@ impl<M: Machine> Cpu<'_, M> {
         let section = self.section();
         let mut batch = Batch::try_new(self, frames.len())?;
         frames.iter().for_each(|frame| batch.find(self, &section, *frame));
-        batch.take(self, |page, mappings| self.is_evictable(page, mappings, wanted));
+        batch.take(self, |_, page, mappings| self.is_evictable(page, mappings, wanted));
         let then = match wanted {
             Wanted::Clean => Then::Leave,
             Wanted::DirtyOf(_) => Then::Stay,
@@ -196,15 +200,14 @@ impl<M: Machine> Cpu<'_, M> {
         if !object.is_stored() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
-        let is_locked = |it: &Mapping<'_>| {
-            let (id, page) = (it.found.space.id, it.found.addr >> PAGE_SHIFT);
-            object.mappings.is_locked_at(id, index, page, self)
-        };
-        if mappings.iter().any(is_locked) && !lost(Mutant::EvictLooksAtLocks) {
+        if self.are_locked(mappings) {
             return Err(Errno::EPERM);
         }
-        let dirty = name.is_dirty() && !lost(Mutant::EvictLooksAtDirty);
+        // What a slot of the swap area held for nobody is not written.
+        let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
+        let swap = self.vm().swap.get().filter(|swap| swap.is(object));
+        let dead = swap.is_some_and(|swap| swap.is_dead(index));
+        let dirty = name.is_dirty() && !dead && !lost(Mutant::EvictLooksAtDirty);
         // Who writes a page back marks it clean, then protects its mappings, and has a reference to it all the while.
         debug_assert!(name.is_dirty() || !mappings.iter().any(|it| it.found.seen.is_writable()));
         match wanted {

@@ -70,7 +70,7 @@ impl<M: Machine> Cpu<'_, M> {
                 batch.fail(moving.frame, Errno::ENOMEM);
             }
         }
-        batch.take(self, |_, _| Ok(()));
+        batch.take(self, |_, _, _| Ok(()));
         if !lost(Mutant::MigrateFlush) {
             batch.flush(self, Then::Move);
         }

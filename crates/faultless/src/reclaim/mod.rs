@@ -7,7 +7,7 @@
 //! 2. what was dropped and has not ended yet ([`ended`](crate::ended)), and what any CPU has retired: it waits for a grace
 //!    period, after which all of that is free;
 //! 3. lazily freed pages, of any space ([`lazy`]);
-//! 4. pages of files ([`evict`]), beginning with those that were not used for long ([`clock`]).
+//! 4. pages of files ([`evict`]), and where there is a swap area private pages ([`swap`]), beginning with those that were not used for long ([`clock`]).
 //!
 //! The operation fails as out of memory only if there are none of these either. Free frames in the lists of other CPUs
 //! are not found (see [`frame`](crate::frame)).
@@ -21,6 +21,7 @@ pub(crate) mod lazy;
 pub(crate) mod listed;
 pub(crate) mod migrate;
 mod refault;
+pub(crate) mod swap;
 pub(crate) mod taken;
 pub(crate) mod tiers;
 
@@ -33,7 +34,7 @@ use crate::vm::Cpu;
 
 /// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
 const BATCH: usize = crate::table::protocol::MOST_TAKEN;
-/// How many pages of files are evicted where one frame is needed, at most. They cost one flush if it may be deferred.
+/// How many pages are evicted where one frame is needed, at most. They cost one flush if it may be deferred.
 const EVICTED: u64 = 128;
 /// What part of memory that is, at most.
 const PART: u64 = 32;
@@ -72,7 +73,7 @@ impl<M: Machine> Cpu<'_, M> {
         frame.or_else(|| self.evict_for_one()).ok_or(OutOfMemory)
     }
 
-    /// Evicts pages of files until there is a frame, or no page can be evicted.
+    /// Evicts pages until there is a frame, or no page can be evicted.
     #[cold]
     fn evict_for_one(&self) -> Option<Frame<Clean>> {
         let pages = (self.vm().frames.limit() / PART).clamp(1, EVICTED);
@@ -105,7 +106,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
     /// what is retired has been freed and, if it was frames that it wanted, all lazily freed pages have been
-    /// reclaimed; and then a few times after pages of files have been evicted, more each time. (`ENOMEM` has other reasons, too. One that memory does not remedy, that the space has as many VMAs as it
+    /// reclaimed; and then a few times after pages have been evicted, more each time. (`ENOMEM` has other reasons, too. One that memory does not remedy, that the space has as many VMAs as it
     /// may have, is told at once: a call of several parts must not go on after another CPU's.) Not inside a grace section,
     /// and holding no lock.
     ///

@@ -101,9 +101,15 @@ impl<M: Machine> Cpu<'_, M> {
         let evicted = &self.vm().clock.evicted;
         let mut lives = 0;
         if let Some(distance) = evicted.take(object.anchor(), index) {
-            self.count(Counter::WorkingsetRefault);
+            let is_anon = self.vm().swap.get().is_some_and(|swap| swap.is(object));
+            let [refault, activate] = if is_anon {
+                [Counter::WorkingsetRefaultAnon, Counter::WorkingsetActivateAnon]
+            } else {
+                [Counter::WorkingsetRefault, Counter::WorkingsetActivate]
+            };
+            self.count(refault);
             if distance < evicted.frames {
-                self.count(Counter::WorkingsetActivate);
+                self.count(activate);
                 lives = MOST_LIVES;
             }
         }

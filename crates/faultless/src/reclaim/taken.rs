@@ -7,7 +7,8 @@
 //!    be had, or the frame has another number of references than entries were taken, the page stays: it is pinned, or the kernel reads or
 //!    writes it, or a fork or an `mremap` is under way;
 //! 3. [`flush`](Batch::flush): the translations of the whole batch, once for each space. The flush of a page all of whose mappings are read-only
-//!    is [deferred](crate::tlb::deferred), if it may be;
+//!    is [deferred](crate::tlb::deferred), if it may be. Where an operation has a claim on a page, all of the space is flushed: the operation may have changed
+//!    the entry, and not have flushed yet what CPUs could do before, here or at the address that the page has moved from;
 //! 4. the caller stores other entries, and [leaves](Cpu::leave_frame) the frames. A frame whose flush is deferred is kept as it is.
 //!
 //! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is lost: none comes between the flush
@@ -144,17 +145,20 @@ impl<'s> Batch<'s> {
         self.pages.push(Page { frame, failed, mappings, object, name, taken, defers });
     }
 
-    /// Step 2. Pages that are not `wanted`, once their entries are taken, are put back, as are those that cannot be had. From here on entries are held, and the CPU waits for
+    /// Step 2. Pages that are not `wanted`, each with its place, once their entries are taken, are put back, as are those that cannot be had. From here on entries are held, and the CPU waits for
     /// nothing but flushes.
     pub(super) fn take<M: Machine>(
         &mut self,
         cpu: &'s Cpu<'_, M>,
-        wanted: impl Fn(&Page<'_>, &[Mapping<'_>]) -> Result<(), Errno>,
+        mut wanted: impl FnMut(usize, &Page<'_>, &[Mapping<'_>]) -> Result<(), Errno>,
     ) {
-        for page in self.pages.iter_mut().filter(|page| page.failed.is_none()) {
+        for (at, page) in self.pages.iter_mut().enumerate() {
+            if page.failed.is_some() {
+                continue;
+            }
             let mappings = &mut self.mappings[page.mappings.clone()];
             let taken = if take_page(cpu, page, mappings) {
-                wanted(page, mappings)
+                wanted(at, page, mappings)
             } else {
                 Err(Errno::EBUSY)
             };

@@ -4,12 +4,10 @@
 //! numbers of its pages, which stays as it is as long as the VMA is there. So the list of an object's mappings tells where in each space
 //! a page of the object can be.
 
-use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::addr::PAGE_SHIFT;
 use crate::error::OutOfMemory;
 use crate::file::Object;
 use crate::heap::{Shared, try_box_with};
-use crate::machine::SpaceId;
-use crate::space::Lock;
 use crate::space::fixed::{Core, Entered};
 use crate::space::vma::Area;
 use crate::sync::order::ObjectMappings;
@@ -31,8 +29,6 @@ struct List {
     first: Option<NonNull<Mapping>>,
     /// How many mappings were ever added.
     count: u64,
-    /// How many of those in the list are of locked VMAs.
-    locked: u64,
 }
 
 // SAFETY: mappings take themselves off the list before they are gone, and may be reached from all CPUs.
@@ -47,8 +43,6 @@ pub(crate) struct Mapping {
     core: Shared<Core>,
     /// The page number of an address less the number of the page that is there, modulo 2^64.
     distance: u64,
-    /// Where the VMA lies, if it is locked (`mlock`): another VMA takes its place when that changes.
-    locked: Cell<Option<VirtRange>>,
     /// Its place in the order in which mappings were added, from 1.
     number: u64,
     previous: Cell<Option<NonNull<Self>>>,
@@ -78,14 +72,10 @@ impl Mapping {
         let distance = (area.range.start >> PAGE_SHIFT).wrapping_sub(area.offset);
         let (list, core) = (NonNull::from(&object.mappings), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
-        let is_locked = area.lock() != Lock::No;
-        let locked = Cell::new(is_locked.then_some(area.range));
         // What does not come to be is not dropped either.
-        let mut new =
-            try_box_with(|| Self { list, core, distance, locked, number: 0, previous, next })?;
+        let mut new = try_box_with(|| Self { list, core, distance, number: 0, previous, next })?;
         let mut list = object.mappings.list.lock(&Spin);
         list.count += 1;
-        list.locked += u64::from(is_locked);
         new.number = list.count;
         new.next.set(list.first);
         // No box from here on: to move one is to claim that there is no other pointer.
@@ -108,20 +98,6 @@ unsafe impl Send for Listed {}
 // SAFETY: as the mapping.
 unsafe impl Sync for Listed {}
 
-impl Listed {
-    /// The VMA lies in `range` now, by an edit in place.
-    #[inline]
-    pub(crate) fn resize(&self, range: VirtRange) {
-        // SAFETY: it is there as long as this, and its VMA keeps the object (mappings are listed).
-        let (mapping, list) = unsafe { (self.0.as_ref(), self.0.as_ref().list.as_ref()) };
-        // Nobody else changes it.
-        if mapping.locked.get().is_some() {
-            let _list = list.list.lock(&Spin);
-            mapping.locked.set(Some(range));
-        }
-    }
-}
-
 impl Drop for Listed {
     fn drop(&mut self) {
         // SAFETY: it was leaked from a box, and is there until it has left the list.
@@ -135,7 +111,6 @@ impl Mapping {
     fn leave(&self) {
         // SAFETY: the VMA keeps the object (mappings are listed).
         let mut list = unsafe { self.list.as_ref() }.list.lock(&Spin);
-        list.locked -= u64::from(self.locked.get().is_some());
         let (previous, next) = (self.previous.get(), self.next.get());
         match previous {
             // SAFETY: in the list, so they are there (mappings are listed).
@@ -174,23 +149,6 @@ impl Mappings {
             last = Some(mapping.number);
         }
         last
-    }
-
-    /// Whether a locked VMA of the space `id` has page `index` at the page number `page`.
-    pub(crate) fn is_locked_at(
-        &self,
-        id: SpaceId,
-        index: u64,
-        page: u64,
-        wait: &impl Wait,
-    ) -> bool {
-        let list = self.list.lock(wait);
-        let is_it = |mapping: &Mapping| {
-            mapping.locked.get().is_some_and(|range| range.contains(page << PAGE_SHIFT))
-                && mapping.core.id == id
-                && index.wrapping_add(mapping.distance) == page
-        };
-        list.locked != 0 && list.iter().any(is_it)
     }
 }
 

@@ -35,6 +35,7 @@
 
 pub(crate) mod anchor;
 mod anon_vma;
+pub(crate) mod locked;
 pub(crate) mod mapping;
 pub(crate) mod moved;
 pub(crate) mod walk;

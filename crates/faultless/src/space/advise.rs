@@ -31,7 +31,7 @@ pub enum Advice {
     Random = 1,
     /// Touched in order.
     Sequential = 2,
-    /// Wanted soon: pages of files with a store begin to be read. (There is nothing to do for other memory without swap.)
+    /// Wanted soon: pages of files with a store begin to be read. (Pages in the swap area are not read ahead.)
     WillNeed = 3,
     /// Not wanted any more: private pages read as zero, or as their object has them, again.
     DontNeed = 4,
@@ -49,9 +49,10 @@ pub enum Advice {
     WipeOnFork = 18,
     /// Full in children again.
     KeepOnFork = 19,
-    /// Not wanted soon: pages of files are the first to be [evicted](Cpu::reclaim).
+    /// Not wanted soon: pages of files, and private ones if there is a [swap area](Cpu::swap_on), are the first to be [evicted](Cpu::reclaim).
     Cold = 20,
-    /// Not wanted soon: pages of files are written to their store if need be, and evicted. They are read again where they are needed.
+    /// Not wanted soon: pages of files, and private ones if there is a [swap area](Cpu::swap_on), are written to their store if need be, and evicted.
+    /// They are read again where they are needed.
     PageOut = 21,
     /// [`DontNeed`](Self::DontNeed), of locked memory too.
     DontNeedLocked = 24,
@@ -149,7 +150,7 @@ impl<M: Machine> Space<M> {
                 match advice {
                     _ if found == Err(Errno::EINVAL) => {}
                     Advice::Cold => self.make_cold(cpu, range),
-                    _ => self.page_out(cpu, range),
+                    _ => self.evict_pages(cpu, range, false),
                 }
                 found
             }
@@ -287,9 +288,15 @@ impl<M: Machine> Visit<'_, '_, M> {
                 if node::load(slot).is_none() {
                     return;
                 }
-                let (old, new) = protocol::settle(slot, self.cpu, |entry| {
-                    if private(entry) { entry.clean() } else { entry }
+                let (old, new) = protocol::settle(slot, self.cpu, |entry| match entry {
+                    _ if private(entry) => entry.clean(),
+                    // What a program does not need is not read in again.
+                    _ if entry.is_swapped() => Entry::NONE,
+                    _ => entry,
                 });
+                if old.is_swapped() {
+                    self.cpu.drop_swapped(&self.space.core, old);
+                }
                 if new.needs_flush(old) && !lost(Mutant::FreeFlush) {
                     batch.flush(VirtRange::page(addr));
                 }

@@ -195,6 +195,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         self.edit(&spot, Change { range, below, removed, low, high, new: [None; 2] })?;
         // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
         unsafe { vma.area.change(|area| area.move_start(addr)) };
+        resize(vma);
         vma.merges.set_below(false);
         adopt(vma, Some(&root));
         Ok(())
@@ -335,10 +336,10 @@ fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
     unsafe { entry.value.as_ref() }
 }
 
-/// Lets the reverse map know where a VMA of an object lies now.
+/// Lets reclaim know where a locked VMA lies now.
 #[inline(always)]
 fn resize(vma: &Vma) {
-    if let Some(mapping) = &vma.mapping {
-        mapping.resize(vma.area.range);
+    if let Some(locked) = &vma.locked {
+        locked.resize(vma.area.range);
     }
 }

@@ -98,7 +98,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     }
 
     /// Adds what `old` mapped at `addr`, if the batch is [not full](Self::is_full_for): its flush, and the
-    /// reference of its mapping. Returns the number of references.
+    /// reference of its mapping. The count of a swapped entry is dropped at once. Returns the number of references.
     #[inline]
     pub fn add(&mut self, addr: u64, old: Entry) -> usize {
         if Entry::NONE.needs_flush(old) {
@@ -106,6 +106,9 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         }
         if old.is_wasted() {
             self.cpu.count(Counter::PrefaultWasted);
+        }
+        if old.is_swapped() {
+            self.cpu.drop_swapped(&self.space.core, old);
         }
         if !old.is_mapped() || old.is_special() {
             return 0;

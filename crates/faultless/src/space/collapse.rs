@@ -254,7 +254,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         loop {
             let entry = protocol::look(slot, self.cpu);
             if !entry.is_mapped() || entry.is_special() {
-                return !entry.is_mapped();
+                return entry.is_none();
             }
             let kind = self.cpu.vm().frames.meta(entry.frame()).kind();
             // A page may move, and its frame be another's.

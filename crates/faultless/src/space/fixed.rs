@@ -5,6 +5,7 @@ use crate::heap::Shared;
 use crate::machine::{CpuId, SpaceId};
 use crate::reclaim::listed::Lazy;
 use crate::rmap::anchor::Anchor;
+use crate::rmap::locked::LockedVmas;
 use crate::rmap::moved::Moves;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
@@ -33,7 +34,11 @@ pub(crate) struct Core {
     pub(crate) cpus: Padded<CpuSet>,
     /// Resident pages, but for what the CPUs that run the space have not added yet.
     pub(crate) resident: AtomicU64,
+    /// Its pages in the swap area.
+    pub(crate) swapped: AtomicU64,
     pub(crate) lazy: Lazy,
+    /// Where VMAs are locked.
+    pub(crate) locked: LockedVmas,
     /// Its family: the spaces that may have its anonymous pages.
     pub(crate) kin: Kin,
     /// Where shared anonymous pages are that moved.
@@ -78,7 +83,9 @@ impl Core {
             mmap_lock: Padded(RwLock::new()),
             cpus: Padded(CpuSet::new()),
             resident: AtomicU64::new(0),
+            swapped: AtomicU64::new(0),
             lazy: Lazy::default(),
+            locked: LockedVmas::default(),
             kin: Kin { anchor, number: AtomicU64::new(0), next: UnsafeCell::new(None) },
             moves: Moves::default(),
             pending: Pending::default(),

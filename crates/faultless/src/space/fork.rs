@@ -90,7 +90,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
         pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
-        let Space { tree, root, core, .. } = child;
+        let Space { tree, core, .. } = child;
         let grace = &self.cpu.vm().grace;
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { tree.edit_mut(self.cpu.local(), grace) };
@@ -117,8 +117,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 break;
             }
             if has_private_pages(vma)
-                && let Err(oom) =
-                    self.share_pages((*root, &core.resident), vma.area.range, batch, pinned)
+                && let Err(oom) = self.share_pages(core, vma.area.range, batch, pinned)
             {
                 result = Err(oom);
                 break;
@@ -137,22 +136,21 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Maps the pages of `range` in the child too, read-only in both. In the place of pinned ones it maps frames that are to be
-    /// [filled](Self::copy_pinned), and makes each the first of the list `pinned`. The child has a root table and a count of resident
-    /// pages.
+    /// [filled](Self::copy_pinned), and makes each the first of the list `pinned`.
     fn share_pages(
         &self,
-        (child_root, resident): (FrameNumber, &AtomicU64),
+        child: &Core,
         range: VirtRange,
         batch: &mut FlushBatch<'_, '_, M>,
         pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
         let mut shared = 0;
         let share = |start: u64, slots: &[AtomicU64]| {
-            self.share_table(child_root, start, slots, &mut shared, batch, pinned)
+            self.share_table(child, start, slots, &mut shared, batch, pinned)
         };
         // SAFETY: the range is locked.
         let result = unsafe { each_run(self.cpu, self.space.root(), range, share) };
-        resident.fetch_add(shared, Ordering::Relaxed);
+        child.resident.fetch_add(shared, Ordering::Relaxed);
         result
     }
 
@@ -161,7 +159,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     #[inline(never)]
     fn share_table(
         &self,
-        child_root: FrameNumber,
+        child: &Core,
         start: u64,
         slots: &[AtomicU64],
         shared: &mut u64,
@@ -180,7 +178,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let their = match theirs.get(at) {
                 Some(their) => their,
                 // SAFETY: the child is this call's own.
-                None => match unsafe { last_table(self.cpu, child_root, start, |_, _| {}) } {
+                None => match unsafe { last_table(self.cpu, child.root, start, |_, _| {}) } {
                     Ok(table) => {
                         theirs = &table[node::index(start, LAST)..][..slots.len()];
                         &theirs[at]
@@ -202,7 +200,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                 result = Err(OutOfMemory);
                 break;
             };
-            if new.is_none() {
+            if !new.is_mapped() {
+                if new.is_swapped() {
+                    child.swapped.fetch_add(1, Ordering::Relaxed);
+                    their.store(new.0, Ordering::Release);
+                }
                 continue;
             }
             if stored {
@@ -255,6 +257,15 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut stored = false;
         loop {
             let seen = protocol::look(slot, self.cpu);
+            if seen.is_swapped() {
+                // It stays so: a fault that has taken it since is not valid, and nobody else has a claim.
+                if let Some(swap) = self.cpu.vm().swap.get()
+                    && !lost(Mutant::ForkCountsSlots)
+                {
+                    swap.add(seen.slot())?;
+                }
+                return Ok((stored, seen));
+            }
             if !seen.is_mapped() {
                 return Ok((stored, Entry::NONE));
             }
@@ -328,7 +339,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let index = meta.index.load(Ordering::Relaxed);
-        let copy = frames.publish(frame, Use::Anon, anchor, index);
+        // With a reference of the list's: until it is filled, reclaim leaves it.
+        let refs = if lost(Mutant::FilledIsReferredTo) { 1 } else { 2 };
+        let copy = frames.publish_shared(frame, Use::Anon, anchor, index, refs);
         let to_fill = ToFill { from: entry.frame(), next: pinned.replace(copy) };
         // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };
@@ -341,9 +354,10 @@ impl<M: Machine> Writing<'_, '_, M> {
         // SAFETY: written when it was put into the list.
         let ToFill { from, next } = unsafe { self.to_fill(first).read() };
         *pinned = next;
-        // SAFETY: a frame that nobody else knows, and the reference taken for the copy; neither was mapped.
+        // SAFETY: a frame that is mapped nowhere, with the mapping's and the list's reference, and the reference taken for the copy.
         unsafe {
             self.cpu.put_unmapped(first);
+            self.put_filled(first);
             self.cpu.put_unmapped(from);
         }
     }
@@ -362,8 +376,22 @@ impl<M: Machine> Writing<'_, '_, M> {
             next = to_fill.next;
             // SAFETY: the child's frame, which nobody else knows; the parent's mapping stays.
             unsafe { self.cpu.vm().machine().copy_frame(to, to_fill.from) };
-            // SAFETY: the reference taken for the copy, which never was a mapping.
-            unsafe { self.cpu.put_unmapped(to_fill.from) };
+            // SAFETY: the reference taken for the copy, and the list's, which never were mappings.
+            unsafe {
+                self.cpu.put_unmapped(to_fill.from);
+                self.put_filled(to);
+            }
+        }
+    }
+
+    /// Drops the reference that the list has to the child's frame `to`.
+    ///
+    /// # Safety
+    /// It is dropped once.
+    unsafe fn put_filled(&self, to: FrameNumber) {
+        if !lost(Mutant::FilledIsReferredTo) {
+            // SAFETY: the caller's promise; it never was a mapping.
+            unsafe { self.cpu.put_unmapped(to) };
         }
     }
 }

@@ -1,11 +1,13 @@
-//! `MADV_COLD` and `MADV_PAGEOUT`: pages of files that a program does not need soon.
+//! `MADV_COLD` and `MADV_PAGEOUT`: pages of files, and private ones if there is a swap area, that a program does not need soon.
 //!
 //! Neither changes what a program sees. Nothing is claimed: entries are read as faults read them, and [eviction](crate::reclaim) takes them by its own
 //! rules. Pages that have other mappings, too, stay as they are: others may need them.
 
 use super::Space;
 use super::move_pages::is_shared;
+use super::unmap::user_range;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
@@ -18,9 +20,9 @@ use crate::vm::Cpu;
 use core::convert::Infallible;
 
 impl<M: Machine> Space<M> {
-    /// Lets reclaim take the pages of files in `range` first.
+    /// Lets reclaim take the pages in `range` first.
     pub(super) fn make_cold(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
-        let all = self.each_file_page(cpu, range, |slot, page| {
+        let all = self.each_page_to_leave(cpu, range, false, |slot, page| {
             take_accessed(slot, node::load(slot));
             cpu.vm().frames.meta(page.frame()).lives.store(0, Ordering::Relaxed);
             Ok::<_, Infallible>(())
@@ -28,13 +30,26 @@ impl<M: Machine> Space<M> {
         let Ok(()) = all;
     }
 
-    /// Evicts the pages of files in `range`, as far as that is possible.
-    pub(super) fn page_out(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
+    /// Evicts what is mapped in the pages from `addr` on, `len` bytes rounded up to pages, as far as that is possible, whoever else maps it: pages of files,
+    /// and private ones if there is a [swap area](Cpu::swap_on). It is for a kernel that wants a program out of memory; programs ask by
+    /// [`PageOut`](crate::Advice::PageOut), which leaves what others use. It waits for other CPUs, and calls stores.
+    ///
+    /// # Errors
+    /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space.
+    pub fn evict(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64) -> Result<(), Error> {
+        let range = VirtRange::new(addr, addr.saturating_add(len));
+        let refused = Error { operation: "evict", range, errno: Errno::EINVAL };
+        self.evict_pages(cpu, user_range(addr, len).ok_or(refused)?, true);
+        Ok(())
+    }
+
+    /// Evicts the pages in `range` that have no other mapping, or `all` of them, as far as that is possible.
+    pub(super) fn evict_pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, all: bool) {
         let mut left = range;
         loop {
             let mut frames = [FrameNumber(0); BATCH];
             let mut count = 0;
-            let gathered = self.each_file_page(cpu, left, |_, page| {
+            let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
                 if count == BATCH {
                     return Err(());
                 }
@@ -50,19 +65,21 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Calls `each` with the entries of `range` that map pages of files which have no other mapping, until it fails.
+    /// Calls `each` with the entries of `range` that map pages which reclaim may take, `all` or those which have no other mapping, until it fails.
     ///
     /// # Errors
     /// What `each` returned, and the address.
-    fn each_file_page<E>(
+    fn each_page_to_leave<E>(
         &self,
         cpu: &Cpu<'_, M>,
         range: VirtRange,
+        all: bool,
         mut each: impl FnMut(&AtomicU64, Lent<'_, '_, M>) -> Result<(), E>,
     ) -> Result<(), (u64, E)> {
         let section = self.section(cpu);
         // The tables of a space that another CPU owns may change in place.
         self.core.enter(cpu.id(), cpu, &section);
+        let swaps = cpu.vm().swap.get().is_some();
         let visit = |leaves: Leaves<'_>| {
             // A huge leaf is of text, which is in use as a whole.
             let Leaves::Pages { start, slots } = leaves else { return Ok(()) };
@@ -74,8 +91,12 @@ impl<M: Machine> Space<M> {
                 let Some(page) = page else { continue };
                 let now = node::load(slot);
                 let still = now.is_mapped() && now.frame() == seen.frame();
-                let of_file = cpu.vm().frames.meta(page.frame()).kind() == Kind::Used(Use::Shared);
-                if still && of_file && !is_shared(cpu, page.frame()) {
+                let may_leave = match cpu.vm().frames.meta(page.frame()).kind() {
+                    Kind::Used(Use::Shared) => true,
+                    Kind::Used(Use::Anon) => swaps,
+                    _ => false,
+                };
+                if still && may_leave && (all || !is_shared(cpu, page.frame())) {
                     each(slot, page).map_err(|error| (addr, error))?;
                 }
             }

@@ -218,7 +218,11 @@ impl<M: Machine> Writing<'_, '_, M> {
             if seen.is_none() {
                 return seen;
             }
-            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
+            let old = protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0;
+            if old.is_swapped() {
+                self.cpu.drop_swapped(&self.space.core, old);
+            }
+            old
         })
     }
 

@@ -41,7 +41,7 @@ use super::Space;
 use super::vma::{Memory, Prot};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange, page_down, page_up};
 use crate::error::{Errno, Error, OutOfMemory};
-use crate::fault::{Access, FaultError};
+use crate::fault::{Access, FaultError, FaultKind};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::sync::atomic::{Ordering, fence};
@@ -159,6 +159,12 @@ impl<M: Machine> Space<M> {
                 // Stores may be forbidden by now, and loads still be allowed.
                 Err(Miss::Own) => match self.fault_mapped(cpu, page, Access::Write) {
                     Err(FaultError::Segv { mapped: true }) if !write => Ok(()),
+                    // Another CPU has a reference for a moment, and may wait for this one.
+                    Ok(FaultKind::Spurious) => {
+                        cpu.wait(looks);
+                        looks += 1;
+                        Ok(())
+                    }
                     served => served.map(drop),
                 },
                 Err(Miss::Unshare) => self.unshare(cpu, page),

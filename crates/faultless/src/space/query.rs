@@ -12,6 +12,7 @@ use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
+use crate::table::Entry;
 use crate::table::node::TABLE_ALIGN;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -41,6 +42,8 @@ pub struct AreaInfo {
     pub zero: u64,
     /// Of the resident pages, those that huge leaves map: what Linux lists as `FilePmdMapped`.
     pub huge: u64,
+    /// Its pages in the swap area.
+    pub swapped: u64,
 }
 
 /// What one page of a space is mapped to.
@@ -246,7 +249,7 @@ impl<M: Machine> Space<M> {
     }
 
     fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {
-        let (mut resident, mut zero, mut huge) = (0, 0, 0);
+        let (mut resident, mut zero, mut huge, mut swapped) = (0, 0, 0, 0);
         // SAFETY: the caller is in a grace section.
         unsafe {
             each_leaf(cpu, self.root(), area.range, |leaf| match leaf {
@@ -256,6 +259,7 @@ impl<M: Machine> Space<M> {
                         resident += u64::from(!entry.is_special());
                         zero += u64::from(cpu.vm().maps_zeros(entry));
                     }
+                    swapped += u64::from(entry.is_swapped());
                 }
                 Leaf::Huge { start, .. } => {
                     huge +=
@@ -285,6 +289,7 @@ impl<M: Machine> Space<M> {
             resident: resident + huge,
             zero,
             huge,
+            swapped,
         }
     }
 
@@ -353,7 +358,7 @@ impl<M: Machine> Space<M> {
 
     /// An entry that a CPU holds is looked at when that CPU is done: a copy is made of a page that is there.
     fn is_in_core(&self, cpu: &Cpu<'_, M>, vma: &Vma, addr: u64) -> bool {
-        let mut present = false;
+        let (mut present, mut swapped) = (false, Entry::NONE);
         // SAFETY: the caller is in a grace section.
         unsafe {
             each_leaf(cpu, self.root(), VirtRange::page(addr), |leaf| {
@@ -361,7 +366,12 @@ impl<M: Machine> Space<M> {
                 let settles = !lost(Mutant::LookSettles);
                 let entry = if settles { protocol::look(slot, cpu) } else { node::load(slot) };
                 present = entry.is_mapped();
+                swapped = entry;
             });
+        }
+        if swapped.is_swapped() {
+            let swap = cpu.vm().swap.get();
+            return swap.is_some_and(|swap| swap.object().has_page(cpu, swapped.slot()));
         }
         let in_object = || {
             let index = vma.area.index_of(addr);
@@ -425,6 +435,12 @@ impl<M: Machine> Space<M> {
             }
         }
         pages
+    }
+
+    /// Its pages in the [swap area](Cpu::swap_on): `VmSwap`. Exact at a quiet moment.
+    pub fn swapped_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
+        self.check_vm(cpu);
+        self.core.swapped.load(Ordering::Relaxed)
     }
 
     /// Pages of all VMAs.

@@ -11,6 +11,7 @@ use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::AnonVmaSlot;
+use crate::rmap::locked::Locked;
 use crate::rmap::mapping::Listed;
 use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
@@ -250,6 +251,8 @@ pub struct Vma {
     pub(crate) merges: Merges,
     /// Where the reverse map finds it, if it is of an object. Before the area, which keeps the object longer.
     pub(crate) mapping: Option<Listed>,
+    /// That reclaim leaves its pages, if it is locked.
+    pub(crate) locked: Option<Locked>,
     /// What it is.
     pub area: InPlace<Area>,
 }

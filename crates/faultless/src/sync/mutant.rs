@@ -250,6 +250,19 @@ pub enum Mutant {
     FlushLooksAtClaims,
     /// The count of a frame that begins with several references is stored once. A reference that another CPU takes after the first store is forgotten.
     CountIsStoredOnce,
+    /// Pages that leave their programs for the swap area are flushed first. What a CPU stores by an old translation is lost.
+    SwapFlush,
+    /// A fault that has found a page of the area looks again whether the slot has it, once it has the program's entry. It maps what was in the slot
+    /// before.
+    SwapInLooksAgain,
+    /// A page is a program's alone only if no other entry names its slot. Two programs store to one page.
+    AdoptLooksAtCount,
+    /// A page that comes back is dirty. Reclaim takes it for one that was freed lazily.
+    SwappedIsDirty,
+    /// A fork counts the child's swapped entries. The slot is another's while the child's entry names it.
+    ForkCountsSlots,
+    /// Until a page of a fork's child is filled, there is a reference to it more than mappings. It leaves memory before.
+    FilledIsReferredTo,
     /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,

@@ -121,6 +121,8 @@ classes! {
     12 AnchorList "the list of unused anchors";
     /// The list of an object's mappings.
     12 ObjectMappings "an object's mappings";
+    /// The list of a space's locked VMAs.
+    12 LockedAreas "a space's locked VMAs";
     /// Where a space has shared pages that moved.
     12 MovedPages "a space's moved pages";
     /// An arena's buddy allocator.

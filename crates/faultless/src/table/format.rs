@@ -7,10 +7,11 @@
 //!   empty entry, at every level.
 //! - **[`LEVELS`] levels** of tables of [`ENTRIES`] entries (2^[`INDEX_BITS`]), one frame each. An upper entry points to a table or is
 //!   a huge leaf; an entry of the last level maps one base page.
-//! - **Two software bits in a present entry**: *locked* ([`Entry::locked`]: a CPU is changing it) and *special*
-//!   ([`Entry::special`]: its frame is not counted).
-//! - **Two encodings while the entry is not present**: *busy* ([`Entry::BUSY`], [`Entry::busy_of`]), which holds the number of a CPU, and
-//!   *hidden* ([`Entry::with_hidden`]), which keeps the frame and all other bits of a leaf. The MMU ignores both.
+//! - **Three software bits in a present entry**: *locked* ([`Entry::locked`]: a CPU is changing it), *special*
+//!   ([`Entry::special`]: its frame is not counted), and *aged* ([`Entry::aged`]: reclaim has cleared the accessed bit).
+//! - **Three encodings while the entry is not present**: *busy* ([`Entry::BUSY`], [`Entry::busy_of`]), which holds the number of a CPU, and
+//!   *hidden* ([`Entry::with_hidden`]), which keeps the frame and all other bits of a leaf; and
+//!   *swapped* ([`Entry::swapped`]), which names one of [`SLOTS`] slots of the swap area and has no permission. The MMU ignores all of them.
 //! - **Accessed and dirty bits**, which hardware updates atomically in the entry, and never in an entry that is not
 //!   present. Without such hardware the machine's fault handler must make both updates, by compare-and-swap.
 //!   [`Entry::with_marks_of`] carries over what hardware sets while a CPU has the entry locked.
@@ -45,6 +46,6 @@ pub enum CacheMode {
 
 pub use x86_64::{
     ACCESSED, CACHE, CANONICAL_END, DIRTY, ENTRIES, Entry, FRAME, HUGE, INDEX_BITS, LEVELS,
-    NO_EXECUTE, PAGE_ATTRIBUTES, PRESENT, SOFTWARE, USER, USER_END, USER_ROOT_ENTRIES, WRITE,
-    frame_of,
+    NO_EXECUTE, PAGE_ATTRIBUTES, PRESENT, SLOTS, SOFTWARE, USER, USER_END, USER_ROOT_ENTRIES,
+    WRITE, frame_of,
 };

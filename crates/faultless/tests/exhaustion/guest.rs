@@ -196,17 +196,26 @@ impl World {
     /// What can be seen now.
     pub(crate) fn sight(&self, cpu: &TestCpu<'_>) -> Sight {
         let vm = cpu.vm();
+        // Accessed, aged: what reclaim looks at and changes while it looks for private pages that may be swapped out.
+        let age = if cpu.swap_usage().0 != 0 { 1 << 5 | 1 << 52 } else { 0 };
         let spaces = self.spaces.iter().map(|space| {
             let mut flags = Vec::new();
             space.areas(cpu, |area| flags.push(format!("{:?} {:?}", area.range, area.flags)));
             let mut pages = BTreeMap::new();
             each_page(vm, space.root(), 4, 0, &mut |addr, entry| {
                 const FRAME: u64 = ((1 << 40) - 1) << 12;
+                const SWAPPED: u64 = 1 << 8;
+                if entry & (SWAPPED | 1) == SWAPPED {
+                    // Which slot it is in differs.
+                    let page = Page { flags: SWAPPED, frame: 0, first: 0, last: 0 };
+                    pages.insert(addr, page);
+                    return;
+                }
                 let frame = (entry & FRAME) >> 12;
                 let bytes = vm.machine().frame_bytes(FrameNumber(frame as u32)).cast::<u64>();
                 // SAFETY: the frame is mapped, and nobody stores to it.
                 let (first, last) = unsafe { (bytes.read(), bytes.add(511).read()) };
-                pages.insert(addr, Page { flags: entry & !FRAME, frame, first, last });
+                pages.insert(addr, Page { flags: entry & !FRAME & !age, frame, first, last });
             });
             let heap = space.heap_range();
             SpaceSight {

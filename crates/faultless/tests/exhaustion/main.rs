@@ -13,6 +13,7 @@ mod guest;
 mod huge;
 mod shim;
 mod stores;
+mod swap;
 
 use faultless::{
     AccessError, AnonVmaCheck, CpuId, Errno, Error, FaultError, Locking, Object, Setting, Space,
@@ -106,6 +107,7 @@ type Policy = (Locking, AnonVmaCheck, bool);
 
 /// One run. Returns whether anything was refused, whether the call was, and what was seen in the end.
 fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Sight) {
+    let origin = shim::live();
     let vm = TestVm::new(Small::new(FRAMES)).unwrap();
     let start = shim::live();
     vm.set(Setting::Locking(policy.0));
@@ -177,9 +179,22 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     mine += shim::live() - heap_now;
     world.end(&cpu);
     cpu.drain();
+    let (slots, used) = cpu.swap_usage();
+    assert_eq!(used, 0, "slots of the swap area are lost");
+    if slots != 0 {
+        // What is dead there.
+        cpu.reclaim(u64::MAX);
+        cpu.drain();
+    }
     let census = faultless::audit::audit(&cpu, &[]).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(census.taken(), 1, "all but the page of zeros are free");
-    assert_eq!(shim::live() - mine, start, "bytes of the heap in the end");
+    // The swap area stays as long as the subsystem.
+    let kept = 1 + if slots == 0 { 0 } else { census.tables };
+    assert_eq!(census.taken(), kept, "all but the page of zeros are free");
+    if slots == 0 {
+        assert_eq!(shim::live() - mine, start, "bytes of the heap in the end");
+    }
+    drop(vm);
+    assert_eq!(shim::live() - mine, origin, "bytes of the heap without the subsystem");
     (refused != 0 || failed, failed, end)
 }
 

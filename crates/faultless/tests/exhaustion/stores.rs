@@ -18,7 +18,7 @@ thread_local! {
 
 /// A store of one thread; see [`WORDS`].
 #[derive(Debug)]
-struct Words;
+pub(super) struct Words;
 
 impl BackingStore for Words {
     fn len(&self) -> u64 {

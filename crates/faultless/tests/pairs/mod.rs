@@ -150,6 +150,11 @@ impl Case {
         self.start.contains(&Op::Text)
     }
 
+    /// Whether private pages may leave memory, if there is a swap area.
+    pub fn swaps(&self) -> bool {
+        self.sides.iter().flatten().any(|op| op.swaps())
+    }
+
     /// Whether its file is slow while two CPUs run.
     pub fn is_slow(&self) -> bool {
         self.start.contains(&Op::SlowFile)

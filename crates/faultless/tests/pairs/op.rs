@@ -129,6 +129,8 @@ pub enum Op {
     DropClean(Span),
     /// Pages of the file leave memory, whoever maps them, after they were written if need be; and are read again when they are needed.
     Evict(Span),
+    /// What is mapped there leaves memory, whoever maps it, private pages for the swap area.
+    SwapOut(Span),
     /// The kernel reads a page of the file, or writes to it and returns what was there.
     ReadPage(i64),
     WritePage(i64, u64),
@@ -353,6 +355,7 @@ impl Op {
                     done => done.into(),
                 }
             }
+            Self::SwapOut(span) => space.evict(cpu, addr(span.at), span.bytes()).into(),
             Self::Lock(span, lock) => space.mlock(cpu, addr(span.at), span.bytes(), lock).into(),
             Self::NoMoreAreas => {
                 let count = areas(hand, |area| area).len();
@@ -392,7 +395,10 @@ impl Op {
                 // A store to a page that is not the VMA's own, that of zeros or an object's, is a fault, too.
                 let other = there.is_some_and(|page| page.usage != Use::Anon);
                 let begins = there.is_none() || other && access == Access::Write;
-                if begins && space.fault(cpu, start, access).is_ok() {
+                let swapped = space.swapped_pages(cpu);
+                // A page in the swap area is not made, but comes back.
+                let comes_back = || space.swapped_pages(cpu) != swapped;
+                if begins && space.fault(cpu, start, access).is_ok() && !comes_back() {
                     let emptied = space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeedLocked);
                     return match other {
                         true => Self::Fault(at, Access::Read).apply(hand, besides, born),
@@ -652,6 +658,7 @@ impl Op {
             | Self::WriteBack(_)
             | Self::DropClean(_)
             | Self::Evict(_)
+            | Self::SwapOut(_)
             | Self::ReadPage(_)
             | Self::WritePage(..)
             | Self::Overwrite(..)
@@ -669,6 +676,11 @@ impl Op {
             | Self::Exit
             | Self::Drop => false,
         }
+    }
+
+    /// Whether it may let private pages leave memory.
+    pub fn swaps(self) -> bool {
+        matches!(self, Self::SwapOut(_) | Self::Advise(_, Advice::PageOut))
     }
 
     /// Whether it maps pages of an object.
@@ -696,6 +708,7 @@ impl Op {
     /// resident afterwards is not promised.
     pub fn is_by_page(self) -> bool {
         match self {
+            Self::SwapOut(_) => true,
             Self::Map(_, _, _, flags) => flags.contains(MapFlags::POPULATE),
             Self::Advise(_, advice) => {
                 matches!(advice, Advice::PopulateRead | Advice::PopulateWrite)

@@ -155,9 +155,17 @@ impl Seen {
         let (space, cpu, arena) = (H::space_of(child), hand.cpu(), hand.arena());
         let mut seen = Self::of_space(hand, space);
         seen.areas.iter_mut().for_each(|area| area.zero = 0);
-        for area in seen.areas.iter().filter(|area| area.resident != 0) {
+        let swaps = space.swapped_pages(cpu) != 0;
+        for area in seen.areas.iter().filter(|area| area.resident != 0 || swaps) {
             for number in area.pages() {
-                let at = space.page_at(cpu, arena.addr(number));
+                let addr = arena.addr(number);
+                if swaps && space.page_at(cpu, addr).is_none() {
+                    // What nobody may read comes back, too. The child ends afterwards.
+                    let allowed = area.prot.union(Prot::READ);
+                    let _ = space.mprotect(cpu, addr, PAGE_SIZE, allowed);
+                    let _absent = space.read_bytes(cpu, addr, &mut [0; 8]);
+                }
+                let at = space.page_at(cpu, addr);
                 let Some(at) = at.filter(|at| at.usage == Use::Anon) else { continue };
                 let bytes = cpu.vm().machine().frame_bytes(at.frame).cast::<u64>();
                 // SAFETY: a frame that the child maps, of which nobody writes at a quiet moment.

@@ -58,6 +58,7 @@ listed! {
         DropClean,
         Evict,
         PageOut,
+        SwapOut,
         ReadPage,
         WritePage,
         Overwrite,
@@ -137,6 +138,7 @@ impl Kind {
             Self::DropClean => Op::DropClean(span),
             Self::Evict => Op::Evict(span),
             Self::PageOut => Op::Advise(span, Advice::PageOut),
+            Self::SwapOut => Op::SwapOut(span),
             Self::ReadPage => Op::ReadPage(at),
             Self::WritePage => Op::WritePage(at, 100 + side as u64),
             Self::Overwrite => Op::Overwrite(at, 100 + side as u64),
@@ -194,6 +196,7 @@ impl Kind {
             | Self::DropClean
             | Self::Evict
             | Self::PageOut
+            | Self::SwapOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -258,6 +261,7 @@ impl Kind {
             | Self::DropClean
             | Self::Evict
             | Self::PageOut
+            | Self::SwapOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -293,6 +297,7 @@ impl Kind {
             | Self::DropClean
             | Self::Evict
             | Self::PageOut
+            | Self::SwapOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite
@@ -415,6 +420,7 @@ impl Kind {
             | Self::DropClean
             | Self::Evict
             | Self::PageOut
+            | Self::SwapOut
             | Self::ReadPage
             | Self::WritePage
             | Self::Overwrite

@@ -52,6 +52,13 @@ impl Disk {
         })
     }
 
+    /// One for swapping, of bytes that are no page's.
+    pub fn scratch(pages: u64, preferred: usize) -> Arc<Self> {
+        let disk = Self::new(pages, preferred);
+        disk.bytes.lock().unwrap().fill(0xee);
+        disk
+    }
+
     pub fn plan_reads(&self, plan: Option<Plan>) {
         *self.reads.lock().unwrap() = plan;
     }

@@ -159,6 +159,11 @@ impl World {
         self.quietly(|cpu| Object::of_store(cpu, store, 1).unwrap())
     }
 
+    /// Makes `store` the swap area.
+    pub fn swap_on(&self, store: Arc<dyn BackingStore>) {
+        self.quietly(|cpu| cpu.swap_on(store).unwrap());
+    }
+
     /// Does something on a CPU before or after the guests, while nothing else happens.
     pub fn quietly<R>(&self, what: impl FnOnce(&Cpu<'_, Board>) -> R) -> R {
         at_once(|| what(&self.cpu(0)))
@@ -221,9 +226,18 @@ impl World {
             spaces.into_iter().for_each(|space| space.exit(&cpu));
             objects.into_iter().for_each(|object| Object::release(object, &cpu));
             drain();
-            audit(&cpu, &[]).unwrap_or_else(|wrong| panic!("law 6, in the end: {wrong}"));
-            // The page of zeros.
-            assert_eq!(self.vm.free_frames() + 1, self.vm.total_frames(), "frames were lost");
+            let (slots, used) = cpu.swap_usage();
+            assert_eq!(used, 0, "slots of the swap area were lost");
+            if slots != 0 {
+                // What is dead there.
+                cpu.reclaim(u64::MAX);
+                drain();
+            }
+            let census = audit(&cpu, &[]);
+            let census = census.unwrap_or_else(|wrong| panic!("law 6, in the end: {wrong}"));
+            // The page of zeros, and the swap area's tables.
+            let kept = 1 + if slots == 0 { 0 } else { census.tables };
+            assert_eq!(self.vm.free_frames() + kept, self.vm.total_frames(), "frames were lost");
         });
     }
 }
@@ -543,6 +557,13 @@ impl<'a> Guest<'a> {
         self.poll();
         self.space.move_pages(self.cpu, &addrs, node, true, &mut status).unwrap();
         status.iter().filter(|status| **status == Ok(node)).count()
+    }
+
+    /// Evicts what is mapped in the pages from `start` on, as far as that is possible.
+    pub fn swap_out(&self, start: u64, pages: u64) {
+        self.world.moves.store(true, Ordering::Relaxed);
+        self.poll();
+        self.space.evict(self.cpu, start, pages * PAGE).unwrap();
     }
 
     /// Evicts pages of a file, as far as that is possible.

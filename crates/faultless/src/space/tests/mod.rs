@@ -34,4 +34,5 @@ mod shards;
 mod soundness;
 mod store;
 mod stores;
+mod swap;
 mod tiers;

@@ -8,15 +8,17 @@
 //! | 3, 4 | cache mode | which of the entries 0 to 3 of the page attribute table applies |
 //! | 5, 6 | accessed, dirty | set by hardware at any moment, atomically |
 //! | 7 | huge | a leaf above the last level |
+//! | 8 | swapped | a non-present entry that names a slot of the swap area; never set in a present entry, where it means global |
 //! | 9 | locked | software: a CPU is changing the entry |
 //! | 10 | special | software: the frame is not counted (the zero page's, for one) |
 //! | 11 | hidden | software: a non-present entry that keeps its page (`PROT_NONE`) |
-//! | 12..52 | frame | physical address of the frame or of the next table |
+//! | 12..52 | frame | physical address of the frame or of the next table; of a swapped entry, the slot's number |
+//! | 52 | aged | software: reclaim has cleared the accessed bit |
 //! | 63 | no-execute | instruction fetches forbidden |
 //!
 //! A value is one of: *none* (0); *busy* (locked and not present: only its holder knows the old
-//! value and the new one; the holder may write its CPU number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
-//! Any other value is illegal. Present and hidden entries *map* a page.
+//! value and the new one; the holder may write its CPU number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise); *swapped* (not present, a slot's number and nothing else).
+//! Any other value is illegal. Present and hidden entries *map* a page; a swapped one does not.
 //!
 //! # The page attribute table
 //!
@@ -81,13 +83,17 @@ pub const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
 pub const fn frame_of(bits: u64) -> FrameNumber {
     FrameNumber(((bits & FRAME) >> PAGE_SHIFT) as u32)
 }
-/// The bits that the MMU ignores.
+/// How many slots entries can name.
+pub const SLOTS: u64 = 1 << 40;
+/// Bits that the MMU ignores.
 pub const SOFTWARE: u64 = LOCKED | SPECIAL | HIDDEN;
 
 const CACHE_SHIFT: u32 = 3;
 const LOCKED: u64 = 1 << 9;
 const SPECIAL: u64 = 1 << 10;
 const HIDDEN: u64 = 1 << 11;
+const SWAPPED: u64 = 1 << 8;
+const AGED: u64 = 1 << 52;
 
 /// The value of a page-table entry. The module describes its encodings.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -168,6 +174,12 @@ impl Entry {
         Self(frame | if hidden { HIDDEN } else { PRESENT })
     }
 
+    /// Not present: the page is in slot `slot` of the swap area, a number below [`SLOTS`].
+    #[inline]
+    pub const fn swapped(slot: u64) -> Self {
+        Self(SWAPPED | slot << PAGE_SHIFT)
+    }
+
     /// The same leaf, mapping a frame that is not counted.
     #[inline]
     pub const fn special(self) -> Self {
@@ -233,6 +245,12 @@ impl Entry {
         Self(self.0 & !ACCESSED)
     }
 
+    /// The same leaf, not accessed since reclaim looked at it.
+    #[inline]
+    pub const fn aged(self) -> Self {
+        Self(self.0 & !ACCESSED | AGED)
+    }
+
     /// The same value, locked.
     #[inline]
     pub const fn locked(self) -> Self {
@@ -277,6 +295,18 @@ impl Entry {
         self.0 & HIDDEN != 0
     }
 
+    /// Whether the page is in the [swap area](crate::reclaim::swap).
+    #[inline]
+    pub const fn is_swapped(self) -> bool {
+        self.0 & SWAPPED != 0
+    }
+
+    /// The slot of a swapped entry.
+    #[inline]
+    pub const fn slot(self) -> u64 {
+        (self.0 & FRAME) >> PAGE_SHIFT
+    }
+
     /// Whether a page is there, present or hidden (or, above the last level, a table).
     #[inline]
     pub const fn is_mapped(self) -> bool {
@@ -312,14 +342,14 @@ impl Entry {
     /// with the dirty one, and [`clean`](Self::clean) clears both.)
     #[inline]
     pub const fn is_wasted(self) -> bool {
-        self.0 & (ACCESSED | DIRTY) == DIRTY
+        self.0 & (ACCESSED | AGED | DIRTY) == DIRTY
     }
 
     /// Whether it maps a page that was accessed: any but those that were prefaulted, zeros among
     /// them, and left alone.
     #[inline]
     pub const fn was_used(self) -> bool {
-        self.is_mapped() && (self.is_accessed() || self.0 & (DIRTY | SPECIAL) == 0)
+        self.is_mapped() && (self.0 & (ACCESSED | AGED) != 0 || self.0 & (DIRTY | SPECIAL) == 0)
     }
 
     /// The same leaf, accessed.
@@ -386,6 +416,9 @@ impl fmt::Debug for Entry {
         if *self == Self::BUSY {
             return f.write_str("busy");
         }
+        if self.is_swapped() {
+            return write!(f, "slot {}", self.slot());
+        }
         write!(f, "{:?}", self.frame())?;
         for (set, mark) in [
             (self.is_writable(), " write"),
@@ -396,6 +429,7 @@ impl fmt::Debug for Entry {
             (self.is_huge(), " huge"),
             (self.is_special(), " special"),
             (self.is_locked(), " locked"),
+            (self.0 & AGED != 0, " aged"),
         ] {
             if set {
                 f.write_str(mark)?;
@@ -540,6 +574,34 @@ mod tests {
         for none in [Entry::NONE, Entry::BUSY] {
             assert!(!none.was_used() && !none.is_wasted());
         }
+    }
+
+    #[test]
+    fn a_page_that_reclaim_has_looked_at_was_used_and_is_not_wasted() {
+        let own = Entry::leaf(FrameNumber(7)).writable_dirty();
+        let aged = own.aged();
+        assert!(aged.was_used() && !aged.is_wasted() && !aged.is_accessed());
+        assert_eq!((aged.frame(), aged.is_writable()), (own.frame(), true));
+        assert!(!aged.needs_flush(own) && !own.needs_flush(aged));
+        assert!(!own.unused().was_used() && aged.clean().was_used());
+    }
+
+    #[test]
+    fn a_swapped_entry_is_nothing_else() {
+        for slot in [0, 1, SLOTS - 1] {
+            let entry = Entry::swapped(slot);
+            assert_eq!(entry.slot(), slot);
+            assert!(entry.is_swapped() && !entry.is_none() && !entry.is_mapped());
+            assert!(!entry.is_locked() && !entry.is_special() && !entry.is_dirty());
+            assert!(!entry.is_table() && !entry.is_huge() && !entry.is_hidden());
+            assert!(!entry.was_used() && !entry.is_wasted() && !entry.fits(Entry::NONE));
+            let leaf = Entry::leaf(FrameNumber(7));
+            assert!(!leaf.needs_flush(entry) && !Entry::NONE.needs_flush(entry));
+            assert!(entry.needs_flush(leaf));
+        }
+        let leaf = Entry::leaf(FrameNumber(u32::MAX)).writable_dirty().special().with_hidden(true);
+        assert!(!leaf.is_swapped() && !Entry::NONE.is_swapped() && !Entry::BUSY.is_swapped());
+        assert!(!Entry::busy_of(CpuId(u16::MAX)).is_swapped());
     }
 
     #[test]

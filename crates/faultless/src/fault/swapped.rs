@@ -1,0 +1,140 @@
+//! A fault on a page in the [swap area](crate::reclaim::swap).
+//!
+//! A page that is not in memory is read in first, by a fault that holds nothing: see [`absent`](super::absent). Here it is in memory, as a page of the
+//! area's object.
+
+use super::{Attempt, FaultKind};
+use crate::addr::PAGE_SHIFT;
+use crate::fault::prepared::Prepared;
+use crate::fault::ticket::{Abort, overtaken};
+use crate::file::Object;
+use crate::frame::{Clean, Frame, FrameMeta, Use};
+use crate::machine::Machine;
+use crate::reclaim::swap::Swap;
+use crate::space::vma::Prot;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::Entry;
+use crate::table::node;
+use crate::table::protocol::{self, Taken};
+
+impl<M: Machine> Attempt<'_, '_, M> {
+    /// Maps the page whose entry was `seen`, swapped: the page itself, if nobody else has it, or a copy. `None`: another CPU was faster.
+    pub(super) fn map_swapped(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+        seen: Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let cpu = self.cpu;
+        // There is an area, and it has a table, since there is such an entry.
+        let swap = cpu.vm().swap.get().ok_or(Abort::Absent)?;
+        let name = swap.object().slot(cpu, seen.slot()).ok_or(Abort::Absent)?;
+        self.prepare_anon_vma()?;
+        // This reference keeps the page where it is.
+        let source = Object::refer_settled(cpu, name).ok_or(Abort::Absent)?;
+        let put = || {
+            // SAFETY: the reference just taken, dropped once on each way out but where it becomes the mapping's. It never was a mapping.
+            unsafe { cpu.put_unmapped(source) };
+        };
+        let meta = cpu.vm().frames.meta(source);
+        let own = is_own(swap, seen, meta);
+        let frame = if own {
+            None
+        } else {
+            let Some(frame) = prepared.clean(cpu) else {
+                put();
+                return Err(Abort::NoMemory);
+            };
+            // SAFETY: the fresh frame is ours; the source is referenced.
+            unsafe { cpu.vm().machine().copy_frame(frame.number(), source) };
+            Some(frame)
+        };
+        let give_up = |frame: Option<Frame<Clean>>, prepared: &mut Prepared| {
+            put();
+            frame.into_iter().for_each(|frame| prepared.keep_clean(frame));
+        };
+        let Ok(held) = protocol::take(slot, seen, cpu) else {
+            give_up(frame, prepared);
+            return self.outrun();
+        };
+        if !self.ticket.is_valid() {
+            held.revert();
+            give_up(frame, prepared);
+            return Err(overtaken(cpu, self.space, self.page, slot));
+        }
+        // From here on the slot is not another's. It may have been one's when the page was found.
+        let now = node::load(name);
+        let same = now.is_present() && !now.is_locked() && now.frame() == source;
+        if !same && !lost(Mutant::SwapInLooksAgain) {
+            held.revert();
+            give_up(frame, prepared);
+            return Ok(None);
+        }
+        let kind = match frame {
+            Some(frame) => {
+                let entry = self.private_leaf(frame.number());
+                self.publish(frame);
+                held.commit(entry);
+                put();
+                FaultKind::Copy
+            }
+            None => match self.adopt(swap, seen, (name, now), meta) {
+                Some(taken) => {
+                    taken.commit(Entry::NONE);
+                    held.commit(self.private_leaf(source));
+                    FaultKind::Swapped
+                }
+                None => {
+                    held.revert();
+                    put();
+                    return Ok(None);
+                }
+            },
+        };
+        swap.put(seen.slot());
+        self.space.core.swapped.fetch_sub(1, Ordering::Relaxed);
+        cpu.add_resident(self.space, 1);
+        cpu.count(Counter::SwapPage);
+        Ok(Some(kind))
+    }
+
+    /// Takes the page, whose entry in the area's object `name` was `now`, out of the object, and describes it as this fault's. The fault has the program's entry, and a reference,
+    /// which becomes the mapping's. Returns the object's entry, to be emptied; or `None` if another has the page or its entry.
+    fn adopt<'n>(
+        &'n self,
+        swap: &Swap,
+        seen: Entry,
+        (name, now): (&'n AtomicU64, Entry),
+        meta: &FrameMeta,
+    ) -> Option<Taken<'n>> {
+        let taken = protocol::take(name, now, self.cpu).ok()?;
+        // Nobody takes a reference by either entry now.
+        if !is_own(swap, seen, meta) {
+            taken.revert();
+            return None;
+        }
+        meta.set_use(Use::Anon);
+        meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
+        meta.index.store(self.page >> PAGE_SHIFT, Ordering::Relaxed);
+        // The object's.
+        let left = meta.put_ref();
+        debug_assert!(left != 0, "the fault's own");
+        Some(taken)
+    }
+
+    /// A leaf for `frame`, which belongs to the space alone, whatever the access is: the store has nothing of it any more, so it is dirty.
+    fn private_leaf(self, frame: crate::FrameNumber) -> Entry {
+        let leaf = self.leaf(frame);
+        let leaf = if lost(Mutant::SwappedIsDirty) { leaf.undirtied() } else { leaf.dirty() };
+        if self.vma.area.allows(Prot::WRITE) { leaf.writable() } else { leaf }
+    }
+}
+
+/// Whether the page that `seen`, a swapped entry, names has no other entry, and no reference but the object's and the fault's own.
+fn is_own(swap: &Swap, seen: Entry, meta: &FrameMeta) -> bool {
+    (swap.count(seen.slot()) == 1 || lost(Mutant::AdoptLooksAtCount))
+        && meta.refs() == 2
+        && !meta.is_pinned()
+}

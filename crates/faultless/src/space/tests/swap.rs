@@ -1,0 +1,631 @@
+//! Private pages that leave memory for the swap area and come back: that nothing is lost, and who gets them.
+
+use super::guest::{
+    self, AT, FIXED, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, store,
+};
+use super::store::{Memory, PAGE, Plan, file};
+use crate::audit::{audit, audit_with};
+use crate::error::Errno;
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::Object;
+use crate::knob::{Locking, Setting};
+use crate::space::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::vec::Vec;
+
+const READ: Prot = Prot::READ;
+
+/// Makes a store of `slots` pages the swap area.
+fn swap_on(cpu: &TestCpu<'_>, slots: u64) -> Arc<Memory> {
+    let memory = Memory::new(slots, 0);
+    cpu.swap_on(memory.clone()).unwrap();
+    memory
+}
+
+/// Runs `test` with a machine of `frames` frames, `slots` slots, and `pages` pages of private memory at `AT`.
+fn with_swap(
+    (frames, slots, pages): (u32, u64, u64),
+    test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>),
+) {
+    for locking in Locking::ALL {
+        for deferred in [false, true] {
+            let vm = guest::vm(1, frames);
+            vm.set(Setting::Locking(locking));
+            vm.set(Setting::DeferredFlush(deferred));
+            let cpu = cpu(&vm, 0);
+            let memory = swap_on(&cpu, slots);
+            let space = Space::new(&cpu).unwrap();
+            map(&cpu, &space, 0, pages, RW);
+            test(&cpu, &space, &memory);
+            finish(&cpu, Vec::from([space]));
+        }
+    }
+}
+
+/// Nothing is left of the spaces but the area's tables, the zero page, and what is dead in the area.
+fn finish(cpu: &TestCpu<'_>, spaces: Vec<TestSpace>) {
+    cpu.drain();
+    audit(cpu, &spaces.iter().collect::<Vec<_>>()).unwrap();
+    spaces.into_iter().for_each(|space| space.exit(cpu));
+    cpu.drain();
+    assert_eq!(cpu.swap_usage().1, 0, "a slot is lost");
+    cpu.reclaim(u64::MAX);
+    cpu.drain();
+    let census = audit(cpu, &[]).unwrap();
+    assert_eq!((census.anon, census.shared), (0, 0), "dead pages stay");
+    assert_eq!(census.taken(), census.tables + 1);
+}
+
+fn count(cpu: &TestCpu<'_>, counter: Counter) -> u64 {
+    cpu.vm().totals().get(counter)
+}
+
+fn page_out(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) {
+    space.madvise(cpu, AT + page * P, pages * P, Advice::PageOut).unwrap();
+}
+
+fn is_swapped(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> bool {
+    space.entry_at(cpu, AT + page * P).is_swapped()
+}
+
+#[test]
+fn more_is_stored_than_memory_holds() {
+    with_swap((48, 200, 100), |cpu, space, memory| {
+        for round in 1..4 {
+            for page in 0..100 {
+                store(cpu, space, AT + page * P, 1000 * round + page).unwrap();
+            }
+            for page in 0..100 {
+                assert_eq!(load(cpu, space, AT + page * P), Ok(1000 * round + page));
+            }
+        }
+        assert_eq!(space.swapped_pages(cpu) + space.resident_pages(cpu), 100);
+        assert!(space.swapped_pages(cpu) > 50);
+        assert!(count(cpu, Counter::SwapOut) > 200, "{}", count(cpu, Counter::SwapOut));
+        assert!(count(cpu, Counter::SwapIn) > 200, "{}", count(cpu, Counter::SwapIn));
+        assert_eq!(count(cpu, Counter::PrefaultWasted), 0);
+        assert!(!memory.writes.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn what_is_swapped_is_told() {
+    with_swap((64, 16, 8), |cpu, space, _| {
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
+        page_out(cpu, space, 1, 2);
+        assert_eq!((space.swapped_pages(cpu), space.resident_pages(cpu)), (2, 2));
+        assert_eq!(cpu.swap_usage(), (16, 2));
+        let mut core = Vec::new();
+        space.mincore(cpu, AT, 4 * P, |there| core.push(there)).unwrap();
+        assert_eq!(core, [true, false, false, true]);
+        let mut told = Vec::new();
+        space.areas(cpu, |area| told.push((area.resident, area.swapped)));
+        assert_eq!(told, [(2, 2)]);
+        assert!(space.page_at(cpu, AT + P).is_none() && space.translate(cpu, AT + P).is_none());
+        let mut status = [Ok(9)];
+        space.page_nodes(cpu, &[AT + P], &mut status);
+        assert_eq!(status, [Err(Errno::ENOENT)]);
+        assert_eq!(space.fault(cpu, AT + P, Access::Read), Ok(FaultKind::Swapped));
+        assert_eq!(load(cpu, space, AT + P), Ok(71));
+        assert_eq!((space.swapped_pages(cpu), cpu.swap_usage().1), (1, 1));
+        let counts = [Counter::SwapOut, Counter::SwapIn, Counter::SwapPage, Counter::MajorFault];
+        assert_eq!(counts.map(|counter| count(cpu, counter)), [2, 1, 1, 1]);
+        // From outside, as by a program.
+        let mut bytes = [0; 8];
+        space.read_bytes(cpu, AT + 2 * P, &mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), 72);
+        assert_eq!(cpu.swap_usage().1, 0);
+    });
+}
+
+#[test]
+fn there_is_one_area() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    assert_eq!(cpu.swap_usage(), (0, 0));
+    assert_eq!(cpu.swap_on(Memory::new(0, 100)), Err(Errno::EINVAL), "no whole page");
+    // A frame for the root, and one for each 512 pages.
+    assert_eq!(cpu.swap_on(Memory::new(512 * 80, 0)), Err(Errno::ENOMEM));
+    swap_on(&cpu, 600);
+    assert_eq!(cpu.swap_on(Memory::new(5, 0)), Err(Errno::EBUSY));
+    cpu.drain();
+    assert_eq!(audit(&cpu, &[]).unwrap().tables, 3);
+}
+
+#[test]
+fn a_full_area_takes_no_more() {
+    with_swap((48, 8, 100), |cpu, space, _| {
+        let mut stored = 0;
+        let error = loop {
+            match store(cpu, space, AT + stored * P, 7 + stored) {
+                Ok(()) => stored += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, FaultError::OutOfMemory);
+        assert_eq!(cpu.swap_usage(), (8, 8));
+        // What can be had again by that is used again.
+        space.madvise(cpu, AT, 12 * P, Advice::DontNeed).unwrap();
+        assert!(cpu.swap_usage().1 < 8);
+        for page in 12..stored {
+            assert_eq!(load(cpu, space, AT + page * P), Ok(7 + page));
+        }
+        for page in 0..12 {
+            assert_eq!(load(cpu, space, AT + page * P), Ok(0));
+        }
+    });
+}
+
+/// One that comes back to its only owner is not copied; one of two is.
+#[test]
+fn the_last_owner_gets_the_page_itself() {
+    with_swap((64, 16, 8), |cpu, space, memory| {
+        store(cpu, space, AT, 5).unwrap();
+        store(cpu, space, AT + P, 6).unwrap();
+        let child = space.fork(cpu).unwrap();
+        cpu.reclaim(64);
+        assert!([space, &child].iter().all(|space| is_swapped(cpu, space, 1)));
+        assert_eq!(cpu.swap_usage().1, 2);
+        assert_eq!(space.fault(cpu, AT, Access::Write), Ok(FaultKind::Copy));
+        store(cpu, space, AT, 50).unwrap();
+        assert_eq!(child.fault(cpu, AT, Access::Read), Ok(FaultKind::Swapped));
+        assert_eq!((load(cpu, &child, AT), load(cpu, space, AT)), (Ok(5), Ok(50)));
+        assert_eq!(memory.reads.lock().unwrap().len(), 1, "it is read once");
+        // A child of a space with swapped pages.
+        let second = space.fork(cpu).unwrap();
+        assert_eq!(second.swapped_pages(cpu), 1);
+        assert_eq!(load(cpu, &second, AT + P), Ok(6));
+        child.exit(cpu);
+        assert_eq!(space.fault(cpu, AT + P, Access::Write), Ok(FaultKind::Swapped));
+        assert_eq!(cpu.swap_usage().1, 0);
+        store(cpu, space, AT + P, 60).unwrap();
+        assert_eq!((load(cpu, &second, AT + P), load(cpu, &second, AT)), (Ok(6), Ok(50)));
+        cpu.drain();
+        audit(cpu, &[space, &second]).unwrap();
+        second.exit(cpu);
+    });
+}
+
+#[test]
+fn what_is_used_stays() {
+    with_swap((128, 64, 32), |cpu, space, _| {
+        (0..32).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
+        space.mlock(cpu, AT + 9 * P, P, Lock::Now).unwrap();
+        let pins = space.pin(cpu, AT + 17 * P, P, true).unwrap();
+        for part in [0..9, 10..32] {
+            page_out(cpu, space, part.start, part.end - part.start);
+        }
+        cpu.reclaim(64);
+        assert_eq!((space.swapped_pages(cpu), space.resident_pages(cpu)), (30, 2));
+        assert!(!is_swapped(cpu, space, 9) && !is_swapped(cpu, space, 17));
+        // A part of a locked range, another that grows, and one that is locked in place.
+        space.mlock(cpu, AT + 9 * P, P, Lock::No).unwrap();
+        space.mlock(cpu, AT, 8 * P, Lock::Now).unwrap();
+        space.munmap(cpu, AT + 2 * P, P).unwrap();
+        (0..2).chain(3..12).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page)));
+        cpu.reclaim(64);
+        let stay: Vec<u64> =
+            (0..32).filter(|page| !is_swapped(cpu, space, *page) && *page != 2).collect();
+        assert_eq!(stay, [0, 1, 3, 4, 5, 6, 7, 17]);
+        drop(pins);
+        space.mlock(cpu, AT, 2 * P, Lock::No).unwrap();
+        space.mlock(cpu, AT + 3 * P, 5 * P, Lock::No).unwrap();
+        cpu.reclaim(64);
+        assert_eq!(space.resident_pages(cpu), 0);
+        // Zeros that were only read are no page to be written.
+        space.madvise(cpu, AT + 20 * P, 4 * P, Advice::DontNeed).unwrap();
+        (20..24).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(0)));
+        page_out(cpu, space, 20, 4);
+        assert!((20..24).all(|page| !is_swapped(cpu, space, page)));
+    });
+}
+
+#[test]
+fn what_is_used_again_and_again_survives_a_scan() {
+    with_swap((160, 1024, 600), |cpu, space, memory| {
+        let hot = || (0..16).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page)));
+        (0..16).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
+        for page in 16..600 {
+            store(cpu, space, AT + page * P, page).unwrap();
+            if page % 4 == 0 {
+                hot();
+            }
+        }
+        let reads = memory.reads.lock().unwrap().len();
+        assert!(reads <= 24, "{reads} of what is used all the time");
+        assert_eq!(count(cpu, Counter::PrefaultWasted), 0, "what was used is not wasted");
+    });
+}
+
+#[test]
+fn calls_carry_swapped_pages_along() {
+    with_swap((64, 16, 16), |cpu, space, _| {
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, 30 + page).unwrap());
+        page_out(cpu, space, 0, 8);
+        assert_eq!(space.swapped_pages(cpu), 8);
+        // Permissions that go and come back, and less than that.
+        space.mprotect(cpu, AT, P, Prot::empty()).unwrap();
+        let segv = Err(FaultError::Segv { mapped: true });
+        assert_eq!(load(cpu, space, AT), segv);
+        space.mprotect(cpu, AT, P, RW).unwrap();
+        space.mprotect(cpu, AT + P, P, READ).unwrap();
+        assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(30), Ok(31)));
+        assert_eq!(store(cpu, space, AT + P, 1), segv.map(drop));
+        space.mprotect(cpu, AT + P, P, RW).unwrap();
+        store(cpu, space, AT + P, 131).unwrap();
+        assert_eq!(load(cpu, space, AT + P), Ok(131));
+        // A move, to where other swapped pages are.
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        space.mremap(cpu, AT + 2 * P, 2 * P, 2 * P, flags, AT + 6 * P).unwrap();
+        assert_eq!(space.swapped_pages(cpu), 4);
+        assert_eq!((load(cpu, space, AT + 6 * P), load(cpu, space, AT + 7 * P)), (Ok(32), Ok(33)));
+        cpu.drain();
+        audit(cpu, &[space]).unwrap();
+        // Pages that nobody needs free their slots.
+        page_out(cpu, space, 4, 4);
+        assert_eq!(space.swapped_pages(cpu), 4);
+        space.madvise(cpu, AT + 4 * P, P, Advice::DontNeed).unwrap();
+        space.madvise(cpu, AT + 5 * P, P, Advice::Free).unwrap();
+        space.munmap(cpu, AT + 6 * P, P).unwrap();
+        space.mmap(cpu, AT + 7 * P, P, RW, FIXED).unwrap();
+        assert_eq!((space.swapped_pages(cpu), cpu.swap_usage().1), (0, 0));
+        assert_eq!((load(cpu, space, AT + 4 * P), load(cpu, space, AT + 7 * P)), (Ok(0), Ok(0)));
+    });
+}
+
+/// A page that is lazily freed, and was not when it was swapped out.
+#[test]
+fn a_page_that_came_back_is_not_freed_lazily() {
+    with_swap((64, 16, 16), |cpu, space, _| {
+        store(cpu, space, AT, 5).unwrap();
+        store(cpu, space, AT + P, 6).unwrap();
+        space.madvise(cpu, AT, 2 * P, Advice::Free).unwrap();
+        page_out(cpu, space, 0, 1);
+        assert_eq!(load(cpu, space, AT), Ok(5));
+        cpu.reclaim_lazy(64);
+        assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(5), Ok(0)));
+    });
+}
+
+#[test]
+fn pins_bring_pages_back() {
+    with_swap((64, 16, 16), |cpu, space, _| {
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        let child = space.fork(cpu).unwrap();
+        cpu.reclaim(64);
+        // Memory that is only read, too: the page is made the space's own.
+        space.mprotect(cpu, AT, 2 * P, READ).unwrap();
+        let pins = space.pin(cpu, AT, 2 * P, false).unwrap();
+        let more = space.pin(cpu, AT + 2 * P, P, true).unwrap();
+        assert_eq!(space.swapped_pages(cpu), 1);
+        cpu.reclaim(64);
+        assert_eq!(space.resident_pages(cpu), 3);
+        for page in 0..4 {
+            assert_eq!(load(cpu, &child, AT + page * P), Ok(5 + page));
+            assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page));
+        }
+        drop((pins, more));
+        child.exit(cpu);
+    });
+}
+
+/// What a fork's child gets of a pinned page is filled before it can leave.
+#[test]
+fn copies_of_pinned_pages_are_swapped_as_others() {
+    with_swap((64, 32, 8), |cpu, space, _| {
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        let pins = space.pin(cpu, AT, 4 * P, true).unwrap();
+        let child = space.fork(cpu).unwrap();
+        cpu.reclaim(64);
+        assert_eq!((space.swapped_pages(cpu), child.swapped_pages(cpu)), (0, 4));
+        (0..4).for_each(|page| assert_eq!(load(cpu, &child, AT + page * P), Ok(5 + page)));
+        drop(pins);
+        child.exit(cpu);
+    });
+}
+
+#[test]
+fn private_copies_of_files_are_swapped() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    swap_on(&cpu, 32);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(8, 0);
+    let file = file(&cpu, &memory);
+    guest::map_object(&cpu, &space, (0, 8), RW, PRIVATE, (&file, 0));
+    guest::map_object(&cpu, &space, (16, 8), RW, SHARED, (&file, 0));
+    (0..4).for_each(|page| store(&cpu, &space, AT + page * P, 90 + page).unwrap());
+    cpu.reclaim(64);
+    assert_eq!((space.swapped_pages(&cpu), file.resident_pages(&cpu)), (4, 0));
+    assert_eq!((load(&cpu, &space, AT), load(&cpu, &space, AT + 16 * P)), (Ok(90), Ok(1)));
+    // A hole in the file leaves copies as they are; a shorter file has none.
+    file.punch(&cpu, 1..2).unwrap();
+    space.revoke(&cpu, &file, 1..2, Copies::Keep);
+    assert_eq!((load(&cpu, &space, AT + P), load(&cpu, &space, AT + 17 * P)), (Ok(91), Ok(0)));
+    file.set_len(&cpu, 2 * P).unwrap();
+    space.revoke(&cpu, &file, 2..u64::MAX, Copies::Drop);
+    assert_eq!((space.swapped_pages(&cpu), cpu.swap_usage().1), (0, 0));
+    assert_eq!(load(&cpu, &space, AT + 2 * P), Err(FaultError::Bus));
+    cpu.drain();
+    audit_with(&cpu, &[&space], &[&file]).unwrap();
+    space.exit(&cpu);
+    Object::release(file, &cpu);
+    finish(&cpu, Vec::new());
+}
+
+#[test]
+fn a_page_that_cannot_be_written_stays() {
+    with_swap((64, 16, 8), |cpu, space, memory| {
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        memory.plan([Plan::Fail(PAGE), Plan::Fail(0)]);
+        page_out(cpu, space, 0, 8);
+        assert_eq!(space.swapped_pages(cpu), 8);
+        assert_eq!(count(cpu, Counter::SwapOut), 1);
+        // One of them is read again; the others are there.
+        for page in (0..8).rev() {
+            assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page));
+        }
+        assert_eq!((count(cpu, Counter::SwapIn), cpu.swap_usage().1), (1, 0));
+        page_out(cpu, space, 0, 8);
+        assert_eq!(count(cpu, Counter::SwapOut), 9);
+        assert_eq!(load(cpu, space, AT), Ok(5));
+    });
+}
+
+#[test]
+fn a_page_that_cannot_be_read_is_a_bus_error_for_those_that_need_it() {
+    with_swap((64, 16, 8), |cpu, space, memory| {
+        (0..2).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        let child = space.fork(cpu).unwrap();
+        cpu.reclaim(64);
+        memory.plan([Plan::Fail(0)]);
+        assert_eq!(load(cpu, space, AT), Err(FaultError::Bus));
+        assert_eq!((load(cpu, space, AT + P), load(cpu, &child, AT)), (Ok(6), Ok(5)));
+        memory.plan([Plan::Fail(100)]);
+        page_out(cpu, &child, 0, 2);
+        assert_eq!(load(cpu, space, AT), Ok(5));
+        child.exit(cpu);
+        page_out(cpu, space, 0, 2);
+        memory.plan([Plan::Fail(0)]);
+        assert_eq!(space.pin(cpu, AT, P, true).unwrap_err().errno, Errno::EFAULT);
+        space.munmap(cpu, AT, P).unwrap();
+        assert_eq!((space.swapped_pages(cpu), cpu.swap_usage().1), (1, 1));
+    });
+}
+
+#[test]
+fn a_page_may_be_read_later() {
+    with_swap((64, 16, 8), |cpu, space, memory| {
+        store(cpu, space, AT, 5).unwrap();
+        store(cpu, space, AT + P, 6).unwrap();
+        page_out(cpu, space, 0, 2);
+        memory.plan([Plan::Later, Plan::Later]);
+        assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
+        let pending = cpu.pending_read().unwrap();
+        assert_eq!(space.fault(cpu, AT, Access::Write), Ok(FaultKind::Pending));
+        assert_eq!(cpu.pending_read().unwrap().id(), pending.id(), "it is read once");
+        memory.complete(cpu, None);
+        assert_eq!(pending.outcome(), Some(Ok(())));
+        assert_eq!(load(cpu, space, AT), Ok(5));
+        // The program gives the page up, and another gets its slot, while it is read.
+        assert_eq!(space.fault(cpu, AT + P, Access::Read), Ok(FaultKind::Pending));
+        let _pending = cpu.pending_read().unwrap();
+        space.madvise(cpu, AT + P, P, Advice::DontNeed).unwrap();
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, 50 + page).unwrap());
+        page_out(cpu, space, 0, 8);
+        page_out(cpu, space, 0, 8);
+        (0..8).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(50 + page)));
+        page_out(cpu, space, 0, 8);
+        memory.complete(cpu, None);
+        (0..8).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(50 + page)));
+    });
+}
+
+/// At every moment at which a fault on a swapped page, or the page's way out, comes to bytes, another CPU does something else to it.
+#[test]
+fn nothing_is_lost_between() {
+    type Worst = fn(&TestCpu<'_>, &TestSpace);
+    let worst: [Worst; 6] = [
+        |cpu, space| assert_eq!(load(cpu, space, AT), Ok(5)),
+        |cpu, space| store(cpu, space, AT + 8, 7).unwrap(),
+        |cpu, space| space.madvise(cpu, AT, P, Advice::DontNeed).unwrap(),
+        |cpu, space| space.mprotect(cpu, AT, P, Prot::empty()).unwrap(),
+        |cpu, _| {
+            cpu.reclaim(8);
+        },
+        |cpu, space| {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            space.mremap(cpu, AT, P, P, flags, AT + 4 * P).unwrap();
+        },
+    ];
+    for (which, worst) in worst.into_iter().enumerate() {
+        for nth in 1..12 {
+            for comes_back in [false, true] {
+                let vm: TestVm = guest::vm(2, 64);
+                let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+                let memory = swap_on(&here, 8);
+                let space = Space::new(&here).unwrap();
+                map(&here, &space, 0, 2, RW);
+                map(&here, &space, 4, 2, RW);
+                store(&here, &space, AT, 5).unwrap();
+                let child = space.fork(&here).unwrap();
+                if nth % 2 == 0 {
+                    load(&here, &child, AT).unwrap();
+                }
+                if comes_back {
+                    here.reclaim(8);
+                    memory.writes.lock().unwrap().clear();
+                }
+                let space = &space;
+                let met = vm.machine().at_look(
+                    nth,
+                    move || worst(&there, space),
+                    || {
+                        if comes_back {
+                            let _refused = store(&here, space, AT + 16, 9);
+                        } else {
+                            here.reclaim(8);
+                        }
+                    },
+                );
+                let now = |at: u64| load(&here, space, at);
+                match (which, met) {
+                    (2, true) => assert!(matches!(now(AT), Ok(0 | 5))),
+                    (3, true) => assert_eq!(now(AT), Err(FaultError::Segv { mapped: true })),
+                    (5, true) => assert_eq!(now(AT + 4 * P), Ok(5)),
+                    _ => assert_eq!(now(AT), Ok(5)),
+                }
+                if which == 1 && met {
+                    assert_eq!(now(AT + 8), Ok(7));
+                }
+                assert_eq!(load(&here, &child, AT), Ok(5));
+                cpu(&vm, 1).drain();
+                here.drain();
+                audit(&here, &[space, &child]).unwrap();
+            }
+        }
+    }
+}
+
+/// A space of a random run, and what it has.
+struct Process {
+    space: TestSpace,
+    words: BTreeMap<u64, u64>,
+    writable: BTreeMap<u64, bool>,
+}
+
+/// A sequence of numbers (xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// Fork trees that use more memory than there is, call what they like, and compare all that they load with a model. The store fails now and then if it
+/// is `bad`: then whoever needs the page is told so, and everything else goes on.
+fn random_run(seed: u64, locking: Locking, bad: bool) {
+    const PAGES: u64 = 24;
+    let vm = guest::vm(1, 128);
+    vm.set(Setting::Locking(locking));
+    vm.set(Setting::DeferredFlush(seed.is_multiple_of(2)));
+    let cpu = cpu(&vm, 0);
+    let memory = swap_on(&cpu, 160);
+    let mut numbers = Numbers(seed * 7919 + 1);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, PAGES, RW);
+    let writable = (0..PAGES).map(|page| (page, true)).collect();
+    let mut all = Vec::from([Process { space, words: BTreeMap::new(), writable }]);
+    let mut errors = 0;
+    for step in 0..1500 {
+        let which = numbers.below(all.len() as u64) as usize;
+        let page = numbers.below(PAGES);
+        let addr = AT + page * P;
+        if bad && numbers.below(8) == 0 {
+            memory.plan([Plan::Fail(0)]);
+        }
+        let count = all.len();
+        let Process { space, words, writable } = &mut all[which];
+        let expected = |words: &BTreeMap<u64, u64>| words.get(&page).copied().unwrap_or(0);
+        match numbers.below(24) {
+            0..8 => match load(&cpu, space, addr) {
+                Err(FaultError::Bus | FaultError::OutOfMemory) if bad => errors += 1,
+                found => assert_eq!(found, Ok(expected(words)), "seed {seed}, step {step}"),
+            },
+            8..14 => match store(&cpu, space, addr, step) {
+                Ok(()) => drop(words.insert(page, step)),
+                Err(FaultError::Bus | FaultError::OutOfMemory) if bad => errors += 1,
+                Err(error) => {
+                    assert_eq!(error, FaultError::Segv { mapped: true });
+                    assert!(!writable[&page], "seed {seed}, step {step}");
+                }
+            },
+            14 if count < 5 => {
+                let Process { space, words, writable } = &all[which];
+                if let Ok(child) = space.fork(&cpu) {
+                    let (words, writable) = (words.clone(), writable.clone());
+                    all.push(Process { space: child, words, writable });
+                }
+            }
+            15 if count > 1 => all.swap_remove(which).space.exit(&cpu),
+            16 => {
+                cpu.reclaim(numbers.below(30));
+            }
+            17 | 18 => {
+                let pages = 1 + numbers.below(PAGES - page);
+                space.madvise(&cpu, addr, pages * P, Advice::PageOut).unwrap();
+            }
+            19 => {
+                space.madvise(&cpu, addr, P, Advice::DontNeed).unwrap();
+                words.remove(&page);
+            }
+            20 => {
+                let allow = numbers.below(2) == 0;
+                space.mprotect(&cpu, addr, P, if allow { RW } else { READ }).unwrap();
+                writable.insert(page, allow);
+            }
+            21 => {
+                let other = numbers.below(PAGES);
+                let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                if other != page && space.mremap(&cpu, addr, P, P, flags, AT + other * P).is_ok() {
+                    match words.remove(&page) {
+                        Some(word) => words.insert(other, word),
+                        None => words.remove(&other),
+                    };
+                    writable.insert(other, writable[&page]);
+                    space.mmap(&cpu, addr, P, RW, FIXED | MapFlags::NORESERVE).unwrap();
+                    writable.insert(page, true);
+                }
+            }
+            22 => {
+                space.mmap(&cpu, addr, P, RW, FIXED | MapFlags::NORESERVE).unwrap();
+                words.remove(&page);
+                writable.insert(page, true);
+            }
+            _ => {
+                if let Ok(pins) = space.pin(&cpu, addr, P, false) {
+                    cpu.reclaim(4);
+                    assert!(!space.entry_at(&cpu, addr).is_swapped());
+                    drop(pins);
+                }
+            }
+        }
+        memory.plans.lock().unwrap().clear();
+        if step % 100 == 0 {
+            cpu.drain();
+            audit(&cpu, &all.iter().map(|process| &process.space).collect::<Vec<_>>()).unwrap();
+        }
+    }
+    for Process { space, words, .. } in &all {
+        for page in 0..PAGES {
+            let expected = words.get(&page).copied().unwrap_or(0);
+            assert_eq!(load(&cpu, space, AT + page * P), Ok(expected), "seed {seed}");
+        }
+    }
+    let [read, written] = [Counter::SwapIn, Counter::SwapOut].map(|it| count(&cpu, it));
+    assert!(read > 20 && written > 20, "{read} read, {written} written");
+    assert!(bad || errors == 0);
+    finish(&cpu, all.into_iter().map(|process| process.space).collect());
+}
+
+#[test]
+fn fork_trees_in_little_memory() {
+    for seed in 1..if cfg!(miri) { 2 } else { 40 } {
+        for locking in Locking::ALL {
+            random_run(seed, locking, false);
+        }
+    }
+}
+
+#[test]
+fn a_store_that_fails_hurts_those_alone_that_need_it() {
+    for seed in 1..if cfg!(miri) { 2 } else { 40 } {
+        random_run(seed, Locking::Speculative, true);
+    }
+}
