@@ -59,7 +59,7 @@ use crate::table::Entry;
 use crate::table::format::SLOTS;
 use crate::table::node;
 use crate::table::protocol::{self, Taken};
-use crate::vm::Cpu;
+use crate::vm::{Cpu, Vm};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr::{self, NonNull};
@@ -256,6 +256,13 @@ impl Drop for SwapCell {
             // SAFETY: made from a box, and there are no references: those borrow this.
             drop(unsafe { Box::from_raw(made.as_ptr()) });
         }
+    }
+}
+
+impl<M: Machine> Vm<M> {
+    /// How many pages all memory and the swap area hold: no one private mapping may promise more, as with Linux's `overcommit_memory` 0.
+    pub(crate) fn total_pages(&self) -> u64 {
+        self.total_frames() + self.swap.get().map_or(0, Swap::slots)
     }
 }
 

@@ -87,8 +87,8 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
-    /// a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than all memory without
-    /// `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below
+    /// a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than all memory and the swap area hold,
+    /// without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below
     /// [`Machine::lowest_address`]).
     /// Nothing has changed then.
     pub fn mmap(
@@ -220,7 +220,7 @@ impl<M: Machine> Space<M> {
         // The pages of an object are its own affair.
         let promised = if shared { anonymous } else { prot.contains(Prot::WRITE) };
         let commits = !flags.contains(MapFlags::NORESERVE) && promised;
-        if commits && len >> PAGE_SHIFT > cpu.vm().total_frames() {
+        if commits && len >> PAGE_SHIFT > cpu.vm().total_pages() {
             return Err(Errno::ENOMEM);
         }
         let mut vma_flags = VmaFlags::empty();
