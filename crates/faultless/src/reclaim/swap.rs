@@ -260,9 +260,16 @@ impl Drop for SwapCell {
 }
 
 impl<M: Machine> Vm<M> {
-    /// How many pages all memory and the swap area hold: no one private mapping may promise more, as with Linux's `overcommit_memory` 0.
-    pub(crate) fn total_pages(&self) -> u64 {
-        self.total_frames() + self.swap.get().map_or(0, Swap::slots)
+    /// Whether all memory and the swap area hold so many pages: no one private mapping may promise more, as with Linux's `overcommit_memory` 0.
+    #[inline]
+    pub(crate) fn may_promise(&self, pages: u64) -> bool {
+        pages <= self.total_frames() || self.holds_with_swap(pages)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn holds_with_swap(&self, pages: u64) -> bool {
+        pages <= self.total_frames() + self.swap.get().map_or(0, Swap::slots)
     }
 }
 

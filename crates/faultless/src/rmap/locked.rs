@@ -1,6 +1,6 @@
 //! Which parts of a space are locked (`mlock`): what is mapped there is not evicted.
 //!
-//! Each locked VMA has a [`Locked`], from before it is published until it is freed. Other VMAs have none, and cost nothing. Reclaim comes by the
+//! Each locked VMA has a [`Locked`], from before it is published until it is freed, in its [mapping](super::mapping). Reclaim comes by the
 //! reverse map, and knows a space and an address, but no VMA. It looks here once it has the page's entries.
 
 use crate::addr::VirtRange;

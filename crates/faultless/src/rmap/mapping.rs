@@ -3,11 +3,15 @@
 //! Each VMA of an object has a [`Mapping`], from before it is published until it is freed. It says how far the VMA's addresses are from the
 //! numbers of its pages, which stays as it is as long as the VMA is there. So the list of an object's mappings tells where in each space
 //! a page of the object can be.
+//!
+//! A VMA that is [locked](super::locked) has one, too, even if it has no object: what reclaim has to know of a VMA is in one place, and the VMAs that
+//! have none cost one test when they are made, and one when they end.
 
-use crate::addr::PAGE_SHIFT;
+use super::locked::Locked;
+use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
-use crate::file::Object;
 use crate::heap::{Shared, try_box_with};
+use crate::space::Lock;
 use crate::space::fixed::{Core, Entered};
 use crate::space::vma::Area;
 use crate::sync::order::ObjectMappings;
@@ -34,12 +38,15 @@ struct List {
 // SAFETY: mappings take themselves off the list before they are gone, and may be reached from all CPUs.
 unsafe impl Send for List {}
 
-/// That one VMA maps pages of an object.
+/// That one VMA maps pages of an object, or is locked.
 ///
-/// *Invariant (mappings are listed):* as long as its [`Listed`] is there it is in the list of its object, which the VMA keeps alive longer. Its links
+/// *Invariant (mappings are listed):* as long as its [`Listed`] is there it is in the list of its object, if it has one, which the VMA keeps alive longer. Its links
 /// are accessed under the list's lock.
 pub(crate) struct Mapping {
-    list: NonNull<Mappings>,
+    /// The object's.
+    list: Option<NonNull<Mappings>>,
+    /// That the VMA is in its space's list of locked ones, if it is.
+    locked: Option<Locked>,
     core: Shared<Core>,
     /// The page number of an address less the number of the page that is there, modulo 2^64.
     distance: u64,
@@ -55,41 +62,38 @@ unsafe impl Sync for Mapping {}
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// The mapping of a new VMA of `area` in the space of `core`, if that is of an object.
+    /// The mapping of a new VMA of `area` in the space of `core`, if that is of an object, or locked.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
     #[inline]
     pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Listed>, OutOfMemory> {
-        match area.memory.object() {
-            Some(object) => Self::of_object(object, area, core).map(Some),
-            None => Ok(None),
+        if area.memory.object().is_none() && area.lock() == Lock::No {
+            return Ok(None);
         }
+        Self::make(area, core).map(Some)
     }
 
     #[inline(never)]
-    fn of_object(object: &Object, area: &Area, core: &Shared<Core>) -> Result<Listed, OutOfMemory> {
+    fn make(area: &Area, core: &Shared<Core>) -> Result<Listed, OutOfMemory> {
         let distance = (area.range.start >> PAGE_SHIFT).wrapping_sub(area.offset);
-        let (list, core) = (NonNull::from(&object.mappings), core.clone());
+        let locked = Locked::try_new(area, core)?;
+        let mappings = area.memory.object().map(|object| &object.mappings);
+        let (list, core) = (mappings.map(NonNull::from), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
         // What does not come to be is not dropped either.
-        let mut new = try_box_with(|| Self { list, core, distance, number: 0, previous, next })?;
-        let mut list = object.mappings.list.lock(&Spin);
-        list.count += 1;
-        new.number = list.count;
-        new.next.set(list.first);
+        let new =
+            try_box_with(|| Self { list, locked, core, distance, number: 0, previous, next })?;
         // No box from here on: to move one is to claim that there is no other pointer.
         let at = NonNull::from(Box::leak(new));
-        if let Some(next) = list.first.replace(at) {
-            // SAFETY: in the list, so it is there (mappings are listed).
-            unsafe { next.as_ref() }.previous.set(Some(at));
+        if let Some(mappings) = mappings {
+            mappings.add(at);
         }
-        drop(list);
         Ok(Listed(at))
     }
 }
 
-/// A mapping in its object's list, which it leaves when this is dropped.
+/// A mapping, which leaves its lists when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Listed(NonNull<Mapping>);
 
@@ -97,6 +101,17 @@ pub(crate) struct Listed(NonNull<Mapping>);
 unsafe impl Send for Listed {}
 // SAFETY: as the mapping.
 unsafe impl Sync for Listed {}
+
+impl Listed {
+    /// The VMA lies in `range` now, by an edit in place.
+    #[inline]
+    pub(crate) fn resize(&self, range: VirtRange) {
+        // SAFETY: it is there as long as this.
+        if let Some(locked) = unsafe { &self.0.as_ref().locked } {
+            locked.resize(range);
+        }
+    }
+}
 
 impl Drop for Listed {
     fn drop(&mut self) {
@@ -109,8 +124,9 @@ impl Drop for Listed {
 
 impl Mapping {
     fn leave(&self) {
+        let Some(list) = self.list else { return };
         // SAFETY: the VMA keeps the object (mappings are listed).
-        let mut list = unsafe { self.list.as_ref() }.list.lock(&Spin);
+        let mut list = unsafe { list.as_ref() }.list.lock(&Spin);
         let (previous, next) = (self.previous.get(), self.next.get());
         match previous {
             // SAFETY: in the list, so they are there (mappings are listed).
@@ -131,6 +147,21 @@ impl fmt::Debug for Mapping {
 }
 
 impl Mappings {
+    /// Puts a mapping that was made just now into the list.
+    fn add(&self, new: NonNull<Mapping>) {
+        let mut list = self.list.lock(&Spin);
+        list.count += 1;
+        let first = list.first.replace(new);
+        // SAFETY: nobody else knows it yet.
+        let mapping = unsafe { &mut *new.as_ptr() };
+        mapping.number = list.count;
+        mapping.next.set(first);
+        if let Some(next) = first {
+            // SAFETY: in the list, so it is there (mappings are listed).
+            unsafe { next.as_ref() }.previous.set(Some(new));
+        }
+    }
+
     /// Enters the spaces of the next mappings that were made before the one numbered `before`, as many as `to` has places, each with the
     /// page number at which it has the page `index`. Returns the number of the last, whose space may be ending.
     pub(super) fn next(

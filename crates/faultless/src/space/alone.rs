@@ -339,7 +339,7 @@ fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
 /// Lets reclaim know where a locked VMA lies now.
 #[inline(always)]
 fn resize(vma: &Vma) {
-    if let Some(locked) = &vma.locked {
-        locked.resize(vma.area.range);
+    if let Some(mapping) = &vma.mapping {
+        mapping.resize(vma.area.range);
     }
 }

@@ -63,7 +63,7 @@ impl<M: Machine> Space<M> {
         let (old, new) = (heap.top(), Heap { end: addr, ..heap }.top());
         let shrinks = new < old;
         let range = VirtRange::new(old.min(new), old.max(new));
-        if !shrinks && range.pages() > cpu.vm().total_pages() {
+        if !shrinks && !cpu.vm().may_promise(range.pages()) {
             self.check_vm(cpu);
             return Some(heap.end);
         }

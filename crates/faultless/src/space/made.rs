@@ -4,7 +4,6 @@ use super::baseline::VmaLock;
 use super::vma::{Area, InPlace, Merges, RETIRE_VMA, Vma};
 use crate::error::OutOfMemory;
 use crate::heap::{self, Shared};
-use crate::rmap::locked::Locked;
 use crate::rmap::mapping::Mapping;
 use crate::rmap::{AnonVmaSlot, SharedAnonVma};
 use crate::space::fixed::Core;
@@ -31,7 +30,6 @@ pub(super) fn make_vma(
     merges: [bool; 2],
 ) -> Result<Box<Vma>, OutOfMemory> {
     let mapping = Mapping::try_new(&area, core)?;
-    let locked = Locked::try_new(&area, core)?;
     let vma = heap::try_box_with(|| Vma {
         retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
@@ -40,7 +38,6 @@ pub(super) fn make_vma(
         leaf: area.leaf(),
         merges: Merges::new(merges),
         mapping,
-        locked,
         area: InPlace::new(area),
     })?;
     if state == State::WriteLocked {

@@ -220,7 +220,7 @@ impl<M: Machine> Space<M> {
         // The pages of an object are its own affair.
         let promised = if shared { anonymous } else { prot.contains(Prot::WRITE) };
         let commits = !flags.contains(MapFlags::NORESERVE) && promised;
-        if commits && len >> PAGE_SHIFT > cpu.vm().total_pages() {
+        if commits && !cpu.vm().may_promise(len >> PAGE_SHIFT) {
             return Err(Errno::ENOMEM);
         }
         let mut vma_flags = VmaFlags::empty();

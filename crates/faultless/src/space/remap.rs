@@ -340,7 +340,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             return Err(Errno::EFAULT);
         }
         let growth = new_len.saturating_sub(old.len()) >> PAGE_SHIFT;
-        if area.flags.contains(VmaFlags::ACCOUNT) && growth > self.cpu.vm().total_pages() {
+        if area.flags.contains(VmaFlags::ACCOUNT) && !self.cpu.vm().may_promise(growth) {
             return Err(Errno::ENOMEM);
         }
         // Linux looks at this last, too.

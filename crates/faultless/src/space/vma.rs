@@ -11,7 +11,6 @@ use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::AnonVmaSlot;
-use crate::rmap::locked::Locked;
 use crate::rmap::mapping::Listed;
 use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
@@ -249,10 +248,8 @@ pub struct Vma {
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,
     pub(crate) merges: Merges,
-    /// Where the reverse map finds it, if it is of an object. Before the area, which keeps the object longer.
+    /// Where reclaim finds it, if it is of an object, or locked. Before the area, which keeps the object longer.
     pub(crate) mapping: Option<Listed>,
-    /// That reclaim leaves its pages, if it is locked.
-    pub(crate) locked: Option<Locked>,
     /// What it is.
     pub area: InPlace<Area>,
 }
