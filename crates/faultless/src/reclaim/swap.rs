@@ -52,7 +52,7 @@ use crate::machine::Machine;
 use crate::rmap::walk::Found;
 use crate::space::fixed::Core;
 use crate::stat::Counter;
-use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, made};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence, made};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
@@ -161,6 +161,8 @@ impl Swap {
     }
 
     fn freed(&self) {
+        // Either this finds the mark, or who has made it finds the slot.
+        fence(Ordering::SeqCst);
         if self.is_full.load(Ordering::Relaxed) {
             self.is_full.store(false, Ordering::Relaxed);
         }
@@ -174,6 +176,7 @@ impl Swap {
         let slot = self.find_free().or_else(|| {
             // Before a second look at all of them: one that is freed meanwhile is noted.
             self.is_full.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
             let slot = self.find_free()?;
             self.is_full.store(false, Ordering::Relaxed);
             Some(slot)
