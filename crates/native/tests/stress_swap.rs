@@ -123,7 +123,8 @@ fn what_is_swapped_is_neither_lost_nor_anothers() {
     host.set_len(SLOTS * PAGE).unwrap();
     let area = Arc::new(HostFile::new(host).unwrap());
     let alone = native.process().unwrap();
-    alone.run(|cpu| Ok(cpu.cpu().swap_on(area.clone()).expect("there is none"))).unwrap();
+    let added = alone.run(|cpu| Ok(cpu.cpu().swap_on(area.clone()))).unwrap();
+    assert_eq!(added, Ok(()));
     alone.exit();
     let must = [
         Counter::SwapOut,
