@@ -23,6 +23,7 @@
 //! | settings | the kernel command line: words `cpus=N`, `nodes=A:B` (nodes of memory with these shares), `set=KNOB=VALUE`, `plant=NAME`, `text_scan=MILLISECONDS`: the CPU time after which a process looks for text to put on huge pages; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
 //! | files | an initial file system, a cpio archive in the `newc` form |
 //! | files on a disk | in it, their names and modes, and `.boot/disk`, a line `PAGE LENGTH PATH` for each; their contents on a virtio disk; on the command line, `virtio_mmio.device=SIZE@ADDRESS:LINE` |
+//! | pages that leave memory | on another virtio disk; on the command line, `swap=SIZE@ADDRESS:LINE` |
 //! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
 //! | where it starts | in it, `.boot/cwd`, a path; the root without it |
 //! | its output | the first serial port |

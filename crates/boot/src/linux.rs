@@ -9,7 +9,7 @@ use crate::error::BootError;
 use crate::initrd::Initrd;
 use crate::machine::{Program, archive};
 use crate::nodes::Nodes;
-use crate::qemu::{Clock, Cut, Drive, Input, Limits, Qemu, Streams};
+use crate::qemu::{Clock, Cut, Drive, DriveUse, Input, Limits, Qemu, Streams};
 use std::env;
 use std::fs::{self, File};
 use std::io;
@@ -293,8 +293,7 @@ impl LinuxMachine {
             line.push(arg.to_string_lossy().into_owned());
         }
         let disk = self.disk.as_deref();
-        let disk =
-            disk.map(|image| Drive { image, reads_per_second: None, unreadable: Vec::new() });
+        let disk = disk.map(|image| Drive::new(DriveUse::Files, image));
         let qemu = Qemu {
             board: "pc",
             cpu: &self.cpu,
@@ -307,7 +306,7 @@ impl LinuxMachine {
             initrd: archive.path(),
             line: line.join(" "),
             debug: false,
-            disk,
+            disks: disk.into_iter().collect(),
         };
         let mut console = Vec::new();
         let streams = Streams {

@@ -6,7 +6,7 @@ use crate::embedded::{self, Guest};
 use crate::error::BootError;
 use crate::initrd::{DISK_PAGE, Initrd};
 use crate::nodes::Nodes;
-use crate::qemu::{self, Clock, Cut, Drive, Limits, Qemu, Streams};
+use crate::qemu::{self, Clock, Cut, Drive, DriveUse, Limits, Qemu, Streams};
 use crate::report::Report;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -217,6 +217,8 @@ pub struct Machine {
     pub check: bool,
     /// The disk that has the program's files; without one they are in memory.
     pub disk: Option<Disk>,
+    /// The bytes of a swap disk, in whole MiB: where memory is short, private pages of programs leave it for that disk.
+    pub swap: Option<u64>,
     /// Words of the kernel command line: `set=KNOB=VALUE`, `plant=NAME`.
     pub words: Vec<String>,
     /// Another kernel than the embedded one.
@@ -235,6 +237,7 @@ impl Default for Machine {
             cpu: "max,-erms".into(),
             check: false,
             disk: None,
+            swap: None,
             words: Vec::new(),
             kernel: None,
         }
@@ -255,7 +258,8 @@ impl Disk {
             Ok((first + page) * (DISK_PAGE / 512))
         };
         let unreadable = self.unreadable.iter().map(sector).collect::<Result<_, BootError>>()?;
-        Ok(Drive { image, reads_per_second: self.reads_per_second, unreadable })
+        let drive = Drive::new(DriveUse::Files, image);
+        Ok(Drive { reads_per_second: self.reads_per_second, unreadable, ..drive })
     }
 }
 
@@ -351,13 +355,17 @@ impl Machine {
             }
             None => None,
         };
+        // It has no blocks before the kernel writes to it.
+        let swap = self.swap.map(|bytes| temporary_of(bytes >> 20 << 20)).transpose()?;
+        let swap = swap.as_ref().map(|image| Drive::new(DriveUse::Swap, image.path()));
+        let disks: Vec<_> = disk.into_iter().chain(swap).collect();
         self.holds(&initrd)?;
         let archive = archive(&initrd)?;
         let mut words = vec![format!("cpus={}", self.cpus)];
         words.extend(self.nodes.are_several().then(|| self.nodes.word()));
         words.extend(self.check.then(|| "check".to_owned()));
         words.extend(self.words.iter().cloned());
-        words.extend(disk.is_some().then(|| Drive::WORD.to_owned()));
+        words.extend(disks.iter().map(|disk| disk.usage.word().to_owned()));
         words.extend(streams.input.is_none().then(|| "noinput".to_owned()));
         let qemu = Qemu {
             board: "microvm",
@@ -372,7 +380,7 @@ impl Machine {
             initrd: archive.path(),
             line: words.join(" "),
             debug: true,
-            disk,
+            disks,
         };
         let ended = qemu.run(streams, limits)?;
         let report = Report::read(&String::from_utf8_lossy(&ended.report));
@@ -401,6 +409,13 @@ impl Machine {
 /// A file system as a file for QEMU.
 pub(crate) fn archive(initrd: &Initrd) -> Result<NamedTempFile, BootError> {
     temporary(|file| initrd.write(file))
+}
+
+/// A file that goes with its handle, of so many bytes, all zeros, which take no room.
+fn temporary_of(bytes: u64) -> Result<NamedTempFile, BootError> {
+    let file = temporary(|_| Ok(()))?;
+    file.as_file().set_len(bytes).map_err(BootError::file(file.path()))?;
+    Ok(file)
 }
 
 /// A file that goes with its handle, with what `fill` writes.

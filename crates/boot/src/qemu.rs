@@ -192,12 +192,14 @@ pub(crate) struct Qemu<'a> {
     pub line: String,
     /// Whether the machine has the debug consoles, and the device that ends it.
     pub debug: bool,
-    pub disk: Option<Drive<'a>>,
+    /// The disk with files, which is only read, and the swap disk.
+    pub disks: Vec<Drive<'a>>,
 }
 
-/// A virtio disk, which is only read.
+/// A virtio disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Drive<'a> {
+    pub usage: DriveUse,
     pub image: &'a Path,
     /// The most reads in a second.
     pub reads_per_second: Option<u32>,
@@ -205,13 +207,60 @@ pub(crate) struct Drive<'a> {
     pub unreadable: Vec<u64>,
 }
 
-impl Drive<'_> {
-    /// Where a `microvm` has the disk, in the words of Linux's command line: the second place for virtio devices. (QEMU confuses the interrupt
-    /// line of the first, which is line 0 of the second controller, with that of the old timer.)
-    pub const WORD: &'static str = "virtio_mmio.device=512@0xfeb00200:25";
+/// What a disk is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DriveUse {
+    /// Files; it is only read.
+    Files,
+    /// Pages that leave memory; it is written, too.
+    Swap,
+}
+
+impl DriveUse {
+    /// Where a `microvm` has the disk, in the words of the command line. Each has its own place for virtio devices, from the second on, and the place
+    /// tells the kernel which is which. (QEMU confuses the interrupt line of the first place, which is line 0 of the second controller, with that of
+    /// the old timer.) Linux knows the first word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Files => "virtio_mmio.device=512@0xfeb00200:25",
+            Self::Swap => "swap=512@0xfeb00400:26",
+        }
+    }
+
+    /// Its name in QEMU.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Files => "disk",
+            Self::Swap => "swap",
+        }
+    }
+
+    /// How QEMU opens the image. A swap disk's goes with the machine, so nothing of it has to reach the host's disk in time.
+    const fn mode(self) -> &'static str {
+        match self {
+            Self::Files => "readonly=on",
+            Self::Swap => "cache=unsafe",
+        }
+    }
+
+    /// The device on a `microvm`.
+    const fn device(self) -> &'static str {
+        match self {
+            Self::Files => "virtio-blk-device,drive=disk,bus=virtio-mmio-bus.1,queue-size=256",
+            Self::Swap => "virtio-blk-device,drive=swap,bus=virtio-mmio-bus.2,queue-size=256",
+        }
+    }
+}
+
+impl<'a> Drive<'a> {
+    /// One without limits or errors.
+    pub const fn new(usage: DriveUse, image: &'a Path) -> Self {
+        Self { usage, image, reads_per_second: None, unreadable: Vec::new() }
+    }
 
     fn args(&self, board: &str) -> Vec<OsString> {
-        let mut drive = OsString::from("if=none,id=disk,format=raw,readonly=on,file.driver=");
+        let (name, mode) = (self.usage.name(), self.usage.mode());
+        let mut drive = OsString::from(format!("if=none,id={name},format=raw,{mode},file.driver="));
         drive.push(if self.unreadable.is_empty() { "file,file." } else { "blkdebug,file.image." });
         drive.push("filename=");
         // A comma would end the name.
@@ -230,12 +279,9 @@ impl Drive<'_> {
             drive.push(format!(",throttling.iops-total={reads}"));
         }
         let rest: &[&str] = match board {
-            "microvm" => &[
-                "-global",
-                "virtio-mmio.force-legacy=off",
-                "-device",
-                "virtio-blk-device,drive=disk,bus=virtio-mmio-bus.1,queue-size=256",
-            ],
+            "microvm" => {
+                &["-global", "virtio-mmio.force-legacy=off", "-device", self.usage.device()]
+            }
             _ => &["-device", "virtio-blk-pci,drive=disk,queue-size=256"],
         };
         let drive = [OsString::from("-drive"), drive];
@@ -255,7 +301,7 @@ impl Qemu<'_> {
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
         command.args(["-append", &self.line, "-chardev", "stdio,id=serial,signal=off"]);
         command.args(["-serial", "chardev:serial"]);
-        command.args(self.disk.iter().flat_map(|disk| disk.args(self.board)));
+        command.args(self.disks.iter().flat_map(|disk| disk.args(self.board)));
         if self.debug {
             for (port, name, descriptor) in [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT)]
             {

@@ -153,6 +153,21 @@ fn out_of_memory() {
     }
 }
 
+/// Programs use more memory than there is, and the rest is on the swap disk.
+#[test]
+fn swap() {
+    for machine in [deterministic(), parallel()] {
+        let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
+        let ran = passes(&machine, "swap", &[], 4);
+        for name in ["pswpin", "pswpout", "fault_swap_page", "interrupts_device"] {
+            assert!(ran.report.counter(name) > Some(0), "{name}; {ran}");
+        }
+        assert!(ran.report.messages.is_empty(), "{ran}");
+    }
+    let none = run(&Machine { memory: 96 << 20, ..deterministic() }, "swap", &["none"]).exited(0);
+    assert!(none.output.contains("ok none"), "{none}");
+}
+
 /// Each allocation of the kernel is refused once. On one CPU: what others keep of the heap would look like a leak.
 #[test]
 fn memory_refused_at_every_step() {

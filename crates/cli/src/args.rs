@@ -334,6 +334,7 @@ Examples:
   faultless boot ./hello
   faultless boot --cpus 4 --set locking=per_vma ./stress --threads 4
   faultless boot --files ./root ./root/bin/busybox sh -c 'ls -l / | sort'
+  faultless boot --memory 256M --swap 1G ./app   more memory than there is
   faultless boot --accel tcg ./app               do not try KVM
   faultless boot --clock deterministic ./app     every run is the same")]
 pub struct BootArgs {
@@ -354,6 +355,10 @@ pub struct BootArgs {
     /// programs store to stay in memory. Holes of files take room in the disk's image, a temporary file, as other bytes do
     #[arg(long)]
     pub disk: bool,
+    /// A swap disk of this size: where memory is short, private pages of the program are written there, and read again when they are needed.
+    /// Its image is a temporary file that grows with what is written
+    #[arg(long, value_name = "SIZE", value_parser = swap)]
+    pub swap: Option<u64>,
     /// The directory inside that the program starts in [default: /]
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<OsString>,
@@ -556,6 +561,13 @@ const LONGEST: Duration = Duration::from_secs(1000 * 86_400);
 fn memory(text: &str) -> Result<u64, String> {
     let bytes = Kind::Size.parse(text).filter(|bytes| (32 << 20..1 << 40).contains(bytes));
     bytes.ok_or_else(|| "a size from 32M to less than 1T, as 512M or 2G".to_owned())
+}
+
+/// A size of a swap disk in bytes.
+fn swap(text: &str) -> Result<u64, String> {
+    let is_fit = |bytes: &u64| (1 << 20..1 << 40).contains(bytes) && bytes.is_multiple_of(1 << 20);
+    let bytes = Kind::Size.parse(text).filter(is_fit);
+    bytes.ok_or_else(|| "a size in whole MiB, from 1M to less than 1T, as 256M or 2G".to_owned())
 }
 
 fn variable(text: &str) -> Result<String, String> {

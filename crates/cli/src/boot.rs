@@ -146,6 +146,7 @@ fn machine(args: &BootArgs, accel: Accel) -> Machine {
         accel,
         check: args.check,
         disk: args.disk.then(Disk::default),
+        swap: args.swap,
         words: set.chain(plant).collect(),
         kernel: args.kernel.clone(),
         ..Machine::default()
@@ -201,6 +202,7 @@ fn write_json(
             ("memory".to_owned(), args.memory.into()),
             ("nodes".to_owned(), args.nodes.to_string().into()),
             ("disk".to_owned(), args.disk.into()),
+            ("swap".to_owned(), args.swap.unwrap_or(0).into()),
             ("accel".to_owned(), chosen.accel.name().into()),
             ("clock".to_owned(), if deterministic { "deterministic" } else { "real" }.into()),
         ]),

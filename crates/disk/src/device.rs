@@ -1,4 +1,4 @@
-//! The disk: a virtio block device with one queue.
+//! The disks: virtio block devices with one queue each.
 
 use crate::extent::OneByOne;
 use crate::memory::Memory;
@@ -8,9 +8,10 @@ use bitflags::bitflags;
 use core::array;
 use core::fmt;
 use core::hint::spin_loop;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::slice;
-use faultless::{Buffer, Errno, PAGE_SIZE, Reading, StoreError, try_box};
+use faultless::{Buffer, Errno, FrameNumber, PAGE_SIZE, Reading, StoreError, WriteRun, try_box};
 use faultless_bare::paging::{DEVICES, direct};
 use faultless_bare::sync::Mutex;
 use faultless_bare::{boot, ioapic, percpu};
@@ -21,17 +22,22 @@ use virtio_drivers::transport::{DeviceType, Transport};
 
 /// The most pages of one request.
 pub const MOST_SEGMENTS: usize = 64;
-/// Descriptors of the queue. A request takes one for each page, and two more.
+/// Descriptors of a queue. A request takes one for each page, and two more.
 const DESCRIPTORS: usize = 256;
 /// The most requests at a time, and so the most runs.
 const REQUESTS: usize = 64;
 /// Bytes of a sector, in which positions on the disk are counted.
 const SECTOR: u64 = 512;
+/// The kinds of requests.
+const READ: u32 = 0;
+const WRITE: u32 = 1;
 /// The queue's number.
 const QUEUE: u16 = 0;
 /// Where the device's configuration has its capacity in sectors, and the most segments of a request.
 const CAPACITY: usize = 0;
 const SEGMENTS: usize = 12;
+/// The command line's word for the place of the swap disk.
+const SWAP: &str = "swap";
 /// The status of a request that succeeded, and one that no device gives.
 const DONE: u8 = 0;
 const UNKNOWN: u8 = 0xff;
@@ -42,9 +48,20 @@ bitflags! {
     struct Features: u64 {
         /// The configuration says how many segments a request may have.
         const SEGMENTS = 1 << 2;
+        /// The device is only read.
+        const READ_ONLY = 1 << 5;
         /// The device conforms to version 1 of the specification.
         const VERSION_1 = 1 << 32;
     }
+}
+
+/// The disks that there can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// The one with the files, which is only read.
+    Files,
+    /// The one for pages that leave memory.
+    Swap,
 }
 
 /// Pages to be read.
@@ -52,7 +69,9 @@ bitflags! {
 pub(crate) struct Order {
     /// The pages in memory.
     pub reading: Reading,
-    /// The first on the disk.
+    /// The disk.
+    pub disk: Disk,
+    /// The first on it.
     pub page: u64,
     /// Bytes that the disk has.
     pub bytes: usize,
@@ -60,9 +79,16 @@ pub(crate) struct Order {
     pub one_by_one: Arc<OneByOne>,
 }
 
-/// An order that the disk works on.
+/// What a disk is to do.
+enum Work {
+    Read(Order),
+    /// To write pages, from this one on. The CPU that wants it waits for the end.
+    Write(u64),
+}
+
+/// Work that a disk has begun.
 struct Run {
-    order: Order,
+    work: Work,
     /// The requests that have not ended.
     left: usize,
     failed: bool,
@@ -70,14 +96,15 @@ struct Run {
 
 /// A part of a run, as the device gets it.
 struct Request {
-    /// The kind of the request (0: to read), a reserved word, and the first sector.
+    /// The kind of the request, a reserved word, and the first sector.
     header: [u8; 16],
     status: u8,
+    kind: u32,
     /// The number of its run.
     run: usize,
-    /// Which pages of the run.
-    first: usize,
+    /// The first so many of `frames` are its pages.
     pages: usize,
+    frames: [FrameNumber; MOST_SEGMENTS],
     /// Its first descriptor, while the device has it.
     token: Option<u16>,
 }
@@ -93,14 +120,16 @@ struct Device {
     wake: fn(u64),
 }
 
-/// The disk, once it has started. Holders do not wait.
-static DISK: Mutex<Option<Box<Device>>> = Mutex::new(None);
+/// The disks that have started. Holders do not wait.
+static DISKS: [Mutex<Option<Box<Device>>>; 2] = [const { Mutex::new(None) }; 2];
 
-/// Why the disk cannot be used.
+/// Why a disk cannot be used.
 #[derive(Debug)]
 pub enum StartError {
-    /// The command line's word does not say where a device is.
+    /// The command line's word does not say where a disk is.
     Word(&'static str),
+    /// It is to be written, and is only read.
+    ReadOnly,
     /// No interrupt controller has this line.
     Line(u32),
     /// The device says so.
@@ -113,8 +142,9 @@ impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Word(word) => {
-                write!(f, "virtio_mmio.device={word} is not SIZE@ADDRESS:LINE of a device")
+                write!(f, "{word} on the command line is not SIZE@ADDRESS:LINE of a disk")
             }
+            Self::ReadOnly => f.write_str("it is only read"),
             Self::Line(line) => write!(f, "no interrupt controller has line {line}"),
             Self::Device(error) => write!(f, "the device: {error}"),
             Self::Memory => f.write_str("there is no memory"),
@@ -134,77 +164,82 @@ impl From<virtio_drivers::Error> for StartError {
     }
 }
 
-/// Starts the disk that the command line names; returns whether there is one. When a read has ended, `wake` is called with
+/// Starts the disk with the files, if the command line names one; returns whether it does. When a read has ended, `wake` is called with
 /// [its name](Reading::id). Called once, by the CPU that is to be interrupted.
 ///
 /// # Errors
 /// Why the disk cannot be used.
 pub fn start(wake: fn(u64)) -> Result<bool, StartError> {
+    // QEMU may list all devices.
+    let swap = boot::words(SWAP).next().and_then(Place::parse);
     for word in boot::words("virtio_mmio.device") {
         let place = Place::parse(word).ok_or(StartError::Word(word))?;
-        let end = place.address.checked_add(place.size as u64).filter(|&end| end <= 4 << 30);
-        if place.address < DEVICES || !place.address.is_multiple_of(PAGE_SIZE / 8) || end.is_none()
+        if swap.is_none_or(|swap| swap.address != place.address)
+            && Disk::Files.start(place, word, wake)?
         {
-            return Err(StartError::Word(word));
-        }
-        let registers = NonNull::new(direct(place.address).cast()).ok_or(StartError::Word(word))?;
-        // SAFETY: the command line says that the registers are there. They are mapped for ever, and nobody else uses them.
-        let found = unsafe { MmioTransport::new(registers, place.size) };
-        // A place without a device is no error.
-        let Ok(transport) = found else { continue };
-        if transport.device_type() == DeviceType::Block {
-            let device = Device::start(transport, wake)?;
-            if !ioapic::route(place.line) {
-                return Err(StartError::Line(place.line));
-            }
-            *DISK.lock() = Some(device);
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// The pages of the disk; 0 if there is none.
+/// As [`start`], for the swap disk.
+///
+/// # Errors
+/// Why the disk cannot be used.
+pub fn start_swap(wake: fn(u64)) -> Result<bool, StartError> {
+    let Some(word) = boot::words(SWAP).next() else { return Ok(false) };
+    let place = Place::parse(word).ok_or(StartError::Word(word))?;
+    if Disk::Swap.start(place, word, wake)? { Ok(true) } else { Err(StartError::Word(word)) }
+}
+
+/// The pages of the disk with the files; 0 if there is none.
 pub fn pages() -> u64 {
-    DISK.lock().as_ref().map_or(0, |device| device.pages)
+    Disk::Files.pages()
 }
 
-/// Whether no read is under way.
+/// Whether no disk has anything to do.
 pub fn is_idle() -> bool {
-    DISK.lock().as_ref().is_none_or(|device| device.runs.iter().all(Option::is_none))
+    DISKS.iter().all(|disk| {
+        let disk = disk.lock();
+        disk.as_ref().is_none_or(|device| device.runs.iter().all(Option::is_none))
+    })
 }
 
-/// The disk has interrupted this CPU: completes what it has done.
+/// A disk has interrupted this CPU: completes what the disks have done.
 pub fn interrupted() {
-    if let Some(device) = &mut *DISK.lock() {
-        device.transport.ack_interrupt();
+    for disk in &DISKS {
+        if let Some(device) = &mut *disk.lock() {
+            device.transport.ack_interrupt();
+        }
     }
     poll();
 }
 
-/// Completes the reads that the disk has done. The caller holds no lock of the subsystem, and none that `wake` takes.
+/// Completes the reads that the disks have done. The caller holds no lock of the subsystem, and none that `wake` takes.
 pub fn poll() {
-    while let Some((run, wake)) = next_done() {
-        run.end(wake);
+    for disk in &DISKS {
+        let next_done = || {
+            let mut disk = disk.lock();
+            let device = disk.as_mut()?;
+            let (order, failed) = device.next_done()?;
+            Some((order, failed, device.wake))
+        };
+        while let Some((order, failed, wake)) = next_done() {
+            order.end(failed, wake);
+        }
     }
-}
-
-fn next_done() -> Option<(Run, fn(u64))> {
-    let mut disk = DISK.lock();
-    let device = disk.as_mut()?;
-    let wake = device.wake;
-    Some((device.next_done()?, wake))
 }
 
 /// Has the disk carry out `order`. The caller holds no lock. If there is no disk, the order is dropped, and its pages cannot be read.
 pub(crate) fn read(order: Order) {
-    let pages = order.bytes.div_ceil(PAGE_SIZE as usize);
-    let (mut order, mut run, mut done) = (Some(order), None, 0);
+    let (disk, pages) = (order.disk, order.bytes.div_ceil(PAGE_SIZE as usize));
+    let (mut work, mut run, mut done) = (Some(Work::Read(order)), None, 0);
     loop {
-        if let Some(device) = &mut *DISK.lock() {
-            run = run.or_else(|| device.begin(&mut order, pages));
+        if let Some(device) = &mut *disk.device().lock() {
+            run = run.or_else(|| device.begin(&mut work, pages));
             if let Some(run) = run {
-                done += device.request(run, done..pages);
+                done += device.request(run, &[], done..pages);
             }
         } else {
             return;
@@ -213,17 +248,80 @@ pub(crate) fn read(order: Order) {
             return;
         }
         // The queue is full.
-        poll();
-        percpu::cpu().serve_flushes();
-        spin_loop();
+        make_way();
     }
 }
 
-impl Run {
-    fn end(self, wake: fn(u64)) {
-        let Order { reading, bytes, one_by_one, .. } = self.order;
+/// Writes the pages of `run` to the disk from its page `page` on, and returns when they are there. The caller holds no lock.
+///
+/// # Errors
+/// `EIO`: at least one was not written.
+pub(crate) fn write(disk: Disk, page: u64, run: &WriteRun<'_>) -> Result<(), Errno> {
+    let buffers = run.buffers();
+    let (mut work, mut number, mut done) = (Some(Work::Write(page)), None, 0);
+    loop {
+        if let Some(device) = &mut *disk.device().lock() {
+            number = number.or_else(|| device.begin(&mut work, buffers.len()));
+            if let Some(number) = number {
+                done += device.request(number, buffers, done..buffers.len());
+                if let Some(written) = device.take_written(number) {
+                    return written;
+                }
+            }
+        } else {
+            return Err(Errno::EIO);
+        }
+        make_way();
+    }
+}
+
+/// What a CPU does that waits for a disk: it completes what is done, and serves the CPUs that wait for it.
+fn make_way() {
+    poll();
+    percpu::cpu().serve_flushes();
+    spin_loop();
+}
+
+impl Disk {
+    fn device(self) -> &'static Mutex<Option<Box<Device>>> {
+        &DISKS[self as usize]
+    }
+
+    /// Its pages; 0 if there is no such disk.
+    pub(crate) fn pages(self) -> u64 {
+        self.device().lock().as_ref().map_or(0, |device| device.pages)
+    }
+
+    /// Starts the device at `place`, which `word` says, as this disk; returns whether there is a disk.
+    fn start(self, place: Place, word: &'static str, wake: fn(u64)) -> Result<bool, StartError> {
+        let end = place.address.checked_add(place.size as u64).filter(|&end| end <= 4 << 30);
+        if place.address < DEVICES || !place.address.is_multiple_of(PAGE_SIZE / 8) || end.is_none()
+        {
+            return Err(StartError::Word(word));
+        }
+        let registers = NonNull::new(direct(place.address).cast()).ok_or(StartError::Word(word))?;
+        // SAFETY: the command line says that the registers are there. They are mapped for ever, and nobody else uses them: each of the
+        // two disks is started once, and they are at different places.
+        let found = unsafe { MmioTransport::new(registers, place.size) };
+        // A place without a device is no error.
+        let Ok(transport) = found else { return Ok(false) };
+        if transport.device_type() != DeviceType::Block {
+            return Ok(false);
+        }
+        let device = Device::start(transport, self == Self::Swap, wake)?;
+        if !ioapic::route(place.line) {
+            return Err(StartError::Line(place.line));
+        }
+        *self.device().lock() = Some(device);
+        Ok(true)
+    }
+}
+
+impl Order {
+    fn end(self, failed: bool, wake: fn(u64)) {
+        let Self { reading, bytes, one_by_one, .. } = self;
         let id = reading.id();
-        let read = match self.failed {
+        let read = match failed {
             false => Ok(bytes),
             true if reading.buffers().len() == 1 => Err(Errno::EIO),
             true => {
@@ -237,20 +335,31 @@ impl Run {
 }
 
 impl Request {
-    /// Calls `then` with what the device reads and what it writes for a request whose pages are `buffers`.
+    /// Calls `then` with what the device reads and what it writes.
     fn lend<R>(
         &mut self,
-        buffers: &[Buffer],
         then: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R,
     ) -> R {
+        let frames = &self.frames[..self.pages];
+        let status = slice::from_mut(&mut self.status);
+        if self.kind == WRITE {
+            let mut read: [&[u8]; MOST_SEGMENTS + 1] = [&[]; MOST_SEGMENTS + 1];
+            read[0] = &self.header;
+            for (part, frame) in read[1..].iter_mut().zip(frames) {
+                // SAFETY: a frame of a write that is under way, whose page the caller of `write` keeps. The slice serves to tell the device
+                // the address, and nobody reads through it: the kernel may be storing there.
+                *part = unsafe { slice::from_raw_parts(direct(frame.phys()), PAGE_SIZE as usize) };
+            }
+            return then(&read[..=frames.len()], &mut [status]);
+        }
         let mut written: [&mut [u8]; MOST_SEGMENTS + 1] = array::from_fn(|_| &mut [][..]);
-        for (part, buffer) in written.iter_mut().zip(buffers) {
-            let start = direct(buffer.frame.phys());
+        for (part, frame) in written.iter_mut().zip(frames) {
+            let start = direct(frame.phys());
             // SAFETY: a frame of a read that is under way, which is the read's alone. The slice serves to tell the device the address.
             *part = unsafe { slice::from_raw_parts_mut(start, PAGE_SIZE as usize) };
         }
-        written[buffers.len()] = slice::from_mut(&mut self.status);
-        then(&[&self.header], &mut written[..=buffers.len()])
+        written[frames.len()] = status;
+        then(&[&self.header], &mut written[..=frames.len()])
     }
 }
 
@@ -259,9 +368,13 @@ impl Device {
     #[inline(never)]
     fn start(
         mut transport: MmioTransport<'static>,
+        is_written: bool,
         wake: fn(u64),
     ) -> Result<Box<Self>, StartError> {
         let features = transport.begin_init(Features::all());
+        if is_written && features.contains(Features::READ_ONLY) {
+            return Err(StartError::ReadOnly);
+        }
         let segments = match features.contains(Features::SEGMENTS) {
             true => transport.read_config_space::<u32>(SEGMENTS)? as usize,
             false => MOST_SEGMENTS,
@@ -276,9 +389,10 @@ impl Device {
         let request = |_| Request {
             header: [0; 16],
             status: UNKNOWN,
+            kind: READ,
             run: 0,
-            first: 0,
             pages: 0,
+            frames: [FrameNumber(0); MOST_SEGMENTS],
             token: None,
         };
         let requests = Vec::try_from_iter((0..REQUESTS).map(request))?;
@@ -288,29 +402,37 @@ impl Device {
         Ok(try_box(Self { transport, queue, requests, runs, segments, pages, wake })?)
     }
 
-    /// Takes the order, for so many pages, as a run, and returns its number; `None`: there are too many runs.
-    fn begin(&mut self, order: &mut Option<Order>, pages: usize) -> Option<usize> {
+    /// Takes the work, for so many pages, as a run, and returns its number; `None`: there are too many runs.
+    fn begin(&mut self, work: &mut Option<Work>, pages: usize) -> Option<usize> {
         let at = self.runs.iter().position(Option::is_none)?;
         let left = pages.div_ceil(self.segments);
-        self.runs[at] = order.take().map(|order| Run { order, left, failed: false });
+        self.runs[at] = work.take().map(|work| Run { work, left, failed: false });
         Some(at)
     }
 
-    /// Asks the device for as many of `pages` of the run as the queue takes, and returns how many.
-    fn request(&mut self, run: usize, pages: core::ops::Range<usize>) -> usize {
-        let Some(Run { order, .. }) = &self.runs[run] else { return 0 };
+    /// Asks the device for as many of `pages` of the run as the queue takes, and returns how many. Those of a run that writes are `written`.
+    fn request(&mut self, run: usize, written: &[Buffer], pages: Range<usize>) -> usize {
+        let Some(Run { work, .. }) = &self.runs[run] else { return 0 };
+        let (kind, page, buffers) = match work {
+            Work::Read(order) => (READ, order.page, order.reading.buffers()),
+            Work::Write(page) => (WRITE, *page, written),
+        };
         let mut first = pages.start;
         while first < pages.end
             && let Some(request) = self.requests.iter_mut().find(|it| it.token.is_none())
         {
             let count = (pages.end - first).min(self.segments);
-            let sector = (order.page + first as u64) * (PAGE_SIZE / SECTOR);
+            let sector = (page + first as u64) * (PAGE_SIZE / SECTOR);
+            request.header[..4].copy_from_slice(&kind.to_le_bytes());
             request.header[8..].copy_from_slice(&sector.to_le_bytes());
             request.status = UNKNOWN;
-            (request.run, request.first, request.pages) = (run, first, count);
-            let buffers = &order.reading.buffers()[first..first + count];
-            // SAFETY: the frames are the read's, and the request is the device's, until `next_done` has popped it; neither moves.
-            let token = request.lend(buffers, |read, write| unsafe { self.queue.add(read, write) });
+            (request.kind, request.run, request.pages) = (kind, run, count);
+            for (frame, buffer) in request.frames.iter_mut().zip(&buffers[first..first + count]) {
+                *frame = buffer.frame;
+            }
+            // SAFETY: the frames are the run's, and the request is the device's, until `next_done` has popped it; neither moves. What is written
+            // stays where it is until `write` returns, which waits for that.
+            let token = request.lend(|read, write| unsafe { self.queue.add(read, write) });
             let Ok(token) = token else { break };
             request.token = Some(token);
             first += count;
@@ -321,27 +443,35 @@ impl Device {
         first - pages.start
     }
 
-    /// Takes the requests that the device has done, up to and with the last of a run, which is returned.
-    fn next_done(&mut self) -> Option<Run> {
+    /// Takes the requests that the device has done, up to and with the last of a read, which is returned, with whether it failed.
+    fn next_done(&mut self) -> Option<(Order, bool)> {
         loop {
             let token = self.queue.peek_used()?;
             let request = self.requests.iter_mut().find(|it| it.token == Some(token));
             let request = request.expect("the disk has done what it was not asked for");
             let place = &mut self.runs[request.run];
-            let run = place.as_mut().expect("a run ends with its last request");
-            let pages = request.first..request.first + request.pages;
-            let buffers = &run.order.reading.buffers()[pages];
+            let run = place.as_mut().expect("a run ends after its last request");
             // SAFETY: those of `request`.
-            let popped = request
-                .lend(buffers, |read, write| unsafe { self.queue.pop_used(token, read, write) });
+            let popped =
+                request.lend(|read, write| unsafe { self.queue.pop_used(token, read, write) });
             popped.expect("it was just seen");
             request.token = None;
             // SAFETY: it is ours again; the device has written it.
             run.failed |= unsafe { (&raw const request.status).read_volatile() } != DONE;
             run.left -= 1;
-            if run.left == 0 {
-                return place.take();
+            // A run that writes waits for whoever wants it.
+            if run.left == 0
+                && let Some(Run { work: Work::Read(order), failed, .. }) =
+                    place.take_if(|run| matches!(run.work, Work::Read(_)))
+            {
+                return Some((order, failed));
             }
         }
+    }
+
+    /// Ends the run, which writes, if all its requests have ended; returns what came of it.
+    fn take_written(&mut self, run: usize) -> Option<Result<(), Errno>> {
+        let run = self.runs[run].take_if(|run| run.left == 0)?;
+        Some(if run.failed { Err(Errno::EIO) } else { Ok(()) })
     }
 }

@@ -1,6 +1,6 @@
 //! Files on the disk.
 
-use crate::device::{self, Order};
+use crate::device::{self, Disk, Order};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 use faultless_collections::{Arc, OutOfMemory};
@@ -15,6 +15,11 @@ pub(crate) struct OneByOne(AtomicBool);
 impl OneByOne {
     pub(crate) fn begin(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// How many pages to read at once, if not one by one.
+    pub(crate) fn or(&self, pages: usize) -> usize {
+        if self.0.load(Ordering::Relaxed) { 1 } else { pages }
     }
 }
 
@@ -45,7 +50,7 @@ impl BackingStore for Extent {
     }
 
     fn preferred_pages(&self) -> usize {
-        if self.one_by_one.0.load(Ordering::Relaxed) { 1 } else { PREFERRED_PAGES }
+        self.one_by_one.or(PREFERRED_PAGES)
     }
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
@@ -55,7 +60,8 @@ impl BackingStore for Extent {
             && let Some(reading) = run.take_along()
         {
             let one_by_one = self.one_by_one.clone();
-            device::read(Order { reading, page: self.first + first, bytes, one_by_one });
+            let (disk, page) = (Disk::Files, self.first + first);
+            device::read(Order { reading, disk, page, bytes, one_by_one });
         }
         // The rest is zeros.
         Ok(0)

@@ -1,4 +1,5 @@
-//! A virtio disk of the bare machine, and extents of it as the [backing stores](faultless::BackingStore) of files.
+//! The virtio disks of the bare machine: extents of one are the [backing stores](faultless::BackingStore) of files, and another is that of the
+//! swap area.
 //!
 //! The command line says where the disk's registers are and which interrupt line is its own, in Linux's words:
 //! `virtio_mmio.device=SIZE@ADDRESS:LINE`. `start` prepares the disk, and an `Extent` of it is a file. A page of it that is needed is read
@@ -12,13 +13,21 @@
 //!
 //! # Stores
 //!
-//! The disk is only read. What programs store stays in memory, in the pages of the file, for as long as the file exists. So an extent only
+//! The disk with files is only read. What programs store stays in memory, in the pages of the file, for as long as the file exists. So an extent only
 //! notes the shortest length that the file had: what is beyond reads as zeros, also once the file is longer again.
+//!
+//! # The swap disk
+//!
+//! Its place is said by a word of its own, `swap=SIZE@ADDRESS:LINE`: where a device's registers are is certain on the machine's board, and the order in which
+//! devices are found is not. It is written, too. Who writes waits until the disk has the pages, and meanwhile does what a CPU does that
+//! waits for its turn to read: it completes reads, and serves flush requests. What is written is nobody's after the machine has ended, so there is no
+//! order to flush the disk's cache.
 //!
 //! # Errors
 //!
 //! If a read of several pages fails, one of them may be readable. The run then ends with `EAGAIN`, on which waiting faults look again, and from then
-//! on the extent is read page by page. A page that cannot be read by itself ends with `EIO`.
+//! on the extent is read page by page. A page that cannot be read by itself ends with `EIO`. A write that fails has written nothing, as
+//! far as anybody is told.
 #![no_std]
 
 #[cfg(target_os = "none")]
@@ -32,8 +41,12 @@ mod device;
 mod extent;
 #[cfg(target_os = "none")]
 mod memory;
+#[cfg(target_os = "none")]
+mod swap;
 
 #[cfg(target_os = "none")]
-pub use device::{MOST_SEGMENTS, StartError, interrupted, is_idle, pages, poll, start};
+pub use device::{MOST_SEGMENTS, StartError, interrupted, is_idle, pages, poll, start, start_swap};
 #[cfg(target_os = "none")]
 pub use extent::Extent;
+#[cfg(target_os = "none")]
+pub use swap::SwapArea;

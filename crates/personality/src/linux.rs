@@ -3,10 +3,12 @@
 use crate::task::{self, reads, scheduler, thread, upcalls};
 use crate::{syscall, wall};
 use core::fmt;
+use faultless::try_box;
 use faultless::{Access, FaultError};
 use faultless_bare::arch::TrapFrame;
-use faultless_bare::percpu::Interrupt;
+use faultless_bare::percpu::{self, Interrupt};
 use faultless_bare::{Kernel, boot, report};
+use faultless_disk::SwapArea;
 
 /// The kernel that runs Linux programs.
 #[derive(Debug)]
@@ -19,6 +21,11 @@ impl Kernel for Linux {
         wall::init();
         if let Err(why) = faultless_disk::start(reads::wake) {
             report!("message the disk cannot be used: {why}");
+        }
+        match faultless_disk::start_swap(reads::wake) {
+            Ok(true) => swap_on(),
+            Ok(false) => {}
+            Err(why) => report!("message the swap disk cannot be used: {why}"),
         }
         task::boot::boot(boot::initrd());
     }
@@ -72,4 +79,15 @@ impl Kernel for Linux {
             None => f.write_str("a new thread"),
         }
     }
+}
+
+/// Lets pages leave memory for the swap disk, which has started. Without it they stay.
+fn swap_on() {
+    let area = SwapArea::try_new().and_then(try_box);
+    let why = match area.map(|area| percpu::cpu().swap_on(area)) {
+        Ok(Ok(())) => return,
+        Ok(Err(errno)) => errno.name(),
+        Err(_) => "there is no memory",
+    };
+    report!("message the swap disk cannot be used: {why}");
 }

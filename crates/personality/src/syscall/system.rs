@@ -63,6 +63,7 @@ pub fn sysinfo(args: Args<'_>) -> Result {
     let vm = percpu::vm();
     let load = (scheduler::runnable() as u64) << 16;
     let (total, free) = (vm.total_frames(), vm.free_frames());
+    let (swap, swap_used) = percpu::cpu().swap_usage();
     let threads = TABLE.lock().threads.len() as u16;
     // uptime, loads, total, free, shared, buffers, total and free swap, threads, total and free high
     // memory, and the unit of memory.
@@ -75,8 +76,8 @@ pub fn sysinfo(args: Args<'_>) -> Result {
         free,
         0,
         0,
-        0,
-        0,
+        swap,
+        swap - swap_used,
         u64::from(threads),
         0,
         0,

@@ -114,7 +114,7 @@ fn sums(memory: &Memory) -> Sums {
 fn smaps_fields(
     text: &mut Text,
     size: Option<u64>,
-    (resident, huge): (u64, u64),
+    [resident, huge, swapped]: [u64; 3],
     private: bool,
     anon: bool,
 ) {
@@ -130,7 +130,7 @@ fn smaps_fields(
              MMUPageSize:           4 kB\n",
         );
     }
-    let huge = kilobytes(huge);
+    let (huge, swapped) = (kilobytes(huge), kilobytes(swapped));
     let (all, dirty, shared) = (if_so(true), if_so(anon), if_so(!private));
     let (clean_own, dirty_own) = (if_so(private && !anon), if_so(private && anon));
     let _ = write!(
@@ -151,8 +151,8 @@ fn smaps_fields(
          FilePmdMapped:  {huge:8} kB\n\
          Shared_Hugetlb:        0 kB\n\
          Private_Hugetlb:       0 kB\n\
-         Swap:                  0 kB\n\
-         SwapPss:               0 kB\n\
+         Swap:           {swapped:8} kB\n\
+         SwapPss:        {swapped:8} kB\n\
          Locked:                0 kB\n",
     );
 }
@@ -180,7 +180,7 @@ fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
         let _ = writeln!(text, "{line}");
         let private = !area.flags.contains(VmaFlags::SHARED);
         let anon = private && area.tag == 0;
-        let pages = (area.resident, area.huge);
+        let pages = [area.resident, area.huge, area.swapped];
         smaps_fields(text, Some(area.range.pages()), pages, private, anon);
         let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
         let _ = writeln!(
@@ -198,11 +198,12 @@ fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
 fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
     let memory = memory(of)?;
     let mut range: Option<VirtRange> = None;
-    let (mut resident, mut huge) = (0, 0);
+    let mut pages = [0; 3];
     memory.space().areas(percpu::cpu(), |area| {
         range = Some(range.map_or(area.range, |range| range.hull(area.range)));
-        resident += area.resident;
-        huge += area.huge;
+        for (sum, more) in pages.iter_mut().zip([area.resident, area.huge, area.swapped]) {
+            *sum += more;
+        }
     });
     let range = range.unwrap_or(VirtRange::new(0, 0));
     let (start, end) = (range.start, range.end);
@@ -210,7 +211,7 @@ fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
         text,
         "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]"
     );
-    smaps_fields(text, None, (resident, huge), true, true);
+    smaps_fields(text, None, pages, true, true);
     Ok(())
 }
 
@@ -273,7 +274,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
         pages("VmExe", sums.text);
         pages("VmLib", 0);
         pages("VmPTE", tables(&memory));
-        pages("VmSwap", 0);
+        pages("VmSwap", space.swapped_pages(percpu::cpu()));
     }
     field(text, "CoreDumping", 0);
     field(text, "THP_enabled", 0);

@@ -117,8 +117,6 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("nr_writeback", 0),
         ("pgpgin", 0),
         ("pgpgout", 0),
-        ("pswpin", 0),
-        ("pswpout", 0),
         ("pgalloc_normal", made),
         ("pgfree", made.saturating_sub(vm.total_frames() - vm.free_frames())),
         ("pgfault", totals.get(Counter::Faults)),
@@ -148,6 +146,7 @@ fn meminfo(text: &mut Text) -> fmt::Result {
     each(|process| tables += process.memory().map_or(0, |memory| process::tables(&memory)));
     let tables = tables * kilobytes;
     let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / 1024;
+    let (swap, swap_used) = percpu::cpu().swap_usage();
     let leaves = vm.totals().get(faultless::Counter::FilePmdMapped);
     let rows = [
         ("MemTotal", total),
@@ -164,8 +163,8 @@ fn meminfo(text: &mut Text) -> fmt::Result {
         ("Inactive(file)", 0),
         ("Unevictable", 0),
         ("Mlocked", 0),
-        ("SwapTotal", 0),
-        ("SwapFree", 0),
+        ("SwapTotal", swap * kilobytes),
+        ("SwapFree", (swap - swap_used) * kilobytes),
         ("Dirty", 0),
         ("Writeback", 0),
         ("AnonPages", anon),
@@ -177,7 +176,7 @@ fn meminfo(text: &mut Text) -> fmt::Result {
         ("SUnreclaim", slab),
         ("KernelStack", stacks),
         ("PageTables", tables),
-        ("CommitLimit", total),
+        ("CommitLimit", total + swap * kilobytes),
         ("Committed_AS", used),
         ("VmallocTotal", USER_END / 1024),
         ("VmallocUsed", 0),
@@ -416,7 +415,13 @@ fn zoneinfo(text: &mut Text) -> fmt::Result {
 }
 
 fn swaps(text: &mut Text) -> fmt::Result {
-    text.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
+    text.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")?;
+    let (size, used) = percpu::cpu().swap_usage();
+    if size == 0 {
+        return Ok(());
+    }
+    let [size, used] = [size, used].map(|pages| pages * (PAGE_SIZE / 1024));
+    writeln!(text, "/dev/vdb                                partition\t{size}\t\t{used}\t\t-2")
 }
 
 fn devices(text: &mut Text) -> fmt::Result {

@@ -1,0 +1,146 @@
+//! `swap [CHECK…]`: more private memory than the machine has. It needs a machine with less than 160 MiB of memory and a swap area of 256 MiB; the check
+//! `none`, which runs only if it is named, one without an area.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::mem::{PAGE, Region};
+use faultless_guest::proc::{self, Status, fork};
+use faultless_guest::procfs::{fields, kilobytes, text};
+use faultless_guest::sys::{checked, doing};
+use faultless_guest::{ensure, same};
+
+/// What one process uses, in bytes.
+const LARGE: u64 = 160 << 20;
+
+/// What is stored in a page, in round `round`.
+const fn word(at: u64, round: u64) -> u64 {
+    (at / PAGE + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round
+}
+
+fn put(region: &Region, round: u64) {
+    region.pages().for_each(|at| region.store(at, word(at, round)));
+}
+
+/// Where the first page is that has not what was stored in it, of every `step`th.
+fn wrong(region: &Region, step: usize, round: u64) -> Option<u64> {
+    region.pages().step_by(step).find(|&at| region.load(at) != word(at, round))
+}
+
+/// Bytes of this process in the swap area.
+fn swapped() -> Result<u64, String> {
+    kilobytes(&fields("/proc/self/status")?, "VmSwap")
+}
+
+/// The bytes of the area, and those that are free.
+fn area() -> Result<[u64; 2], String> {
+    let info = fields("/proc/meminfo")?;
+    Ok([kilobytes(&info, "SwapTotal")?, kilobytes(&info, "SwapFree")?])
+}
+
+/// What was stored is loaded again, by a forked child, too; and each has its own.
+fn comes_back() -> Verdict {
+    let region = doing("mmap", Region::anonymous(LARGE))?;
+    for round in 0..2 {
+        put(&region, round);
+        same!(wrong(&region, 1, round), None, "a page of round {round}");
+    }
+    ensure!(swapped()? >= LARGE - (96 << 20), "VmSwap is {} bytes", swapped()?);
+    let child = fork(|| {
+        let before = wrong(&region, 7, 1).is_none();
+        region.pages().step_by(13).for_each(|at| region.store(at, word(at, 2)));
+        let own = wrong(&region, 13, 2).is_none();
+        i32::from(!before) | i32::from(!own) << 1
+    });
+    same!(doing("wait4", doing("fork", child)?.wait())?, Status::Exited(0), "the child");
+    same!(wrong(&region, 1, 1), None, "a page after the child has stored to its own");
+    Ok(())
+}
+
+/// Pages that are given back, or of which the process ends, leave the area, too.
+fn is_given_back() -> Verdict {
+    let free = || Ok::<_, String>(area()?[1]);
+    let before = free()?;
+    let region = doing("mmap", Region::anonymous(LARGE))?;
+    put(&region, 0);
+    let used = before.saturating_sub(free()?);
+    ensure!(used >= LARGE - (96 << 20), "only {used} bytes of the area are in use");
+    doing("madvise", region.advise(0, LARGE / 2, libc::MADV_DONTNEED))?;
+    same!(region.load(0), 0, "what was discarded");
+    drop(region);
+    // A few pages of the program itself may have left.
+    for still in [swapped()?, before.saturating_sub(free()?)] {
+        ensure!(still <= 4 << 20, "{still} bytes of the area stay in use");
+    }
+    Ok(())
+}
+
+/// Several processes at a time.
+fn several() -> Verdict {
+    let mut children = Vec::new();
+    for _ in 0..4 {
+        let child = fork(|| {
+            let Ok(region) = Region::anonymous(LARGE / 4) else { return 1 };
+            for round in 0..4 {
+                put(&region, round);
+                if wrong(&region, 1, round).is_some() {
+                    return 2;
+                }
+            }
+            0
+        });
+        children.push(doing("fork", child)?);
+    }
+    for child in children {
+        same!(doing("wait4", child.wait())?, Status::Exited(0), "a child");
+    }
+    Ok(())
+}
+
+/// What `sysinfo` tells of the area: its bytes, and those that are free.
+fn told() -> Result<[u64; 2], String> {
+    // SAFETY: zeros are a value; the pointer is to a local.
+    let info = unsafe {
+        let mut info: libc::sysinfo = std::mem::zeroed();
+        doing("sysinfo", checked(libc::sysinfo(&raw mut info)))?;
+        info
+    };
+    Ok([info.totalswap, info.freeswap].map(|pages| pages * u64::from(info.mem_unit)))
+}
+
+/// `/proc/swaps`, `meminfo`, `smaps` and `sysinfo` tell of it.
+fn is_told() -> Verdict {
+    let region = doing("mmap", Region::anonymous(LARGE))?;
+    put(&region, 0);
+    let (area, told) = (area()?, told()?);
+    same!([area[0], told[0]], [256 << 20; 2], "the size of the area");
+    for free in [area[1], told[1]] {
+        ensure!(free <= (256 << 20) - (LARGE - (96 << 20)), "{free} bytes are free");
+    }
+    same!(text("/proc/swaps")?.lines().count(), 2, "lines of /proc/swaps");
+    let rollup = kilobytes(&fields("/proc/self/smaps_rollup")?, "Swap")?;
+    ensure!(rollup >= LARGE - (96 << 20), "smaps_rollup tells of {rollup} bytes");
+    Ok(())
+}
+
+/// Without an area there is none to be told of.
+fn none() -> Verdict {
+    same!([area()?, told()?], [[0; 2]; 2], "the area");
+    same!(text("/proc/swaps")?.lines().count(), 1, "lines of /proc/swaps");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("comes_back", comes_back),
+    ("is_given_back", is_given_back),
+    ("several", several),
+    ("is_told", is_told),
+];
+/// Those of a machine without an area.
+const WITHOUT: &[Check] = &[("none", none)];
+
+fn main() {
+    let args = Args::read("swap", &[]);
+    proc::no_huge_pages();
+    let without = args.words().iter().any(|word| word == "none");
+    std::process::exit(check::run(&args, if without { WITHOUT } else { CHECKS }))
+}
