@@ -158,7 +158,7 @@ fn out_of_memory() {
 fn swap() {
     for machine in [deterministic(), parallel()] {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
-        let ran = passes(&machine, "swap", &[], 4);
+        let ran = passes(&machine, "swap", &[], 3);
         for name in ["pswpin", "pswpout", "fault_swap_page", "interrupts_device"] {
             assert!(ran.report.counter(name) > Some(0), "{name}; {ran}");
         }
