@@ -38,7 +38,9 @@ impl BackingStore for SwapArea {
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
         let (page, bytes) = (run.first(), run.bytes());
-        if let Some(reading) = run.take_along() {
+        if bytes != 0
+            && let Some(reading) = run.take_along()
+        {
             let (disk, one_by_one) = (Disk::Swap, self.one_by_one.clone());
             device::read(Order { reading, disk, page, bytes, one_by_one });
         }

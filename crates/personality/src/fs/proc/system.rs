@@ -421,7 +421,7 @@ fn swaps(text: &mut Text) -> fmt::Result {
         return Ok(());
     }
     let [size, used] = [size, used].map(|pages| pages * (PAGE_SIZE / 1024));
-    writeln!(text, "/dev/vdb                                partition\t{size}\t\t{used}\t\t-2")
+    writeln!(text, "{:40}partition\t{size}\t\t{used}\t\t-2", "/dev/swap")
 }
 
 fn devices(text: &mut Text) -> fmt::Result {
