@@ -103,6 +103,21 @@ fn others_run_during_major_faults() {
     }
 }
 
+/// There is a swap disk, too, and the kernel does not take one for the other: pages of the program come back from where they were.
+#[test]
+fn a_disk_and_a_swap_disk() {
+    let files = folder();
+    for machine in [deterministic(), parallel()] {
+        let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
+        let program = Program::guest(guest("swap").expect("guest programs come along"));
+        let program = program.files(files.path()).args(["comes_back"]);
+        let ran = boot(&with(Disk::default(), machine), &program).exited(0);
+        assert!(ran.output.contains("ok comes_back") && ran.report.messages.is_empty(), "{ran}");
+        let count = |name| ran.report.counter(name).expect("a counter");
+        assert!(0 < count("pswpin") && count("pswpin") < count("pages_read"), "{ran}");
+    }
+}
+
 /// What a disk cannot read is `SIGBUS`, `EIO` or `EFAULT`, and nobody else's harm.
 #[test]
 fn errors_of_a_disk() {
