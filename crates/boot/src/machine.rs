@@ -411,7 +411,7 @@ pub(crate) fn archive(initrd: &Initrd) -> Result<NamedTempFile, BootError> {
     temporary(|file| initrd.write(file))
 }
 
-/// A file that goes with its handle, of so many bytes, all zeros, which take no room.
+/// A sparse file of `bytes` bytes, which is deleted with its handle.
 fn temporary_of(bytes: u64) -> Result<NamedTempFile, BootError> {
     let file = temporary(|_| Ok(()))?;
     file.as_file().set_len(bytes).map_err(BootError::file(file.path()))?;

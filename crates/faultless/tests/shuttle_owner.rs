@@ -30,6 +30,14 @@ fn changes(guest: &Guest<'_>) {
     guest.unmap(page(6), 1);
 }
 
+/// What an owner does whose VMA is used by others: it goes, and comes back.
+fn goes_and_comes(guest: &Guest<'_>) {
+    for _ in 0..3 {
+        guest.unmap(page(8), 1);
+        guest.map(page(8), 1, RW);
+    }
+}
+
 /// One CPU runs the space and changes it; another looks at it from another space, and maps there.
 fn changes_against_who_looks_from_outside() {
     let (world, space, elsewhere) = with_parts();
@@ -75,12 +83,7 @@ fn changes_against_who_comes_and_goes() {
 fn a_try_against_who_begins_to_run() {
     let (world, space, elsewhere) = with_parts();
     world.run(&[
-        (&space, &|guest| {
-            for _ in 0..3 {
-                guest.unmap(page(8), 1);
-                guest.map(page(8), 1, RW);
-            }
-        }),
+        (&space, &goes_and_comes),
         (&elsewhere, &|guest| {
             // It reads the space, which shares it.
             space.areas(guest.cpu, |_| {});
@@ -104,12 +107,7 @@ fn a_step_of_who_owns_since_its_claim() {
     let (world, space, elsewhere) = with_parts();
     world.within(&space, |guest| guest.map(page(FAR), 1, RW));
     world.run(&[
-        (&space, &|guest| {
-            for _ in 0..3 {
-                guest.unmap(page(8), 1);
-                guest.map(page(8), 1, RW);
-            }
-        }),
+        (&space, &goes_and_comes),
         (&elsewhere, &|guest| {
             for round in 0..3 {
                 space.munmap(guest.cpu, page(FAR), 4096).unwrap();

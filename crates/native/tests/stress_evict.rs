@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::stress::{storm, weather};
+use common::stress::{machine, storm, weather};
 use common::{PAGE, RW};
 use faultless::{Advice, Backing, Counter, Errno, MapFlags, Object, Prot, Setting, Shared};
-use faultless_native::{Checked, Config, HostFile, Native, NativeCpu, Signal, Stop};
+use faultless_native::{HostFile, NativeCpu, Signal, Stop};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,14 +105,7 @@ fn disturb<'n>(
 
 #[test]
 fn what_is_evicted_is_neither_lost_nor_stale() {
-    let config = Config {
-        memory_bytes: MEMORY,
-        cpus: USERS as usize + 1,
-        checked: Checked::Panic,
-        jitter: 3,
-        ..Config::default()
-    };
-    let native = Native::new(config).unwrap();
+    let native = machine(USERS as usize + 1, MEMORY);
     let must = [
         Counter::PageScanned,
         Counter::PageStolen,

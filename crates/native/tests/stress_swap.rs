@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::stress::{storm, weather};
+use common::stress::{machine, storm, weather};
 use common::{PAGE, RW};
 use faultless::{Advice, Counter, MapFlags, Prot, RemapFlags, Setting};
-use faultless_native::{Checked, Config, HostFile, Native, NativeCpu, Process, Signal, Stop};
+use faultless_native::{HostFile, NativeCpu, Process, Signal, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -111,14 +111,7 @@ fn disturb(
 
 #[test]
 fn what_is_swapped_is_neither_lost_nor_anothers() {
-    let config = Config {
-        memory_bytes: MEMORY,
-        cpus: USERS as usize + 1,
-        checked: Checked::Panic,
-        jitter: 3,
-        ..Config::default()
-    };
-    let native = Native::new(config).unwrap();
+    let native = machine(USERS as usize + 1, MEMORY);
     let host = tempfile::tempfile().unwrap();
     host.set_len(SLOTS * PAGE).unwrap();
     let area = Arc::new(HostFile::new(host).unwrap());

@@ -88,7 +88,7 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Evicts about `pages` pages of files, and frees their frames. If there are none, it waits until another CPU that is evicting has done so: its pages
+    /// Evicts about `pages` pages, and frees their frames. If there are none, it waits until another CPU that is evicting has done so: its pages
     /// may be all that there are, or those of the only file, of which one CPU at a time writes. Returns whether any CPU has evicted some.
     #[cold]
     fn evict_some(&self, pages: u64) -> bool {

@@ -38,7 +38,7 @@
 //!
 //! # Others
 //!
-//! Only who has a claim on an address, or has validated a ticket, changes a swapped entry. So a `fork`, which has a claim on everything, finds an entry
+//! Only who has a claim on an address, or has validated a ticket, changes a swapped entry. So a `fork`, which has a claim on the whole space, finds an entry
 //! as it was after it has raised the count.
 
 use super::taken::{BATCH, Batch, Mapping, Then};
@@ -161,7 +161,7 @@ impl Swap {
     }
 
     fn freed(&self) {
-        // Either this finds the mark, or who has made it finds the slot.
+        // Either this CPU sees the mark, or the CPU that sets it sees the free slot when it looks again.
         fence(Ordering::SeqCst);
         if self.is_full.load(Ordering::Relaxed) {
             self.is_full.store(false, Ordering::Relaxed);

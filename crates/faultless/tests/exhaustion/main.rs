@@ -189,7 +189,7 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     let census = faultless::audit::audit(&cpu, &[]).unwrap_or_else(|error| panic!("{error}"));
     // The swap area stays as long as the subsystem.
     let kept = 1 + if slots == 0 { 0 } else { census.tables };
-    assert_eq!(census.taken(), kept, "all but the page of zeros are free");
+    assert_eq!(census.taken(), kept, "all but the zero page are free");
     if slots == 0 {
         assert_eq!(shim::live() - mine, start, "bytes of the heap in the end");
     }

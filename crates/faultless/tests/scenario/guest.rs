@@ -235,7 +235,7 @@ impl World {
             }
             let census = audit(&cpu, &[]);
             let census = census.unwrap_or_else(|wrong| panic!("law 6, in the end: {wrong}"));
-            // The page of zeros, and the swap area's tables.
+            // The zero page, and the swap area's tables.
             let kept = 1 + if slots == 0 { 0 } else { census.tables };
             assert_eq!(self.vm.free_frames() + kept, self.vm.total_frames(), "frames were lost");
         });

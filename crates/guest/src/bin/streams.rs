@@ -432,7 +432,7 @@ fn event_counters() -> Verdict {
     let mut count = [0; 8];
     io("read", counter.read(&mut count))?;
     same!(u64::from_ne_bytes(count), nearly, "the count before the write");
-    same!(doing("wait4", child.wait())?, Status::Exited(0), "who waited to write");
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "a write that waited");
     io("read", counter.read(&mut count))?;
     same!(u64::from_ne_bytes(count), 10, "the count after it");
     io("write", counter.write(&nearly.to_ne_bytes()))?;
@@ -445,7 +445,7 @@ fn event_counters() -> Verdict {
             1
         }),
     )?;
-    same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGALRM), "who waits for ever");
+    same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGALRM), "a write that never fits");
     Ok(())
 }
 
