@@ -35,3 +35,71 @@ impl Preload {
         [("LD_PRELOAD", libraries), ("FAULTLESS_POPULATE", bytes.to_string().into())]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memmap2::MmapMut;
+    use std::process::Command;
+    use std::{env, fs, hint, thread};
+
+    const MIB: usize = 1 << 20;
+
+    /// Bytes of the process that are resident.
+    fn resident() -> usize {
+        let statm = fs::read_to_string("/proc/self/statm").expect("Linux has it");
+        let pages = statm.split(' ').nth(1).expect("the second number is the resident pages");
+        pages.parse::<usize>().expect("a number") * 4096
+    }
+
+    fn block(bytes: usize) -> Vec<u8> {
+        hint::black_box(Vec::with_capacity(bytes))
+    }
+
+    /// What `make` makes, and how many MiB become resident meanwhile.
+    fn grows<T>(make: impl FnOnce() -> T) -> (T, usize) {
+        let before = resident();
+        let made = make();
+        (made, (resident().saturating_sub(before) + MIB / 2) / MIB)
+    }
+
+    /// What happens in a process that has the library.
+    fn preloaded() {
+        let (_small, grown) = grows(|| block(MIB - 8192));
+        assert_eq!(grown, 0, "it is smaller than what is populated");
+        let (_mapping, grown) = grows(|| MmapMut::map_anon(32 * MIB).expect("memory"));
+        assert_eq!(grown, 32);
+        let (large, grown) = grows(|| block(16 * MIB));
+        assert_eq!(grown, 16);
+        // From now on, blocks up to that size come from glibc's heap.
+        drop(large);
+
+        // Nobody has stored to them, but to the last.
+        let mut parts: Vec<_> = (0..8).map(|_| block(MIB / 2)).collect();
+        parts[7].resize(MIB / 2, 1);
+        let at = parts[0].as_ptr();
+        drop(parts);
+        let (again, grown) = grows(|| block(4 * MIB - 65536));
+        assert_eq!(again.as_ptr(), at, "glibc gives what was freed");
+        assert_eq!(grown, 0, "its last page was resident");
+        let (_new, grown) = grows(|| block(8 * MIB));
+        assert_eq!(grown, 8);
+    }
+
+    #[test]
+    fn large_blocks_are_populated_unless_they_are_resident() {
+        if env::var_os("FAULTLESS_POPULATE").is_some() {
+            return preloaded();
+        }
+        let preload = Preload::new().expect("it was built");
+        let test = thread::current().name().expect("that of the test").to_owned();
+        let own = env::current_exe().expect("a test has a file");
+        let ran = Command::new(own)
+            .args(["--exact", &test, "--test-threads", "2"])
+            .envs(preload.environment(MIB as u64))
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+    }
+}
