@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use memmap2::MmapMut;
     use std::process::Command;
-    use std::{env, fs, hint, thread};
+    use std::{env, fs, hint};
 
     const MIB: usize = 1 << 20;
 
@@ -92,8 +92,11 @@ mod tests {
             return preloaded();
         }
         let preload = Preload::new().expect("it was built");
-        let test = thread::current().name().expect("that of the test").to_owned();
+        let (_, module) =
+            module_path!().split_once("::").expect("the name of the program comes first");
+        let test = format!("{module}::large_blocks_are_populated_unless_they_are_resident");
         let own = env::current_exe().expect("a test has a file");
+        // In a thread, which has a heap of its own: nothing else has been freed there.
         let ran = Command::new(own)
             .args(["--exact", &test, "--test-threads", "2"])
             .envs(preload.environment(MIB as u64))
