@@ -7,6 +7,7 @@
 //! rests on is a line here, too, with the same name ([`faultless::Mutant`]): without it a
 //! law must break.
 //!
-//! [`protocol`] has the machine; its test checks it.
+//! [`protocol`] has the entry's machine, [`deferred`] that of flushes that wait while pages move, leave memory and come back. A test checks each.
 
+pub mod deferred;
 pub mod protocol;

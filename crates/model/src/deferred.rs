@@ -1,0 +1,566 @@
+//! Deferred flushes: one page, two CPUs that run the program, one that moves the page, evicts it and writes to it, and settlements.
+//!
+//! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it allows that. Without one the MMU walks: it reads the entry, and
+//! fills the TLB in a later step. A store that the entry forbids is a fault: read the entry; look at the stamp of the space, and wait while its flush is
+//! pending; take the entry; commit one that allows stores. A page that was evicted is read from its store. The CPU leaves the space and comes back: it
+//! drops all translations, leaves the CPU set, and then notes the clock.
+//!
+//! **The kernel's CPU** does one thing after the other, for some rounds, in any order: it moves the page to another frame, or evicts it, or takes stores away, or
+//! writes to it. To move or evict it, it takes the entry. If the entry allows stores, the translations are flushed: posted to all CPUs in the set, and
+//! awaited. Otherwise the flush is deferred: advance the clock; raise what each CPU in the set owes, one after the other; note the stamp for the space. Then the bytes are copied or
+//! stored, the entry changes, and the old frame is free, or kept with its stamp.
+//!
+//! **A settlement** looks at one CPU after the other, posts a flush to those that owe one and run the space, awaits them, and raises what is
+//! paid. Frames whose stamps are paid are then free. It excludes deferrals while it looks.
+//!
+//! **A flush** is served between two instructions, or while a fault waits: read the clock and drop the translation; then note what was flushed, and answer.
+//!
+//! Stamps begin right below the end of their range. A frame that waits is in no list of the allocator, so there is no block to be split or merged that has a stamp, and none
+//! can be split between its taking and its flush: what gives frames back is a step here ([`Mutant::ReleaseLooksAtStamps`]).
+//!
+//! Left out: a second space, operations with claims, and every order of memory; the scenarios and the loom models have those.
+
+use faultless::Mutant;
+use stateright::{Model, Property};
+
+/// CPUs that run the program.
+pub const RUNNING: usize = 2;
+/// Frames there are: of the page, two that wait, and one to move to.
+pub const FRAMES: usize = 4;
+
+/// Number of a frame.
+type Frame = u8;
+/// A stamp.
+type Stamp = u64;
+
+/// Whose a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The allocator's.
+    Free,
+    /// The page's.
+    Page,
+    /// The kernel is about to fill it.
+    Taken,
+    /// It was the page's, and waits for the flush with this stamp.
+    Owed(Stamp),
+}
+
+/// The page-table entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slot {
+    /// Evicted.
+    Out,
+    /// Taken by a fault, or by the kernel.
+    Busy,
+    /// Mapped, and whether stores are allowed.
+    Leaf(Frame, bool),
+}
+
+/// Where a CPU of the program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    /// It runs another program.
+    Away,
+    /// Between two instructions.
+    Program,
+    /// The walk has read a leaf, and not filled the TLB yet.
+    Walked(Frame, bool),
+    /// In the fault of a store, which has seen the page in this frame, read-only.
+    Fault(Frame),
+    /// It has the entry.
+    Held(Frame),
+    /// It has dropped its translation, and will note that it had flushed up to this stamp.
+    Serving(Stamp),
+    /// It has dropped its translation, and left the set.
+    Leaving,
+}
+
+/// What the kernel does with the page that it has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Then {
+    /// It moves to this frame.
+    Move(Frame),
+    /// It is evicted.
+    Evict,
+    /// It becomes read-only.
+    Protect,
+}
+
+/// Where the kernel's CPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Between two operations.
+    Idle,
+    /// It has the entry, which was this leaf.
+    Has(Then, Frame, bool),
+    /// It has posted flushes, and waits.
+    Awaits(Then, Frame, bool),
+    /// It defers the flush with this stamp, and has looked at so many CPUs.
+    Defers(Then, Frame, Stamp, u8),
+    /// All flushes are done, or one is deferred.
+    Flushed(Then, Frame, bool, Option<Stamp>),
+}
+
+/// Where a settlement is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Settlement {
+    /// There is none.
+    None,
+    /// It has looked at so many CPUs, of which these owe a flush.
+    Looks(u8, [bool; RUNNING]),
+    /// It waits for these, up to this stamp.
+    Awaits([bool; RUNNING], Stamp),
+}
+
+/// All there is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    entry: Slot,
+    frames: [Owner; FRAMES],
+    /// What is in each frame: the number of the store that was last.
+    bytes: [u8; FRAMES],
+    /// What is in the page's store.
+    stored: u8,
+    /// What the page shows: the number of the last store to it.
+    shows: u8,
+    tlb: [Option<(Frame, bool)>; RUNNING],
+    in_set: [bool; RUNNING],
+    posted: [bool; RUNNING],
+    cpus: [At; RUNNING],
+    kernel: Kernel,
+    settlement: Settlement,
+    clock: Stamp,
+    paid: Stamp,
+    /// The last deferral of a page of the space.
+    pending: Stamp,
+    owes: [Stamp; RUNNING],
+    flushed: [Stamp; RUNNING],
+    rounds: u8,
+    stores: u8,
+    /// An access has reached a frame through a translation older than the frame's ownership.
+    stale: bool,
+    /// A load has found something else than the last store's.
+    lost: bool,
+}
+
+/// One step of somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// A load of a program's CPU, or the next step of its MMU or of its fault.
+    Cpu(usize),
+    /// A store of a program's CPU.
+    Store(usize),
+    /// A program's CPU serves its flush: the first step of two.
+    Serve(usize),
+    /// A program's CPU leaves the space.
+    Leave(usize),
+    /// The kernel begins to move the page.
+    Move,
+    /// The kernel begins to evict it.
+    Evict,
+    /// The kernel begins to take stores away.
+    Protect,
+    /// The kernel writes to the page.
+    Write,
+    /// The next step of what the kernel has begun.
+    Kernel,
+    /// The next step of a settlement.
+    Settle,
+}
+
+/// The machine, whole or less a line.
+#[derive(Clone, Copy, Debug)]
+pub struct Deferral {
+    /// How many operations the kernel does.
+    pub rounds: u8,
+    /// How often the program stores.
+    pub stores: u8,
+    /// The line that is taken out.
+    pub lost: Option<Mutant>,
+}
+
+impl Deferral {
+    fn lost(&self, mutant: Mutant) -> bool {
+        self.lost == Some(mutant)
+    }
+
+    /// The next step of CPU `cpu`, but for stores.
+    fn cpu(&self, state: &mut State, cpu: usize) -> Option<()> {
+        state.cpus[cpu] = match state.cpus[cpu] {
+            At::Away => {
+                state.in_set[cpu] = true;
+                At::Program
+            }
+            At::Program => match (state.tlb[cpu], state.entry) {
+                (Some((frame, _)), _) => {
+                    state.load(frame);
+                    At::Program
+                }
+                (None, Slot::Leaf(frame, stores)) => At::Walked(frame, stores),
+                (None, Slot::Busy) => return None,
+                (None, Slot::Out) => {
+                    let frame = state.free()?;
+                    state.frames[frame as usize] = Owner::Page;
+                    state.bytes[frame as usize] = state.stored;
+                    state.entry = Slot::Leaf(frame, false);
+                    At::Program
+                }
+            },
+            At::Walked(frame, stores) => {
+                state.tlb[cpu] = Some((frame, stores));
+                state.load(frame);
+                At::Program
+            }
+            At::Fault(_) if state.is_pending() && !self.lost(Mutant::WriteSettles) => return None,
+            At::Fault(frame) if state.entry == Slot::Leaf(frame, false) => {
+                state.entry = Slot::Busy;
+                At::Held(frame)
+            }
+            At::Fault(_) => At::Program,
+            At::Held(frame) => {
+                state.entry = Slot::Leaf(frame, true);
+                state.tlb[cpu] = None;
+                At::Program
+            }
+            At::Serving(before) => {
+                state.note_flush(cpu, before);
+                state.posted[cpu] = false;
+                At::Program
+            }
+            At::Leaving => {
+                state.note_flush(cpu, state.clock);
+                state.posted[cpu] = false;
+                At::Away
+            }
+        };
+        Some(())
+    }
+
+    /// CPU `cpu` stores, or faults on its way to that.
+    fn store(&self, state: &mut State, cpu: usize) -> Option<()> {
+        if state.cpus[cpu] != At::Program || state.stores == 0 {
+            return None;
+        }
+        match (state.tlb[cpu], state.entry) {
+            (Some((frame, true)), _) => {
+                state.stores -= 1;
+                state.shows += 1;
+                state.stale |= !state.is_pages(frame);
+                state.bytes[frame as usize] = state.shows;
+            }
+            (_, Slot::Leaf(frame, false)) => state.cpus[cpu] = At::Fault(frame),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// CPU `cpu` is interrupted, or answers while it waits.
+    fn serve(state: &mut State, cpu: usize) -> Option<()> {
+        if !state.posted[cpu] || !matches!(state.cpus[cpu], At::Program | At::Fault(_)) {
+            return None;
+        }
+        state.tlb[cpu] = None;
+        // A fault that waited begins again.
+        state.cpus[cpu] = At::Serving(state.clock);
+        Some(())
+    }
+
+    fn leave(state: &mut State, cpu: usize) -> Option<()> {
+        if state.cpus[cpu] != At::Program {
+            return None;
+        }
+        (state.tlb[cpu], state.in_set[cpu], state.cpus[cpu]) = (None, false, At::Leaving);
+        Some(())
+    }
+
+    /// The kernel begins an operation.
+    fn begin(state: &mut State, then: impl FnOnce(&mut State) -> Option<Then>) -> Option<()> {
+        let (Kernel::Idle, Slot::Leaf(frame, stores)) = (state.kernel, state.entry) else {
+            return None;
+        };
+        state.rounds = state.rounds.checked_sub(1)?;
+        let then = then(state)?;
+        state.entry = Slot::Busy;
+        state.kernel = Kernel::Has(then, frame, stores);
+        Some(())
+    }
+
+    /// The kernel writes to the page, as `write` to a file does.
+    fn write(&self, state: &mut State) -> Option<()> {
+        let there = match (state.kernel, state.entry) {
+            (Kernel::Idle, Slot::Leaf(frame, _)) => Some(frame),
+            (Kernel::Idle, Slot::Out) => None,
+            _ => return None,
+        };
+        let line = if there.is_some() { Mutant::WriteSettles } else { Mutant::OverwriteSettles };
+        if state.is_pending() && !self.lost(line) {
+            return None;
+        }
+        state.rounds = state.rounds.checked_sub(1)?;
+        state.shows += 1;
+        match there {
+            Some(frame) => state.bytes[frame as usize] = state.shows,
+            None => state.stored = state.shows,
+        }
+        Some(())
+    }
+
+    /// The kernel's next step.
+    fn kernel(&self, state: &mut State) -> Option<()> {
+        state.kernel = match state.kernel {
+            Kernel::Idle => return None,
+            Kernel::Has(then, frame, stores) => {
+                let flushes = match then {
+                    Then::Move(_) => !self.lost(Mutant::MigrateFlush),
+                    Then::Evict => !self.lost(Mutant::EvictFlush),
+                    Then::Protect => true,
+                };
+                let defers =
+                    (!stores || self.lost(Mutant::DeferLooksAtStores)) && then != Then::Protect;
+                if !flushes {
+                    Kernel::Flushed(then, frame, stores, None)
+                } else if !defers {
+                    for cpu in 0..RUNNING {
+                        state.posted[cpu] |= state.in_set[cpu];
+                    }
+                    Kernel::Awaits(then, frame, stores)
+                } else if matches!(state.settlement, Settlement::Looks(..)) {
+                    // The lock of the stamps.
+                    return None;
+                } else {
+                    state.clock = state.clock.checked_add(1)?;
+                    Kernel::Defers(then, frame, state.clock, 0)
+                }
+            }
+            Kernel::Awaits(then, frame, stores) => {
+                let awaited = |cpu| state.posted[cpu] && state.in_set[cpu];
+                if (0..RUNNING).any(awaited) {
+                    return None;
+                }
+                Kernel::Flushed(then, frame, stores, None)
+            }
+            Kernel::Defers(then, frame, stamp, looked) if usize::from(looked) < RUNNING => {
+                let cpu = usize::from(looked);
+                if state.in_set[cpu] {
+                    state.owes[cpu] = stamp;
+                }
+                Kernel::Defers(then, frame, stamp, looked + 1)
+            }
+            Kernel::Defers(then, frame, stamp, _) => {
+                state.pending = stamp;
+                Kernel::Flushed(then, frame, false, Some(stamp))
+            }
+            Kernel::Flushed(then, frame, stores, stamp) => {
+                let left = stamp.map_or(Owner::Free, Owner::Owed);
+                match then {
+                    Then::Move(to) => {
+                        state.bytes[to as usize] = state.bytes[frame as usize];
+                        state.frames[to as usize] = Owner::Page;
+                        state.frames[frame as usize] = left;
+                        state.entry = Slot::Leaf(to, stores);
+                    }
+                    Then::Evict => {
+                        state.stored = state.bytes[frame as usize];
+                        state.frames[frame as usize] = left;
+                        state.entry = Slot::Out;
+                    }
+                    Then::Protect => state.entry = Slot::Leaf(frame, false),
+                }
+                Kernel::Idle
+            }
+        };
+        Some(())
+    }
+
+    /// The next step of a settlement.
+    fn settle(&self, state: &mut State) -> Option<()> {
+        state.settlement = match state.settlement {
+            // The lock of the stamps.
+            _ if matches!(state.kernel, Kernel::Defers(..))
+                && !matches!(state.settlement, Settlement::Awaits(..)) =>
+            {
+                return None;
+            }
+            Settlement::None if state.paid == state.clock => return None,
+            Settlement::None => Settlement::Looks(0, [false; RUNNING]),
+            Settlement::Looks(looked, mut owing) if usize::from(looked) < RUNNING => {
+                let cpu = usize::from(looked);
+                owing[cpu] = state.flushed[cpu] < state.owes[cpu] && state.in_set[cpu];
+                state.posted[cpu] |= owing[cpu];
+                Settlement::Looks(looked + 1, owing)
+            }
+            Settlement::Looks(_, owing) => Settlement::Awaits(owing, state.clock),
+            Settlement::Awaits(owing, stamp) => {
+                let awaited = |cpu: usize| {
+                    let due = state.owes[cpu].min(stamp);
+                    owing[cpu] && state.flushed[cpu] < due && state.in_set[cpu]
+                };
+                if (0..RUNNING).any(awaited) && !self.lost(Mutant::SettleAwaits) {
+                    return None;
+                }
+                state.paid = state.paid.max(stamp);
+                for owner in &mut state.frames {
+                    if let Owner::Owed(stamp) = *owner
+                        && (stamp <= state.paid || self.lost(Mutant::ReleaseLooksAtStamps))
+                    {
+                        *owner = Owner::Free;
+                    }
+                }
+                Settlement::None
+            }
+        };
+        Some(())
+    }
+}
+
+impl State {
+    fn free(&self) -> Option<Frame> {
+        self.frames.iter().position(|owner| *owner == Owner::Free).map(|at| at as Frame)
+    }
+
+    /// Whether `frame` is still the page's, or waits for the flush of its translations.
+    fn is_pages(&self, frame: Frame) -> bool {
+        matches!(self.frames[frame as usize], Owner::Page | Owner::Owed(_))
+    }
+
+    /// A load by a translation to `frame`.
+    fn load(&mut self, frame: Frame) {
+        self.stale |= !self.is_pages(frame);
+        self.lost |= self.bytes[frame as usize] != self.shows;
+    }
+
+    fn is_pending(&self) -> bool {
+        self.pending > self.paid
+    }
+
+    fn note_flush(&mut self, cpu: usize, before: Stamp) {
+        self.flushed[cpu] = self.flushed[cpu].max(before);
+    }
+
+    /// Law 6: each frame is where its owner says, and nowhere else.
+    fn is_accounted(&self) -> bool {
+        self.frames.iter().enumerate().all(|(at, owner)| {
+            let frame = at as Frame;
+            let mapped = matches!(self.entry, Slot::Leaf(it, _) if it == frame);
+            let in_fault = self.cpus.contains(&At::Held(frame));
+            let (from, to) = match self.kernel {
+                Kernel::Idle => (None, None),
+                Kernel::Has(then, from, _)
+                | Kernel::Awaits(then, from, _)
+                | Kernel::Defers(then, from, ..)
+                | Kernel::Flushed(then, from, ..) => {
+                    (Some(from), if let Then::Move(to) = then { Some(to) } else { None })
+                }
+            };
+            let uses = [mapped, in_fault, from == Some(frame)];
+            let used = uses.into_iter().filter(|used| *used).count();
+            match owner {
+                Owner::Page => used == 1 && to != Some(frame),
+                Owner::Taken => used == 0 && to == Some(frame),
+                Owner::Free | Owner::Owed(_) => used == 0 && to != Some(frame),
+            }
+        })
+    }
+
+    /// Whether some frame waits.
+    fn owes(&self) -> bool {
+        self.frames.iter().any(|owner| matches!(owner, Owner::Owed(_)))
+    }
+}
+
+impl Model for Deferral {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        let mut frames = [Owner::Free; FRAMES];
+        frames[0] = Owner::Page;
+        // Each operation defers at most once.
+        let stamp = Stamp::MAX - Stamp::from(self.rounds);
+        vec![State {
+            entry: Slot::Leaf(0, false),
+            frames,
+            bytes: [0; FRAMES],
+            stored: 0,
+            shows: 0,
+            tlb: [None; RUNNING],
+            in_set: [true, false],
+            posted: [false; RUNNING],
+            cpus: [At::Program, At::Away],
+            kernel: Kernel::Idle,
+            settlement: Settlement::None,
+            clock: stamp,
+            paid: stamp,
+            pending: 0,
+            owes: [0; RUNNING],
+            flushed: [0; RUNNING],
+            rounds: self.rounds,
+            stores: self.stores,
+            stale: false,
+            lost: false,
+        }]
+    }
+
+    fn actions(&self, _: &State, steps: &mut Vec<Step>) {
+        for cpu in 0..RUNNING {
+            steps.extend([Step::Cpu(cpu), Step::Store(cpu), Step::Serve(cpu), Step::Leave(cpu)]);
+        }
+        steps.extend([Step::Move, Step::Evict, Step::Protect, Step::Write]);
+        steps.extend([Step::Kernel, Step::Settle]);
+    }
+
+    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+        let mut next = last.clone();
+        match step {
+            Step::Cpu(cpu) => self.cpu(&mut next, cpu),
+            Step::Store(cpu) => self.store(&mut next, cpu),
+            Step::Serve(cpu) => Self::serve(&mut next, cpu),
+            Step::Leave(cpu) => Self::leave(&mut next, cpu),
+            Step::Move => Self::begin(&mut next, |state| {
+                let to = state.free()?;
+                state.frames[to as usize] = Owner::Taken;
+                Some(Then::Move(to))
+            }),
+            Step::Evict => Self::begin(&mut next, |_| Some(Then::Evict)),
+            Step::Protect => Self::begin(&mut next, |_| Some(Then::Protect)),
+            Step::Write => self.write(&mut next),
+            Step::Kernel => self.kernel(&mut next),
+            Step::Settle => self.settle(&mut next),
+        }?;
+        (next != *last).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("law 1: never a stale owner", |_, state: &State| !state.stale),
+            Property::always("law 2: never a lost write", |_, state: &State| !state.lost),
+            Property::always("law 6: every frame is accounted for", |_, state: &State| {
+                state.is_accounted()
+            }),
+            Property::sometimes("all rounds end", |_, state: &State| {
+                state.rounds == 0 && state.kernel == Kernel::Idle && !state.owes()
+            }),
+            Property::sometimes("two frames wait for different flushes", |_, state: &State| {
+                let mut stamps = state.frames.iter().filter_map(|owner| match owner {
+                    Owner::Owed(stamp) => Some(stamp),
+                    _ => None,
+                });
+                matches!((stamps.next(), stamps.next()), (Some(one), Some(other)) if one != other)
+            }),
+            Property::sometimes("a CPU uses a frame that waits", |_, state: &State| {
+                let owed = |frame: Frame| matches!(state.frames[frame as usize], Owner::Owed(_));
+                state.tlb.iter().flatten().any(|(frame, _)| owed(*frame))
+            }),
+            Property::sometimes("a settlement interrupts nobody", |_, state: &State| {
+                state.owes() && matches!(state.settlement, Settlement::Awaits([false, false], _))
+            }),
+            Property::sometimes("a fault waits for a settlement", |_, state: &State| {
+                state.is_pending() && state.cpus.iter().any(|cpu| matches!(cpu, At::Fault(_)))
+            }),
+            Property::sometimes("the last stamp is given", |_, state: &State| {
+                state.clock == Stamp::MAX
+            }),
+        ]
+    }
+}

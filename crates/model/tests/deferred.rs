@@ -1,0 +1,69 @@
+//! Every state that two CPUs of a program, one that moves and evicts its page, and settlements can reach; and for each line that deferred
+//! flushes rest on, that a law breaks without it.
+//!
+//! `cargo test --release -p faultless-model`
+
+use faultless::Mutant;
+use faultless_model::deferred::Deferral;
+use stateright::{Checker, Model};
+
+/// Operations of the kernel, and stores of the program.
+const ROUNDS: u8 = 2;
+const STORES: u8 = 2;
+
+fn check(lost: Option<Mutant>) -> impl Checker<Deferral> {
+    Deferral { rounds: ROUNDS, stores: STORES, lost }.checker().spawn_bfs().join()
+}
+
+#[test]
+fn the_laws_hold_in_every_state() {
+    let checker = check(None);
+    checker.assert_properties();
+    println!("{} states, {} of them unique", checker.state_count(), checker.unique_state_count());
+    assert!(checker.is_done());
+}
+
+/// The law that breaks without `mutant`.
+fn breaks(mutant: Mutant, law: &'static str) {
+    let checker = check(Some(mutant));
+    let path = checker.discovery(law).unwrap_or_else(|| panic!("{law}: holds without {mutant:?}"));
+    println!("without {mutant:?}, {law} is broken after {} steps", path.into_actions().len());
+}
+
+const STALE: &str = "law 1: never a stale owner";
+const LOST: &str = "law 2: never a lost write";
+
+#[test]
+fn a_move_that_does_not_flush_leaves_a_stale_owner() {
+    breaks(Mutant::MigrateFlush, STALE);
+}
+
+#[test]
+fn an_eviction_that_does_not_flush_leaves_a_stale_owner() {
+    breaks(Mutant::EvictFlush, STALE);
+}
+
+#[test]
+fn a_flush_that_is_deferred_where_stores_are_allowed_loses_one() {
+    breaks(Mutant::DeferLooksAtStores, LOST);
+}
+
+#[test]
+fn who_makes_a_page_writable_without_a_settlement_hides_its_stores() {
+    breaks(Mutant::WriteSettles, LOST);
+}
+
+#[test]
+fn who_overwrites_an_evicted_page_without_a_settlement_hides_it() {
+    breaks(Mutant::OverwriteSettles, LOST);
+}
+
+#[test]
+fn a_settlement_that_waits_for_nobody_frees_what_is_in_use() {
+    breaks(Mutant::SettleAwaits, STALE);
+}
+
+#[test]
+fn a_frame_that_is_freed_before_its_own_flush_is_in_use() {
+    breaks(Mutant::ReleaseLooksAtStamps, STALE);
+}
