@@ -1,7 +1,7 @@
 //! What a page costs on this host: measured in rounds, of which the median counts, so that other load changes it as it changes the
 //! programs that run at the same time.
 
-use super::sysfs::{Loan, Mode, Sizes, size_file};
+use super::sysfs::{Loan, Mode, Sizes};
 use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life, use_huge};
 use crate::calibrate::hardware::{self, COLD, Effort};
 use crate::error::CliError;
@@ -137,10 +137,9 @@ impl Meter {
         Ok(())
     }
 
-    /// Lets a program ask for folios of `order`, where the setting does not and there is consent.
+    /// Lets a program ask for folios of `order`, where there is consent.
     fn permit(&self, order: u8) -> Result<Option<Loan>, CliError> {
-        let off = self.consent && Sizes::read().mode(order) == Mode::Never;
-        off.then(|| Loan::take(&[(size_file(order), "madvise")])).transpose()
+        if self.consent { Loan::permit(order) } else { Ok(None) }
     }
 
     /// What it comes to so far, after one round at least.

@@ -42,7 +42,10 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
             let joined = |name: &str, value: &str| joined(name, value, std::env::var_os(name));
             program.envs(variables.iter().map(|(name, value)| (*name, joined(name, value))));
         }
-        Apply::Sysfs(file, value) => _loan = Some(Loan::take(&[(file.clone(), *value)])?),
+        Apply::Sysfs(file, value) => match Loan::take(file, value)? {
+            Some(loan) => _loan = Some(loan),
+            None => return Ok(None),
+        },
         Apply::WithoutThp => {
             // SAFETY: between fork and exec one async-signal-safe call is made, prctl.
             unsafe { program.pre_exec(|| set_thp_disable(true).map_err(std::io::Error::from)) };

@@ -17,6 +17,8 @@ use std::io::Write;
 
 /// The share of a run below which a saving is not worth a row: other load makes more of a difference.
 pub const WORTH: f64 = 0.01;
+/// What is not worth one either, in nanoseconds: it would be printed as nothing.
+const LEAST: f64 = 1e6;
 
 /// What is told of a program.
 #[derive(Debug)]
@@ -48,6 +50,11 @@ impl<'a> Answer<'a> {
         nanoseconds / 1e9 / self.seconds.max(1e-9)
     }
 
+    /// Whether a saving of so many nanoseconds, or as great a loss, is worth a row.
+    pub fn worth(&self, saving: f64) -> bool {
+        saving.abs() >= LEAST && self.share(saving).abs() >= WORTH
+    }
+
     /// The items with a row each: of the sizes of mTHP the best alone.
     pub fn shown(&self) -> Vec<&Item> {
         let mut sizes = 0;
@@ -62,7 +69,7 @@ impl<'a> Answer<'a> {
     pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
         self.print_faults(out)?;
         let (worth, rest): (Vec<_>, Vec<_>) =
-            self.shown().into_iter().partition(|item| self.share(item.saving) >= WORTH);
+            self.shown().into_iter().partition(|item| item.saving > 0.0 && self.worth(item.saving));
         if worth.is_empty() {
             writeln!(
                 out,
@@ -101,7 +108,7 @@ impl<'a> Answer<'a> {
             )?;
         }
         let (costly, little): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|item| self.share(item.saving) <= -WORTH);
+            rest.into_iter().partition(|item| item.saving < 0.0 && self.worth(item.saving));
         for item in costly {
             if item.depends() {
                 writeln!(
@@ -174,7 +181,7 @@ impl<'a> Answer<'a> {
         match self.plain {
             Some(run) => writeln!(
                 out,
-                " Seconds are of processor time, of a run without the recorder: {:.2} s elapsed, {:.2} s in the kernel, {} faults.",
+                " Seconds are of processor time, of a run without the recorder: {:.2} s elapsed, {:.2} s in the kernel;\n it had {} faults, with huge pages as they are set here.",
                 run.wall,
                 run.system,
                 grouped(run.faults)

@@ -1,14 +1,19 @@
 //! The host's settings of huge pages, and their change for a while.
 //!
 //! A setting is the whole system's. It is changed by a [`Loan`], behind which a process stands that puts it back when the pipe to it
-//! ends: when the loan is dropped, and also when the command is killed.
+//! ends: when the loan is dropped, and also when the command is killed. One command at a time has a loan: another waits, or one of them would
+//! put back what the other had set. The lock is that process's too, so it is held until the settings are back.
 
 use crate::error::CliError;
+use crate::interrupt;
+use crate::report::say;
 use faultless_trace::anticipate::folio::LARGEST;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 /// Where the kernel has them.
 pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -90,32 +95,79 @@ impl Sizes {
 const KEEPER: &str = "trap '' INT TERM HUP; cat >/dev/null; s=0; while [ $# -ge 2 ]; do printf %s \"$2\" >\"$1\" || s=1; shift 2; \
                       done; exit $s";
 
-/// Settings that are changed until this is dropped.
+/// How often a command looks whether another one's loan has ended.
+const LOOKS: Duration = Duration::from_millis(20);
+
+/// The lock of a directory of settings, once no other command has it. `None` where the user interrupted the wait.
+fn turn(settings: &Path) -> Result<Option<File>, CliError> {
+    let failed = |error| CliError::failed(settings.display(), error);
+    let turn = File::open(settings).map_err(failed)?;
+    let mut told = false;
+    loop {
+        match turn.try_lock() {
+            Ok(()) => return Ok(Some(turn)),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) if interrupt::requested() => return Ok(None),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if !told {
+            let place = settings.display();
+            say!("faultless: waits for another command that has changed settings in {place}");
+            told = true;
+        }
+        thread::sleep(LOOKS);
+    }
+}
+
+/// Settings that are changed until this is dropped, and that no other command changes meanwhile.
 #[derive(Debug)]
 pub struct Loan {
-    keeper: Child,
+    /// None where nothing had to be changed.
+    keeper: Option<Child>,
+    _turn: File,
 }
 
 impl Loan {
-    /// Gives each of the files a value. What was there is put back when the loan is dropped or the process ends, however it does.
+    /// Gives a setting of huge pages a value. What was there is put back when the loan is dropped or the process ends, however it does.
+    /// `None` where the user interrupted the wait for another command's loan.
     ///
     /// # Errors
-    /// A file cannot be read or written; what was changed already is put back.
-    pub fn take(changes: &[(PathBuf, &str)]) -> Result<Self, CliError> {
+    /// The file cannot be read or written.
+    pub fn take(file: &Path, value: &str) -> Result<Option<Self>, CliError> {
+        let Some(turn) = turn(Path::new(THP))? else { return Ok(None) };
+        Self::keep(turn, &[(file, value)]).map(Some)
+    }
+
+    /// Lets programs ask for folios of `order`, if they may not by now; the same otherwise.
+    pub fn permit(order: u8) -> Result<Option<Self>, CliError> {
+        let Some(turn) = turn(Path::new(THP))? else { return Ok(None) };
+        // Read under the lock: before, it may have been another command's.
+        let changes = [(&*size_file(order), "madvise")];
+        let changes = if Sizes::read().mode(order) == Mode::Never { &changes[..] } else { &[] };
+        Self::keep(turn, changes).map(Some)
+    }
+
+    /// Gives each of the files a value. If one cannot be changed, what was changed already is put back.
+    fn keep(turn: File, changes: &[(&Path, &str)]) -> Result<Self, CliError> {
+        if changes.is_empty() {
+            return Ok(Self { keeper: None, _turn: turn });
+        }
         let failed = |path: &Path| {
             let path = path.display().to_string();
             move |error| CliError::failed(path, error)
         };
-        let mut keeper = Command::new("/bin/sh");
+        let shell = Path::new("/bin/sh");
+        let mut keeper = Command::new(shell);
         keeper.args(["-c", KEEPER, "faultless-keeper"]);
         for (path, _) in changes {
             let text = fs::read_to_string(path).map_err(failed(path))?;
             keeper.arg(path).arg(chosen(&text));
         }
-        // In a group of its own the keyboard does not end it.
-        keeper.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
-        let keeper = keeper.spawn().map_err(failed(Path::new("/bin/sh")))?;
-        let loan = Self { keeper };
+        // It prints nothing: its output is the lock. In a group of its own the keyboard does not end it.
+        let lock = turn.try_clone().map_err(failed(shell))?;
+        keeper.process_group(0).stdin(Stdio::piped()).stdout(lock);
+        let keeper = keeper.spawn().map_err(failed(shell))?;
+        let loan = Self { keeper: Some(keeper), _turn: turn };
         for (path, value) in changes {
             fs::write(path, value).map_err(failed(path))?;
         }
@@ -125,9 +177,10 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
+        let Some(keeper) = &mut self.keeper else { return };
+        drop(keeper.stdin.take());
         // If it fails there is nothing left to do; it has said why.
-        let _ = self.keeper.wait();
+        let _ = keeper.wait();
     }
 }
 
@@ -160,14 +213,46 @@ mod tests {
         let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
         fs::write(&one, "always [never]").expect("written");
         fs::write(&other, "7").expect("written");
-        let loan = Loan::take(&[(one.clone(), "always"), (other.clone(), "8")]).expect("files");
+        let turn = || turn(dir.path()).expect("a directory").expect("nobody interrupts it");
+        let changes: [(&Path, &str); 2] = [(&one, "always"), (&other, "8")];
+        let loan = Loan::keep(turn(), &changes).expect("files");
         let read = |path: &Path| fs::read_to_string(path).expect("there");
         assert_eq!((read(&one), read(&other)), ("always".to_owned(), "8".to_owned()));
         drop(loan);
         assert_eq!((read(&one), read(&other)), ("never".to_owned(), "7".to_owned()));
         // What cannot be changed leaves the rest as it was.
         let missing = dir.path().join("missing");
-        assert!(Loan::take(&[(other.clone(), "9"), (missing, "1")]).is_err());
+        let changes: [(&Path, &str); 2] = [(&other, "9"), (&missing, "1")];
+        assert!(Loan::keep(turn(), &changes).is_err());
         assert_eq!(read(&other), "7");
+    }
+
+    /// A second loan waits until the first has put back what it found, also when its command is gone and the keeper alone is left.
+    #[test]
+    fn loans_follow_each_other() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("file");
+        fs::write(&file, "[never]").expect("written");
+        let take = |value| {
+            let turn = turn(dir.path()).expect("a directory").expect("nobody interrupts it");
+            Loan::keep(turn, &[(&file, value)]).expect("a file")
+        };
+        let mut first = take("always");
+        // The first command's own lock ends before its keeper, as if it were killed.
+        let orphan = first.keeper.take().expect("it was changed");
+        drop(first);
+        let waited = thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                drop(take("madvise"));
+            });
+            thread::sleep(5 * LOOKS);
+            let waits = !second.is_finished();
+            let mut orphan = orphan;
+            drop(orphan.stdin.take());
+            orphan.wait().expect("it ends");
+            waits
+        });
+        assert!(waited);
+        assert_eq!(fs::read_to_string(&file).expect("there"), "never");
     }
 }

@@ -48,9 +48,10 @@ pub fn run(
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
 ) -> Result<(), CliError> {
-    let worth = |saving: f64| answer.share(saving).abs() >= WORTH;
-    let claimed =
-        answer.shown().into_iter().filter(|item| worth(item.saving) || worth(item.at_best));
+    let claimed = answer
+        .shown()
+        .into_iter()
+        .filter(|item| answer.worth(item.saving) || answer.worth(item.at_best));
     let (able, left): (Vec<&Item>, Vec<&Item>) = claimed.partition(|item| match item.apply {
         Apply::Nothing => false,
         Apply::Sysfs(..) => args.sysfs,
