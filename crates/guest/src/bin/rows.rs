@@ -5,11 +5,11 @@
 //! A figure is the median of some passes, after one that warms up, without the cost of the loop and of
 //! reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; of a call row, 1,000 rounds. Files
 //! lie in DIR (`/tmp`), which should be a tmpfs. Words are not looked at: Linux gives its first process
-//! those of its command line that it does not know. `row=` may name one row. Before each pass of the anonymous
+//! those of its command line that it does not know. `row=` may name rows, with commas between. Before each pass of the anonymous
 //! rows the machine may rest, and do what it does when it is idle.
 //!
 //! `disk=` names a file on a disk, or the disk itself, that nobody has read, of [`MAJOR`] 128 KiB for each pass; the row `major_fault` reads it
-//! once.
+//! once, and the row `evict_page` pages them out (`MADV_PAGEOUT`).
 //!
 //! `to=` names a second memory node, to which pages move and back in the rows `move_page`, `move_read_only_page` and `move_file_page`.
 //!
@@ -152,7 +152,7 @@ impl Rows<'_> {
     }
 
     fn wanted(&self, names: &[&str]) -> bool {
-        self.only.is_none_or(|only| names.contains(&only))
+        self.only.is_none_or(|only| only.split(',').any(|only| names.contains(&only)))
     }
 
     /// Runs passes, each of which gives a figure for each of `names`, and prints their medians.
@@ -423,6 +423,19 @@ fn major_faults(rows: &Rows, path: &str) -> Result<(), String> {
     })
 }
 
+/// Clean pages of a file that are mapped, and are paged out all at once.
+fn evictions(rows: &Rows, path: &str) -> Result<(), String> {
+    const PAGES: u64 = MAJOR * READ_AHEAD as u64;
+    rows.row(["evict_page"], "per_page", || {
+        let file = File::open(path).map_err(|_| Errno(libc::EIO))?;
+        let region = Region::map(PAGES * PAGE, READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)?;
+        touch(&region, Touch::Read);
+        let (cost, ()) = time(|| region.advise(0, PAGES * PAGE, libc::MADV_PAGEOUT))?;
+        let all_gone = !region.in_core()?.contains(&true);
+        if all_gone { Ok([cost as f64 / PAGES as f64]) } else { Err(Errno(libc::EBUSY)) }
+    })
+}
+
 fn measure(args: &Args) -> Result<(), String> {
     let dir = args.text("dir").unwrap_or("/tmp");
     proc::pin(0).map_err(|errno| format!("sched_setaffinity: {errno}"))?;
@@ -441,8 +454,13 @@ fn measure(args: &Args) -> Result<(), String> {
     calls(&rows)?;
     forks(&rows)?;
     match args.text("disk") {
-        Some(path) if rows.wanted(&["major_fault"]) => major_faults(&rows, path),
-        _ => Ok(()),
+        Some(path) => {
+            if rows.wanted(&["major_fault"]) {
+                major_faults(&rows, path)?;
+            }
+            evictions(&rows, path)
+        }
+        None => Ok(()),
     }
 }
 
