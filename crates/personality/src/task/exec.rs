@@ -7,6 +7,7 @@
 
 use super::exit;
 use super::memory::{Image, Memory};
+use super::oom;
 use super::thread::{Thread, current};
 use super::visit::Visit;
 use crate::elf::{Header, Plan, Segment};
@@ -240,7 +241,7 @@ fn load_file(
         None => None,
         Some(name) => Some(interpreter_plan(regular(file)?, name)?),
     };
-    let memory = Memory::try_new()?;
+    let memory = oom::with_memory(Memory::try_new)?;
     // From here on nothing sleeps.
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;

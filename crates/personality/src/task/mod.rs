@@ -19,6 +19,7 @@ pub mod futex;
 pub mod init;
 pub mod limits;
 pub mod memory;
+pub mod oom;
 pub mod process;
 pub mod reads;
 pub mod relatives;

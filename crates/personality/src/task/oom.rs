@@ -1,0 +1,261 @@
+//! Out of memory: which process is killed, and who waits for that.
+//!
+//! Memory is out when an operation finds no free frame and [reclaim](faultless) finds nothing to evict. As on Linux the process with the most
+//! [points](badness) is killed, which need not be the one that found no memory. That one [waits](wait_for_memory) until the memory of a process
+//! is free, and then does what it did again: a page fault, a [call of the subsystem](with_memory), or the system call whose copy
+//! [failed](resume). A thread that waits holds no lock.
+//!
+//! *One at a time.* Nobody is killed while the memory of a process that ends is not free yet. That memory may be in use beyond the end of its process, for
+//! somebody may read `/proc/PID/smaps` of it; so it is the end of the [`Memory`] that is awaited. A thread that finds
+//! no memory after some was freed tries again before anyone is killed: it may have looked before, and got none.
+//!
+//! *Who shares memory* with the victim is killed with it, since it would not be free otherwise.
+//!
+//! *Nobody to kill.* Where every process is protected (`oom_score_adj` is -1000), Linux panics. Here no program stops the kernel: the
+//! process that needs memory is killed, protected or not.
+
+use super::exit;
+use super::memory::Memory;
+use super::process::{self, Process};
+use super::status::ExitStatus;
+use super::thread::{WaitQueue, current, try_current};
+use super::wait::{is_killed, wait_unless_killed};
+use crate::errno::{Errno, Result};
+use crate::signal;
+use core::ptr;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::PAGE_SIZE;
+use faultless_bare::arch::{SYSTEM_CALL, TrapFrame};
+use faultless_bare::reserve::{self, Lack};
+use faultless_bare::sync::Mutex;
+use faultless_bare::{percpu, report};
+use faultless_collections::Arc;
+use linux_raw_sys::general as nr;
+
+/// The largest `oom_score_adj`. A process with the negative of it is never killed.
+pub const MOST: i32 = 1000;
+
+/// What is waited for.
+#[derive(Debug)]
+enum Awaited {
+    /// Nothing: the next thread that finds no memory chooses.
+    Nothing,
+    /// A thread is choosing.
+    Choice,
+    /// The end of the memory with this number.
+    Memory(u64),
+}
+
+#[derive(Debug)]
+struct State {
+    awaited: Awaited,
+    /// How many memories were freed.
+    freed: u64,
+}
+
+/// Its holder does not wait.
+static STATE: Mutex<State> = Mutex::new(State { awaited: Awaited::Nothing, freed: 0 });
+/// Woken when a memory is free.
+static CHANGED: WaitQueue = WaitQueue::new();
+/// How many processes were chosen.
+static KILLS: AtomicU64 = AtomicU64::new(0);
+
+/// How many processes were killed for want of memory; those that shared their memory are not counted.
+pub fn kills() -> u64 {
+    KILLS.load(Ordering::Relaxed)
+}
+
+/// The memory with this number is free now.
+pub(super) fn memory_is_free(number: u64) {
+    {
+        let mut state = STATE.lock();
+        state.freed += 1;
+        if matches!(state.awaited, Awaited::Memory(awaited) if awaited == number) {
+            state.awaited = Awaited::Nothing;
+        }
+    }
+    CHANGED.wake_all();
+}
+
+/// The running thread found no free memory. When this returns, it tries again, or ends: it may have been killed. The caller holds no lock, and
+/// no memory but its own process's.
+pub fn wait_for_memory() {
+    let thread = current();
+    if is_killed(&thread) {
+        return;
+    }
+    let (freed, chooses) = {
+        let mut state = STATE.lock();
+        let freed = state.freed;
+        if thread.freed_seen.replace(freed) != freed {
+            return;
+        }
+        let chooses = matches!(state.awaited, Awaited::Nothing);
+        if chooses {
+            state.awaited = Awaited::Choice;
+        }
+        (freed, chooses)
+    };
+    if chooses {
+        let process = &thread.process;
+        let own = || {
+            report!(
+                "message Out of memory and no killable processes: the one that needs memory is killed"
+            );
+            process.memory().map(|memory| Victim { process: process.clone(), memory, points: 0 })
+        };
+        let victim = choose().or_else(own);
+        // While it is held: its end comes after this.
+        STATE.lock().awaited = match &victim {
+            Some(victim) => Awaited::Memory(victim.memory.space().id().0),
+            None => Awaited::Nothing,
+        };
+        if let Some(victim) = victim {
+            end(&victim);
+        }
+    }
+    let _ = wait_unless_killed(&CHANGED, || (STATE.lock().freed != freed).then_some(()));
+    // First, so that the next copy finds it full.
+    reserve::fill();
+}
+
+/// Calls `call`, which holds nothing when it returns, and calls it again after memory was freed as long as it finds none.
+///
+/// # Errors
+/// What `call` returns. `ENOMEM`: for another reason, or the thread is killed.
+pub fn with_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
+    loop {
+        percpu::cpu().take_starved();
+        let result = call();
+        let lacks = matches!(result, Err(Errno::ENOMEM)) && percpu::cpu().take_starved();
+        if !lacks || try_current().is_none_or(|thread| is_killed(&thread)) {
+            return result;
+        }
+        wait_for_memory();
+    }
+}
+
+/// Called on the return to the program with the registers `frame`, whose copies lacked memory. Waits for memory; a system call that failed
+/// for that reason begins again.
+pub(super) fn resume(frame: &mut TrapFrame, lack: Lack) {
+    if lack == Lack::None {
+        return;
+    }
+    wait_for_memory();
+    let failed = frame.vector == SYSTEM_CALL && frame.rax == (-i64::from(Errno::EFAULT.0)) as u64;
+    if lack == Lack::Failed && failed {
+        signal::restart_call(frame);
+    }
+}
+
+/// A process that is to be killed, or that ends already.
+struct Victim {
+    process: Arc<Process>,
+    memory: Arc<Memory>,
+    points: i64,
+}
+
+/// The process that Linux's rule chooses; or one that ends already, whose memory will be free without a second victim. `None`: all
+/// processes are protected.
+fn choose() -> Option<Victim> {
+    let total = total_pages();
+    let (mut best, mut ending): (Option<Victim>, Option<Victim>) = (None, None);
+    process::each(|process| {
+        let Some(memory) = process.memory().filter(|_| ending.is_none()) else { return };
+        let points = badness(process, &memory, total);
+        let victim = |points| Victim { process: process.clone(), memory: memory.clone(), points };
+        if is_ending(process) && !has_other_user(&memory) {
+            ending = Some(victim(points.unwrap_or_default()));
+        } else if let Some(points) = points
+            // Of equals the last one, as on Linux.
+            && best.as_ref().is_none_or(|best| best.points <= points)
+        {
+            best = Some(victim(points));
+        }
+    });
+    ending.or(best)
+}
+
+/// Kills all processes that use the victim's memory.
+fn end(victim: &Victim) {
+    let Victim { process, memory, points } = victim;
+    if !is_ending(process) {
+        KILLS.fetch_add(1, Ordering::Relaxed);
+        let space = memory.space();
+        let cpu = percpu::cpu();
+        let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
+        // The program chooses the name; it must not break the line of the report.
+        report!(
+            "message Out of memory: Killed process {} ({}), points {points}: total-vm:{}kB, rss:{}kB, swap:{}kB, \
+             pgtables:{}kB, oom_score_adj:{}",
+            process.pid,
+            process.name.lock().escape_debug(),
+            kilobytes(space.mapped_pages(cpu)),
+            kilobytes(space.resident_pages(cpu)),
+            kilobytes(space.swapped_pages(cpu)),
+            kilobytes(memory.table_pages()),
+            process.oom_score_adj.load(Ordering::Relaxed),
+        );
+    }
+    // The second time for a process that another one made meanwhile. From then on nobody who uses the memory makes any.
+    for _ in 0..2 {
+        process::each(|process| {
+            if uses(process, memory) {
+                exit::kill(process, ExitStatus::killed(nr::SIGKILL));
+            }
+        });
+    }
+}
+
+fn uses(process: &Process, memory: &Memory) -> bool {
+    ptr::eq(process.memory.space(), memory.space())
+}
+
+/// Whether the process ends without a further signal.
+fn is_ending(process: &Process) -> bool {
+    let killed = process.signals.waiting() & signal::bit(nr::SIGKILL) != 0;
+    killed || process.end.status.lock().is_some()
+}
+
+/// Whether a process that does not end uses the memory.
+fn has_other_user(memory: &Memory) -> bool {
+    let mut found = false;
+    process::each(|process| found |= uses(process, memory) && !is_ending(process));
+    found
+}
+
+/// The pages of memory and of the swap area.
+pub fn total_pages() -> u64 {
+    (percpu::vm().total_frames() + percpu::cpu().swap_usage().0).max(1)
+}
+
+/// The points of a process, in pages, by Linux's rule: what its end would free, resident, in the swap area and in page tables; and its `oom_score_adj`, of
+/// which 1000 are all `total` pages. `None`: it is not killed, for it is protected, or uses its parent's memory (`vfork`), which has points of its own.
+pub fn badness(process: &Process, memory: &Memory, total: u64) -> Option<i64> {
+    let adjustment = process.oom_score_adj.load(Ordering::Relaxed);
+    if adjustment == -MOST || is_in_vfork(process) {
+        return None;
+    }
+    let (space, cpu) = (memory.space(), percpu::cpu());
+    let pages = space.resident_pages(cpu) + space.swapped_pages(cpu) + memory.table_pages();
+    Some(pages as i64 + i64::from(adjustment) * (total / MOST as u64) as i64)
+}
+
+/// Whether the process was made by `vfork` and has not called `execve` yet.
+fn is_in_vfork(process: &Process) -> bool {
+    process.by_vfork.load(Ordering::Relaxed)
+        && process::find(process.parent())
+            .is_some_and(|parent| ptr::eq(parent.memory.space(), process.memory.space()))
+}
+
+/// Sets `oom_score_adj` of a process, and as on Linux of those that share its memory, but not by `vfork`.
+pub fn adjust(process: &Process, adjustment: i32) {
+    process.oom_score_adj.store(adjustment, Ordering::Relaxed);
+    let by_vfork = |of: &Process| of.by_vfork.load(Ordering::Relaxed);
+    let Some(memory) = process.memory().filter(|_| !by_vfork(process)) else { return };
+    process::each(|other| {
+        if uses(other, &memory) && !by_vfork(other) {
+            other.oom_score_adj.store(adjustment, Ordering::Relaxed);
+        }
+    });
+}
