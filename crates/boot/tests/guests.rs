@@ -153,6 +153,21 @@ fn out_of_memory() {
     }
 }
 
+/// The process that Linux's rule chooses is killed, and it alone; whoever found no memory goes on.
+#[test]
+fn victims() {
+    for machine in [deterministic(), parallel()] {
+        for swap in [None, Some(64 << 20)] {
+            let machine = Machine { memory: 128 << 20, swap, ..machine.clone() };
+            let ran = passes(&machine, "victims", &[], 9);
+            let killed = |line: &&String| line.starts_with("Out of memory: Killed process ");
+            let told = ran.report.messages.iter().filter(killed).count();
+            // As many as the checks find in `oom_kill`, each of which they wait for.
+            assert_eq!((told, ran.report.messages.len()), (13, 13), "{ran}");
+        }
+    }
+}
+
 /// Programs use more memory than there is, and the rest is on the swap disk.
 #[test]
 fn swap() {
