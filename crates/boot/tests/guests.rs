@@ -183,6 +183,19 @@ fn swap() {
     assert!(none.output.contains("ok none"), "{none}");
 }
 
+/// Pages of the swap disk that cannot be read are signals for those who need them, and such that cannot be written are not used.
+#[test]
+fn errors_of_a_swap_disk() {
+    for machine in [deterministic(), parallel()] {
+        let swap = Some(256 << 20);
+        let bad_swap = [(100..108).chain([3000, 9000]).collect(), vec![200, 201, 5000]];
+        let machine = Machine { memory: 96 << 20, swap, bad_swap, ..machine };
+        let ran = passes(&machine, "swap", &["errors"], 1);
+        assert!(ran.report.counter("pswpin") > Some(0), "{ran}");
+        assert!(ran.report.messages.is_empty(), "{ran}");
+    }
+}
+
 /// Each allocation of the kernel is refused once. On one CPU: what others keep of the heap would look like a leak.
 #[test]
 fn memory_refused_at_every_step() {
