@@ -7,6 +7,7 @@
 //!
 //! Where the reserve is used up, too, the copy fails.
 
+use crate::heap;
 use crate::machine::Bare;
 use crate::percpu;
 use crate::sync::Mutex;
@@ -24,6 +25,13 @@ pub enum Lack {
     Lent,
     /// A copy failed.
     Failed,
+    /// A copy failed, and not because memory is out: its page is mapped as often as can be counted.
+    Hopeless,
+}
+
+/// Whether an operation of this CPU that just failed as out of memory did so because frames, or the heap, were exhausted.
+pub fn is_lack() -> bool {
+    percpu::cpu().take_starved() || heap::tight()
 }
 
 /// One part of memory in so many, in frames.

@@ -117,18 +117,23 @@ fn serve_in_any_case(
 ) -> Result<FaultKind, FaultError> {
     /// Other CPUs may take what is lent.
     const TRIES: usize = 3;
-    let mut served = serve(here, space, addr, access);
-    for _ in 0..TRIES {
-        if served != Err(FaultError::OutOfMemory) || !reserve::lend() {
-            break;
+    let mut lent = 0;
+    loop {
+        let served = serve(here, space, addr, access);
+        if served != Err(FaultError::OutOfMemory) {
+            return served;
         }
-        note(here, Lack::Lent);
-        served = serve(here, space, addr, access);
+        let lack = match reserve::is_lack() {
+            false => Lack::Hopeless,
+            true if lent < TRIES && reserve::lend() => Lack::Lent,
+            true => Lack::Failed,
+        };
+        note(here, lack);
+        if lack != Lack::Lent {
+            return served;
+        }
+        lent += 1;
     }
-    if served == Err(FaultError::OutOfMemory) {
-        note(here, Lack::Failed);
-    }
-    served
 }
 
 fn note(here: &PerCpu, lack: Lack) {

@@ -135,13 +135,27 @@ pub fn with_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
     }
 }
 
+/// A page fault of the running program found no memory: when this returns, the program makes its access again, or ends.
+pub(super) fn fault() {
+    if reserve::is_lack() { wait_for_memory() } else { end_own() }
+}
+
+/// Kills the running process, whose page cannot be mapped however much memory there is.
+fn end_own() {
+    let process = &current().process;
+    if let Some(memory) = process.memory() {
+        end(&Victim { process: process.clone(), memory, points: 0 });
+    }
+}
+
 /// Called on the return to the program with the registers `frame`, whose copies lacked memory. Waits for memory; a system call that failed
 /// for that reason begins again.
 pub(super) fn resume(frame: &mut TrapFrame, lack: Lack) {
-    if lack == Lack::None {
-        return;
+    match lack {
+        Lack::None => return,
+        Lack::Hopeless => return end_own(),
+        Lack::Lent | Lack::Failed => wait_for_memory(),
     }
-    wait_for_memory();
     let failed = frame.vector == SYSTEM_CALL && frame.rax == (-i64::from(Errno::EFAULT.0)) as u64;
     if lack == Lack::Failed && failed {
         signal::restart_call(frame);

@@ -40,7 +40,7 @@ pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
             signal::fault(frame, nr::SIGSEGV, code, addr);
         }
         FaultError::Bus => signal::fault(frame, nr::SIGBUS, nr::BUS_ADRERR, addr),
-        FaultError::OutOfMemory => oom::wait_for_memory(),
+        FaultError::OutOfMemory => oom::fault(),
     }
 }
 
