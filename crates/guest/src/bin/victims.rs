@@ -5,6 +5,7 @@
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::init::Init;
 use faultless_guest::mem::{PAGE, Region, WRITE};
 use faultless_guest::proc::{self, Child, Status, exit_now, fork, wait};
 use faultless_guest::procfs::{fields, kilobytes, text, vmstat};
@@ -12,6 +13,8 @@ use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{clock, ensure, same};
 use std::fs;
 use std::mem::forget;
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const KILLED: Status = Status::Killed(libc::SIGKILL);
@@ -236,19 +239,22 @@ fn calls() -> Verdict {
 
 /// A hog that never stores: the kernel reads into its memory. It does not learn that there is no more.
 fn by_reads() -> Verdict {
+    /// Bytes of a read.
+    const READ: u64 = 1 << 20;
     let (shared, before) = (Shared::new()?, kills()?);
     let small = bystander(&shared, 1, 2 << 20, 0)?;
+    let path = format!("/tmp/victims.{}", proc::pid());
+    fs::write(&path, vec![5; READ as usize]).map_err(|error| format!("{path}: {error}"))?;
     let hog = fork(|| {
-        let Ok(zeros) = fs::File::open("/dev/zero") else { return WRONG };
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&zeros) as u64;
+        let Ok(file) = fs::File::open(&path) else { return WRONG };
+        let fd = file.as_raw_fd() as u64;
         loop {
-            let Ok(region) = Region::anonymous(1 << 20) else { return WRONG + 1 };
+            let Ok(region) = Region::anonymous(READ) else { return WRONG + 1 };
             let mut done = 0;
-            while done < region.len() {
+            while done < READ {
+                let args = [fd, region.start() + done, READ - done, done];
                 // SAFETY: the region is of nobody else.
-                match unsafe {
-                    call(libc::SYS_read, [fd, region.start() + done, region.len() - done])
-                } {
+                match unsafe { call(libc::SYS_pread64, args) } {
                     Ok(read @ 1..) => done += read,
                     Ok(_) => return WRONG + 2,
                     Err(Errno(errno)) => return 60 + errno,
@@ -257,7 +263,9 @@ fn by_reads() -> Verdict {
             forget(region);
         }
     });
-    ends(doing("fork", hog)?, KILLED, "the hog")?;
+    let ended = ends(doing("fork", hog)?, KILLED, "the hog");
+    let _ = fs::remove_file(&path);
+    ended?;
     shared.set(0, 1);
     ends(small, Status::Exited(0), "the small one")?;
     same!(kills()? - before, 1, "killed processes");
@@ -384,8 +392,10 @@ const CHECKS: &[Check] = &[
     ("score", score),
 ];
 
-fn main() {
-    let args = Args::read("victims", &[]);
+fn main() -> ExitCode {
+    let args = Args::read("victims", &["settle"]);
+    // A stock Linux can be started with this program alone.
+    let _init = Init::begin(args.get("settle", 1)).unwrap_or_else(|why| args.refuse(&why));
     let takes_all = args.words().iter().all(|word| word != "score") || args.words().len() > 1;
     match memory() {
         Ok(total) if takes_all && total >= 2 << 30 => {
@@ -395,5 +405,5 @@ fn main() {
         _ => {}
     }
     proc::no_huge_pages();
-    std::process::exit(check::run(&args, CHECKS))
+    ExitCode::from(check::run(&args, CHECKS) as u8)
 }
