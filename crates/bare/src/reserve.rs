@@ -66,21 +66,19 @@ pub(crate) fn lend() -> bool {
     count != 0
 }
 
-/// Takes back what is lent, as far as there are free frames. The caller holds no lock.
+/// Takes back what is lent, as far as there are free frames, and returns whether that was all. The caller holds no lock.
 #[inline]
-pub fn fill() {
-    if LENT.load(Ordering::Relaxed) != 0 {
-        take_back();
-    }
+pub fn fill() -> bool {
+    LENT.load(Ordering::Relaxed) == 0 || take_back()
 }
 
 #[cold]
-fn take_back() {
+fn take_back() -> bool {
     let mut evicts = true;
     loop {
         let claimed =
             LENT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lent| lent.checked_sub(1));
-        let Ok(missing) = claimed else { return };
+        let Ok(missing) = claimed else { return true };
         let cpu = percpu::cpu();
         let taken = cpu.alloc_block(0);
         // Once: pages that can be evicted are no reason to say that memory is out.
@@ -93,7 +91,7 @@ fn take_back() {
         let kept = taken.and_then(|frame| FRAMES.lock().try_push(frame));
         if kept.is_err() {
             LENT.fetch_add(1, Ordering::Relaxed);
-            return;
+            return false;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! New threads and processes.
 
+use super::lack;
 use super::memory::Memory;
-use super::oom;
 use super::process::{Family, Process, TABLE};
 use super::scheduler;
 use super::thread::{Current, Thread, current};
@@ -101,7 +101,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
 }
 
 fn copy(parent: &Current, memory: &Memory) -> Result<Arc<Memory>> {
-    let copy = oom::with_memory(|| memory.try_fork())?;
+    let copy = lack::with_memory(|| memory.try_fork())?;
     // Every page is shared from now on, and the next faults copy: what was predicted before is of no use.
     parent.task.streams.reset();
     Ok(copy)

@@ -6,8 +6,8 @@
 //! old, and the only thread, which gets the process's number, starts the program.
 
 use super::exit;
+use super::lack;
 use super::memory::{Image, Memory};
-use super::oom;
 use super::thread::{Thread, current};
 use super::visit::Visit;
 use crate::elf::{Header, Plan, Segment};
@@ -241,7 +241,7 @@ fn load_file(
         None => None,
         Some(name) => Some(interpreter_plan(regular(file)?, name)?),
     };
-    let memory = oom::with_memory(Memory::try_new)?;
+    let memory = lack::with_memory(Memory::try_new)?;
     // From here on nothing sleeps.
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;

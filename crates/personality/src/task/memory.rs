@@ -28,6 +28,14 @@ static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
 /// out of all of them. Taken before the locks of the subsystem, and that of the list.
 static COPYING: RwLock = RwLock::new();
 
+/// Who is told of each memory that is free, by its number.
+static WATCHER: Mutex<fn(u64)> = Mutex::new(|_| {});
+
+/// From now on `tell` is called with the number of each memory that is free.
+pub fn watch(tell: fn(u64)) {
+    *WATCHER.lock() = tell;
+}
+
 /// Calls `show` for each memory, until it returns false. Allocates nothing.
 pub fn each(mut show: impl FnMut(&Memory) -> bool) {
     let mut last = None;
@@ -173,7 +181,8 @@ impl Drop for Memory {
         let space = unsafe { ManuallyDrop::take(&mut self.space) };
         // By this CPU, not by another that ends what was dropped: the frames are free when this returns.
         space.exit(percpu::cpu());
-        super::oom::memory_is_free(number);
+        let tell = *WATCHER.lock();
+        tell(number);
     }
 }
 

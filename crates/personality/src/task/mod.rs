@@ -17,6 +17,7 @@ pub mod exit;
 mod finish;
 pub mod futex;
 pub mod init;
+pub mod lack;
 pub mod limits;
 pub mod memory;
 pub mod oom;

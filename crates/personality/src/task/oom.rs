@@ -1,177 +1,39 @@
-//! Out of memory: which process is killed, and who waits for that.
+//! Out of memory: which process is killed.
 //!
-//! Memory is out when an operation finds no free frame and [reclaim](faultless) finds nothing to evict. As on Linux the process with the most
-//! [points](badness) is killed, which need not be the one that found no memory. That one [waits](wait_for_memory) until the memory of a process
-//! is free, and then does what it did again: a page fault, a [call of the subsystem](with_memory), or the system call whose copy
-//! [failed](resume). A thread that waits holds no lock.
-//!
-//! *One at a time.* Nobody is killed while the memory of a process that ends is not free yet. That memory may be in use beyond the end of its process, for
-//! somebody may read `/proc/PID/smaps` of it; so it is the end of the [`Memory`] that is awaited. A thread that finds
-//! no memory after some was freed tries again before anyone is killed: it may have looked before, and got none.
-//!
-//! *Who shares memory* with the victim is killed with it, since it would not be free otherwise.
-//!
-//! *Nobody to kill.* Where every process is protected (`oom_score_adj` is -1000), Linux panics. Here no program stops the kernel: the
-//! process that needs memory is killed, protected or not.
+//! As on Linux the process with the most [points](badness), which need not be the one that found no memory. Where one ends already whose memory will
+//! be free, that is awaited instead. [`lack`](super::lack) has the rest: who waits, and for what.
 
-use super::exit;
 use super::memory::Memory;
 use super::process::{self, Process};
-use super::status::ExitStatus;
-use super::thread::{WaitQueue, current, try_current};
-use super::wait::{is_killed, wait_unless_killed};
-use crate::errno::{Errno, Result};
 use crate::signal;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless::PAGE_SIZE;
-use faultless_bare::arch::{SYSTEM_CALL, TrapFrame};
-use faultless_bare::reserve::{self, Lack};
-use faultless_bare::sync::Mutex;
-use faultless_bare::{percpu, report};
+use faultless_bare::percpu;
 use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
 
 /// The largest `oom_score_adj`. A process with the negative of it is never killed.
 pub const MOST: i32 = 1000;
 
-/// What is waited for.
-#[derive(Debug)]
-enum Awaited {
-    /// Nothing: the next thread that finds no memory chooses.
-    Nothing,
-    /// A thread is choosing.
-    Choice,
-    /// The end of the memory with this number.
-    Memory(u64),
-}
-
-#[derive(Debug)]
-struct State {
-    awaited: Awaited,
-    /// How many memories were freed.
-    freed: u64,
-}
-
-/// Its holder does not wait.
-static STATE: Mutex<State> = Mutex::new(State { awaited: Awaited::Nothing, freed: 0 });
-/// Woken when a memory is free.
-static CHANGED: WaitQueue = WaitQueue::new();
 /// How many processes were chosen.
-static KILLS: AtomicU64 = AtomicU64::new(0);
+pub(super) static KILLS: AtomicU64 = AtomicU64::new(0);
 
 /// How many processes were killed for want of memory; those that shared their memory are not counted.
 pub fn kills() -> u64 {
     KILLS.load(Ordering::Relaxed)
 }
 
-/// The memory with this number is free now.
-pub(super) fn memory_is_free(number: u64) {
-    {
-        let mut state = STATE.lock();
-        state.freed += 1;
-        if matches!(state.awaited, Awaited::Memory(awaited) if awaited == number) {
-            state.awaited = Awaited::Nothing;
-        }
-    }
-    CHANGED.wake_all();
-}
-
-/// The running thread found no free memory. When this returns, it tries again, or ends: it may have been killed. The caller holds no lock, and
-/// no memory but its own process's.
-pub fn wait_for_memory() {
-    let thread = current();
-    if is_killed(&thread) {
-        return;
-    }
-    let (freed, chooses) = {
-        let mut state = STATE.lock();
-        let freed = state.freed;
-        if thread.freed_seen.replace(freed) != freed {
-            return;
-        }
-        let chooses = matches!(state.awaited, Awaited::Nothing);
-        if chooses {
-            state.awaited = Awaited::Choice;
-        }
-        (freed, chooses)
-    };
-    if chooses {
-        let process = &thread.process;
-        let own = || {
-            report!(
-                "message Out of memory and no killable processes: the one that needs memory is killed"
-            );
-            process.memory().map(|memory| Victim { process: process.clone(), memory, points: 0 })
-        };
-        let victim = choose().or_else(own);
-        // While it is held: its end comes after this.
-        STATE.lock().awaited = match &victim {
-            Some(victim) => Awaited::Memory(victim.memory.space().id().0),
-            None => Awaited::Nothing,
-        };
-        if let Some(victim) = victim {
-            end(&victim);
-        }
-    }
-    let _ = wait_unless_killed(&CHANGED, || (STATE.lock().freed != freed).then_some(()));
-    // First, so that the next copy finds it full.
-    reserve::fill();
-}
-
-/// Calls `call`, which holds nothing when it returns, and calls it again after memory was freed as long as it finds none.
-///
-/// # Errors
-/// What `call` returns. `ENOMEM`: for another reason, or the thread is killed.
-pub fn with_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
-    loop {
-        percpu::cpu().take_starved();
-        let result = call();
-        let lacks = matches!(result, Err(Errno::ENOMEM)) && percpu::cpu().take_starved();
-        if !lacks || try_current().is_none_or(|thread| is_killed(&thread)) {
-            return result;
-        }
-        wait_for_memory();
-    }
-}
-
-/// A page fault of the running program found no memory: when this returns, the program makes its access again, or ends.
-pub(super) fn fault() {
-    if reserve::is_lack() { wait_for_memory() } else { end_own() }
-}
-
-/// Kills the running process, whose page cannot be mapped however much memory there is.
-fn end_own() {
-    let process = &current().process;
-    if let Some(memory) = process.memory() {
-        end(&Victim { process: process.clone(), memory, points: 0 });
-    }
-}
-
-/// Called on the return to the program with the registers `frame`, whose copies lacked memory. Waits for memory; a system call that failed
-/// for that reason begins again.
-pub(super) fn resume(frame: &mut TrapFrame, lack: Lack) {
-    match lack {
-        Lack::None => return,
-        Lack::Hopeless => return end_own(),
-        Lack::Lent | Lack::Failed => wait_for_memory(),
-    }
-    let failed = frame.vector == SYSTEM_CALL && frame.rax == (-i64::from(Errno::EFAULT.0)) as u64;
-    if lack == Lack::Failed && failed {
-        signal::restart_call(frame);
-    }
-}
-
 /// A process that is to be killed, or that ends already.
-struct Victim {
-    process: Arc<Process>,
-    memory: Arc<Memory>,
-    points: i64,
+pub(super) struct Victim {
+    pub process: Arc<Process>,
+    pub memory: Arc<Memory>,
+    /// See [`badness`].
+    pub points: i64,
 }
 
 /// The process that Linux's rule chooses; or one that ends already, whose memory will be free without a second victim. `None`: all
 /// processes are protected.
-fn choose() -> Option<Victim> {
+pub(super) fn choose() -> Option<Victim> {
     let total = total_pages();
     let (mut best, mut ending): (Option<Victim>, Option<Victim>) = (None, None);
     process::each(|process| {
@@ -190,43 +52,13 @@ fn choose() -> Option<Victim> {
     ending.or(best)
 }
 
-/// Kills all processes that use the victim's memory.
-fn end(victim: &Victim) {
-    let Victim { process, memory, points } = victim;
-    if !is_ending(process) {
-        KILLS.fetch_add(1, Ordering::Relaxed);
-        let space = memory.space();
-        let cpu = percpu::cpu();
-        let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
-        // The program chooses the name; it must not break the line of the report.
-        report!(
-            "message Out of memory: Killed process {} ({}), points {points}: total-vm:{}kB, rss:{}kB, swap:{}kB, \
-             pgtables:{}kB, oom_score_adj:{}",
-            process.pid,
-            process.name.lock().escape_debug(),
-            kilobytes(space.mapped_pages(cpu)),
-            kilobytes(space.resident_pages(cpu)),
-            kilobytes(space.swapped_pages(cpu)),
-            kilobytes(memory.table_pages()),
-            process.oom_score_adj.load(Ordering::Relaxed),
-        );
-    }
-    // The second time for a process that another one made meanwhile. From then on nobody who uses the memory makes any.
-    for _ in 0..2 {
-        process::each(|process| {
-            if uses(process, memory) {
-                exit::kill(process, ExitStatus::killed(nr::SIGKILL));
-            }
-        });
-    }
-}
-
-fn uses(process: &Process, memory: &Memory) -> bool {
+/// Whether the memory is that of the process.
+pub(super) fn uses(process: &Process, memory: &Memory) -> bool {
     ptr::eq(process.memory.space(), memory.space())
 }
 
 /// Whether the process ends without a further signal.
-fn is_ending(process: &Process) -> bool {
+pub(super) fn is_ending(process: &Process) -> bool {
     let killed = process.signals.waiting() & signal::bit(nr::SIGKILL) != 0;
     killed || process.end.status.lock().is_some()
 }

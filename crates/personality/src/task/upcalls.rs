@@ -1,6 +1,6 @@
 //! The machine's upcalls for a thread: its return to user mode, exceptions, interrupts.
 
-use super::{current, exit, oom, reads, scheduler};
+use super::{current, exit, lack, reads, scheduler};
 use crate::errno::Errno;
 use crate::fs;
 use crate::signal;
@@ -18,7 +18,7 @@ pub fn attention(frame: &mut TrapFrame) {
     if thread.must_end() {
         exit::end_thread();
     }
-    oom::resume(frame, thread.task.lack.take());
+    lack::resume(frame, thread.task.lack.take());
     if thread.must_end() {
         exit::end_thread();
     }
@@ -40,7 +40,7 @@ pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
             signal::fault(frame, nr::SIGSEGV, code, addr);
         }
         FaultError::Bus => signal::fault(frame, nr::SIGBUS, nr::BUS_ADRERR, addr),
-        FaultError::OutOfMemory => oom::fault(),
+        FaultError::OutOfMemory => lack::fault(),
     }
 }
 
