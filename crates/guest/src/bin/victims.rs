@@ -1,6 +1,8 @@
 //! `victims [CHECK…]`: who is killed when memory is out, and who is not. Hogs take all there is, in processes of their own; what
 //! else runs must see nothing of that.
 //!
+//! `nobody`, which runs only if it is named, is of a machine whose processes are all protected; Linux panics there.
+//!
 //! The machine's memory is what ends the hogs, so it must have less than 2 GiB; of a larger one only `score` can be run, which takes little.
 
 use faultless_guest::args::Args;
@@ -315,35 +317,48 @@ fn read_of() -> Verdict {
     Ok(())
 }
 
-/// Who shares the victim's memory dies with it.
+/// Who shares the victim's memory dies with it: the parent of a hog that is none itself, whether it waits for the hog (`vfork`) or not.
 fn shared_memory() -> Verdict {
     extern "C" fn hog(_: *mut libc::c_void) -> i32 {
         take_all()
     }
-    let before = kills()?;
     // SAFETY: a plain call. Orphans become this process's children.
     let adopts =
         unsafe { call(libc::SYS_prctl, [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0]) };
     doing("prctl", adopts)?;
-    let parent = fork(|| {
-        let Ok(stack) = Region::anonymous(256 << 10) else { return WRONG };
-        let top = (stack.start() + stack.len()) as *mut libc::c_void;
-        // SAFETY: the child has a stack of its own, and runs only what shares nothing else with this process.
-        let cloned =
-            unsafe { libc::clone(hog, top, libc::CLONE_VM | libc::SIGCHLD, std::ptr::null_mut()) };
-        if cloned < 0 {
-            return WRONG + 1;
+    for waits in [0, libc::CLONE_VFORK] {
+        let before = kills()?;
+        let parent = fork(|| {
+            let Ok(stack) = Region::anonymous(256 << 10) else { return WRONG };
+            let top = (stack.start() + stack.len()) as *mut libc::c_void;
+            let flags = libc::CLONE_VM | libc::SIGCHLD | waits;
+            // SAFETY: the child has a stack of its own, and runs only what shares nothing else with this process.
+            let cloned = unsafe { libc::clone(hog, top, flags, std::ptr::null_mut()) };
+            if cloned < 0 {
+                return WRONG + 1;
+            }
+            loop {
+                clock::sleep_ms(1000);
+            }
+        });
+        let _parent = doing("fork", parent)?;
+        for _ in 0..2 {
+            let (_, status) = doing("wait4", wait(-1, 0))?.ok_or("nobody ended")?;
+            same!(status, KILLED, "one of two that share their memory");
         }
-        loop {
-            clock::sleep_ms(1000);
-        }
-    });
-    let _parent = doing("fork", parent)?;
-    for _ in 0..2 {
-        let (_, status) = doing("wait4", wait(-1, 0))?.ok_or("nobody ended")?;
-        same!(status, KILLED, "one of two that share their memory");
+        same!(kills()? - before, 1, "chosen processes");
     }
-    same!(kills()? - before, 1, "chosen processes");
+    Ok(())
+}
+
+/// Where all are protected, the one that finds no memory is killed. (Linux panics.)
+fn nobody() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    let other = bystander(&shared, 1, memory()? / 4, 0)?;
+    ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
+    shared.set(0, 1);
+    ends(other, Status::Exited(0), "the other one")?;
+    same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
 
@@ -391,6 +406,8 @@ const CHECKS: &[Check] = &[
     ("shared_memory", shared_memory),
     ("score", score),
 ];
+/// On the bare kernel only.
+const UNLIKE_LINUX: &[Check] = &[("nobody", nobody)];
 
 fn main() -> ExitCode {
     let args = Args::read("victims", &["settle"]);
@@ -405,5 +422,9 @@ fn main() -> ExitCode {
         _ => {}
     }
     proc::no_huge_pages();
-    ExitCode::from(check::run(&args, CHECKS) as u8)
+    let protects_all = args.words().iter().any(|word| word == "nobody");
+    if protects_all {
+        adjust(-1000);
+    }
+    ExitCode::from(check::run(&args, if protects_all { UNLIKE_LINUX } else { CHECKS }) as u8)
 }
