@@ -51,6 +51,8 @@ pub mod paging;
 #[cfg(target_os = "none")]
 pub mod percpu;
 #[cfg(target_os = "none")]
+pub mod reserve;
+#[cfg(target_os = "none")]
 pub mod sync;
 #[cfg(target_os = "none")]
 pub mod task;

@@ -6,7 +6,7 @@ use crate::embedded::{self, Guest};
 use crate::error::BootError;
 use crate::initrd::{DISK_PAGE, Initrd};
 use crate::nodes::Nodes;
-use crate::qemu::{self, Clock, Cut, Drive, DriveUse, Limits, Qemu, Streams};
+use crate::qemu::{self, Clock, Cut, Drive, DriveUse, Limits, Operation, Qemu, Streams};
 use crate::report::Report;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -219,6 +219,8 @@ pub struct Machine {
     pub disk: Option<Disk>,
     /// The bytes of a swap disk, in whole MiB: where memory is short, private pages of programs leave it for that disk.
     pub swap: Option<u64>,
+    /// Pages of the swap disk that cannot be read, and such that cannot be written, for tests.
+    pub bad_swap: [Vec<u64>; 2],
     /// Words of the kernel command line: `set=KNOB=VALUE`, `plant=NAME`.
     pub words: Vec<String>,
     /// Another kernel than the embedded one.
@@ -238,10 +240,16 @@ impl Default for Machine {
             check: false,
             disk: None,
             swap: None,
+            bad_swap: [Vec::new(), Vec::new()],
             words: Vec::new(),
             kernel: None,
         }
     }
+}
+
+/// The first sector of a page of a disk.
+const fn sector_of(page: u64) -> u64 {
+    page * (DISK_PAGE / 512)
 }
 
 impl Disk {
@@ -255,11 +263,11 @@ impl Disk {
             let first = places.get(path.trim_start_matches('/')).ok_or_else(|| {
                 BootError::Unfit { path: path.into(), why: "it is not on the disk" }
             })?;
-            Ok((first + page) * (DISK_PAGE / 512))
+            Ok((sector_of(first + page), Operation::Read))
         };
-        let unreadable = self.unreadable.iter().map(sector).collect::<Result<_, BootError>>()?;
+        let errors = self.unreadable.iter().map(sector).collect::<Result<_, BootError>>()?;
         let drive = Drive::new(DriveUse::Files, image);
-        Ok(Drive { reads_per_second: self.reads_per_second, unreadable, ..drive })
+        Ok(Drive { reads_per_second: self.reads_per_second, errors, ..drive })
     }
 }
 
@@ -357,7 +365,13 @@ impl Machine {
         };
         // It has no blocks before the kernel writes to it.
         let swap = self.swap.map(|bytes| temporary_of(bytes >> 20 << 20)).transpose()?;
-        let swap = swap.as_ref().map(|image| Drive::new(DriveUse::Swap, image.path()));
+        let [unreadable, unwritable] = &self.bad_swap;
+        let bad = |pages: &[u64], operation| {
+            pages.iter().map(|page| (sector_of(*page), operation)).collect::<Vec<_>>()
+        };
+        let errors = [bad(unreadable, Operation::Read), bad(unwritable, Operation::Write)].concat();
+        let swap =
+            swap.as_ref().map(|image| Drive { errors, ..Drive::new(DriveUse::Swap, image.path()) });
         let disks: Vec<_> = disk.into_iter().chain(swap).collect();
         self.holds(&initrd)?;
         let archive = archive(&initrd)?;

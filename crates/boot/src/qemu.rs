@@ -203,8 +203,24 @@ pub(crate) struct Drive<'a> {
     pub image: &'a Path,
     /// The most reads in a second.
     pub reads_per_second: Option<u32>,
-    /// The sectors of 512 bytes that cannot be read.
-    pub unreadable: Vec<u64>,
+    /// The sectors of 512 bytes that have errors, and at which operations.
+    pub errors: Vec<(u64, Operation)>,
+}
+
+/// An operation of a disk, in QEMU's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Read,
+    Write,
+}
+
+impl Operation {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
 }
 
 /// What a disk is for.
@@ -255,13 +271,13 @@ impl DriveUse {
 impl<'a> Drive<'a> {
     /// One without limits or errors.
     pub const fn new(usage: DriveUse, image: &'a Path) -> Self {
-        Self { usage, image, reads_per_second: None, unreadable: Vec::new() }
+        Self { usage, image, reads_per_second: None, errors: Vec::new() }
     }
 
     fn args(&self, board: &str) -> Vec<OsString> {
         let (name, mode) = (self.usage.name(), self.usage.mode());
         let mut drive = OsString::from(format!("if=none,id={name},format=raw,{mode},file.driver="));
-        drive.push(if self.unreadable.is_empty() { "file,file." } else { "blkdebug,file.image." });
+        drive.push(if self.errors.is_empty() { "file,file." } else { "blkdebug,file.image." });
         drive.push("filename=");
         // A comma would end the name.
         for (at, part) in self.image.as_os_str().as_bytes().split(|&byte| byte == b',').enumerate()
@@ -269,8 +285,10 @@ impl<'a> Drive<'a> {
             drive.push(if at == 0 { "" } else { ",," });
             drive.push(OsStr::from_bytes(part));
         }
-        for (at, sector) in self.unreadable.iter().enumerate() {
-            for (name, value) in [("event", "none"), ("errno", "5"), ("once", "off")] {
+        for (at, (sector, operation)) in self.errors.iter().enumerate() {
+            let rule =
+                [("event", "none"), ("errno", "5"), ("once", "off"), ("iotype", operation.word())];
+            for (name, value) in rule {
                 drive.push(format!(",file.inject-error.{at}.{name}={value}"));
             }
             drive.push(format!(",file.inject-error.{at}.sector={sector}"));

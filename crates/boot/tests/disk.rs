@@ -52,6 +52,7 @@ fn passes(machine: &Machine, checks: &[&str]) -> Ran {
         "cut",
         "cut_read",
         "bad",
+        "out",
     ] {
         fs::write(data.join(name), &contents).expect("it can be written");
     }
@@ -115,6 +116,17 @@ fn a_disk_and_a_swap_disk() {
         assert!(ran.output.contains("ok comes_back") && ran.report.messages.is_empty(), "{ran}");
         let count = |name| ran.report.counter(name).expect("a counter");
         assert!(0 < count("pswpin") && count("pswpin") < count("pages_read"), "{ran}");
+    }
+}
+
+/// Programs that read files see nothing of it that memory is out, and that others are killed for it. (In the host's time, as the disk's is: on a
+/// clock of instructions the two did not come to an end within minutes.)
+#[test]
+fn reads_while_memory_is_out() {
+    for machine in [Machine { cpus: 1, ..parallel() }, parallel()] {
+        let machine = Machine { memory: 128 << 20, ..machine };
+        let ran = passes(&with(Disk::default(), machine), &["while_memory_is_out"]);
+        assert_eq!(ran.report.messages.len(), 2, "{ran}");
     }
 }
 

@@ -153,6 +153,32 @@ fn out_of_memory() {
     }
 }
 
+/// The process that Linux's rule chooses is killed, and it alone; whoever found no memory goes on.
+#[test]
+fn victims() {
+    for machine in [deterministic(), parallel()] {
+        for swap in [None, Some(64 << 20)] {
+            let machine = Machine { memory: 128 << 20, swap, ..machine.clone() };
+            let ran = passes(&machine, "victims", &[], 9);
+            let killed = |line: &&String| line.starts_with("Out of memory: Killed process ");
+            let told = ran.report.messages.iter().filter(killed).count();
+            // As many as the checks find in `oom_kill`, each of which they wait for.
+            assert_eq!((told, ran.report.messages.len()), (14, 14), "{ran}");
+        }
+    }
+}
+
+/// Where every process is protected, the one that finds no memory is killed, and the kernel goes on.
+#[test]
+fn nobody_to_kill() {
+    for machine in [deterministic(), parallel()] {
+        let ran = passes(&Machine { memory: 128 << 20, ..machine }, "victims", &["nobody"], 1);
+        let said = |what: &str| ran.report.messages.iter().any(|line| line.starts_with(what));
+        assert!(said("Out of memory and no killable processes"), "{ran}");
+        assert!(said("Out of memory: Killed process "), "{ran}");
+    }
+}
+
 /// Programs use more memory than there is, and the rest is on the swap disk.
 #[test]
 fn swap() {
@@ -166,6 +192,19 @@ fn swap() {
     }
     let none = run(&Machine { memory: 96 << 20, ..deterministic() }, "swap", &["none"]).exited(0);
     assert!(none.output.contains("ok none"), "{none}");
+}
+
+/// Pages of the swap disk that cannot be read are signals for those who need them, and such that cannot be written are not used.
+#[test]
+fn errors_of_a_swap_disk() {
+    for machine in [deterministic(), parallel()] {
+        let swap = Some(256 << 20);
+        let bad_swap = [(100..108).chain([3000, 9000]).collect(), vec![200, 201, 5000]];
+        let machine = Machine { memory: 96 << 20, swap, bad_swap, ..machine };
+        let ran = passes(&machine, "swap", &["errors"], 1);
+        assert!(ran.report.counter("pswpin") > Some(0), "{ran}");
+        assert!(ran.report.messages.is_empty(), "{ran}");
+    }
 }
 
 /// Each allocation of the kernel is refused once. On one CPU: what others keep of the heap would look like a leak.

@@ -23,6 +23,7 @@
 //! | `sysv` | semaphores and message queues |
 //! | `collapse` | text in base pages that comes on huge pages by itself (not on Debian's Linux, which has none for files) |
 //! | `oom` | takes all there is of everything |
+//! | `victims` | who is killed when memory is out |
 //!
 //! What Linux does is what is right: every program but `collapse` passes there.
 

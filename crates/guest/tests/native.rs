@@ -119,6 +119,12 @@ fn oom() {
     all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 13);
 }
 
+/// The rest takes all memory of the machine.
+#[test]
+fn victims() {
+    all_pass(env!("CARGO_BIN_EXE_victims"), &["score"], 1);
+}
+
 #[test]
 fn fuzz() {
     all_pass(env!("CARGO_BIN_EXE_fuzz"), &["seconds=1"], 1);

@@ -11,13 +11,13 @@
 //! | `calendar`, `elf`, `path` | what needs no machine, and is tested on the host |
 //! | `errno`, `abi`, `wall` | Linux's errors and structures; the date |
 //! | `time::usage`, `task::{status, usage, limits, relatives, memory, collapse, wait_queue}`, `task::futex::waiter`, `signal::{set, info, queue, action, job, state}` | the parts of threads and processes |
-//! | `task::{thread, process}`, `time::{clock, deadline, timers}` | threads and processes; the clocks that measure them, their deadlines and timers |
+//! | `task::{thread, process, oom}`, `time::{clock, deadline, timers}` | threads and processes; the clocks that measure them, their deadlines and timers |
 //! | `task::{scheduler, wait, reads, futex}`, `signal::pending` | which thread runs where; how threads wait |
 //! | `signal::{send, stop, orphan, mask}`, `time::expire` | sending and blocking signals, job control; expiry of timers |
 //! | `fs` without `fs::proc` and `fs::seed` | files in memory, descriptors, pipes and other streams |
 //! | `ipc` | System V's shared memory, semaphores, message queues |
 //! | `fs::proc`, `fs::seed` | `/proc`; the initial files |
-//! | `signal::{frame, deliver}`, `time::tick`, `task::{visit, exit, init, finish, exec, clone}` | the return to user mode; the start and end of programs |
+//! | `signal::{frame, deliver}`, `time::tick`, `task::{visit, exit, lack, init, finish, exec, clone}` | the return to user mode; the start and end of programs |
 //! | `syscall` | the system calls by number |
 //! | `task::{upcalls, boot}`, `linux` | what the machine calls; the first program |
 #![no_std]

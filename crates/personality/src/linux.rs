@@ -1,6 +1,6 @@
 //! The upcalls of the bare machine.
 
-use crate::task::{self, reads, scheduler, thread, upcalls};
+use crate::task::{self, lack, memory, reads, scheduler, thread, upcalls};
 use crate::{syscall, wall};
 use core::fmt;
 use faultless::try_box;
@@ -19,6 +19,7 @@ impl Kernel for Linux {
         // SAFETY: the first call here, on the boot CPU.
         unsafe { scheduler::init(cpus) };
         wall::init();
+        memory::watch(lack::memory_is_free);
         if let Err(why) = faultless_disk::start(reads::wake) {
             report!("message the disk cannot be used: {why}");
         }

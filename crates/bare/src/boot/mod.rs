@@ -18,6 +18,7 @@ use crate::paging::{self, direct};
 use crate::percpu::{self, PerCpu};
 use crate::ranges::{self, Range};
 use crate::report;
+use crate::reserve;
 use crate::trap::entry as trap_entry;
 use alloc::boxed::Box;
 use core::arch::asm;
@@ -134,6 +135,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
             Err(error) => report!("message set={setting}: {error}"),
         }
     }
+    reserve::init();
     kernel::start(cpus);
     cpus::go(vm);
     kernel::run()

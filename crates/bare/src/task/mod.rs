@@ -13,6 +13,7 @@ pub mod stack;
 use crate::arch::fpu::{self, FpuState};
 use crate::arch::{self, Selectors, TrapFrame};
 use crate::percpu::PerCpu;
+use crate::reserve::Lack;
 use context::Context;
 use core::cell::{Cell, UnsafeCell};
 use core::fmt;
@@ -26,9 +27,9 @@ pub struct Task {
     pub streams: ThreadStreams,
     /// Its page faults in user mode that were served.
     faults: AtomicU64,
-    /// Whether a copy from or to its user memory failed because no frame was free. Its CPU's
+    /// Whether a copy from or to its user memory found no free frame. Its CPU's
     /// [attention](crate::percpu::PerCpu::attention) is set then. Only the task accesses it.
-    pub met_end_of_memory: Cell<bool>,
+    pub lack: Cell<Lack>,
     /// Its kernel stack.
     pub stack: KernelStack,
     /// Its registers while it does not run.
@@ -49,7 +50,7 @@ impl Task {
         Some(Self {
             streams: ThreadStreams::new(),
             faults: AtomicU64::new(0),
-            met_end_of_memory: Cell::new(false),
+            lack: Cell::default(),
             stack,
             registers: Registers {
                 context: UnsafeCell::new(context),

@@ -18,6 +18,7 @@ use crate::kernel;
 use crate::machine::plant::{self, Plant};
 use crate::machine::{self, Bare};
 use crate::percpu::{self, Interrupt, PerCpu};
+use crate::reserve::{self, Lack};
 use crate::task;
 use core::sync::atomic::Ordering;
 use faultless::{Access, FaultError, FaultKind, Space};
@@ -94,11 +95,10 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
         && let Some(fixup) = user::fixup(frame.rip)
     {
         // AC was cleared by the entry; the return to the instruction sets it again.
-        match running(here).map(|space| serve(here, space, addr, access)) {
+        match running(here).map(|space| serve_in_any_case(here, space, addr, access)) {
             // The copy may hold any lock: this CPU waits.
             Some(Ok(FaultKind::Pending)) if here.cpu().await_read().is_err() => {}
             Some(Ok(_)) => return,
-            Some(Err(FaultError::OutOfMemory)) => met_end_of_memory(here),
             Some(Err(_)) | None => {}
         }
         frame.rip = fixup;
@@ -107,11 +107,38 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.get().0));
 }
 
-/// A copy found no free frame. It may hold any lock, so the kernel handles this on the return to
-/// user mode.
-fn met_end_of_memory(here: &PerCpu) {
+/// As [`serve`], also where no frame is free, as long as the [reserve] lends some. The kernel handles the lack on the
+/// return to user mode: the copy may hold any lock.
+fn serve_in_any_case(
+    here: &PerCpu,
+    space: &Space<Bare>,
+    addr: u64,
+    access: Access,
+) -> Result<FaultKind, FaultError> {
+    /// Other CPUs may take what is lent.
+    const TRIES: usize = 3;
+    let mut lent = 0;
+    loop {
+        let served = serve(here, space, addr, access);
+        if served != Err(FaultError::OutOfMemory) {
+            return served;
+        }
+        let lack = match reserve::is_lack() {
+            false => Lack::Hopeless,
+            true if lent < TRIES && reserve::lend() => Lack::Lent,
+            true => Lack::Failed,
+        };
+        note(here, lack);
+        if lack != Lack::Lent {
+            return served;
+        }
+        lent += 1;
+    }
+}
+
+fn note(here: &PerCpu, lack: Lack) {
     if let Some(task) = task::running(here) {
-        task.met_end_of_memory.set(true);
+        task.lack.set(task.lack.get().max(lack));
         here.attention.store(true, Ordering::Relaxed);
     }
 }

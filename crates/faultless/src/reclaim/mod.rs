@@ -70,7 +70,10 @@ impl<M: Machine> Cpu<'_, M> {
             self.reclaim_lazy(BATCH);
             self.alloc()
         });
-        frame.or_else(|| self.evict_for_one()).ok_or(OutOfMemory)
+        frame.or_else(|| self.evict_for_one()).ok_or_else(|| {
+            self.note_starved();
+            OutOfMemory
+        })
     }
 
     /// Evicts pages until there is a frame, or no page can be evicted.
@@ -130,12 +133,22 @@ impl<M: Machine> Cpu<'_, M> {
         for attempt in 0..ATTEMPTS {
             let wants_frames = fails(&result) && starved.take();
             let evicts = || self.evict_some(EVICTED_BY_CALL << attempt) || attempt < TRIES;
-            if !(wants_frames && evicts()) {
+            if !wants_frames {
+                break;
+            }
+            if !evicts() {
+                self.note_starved();
                 break;
             }
             result = call();
         }
         result
+    }
+
+    /// Whether an operation of this CPU found no frame, and nothing to reclaim, since this was last asked. So a kernel tells an `ENOMEM` that
+    /// the end of a program remedies from one of another reason: it asks before the call, and after it.
+    pub fn take_starved(&self) -> bool {
+        self.state().starved.take()
     }
 
     /// Notes that the call that this CPU is in got no frame.

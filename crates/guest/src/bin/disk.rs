@@ -6,12 +6,12 @@
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, io, number};
 use faultless_guest::mem::{PAGE, READ, Region, WRITE, load};
-use faultless_guest::proc::{Status, fork, pid, wait_until};
+use faultless_guest::proc::{self, Status, fork, pid, wait_until};
 use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{ensure, same, signal};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::mem::zeroed;
+use std::mem::{forget, zeroed};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -393,6 +393,44 @@ fn errors() -> Verdict {
     Ok(())
 }
 
+/// While others take all memory, a file is read as always: neither calls nor faults fail.
+fn while_memory_is_out() -> Verdict {
+    let hogs = fork(|| {
+        for _ in 0..2 {
+            let hog = proc::outcome(|| {
+                loop {
+                    if let Ok(region) = Region::anonymous(1 << 20) {
+                        region.fill(1);
+                        forget(region);
+                    }
+                }
+            });
+            if hog != Ok(Status::Killed(libc::SIGKILL)) {
+                return 1;
+            }
+        }
+        0
+    });
+    let hogs = doing("fork", hogs)?;
+    let file = file("out")?;
+    let mut buffer = vec![0; 8 * PAGE as usize];
+    loop {
+        let ended = doing("wait4", hogs.try_wait())?;
+        for at in (0..BYTES).step_by(buffer.len()) {
+            io("pread", file.read_exact_at(&mut buffer, at))?;
+            ensure!(buffer == bytes(at, buffer.len() as u64), "what is read at {at} is wrong");
+        }
+        let region = map(&file, READ, libc::MAP_PRIVATE)?;
+        for at in region.pages() {
+            same!(region.load(at), word(at), "the word at {at}");
+        }
+        if let Some(status) = ended {
+            same!(status, Status::Exited(0), "the parent of the hogs");
+            return Ok(());
+        }
+    }
+}
+
 const CHECKS: &[Check] = &[
     ("reads", reads),
     ("mapped", mapped),
@@ -406,6 +444,7 @@ const CHECKS: &[Check] = &[
     ("cut", cut),
     ("programs", programs),
     ("errors", errors),
+    ("while_memory_is_out", while_memory_is_out),
 ];
 
 fn main() {

@@ -1,12 +1,12 @@
 //! `swap [CHECK…]`: more private memory than the machine has. It needs a machine with less than 160 MiB of memory and a swap area of 256 MiB; the check
-//! `none`, which runs only if it is named, one without an area.
+//! `none`, which runs only if it is named, one without an area, and `errors`, too, one whose area has some pages that can be written but not read.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
 use faultless_guest::mem::{PAGE, Region};
 use faultless_guest::proc::{self, Status, fork};
 use faultless_guest::procfs::{fields, kilobytes, text};
-use faultless_guest::sys::{checked, doing};
+use faultless_guest::sys::{Errno, checked, doing};
 use faultless_guest::{ensure, same};
 
 /// What one process uses, in bytes.
@@ -107,6 +107,38 @@ fn several() -> Verdict {
     Ok(())
 }
 
+/// A page that cannot be read is a signal for who needs it, and an error of a call; all others are there. Pages that cannot be written stay in memory.
+fn errors() -> Verdict {
+    let region = doing("mmap", Region::anonymous(LARGE))?;
+    put(&region, 4);
+    let mut bad = Vec::new();
+    for at in region.pages() {
+        match region.load_outside(at) {
+            Ok(found) => same!(found, word(at, 4), "the page at {at:#x}"),
+            Err(errno) => {
+                same!(errno, Errno(libc::EFAULT), "reading the page at {at:#x}");
+                bad.push(at);
+            }
+        }
+    }
+    ensure!((1..=64).contains(&bad.len()), "{} pages cannot be read", bad.len());
+    for &at in &bad {
+        let child = proc::outcome(|| {
+            // SAFETY: a plain call.
+            unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+            region.load(at);
+            0
+        })?;
+        same!(child, Status::Killed(libc::SIGBUS), "a load from the page at {at:#x}");
+        // It may be given up, and used again.
+        doing("madvise", region.advise(at, PAGE, libc::MADV_DONTNEED))?;
+        same!(region.load(at), 0, "the page at {at:#x} after that");
+        region.store(at, word(at, 4));
+    }
+    println!("# {} pages cannot be read", bad.len());
+    Ok(())
+}
+
 /// Without an area there is none to be told of.
 fn none() -> Verdict {
     same!([area()?, told()?], [[0; 2]; 2], "the area");
@@ -115,12 +147,13 @@ fn none() -> Verdict {
 }
 
 const CHECKS: &[Check] = &[("comes_back", comes_back), ("is_told", is_told), ("several", several)];
-/// Those of a machine without an area.
-const WITHOUT: &[Check] = &[("none", none)];
+/// Those of a machine without an area, or with a bad one.
+const OTHERS: &[Check] = &[("none", none), ("errors", errors)];
 
 fn main() {
     let args = Args::read("swap", &[]);
     proc::no_huge_pages();
-    let without = args.words().iter().any(|word| word == "none");
-    std::process::exit(check::run(&args, if without { WITHOUT } else { CHECKS }))
+    let is_other = |word: &String| OTHERS.iter().any(|(name, _)| name == word);
+    let others = args.words().iter().any(is_other);
+    std::process::exit(check::run(&args, if others { OTHERS } else { CHECKS }))
 }

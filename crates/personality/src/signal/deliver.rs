@@ -84,13 +84,16 @@ fn interrupted_call(frame: &TrapFrame) -> Option<Errno> {
 
 /// Makes an interrupted call return `errno`, or restarts it.
 fn finish_call(frame: &mut TrapFrame, errno: Option<Errno>) {
-    /// Bytes of the instruction.
-    const SYSCALL: u64 = 2;
     match errno {
         Some(errno) => frame.rax = (-i64::from(errno.0)) as u64,
-        None => {
-            frame.rax = frame.error;
-            frame.rip -= SYSCALL;
-        }
+        None => restart_call(frame),
     }
+}
+
+/// Makes the program call again, on its return from the system call whose registers `frame` are.
+pub fn restart_call(frame: &mut TrapFrame) {
+    /// Bytes of the instruction.
+    const SYSCALL: u64 = 2;
+    frame.rax = frame.error;
+    frame.rip -= SYSCALL;
 }

@@ -31,7 +31,7 @@ mod state;
 mod stop;
 
 pub use action::Action;
-pub use deliver::deliver;
+pub use deliver::{deliver, restart_call};
 pub use frame::{frame_bytes, restore, set_stack};
 pub use info::{Info, TOLD};
 pub use mask::{block, set_action, wait_for, with_blocked};
@@ -39,5 +39,5 @@ pub use pending::{killed, pending, take_waiting};
 pub use send::{
     child_ended, fault, queue_process, queue_thread, send_process, send_thread, sent, thread_ends,
 };
-pub use set::{AlternateStack, Set, UNBLOCKABLE, number};
+pub use set::{AlternateStack, Set, UNBLOCKABLE, bit, number};
 pub use state::{ProcessSignals, ThreadSignals};

@@ -4,7 +4,7 @@ use super::{Args, Errno, Result};
 use crate::fs;
 use crate::fs::regular::Held;
 use crate::syscall::args::{Entry, calls};
-use crate::task::{breathe, current, memory, reads};
+use crate::task::{breathe, current, lack, memory, reads};
 use core::sync::atomic::Ordering;
 use faultless::{
     Advice, Area, Backing, Copies, Cpu, Lock, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared,
@@ -148,7 +148,7 @@ fn populate(start: u64, len: u64, write: bool) -> Result<()> {
     let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
     in_pieces(start, len, |at, piece| {
         fetch(VirtRange::new(at, at + piece))?;
-        space().madvise(percpu::cpu(), at, piece, advice).map_err(Errno::from)
+        lack::with_memory(|| Ok(space().madvise(percpu::cpu(), at, piece, advice)?))
     })
 }
 
@@ -226,7 +226,8 @@ pub fn mremap(args: Args<'_>) -> Result {
     room_for(args.c().saturating_sub(args.b()))?;
     let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
     let (old, new) = (args.b(), args.c());
-    let start = of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))?;
+    let remap = || of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()));
+    let start = lack::with_memory(|| Ok(remap()?))?;
     let mut lock = Lock::No;
     if new > old {
         space().each_area(percpu::cpu(), VirtRange::page(start), |area| {
@@ -250,7 +251,8 @@ pub fn madvise(args: Args<'_>) -> Result {
         return remove(start, len);
     }
     let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
-    let act = |at, len| Ok(of_caller(|space, cpu| space.madvise(cpu, at, len, advice))?);
+    let advise = |at, len| of_caller(|space, cpu| space.madvise(cpu, at, len, advice));
+    let act = |at, len| lack::with_memory(|| Ok(advise(at, len)?));
     let ends = faultless::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
     match advice {
         Advice::PopulateRead | Advice::PopulateWrite if ends => {

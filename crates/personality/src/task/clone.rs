@@ -1,5 +1,6 @@
 //! New threads and processes.
 
+use super::lack;
 use super::memory::Memory;
 use super::process::{Family, Process, TABLE};
 use super::scheduler;
@@ -100,7 +101,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
 }
 
 fn copy(parent: &Current, memory: &Memory) -> Result<Arc<Memory>> {
-    let copy = memory.try_fork()?;
+    let copy = lack::with_memory(|| memory.try_fork())?;
     // Every page is shared from now on, and the next faults copy: what was predicted before is of no use.
     parent.task.streams.reset();
     Ok(copy)
@@ -134,6 +135,7 @@ fn new_process(
     *process.limits.rows.lock() = *from.limits.rows.lock();
     let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
     process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
+    process.by_vfork.store(request.has(nr::CLONE_VFORK), Ordering::Relaxed);
     let address_space = from.limits.address_space.load(Ordering::Relaxed);
     process.limits.address_space.store(address_space, Ordering::Relaxed);
     Ok(Arc::try_new(process)?)
@@ -183,6 +185,10 @@ fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request
         let mut table = TABLE.lock();
         let process = &child.process;
         let new = slots.1.is_some();
+        // Whoever kills all that use this memory has killed the parent, or will find the child.
+        if new && request.has(nr::CLONE_VM) && parent.must_end() {
+            return Err(Errno::EAGAIN);
+        }
         if let Some(slot) = slots.1 {
             // The parent, or the parent's; that was there when the parent last looked, or the first is.
             let guardian = if request.has(nr::CLONE_PARENT) {

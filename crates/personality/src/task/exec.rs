@@ -6,6 +6,7 @@
 //! old, and the only thread, which gets the process's number, starts the program.
 
 use super::exit;
+use super::lack;
 use super::memory::{Image, Memory};
 use super::thread::{Thread, current};
 use super::visit::Visit;
@@ -240,7 +241,7 @@ fn load_file(
         None => None,
         Some(name) => Some(interpreter_plan(regular(file)?, name)?),
     };
-    let memory = Memory::try_new()?;
+    let memory = lack::with_memory(Memory::try_new)?;
     // From here on nothing sleeps.
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;

@@ -98,6 +98,7 @@ pub fn end_thread() -> ! {
     if let Some((process, counted)) = last {
         end_process(&process, counted);
     }
+    faultless_bare::reserve::fill();
     scheduler::end()
 }
 

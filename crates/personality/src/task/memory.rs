@@ -9,7 +9,7 @@
 
 use crate::errno::Result;
 use alloc::boxed::Box;
-use core::mem::MaybeUninit;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -27,6 +27,14 @@ static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
 /// Held shared to copy a memory and list the copy; held exclusively, inside the lock of a file, to take pages of that file
 /// out of all of them. Taken before the locks of the subsystem, and that of the list.
 static COPYING: RwLock = RwLock::new();
+
+/// Who is told of each memory that is free, by its number.
+static WATCHER: Mutex<fn(u64)> = Mutex::new(|_| {});
+
+/// From now on `tell` is called with the number of each memory that is free.
+pub fn watch(tell: fn(u64)) {
+    *WATCHER.lock() = tell;
+}
 
 /// Calls `show` for each memory, until it returns false. Allocates nothing.
 pub fn each(mut show: impl FnMut(&Memory) -> bool) {
@@ -76,12 +84,10 @@ impl Image {
 /// An address space with a program in it.
 #[derive(Debug)]
 pub struct Memory {
-    /// Boxed: it is large, and kernel stacks are small.
-    space: Box<Space<Bare>>,
+    /// Boxed: it is large, and kernel stacks are small. Taken by the drop.
+    space: ManuallyDrop<Box<Space<Bare>>>,
     /// The program.
     pub image: Mutex<Image>,
-    /// Below the space.
-    _end: EndsDropped,
 }
 
 /// Its drop ends the spaces and objects that were dropped. A structure that has it below a space or object so gives the
@@ -123,7 +129,8 @@ impl Memory {
     ) -> Result<Arc<Self>> {
         faultless_bare::machine::adopt(&space);
         let number = space.id().0;
-        let memory = Arc::try_new(Self { space, image: Mutex::new(image), _end: EndsDropped })?;
+        let space = ManuallyDrop::new(space);
+        let memory = Arc::try_new(Self { space, image: Mutex::new(image) })?;
         ALL.lock().insert(slot, number, Arc::downgrade(&memory));
         Ok(memory)
     }
@@ -132,6 +139,23 @@ impl Memory {
     #[inline]
     pub fn space(&self) -> &Space<Bare> {
         &self.space
+    }
+
+    /// Its page tables: the least number that the mapped pages need.
+    pub fn table_pages(&self) -> u64 {
+        let mut tables = 1;
+        let mut last = [u64::MAX; 3];
+        self.space.areas(percpu::cpu(), |area| {
+            for (last, shift) in last.iter_mut().zip([21, 30, 39]) {
+                let (first, end) = (area.range.start >> shift, (area.range.end - 1) >> shift);
+                if area.resident + area.zero != 0 {
+                    let used = area.resident + area.zero;
+                    tables += (end - first + u64::from(first != *last)).min(used);
+                    *last = end;
+                }
+            }
+        });
+        tables
     }
 }
 
@@ -151,7 +175,14 @@ fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        ALL.lock().remove(&self.space.id().0);
+        let number = self.space.id().0;
+        ALL.lock().remove(&number);
+        // SAFETY: taken once, here, and not used afterwards.
+        let space = unsafe { ManuallyDrop::take(&mut self.space) };
+        // By this CPU, not by another that ends what was dropped: the frames are free when this returns.
+        space.exit(percpu::cpu());
+        let tell = *WATCHER.lock();
+        tell(number);
     }
 }
 

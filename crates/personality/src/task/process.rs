@@ -13,7 +13,7 @@ use crate::time::{ProcessTimers, Times};
 use alloc::boxed::Box;
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use faultless::try_box;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Chain, Link, Linked, Map, String};
@@ -40,6 +40,8 @@ pub struct Process {
     pub name: Mutex<String>,
     /// The value of `/proc/PID/oom_score_adj`.
     pub oom_score_adj: AtomicI32,
+    /// Whether it was made by `vfork`.
+    pub by_vfork: AtomicBool,
     /// Its children. A parent's family is locked before a child's.
     pub family: Mutex<Family>,
     /// Its place among the children of its parent.
@@ -111,6 +113,7 @@ impl Process {
             timers: ProcessTimers::try_new()?,
             name: Mutex::default(),
             oom_score_adj: AtomicI32::new(0),
+            by_vfork: AtomicBool::new(false),
             family: Mutex::new(family),
             sibling: Link::new(),
             children_changed: WaitQueue::new(),

@@ -77,6 +77,8 @@ pub struct Thread {
     /// Whether it must end at the next opportunity: its process ends, or another thread of it calls
     /// `execve`.
     pub(super) must_end: AtomicBool,
+    /// How many memories had been freed when it last found no free memory.
+    pub(super) freed_seen: Cell<u64>,
     /// Its part in the machine: stack, registers, predictor state.
     pub task: Task,
 }
@@ -145,6 +147,7 @@ impl Thread {
             fail_nth: Cell::default(),
             fail_left: Cell::new(0),
             must_end: AtomicBool::new(false),
+            freed_seen: Cell::new(0),
             task,
         })?)
     }

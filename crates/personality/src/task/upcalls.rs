@@ -1,7 +1,6 @@
 //! The machine's upcalls for a thread: its return to user mode, exceptions, interrupts.
 
-use super::status::ExitStatus;
-use super::{current, exit, reads, scheduler};
+use super::{current, exit, lack, reads, scheduler};
 use crate::errno::Errno;
 use crate::fs;
 use crate::signal;
@@ -9,7 +8,6 @@ use core::sync::atomic::Ordering;
 use faultless::FaultError;
 use faultless_bare::arch::{TrapFrame, user};
 use faultless_bare::percpu;
-use faultless_bare::report;
 use linux_raw_sys::general as nr;
 
 /// Handles a thread's requests on its return to user mode, when its CPU's `attention` is set. The caller cleared
@@ -20,8 +18,8 @@ pub fn attention(frame: &mut TrapFrame) {
     if thread.must_end() {
         exit::end_thread();
     }
-    if thread.task.met_end_of_memory.take() {
-        out_of_memory();
+    lack::resume(frame, thread.task.lack.take());
+    if thread.must_end() {
         exit::end_thread();
     }
     let set_tid = thread.set_tid.take();
@@ -34,7 +32,7 @@ pub fn attention(frame: &mut TrapFrame) {
     signal::deliver(frame);
 }
 
-/// Sends the signal of a page fault that cannot be served.
+/// Sends the signal of a page fault that cannot be served; where memory is out, waits for some.
 pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
     match error {
         FaultError::Segv { mapped } => {
@@ -42,7 +40,7 @@ pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
             signal::fault(frame, nr::SIGSEGV, code, addr);
         }
         FaultError::Bus => signal::fault(frame, nr::SIGBUS, nr::BUS_ADRERR, addr),
-        FaultError::OutOfMemory => out_of_memory(),
+        FaultError::OutOfMemory => lack::fault(),
     }
 }
 
@@ -75,18 +73,6 @@ pub fn exception(frame: &mut TrapFrame) {
         _ => (nr::SIGSEGV, KERNEL, 0),
     };
     signal::fault(frame, signal, code, addr);
-}
-
-/// No frame is left for the running program: it is killed on its return to user mode.
-fn out_of_memory() {
-    let thread = current();
-    let process = &thread.process;
-    if process.end.status.lock().is_none() {
-        let name = process.name.lock();
-        // The program chooses the name; it must not break the line of the report.
-        report!("message out of memory: killed {} {}", process.pid, name.escape_debug());
-    }
-    exit::kill(process, ExitStatus::killed(nr::SIGKILL));
 }
 
 /// The timer interrupt.

@@ -343,3 +343,21 @@ fn memory_is_promised_where_it_becomes_writable() {
     Object::release(file, &cpu);
     end(&vm, &[&cpu], Vec::from([space]));
 }
+
+/// A kernel learns which `ENOMEM` the end of a program remedies.
+#[test]
+fn a_lack_of_frames_is_told_from_other_reasons() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 100 * P);
+    let too_much = space.mmap(&cpu, 0, GIB, RW, PRIVATE);
+    assert_eq!(too_much.unwrap_err().errno, Errno::ENOMEM);
+    assert!(!cpu.take_starved());
+    let lacks = |page| store(&cpu, &space, AT + page * P, 1).is_err();
+    assert!((0..100).any(lacks));
+    assert!(cpu.take_starved() && !cpu.take_starved());
+    assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
+    assert!(cpu.take_starved());
+    space.exit(&cpu);
+}

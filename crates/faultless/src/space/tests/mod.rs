@@ -9,6 +9,7 @@ mod devices;
 mod discards;
 mod ended;
 mod evictions;
+mod failing;
 mod flushes;
 mod folios;
 mod guest;

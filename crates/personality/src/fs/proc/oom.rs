@@ -1,18 +1,14 @@
-//! `/proc/PID/oom_score`, `oom_score_adj` and `oom_adj`: the preference for processes to kill when memory runs
-//! out. Written values are kept, and children inherit them. But this kernel kills the process that finds no free
-//! memory, whatever its values.
+//! `/proc/PID/oom_score`, `oom_score_adj` and `oom_adj`: the preference for processes to [kill](oom) when memory runs
+//! out. Written values are kept, and children inherit them.
 
-use super::process::tables;
 use super::{Subject, Text};
 use crate::errno::{Errno, Result};
 use crate::fs::Transfer;
 use crate::task::Process;
+use crate::task::oom::{self, MOST};
 use core::fmt::Write;
 use core::sync::atomic::Ordering::Relaxed;
-use faultless_bare::percpu;
 
-/// The largest `oom_score_adj`; the negative of it is the smallest.
-const MOST: i32 = 1000;
 /// The `oom_adj` of a process that is never killed, and of one that is killed first.
 const NEVER: i32 = -17;
 const FIRST: i32 = 15;
@@ -32,20 +28,12 @@ pub(super) fn adj(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// The process's share of memory, plus its adjustment: 0 to 1333; 667 for a process with little memory.
+/// The process's points: 0 to 1333; 667 for a process with little memory, and 0 for one that is not killed.
 pub(super) fn score(of: &Subject, text: &mut Text) -> Result<()> {
-    let total = percpu::vm().total_frames().max(1) as i64;
-    let pages = of.process.memory().map_or(0, |memory| {
-        (memory.space().resident_pages(percpu::cpu()) + tables(&memory)) as i64
-    });
-    let score = match adjustment(of) {
-        adjustment if adjustment == -MOST => 0,
-        adjustment => {
-            let most = i64::from(MOST);
-            let points = pages + i64::from(adjustment) * (total / most);
-            ((most + points * most / total) * 2 / 3).max(0)
-        }
-    };
+    let (total, most) = (oom::total_pages(), i64::from(MOST));
+    let memory = of.process.memory();
+    let points = memory.and_then(|memory| oom::badness(&of.process, &memory, total));
+    let score = points.map_or(0, |points| ((most + points * most / total as i64) * 2 / 3).max(0));
     let _ = writeln!(text, "{score}");
     Ok(())
 }
@@ -65,7 +53,7 @@ pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Re
     if !(-MOST..=MOST).contains(&adjustment) {
         return Err(Errno::EINVAL);
     }
-    process.oom_score_adj.store(adjustment, Relaxed);
+    oom::adjust(process, adjustment);
     Ok(taken)
 }
 

@@ -273,7 +273,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
         pages("VmStk", sums.stack);
         pages("VmExe", sums.text);
         pages("VmLib", 0);
-        pages("VmPTE", tables(&memory));
+        pages("VmPTE", memory.table_pages());
         pages("VmSwap", space.swapped_pages(percpu::cpu()));
     }
     field(text, "CoreDumping", 0);
@@ -300,22 +300,6 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     field(text, "voluntary_ctxt_switches", given);
     field(text, "nonvoluntary_ctxt_switches", taken);
     Ok(())
-}
-
-/// The page tables: the least number that the mapped pages need.
-pub(super) fn tables(memory: &Memory) -> u64 {
-    let mut tables = 1;
-    let mut last = [u64::MAX; 3];
-    memory.space().areas(percpu::cpu(), |area| {
-        for (last, shift) in last.iter_mut().zip([21, 30, 39]) {
-            let (first, end) = (area.range.start >> shift, (area.range.end - 1) >> shift);
-            if area.resident + area.zero != 0 {
-                tables += (end - first + u64::from(first != *last)).min(area.resident + area.zero);
-                *last = end;
-            }
-        }
-    });
-    tables
 }
 
 /// The set of signals of a status line.

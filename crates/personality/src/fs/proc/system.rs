@@ -3,10 +3,10 @@
 use super::super::cache;
 use super::super::directory::Directory;
 use super::super::inode::{Body, Inode};
-use super::{SystemText, Text, add_texts, process};
+use super::{SystemText, Text, add_texts};
 use crate::errno::Result;
 use crate::task::process::{TABLE, Table, each};
-use crate::task::scheduler;
+use crate::task::{oom, scheduler};
 use crate::time::Times;
 use crate::wall;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
@@ -84,7 +84,7 @@ pub(super) fn settings() -> Result<Arc<Inode>> {
             ("vm/drop_caches", "0\n"),
             ("vm/compact_memory", "0\n"),
             ("vm/nr_hugepages", "0\n"),
-            ("vm/oom_kill_allocating_task", "1\n"),
+            ("vm/oom_kill_allocating_task", "0\n"),
             ("vm/panic_on_oom", "0\n"),
             ("fs/file-max", "9223372036854775807\n"),
             ("fs/nr_open", "1048576\n"),
@@ -122,7 +122,7 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("pgfault", totals.get(Counter::Faults)),
         ("nr_tlb_remote_flush", totals.get(Counter::TlbShootdownSent)),
         ("nr_tlb_remote_flush_received", totals.get(Counter::TlbShootdownReceived)),
-        ("oom_kill", 0),
+        ("oom_kill", oom::kills()),
         // The allocated bytes of the kernel's heap.
         ("heap_bytes", faultless_bare::heap::allocated()),
     ];
@@ -143,7 +143,7 @@ fn meminfo(text: &mut Text) -> fmt::Result {
     let on_disk = (cache::resident() * kilobytes).min(cached);
     let slab = (heap - heap_free) / 1024;
     let mut tables = 0;
-    each(|process| tables += process.memory().map_or(0, |memory| process::tables(&memory)));
+    each(|process| tables += process.memory().map_or(0, |memory| memory.table_pages()));
     let tables = tables * kilobytes;
     let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / 1024;
     let (swap, swap_used) = percpu::cpu().swap_usage();

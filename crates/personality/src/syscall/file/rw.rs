@@ -6,7 +6,7 @@ use crate::fs::pipe::{End, Pipe};
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
-use crate::task::breathe;
+use crate::task::{breathe, lack};
 use core::any::Any;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
@@ -58,12 +58,14 @@ fn at(offset: u64) -> Result<Option<u64>> {
     if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(Some(offset)) }
 }
 
+// A call that fails has moved nothing: it may be made again.
+
 fn read_to(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
-    file(fd)?.read(&mut Transfer::of_user(pieces), offset)
+    lack::with_memory(|| file(fd)?.read(&mut Transfer::of_user(pieces), offset))
 }
 
 fn write_from(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
-    file(fd)?.write(&mut Transfer::of_user(pieces), offset)
+    lack::with_memory(|| file(fd)?.write(&mut Transfer::of_user(pieces), offset))
 }
 
 fn one(args: &Args<'_>) -> [Piece; 1] {

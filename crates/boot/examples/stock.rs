@@ -1,0 +1,33 @@
+//! A guest program as the first process of a stock Linux, which says what is right:
+//! `cargo run -p faultless-boot --features qemu --example stock -- victims`.
+//!
+//! Programs that make their own surroundings can be run so: `rows`, `counts`, `victims`.
+
+use faultless_boot::linux::{LinuxMachine, Stock};
+use faultless_boot::{Clock, Limits, Nodes, Program, guest};
+use std::time::Duration;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let name = args.next().ok_or("which guest program?")?;
+    let kernel = match Stock::cached() {
+        Some(kernel) => kernel,
+        None => Stock::download()?,
+    };
+    let machine = LinuxMachine {
+        cpus: 2,
+        memory: 192 << 20,
+        nodes: Nodes::default(),
+        clock: Clock::Real,
+        cpu: "max,-erms".into(),
+        kernel,
+        disk: None,
+    };
+    let limits = Limits { timeout: Some(Duration::from_secs(600)), ..Limits::default() };
+    let run = machine.run(&Program::guest(guest(&name)?).args(args), &limits)?;
+    print!("{}", run.console);
+    match run.cut {
+        Some(why) => Err(why.into()),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,430 @@
+//! `victims [CHECK…]`: who is killed when memory is out, and who is not. Hogs take all there is, in processes of their own; what
+//! else runs must see nothing of that.
+//!
+//! `nobody`, which runs only if it is named, is of a machine whose processes are all protected; Linux panics there.
+//!
+//! The machine's memory is what ends the hogs, so it must have less than 2 GiB; of a larger one only `score` can be run, which takes little.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::init::Init;
+use faultless_guest::mem::{PAGE, Region, WRITE};
+use faultless_guest::proc::{self, Child, Status, exit_now, fork, wait};
+use faultless_guest::procfs::{fields, kilobytes, text, vmstat};
+use faultless_guest::sys::{Errno, call, checked, doing};
+use faultless_guest::{clock, ensure, same};
+use std::fs;
+use std::mem::forget;
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const KILLED: Status = Status::Killed(libc::SIGKILL);
+/// What a process exits with that could not do its part.
+const WRONG: i32 = 30;
+
+/// Words that this process and its children share.
+struct Shared(Region);
+
+impl Shared {
+    fn new() -> Result<Self, String> {
+        let region = doing("mmap", Region::shared(PAGE))?;
+        region.store(0, 0);
+        Ok(Self(region))
+    }
+
+    fn word(&self, at: u64) -> &AtomicU64 {
+        // SAFETY: the region is mapped as long as it is borrowed, and of zeros, or what others stored atomically.
+        unsafe { AtomicU64::from_ptr((self.0.start() + 8 * at) as *mut u64) }
+    }
+
+    fn get(&self, at: u64) -> u64 {
+        self.word(at).load(Ordering::SeqCst)
+    }
+
+    fn set(&self, at: u64, value: u64) {
+        self.word(at).store(value, Ordering::SeqCst);
+    }
+
+    /// Waits until a word is not 0; a child that goes wrong never says so.
+    fn await_word(&self, at: u64) {
+        while self.get(at) == 0 {
+            clock::sleep_ms(2);
+        }
+    }
+}
+
+/// Memory for programs, in bytes.
+fn memory() -> Result<u64, String> {
+    kilobytes(&fields("/proc/meminfo")?, "MemTotal")
+}
+
+/// How many processes were killed so far.
+fn kills() -> Result<u64, String> {
+    vmstat()?.get("oom_kill").copied().ok_or_else(|| "there is no oom_kill".into())
+}
+
+/// Makes the running process more or less likely to be killed.
+fn adjust(value: i32) {
+    if fs::write("/proc/self/oom_score_adj", value.to_string()).is_err() {
+        exit_now(WRONG);
+    }
+}
+
+const fn value(seed: u64, at: u64) -> u64 {
+    (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed
+}
+
+/// Private memory with something to know again in each page.
+fn filled(len: u64, seed: u64) -> Region {
+    let Ok(region) = Region::anonymous(len) else { exit_now(WRONG) };
+    region.pages().for_each(|at| region.store(at, value(seed, at)));
+    region
+}
+
+fn is_filled(region: &Region, seed: u64) -> bool {
+    region.pages().all(|at| region.load(at) == value(seed, at))
+}
+
+/// Takes memory until something ends this process.
+fn take_all() -> i32 {
+    loop {
+        match Region::anonymous(1 << 20) {
+            Ok(region) => {
+                region.fill(1);
+                forget(region);
+            }
+            // Where the kernel has no more memory for the mapping.
+            Err(_) => clock::sleep_ms(1),
+        }
+    }
+}
+
+/// A process that has `len` bytes, says so in word `at`, and looks at them until word 0 is set. It exits with 0 if they are as they were.
+fn bystander(shared: &Shared, at: u64, len: u64, adjustment: i32) -> Result<Child, String> {
+    let child = fork(|| {
+        if adjustment != 0 {
+            adjust(adjustment);
+        }
+        let region = filled(len, at);
+        shared.set(at, 1);
+        while shared.get(0) == 0 {
+            if !is_filled(&region, at) {
+                return WRONG + 1;
+            }
+            clock::sleep_ms(5);
+        }
+        i32::from(!is_filled(&region, at))
+    });
+    let child = doing("fork", child)?;
+    shared.await_word(at);
+    Ok(child)
+}
+
+fn ends(child: Child, status: Status, who: &str) -> Verdict {
+    same!(doing("wait4", child.wait())?, status, "{who}");
+    Ok(())
+}
+
+/// The greedy one dies, and only that one.
+fn greedy() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    let small = bystander(&shared, 1, 2 << 20, 0)?;
+    ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
+    shared.set(0, 1);
+    ends(small, Status::Exited(0), "the small one")?;
+    same!(kills()? - before, 1, "killed processes");
+    Ok(())
+}
+
+/// Who has more of it, but is protected, lives.
+fn protected() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    let large = bystander(&shared, 1, memory()? / 8 * 5, -1000)?;
+    ends(doing("fork", fork(take_all))?, KILLED, "the smaller one")?;
+    shared.set(0, 1);
+    ends(large, Status::Exited(0), "the protected one")?;
+    same!(kills()? - before, 1, "killed processes");
+    Ok(())
+}
+
+/// Who has less of it, but is offered, dies.
+fn offered() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    let small = bystander(&shared, 1, memory()? / 4, 1000)?;
+    let large = fork(|| {
+        let mut taken = Vec::new();
+        let mut seed = 0;
+        while shared.get(0) == 0 {
+            taken.push(filled(256 << 10, seed));
+            seed += 1;
+            clock::sleep_ms(1);
+        }
+        i32::from(!(0..).zip(&taken).all(|(seed, region)| is_filled(region, seed)))
+    });
+    let large = doing("fork", large)?;
+    ends(small, KILLED, "the one that is offered")?;
+    shared.set(0, 1);
+    ends(large, Status::Exited(0), "the larger one")?;
+    same!(kills()? - before, 1, "killed processes");
+    Ok(())
+}
+
+/// What a program asks of the kernel again and again; the number of the call that failed.
+fn ask(step: u64) -> Result<(), (i32, Errno)> {
+    fn of<T>(number: i32, result: Result<T, Errno>) -> Result<T, (i32, Errno)> {
+        result.map_err(|errno| (number, errno))
+    }
+    let child = of(1, fork(|| 7))?;
+    if of(2, child.wait())? != Status::Exited(7) {
+        return Err((3, Errno(0)));
+    }
+    let mut ends = [0i32; 2];
+    // SAFETY: the array has room for both.
+    of(4, checked(unsafe { libc::pipe(ends.as_mut_ptr()) }))?;
+    let [from, to] = ends.map(|fd| fd as u64);
+    let region = of(5, Region::anonymous(64 * PAGE))?;
+    let word = step ^ 0x5555;
+    let at = &raw const word as u64;
+    // SAFETY: the pointers are to a local, and to the region.
+    unsafe {
+        of(6, call(libc::SYS_write, [to, at, 8]))?;
+        // Into pages that were never touched: the kernel makes them.
+        of(7, call(libc::SYS_read, [from, region.start() + 32 * PAGE, 8]))?;
+        of(8, call(libc::SYS_close, [from]))?;
+        of(9, call(libc::SYS_close, [to]))?;
+    }
+    if region.load(32 * PAGE) != word {
+        return Err((10, Errno(0)));
+    }
+    let advice = region.advise(0, region.len(), libc::MADV_POPULATE_WRITE);
+    of(11, advice)?;
+    of(12, region.protect(0, 8 * PAGE, WRITE & !libc::PROT_WRITE))?;
+    of(13, region.end())
+}
+
+/// A process that makes calls sees nothing of it: none fails, and it is not killed.
+fn calls() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    let asks = fork(|| {
+        let mut step = 0;
+        while shared.get(0) == 0 {
+            if let Err((number, errno)) = ask(step) {
+                shared.set(2, errno.0 as u64);
+                return 60 + number;
+            }
+            step += 1;
+            shared.set(1, step);
+        }
+        0
+    });
+    let asks = doing("fork", asks)?;
+    shared.await_word(1);
+    for _ in 0..3 {
+        ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
+    }
+    // It goes on.
+    let seen = shared.get(1);
+    while shared.get(1) == seen && matches!(asks.try_wait(), Ok(None)) {
+        clock::sleep_ms(2);
+    }
+    shared.set(0, 1);
+    let ended = doing("wait4", asks.wait());
+    ensure!(
+        ended == Ok(Status::Exited(0)),
+        "who asks ended with {ended:?}, error {}",
+        shared.get(2)
+    );
+    same!(kills()? - before, 3, "killed processes");
+    Ok(())
+}
+
+/// A hog that never stores: the kernel reads into its memory. It does not learn that there is no more.
+fn by_reads() -> Verdict {
+    /// Bytes of a read.
+    const READ: u64 = 1 << 20;
+    let (shared, before) = (Shared::new()?, kills()?);
+    let small = bystander(&shared, 1, 2 << 20, 0)?;
+    let path = format!("/tmp/victims.{}", proc::pid());
+    fs::write(&path, vec![5; READ as usize]).map_err(|error| format!("{path}: {error}"))?;
+    let hog = fork(|| {
+        let Ok(file) = fs::File::open(&path) else { return WRONG };
+        let fd = file.as_raw_fd() as u64;
+        loop {
+            let Ok(region) = Region::anonymous(READ) else { return WRONG + 1 };
+            let mut done = 0;
+            while done < READ {
+                let args = [fd, region.start() + done, READ - done, done];
+                // SAFETY: the region is of nobody else.
+                match unsafe { call(libc::SYS_pread64, args) } {
+                    Ok(read @ 1..) => done += read,
+                    Ok(_) => return WRONG + 2,
+                    Err(Errno(errno)) => return 60 + errno,
+                }
+            }
+            forget(region);
+        }
+    });
+    let ended = ends(doing("fork", hog)?, KILLED, "the hog");
+    let _ = fs::remove_file(&path);
+    ended?;
+    shared.set(0, 1);
+    ends(small, Status::Exited(0), "the small one")?;
+    same!(kills()? - before, 1, "killed processes");
+    Ok(())
+}
+
+/// Several hogs at once: each is killed, once, and the last small one lives.
+fn together() -> Verdict {
+    const HOGS: usize = 4;
+    let (shared, before) = (Shared::new()?, kills()?);
+    let small = bystander(&shared, 1, 2 << 20, 0)?;
+    let hogs = (0..HOGS).map(|_| doing("fork", fork(take_all)));
+    let hogs = hogs.collect::<Result<Vec<_>, _>>()?;
+    for hog in hogs {
+        ends(hog, KILLED, "a hog")?;
+    }
+    shared.set(0, 1);
+    ends(small, Status::Exited(0), "the small one")?;
+    same!(kills()? - before, HOGS as u64, "killed processes");
+    Ok(())
+}
+
+/// The victim's memory is in use for a while after its process ended, by one who reads of it in `/proc`. Nobody else is killed meanwhile.
+fn read_of() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    // The second victim, if there were one.
+    let medium = bystander(&shared, 1, memory()? / 5, 0)?;
+    let hog = doing("fork", fork(take_all))?;
+    let readers = [0; 2].map(|_| {
+        fork(|| {
+            let path = format!("/proc/{}/smaps", hog.pid);
+            let Ok(file) = fs::File::open(&path) else { return WRONG };
+            while shared.get(0) == 0 {
+                let _ = text(&path);
+            }
+            drop(file);
+            0
+        })
+    });
+    ends(hog, KILLED, "the hog")?;
+    shared.set(0, 1);
+    for reader in readers {
+        ends(doing("fork", reader)?, Status::Exited(0), "a reader")?;
+    }
+    ends(medium, Status::Exited(0), "the one of medium size")?;
+    same!(kills()? - before, 1, "killed processes");
+    Ok(())
+}
+
+/// Who shares the victim's memory dies with it: the parent of a hog that is none itself, whether it waits for the hog (`vfork`) or not.
+fn shared_memory() -> Verdict {
+    extern "C" fn hog(_: *mut libc::c_void) -> i32 {
+        take_all()
+    }
+    // SAFETY: a plain call. Orphans become this process's children.
+    let adopts =
+        unsafe { call(libc::SYS_prctl, [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0]) };
+    doing("prctl", adopts)?;
+    for waits in [0, libc::CLONE_VFORK] {
+        let before = kills()?;
+        let parent = fork(|| {
+            let Ok(stack) = Region::anonymous(256 << 10) else { return WRONG };
+            let top = (stack.start() + stack.len()) as *mut libc::c_void;
+            let flags = libc::CLONE_VM | libc::SIGCHLD | waits;
+            // SAFETY: the child has a stack of its own, and runs only what shares nothing else with this process.
+            let cloned = unsafe { libc::clone(hog, top, flags, std::ptr::null_mut()) };
+            if cloned < 0 {
+                return WRONG + 1;
+            }
+            loop {
+                clock::sleep_ms(1000);
+            }
+        });
+        let _parent = doing("fork", parent)?;
+        for _ in 0..2 {
+            let (_, status) = doing("wait4", wait(-1, 0))?.ok_or("nobody ended")?;
+            same!(status, KILLED, "one of two that share their memory");
+        }
+        same!(kills()? - before, 1, "chosen processes");
+    }
+    Ok(())
+}
+
+/// Where all are protected, the one that finds no memory is killed. (Linux panics.)
+fn nobody() -> Verdict {
+    let (shared, before) = (Shared::new()?, kills()?);
+    let other = bystander(&shared, 1, memory()? / 4, 0)?;
+    ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
+    shared.set(0, 1);
+    ends(other, Status::Exited(0), "the other one")?;
+    same!(kills()? - before, 1, "killed processes");
+    Ok(())
+}
+
+/// `oom_score` tells the points: the pages resident, swapped and of tables, in thousandths of all there are, and the adjustment.
+fn score() -> Verdict {
+    let region = doing("mmap", Region::anonymous(24 << 20))?;
+    region.fill(1);
+    let score =
+        || text("/proc/self/oom_score")?.trim().parse::<i64>().map_err(|error| error.to_string());
+    let status = fields("/proc/self/status")?;
+    let sum = |names: [&str; 3]| {
+        names.iter().try_fold(0, |sum, name| Ok(sum + kilobytes(&status, name)?))
+    };
+    let own: Result<u64, String> = sum(["VmRSS", "VmSwap", "VmPTE"]);
+    let info = fields("/proc/meminfo")?;
+    let all = kilobytes(&info, "MemTotal")? + kilobytes(&info, "SwapTotal")?;
+    let [points, all] = [own?, all].map(|bytes| (bytes / PAGE) as i64);
+    let base = text("/proc/self/oom_score_adj")?
+        .trim()
+        .parse::<i64>()
+        .map_err(|error| error.to_string())?;
+    for adjustment in [base, 600, 1000] {
+        if adjustment < base {
+            continue;
+        }
+        let written = fs::write("/proc/self/oom_score_adj", adjustment.to_string());
+        written.map_err(|error| format!("writing oom_score_adj: {error}"))?;
+        // Linux rounds a thousandth of all pages down.
+        let points = points + adjustment * (all / 1000);
+        let expected = (1000 + points * 1000 / all) * 2 / 3;
+        let found = score()?;
+        ensure!((found - expected).abs() <= 2, "oom_score is {found}, expected {expected}");
+    }
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("greedy", greedy),
+    ("protected", protected),
+    ("offered", offered),
+    ("calls", calls),
+    ("by_reads", by_reads),
+    ("together", together),
+    ("read_of", read_of),
+    ("shared_memory", shared_memory),
+    ("score", score),
+];
+/// On the bare kernel only.
+const UNLIKE_LINUX: &[Check] = &[("nobody", nobody)];
+
+fn main() -> ExitCode {
+    let args = Args::read("victims", &["settle"]);
+    // A stock Linux can be started with this program alone.
+    let _init = Init::begin(args.get("settle", 1)).unwrap_or_else(|why| args.refuse(&why));
+    let takes_all = args.words().iter().all(|word| word != "score") || args.words().len() > 1;
+    match memory() {
+        Ok(total) if takes_all && total >= 2 << 30 => {
+            args.refuse(&format!("the machine has {} MiB: only score can be run", total >> 20));
+        }
+        Err(why) => args.refuse(&why),
+        _ => {}
+    }
+    proc::no_huge_pages();
+    let protects_all = args.words().iter().any(|word| word == "nobody");
+    if protects_all {
+        adjust(-1000);
+    }
+    ExitCode::from(check::run(&args, if protects_all { UNLIKE_LINUX } else { CHECKS }) as u8)
+}
