@@ -159,7 +159,7 @@ fn victims() {
     for machine in [deterministic(), parallel()] {
         for swap in [None, Some(64 << 20)] {
             let machine = Machine { memory: 128 << 20, swap, ..machine.clone() };
-            let ran = passes(&machine, "victims", &[], 9);
+            let ran = passes(&machine, "victims", &[], 10);
             let killed = |line: &&String| line.starts_with("Out of memory: Killed process ");
             let told = ran.report.messages.iter().filter(killed).count();
             // As many as the checks find in `oom_kill`, each of which they wait for.

@@ -285,19 +285,27 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Makes the tables over `range`, so that what follows cannot fail for want of them.
-    pub(super) fn make_tables(&self, range: VirtRange) -> Result<(), OutOfMemory> {
-        let span = node::table_span(node::LAST);
-        let mut addr = range.start;
-        while addr < range.end {
-            // SAFETY: the range is locked.
-            unsafe {
-                last_table(self.cpu, self.space.root(), addr, |start, slot| {
-                    self.space.split(self.cpu, start, slot);
-                })?
+    /// Makes the tables that the pages of `from` need at `to`, so that moving them cannot fail. Of a large range with few pages that is few.
+    pub(super) fn make_tables(&self, from: VirtRange, to: u64) -> Result<(), OutOfMemory> {
+        let root = self.space.root();
+        let make = |leaves: Leaves<'_>| {
+            let part = match leaves {
+                Leaves::Pages { start, slots } => {
+                    VirtRange::new(start, start + slots.len() as u64 * PAGE_SIZE)
+                }
+                Leaves::Huge { start, .. } => {
+                    VirtRange::new(start, start + TABLE_ALIGN).intersect(from)
+                }
             };
-            addr = (addr & !(span - 1)) + span;
-        }
-        Ok(())
+            // At `to` they may lie in two tables.
+            for addr in [part.start, part.end - PAGE_SIZE] {
+                let split = |start: u64, slot: &AtomicU64| self.space.split(self.cpu, start, slot);
+                // SAFETY: the range is locked.
+                unsafe { last_table(self.cpu, root, to + (addr - from.start), split) }?;
+            }
+            Ok(())
+        };
+        // SAFETY: as above.
+        unsafe { range::visit(self.cpu.vm().machine(), root, from, self.cpu, make) }
     }
 }

@@ -371,14 +371,14 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.merge_at(old.start);
         }
         // All that can fail comes first, and both ranges change at once.
-        let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
-            self.step_versions(old.hull(new).with_neighbours(), |step| {
-                let stands = stands(&step.view());
-                if stands {
-                    replace_both(step, old, new, keep)?;
-                }
-                Ok(stands)
-            })
+        let planned = self.step_versions(old.hull(new).with_neighbours(), |step| {
+            let stands = stands(&step.view());
+            if stands {
+                replace_both(step, old, new, keep)?;
+                // From here on no fault adds a table to the old place.
+                self.make_tables(moved, new.start)?;
+            }
+            Ok(stands)
         });
         if planned != Ok(true) {
             if !there {

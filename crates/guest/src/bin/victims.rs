@@ -239,6 +239,32 @@ fn calls() -> Verdict {
     Ok(())
 }
 
+/// A mapping of far more addresses than there is memory moves and grows, or is refused; nobody is killed for it.
+fn sparse() -> Verdict {
+    const BYTES: u64 = 1 << 40;
+    let before = kills()?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let map = |len| doing("mmap", Region::map(len, WRITE, flags, -1, 0));
+    let at = BYTES / 2;
+    let (from, to) = (map(BYTES)?, map(BYTES)?);
+    from.store(at, 7);
+    let start = from.start();
+    match to.take(0, from) {
+        Ok(()) => same!(to.load(at), 7, "the word that moved"),
+        Err(Errno(libc::ENOMEM)) => {
+            // SAFETY: it is mapped there still, with nothing of Rust's in it.
+            same!(unsafe { *((start + at) as *const u64) }, 7, "the word that did not move");
+        }
+        Err(errno) => return Err(format!("mremap: {errno}")),
+    }
+    let mut small = map(2 * PAGE)?;
+    small.store(PAGE, 8);
+    doing("mremap", small.resize(BYTES))?;
+    same!(small.load(PAGE), 8, "the word of the mapping that grew");
+    same!(kills()? - before, 0, "killed processes");
+    Ok(())
+}
+
 /// A hog that never stores: the kernel reads into its memory. It does not learn that there is no more.
 fn by_reads() -> Verdict {
     /// Bytes of a read.
@@ -400,6 +426,7 @@ const CHECKS: &[Check] = &[
     ("protected", protected),
     ("offered", offered),
     ("calls", calls),
+    ("sparse", sparse),
     ("by_reads", by_reads),
     ("together", together),
     ("read_of", read_of),

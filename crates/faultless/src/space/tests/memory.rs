@@ -226,9 +226,9 @@ fn fork_and_mremap_have_lazily_freed_pages_reclaimed() {
         vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames()));
         if moves {
             let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
-            space.mremap(&cpu, 3 * GIB, 20 * GIB, 20 * GIB, flags, 600 * GIB).unwrap_err();
-            space.mremap(&cpu, 3 * GIB, P, P, flags, 600 * GIB).unwrap();
-            assert_eq!(load(&cpu, &space, 600 * GIB), Ok(0));
+            space.mremap(&cpu, 3 * GIB, 20 * GIB, 20 * GIB, flags, 600 * GIB).unwrap();
+            assert_ne!(vm.totals().get(Counter::LazilyFreed), 0);
+            (0..20).for_each(|gib| assert_eq!(load(&cpu, &space, (600 + gib) * GIB), Ok(gib)));
             end(&vm, &[&cpu], vec![space]);
         } else {
             let child = space.fork(&cpu).unwrap();
@@ -360,4 +360,35 @@ fn a_lack_of_frames_is_told_from_other_reasons() {
     assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
     assert!(cpu.take_starved());
     space.exit(&cpu);
+}
+
+/// A move needs tables for the pages that there are, and not for the addresses.
+#[test]
+fn a_sparse_mapping_moves_with_few_tables() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 2 * P);
+    // In its way.
+    map(&cpu, &space, AT + 2 * P, P);
+    store(&cpu, &space, AT + P, 7).unwrap();
+    let grown = space.mremap(&cpu, AT, 2 * P, 1024 * GIB, RemapFlags::MAYMOVE, 0).unwrap();
+    assert_ne!(grown, AT);
+    assert_eq!(load(&cpu, &space, grown + P), Ok(7));
+    store(&cpu, &space, grown + 1000 * GIB, 8).unwrap();
+    // Not aligned like the tables, so that what one table had needs two.
+    let to = 4096 * GIB + 7 * P;
+    for flags in [RemapFlags::empty(), RemapFlags::DONTUNMAP] {
+        let flags = flags | RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        map(&cpu, &space, to, 1024 * GIB);
+        let before = vm.totals();
+        space.mremap(&cpu, grown, 1024 * GIB, 1024 * GIB, flags, to).unwrap();
+        assert!(vm.totals().since(&before).get(Counter::TablePublished) <= 16);
+        assert_eq!(load(&cpu, &space, to + P), Ok(7));
+        assert_eq!(load(&cpu, &space, to + 1000 * GIB), Ok(8));
+        space
+            .mremap(&cpu, to, 1024 * GIB, 1024 * GIB, flags - RemapFlags::DONTUNMAP, grown)
+            .unwrap();
+    }
+    end(&vm, &[&cpu], vec![space]);
 }
