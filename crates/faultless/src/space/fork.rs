@@ -26,6 +26,7 @@ use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 impl<M: Machine> Space<M> {
@@ -56,7 +57,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-impl<M: Machine> Writing<'_, '_, M> {
+impl<'v, M: Machine> Writing<'_, 'v, M> {
     fn copy_to(&self, child: &mut Space<M>) -> Result<(), OutOfMemory> {
         // Fork changes entries of every private VMA, so it is a writer of all of them. Their flush is
         // paid before any of them runs again: until then a CPU could store through an old translation
@@ -155,7 +156,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// [`share_pages`](Self::share_pages) of the pages from `start` on, which have their entries `slots` in one table. Adds how many are
-    /// resident in the child to `shared`. A function of its own: its loop needs all registers.
+    /// resident in the child to `shared`.
     #[inline(never)]
     fn share_table(
         &self,
@@ -166,61 +167,107 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
         pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
-        // The child's entries; none until there is one to be made.
-        let mut theirs: &[AtomicU64] = &[];
-        let (mut first, mut behind) = (usize::MAX, 0);
-        let (mut resident, mut result) = (0, Ok(()));
-        for (at, slot) in slots.iter().enumerate() {
+        let mut run = Run { ours: slots, theirs: &[], at: 0, resident: 0, stored: NONE };
+        let mut result = Ok(());
+        while let Some(slot) = slots.get(run.at) {
+            let seen = node::load(slot);
+            if !seen.is_none() {
+                result = self.share_entry(child, start, seen, &mut run, pinned);
+                if result.is_err() {
+                    break;
+                }
+            }
+            run.at += 1;
+            // Mostly nobody else changes the page, and the next ones.
+            if !run.theirs.is_empty() {
+                self.share_run(&mut run);
+            }
+        }
+        *shared += run.resident;
+        if !run.stored.is_empty() && !lost(Mutant::ForkFlush) {
+            let addr = |at: usize| start + at as u64 * PAGE_SIZE;
+            batch.flush(VirtRange::new(addr(run.stored.start), addr(run.stored.end)));
+        }
+        result
+    }
+
+    /// Shares the entry at `run.at`, which was `seen`. Makes the child's table if there is none yet.
+    fn share_entry(
+        &self,
+        child: &Core,
+        start: u64,
+        seen: Entry,
+        run: &mut Run<'_, 'v>,
+        pinned: &mut Option<FrameNumber>,
+    ) -> Result<(), OutOfMemory> {
+        if run.theirs.is_empty() {
+            // SAFETY: the child is this call's own.
+            let table = unsafe { last_table(self.cpu, child.root, start, |_, _| {}) }?;
+            run.theirs = &table[node::index(start, LAST)..][..run.ours.len()];
+        }
+        let (slot, their) = (&run.ours[run.at], &run.theirs[run.at]);
+        let shared = match self.share_at_once(slot, seen) {
+            Some(new) => Ok((seen.is_writable(), new)),
+            None => self.share_at_length(slot, pinned),
+        };
+        // On failure the entry may be read-only by now.
+        let (stored, new) = shared.unwrap_or((true, Entry::NONE));
+        if stored {
+            run.add_stored();
+        }
+        if new.is_mapped() {
+            run.resident += u64::from(!new.is_special());
+            // Unused prefaulted pages count for the parent.
+            their.store(new.used().0, Ordering::Release);
+        } else if new.is_swapped() {
+            child.swapped.fetch_add(1, Ordering::Relaxed);
+            their.store(new.0, Ordering::Release);
+        }
+        shared.map(drop)
+    }
+
+    /// Shares the pages from `run.at` on until there is one that is not shared [at once](Self::share_at_once). A function of its own that
+    /// calls nothing: its loop needs all registers.
+    #[inline(never)]
+    fn share_run(&self, run: &mut Run<'_, '_>) {
+        let pairs = run.ours.iter().zip(run.theirs).enumerate().skip(run.at);
+        let (mut first, mut behind, mut resident) =
+            (run.stored.start, run.stored.end, run.resident);
+        let mut at_end = run.ours.len();
+        let mut to_put = None;
+        for (at, (slot, their)) in pairs {
             let seen = node::load(slot);
             if seen.is_none() {
                 continue;
             }
-            let their = match theirs.get(at) {
-                Some(their) => their,
-                // SAFETY: the child is this call's own.
-                None => match unsafe { last_table(self.cpu, child.root, start, |_, _| {}) } {
-                    Ok(table) => {
-                        theirs = &table[node::index(start, LAST)..][..slots.len()];
-                        &theirs[at]
-                    }
-                    Err(oom) => {
-                        result = Err(oom);
-                        break;
-                    }
-                },
-            };
-            // Mostly the page is one that nobody else changes.
-            let shared = match self.share_at_once(slot, seen) {
-                Some(new) => Ok((seen.is_writable(), new)),
-                None => self.share_at_length(slot, pinned),
-            };
-            let Ok((stored, new)) = shared else {
-                // The entry may be read-only by now.
-                (first, behind) = (first.min(at), at + 1);
-                result = Err(OutOfMemory);
+            if !self.refer(seen) {
+                at_end = at;
                 break;
-            };
-            if !new.is_mapped() {
-                if new.is_swapped() {
-                    child.swapped.fetch_add(1, Ordering::Relaxed);
-                    their.store(new.0, Ordering::Release);
-                }
-                continue;
             }
-            if stored {
+            let new = seen.read_only();
+            if protocol::try_settle(slot, seen, new).is_err() {
+                (at_end, to_put) = (at, Some(seen.frame()));
+                break;
+            }
+            if seen.is_writable() {
                 first = first.min(at);
                 behind = at + 1;
             }
-            resident += u64::from(!new.is_special());
-            // Unused prefaulted pages count for the parent.
+            resident += 1;
             their.store(new.used().0, Ordering::Release);
         }
-        *shared += resident;
-        if behind != 0 && !lost(Mutant::ForkFlush) {
-            let addr = |at: usize| start + at as u64 * PAGE_SIZE;
-            batch.flush(VirtRange::new(addr(first), addr(behind)));
+        (run.at, run.resident, run.stored) = (at_end, resident, first..behind);
+        if let Some(frame) = to_put {
+            // SAFETY: the reference just taken, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(frame) };
         }
-        result
+    }
+
+    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping. Returns whether it has: not where the page is
+    /// pinned, or no program may reach it, which is shared at length, as are pages that are not counted.
+    #[inline(always)]
+    fn refer(&self, seen: Entry) -> bool {
+        seen.is_counted_page() && self.cpu.vm().frames.meta(seen.frame()).try_get_mapping_unpinned()
     }
 
     /// Takes a reference to the page of an entry that was `seen`, for the child's mapping, and makes the entry read-only. Returns what both have
@@ -229,11 +276,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// The reference comes first, and the entry is looked at afterwards: the page may move to another frame meanwhile.
     #[inline(always)]
     fn share_at_once(&self, slot: &AtomicU64, seen: Entry) -> Option<Entry> {
-        // A page that no program may reach is shared at length, as are those that are not counted.
-        if !seen.is_counted_page() {
-            return None;
-        }
-        if !self.cpu.vm().frames.meta(seen.frame()).try_get_mapping_unpinned() {
+        if !self.refer(seen) {
             return None;
         }
         let new = seen.read_only();
@@ -292,6 +335,29 @@ impl<M: Machine> Writing<'_, '_, M> {
             // SAFETY: the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(new.frame()) };
         }
+    }
+}
+
+/// No entry.
+const NONE: Range<usize> = Range { start: usize::MAX, end: 0 };
+
+/// How far the entries of one table have been shared.
+struct Run<'a, 'v> {
+    ours: &'a [AtomicU64],
+    /// The child's; none until there is one to be made.
+    theirs: &'v [AtomicU64],
+    /// The next one.
+    at: usize,
+    /// How many of the child's are resident.
+    resident: u64,
+    /// The hull of those that allowed stores.
+    stored: Range<usize>,
+}
+
+impl Run<'_, '_> {
+    /// The present one allowed stores.
+    fn add_stored(&mut self) {
+        self.stored = self.stored.start.min(self.at)..self.at + 1;
     }
 }
 
