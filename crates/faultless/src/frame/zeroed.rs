@@ -21,7 +21,7 @@
 
 use super::arena::{Arena, Lists};
 use super::percpu::{BATCH, batch_for};
-use super::{Clean, Frame, Frames, MAX_ORDER, Zeroed};
+use super::{Clean, Frame, FrameMeta, Frames, MAX_ORDER, Zeroed};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::atomic::Ordering;
@@ -128,7 +128,7 @@ impl Frames {
                     (reserved.unwrap_or(0), lists.zeroed.alloc_bulk(&self.table, run))
                 });
                 self.release(reserved - got as u64);
-                to[..got].iter().for_each(|number| self.meta(*number).make_single());
+                self.table.each(&to[..got]).for_each(FrameMeta::make_single);
                 return got;
             }
             if arena.seen.others.load(Ordering::Relaxed) {

@@ -77,7 +77,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// `EFAULT`.
     pub(super) fn take(&self, range: VirtRange) -> Result<(Area, Option<SharedAnonVma>), Refused> {
         let vma = vma(self.version().at(range.start).ok_or(Errno::EFAULT)?);
-        Ok((vma.area.part(range), vma.anon_vma.get()))
+        Ok(vma.part(range))
     }
 
     /// See [`Step::replace`](super::step::Step::replace).

@@ -135,7 +135,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let both = !before.contains(prot) && !prot.contains(before);
         let state = if both { State::WriteLocked } else { State::Unlocked };
         self.step(part.with_neighbours(), |step| {
-            let (mut area, root) = step.take(part)?;
+            let (mut area, root) = step.take_known(part, vma)?;
             debug_assert_eq!(area.range, part, "claimed pages stay in one VMA");
             (area.prot, area.flags) = (prot, flags);
             // A promise of memory that nothing was ever made of can be taken back.

@@ -173,6 +173,22 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
+    /// [`take`](Self::take) of the VMA that has `range`, which the owner of the space knows already.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub(super) fn take_known(
+        &mut self,
+        range: VirtRange,
+        vma: &Vma,
+    ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
+        match self {
+            Self::Alone(_) => Ok(vma.part(range)),
+            Self::Versions(step) => step.take(range),
+        }
+    }
+
     /// Replaces `range` by `piece`, splits off the head and tail VMAs outside of `range`, and merges `piece` with adjacent VMAs where possible.
     /// `range` must be claimed.
     ///

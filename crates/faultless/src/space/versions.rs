@@ -97,7 +97,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let hull = &mut self.hulls[self.replaced.min(1)];
         write_lock(self.writing, &self.made, hull, entry)?;
         Sequence::writer_fence();
-        Ok((vma.area.part(range), vma.anon_vma.get()))
+        Ok(vma.part(range))
     }
 
     /// The area of `range`, as its VMA has it. `range` must be claimed.

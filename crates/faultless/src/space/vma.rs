@@ -10,8 +10,8 @@ use super::baseline::VmaLock;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::rmap::AnonVmaSlot;
 use crate::rmap::mapping::Listed;
+use crate::rmap::{AnonVmaSlot, SharedAnonVma};
 use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
@@ -252,6 +252,14 @@ pub struct Vma {
     pub(crate) mapping: Option<Listed>,
     /// What it is.
     pub area: InPlace<Area>,
+}
+
+impl Vma {
+    /// The area of `range`, a part of this one, and the anon_vma.
+    #[inline(always)]
+    pub(super) fn part(&self, range: VirtRange) -> (Area, Option<SharedAnonVma>) {
+        (self.area.part(range), self.anon_vma.get())
+    }
 }
 
 /// Whether a VMA merges with the VMA below it, and with the one above, once nothing there is under change.
