@@ -41,14 +41,12 @@ impl BackingStore for Disk {
     }
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
-        let mut number = run.first();
-        let bytes = run.bytes();
-        for page in run.memory() {
+        let (first, bytes) = (run.first(), run.bytes());
+        for (number, page) in (first..).zip(run.memory()) {
             page.fill(0);
             if let Some(word) = page.first_chunk_mut() {
                 *word = number.to_le_bytes();
             }
-            number += 1;
         }
         let pages = bytes.div_ceil(faultless_observed::PAGE_SIZE as usize) as Time;
         self.simulation.spend(pages * self.simulation.costs.copy_page, Spent::Pages);
