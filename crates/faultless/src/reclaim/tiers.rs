@@ -57,6 +57,8 @@ impl<M: Machine> Cpu<'_, M> {
             frames.drain(self.local(), self);
             let coming = frames.owed_on(near);
             self.demote(near, self.missing_on(near, 2).saturating_sub(coming), &mut balanced);
+            // What was freed is seen by others that look, and not kept for this CPU.
+            frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
             if missing != 0 && frames.owed_on(near) >= missing {
                 self.settle_owed();

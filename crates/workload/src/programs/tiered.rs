@@ -25,8 +25,9 @@ const TENTHS: [u64; 5] = [10, 23, 40, 80, 990];
 /// A smaller node has no room for what CPUs keep.
 const LEAST: u64 = 1 << 20;
 
-/// The part of all memory that fresh pages take, at most: one in so many.
+/// The part of all memory that fresh pages take, at most: one in so many; and how many they are, at most: they are written, so their moves are flushed at once.
 const PART: u64 = 64;
+const MOST: u64 = 1024;
 
 /// Tends to memory if it is the worker's turn: one of them does after each so many things that it used, one after the other, as a thread of the
 /// system runs now on one CPU and now on another.
@@ -63,7 +64,7 @@ impl Fresh {
         (mine, workers): (u64, u64),
         used: u64,
     ) -> Result<Self, Failure> {
-        let each = (tiers.bytes() / PAGE_SIZE / PART / workers).clamp(1, used);
+        let each = ((tiers.bytes() / PAGE_SIZE / PART).min(MOST) / workers).clamp(1, used);
         let pages = map(task, mine * each * PAGE_SIZE)?;
         // Each by a fault of its own.
         task.madvise(pages.start, pages.len(), Advice::Random)?;
