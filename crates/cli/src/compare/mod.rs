@@ -77,6 +77,10 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
     let (tiered, chosen): (Vec<_>, Vec<_>) =
         args.chosen().into_iter().partition(|name| tiers::is_tiered(name));
+    if !tiered.is_empty() && chosen.is_empty() && args.html.html.is_some() {
+        let why = format!("--html: there are no plots of {}", tiered.join(" and "));
+        return Err(CliError::Usage(why));
+    }
     let subjects = subjects(&chosen, &scale)?;
     let inputs: Vec<_> = chosen.iter().map(Path::new).collect();
     let html = Html::open(&args.html, &inputs)?;
