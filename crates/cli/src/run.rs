@@ -4,9 +4,10 @@ use crate::error::CliError;
 use crate::host;
 use crate::report::number::plural;
 use crate::settings::Settings;
+use crate::stat;
 use faultless::{Counter, Errno, Totals};
 use faultless_native::{Config, Native};
-use faultless_workload::{Failure, Linux, Outcome, System, Workload};
+use faultless_workload::{Failure, Linux, Outcome, System, Tiers, Workload};
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -74,10 +75,22 @@ const MANAGED: u64 = 32;
 
 /// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
 pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
+    tiered(Tiers { fast: bytes, slow: 0 }, cpus)
+}
+
+/// A native machine with the memory that `workload` asks for, or that suffices for it.
+pub fn machine_for(workload: &Workload) -> Result<Native, CliError> {
+    let all = Tiers { fast: stat::memory(workload), slow: 0 };
+    tiered(workload.needs().tiers.unwrap_or(all), workload.crew().workers)
+}
+
+fn tiered(memory: Tiers, cpus: usize) -> Result<Native, CliError> {
+    let bytes = memory.bytes();
     let what =
         || format!("a native machine of {} and {}", host::size(bytes), plural(cpus as u64, "CPU"));
     host::afford(what(), bytes.saturating_add(bytes / MANAGED))?;
-    let config = Config { memory_bytes: bytes, cpus, populate: true, ..Config::default() };
+    let (memory_bytes, slow_bytes) = (memory.fast, memory.slow);
+    let config = Config { memory_bytes, slow_bytes, cpus, populate: true, ..Config::default() };
     Native::new(config).map_err(|errno| CliError::failed(what(), errno.name()))
 }
 

@@ -47,6 +47,11 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
                 return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
             }
             let written = workload.needs().written;
+            if workload.needs().tiers.is_some() {
+                say!(
+                    "faultless: the host's memory stays as it is: fast and ratio say how much of it is used"
+                );
+            }
             host::afford(&title, written.saturating_add(written / PAGE_TABLES))?;
             let outcome = run::on_linux(&workload).map_err(|error| match error {
                 CliError::Failed(_) if interrupt::requested() => {
@@ -126,7 +131,7 @@ fn native(
     workload: &Workload,
     (out, json, context): (&JsonArgs, &Arc<Mutex<Json>>, &Context),
 ) -> Result<(Outcome, Sample), CliError> {
-    let native = run::machine(memory(workload), workload.crew().workers)?;
+    let native = run::machine_for(workload)?;
     // Shared with the handler of Ctrl-C, which may run until the process ends.
     let native = &*Box::leak(Box::new(native));
     let started = Instant::now();
@@ -171,6 +176,15 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     stat.counters(&sample.counters, outcome.wall);
     for (name, count) in &outcome.left {
         stat.row(*count, name, "at the end");
+    }
+    for (of_thousand, name) in [(500, "p50"), (990, "p99"), (999, "p99.9")] {
+        if let Some(took) = outcome.allocation(of_thousand) {
+            stat.row(took.round() as u64, &format!("ns-allocation-{name}"), "of first touches");
+        }
+    }
+    if let Some(mean) = outcome.footprint.mean() {
+        stat.row(mean.round() as u64, "frames-in-use", "mean");
+        stat.row(outcome.footprint.most, "frames-in-use", "at most");
     }
     // The classic row has told what it tells.
     let told = outcome.pft_row().is_some();
@@ -222,6 +236,17 @@ pub fn write_json(
     }
     for (name, count) in &outcome.left {
         json.write(context, name, "count", Number::Whole(*count))?;
+    }
+    for (of_thousand, name) in
+        [(500, "allocation_p50"), (990, "allocation_p99"), (999, "allocation_p99_9")]
+    {
+        if let Some(took) = outcome.allocation(of_thousand) {
+            json.write(context, name, "ns", Number::Real(took))?;
+        }
+    }
+    if let Some(mean) = outcome.footprint.mean() {
+        json.write(context, "frames_in_use_mean", "count", Number::Real(mean))?;
+        json.write(context, "frames_in_use_most", "count", Number::Whole(outcome.footprint.most))?;
     }
     Ok(())
 }

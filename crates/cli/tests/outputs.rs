@@ -329,3 +329,24 @@ fn compare_takes_what_replay_takes() {
     let error = faultless(&["compare", "--only", text(&damaged)]).fails(2);
     assert!(error.contains("damaged"), "{error}");
 }
+
+#[test]
+fn memory_in_tiers_is_compared_at_each_ratio() {
+    let place = Place::new();
+    let json = place.out("tiers.jsonl");
+    let out = faultless(&["compare", "xsbench", "llm", "--quick", "--json", text(&json)]);
+    let out = out.succeeds();
+    for told in ["1:99 |", "shootdown IPIs", "allocation p99.9, ns", "Simulated: ", "Counted: "] {
+        assert!(out.contains(told), "{told}: {out}");
+    }
+    assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
+    let lines = fs::read_to_string(&json).expect("written");
+    for metric in ["tlb_shootdown_sent", "allocation_p99", "frames_in_use_mean", "wall_seconds"] {
+        assert!(lines.contains(&format!("\"metric\":\"{metric}\"")), "{metric}");
+    }
+    let page = place.out("tiers.html");
+    let error = faultless(&["compare", "llm", "--html", text(&page)]).fails(2);
+    assert!(error.contains("no plots of llm"), "{error}");
+    let error = faultless(&["stat", "xsbench", "fast=4K"]).fails(2);
+    assert!(error.contains("fast=4K: expected a size from 1M on"), "{error}");
+}

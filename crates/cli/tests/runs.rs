@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Parameters that make each workload short.
-const SMALL: [(&str, &[&str]); 18] = [
+const SMALL: [(&str, &[&str]); 20] = [
     ("pft", &["size=1M", "threads=2"]),
     ("page_fault1", &["size=256K", "passes=2"]),
     ("page_fault_read", &["size=1M", "threads=2"]),
@@ -33,6 +33,8 @@ const SMALL: [(&str, &[&str]); 18] = [
     ("small_allocs", &["size=400K", "threads=2"]),
     ("ebizzy", &["chunk=64K", "records=10"]),
     ("forks", &["image=256K", "dirty=8", "fresh=8", "processes=3"]),
+    ("xsbench", &["fast=4M", "ratio=1:1", "lookups=200", "threads=2"]),
+    ("llm", &["fast=2M", "ratio=1:1", "passes=1", "threads=2"]),
 ];
 
 #[test]

@@ -20,6 +20,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// Memory nodes, `1..=8`, which share the memory evenly.
     pub nodes: usize,
+    /// Bytes of one more node behind these, the slowest; 0: there is none.
+    pub slow_bytes: u64,
     /// CPUs, `1..=1024`: how many threads can run guest code at a time.
     pub cpus: usize,
     /// Make the host back all memory at the start, so that no host fault falls into a measurement.
@@ -33,11 +35,12 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// 256 MiB in one node, 4 CPUs, not populated, not checked, no jitter.
+    /// 256 MiB in one node, no slow one, 4 CPUs, not populated, not checked, no jitter.
     fn default() -> Self {
         Self {
             memory_bytes: 256 << 20,
             nodes: 1,
+            slow_bytes: 0,
             cpus: 4,
             populate: false,
             checked: Checked::Off,
@@ -199,7 +202,7 @@ impl NativeMachine {
         if config.cpus == 0 || config.cpus > MAX_CPUS {
             return Err(Errno::EINVAL);
         }
-        let mut memory = Memory::new(config.memory_bytes, config.nodes)?;
+        let mut memory = Memory::tiered(config.memory_bytes, config.nodes, config.slow_bytes)?;
         if config.populate {
             memory.populate();
         }

@@ -134,9 +134,20 @@ impl Memory {
     /// `EINVAL` when there are no or too many nodes, a node would be empty, or frame numbers do not
     /// suffice; `ENOMEM` when the host refuses the mapping.
     pub fn new(bytes: u64, nodes: usize) -> Result<Self, Errno> {
-        let frames = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
+        Self::tiered(bytes, nodes, 0)
+    }
+
+    /// The same, and one more node behind them, of `slow` bytes, unless that is less than a frame.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn tiered(bytes: u64, nodes: usize, slow: u64) -> Result<Self, Errno> {
+        let fast = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
+        let slow = u32::try_from(slow >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
+        let frames = fast.checked_add(slow).ok_or(Errno::EINVAL)?;
+        let all = nodes + usize::from(slow != 0);
         // Frame 0 is nobody's: number 0 stays free to mean "none".
-        if nodes == 0 || nodes > MAX_NODES || (frames as usize) < 2 * nodes {
+        if nodes == 0 || all > MAX_NODES || (fast as usize) < 2 * nodes {
             return Err(Errno::EINVAL);
         }
         let bytes = u64::from(frames) << PAGE_SHIFT;
@@ -152,14 +163,14 @@ impl Memory {
         // machine) would pay for copying the tables of all this memory.
         let _ = map.advise(Advice::DontFork);
 
-        let per_node = frames / nodes as u32;
-        let regions = (0..nodes as u32)
-            .map(|node| {
-                let first = (node * per_node).max(1);
-                let end = if node + 1 == nodes as u32 { frames } else { (node + 1) * per_node };
-                MemoryRegion { node: node as u8, first: FrameNumber(first), frames: end - first }
-            })
-            .collect();
+        let per_node = fast / nodes as u32;
+        let region = |node: u32| {
+            let first = (node * per_node).max(1);
+            let end = if node + 1 == nodes as u32 { fast } else { (node + 1) * per_node };
+            MemoryRegion { node: node as u8, first: FrameNumber(first), frames: end - first }
+        };
+        let last = MemoryRegion { node: nodes as u8, first: FrameNumber(fast), frames: slow };
+        let regions = (0..nodes as u32).map(region).chain((slow != 0).then_some(last)).collect();
         Ok(Self { base: map.as_mut_ptr(), bytes, regions, _map: map })
     }
 
@@ -362,6 +373,16 @@ mod tests {
         }
         assert_eq!(next, 1003);
         assert_eq!(memory.frames(), 1003);
+    }
+
+    #[test]
+    fn a_slow_node_comes_behind_the_others() {
+        let memory = Memory::tiered(100 * PAGE_SIZE, 2, 400 * PAGE_SIZE).unwrap();
+        let regions: Vec<_> =
+            memory.regions().iter().map(|it| (it.node, it.first.0, it.frames)).collect();
+        assert_eq!(regions, [(0, 1, 49), (1, 50, 50), (2, 100, 400)]);
+        assert_eq!(memory.frames(), 500);
+        assert_eq!(Memory::tiered(1 << 20, MAX_NODES, 1 << 20).unwrap_err(), Errno::EINVAL);
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn run(profile: &Profile, cpus: usize, policy: &str, order: u32) -> Result<f64, 
     let bytes = cpus as u64 * PAGES * PAGE_SIZE;
     // Such machines have more, but of this much the metadata fits into the host.
     let memory_bytes = (bytes + bytes / 4).max(cpus as u64 * (128 << 20)) + (64 << 20);
-    let system = Virtual::new(profile, Config { cpus, memory_bytes, seed: 0 })
+    let system = Virtual::new(profile, Config { cpus, memory_bytes, slow_bytes: 0, seed: 0 })
         .map_err(|errno| format!("{cpus} CPUs: {errno:?}"))?;
     system.set(&format!("locking={policy}"))?;
     system.set(&format!("prefault_max_order={order}"))?;

@@ -279,6 +279,16 @@ impl<'a> VirtualCpu<'a> {
         self.serve(operation, entry, || self.cpu.for_thread(self.thread, || call(self.space())))
     }
 
+    /// Does `what` as a thread of the kernel does on this CPU: its calls of the subsystem take the time of one call's instructions and lines.
+    pub fn as_kernel<R>(&self, what: impl FnOnce(&Cpu<'_>) -> R) -> R {
+        self.call(Operation::Map, |_| what(self.cpu))
+    }
+
+    /// Frames of the machine's memory that are not free.
+    pub fn used_frames(&self) -> u64 {
+        self.system.used_frames()
+    }
+
     // Accesses
 
     /// Where the access leads. Good until an interrupt is taken or the subsystem called.
@@ -287,9 +297,13 @@ impl<'a> VirtualCpu<'a> {
         let simulation = &machine.simulation;
         simulation.spend(simulation.costs.access, Spent::Program);
         let tlb = &machine.tlb(self.cpu.id()).tlb;
+        let charged = |phys: u64| {
+            machine.charge_tier((phys / PAGE_SIZE) as u32);
+            phys
+        };
         let canonical = addr < faultless::format::CANONICAL_END;
         if canonical && let Some(found) = tlb.lookup(addr, access) {
-            return Ok(found.phys(addr));
+            return Ok(charged(found.phys(addr)));
         }
         let wanted = convert::access(access);
         let mut walk = simulation.costs.walk;
@@ -306,7 +320,7 @@ impl<'a> VirtualCpu<'a> {
                 let translation =
                     Translation::new(frame, PageSize::Size4K, writable, writable, executable);
                 tlb.fill(page, access, translation);
-                return Ok(translation.phys(addr));
+                return Ok(charged(translation.phys(addr)));
             }
             if canonical {
                 tlb.forget(addr);

@@ -20,7 +20,7 @@
 //! use faultless_virtual::{Config, Profile, Virtual};
 //!
 //! let profile = Profile::bundled("two-socket").unwrap();
-//! let config = Config { cpus: 4, memory_bytes: 64 << 20, seed: 0 };
+//! let config = Config { cpus: 4, memory_bytes: 64 << 20, slow_bytes: 0, seed: 0 };
 //! let system = Virtual::new(&profile, config).unwrap();
 //! let process = system.process().unwrap();
 //! let took = system.run(4, |_| &process, |cpu, _| {
@@ -36,6 +36,7 @@
 mod contents;
 mod convert;
 pub mod cpu;
+mod disk;
 mod lines;
 mod log;
 mod machine;
@@ -47,6 +48,7 @@ mod recent;
 mod simulation;
 
 pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
+pub use faultless_native::TlbStats;
 pub use log::LineUse;
 pub use machine::VirtualMachine;
 pub use process::{Config, File, HotPlace, Process, Virtual};

@@ -5,6 +5,7 @@ use crate::profile::Time;
 use crate::recent::{Nearness, Recent};
 use crate::simulation::{Simulation, Spent};
 use core::fmt;
+use faultless_native::TlbStats;
 use faultless_native::tlb::Tlb;
 use faultless_observed::prefault::Streams;
 use faultless_observed::{
@@ -12,6 +13,10 @@ use faultless_observed::{
 };
 use std::cell::Cell;
 use std::rc::Rc;
+
+/// How many times as long as one to other memory an access to a slow node takes. Memory behind CXL has about twice the latency of a CPU's own (Maruf et al., *TPP*, ASPLOS
+/// 2023; Li et al., *Pond*, ASPLOS 2023).
+const SLOWER: Time = 2;
 
 /// One CPU's TLBs, those of the native machine.
 pub(crate) struct CpuTlb {
@@ -26,6 +31,8 @@ pub struct VirtualMachine {
     pub(crate) contents: Contents,
     recent: Option<Recent>,
     regions: Vec<MemoryRegion>,
+    /// Nodes that CPUs are near to: a slow one is behind them.
+    fast: usize,
     cpus: Vec<CpuTlb>,
 }
 
@@ -42,7 +49,12 @@ impl fmt::Debug for VirtualMachine {
 }
 
 impl VirtualMachine {
-    pub(crate) fn new(simulation: Rc<Simulation>, contents: Contents, cpus: usize) -> Self {
+    pub(crate) fn new(
+        simulation: Rc<Simulation>,
+        contents: Contents,
+        cpus: usize,
+        fast: usize,
+    ) -> Self {
         let region = |region: &faultless::MemoryRegion| MemoryRegion {
             node: region.node,
             first: FrameNumber(region.first.0),
@@ -51,21 +63,38 @@ impl VirtualMachine {
         let regions = contents.memory().regions().iter().map(region).collect();
         let tlb = |_| CpuTlb { tlb: Tlb::new(), space: Cell::new(0) };
         let recent = Recent::new(&simulation.costs, contents.memory().frames() as usize);
-        Self { simulation, contents, recent, regions, cpus: (0..cpus).map(tlb).collect() }
+        let cpus = (0..cpus).map(tlb).collect();
+        Self { simulation, contents, recent, regions, fast, cpus }
     }
 
-    /// How many memory nodes there are.
-    fn nodes(&self) -> usize {
-        self.regions.last().map_or(1, |region| usize::from(region.node) + 1)
+    /// The node of a frame.
+    fn node_of(&self, frame: u32) -> usize {
+        let has = |region: &&MemoryRegion| {
+            (region.first.0..region.first.0 + region.frames).contains(&frame)
+        };
+        self.regions.iter().find(has).map_or(0, |region| usize::from(region.node))
     }
 
     /// The first socket that is nearest to the memory of a frame.
     pub(crate) fn socket_of(&self, frame: u32) -> usize {
-        let has = |region: &&MemoryRegion| {
-            (region.first.0..region.first.0 + region.frames).contains(&frame)
-        };
-        let node = self.regions.iter().find(has).map_or(0, |region| usize::from(region.node));
-        (node * self.simulation.sockets()).div_ceil(self.nodes())
+        let node = self.node_of(frame).min(self.fast - 1);
+        (node * self.simulation.sockets()).div_ceil(self.fast)
+    }
+
+    /// Charges what a program's access to a frame takes more where there are tiers: the data is in no cache, or it would not matter where it is.
+    pub(crate) fn charge_tier(&self, frame: u32) {
+        if self.regions.len() == self.fast {
+            return;
+        }
+        let times = if self.node_of(frame) < self.fast { 1 } else { SLOWER };
+        self.simulation.spend(self.simulation.costs.memory * times, Spent::Program);
+    }
+
+    /// What the TLBs of all CPUs have done so far.
+    pub(crate) fn tlb_stats(&self) -> TlbStats {
+        let mut total = TlbStats::default();
+        self.cpus.iter().for_each(|cpu| total += cpu.tlb.stats());
+        total
     }
 
     /// Where the contents of a frame are, which the running CPU uses now.
@@ -138,7 +167,11 @@ unsafe impl Machine for VirtualMachine {
 
     fn nearest_node(&self, cpu: CpuId) -> u8 {
         let socket = usize::from(self.simulation.socket(cpu.0));
-        (socket * self.nodes() / self.simulation.sockets()) as u8
+        (socket * self.fast / self.simulation.sockets()) as u8
+    }
+
+    fn node_cost(&self, node: u8) -> u32 {
+        if usize::from(node) < self.fast { 1 } else { SLOWER as u32 }
     }
 
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {

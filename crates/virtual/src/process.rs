@@ -5,6 +5,7 @@
 
 use crate::contents::Contents;
 use crate::cpu::{Idle, Stop, VirtualCpu};
+use crate::disk::Disk;
 use crate::log::LineUse;
 use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
@@ -13,12 +14,13 @@ use crate::simulation::{Accounts, Simulation};
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
-use faultless_native::Memory;
+use faultless_native::{Memory, TlbStats};
 use faultless_observed::audit::audit_with;
 use faultless_observed::{
     Cpu, CpuId, Errno, MAX_CPUS, MAX_NODES, Object, PAGE_SIZE, Setting, Shared, Space, Totals, Vm,
 };
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What files are called in listings of a space.
 const FILE_TAG: u64 = 1;
@@ -30,6 +32,8 @@ pub struct Config {
     pub cpus: usize,
     /// Bytes of physical memory. The host has less: see [`Virtual`].
     pub memory_bytes: u64,
+    /// Bytes of a slow node of memory; 0: there is none. Where there is one, all other memory is one node, that of all CPUs.
+    pub slow_bytes: u64,
     /// Which schedule; 0 is the one without random delays.
     pub seed: u64,
 }
@@ -89,7 +93,7 @@ impl Process {
     }
 }
 
-/// A file in memory, as those of tmpfs: of zeros, until something is stored to it. There is no disk.
+/// A file in memory, as those of tmpfs: of zeros, until something is stored to it; or one of a [disk](Virtual::stored_file).
 #[derive(Debug)]
 pub struct File {
     pub(crate) object: Shared<Object>,
@@ -127,15 +131,16 @@ impl Virtual {
         }
         let simulation = Rc::new(Simulation::new(profile, config.cpus, config.seed));
         // Each socket has its part of the memory, unless there are too many of them.
-        let nodes = simulation.sockets().min(MAX_NODES);
-        let contents = Contents::new(Memory::new(config.memory_bytes, nodes)?);
+        let nodes = if config.slow_bytes == 0 { simulation.sockets().min(MAX_NODES) } else { 1 };
+        let memory = Memory::tiered(config.memory_bytes, nodes, config.slow_bytes)?;
+        let contents = Contents::new(memory);
         // What the subsystem accesses in frames are tables.
         for region in contents.memory().regions() {
             let (at, bytes) =
                 (contents.memory().frame_bytes(region.first), region.frames as usize * 4096);
             simulation.name(at.addr(), bytes, "Table");
         }
-        let machine = VirtualMachine::new(Rc::clone(&simulation), contents, config.cpus);
+        let machine = VirtualMachine::new(Rc::clone(&simulation), contents, config.cpus, nodes);
         let vm = simulation.enter(|| Vm::new(machine)).map_err(|errno| {
             if errno == Errno::ENOMEM { faultless::Errno::ENOMEM } else { faultless::Errno::EINVAL }
         })?;
@@ -217,13 +222,28 @@ impl Virtual {
     /// `EFBIG`, `ENOMEM`.
     pub fn file(&self, bytes: u64) -> Result<File, Stop> {
         let made = self.quietly(|cpu| Object::try_new(cpu, bytes / PAGE_SIZE, FILE_TAG));
-        let refused = |errno: Errno| Stop::Refused {
-            call: "open",
-            addr: 0,
-            len: bytes,
-            errno: errno.number(),
-        };
-        made.map(|object| File { object }).map_err(refused)
+        made.map(|object| File { object }).map_err(|errno| refused_file(bytes, errno))
+    }
+
+    /// A file of `bytes` bytes, whole pages, on a disk: its pages are read when they are needed, and leave memory when it is short.
+    /// Each begins with its number in the file.
+    ///
+    /// # Errors
+    /// `EFBIG`, `ENOMEM`.
+    pub fn stored_file(&self, bytes: u64) -> Result<File, Stop> {
+        let disk = Arc::new(Disk::new(Rc::clone(&self.machine().simulation), bytes));
+        let made = self.quietly(|cpu| Object::of_store(cpu, disk, FILE_TAG));
+        made.map(|object| File { object }).map_err(|errno| refused_file(bytes, errno))
+    }
+
+    /// What the TLBs of all CPUs have done so far.
+    pub fn tlb_stats(&self) -> TlbStats {
+        self.machine().tlb_stats()
+    }
+
+    /// Frames that are not free.
+    pub fn used_frames(&self) -> u64 {
+        self.vm.total_frames() - self.vm.free_frames()
     }
 
     /// Deletes a file, which no process maps any more.
@@ -366,6 +386,10 @@ impl Virtual {
         });
         audited.map(|_| ()).map_err(|error| error.to_string())
     }
+}
+
+fn refused_file(bytes: u64, errno: Errno) -> Stop {
+    Stop::Refused { call: "open", addr: 0, len: bytes, errno: errno.number() }
 }
 
 fn named(totals: &Totals) -> Vec<(&'static str, u64)> {

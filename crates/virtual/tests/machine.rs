@@ -13,7 +13,9 @@ const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
 fn system(cpus: usize, seed: u64, settings: &[&str]) -> Virtual {
     let profile = Profile::bundled("two-socket").unwrap();
-    let system = Virtual::new(&profile, Config { cpus, memory_bytes: 256 << 20, seed }).unwrap();
+    let system =
+        Virtual::new(&profile, Config { cpus, memory_bytes: 256 << 20, slow_bytes: 0, seed })
+            .unwrap();
     settings.iter().for_each(|setting| system.set(setting).unwrap());
     system
 }
@@ -149,7 +151,7 @@ fn a_profile_that_is_written_is_read_again() {
 
 /// How long one CPU takes to write again and again to pages that it gives back in between, and for pairs of calls, in picoseconds.
 fn alone(profile: &Profile) -> [u64; 2] {
-    let config = Config { cpus: 1, memory_bytes: 64 << 20, seed: 0 };
+    let config = Config { cpus: 1, memory_bytes: 64 << 20, slow_bytes: 0, seed: 0 };
     let system = Virtual::new(profile, config).unwrap();
     system.set("prefault_max_order=0").unwrap();
     let process = system.process().unwrap();

@@ -19,6 +19,9 @@ pub struct FileSpec {
 pub enum Contents {
     /// Zeros: one hole.
     Zeros,
+    /// Each page begins with its number in the file, a word of 8 bytes, and has zeros behind it. The pages are read when they are needed, and
+    /// leave memory when it is short.
+    Numbers,
     /// Code. Each page begins with its number in the file, a word of 8 bytes; at every multiple of [`FUNCTION`] after it there is a
     /// function, which returns at once.
     Code,
@@ -50,19 +53,24 @@ impl FileSpec {
             Contents::Zeros => {
                 file.set_len(self.bytes).map_err(|error| self.failed("ftruncate", &error))?;
             }
+            Contents::Numbers => {
+                self.write(&mut file, &[0]).map_err(|error| self.failed("write", &error))?;
+            }
             Contents::Code => {
-                self.write_code(&mut file).map_err(|error| self.failed("write", &error))?;
+                let code = RETURN.unwrap_or(&[0]);
+                self.write(&mut file, code).map_err(|error| self.failed("write", &error))?;
             }
         }
         Ok(file)
     }
 
-    fn write_code(&self, file: &mut File) -> Result<(), Error> {
+    /// Writes pages that begin with their numbers, and are full of `code` behind.
+    fn write(&self, file: &mut File, code: &[u8]) -> Result<(), Error> {
         /// Pages written at once.
         const RUN: usize = 256;
         let pages = VirtRange::new(0, self.bytes).pages();
-        let code = RETURN.unwrap_or(&[0]).iter().copied().cycle();
-        let mut run: Vec<u8> = code.take(RUN * PAGE_SIZE as usize).collect();
+        let mut run: Vec<u8> =
+            code.iter().copied().cycle().take(RUN * PAGE_SIZE as usize).collect();
         for first in (0..pages).step_by(RUN) {
             let count = (pages - first).min(RUN as u64);
             for (page, at) in (first..first + count).zip((0..).step_by(PAGE_SIZE as usize)) {

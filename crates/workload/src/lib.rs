@@ -47,13 +47,14 @@ pub use outcome::{Outcome, PFT_HEADER};
 pub use param::{Kind, Param, ParamError, Settings};
 pub use program::{MODE, Program, SECONDS, THREADS};
 pub use programs::{
-    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
+    Brk1, Discard, Ebizzy, Forks, Llm, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
     PageFaultFile, PageFaultRead, Pft, SmallAllocs, Text, Vma, VmaFault, VmaMmap, VmaMmapTouch,
-    VmaUnmap, VmaUnmapUntouched,
+    VmaUnmap, VmaUnmapUntouched, XsBench,
 };
 pub use registry::{Workload, WorkloadInfo, all};
 pub use system::{
-    Child, Crew, Failure, Measured, Mode, Needs, Report, System, Tally, Task, Worker,
+    Child, Crew, Failure, Footprint, Measured, Mode, Needs, Report, System, Tally, Task, Tiers,
+    Worker,
 };
 #[cfg(feature = "virtual")]
 pub use virtual_machine::VirtualTask;

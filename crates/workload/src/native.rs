@@ -14,7 +14,9 @@ use crate::file::FileSpec;
 use crate::host::{Usage, now, rest, thread_usage};
 use crate::program::Program;
 use crate::start::Start;
-use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
+use crate::system::{
+    Child, Crew, Failure, Footprint, Measured, Mode, Report, System, Task, Worker,
+};
 use faultless::Counter;
 use faultless::{
     Access, Advice, Backing, Errno, Error, Machine, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags,
@@ -23,6 +25,7 @@ use faultless::{
 use faultless_native::{HostFile, Native, NativeCpu, Process, Signal, Stop, TlbStats};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -59,6 +62,15 @@ pub struct NativeTask<'t, 'a, 'n> {
     start: &'t Start,
     files: &'t Files,
     aside: Aside,
+    told: Told,
+}
+
+/// What a worker tells besides its report.
+#[derive(Debug, Default)]
+struct Told {
+    /// Nanoseconds.
+    allocations: Vec<f64>,
+    footprint: Footprint,
 }
 
 /// What a worker did off the clock.
@@ -107,7 +119,7 @@ impl Counted {
 
 impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
     fn new(cpu: &'t mut NativeCpu<'a, 'n>, start: &'t Start, files: &'t Files) -> Self {
-        Self { cpu, start, files, aside: Aside::default() }
+        Self { cpu, start, files, aside: Aside::default(), told: Told::default() }
     }
 
     /// What the CPU has counted so far.
@@ -192,6 +204,21 @@ impl Task for NativeTask<'_, '_, '_> {
         result
     }
 
+    fn allocate(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
+        let begin = Instant::now();
+        let stored = self.store(addr, value);
+        self.told.allocations.push(begin.elapsed().as_nanos() as f64);
+        stored
+    }
+
+    fn tend(&mut self, promoted: u64) {
+        let cpu = self.cpu.cpu();
+        cpu.reclaim_ahead();
+        cpu.balance(promoted);
+        let vm = cpu.vm();
+        self.told.footprint.note(vm.total_frames() - vm.free_frames());
+    }
+
     fn rest(&mut self, looks: u32) {
         self.cpu.poll();
         rest(looks);
@@ -227,7 +254,7 @@ impl System for Native {
         }
 
         let mut before = Counted::of_all(self);
-        let reports: Result<Vec<(Report, Aside)>, Failure> = std::thread::scope(|scope| {
+        let reports: Result<Vec<Worked>, Failure> = std::thread::scope(|scope| {
             let mut threads = Vec::with_capacity(crew.workers);
             for index in 0..crew.workers {
                 let worker = Worker { index, count: crew.workers };
@@ -251,8 +278,15 @@ impl System for Native {
             joined.collect()
         });
         let mut counters = Counted::of_all(self).since(&before);
-        let (workers, aside): (Vec<_>, Vec<_>) = reports?.into_iter().unzip();
-        aside.iter().for_each(|aside| aside.taken_from(&mut counters));
+        let mut workers = Vec::with_capacity(crew.workers);
+        let (mut allocations, mut footprint) = (Vec::new(), Footprint::default());
+        for (report, aside, told) in reports? {
+            workers.push(report);
+            aside.taken_from(&mut counters);
+            allocations.extend(told.allocations);
+            footprint.merge(told.footprint);
+        }
+        allocations.sort_unstable_by(f64::total_cmp);
         let left = files.left(prepared.iter().map(|(process, _)| process))?;
 
         for (index, (process, state)) in prepared.iter().enumerate() {
@@ -270,7 +304,7 @@ impl System for Native {
             }
         }
         files.close(self)?;
-        Ok(Measured { workers, faults, counters, left })
+        Ok(Measured { workers, faults, counters, left, allocations, footprint })
     }
 }
 
@@ -346,6 +380,9 @@ impl Files {
     }
 }
 
+/// What a worker has to say.
+type Worked = (Report, Aside, Told);
+
 /// One run of one program.
 struct Run<'a, P> {
     program: &'a P,
@@ -369,7 +406,7 @@ impl<P: Program> Run<'_, P> {
         process: &Process<'_>,
         state: &P::State,
         worker: Worker,
-    ) -> Result<(Report, Aside), Failure> {
+    ) -> Result<Worked, Failure> {
         let measured = process.run(|cpu| {
             self.start.arrive(|| cpu.poll());
             let _done = self.start.until_done();
@@ -377,10 +414,10 @@ impl<P: Program> Run<'_, P> {
             let (before, begin) = (thread_usage(), now());
             let tally = self.program.work(&mut task, state, worker);
             let span = (begin, now());
-            let aside = task.aside;
+            let (aside, told) = (task.aside, task.told);
             let Usage { user, system, .. } = thread_usage().since(before).since(aside.usage);
             let report = |tally| Report { tally, user, system, span, aside: aside.seconds };
-            Ok(tally.map(report).map(|report| (report, aside)))
+            Ok(tally.map(report).map(|report| (report, aside, told)))
         });
         match measured {
             Ok(result) => result,

@@ -2,7 +2,7 @@
 
 use crate::program::Program;
 use crate::programs::Pft;
-use crate::system::{Crew, Failure, Measured, Mode, Report, System};
+use crate::system::{Crew, Failure, Footprint, Measured, Mode, Report, System};
 
 /// A workload's results.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,10 @@ pub struct Outcome {
     /// What there was at the end of the work, where the workload has files: `file_pages`, pages of them in memory;
     /// `shared_frames`, frames of them that more than one process mapped. Empty where the machine does not tell.
     pub left: Vec<(&'static str, u64)>,
+    /// What first touches of pages took that the workload measures, in nanoseconds, the shortest first.
+    pub allocations: Vec<f64>,
+    /// Frames in use meanwhile, where the workload asks for that.
+    pub footprint: Footprint,
     /// Worker by worker.
     pub workers: Vec<Report>,
     /// What else this workload tells, by name.
@@ -72,6 +76,8 @@ impl Outcome {
             system: measured.workers.iter().map(|worker| worker.system).sum(),
             counters: measured.counters,
             left: measured.left,
+            allocations: measured.allocations,
+            footprint: measured.footprint,
             workers: measured.workers,
             extras,
         }
@@ -104,6 +110,12 @@ impl Outcome {
             .chain(&self.left)
             .find(|(known, _)| *known == name)
             .map(|(_, count)| *count)
+    }
+
+    /// What so many of a thousand allocations took at most, in nanoseconds; `None` where none were measured.
+    pub fn allocation(&self, of_thousand: usize) -> Option<f64> {
+        let last = self.allocations.len().checked_sub(1)?;
+        Some(self.allocations[(self.allocations.len() * of_thousand / 1000).min(last)])
     }
 
     /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
@@ -152,6 +164,7 @@ mod tests {
             faults: 220,
             counters: vec![("spf", 5)],
             left: vec![("file_pages", 7)],
+            ..Measured::default()
         };
         let crew = Crew { workers: 2, mode: Mode::Threads, limit: None };
         let extras = vec![(Pft::GIGABYTES, 4.0), (Pft::REPETITIONS, 3.0)];

@@ -4,9 +4,9 @@ use crate::outcome::Outcome;
 use crate::param::{Param, ParamError, Settings};
 use crate::program::{MODE, Program, SECONDS, THREADS, crew};
 use crate::programs::{
-    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
+    Brk1, Discard, Ebizzy, Forks, Llm, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
     PageFaultRead, Pft, SmallAllocs, Text, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap,
-    VmaUnmapUntouched,
+    VmaUnmapUntouched, XsBench,
 };
 use crate::system::{Crew, Failure, Mode, Needs, System};
 
@@ -101,6 +101,8 @@ programs!(
     SmallAllocs,
     Ebizzy,
     Forks,
+    XsBench,
+    Llm,
 );
 
 /// All workloads.

@@ -75,17 +75,35 @@ pub struct Needs {
     pub written: u64,
     /// The largest of its mappings: a system may refuse one that is larger than its memory.
     pub largest: u64,
+    /// The memory that it is to run in, where that is no matter of what suffices: tiers, of which all it needs does not fit into the fast one.
+    pub tiers: Option<Tiers>,
+}
+
+/// Two nodes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiers {
+    /// Bytes of the fast one, which is the CPUs'.
+    pub fast: u64,
+    /// Bytes of the slow one.
+    pub slow: u64,
+}
+
+impl Tiers {
+    /// Bytes of both.
+    pub const fn bytes(self) -> u64 {
+        self.fast + self.slow
+    }
 }
 
 impl Needs {
     /// Of a program whose pages are written to, and of which one mapping has them all at most.
     pub const fn written(bytes: u64) -> Self {
-        Self { written: bytes, largest: bytes }
+        Self { written: bytes, largest: bytes, tiers: None }
     }
 
     /// Of a program that only maps, and reads: such pages need no frames.
     pub const fn mapped(bytes: u64) -> Self {
-        Self { written: 0, largest: bytes }
+        Self { written: 0, largest: bytes, tiers: None }
     }
 }
 
@@ -175,6 +193,21 @@ pub trait Task: Sized {
     /// result. The clock is the crew's, so that all workers are off it at the same times: see `Rounds`, which
     /// has them wait for each other.
     fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R;
+
+    /// Stores to a page that was never touched. What that takes is the latency of an allocation: [`Measured::allocations`].
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    fn allocate(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
+        self.store(addr, value)
+    }
+
+    /// Does on this CPU what a thread of the system does in the background: makes room in the fast node of memory, brings back at most
+    /// `promoted` pages that are used, and evicts pages of files if memory is short. Afterwards it notes how much memory is in use: [`Measured::footprint`]. A kernel that does so by
+    /// itself is not asked to.
+    fn tend(&mut self, promoted: u64) {
+        let _ = promoted;
+    }
 
     /// Lets others get on, while the program waits for another of its workers, and has looked for it `looks` times.
     fn rest(&mut self, looks: u32);
@@ -297,6 +330,40 @@ pub struct Measured {
     pub counters: Vec<(&'static str, u64)>,
     /// What there was at the end of the work, by name, where the run had files.
     pub left: Vec<(&'static str, u64)>,
+    /// What [`Task::allocate`] took, in nanoseconds, the shortest first. Empty where the system does not tell.
+    pub allocations: Vec<f64>,
+    /// Frames in use, where the system tells: those that wait for a deferred flush are in use.
+    pub footprint: Footprint,
+}
+
+/// Frames in use at some moments of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    moments: u64,
+    sum: u64,
+    /// The most at any of them.
+    pub most: u64,
+}
+
+impl Footprint {
+    /// One more moment.
+    pub fn note(&mut self, frames: u64) {
+        self.moments += 1;
+        self.sum += frames;
+        self.most = self.most.max(frames);
+    }
+
+    /// The moments of another, too.
+    pub fn merge(&mut self, other: Self) {
+        self.moments += other.moments;
+        self.sum += other.sum;
+        self.most = self.most.max(other.most);
+    }
+
+    /// The mean; `None` of nothing.
+    pub fn mean(&self) -> Option<f64> {
+        (self.moments != 0).then(|| self.sum as f64 / self.moments as f64)
+    }
 }
 
 impl Measured {

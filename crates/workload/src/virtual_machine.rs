@@ -8,13 +8,15 @@
 //! The same program with the same seed gives the same figures, to the last digit. For that a program may wait for another worker in
 //! [`Task::rest`] alone; what it keeps in memory of the host (counts, flags) is free of charge.
 //!
-//! There is no disk: files are in memory from the start, so no fault on them reads.
+//! Files are in memory from the start, so no fault on them reads; those of numbers are on a disk.
 
 use crate::file::{Contents, FileSpec};
 use crate::program::Program;
-use crate::system::{Child, Crew, Failure, Measured, Report, System, Task, Worker};
+use crate::system::{Child, Crew, Failure, Footprint, Measured, Report, System, Task, Worker};
 use faultless::{Advice, Counter, Errno, MapFlags, PAGE_SIZE, Prot, RemapFlags};
-use faultless_virtual::{Accounts, File, Meeting, Process, Spent, Stop, Virtual, VirtualCpu};
+use faultless_virtual::{
+    Accounts, File, Meeting, Process, Spent, Stop, TlbStats, Virtual, VirtualCpu,
+};
 
 /// Picoseconds in a second.
 const SECOND: f64 = 1e12;
@@ -47,6 +49,9 @@ pub struct VirtualTask<'t, 'a> {
     /// When the crew's time is up, in picoseconds of the CPU's clock.
     deadline: u64,
     aside: Aside,
+    /// What allocations took, in picoseconds.
+    allocations: Vec<u64>,
+    footprint: Footprint,
 }
 
 /// What a worker did off the clock.
@@ -59,7 +64,14 @@ struct Aside {
 
 impl<'t, 'a> VirtualTask<'t, 'a> {
     fn new(cpu: &'t mut VirtualCpu<'a>, files: &'t [File], deadline: u64) -> Self {
-        Self { cpu, files, deadline, aside: Aside::default() }
+        Self {
+            cpu,
+            files,
+            deadline,
+            aside: Aside::default(),
+            allocations: Vec::new(),
+            footprint: Footprint::default(),
+        }
     }
 }
 
@@ -139,6 +151,21 @@ impl Task for VirtualTask<'_, '_> {
         result
     }
 
+    fn allocate(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
+        let begin = self.cpu.now();
+        let stored = self.store(addr, value);
+        self.allocations.push(self.cpu.now() - begin);
+        stored
+    }
+
+    fn tend(&mut self, promoted: u64) {
+        self.cpu.as_kernel(|cpu| {
+            cpu.reclaim_ahead();
+            cpu.balance(promoted);
+        });
+        self.footprint.note(self.cpu.used_frames());
+    }
+
     fn rest(&mut self, looks: u32) {
         self.cpu.rest(looks);
     }
@@ -174,6 +201,9 @@ impl System for Virtual {
 
 /// Makes a file.
 fn open(system: &Virtual, spec: &FileSpec) -> Result<File, Failure> {
+    if spec.contents == Contents::Numbers {
+        return Ok(system.stored_file(spec.bytes)?);
+    }
     let file = system.file(spec.bytes)?;
     if spec.contents == Contents::Code {
         // Nobody runs the functions: a fetch reads nothing.
@@ -240,7 +270,7 @@ fn in_processes<P: Program>(
         states.push(system.alone(process, prepare)?);
     }
 
-    let before = system.counters();
+    let (before, walks) = (system.counters(), system.tlb_stats());
     let limit = crew.limit.map(|limit| limit.as_nanos() as u64 * 1000);
     let meeting = Meeting::of(crew.workers);
     let accounts: Vec<_> = (0..crew.workers).map(|cpu| system.accounts_of(cpu)).collect();
@@ -255,14 +285,19 @@ fn in_processes<P: Program>(
             let mut task = VirtualTask::new(cpu, files, deadline);
             let worker = Worker { index, count: crew.workers };
             let tally = program.work(&mut task, &states[of(index)], worker);
-            let aside = task.aside;
-            tally.map(|tally| (tally, (begin, cpu.now()), aside))
+            let VirtualTask { aside, allocations, footprint, .. } = task;
+            tally.map(|tally| (tally, (begin, cpu.now()), aside, allocations, footprint))
         },
     );
     let mut counters = since(&system.counters(), &before);
+    let tlb = tlb_since(system, &walks);
+    counters.extend(tlb);
     let mut workers = Vec::with_capacity(crew.workers);
+    let (mut allocations, mut footprint) = (Vec::new(), Footprint::default());
     for (index, (report, before)) in reports.into_iter().zip(&accounts).enumerate() {
-        let (tally, span, aside) = report?;
+        let (tally, span, aside, allocated, used) = report?;
+        allocations.extend(allocated.into_iter().map(|time| time as f64 / 1000.0));
+        footprint.merge(used);
         for ((_, count), aside) in counters.iter_mut().zip(&aside.counts) {
             *count = count.saturating_sub(*aside);
         }
@@ -282,7 +317,15 @@ fn in_processes<P: Program>(
             program.finish(&mut VirtualTask::new(cpu, files, NEVER), state, worker)
         })?;
     }
-    Ok((Measured { workers, faults: 0, counters, left: Vec::new() }, before))
+    allocations.sort_unstable_by(f64::total_cmp);
+    let measured = Measured { workers, counters, allocations, footprint, ..Measured::default() };
+    Ok((measured, before))
+}
+
+/// What the TLBs counted since `before`, by name, of what workers did aside, too.
+fn tlb_since(system: &Virtual, before: &TlbStats) -> Vec<(&'static str, u64)> {
+    let now = system.tlb_stats().named();
+    now.into_iter().zip(before.named()).map(|((name, now), (_, then))| (name, now - then)).collect()
 }
 
 /// Seconds in the program and in the system, since `before`.

@@ -11,7 +11,7 @@ const CPUS: usize = 3;
 
 fn system(seed: u64, settings: &[&str]) -> Virtual {
     let profile = Profile::bundled("two-socket").expect("it is bundled");
-    let config = Config { cpus: CPUS, memory_bytes: 256 << 20, seed };
+    let config = Config { cpus: CPUS, memory_bytes: 256 << 20, slow_bytes: 0, seed };
     let system = Virtual::new(&profile, config).expect("memory for tables");
     settings.iter().for_each(|setting| system.set(setting).expect("a knob"));
     system

@@ -4,7 +4,7 @@
 
 use super::Scope;
 use super::hardware::{self, Effort};
-use crate::compare::ENTRIES;
+use crate::compare::{ENTRIES, is_tiered};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::replay::{self, source::Source};
@@ -80,7 +80,9 @@ fn tasks(scope: Scope) -> Vec<Task> {
     let entries = ENTRIES.iter().filter(|entry| entry.compares_policies());
     let mut all: Vec<_> = entries.map(|entry| (entry.name, entry.given())).collect();
     for info in faultless_workload::all() {
-        if all.iter().all(|(_, (of, _))| *of != info.name) {
+        // Memory in tiers is no matter of a profile.
+        let known = all.iter().any(|(_, (of, _))| *of == info.name);
+        if !known && !is_tiered(info.name) {
             all.push((info.name, (info.name, &[])));
         }
     }
@@ -299,7 +301,7 @@ mod tests {
     #[test]
     fn every_workload_is_predicted_with_one_thread_and_two() {
         let tasks = tasks(Scope::All);
-        for info in faultless_workload::all() {
+        for info in faultless_workload::all().iter().filter(|info| !is_tiered(info.name)) {
             for wanted in [1, 2] {
                 let found = tasks.iter().any(|task| match task {
                     Task::Workload { of, threads, .. } => *of == info.name && *threads == wanted,

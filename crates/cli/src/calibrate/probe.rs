@@ -128,7 +128,7 @@ impl Probe {
     /// # Errors
     /// What the machine refused.
     pub fn simulated(self, profile: &Profile) -> Result<f64, CliError> {
-        let config = Config { cpus: self.cpus(), memory_bytes: MEMORY, seed: 0 };
+        let config = Config { cpus: self.cpus(), memory_bytes: MEMORY, slow_bytes: 0, seed: 0 };
         let system = Virtual::new(profile, config)
             .map_err(|errno| CliError::failed("a simulated machine", errno.name()))?;
         system.set(OFF).map_err(|error| CliError::failed(OFF, error))?;

@@ -14,10 +14,12 @@ mod page;
 pub mod programs;
 mod subject;
 mod summary;
+mod tiers;
 pub mod turns;
 mod words;
 
 pub use subject::ENTRIES;
+pub use tiers::is_tiered;
 
 use crate::args::CompareArgs;
 use crate::calibrate::hardware::Effort;
@@ -73,7 +75,12 @@ fn scale(args: &CompareArgs) -> Scale {
 /// Compares.
 pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
-    let chosen = args.chosen();
+    let (tiered, chosen): (Vec<_>, Vec<_>) =
+        args.chosen().into_iter().partition(|name| tiers::is_tiered(name));
+    if !tiered.is_empty() && chosen.is_empty() && args.html.html.is_some() {
+        let why = format!("--html: there are no plots of {}", tiered.join(" and "));
+        return Err(CliError::Usage(why));
+    }
     let subjects = subjects(&chosen, &scale)?;
     let inputs: Vec<_> = chosen.iter().map(Path::new).collect();
     let html = Html::open(&args.html, &inputs)?;
@@ -84,6 +91,17 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         settings: Settings::new(&args.set.set),
     };
     let (mut out, style) = report::output(&args.json);
+    if !tiered.is_empty() {
+        let names: Vec<_> = tiered.iter().map(String::as_str).collect();
+        let scale = (args.quick, scale.threads);
+        tiers::run(&names, scale, &choice.settings, &mut json, (&mut *out, style))?;
+        if interrupt::requested() {
+            writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+        }
+        if chosen.is_empty() || interrupt::requested() {
+            return json.complete();
+        }
+    }
     let screen = Screen::new(args, &subjects, &scale)?;
 
     let wanted = |subject: &Subject| {
@@ -155,7 +173,7 @@ impl<'a> Screen<'a> {
             recordings.extend(subject.source().transpose()?);
         }
         let workload = |name: &str| Arc::new(Simulated::Workload(name.to_owned(), Vec::new()));
-        let many = match args.chosen().is_empty() {
+        let many = match args.chosen().iter().all(|name| tiers::is_tiered(name)) {
             true => many::WORKLOADS.iter().map(|name| workload(name)).collect(),
             false => {
                 let mut names: Vec<_> =

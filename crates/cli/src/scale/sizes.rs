@@ -18,7 +18,7 @@ enum Amount {
 use Amount::{All, Each};
 
 /// What a workload is given.
-const SIZES: [(&str, &[Amount]); 18] = [
+const SIZES: [(&str, &[Amount]); 20] = [
     ("pft", &[All("size", 1024)]),
     ("page_fault1", &[Each("size", "512K"), Each("passes", "2")]),
     ("page_fault2", &[Each("size", "512K"), Each("passes", "2")]),
@@ -40,6 +40,8 @@ const SIZES: [(&str, &[Amount]); 18] = [
         "forks",
         &[Each("image", "512K"), Each("dirty", "16"), Each("fresh", "32"), Each("processes", "4")],
     ),
+    ("xsbench", &[All("fast", 1024), Each("lookups", "500")]),
+    ("llm", &[All("fast", 1024), Each("passes", "1")]),
 ];
 
 /// The workload `name` for `cpus` CPUs, with what is `given`.

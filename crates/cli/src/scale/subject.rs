@@ -18,7 +18,7 @@ use faultless_trace::recordings;
 use faultless_virtual::profile::BUNDLED;
 use faultless_virtual::rates::Operation;
 use faultless_virtual::{Accounts, Config, HotPlace, Profile, Virtual};
-use faultless_workload::{System, THREADS, Workload, all};
+use faultless_workload::{System, THREADS, Tiers, Workload, all};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -201,7 +201,7 @@ impl Subject {
         match self {
             Self::Workload(name, given) => {
                 let workload: Workload = sizes::workload(name, given, cpus)?;
-                let system = machine(profile, cpus, stat::memory(&workload), seed)?;
+                let system = machine_for(profile, cpus, &workload, seed)?;
                 settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
                 let outcome = workload.run(&system).map_err(|error| failed(&error))?;
                 let mut context = Context::of(&workload, system.machine(), Some(settings));
@@ -247,6 +247,22 @@ impl Ran {
     }
 }
 
+/// A machine with the memory that `workload` asks for, or that suffices for it.
+///
+/// # Errors
+/// As [`machine`].
+pub fn machine_for(
+    profile: &Profile,
+    cpus: usize,
+    workload: &Workload,
+    seed: u64,
+) -> Result<Virtual, CliError> {
+    match workload.needs().tiers {
+        Some(tiers) => of_memory(profile, cpus, tiers, seed),
+        None => machine(profile, cpus, stat::memory(workload), seed),
+    }
+}
+
 /// A machine for a program that needs `memory` bytes.
 ///
 /// # Errors
@@ -257,10 +273,20 @@ pub fn machine(
     memory: u64,
     seed: u64,
 ) -> Result<Virtual, CliError> {
-    let memory_bytes = memory.saturating_add(MEMORY_PER_CPU * cpus as u64);
+    let fast = memory.saturating_add(MEMORY_PER_CPU * cpus as u64);
+    of_memory(profile, cpus, Tiers { fast, slow: 0 }, seed)
+}
+
+fn of_memory(
+    profile: &Profile,
+    cpus: usize,
+    memory: Tiers,
+    seed: u64,
+) -> Result<Virtual, CliError> {
+    let (memory_bytes, slow_bytes) = (memory.fast, memory.slow);
     let what = format!("a simulated machine of {}", plural(cpus as u64, "CPU"));
-    let host = memory_bytes / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64;
+    let host = memory.bytes() / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64;
     host::afford(&what, host)?;
-    Virtual::new(profile, Config { cpus, memory_bytes, seed })
+    Virtual::new(profile, Config { cpus, memory_bytes, slow_bytes, seed })
         .map_err(|errno| CliError::failed(what, errno.name()))
 }

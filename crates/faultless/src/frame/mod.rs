@@ -521,6 +521,11 @@ impl Frames {
         self.is_short_at(self.available(), 0)
     }
 
+    /// Whether memory is so short that who reclaims in the background is late: half of where it [begins](Self::is_short).
+    pub fn is_scarce(&self) -> bool {
+        self.available() < self.limit() / (2 * SHORT)
+    }
+
     /// Promises the caller as many frames as it `want`s when that many are available, or else those
     /// that are; fewer than `least` are none. `Acquire` pairs with [`release`](Self::release): the
     /// frames that made room are on the free lists.

@@ -114,6 +114,12 @@ impl Frames {
         self.arenas.iter().map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
+    /// Those of a node.
+    pub fn owed_on(&self, node: u8) -> u64 {
+        let arenas = self.layout.arenas_of(node).map(|number| &self.arenas[number]);
+        arenas.map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
+    }
+
     /// Whether as many frames wait for their flush as may.
     pub fn owes_most(&self) -> bool {
         self.owed_count() >= self.limit() / PART

@@ -137,18 +137,16 @@ impl<M: Machine> Cpu<'_, M> {
         if !frames.is_short() {
             return 0;
         }
-        // Frames that wait for their flush cannot be had yet.
-        let missing = || {
+        loop {
+            // One flush is for the frames that wait, and for those that pages leave now.
+            let missing = frames.missing().saturating_sub(frames.owed_count());
+            let got = if missing == 0 { 0 } else { self.reclaim(missing) };
+            freed += got;
             self.settle_owed();
-            frames.missing()
-        };
-        while let missing @ 1.. = missing() {
-            match self.reclaim(missing) {
-                0 => break,
-                got => freed += got,
+            if got == 0 || frames.missing() == 0 {
+                return freed;
             }
         }
-        freed
     }
 
     /// The numbers of the nodes, of which some may have no memory.

@@ -251,7 +251,7 @@ impl<'s> Batch<'s> {
     fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) -> u64 {
         let frames = &cpu.vm().frames;
         // Where pages leave because memory is short, their frames can be had as soon as all flushes are done, which is one for many batches.
-        let short = then == Then::Move && frames.seems_short();
+        let short = then == Then::Move && frames.is_scarce();
         if short || frames.owes_most() || !cpu.vm().knobs.deferred_flush() {
             return 0;
         }

@@ -52,10 +52,17 @@ impl<M: Machine> Cpu<'_, M> {
             return balanced;
         }
         if self.missing_on(near, 1) != 0 {
-            // This CPU may keep what seems to be missing, or it waits for a flush.
-            self.settle_owed();
-            self.vm().frames.drain(self.local(), self);
-            self.demote(near, self.missing_on(near, 2), &mut balanced);
+            // This CPU may keep what seems to be missing, or it waits for a flush, which is one for all that is demoted meanwhile.
+            let frames = &self.vm().frames;
+            frames.drain(self.local(), self);
+            let coming = frames.owed_on(near);
+            self.demote(near, self.missing_on(near, 2).saturating_sub(coming), &mut balanced);
+            // What was freed is seen by others that look, and not kept for this CPU.
+            frames.drain(self.local(), self);
+            let missing = self.missing_on(near, 1);
+            if missing != 0 && frames.owed_on(near) >= missing {
+                self.settle_owed();
+            }
         }
         for node in self.slower_than(near) {
             let room =

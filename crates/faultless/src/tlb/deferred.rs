@@ -32,7 +32,7 @@
 //! - An operation with a claim on the page is under way. `fork`, `mprotect` and writing back take permissions away first, and flush afterwards: until
 //!   then a CPU may have a translation that allows stores, though no entry does.
 //! - Somebody has a reference to the old frame, so that it cannot be kept for later.
-//! - Memory is short, or many frames wait already.
+//! - Memory is scarce and pages move, or many frames wait already.
 
 use super::cpuset::CpuSet;
 use super::shootdown::Inbox;

@@ -185,7 +185,7 @@ impl Crowd<'_> {
         let Self { cpus, seed, locking, .. } = *self;
         assert!(cpus.is_multiple_of(2) && cpus < 1 << CPU_BITS, "twos of CPUs");
         let machine = |cpus: usize, memory, seed| {
-            let config = Config { cpus, memory_bytes: memory, seed };
+            let config = Config { cpus, memory_bytes: memory, slow_bytes: 0, seed };
             let system = Virtual::new(self.profile, config).expect("a valid machine");
             let locking = format!("locking={locking}");
             for setting in [&locking, "prefault_max_order=0", "max_map_count=65536"] {

@@ -224,7 +224,12 @@ impl Storm<'_> {
     /// When a CPU finds what it did not leave, or the books do not balance.
     pub fn run(self, settings: &[&str]) -> (u64, Vec<(&'static str, u64)>) {
         let Self { profile, cpus, seed, steps } = self;
-        let config = Config { cpus, memory_bytes: (64 << 20) + cpus as u64 * (1 << 20), seed };
+        let config = Config {
+            cpus,
+            memory_bytes: (64 << 20) + cpus as u64 * (1 << 20),
+            slow_bytes: 0,
+            seed,
+        };
         let system = Virtual::new(profile, config).expect("a valid machine");
         settings.iter().for_each(|setting| system.set(setting).expect("a valid setting"));
         let process = system.process().expect("memory for a space");

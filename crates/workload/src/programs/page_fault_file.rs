@@ -66,7 +66,11 @@ unsafe impl<const SHARED: bool> Program for PageFaultFile<SHARED> {
     fn needs(&self, crew: &Crew) -> Needs {
         // The pages of the file, and copies of them.
         let each = self.size.saturating_mul(if SHARED { 1 } else { 2 });
-        Needs { written: each.saturating_mul(crew.workers as u64), largest: self.size }
+        Needs {
+            written: each.saturating_mul(crew.workers as u64),
+            largest: self.size,
+            ..Needs::default()
+        }
     }
 
     fn files(&self, crew: &Crew) -> Vec<FileSpec> {

@@ -69,7 +69,7 @@ unsafe impl Program for Text {
 
     fn needs(&self, _: &Crew) -> Needs {
         // The pages of the file, whoever maps them.
-        Needs { written: self.size, largest: self.size.saturating_add(HUGE) }
+        Needs { written: self.size, largest: self.size.saturating_add(HUGE), ..Needs::default() }
     }
 
     fn files(&self, _: &Crew) -> Vec<FileSpec> {

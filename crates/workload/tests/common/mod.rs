@@ -168,6 +168,8 @@ pub fn small(name: &str) -> &'static str {
         "ebizzy" => "chunk=64K chunks=2",
         "forks" => "image=64K dirty=4 fresh=4",
         "brk1" => "",
+        "xsbench" => "fast=4M ratio=1:1 lookups=100",
+        "llm" => "fast=4M ratio=1:1",
         _ if name.starts_with("vma_") => "chunks=8",
         _ => "size=64K",
     }

@@ -1,0 +1,109 @@
+//! `llm`: processes that read models from files larger than memory, again and again.
+//!
+//! After servers of large language models: each process maps the file of one of three models, read-only and shared, and generates tokens, each of which reads the whole model in order. Processes
+//! that serve the same model begin at different places; where there are fewer processes than models, they take turns with several. All files
+//! together take five quarters of both nodes' memory, so pages move to the slow node, leave memory and are read again.
+//!
+//! The processes' CPUs do in turns what a thread of the system would: they move pages between the nodes, and evict pages where memory is short.
+
+use super::tiered::{FAST, Fresh, RATIO, tend, tiers};
+use crate::file::{Contents, FileSpec};
+use crate::param::{Kind, Param, ParamError, Settings};
+use crate::program::{Passes, Program, THREADS};
+use crate::system::{Crew, Failure, Mode, Needs, Tally, Task, Tiers, Worker};
+use faultless::{MapFlags, PAGE_SIZE, Prot, VirtRange};
+
+static PASSES: Param = Param {
+    name: "passes",
+    kind: Kind::Count(1, 1 << 30),
+    default: 4,
+    help: "how often a process reads its models",
+};
+
+/// Models that are served.
+const MODELS: usize = 3;
+/// Pages that a process reads between two times that some CPU tends to memory, and pages that come back each time.
+const TENDED: u64 = 16;
+const PROMOTED: u64 = 8;
+
+/// Read files larger than memory, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Llm {
+    tiers: Tiers,
+    threads: u64,
+    passes: Passes,
+}
+
+/// What a process has.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    models: [VirtRange; MODELS],
+    fresh: Fresh,
+}
+
+impl Llm {
+    /// Pages of a model.
+    const fn pages(&self) -> u64 {
+        self.tiers.bytes() / PAGE_SIZE * 5 / 4 / MODELS as u64
+    }
+}
+
+// SAFETY: a process loads from mappings of its own, which stay, and stores to fresh pages of its own.
+unsafe impl Program for Llm {
+    const NAME: &'static str = "llm";
+    const SUMMARY: &'static str = "processes read model files larger than memory, again and again";
+    const UNIT: &'static str = "pages";
+    const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &PASSES];
+    const MODES: &'static [Mode] = &[Mode::Processes];
+
+    type State = State;
+
+    fn new(settings: &Settings) -> Result<Self, ParamError> {
+        let threads = settings.get(&THREADS);
+        Ok(Self { tiers: tiers(settings)?, threads, passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        let all = self.tiers.bytes();
+        Needs { written: all, largest: all, tiers: Some(self.tiers) }
+    }
+
+    fn files(&self, _: &Crew) -> Vec<FileSpec> {
+        vec![FileSpec { bytes: self.pages() * PAGE_SIZE, contents: Contents::Numbers }; MODELS]
+    }
+
+    fn prepare<T: Task>(&self, task: &mut T) -> Result<State, Failure> {
+        let mut models = [VirtRange::new(0, 0); MODELS];
+        for (file, model) in models.iter_mut().enumerate() {
+            let len = self.pages() * PAGE_SIZE;
+            let start = task.mmap_file(file, (0, len), Prot::READ, MapFlags::SHARED, 0)?;
+            *model = VirtRange::new(start, start + len);
+        }
+        let fresh = Fresh::map(task, self.tiers, (1, self.threads), self.pages() * MODELS as u64)?;
+        Ok(State { models, fresh })
+    }
+
+    fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
+        let mut own = state.fresh.of(Worker { index: 0, count: 1 });
+        let mut tally = Tally::default();
+        let begin = self.pages() * worker.index as u64 / worker.count.max(1) as u64;
+        // With as many processes as models or more, one.
+        let mine = (worker.index % MODELS..MODELS).step_by(worker.count.min(MODELS));
+        let mine = mine.take(if worker.count < MODELS { MODELS } else { 1 });
+        while self.passes.more(task, tally.extra) {
+            for model in mine.clone() {
+                let model = state.models[model];
+                for number in (begin..self.pages()).chain(0..begin) {
+                    let page = model.start + number * PAGE_SIZE;
+                    let found = task.load(page)?;
+                    Failure::check("the first word of a page of a model", page, number, found)?;
+                    tally.operations += 1;
+                    own.after(task, tally.operations)?;
+                    tend(task, worker, (tally.operations, TENDED), PROMOTED);
+                }
+            }
+            tally.extra += 1;
+        }
+        Ok(tally)
+    }
+}

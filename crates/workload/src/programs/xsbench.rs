@@ -1,0 +1,150 @@
+//! `xsbench`: random lookups in a table that the fast node of memory cannot hold.
+//!
+//! After XSBench, the proxy of a Monte Carlo neutron transport code: threads look up energies in a large table of cross sections. Each lookup bisects the
+//! table, so that some of its pages are used by all lookups, and then gathers from places at random. The table takes three quarters of both nodes' memory. It is filled
+//! at first, and then read (`access=read`), or each lookup stores to what it gathers (`access=write`).
+//!
+//! The workers' CPUs do in turns what a thread of the system would: they make room in the fast node, and bring back what is used.
+
+use super::random::Random;
+use super::tiered::{FAST, Fresh, RATIO, tend, tiers};
+use super::touch::map;
+use crate::param::{Kind, Param, ParamError, Settings};
+use crate::program::{Passes, Program, THREADS};
+use crate::system::{Crew, Failure, Mode, Needs, Tally, Task, Tiers, Worker};
+use faultless::{PAGE_SIZE, Prot, VirtRange};
+
+static LOOKUPS: Param = Param {
+    name: "lookups",
+    kind: Kind::Count(1, 1 << 40),
+    default: 20_000,
+    help: "lookups of one thread in a pass",
+};
+static PASSES: Param = Param {
+    name: "passes",
+    kind: Kind::Count(1, 1 << 30),
+    default: 1,
+    help: "how often it looks up so many",
+};
+static ACCESS: Param = Param {
+    name: "access",
+    kind: Kind::Choice(&["read", "write"]),
+    default: 0,
+    help: "whether lookups store to what they gather",
+};
+
+/// Steps of a bisection, and places that a lookup gathers from.
+const STEPS: u32 = 8;
+const GATHERED: u64 = 5;
+/// Lookups of a worker between two times that some CPU tends to memory, and pages that come back each time.
+const TENDED: u64 = 64;
+const PROMOTED: u64 = 32;
+
+/// Random lookups in a large table.
+#[derive(Clone, Copy, Debug)]
+pub struct XsBench {
+    tiers: Tiers,
+    threads: u64,
+    lookups: u64,
+    passes: Passes,
+    writes: bool,
+}
+
+/// What the threads know in common.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    table: VirtRange,
+    fresh: Fresh,
+}
+
+impl XsBench {
+    /// Pages of the table.
+    const fn pages(&self) -> u64 {
+        self.tiers.bytes() / PAGE_SIZE * 3 / 4
+    }
+
+    /// The page at `number`, whose first word is its address.
+    fn look<T: Task>(&self, task: &mut T, table: VirtRange, number: u64) -> Result<(), Failure> {
+        let page = table.start + number * PAGE_SIZE;
+        Failure::check("the first word of a page of the table", page, page, task.load(page)?)
+    }
+}
+
+// SAFETY: workers load from the table of `prepare`, which stays, and store to words of it that are theirs alone; and to fresh pages, of which each has its part.
+unsafe impl Program for XsBench {
+    const NAME: &'static str = "xsbench";
+    const SUMMARY: &'static str =
+        "threads look up places at random in a table that fast memory cannot hold";
+    const UNIT: &'static str = "lookups";
+    const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &LOOKUPS, &PASSES, &ACCESS];
+    const MODES: &'static [Mode] = &[Mode::Threads];
+
+    type State = State;
+
+    fn new(settings: &Settings) -> Result<Self, ParamError> {
+        Ok(Self {
+            tiers: tiers(settings)?,
+            threads: settings.get(&THREADS),
+            lookups: settings.get(&LOOKUPS),
+            passes: Passes::new(settings, &PASSES),
+            writes: settings.get(&ACCESS) == 1,
+        })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        let all = self.tiers.bytes();
+        Needs { written: all, largest: all, tiers: Some(self.tiers) }
+    }
+
+    fn prepare<T: Task>(&self, task: &mut T) -> Result<State, Failure> {
+        let table = map(task, self.pages() * PAGE_SIZE)?;
+        for page in (table.start..table.end).step_by(PAGE_SIZE as usize) {
+            task.store(page, page)?;
+        }
+        if !self.writes {
+            task.mprotect(table.start, table.len(), Prot::READ)?;
+        }
+        Ok(State {
+            table,
+            fresh: Fresh::map(task, self.tiers, (self.threads, self.threads), self.lookups)?,
+        })
+    }
+
+    fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
+        let mut random = Random::new(worker.index as u64 + 1);
+        let mut own = state.fresh.of(worker);
+        let mut tally = Tally::default();
+        // A word of each page for each worker; with more workers than words some have none, and only read.
+        let word = 8 * (worker.index as u64 + 1);
+        let writes = self.writes && word < PAGE_SIZE;
+        while self.passes.more(task, tally.extra) {
+            for _ in 0..self.lookups {
+                let wanted = random.below(self.pages());
+                let (mut low, mut high) = (0_u64, self.pages());
+                for _ in 0..STEPS {
+                    let middle = low.midpoint(high);
+                    self.look(task, state.table, middle)?;
+                    if middle <= wanted { low = middle } else { high = middle }
+                }
+                for _ in 0..GATHERED {
+                    let number = random.below(self.pages());
+                    self.look(task, state.table, number)?;
+                    if writes {
+                        let at = state.table.start + number * PAGE_SIZE + word;
+                        let value = task.load(at)?;
+                        task.store(at, value + 1)?;
+                    }
+                }
+                tally.operations += 1;
+                own.after(task, tally.operations)?;
+                tend(task, worker, (tally.operations, TENDED), PROMOTED);
+            }
+            tally.extra += 1;
+        }
+        Ok(tally)
+    }
+
+    fn finish<T: Task>(&self, task: &mut T, state: &State, _: Worker) -> Result<(), Failure> {
+        (0..self.pages()).try_for_each(|number| self.look(task, state.table, number))
+    }
+}

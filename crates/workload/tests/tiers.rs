@@ -1,0 +1,80 @@
+//! Workloads in memory of two nodes, with deferred flushes and without, on simulated CPUs.
+
+mod common;
+
+use faultless_virtual::{Config, Profile, Virtual};
+use faultless_workload::{Outcome, Workload};
+
+/// A run of `name` on `cpus` simulated CPUs with the memory that it asks for.
+fn run(name: &str, arguments: &str, cpus: usize, deferred: bool) -> Outcome {
+    let profile = Profile::bundled("two-socket").expect("it is bundled");
+    let workload = Workload::parse(name, arguments.split_whitespace()).expect("good arguments");
+    let tiers = workload.needs().tiers.expect("it asks for tiers");
+    let (memory_bytes, slow_bytes) = (tiers.fast, tiers.slow);
+    let system = Virtual::new(&profile, Config { cpus, memory_bytes, slow_bytes, seed: 0 });
+    let system = system.expect("memory");
+    system.set(&format!("deferred_flush={}", u8::from(deferred))).expect("a knob");
+    let outcome = workload.run(&system).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+    system.audit(&[]).unwrap_or_else(|error| panic!("{name}: {error}"));
+    outcome
+}
+
+fn counter(outcome: &Outcome, name: &str) -> u64 {
+    outcome.counter(name).unwrap_or_else(|| panic!("no counter {name}"))
+}
+
+/// Without deferral and with it.
+fn both(name: &str, arguments: &str, cpus: usize) -> [Outcome; 2] {
+    [false, true].map(|deferred| run(name, arguments, cpus, deferred))
+}
+
+#[test]
+fn a_table_that_is_only_read_moves_with_few_interrupts() {
+    let [off, on] = both("xsbench", "threads=8 fast=8M lookups=4000", 8);
+    for outcome in [&off, &on] {
+        assert_eq!(outcome.operations, 8 * 4000);
+        assert!(counter(outcome, "pgdemote") > 500 && counter(outcome, "pgpromote_success") > 100);
+        assert_eq!(outcome.allocations.len() % 8, 0);
+        assert!(outcome.allocation(500) < outcome.allocation(990), "{:?}", outcome.allocations);
+        assert!(outcome.footprint.mean() > Some(0.0));
+    }
+    let [off, on] = [off, on].map(|outcome| counter(&outcome, "tlb_shootdown_sent"));
+    assert!(on * 3 < off, "{on} interrupts, and {off} without deferral");
+}
+
+#[test]
+fn a_table_that_is_written_has_no_deferred_flush() {
+    let [off, on] = both("xsbench", "threads=4 fast=4M lookups=1000 access=write", 4);
+    assert_eq!(counter(&on, "flush_deferred"), 0);
+    assert!(counter(&off, "tlb_flush") > 0 && counter(&on, "tlb_flush") > 0);
+}
+
+#[test]
+fn models_are_evicted_and_read_again_whoever_many_processes_there_are() {
+    for threads in [1, 2, 4] {
+        let [off, on] = both("llm", &format!("threads={threads} fast=2M passes=2"), 4);
+        for outcome in [&off, &on] {
+            assert!(counter(outcome, "pgsteal") > 500, "{threads}");
+            assert!(counter(outcome, "workingset_refault_file") > 100, "{threads}");
+        }
+        let [off, on] = [off, on].map(|outcome| counter(&outcome, "tlb_shootdown_sent"));
+        assert!(on <= off, "{threads}: {on} interrupts, and {off} without deferral");
+    }
+}
+
+#[test]
+fn runs_repeat() {
+    let run = || run("xsbench", "threads=4 fast=4M lookups=500", 4, true);
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn sizes_that_do_not_do_are_refused() {
+    for (arguments, why) in [("fast=4K", "from 1M on"), ("ratio=1:5", "1:2.3"), ("fast=1", "fast")]
+    {
+        for name in ["xsbench", "llm"] {
+            let error = Workload::parse(name, [arguments]).expect_err("refused").to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
