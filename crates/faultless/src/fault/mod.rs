@@ -20,6 +20,7 @@ mod cow;
 mod device;
 pub(crate) mod folio;
 mod object;
+mod placed;
 pub mod prefault;
 pub(crate) mod prepared;
 mod swapped;
@@ -593,6 +594,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             }
         };
         let write = self.access == Access::Write;
+        if write {
+            self.place(prepared);
+        }
         // The first store to a VMA, which makes its anon_vma, takes the long way; and so does one that finds the slot sealed.
         if self.vma.area.memory.is_anonymous()
             && (!write || self.vma.anon_vma.id() > AnonVmaSlot::SEALED_ID)
@@ -632,6 +636,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         if !seen.is_present() {
             if seen.is_swapped() {
+                self.place(prepared);
                 return self.map_swapped(prepared, slot, seen);
             }
             debug_assert!(seen.is_hidden(), "{seen:?}");
