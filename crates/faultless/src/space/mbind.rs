@@ -178,7 +178,9 @@ impl<M: Machine> Space<M> {
         if mapped < if policy == MemPolicy::Default { 1 } else { left.pages() } {
             return Err(Errno::EFAULT);
         }
-        while let Some(vma) = writing.vmas(left).next() {
+        while !left.is_empty()
+            && let Some(vma) = writing.vmas(left).next()
+        {
             let part = vma.area.range.intersect(left);
             left.start = part.end;
             writing.modify(vma, part, |area| {

@@ -65,6 +65,9 @@ fn policies_split_and_merge() {
         assert_eq!(policies(&cpu, &space), split);
         assert_eq!(bind(&cpu, &space, (3, 5), SLOW), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
+        // What is so already, within a VMA.
+        assert_eq!(bind(&cpu, &space, (2, 3), SLOW), Ok(()));
+        assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
         assert_eq!(bind(&cpu, &space, (0, 1), Local), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)], "a policy of its own");
         // Other flags stay, and a lock leaves the policy.
