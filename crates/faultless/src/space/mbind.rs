@@ -183,9 +183,7 @@ impl<M: Machine> Space<M> {
         {
             let part = vma.area.range.intersect(left);
             left.start = part.end;
-            writing.modify(vma, part, |area| {
-                Ok((area.prot, (area.flags - VmaFlags::POLICY) | policy.flags()))
-            })?;
+            writing.set_flags(vma, part, VmaFlags::POLICY, policy.flags())?;
         }
         Ok(())
     }
