@@ -222,6 +222,7 @@ fn each_part<M: Machine>(
 
 impl<M: Machine> Writing<'_, '_, M> {
     /// Takes the flags `remove` from `part` of `vma`, and adds `add`.
+    #[inline(never)]
     pub(super) fn set_flags(
         &self,
         vma: &Vma,
