@@ -132,6 +132,16 @@ fn migrations() {
     }
 }
 
+/// With one node of memory, and with two.
+#[test]
+fn policies_of_memory() {
+    both("mempolicy", &[], 5);
+    for machine in [deterministic(), parallel()] {
+        let ran = passes(&tiered(machine, true), "mempolicy", &[], 5);
+        assert!(!ran.output.contains("# one memory node"), "{ran}");
+    }
+}
+
 /// No shootdown is sent where no other CPU can hold a translation.
 #[test]
 fn shootdowns() {

@@ -179,7 +179,8 @@ pub use machine::{
 pub use reclaim::tiers::Balanced;
 pub use space::{
     AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,
-    Maps, Memory, PageInfo, Pins, Prot, RemapFlags, Space, Translation, VmaFlags,
+    Maps, MemPolicy, Memory, NodeSet, PageInfo, Pins, Prot, RemapFlags, Space, Translation,
+    VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
 #[doc(hidden)]

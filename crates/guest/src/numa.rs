@@ -71,3 +71,70 @@ impl Region {
         if moved { Ok(()) } else { Err(Errno(libc::EBUSY)) }
     }
 }
+
+/// From which nodes new pages come: Linux's `MPOL_*`, with one bit for each node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The mode.
+    pub mode: i32,
+    /// The nodes.
+    pub nodes: u64,
+}
+
+impl Policy {
+    /// None.
+    pub const DEFAULT: Self = Self { mode: libc::MPOL_DEFAULT, nodes: 0 };
+
+    /// The node of the CPU.
+    pub const LOCAL: Self = Self { mode: libc::MPOL_LOCAL, nodes: 0 };
+
+    /// This node, if it has free memory.
+    pub const fn preferred(node: i32) -> Self {
+        Self { mode: libc::MPOL_PREFERRED, nodes: 1 << node }
+    }
+
+    /// The first nodes in turns.
+    pub const fn interleave(nodes: i32) -> Self {
+        Self { mode: libc::MPOL_INTERLEAVE, nodes: (1 << nodes) - 1 }
+    }
+
+    /// What the calls are given: the mode, and where its nodes are and how many bits they are, one more than there are.
+    fn words(&self) -> [u64; 3] {
+        [self.mode as u64, (&raw const self.nodes) as u64, u64::from(u64::BITS) + 1]
+    }
+}
+
+/// Gives the memory at `addr` a policy.
+///
+/// # Errors
+/// `mbind`'s.
+pub fn mbind(addr: u64, len: u64, policy: Policy, flags: u64) -> sys::Result<()> {
+    let [mode, nodes, bits] = policy.words();
+    // SAFETY: the nodes are so many bits; programs do not see where their pages are.
+    unsafe { call(libc::SYS_mbind, [addr, len, mode, nodes, bits, flags]) }.map(|_| ())
+}
+
+/// Gives this thread a policy.
+///
+/// # Errors
+/// `set_mempolicy`'s.
+pub fn set_mempolicy(policy: Policy) -> sys::Result<()> {
+    let [mode, nodes, bits] = policy.words();
+    // SAFETY: as above.
+    unsafe { call(libc::SYS_set_mempolicy, [mode, nodes, bits, 0, 0, 0]) }.map(|_| ())
+}
+
+/// The policy of this thread, or with `MPOL_F_ADDR` (2) that of the memory at `addr`.
+///
+/// # Errors
+/// `get_mempolicy`'s.
+pub fn get_mempolicy(addr: u64, flags: u64) -> sys::Result<Policy> {
+    // Linux wants room for every node that it could have.
+    const WORDS: usize = 16;
+    let (mut mode, mut nodes) = (-1i32, [u64::MAX; WORDS]);
+    let (mode_at, nodes_at) = ((&raw mut mode) as u64, nodes.as_mut_ptr() as u64);
+    let bits = (WORDS * 64) as u64;
+    // SAFETY: the call stores the mode and at most so many bits.
+    unsafe { call(libc::SYS_get_mempolicy, [mode_at, nodes_at, bits, addr, flags, 0]) }?;
+    Ok(Policy { mode, nodes: nodes[0] })
+}

@@ -34,6 +34,12 @@ fn migrate() {
     all_pass(env!("CARGO_BIN_EXE_migrate"), &["rounds=100"], 7);
 }
 
+/// As above.
+#[test]
+fn mempolicy() {
+    all_pass(env!("CARGO_BIN_EXE_mempolicy"), &[], 5);
+}
+
 #[test]
 fn faults() {
     all_pass(env!("CARGO_BIN_EXE_faults"), &[], 10);

@@ -3,7 +3,7 @@
 //! Under `mmap_lock` a fault goes to [`Space::under_space_lock`] at once, which takes the space's lock to read.
 
 use super::ticket::{Abort, Ticket};
-use super::{Access, Asked, Attempt, FaultError, FaultKind, Grow};
+use super::{Access, Asked, Attempt, FaultError, FaultKind, Grow, placed};
 use crate::fault::prefault::ThreadPredictor;
 use crate::fault::prepared::Prepared;
 use crate::knob::Locking;
@@ -59,6 +59,7 @@ impl<M: Machine> Space<M> {
         let tried = if vma.sequence.read().is_some() {
             let ticket = Ticket::vma_lock();
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
+            placed::place(cpu, vma, page, access, prepared);
             attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
         } else {
             // Replaced between the look-up and the lock.

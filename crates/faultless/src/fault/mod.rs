@@ -20,6 +20,7 @@ mod cow;
 mod device;
 pub(crate) mod folio;
 mod object;
+mod placed;
 pub mod prefault;
 pub(crate) mod prepared;
 mod swapped;
@@ -295,7 +296,7 @@ impl<M: Machine> Space<M> {
     ) -> Option<FaultKind> {
         let Asked { page, access, ahead } = asked;
         let section = cpu.section();
-        let tried = match self.running_vma(cpu, &section, page) {
+        let tried = match self.running_vma(cpu, &section, page, access, prepared) {
             None => Err(Abort::VmaChanged),
             Some((vma, seen)) => {
                 let ticket = Ticket::speculative(vma, seen);
@@ -348,7 +349,8 @@ impl<M: Machine> Space<M> {
                 _ => break,
             }
             let section = cpu.section();
-            let Some((vma, seen)) = self.running_vma(cpu, &section, page) else { break };
+            let found = self.running_vma(cpu, &section, page, access, prepared);
+            let Some((vma, seen)) = found else { break };
             if !matches!(abort, Abort::Absent | Abort::NoFolio) {
                 cpu.count(Counter::SpfVmaReplaced);
             }
@@ -368,13 +370,15 @@ impl<M: Machine> Space<M> {
         None
     }
 
-    /// The VMA at `page`, and its sequence, if no writer is changing it.
+    /// The VMA at `page`, and its sequence, if no writer is changing it. If it has a policy, a frame is [prepared](placed).
     #[inline(always)]
     fn running_vma<'s>(
         &self,
         cpu: &Cpu<'_, M>,
         section: &'s Section<'_>,
         page: u64,
+        access: Access,
+        prepared: &mut Prepared,
     ) -> Option<(&'s Vma, u64)> {
         // A VMA that was replaced since the last fault has an odd sequence, for ever.
         if let Some(vma) = cpu.state().hint.get(&cpu.vm().grace, section, self.id())
@@ -383,7 +387,7 @@ impl<M: Machine> Space<M> {
         {
             return Some((vma, seen));
         }
-        self.look_up_vma(cpu, section, page)
+        self.look_up_vma(cpu, section, page, access, prepared)
     }
 
     #[inline(never)]
@@ -392,6 +396,8 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         section: &'s Section<'_>,
         page: u64,
+        access: Access,
+        prepared: &mut Prepared,
     ) -> Option<(&'s Vma, u64)> {
         let runs = self.is_run_by(cpu);
         let view = if runs { self.view_of_runner(cpu, section) } else { self.view(cpu, section) };
@@ -399,7 +405,8 @@ impl<M: Machine> Space<M> {
         // SAFETY: VMAs in a view live as long as the section.
         let vma: &'s Vma = unsafe { entry.value.as_ref() };
         let seen = vma.sequence.read()?;
-        if runs {
+        placed::place(cpu, vma, page, access, prepared);
+        if runs && !placed::has_policy(vma) {
             cpu.state().hint.set(&cpu.vm().grace, section, self.id(), vma);
         }
         Some((vma, seen))
@@ -542,6 +549,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::ReadFaultLocked);
         }
         let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
+        placed::place(cpu, vma, page, access, prepared);
         attempt.serve(prepared).map_err(|abort| match abort {
             Abort::BeyondObject => Refusal::BeyondObject,
             Abort::Absent => Refusal::Absent,
@@ -632,6 +640,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         if !seen.is_present() {
             if seen.is_swapped() {
+                placed::prepare(self.cpu, self.vma, self.page, prepared);
                 return self.map_swapped(prepared, slot, seen);
             }
             debug_assert!(seen.is_hidden(), "{seen:?}");

@@ -109,8 +109,24 @@ impl Frames {
             self.drain(local, wait);
             got += self.take_on(node, &mut to[got..], wait);
         }
-        self.table.each(&to[..got]).for_each(FrameMeta::make_single);
-        Bulk::new(&mut to[..got])
+        self.single(&mut to[..got])
+    }
+
+    /// The same, without those that this CPU keeps.
+    pub fn take_from<'b>(
+        &self,
+        node: u8,
+        to: &'b mut [FrameNumber],
+        wait: &impl Wait,
+    ) -> Bulk<'b, Clean> {
+        let got = self.take_on(node, to, wait);
+        self.single(&mut to[..got])
+    }
+
+    /// Frames that were just taken from arenas, each by itself.
+    fn single<'b>(&self, taken: &'b mut [FrameNumber]) -> Bulk<'b, Clean> {
+        self.table.each(taken).for_each(FrameMeta::make_single);
+        Bulk::new(taken)
     }
 
     /// Takes frames of `node` from its arenas, and returns how many there were.

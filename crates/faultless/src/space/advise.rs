@@ -221,11 +221,21 @@ fn each_part<M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
+    /// Takes the flags `remove` from `part` of `vma`, and adds `add`.
+    #[inline(never)]
+    pub(super) fn set_flags(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        remove: VmaFlags,
+        add: VmaFlags,
+    ) -> Result<(), Errno> {
+        self.modify(vma, part, move |area| Ok((area.prot, (area.flags - remove) | add)))
+    }
+
     /// Advice that sets flags.
     fn advise_part(&self, vma: &Vma, part: VirtRange, advice: Advice) -> Result<(), Errno> {
-        let with = |remove: VmaFlags, add: VmaFlags| {
-            self.modify(vma, part, move |area| Ok((area.prot, (area.flags - remove) | add)))
-        };
+        let with = |remove: VmaFlags, add: VmaFlags| self.set_flags(vma, part, remove, add);
         let order = VmaFlags::RANDOM | VmaFlags::SEQUENTIAL;
         let none = VmaFlags::empty();
         match advice {

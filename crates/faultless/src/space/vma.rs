@@ -81,7 +81,18 @@ bitflags! {
         const LOCK_ON_FAULT = 1 << 12;
         /// All flags of memory locking.
         const ANY_LOCK = Self::LOCKED.bits() | Self::LOCK_ON_FAULT.bits();
+        /// It has the policy [`Preferred`](super::MemPolicy::Preferred), or with no node `Local`.
+        const PREFERRED = 1 << 13;
+        /// It has the policy [`Interleave`](super::MemPolicy::Interleave).
+        const INTERLEAVE = 1 << 14;
+        /// Its policy, with a bit for each of the nodes 0 to 7.
+        const POLICY = Self::PREFERRED.bits() | Self::INTERLEAVE.bits() | 0xff << Self::NODES_SHIFT;
     }
+}
+
+impl VmaFlags {
+    /// Where the bits of the nodes begin.
+    pub(super) const NODES_SHIFT: u32 = 16;
 }
 
 /// What a VMA is: everything that stays the same while it lives.

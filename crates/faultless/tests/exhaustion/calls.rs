@@ -5,7 +5,7 @@ use super::shim::{live, with};
 use super::{Case, Left, Refused, exhaust};
 use faultless::{
     Advice, AnonVmaCheck, Backing, CacheMode, Copies, CpuId, DeviceMemory, Errno, FrameNumber,
-    MapFlags, Object, Prot, RemapFlags, Space,
+    MapFlags, MemPolicy, NodeSet, Object, Prot, RemapFlags, Space,
 };
 
 /// Calls make no pages, or make them in faults, which are tested by themselves.
@@ -287,6 +287,14 @@ fn madvise() {
         exhaust_crowded(&format!("{advice:?}"), &eight, &advise(2, 3, advice), Left::Nothing);
         exhaust_call(&format!("{advice:?} of all"), &eight, &advise(0, 8, advice), Left::Nothing);
     }
+    let bind = |first: u64, pages: u64| {
+        let policy = MemPolicy::Interleave(NodeSet::only(0));
+        move |cpu: &TestCpu<'_>, world: &mut World| {
+            Ok(world.spaces[0].mbind(cpu, AT + first * P, pages * P, policy)?)
+        }
+    };
+    exhaust_crowded("mbind", &eight, &bind(2, 3), Left::Nothing);
+    exhaust_call("mbind of all", &eight, &bind(0, 8), Left::Nothing);
     let undone = |cpu: &TestCpu<'_>, world: &mut World| {
         eight(cpu, world);
         for advice in [Advice::Sequential, Advice::DontFork, Advice::WipeOnFork] {

@@ -2,7 +2,7 @@
 
 use super::guest::{AT, P, PRIVATE, RW, SHARED, TestCpu, World};
 use super::{Case, Left, Refused, exhaust};
-use faultless::{Access, AnonVmaCheck, FaultKind, MapFlags, Prot};
+use faultless::{Access, AnonVmaCheck, FaultKind, MapFlags, MemPolicy, NodeSet, Prot};
 
 const BOTH: &[AnonVmaCheck] = &[AnonVmaCheck::Late, AnonVmaCheck::Early];
 
@@ -45,6 +45,13 @@ fn of_untouched_private_memory() {
         exhaust_fault("read", &setup, away, Access::Read, FaultKind::ZeroPage, may);
         exhaust_fault("write", &setup, away, Access::Write, FaultKind::Anon, true);
     }
+    // Of a VMA with a policy: the frame that is prepared first goes back.
+    let bound = |cpu: &TestCpu<'_>, world: &mut World| {
+        world.map(cpu, 1, 4, RW, PRIVATE);
+        let policy = MemPolicy::Preferred(NodeSet::only(0));
+        world.spaces[0].mbind(cpu, AT + P, 4 * P, policy).unwrap();
+    };
+    exhaust_fault("write bound", &bound, 1, Access::Write, FaultKind::Anon, true);
     // With a root that is there, or a neighbour's.
     let setup = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 4, RW, PRIVATE);

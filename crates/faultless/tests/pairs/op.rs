@@ -10,8 +10,8 @@ use super::seen::{AreaSeen, areas};
 use faultless::Use;
 use faultless::{
     Access, Advice, Backing, CacheMode, Copies, Cpu, DeviceMemory, Errno, Error, FaultError,
-    FaultKind, FrameNumber, Lock, Machine, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting,
-    Shared, Space, VirtRange, VmaFlags,
+    FaultKind, FrameNumber, Lock, Machine, MapFlags, MemPolicy, NodeSet, Object, PAGE_SIZE, Prot,
+    RemapFlags, Setting, Shared, Space, VirtRange, VmaFlags,
 };
 use std::fmt;
 use std::ops::Range;
@@ -95,6 +95,8 @@ pub enum Op {
     Advise(Span, Advice),
     /// `mlock`, or `munlock`.
     Lock(Span, Lock),
+    /// `mbind`: new pages come from the last node.
+    Bind(Span),
     /// No space may have more VMAs than this one has, until the pair is over.
     NoMoreAreas,
     /// Nothing can be placed above a page, nor grow there. Nothing merges with it.
@@ -357,6 +359,12 @@ impl Op {
             }
             Self::SwapOut(span) => space.evict(cpu, addr(span.at), span.bytes()).into(),
             Self::Lock(span, lock) => space.mlock(cpu, addr(span.at), span.bytes(), lock).into(),
+            Self::Bind(span) => {
+                let regions = cpu.vm().machine().regions().iter();
+                let last = regions.map(|region| region.node).max().unwrap_or(0);
+                let policy = MemPolicy::Preferred(NodeSet::only(last));
+                space.mbind(cpu, addr(span.at), span.bytes(), policy).into()
+            }
             Self::NoMoreAreas => {
                 let count = areas(hand, |area| area).len();
                 cpu.vm().set(Setting::MaxMapCount(count as u64));
@@ -623,7 +631,10 @@ impl Op {
             Self::Remap(old, pages, flags, _) => {
                 flags.contains(RemapFlags::FIXED) && old.pages == pages && pages > 1
             }
-            Self::Protect(span, _) | Self::Advise(span, _) | Self::Lock(span, _) => span.pages > 1,
+            Self::Protect(span, _)
+            | Self::Advise(span, _)
+            | Self::Lock(span, _)
+            | Self::Bind(span) => span.pages > 1,
             _ => false,
         }
     }
@@ -640,6 +651,7 @@ impl Op {
             Self::Protect(..)
             | Self::Advise(..)
             | Self::Lock(..)
+            | Self::Bind(_)
             | Self::NoMoreAreas
             | Self::Roof(_)
             | Self::HeapAt(_)

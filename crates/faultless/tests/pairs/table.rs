@@ -38,6 +38,7 @@ listed! {
         Collapse,
         Random,
         DontFork,
+        Bind,
         PopulateRead,
         PopulateWrite,
         WillNeed,
@@ -119,6 +120,7 @@ impl Kind {
             Self::Collapse => Op::Advise(LEAF, Advice::Collapse),
             Self::Random => Op::Advise(span, Advice::Random),
             Self::DontFork => Op::Advise(span, Advice::DontFork),
+            Self::Bind => Op::Bind(span),
             Self::PopulateRead => Op::Advise(span, Advice::PopulateRead),
             Self::PopulateWrite => Op::Advise(span, Advice::PopulateWrite),
             Self::WillNeed => Op::Advise(span, Advice::WillNeed),
@@ -176,6 +178,7 @@ impl Kind {
             | Self::Lock
             | Self::Random
             | Self::DontFork
+            | Self::Bind
             | Self::BrkGrow
             | Self::BrkShrink
             | Self::StackGrowth => Touches::Vmas,
@@ -243,6 +246,7 @@ impl Kind {
             | Self::Collapse
             | Self::Random
             | Self::DontFork
+            | Self::Bind
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed
@@ -329,6 +333,7 @@ impl Kind {
             | Self::Collapse
             | Self::Random
             | Self::DontFork
+            | Self::Bind
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed
@@ -358,6 +363,7 @@ impl Kind {
                 | Self::DontNeed
                 | Self::Collapse
                 | Self::Random
+                | Self::Bind
                 | Self::MovePages
                 | Self::Load
                 | Self::Store
@@ -400,6 +406,7 @@ impl Kind {
             | Self::Collapse
             | Self::Random
             | Self::DontFork
+            | Self::Bind
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::WillNeed

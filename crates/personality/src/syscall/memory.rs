@@ -1,5 +1,6 @@
 //! System calls on the address space. The work is done in the subsystem.
 
+use super::mempolicy::bind_new;
 use super::{Args, Errno, Result};
 use crate::fs;
 use crate::fs::regular::Held;
@@ -132,6 +133,7 @@ pub fn mmap(args: Args<'_>) -> Result {
             of_caller(|space, cpu| space.mmap_object(cpu, addr, len, prot, flags, backing))?
         }
     };
+    bind_new(start, len);
     if lock == Lock::OnFault {
         // If its VMA cannot be split, the mapping keeps its lock state.
         let _ = space().mlock(percpu::cpu(), start, len, lock);
@@ -316,19 +318,20 @@ pub fn brk(args: Args<'_>) -> Result {
     let wanted = if growth == 0 || room_for(growth).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));
     if growth != 0 && end == args.a() {
-        lock_grown(end - growth, end);
+        settle_grown(end - growth, end);
     }
     Ok(end)
 }
 
-/// Locks the new part of the heap after `MCL_FUTURE`.
-fn lock_grown(from: u64, to: u64) {
+/// Binds the new part of the heap to the caller's nodes, and locks it after `MCL_FUTURE`.
+fn settle_grown(from: u64, to: u64) {
+    let start = faultless::page_up(from).unwrap_or(to);
+    let len = faultless::page_up(to).unwrap_or(to).saturating_sub(start);
+    bind_new(start, len);
     let lock = future_lock();
     if lock == Lock::No {
         return;
     }
-    let start = faultless::page_up(from).unwrap_or(to);
-    let len = faultless::page_up(to).unwrap_or(to).saturating_sub(start);
     // If its VMA cannot be split, the heap grows unlocked.
     let _ = space().mlock(percpu::cpu(), start, len, lock);
     if lock == Lock::Now {

@@ -9,6 +9,7 @@ pub mod file;
 pub mod futex;
 pub mod ipc;
 pub mod memory;
+pub mod mempolicy;
 pub mod numa;
 pub mod process;
 pub mod sched;
@@ -39,6 +40,7 @@ const CALLS: &[&[Entry]] = &[
     memory::CALLS,
     across::CALLS,
     numa::CALLS,
+    mempolicy::CALLS,
     ipc::shm::CALLS,
     ipc::sem::CALLS,
     ipc::msg::CALLS,

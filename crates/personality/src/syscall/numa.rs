@@ -1,4 +1,5 @@
-//! System calls on memory nodes. Programs have no memory policies: their pages come from the node of the CPUs, node 0, while it has any.
+//! `move_pages`: on which memory nodes pages are. New ones come from the node of the CPUs, node 0, while it has any, unless a [policy](super::mempolicy) says
+//! otherwise.
 
 use super::memory::space;
 use super::process::thread_or_own;
@@ -19,7 +20,7 @@ const MOVE: u64 = 2;
 /// `MPOL_MF_MOVE_ALL`: shared pages do, too. (Every program is root.)
 const MOVE_ALL: u64 = 4;
 /// Pages for which the lists are read at a time.
-const PIECE: usize = 64;
+pub(super) const PIECE: usize = 64;
 
 /// `move_pages(pid, count, pages, nodes, status, flags)`: without `nodes` it tells where pages are. Returns how many pages could not be
 /// moved because they are in use, or because the node is full; unlike Linux's, it goes on with the others, and tells of each.
@@ -48,7 +49,7 @@ pub fn move_pages(args: Args<'_>) -> Result {
         } else {
             let mut to = [0; PIECE];
             read_list(&mut to[..len], nodes.wrapping_add(4 * done), i32::from_le_bytes)?;
-            stayed += move_piece(space, addrs, &to[..len], flags & MOVE_ALL != 0, status)?;
+            stayed += move_piece(space, addrs, &to[..len], flags & MOVE_ALL != 0, Some(status))?;
         }
         done += len as u64;
         if done == count {
@@ -60,15 +61,24 @@ pub fn move_pages(args: Args<'_>) -> Result {
     }
 }
 
-/// Moves pages to the nodes `to`, one call for those that follow each other and go to the same. Returns how many stayed.
-fn move_piece(space: &Space<Bare>, pages: &[u64], to: &[i32], all: bool, status: u64) -> Result {
+/// Moves pages to the nodes `to`, one call for those that follow each other and go to the same, and tells of each at `status`. Returns how
+/// many stayed.
+pub(super) fn move_piece(
+    space: &Space<Bare>,
+    pages: &[u64],
+    to: &[i32],
+    all: bool,
+    status: Option<u64>,
+) -> Result {
     let (mut at, mut stayed) = (0, 0);
     for run in to.chunk_by(|one, next| one == next) {
         let node = u8::try_from(run[0]).map_err(|_| Errno::ENODEV)?;
         let mut moved = [Err(Why::EFAULT); PIECE];
         let moved = &mut moved[..run.len()];
         space.move_pages(percpu::cpu(), &pages[at..at + run.len()], node, all, moved)?;
-        tell(moved, status.wrapping_add(4 * at as u64))?;
+        if let Some(status) = status {
+            tell(moved, status.wrapping_add(4 * at as u64))?;
+        }
         let stays = |result: &&_| matches!(result, Err(Why::EBUSY | Why::ENOMEM));
         stayed += moved.iter().filter(stays).count() as u64;
         at += run.len();

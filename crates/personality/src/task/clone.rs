@@ -158,6 +158,7 @@ fn new_thread(
     let signals = parent.signals.fork(keeps_stack);
     let affinity = parent.affinity.load(Ordering::Relaxed);
     let child = Thread::try_new(number, process, frame, fpu, signals, affinity)?;
+    child.mem_policy.set(parent.mem_policy.get());
     let selectors = Selectors::current();
     let (selectors, tls) = if request.has(nr::CLONE_SETTLS) {
         (selectors.without_fs(), request.tls)

@@ -14,7 +14,7 @@ use core::mem::offset_of;
 use core::ops::Deref;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
-use faultless::CpuId;
+use faultless::{CpuId, MemPolicy};
 use faultless_bare::arch::TrapFrame;
 use faultless_bare::arch::fpu::FpuState;
 use faultless_bare::heap::FailNth;
@@ -50,6 +50,8 @@ pub struct Thread {
     pub(super) major_faults: AtomicU64,
     /// The CPUs it may run on, as bits.
     pub affinity: AtomicU64,
+    /// From which nodes the memory comes that it maps.
+    pub mem_policy: Cell<MemPolicy>,
     /// How long it ran.
     pub cpu_time: CpuTime,
     /// Its voluntary and involuntary context switches.
@@ -134,6 +136,7 @@ impl Thread {
             robust_list: AtomicU64::new(0),
             major_faults: AtomicU64::new(0),
             affinity: AtomicU64::new(affinity),
+            mem_policy: Cell::default(),
             cpu_time: CpuTime::default(),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
             futex: Waiter::default(),

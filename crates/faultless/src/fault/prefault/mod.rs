@@ -62,7 +62,7 @@ pub(super) fn goes_ahead<M: Machine>(
     let zeros = seen.is_present() && cpu.vm().maps_zeros(seen) && !seen.is_locked();
     vma.area.memory.is_anonymous()
         && (seen.is_none() || zeros && access == Access::Write)
-        && !vma.area.flags.contains(VmaFlags::RANDOM)
+        && !vma.area.flags.intersects(VmaFlags::RANDOM.union(VmaFlags::POLICY))
 }
 
 /// The rest of a fault's attempt, given by its parts, for a thread that may prefault.

@@ -1,7 +1,7 @@
 //! A program's view of a space, for tests: loads and stores that walk the tables as an MMU without
 //! a TLB does, and fault.
 
-use crate::addr::PAGE_SIZE;
+use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::audit::audit_with;
 use crate::error::Errno;
 use crate::fault::prefault::ThreadStreams;
@@ -9,7 +9,7 @@ use crate::fault::{Access, FaultError};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
-use crate::machine::{CpuId, Machine};
+use crate::machine::{CpuId, Machine, MemoryRegion};
 use crate::space::{Backing, MapFlags, Prot, Space};
 use crate::sync::atomic::Ordering;
 use crate::table::Entry;
@@ -17,6 +17,7 @@ use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::{Cpu, Vm};
+use std::vec;
 
 pub(crate) type TestVm = Vm<TestMachine>;
 pub(crate) type TestSpace = Space<TestMachine>;
@@ -42,6 +43,17 @@ pub(crate) fn vm(cpus: usize, frames: u32) -> TestVm {
     THREAD.with(ThreadStreams::reset);
     let vm = Vm::new(TestMachine::new(cpus, frames)).unwrap();
     // Most tests say themselves which pages are there.
+    vm.set(Setting::PrefaultMaxOrder(0));
+    vm
+}
+
+/// A subsystem of two CPUs and two nodes of so many frames, the first of which is near.
+pub(crate) fn two_nodes(frames: u32) -> TestVm {
+    THREAD.with(ThreadStreams::reset);
+    let mut machine = TestMachine::new(2, 2 * frames);
+    let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
+    machine.regions = vec![region(0, 1, frames - 1), region(1, frames, frames)];
+    let vm = Vm::new(machine).unwrap();
     vm.set(Setting::PrefaultMaxOrder(0));
     vm
 }

@@ -1,32 +1,18 @@
 //! `move_pages`: pages move between nodes, whoever maps them, and programs notice nothing.
 
 use super::guest::{
-    AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, between, check, cpu, load, map,
-    map_object, read_object, store, write_object,
+    AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, between, check, cpu, load, map, map_object,
+    read_object, store, two_nodes, write_object,
 };
-use crate::addr::FrameNumber;
 use crate::error::Errno;
 use crate::file::Object;
 use crate::knob::{Locking, Setting};
-use crate::machine::MemoryRegion;
 use crate::space::{Advice, Prot, RemapFlags, Space};
 use crate::stat::Counter;
-use crate::testing::TestMachine;
-use crate::vm::Vm;
 use std::thread;
 use std::time::Duration;
 use std::vec;
 use std::vec::Vec;
-
-/// A subsystem of two CPUs and two nodes of so many frames, the first of which is near.
-fn two_nodes(frames: u32) -> TestVm {
-    let mut machine = TestMachine::new(2, 2 * frames);
-    let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
-    machine.regions = vec![region(0, 1, frames - 1), region(1, frames, frames)];
-    let vm = Vm::new(machine).unwrap();
-    vm.set(Setting::PrefaultMaxOrder(0));
-    vm
-}
 
 /// Moves the pages from page `first` on, and says how each fared.
 fn moved(

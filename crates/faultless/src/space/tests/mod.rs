@@ -18,6 +18,7 @@ mod huge;
 mod lazy;
 mod locks;
 mod lowest;
+mod mbind;
 mod memory;
 mod migrations;
 mod model;

@@ -8,7 +8,9 @@ use crate::fault::Access;
 use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::space::{Advice, Backing, Copies, DeviceMemory, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{
+    Advice, Backing, Copies, DeviceMemory, Lock, MapFlags, MemPolicy, Prot, RemapFlags, Space,
+};
 use crate::table::format::{CANONICAL_END, CacheMode, ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::table::node::{self, ROOT};
 use crate::testing::TestMachine;
@@ -83,6 +85,8 @@ const OPERATIONS: &[Operation] = &[
     ("mremap", |cpu, space, _| {
         done(space.mremap(cpu, AT, P, 4 * P, RemapFlags::MAYMOVE, 0));
     }),
+    ("mlock", |cpu, space, _| done(space.mlock(cpu, AT, P, Lock::Now))),
+    ("mbind", |cpu, space, _| done(space.mbind(cpu, AT, P, MemPolicy::Local))),
     ("madvise", |cpu, space, _| done(space.madvise(cpu, AT, P, Advice::DontNeed))),
     ("madvise, populate", |cpu, space, _| {
         done(space.madvise(cpu, AT, P, Advice::PopulateWrite));

@@ -1,0 +1,185 @@
+//! Policies of VMAs: which merge, who inherits them, and where new pages come from.
+
+use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, two_nodes};
+use crate::addr::VirtRange;
+use crate::error::Errno::{self, EFAULT, EINVAL, ENOENT};
+use crate::knob::{Locking, Setting};
+use crate::space::MemPolicy::{self, Default, Interleave, Local, Preferred};
+use crate::space::{Lock, NodeSet, RemapFlags, Space};
+use std::vec;
+use std::vec::Vec;
+
+const SLOW: MemPolicy = Preferred(NodeSet::only(1));
+const BOTH: NodeSet = NodeSet::of_bits(0b11);
+
+/// How many pages each VMA has, and its policy.
+fn policies(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, MemPolicy)> {
+    let mut policies = Vec::new();
+    space.each_area(cpu, VirtRange::USER, |area| {
+        policies.push((area.range.pages(), area.mem_policy()));
+        true
+    });
+    policies
+}
+
+fn bind(
+    cpu: &TestCpu<'_>,
+    space: &TestSpace,
+    (page, pages): (u64, u64),
+    policy: MemPolicy,
+) -> Result<(), Errno> {
+    space.mbind(cpu, AT + page * P, pages * P, policy).map_err(|error| error.errno)
+}
+
+/// Where the pages from `first` on are.
+fn nodes(
+    cpu: &TestCpu<'_>,
+    space: &TestSpace,
+    (first, pages): (u64, u64),
+) -> Vec<Result<u8, Errno>> {
+    let addrs: Vec<_> = (first..first + pages).map(|page| AT + page * P).collect();
+    let mut nodes = vec![Err(Errno::EIO); addrs.len()];
+    space.page_nodes(cpu, &addrs, &mut nodes);
+    nodes
+}
+
+/// Stores to pages, and checks that they are from `expected`.
+fn touch(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, expected: &[u8]) {
+    let pages = expected.len() as u64;
+    (first..first + pages).for_each(|page| store(cpu, space, AT + page * P, page + 1).unwrap());
+    let expected: Vec<_> = expected.iter().copied().map(Ok).collect();
+    assert_eq!(nodes(cpu, space, (first, pages)), expected);
+}
+
+#[test]
+fn policies_split_and_merge() {
+    for locking in Locking::ALL {
+        let vm = two_nodes(256);
+        vm.set(Setting::Locking(locking));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, 8, RW);
+        assert_eq!(bind(&cpu, &space, (1, 3), SLOW), Ok(()));
+        assert_eq!(bind(&cpu, &space, (6, 1), Interleave(BOTH)), Ok(()));
+        let split = [(1, Default), (3, SLOW), (2, Default), (1, Interleave(BOTH)), (1, Default)];
+        assert_eq!(policies(&cpu, &space), split);
+        assert_eq!(bind(&cpu, &space, (3, 5), SLOW), Ok(()));
+        assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
+        // What is so already, within a VMA.
+        assert_eq!(bind(&cpu, &space, (2, 3), SLOW), Ok(()));
+        assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
+        assert_eq!(bind(&cpu, &space, (0, 1), Local), Ok(()));
+        assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)], "a policy of its own");
+        // Other flags stay, and a lock leaves the policy.
+        space.mlock(&cpu, AT, 8 * P, Lock::Now).unwrap();
+        assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)]);
+        assert_eq!(bind(&cpu, &space, (0, 8), Default), Ok(()));
+        assert_eq!((policies(&cpu, &space), space.locked_pages(&cpu)), ([(8, Default)].into(), 8));
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+    }
+}
+
+#[test]
+fn errors_are_linux_s_and_change_nothing() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    map(&cpu, &space, 6, 2, RW);
+    let before = policies(&cpu, &space);
+    for policy in [SLOW, Local, Interleave(BOTH)] {
+        assert_eq!(bind(&cpu, &space, (0, 8), policy), Err(EFAULT), "a hole in the middle");
+        assert_eq!(bind(&cpu, &space, (6, 3), policy), Err(EFAULT), "a hole at the end");
+    }
+    assert_eq!(bind(&cpu, &space, (4, 2), Default), Err(EFAULT), "nothing is mapped");
+    assert_eq!(policies(&cpu, &space), before);
+    for policy in [Preferred(NodeSet::default()), Interleave(NodeSet::of_bits(0b100))] {
+        assert_eq!(bind(&cpu, &space, (0, 4), policy), Err(EINVAL), "{policy:?}");
+    }
+    // Nodes without memory are left out.
+    assert_eq!(bind(&cpu, &space, (6, 2), Preferred(NodeSet::of_bits(0b110))), Ok(()));
+    assert_eq!(policies(&cpu, &space)[1], (2, SLOW));
+    assert_eq!(bind(&cpu, &space, (6, 2), Default), Ok(()));
+    let refused = |addr, len| space.mbind(&cpu, addr, len, SLOW).map_err(|error| error.errno);
+    assert_eq!(refused(AT + 1, P), Err(EINVAL));
+    assert_eq!(refused(AT, u64::MAX - AT), Err(EINVAL), "the range wraps");
+    assert_eq!(refused(AT, u64::MAX), Ok(()), "as on Linux, no pages");
+    assert_eq!(refused(AT, 0), Ok(()));
+    let error = space.mbind(&cpu, AT + 5 * P, P, SLOW).unwrap_err();
+    assert_eq!((error.operation, error.range), ("mbind", VirtRange::page(AT + 5 * P)));
+    // A hole is no error for those that are to have none.
+    assert_eq!(bind(&cpu, &space, (6, 2), SLOW), Ok(()));
+    assert_eq!(bind(&cpu, &space, (0, 9), Default), Ok(()));
+    assert_eq!(policies(&cpu, &space), before);
+    space.exit(&cpu);
+}
+
+#[test]
+fn new_pages_come_from_the_nodes_of_the_policy() {
+    for (locking, order) in Locking::ALL.into_iter().zip([0, 5, 3]) {
+        let vm = two_nodes(256);
+        vm.set(Setting::Locking(locking));
+        vm.set(Setting::PrefaultMaxOrder(order));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, 192, RW);
+        touch(&cpu, &space, 0, &[0; 8]);
+        bind(&cpu, &space, (0, 96), SLOW).unwrap();
+        bind(&cpu, &space, (96, 24), Interleave(BOTH)).unwrap();
+        bind(&cpu, &space, (120, 72), Local).unwrap();
+        // Behind what was mapped ahead without a policy.
+        touch(&cpu, &space, 64, &[1; 32]);
+        touch(&cpu, &space, 96, &[0, 1, 0, 1, 0, 1, 0, 1]);
+        touch(&cpu, &space, 160, &[0; 8]);
+        // What was there stays, and so does what was read only: the zero page is of no node.
+        assert_eq!(nodes(&cpu, &space, (0, 8)), vec![Ok(0); 8]);
+        assert_eq!(load(&cpu, &space, AT + 105 * P), Ok(0));
+        assert_eq!(nodes(&cpu, &space, (105, 1)), [Err(EFAULT)]);
+        touch(&cpu, &space, 105, &[1, 0]);
+        assert_eq!(nodes(&cpu, &space, (116, 1)), [Err(ENOENT)], "nothing is mapped ahead");
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+    }
+}
+
+#[test]
+fn children_and_moved_vmas_have_the_policy() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 8, RW);
+    touch(&cpu, &space, 0, &[0; 4]);
+    bind(&cpu, &space, (0, 8), SLOW).unwrap();
+    let child = space.fork(&cpu).unwrap();
+    assert_eq!(policies(&cpu, &child), [(8, SLOW)]);
+    // Its copies are new pages.
+    touch(&cpu, &child, 0, &[1; 6]);
+    assert_eq!(load(&cpu, &space, AT + 4 * P), Ok(0));
+    child.exit(&cpu);
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    space.mremap(&cpu, AT, 8 * P, 8 * P, flags, AT + 64 * P).unwrap();
+    assert_eq!(policies(&cpu, &space), [(8, SLOW)]);
+    touch(&cpu, &space, 64 + 4, &[1; 4]);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn a_node_without_a_free_frame_leaves_it_to_others() {
+    let vm = two_nodes(64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 96, RW);
+    bind(&cpu, &space, (0, 96), SLOW).unwrap();
+    (0..96).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    let there = nodes(&cpu, &space, (0, 96));
+    // All of the second node, and what is missing from the first.
+    assert_eq!(there[..64], vec![Ok(1); 64]);
+    assert_eq!(there[64..], vec![Ok(0); 32]);
+    assert!((0..96).all(|page| load(&cpu, &space, AT + page * P) == Ok(page)));
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}

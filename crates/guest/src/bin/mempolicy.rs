@@ -1,0 +1,182 @@
+//! `mempolicy [CHECK…]`: `mbind`, `set_mempolicy` and `get_mempolicy`, and from which memory nodes new pages come.
+//!
+//! On a machine with one node all policies mean that one; what is left are the errors, and which VMAs merge.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::mem::{PAGE, Region, errno, find_mapping};
+use faultless_guest::numa::{
+    MOVE, MOVE_ALL, Policy, get_mempolicy, mbind, nodes, nodes_of, set_mempolicy,
+};
+use faultless_guest::proc::{self, Status, fork};
+use faultless_guest::sys::{call, doing};
+use faultless_guest::turns::anonymous;
+use faultless_guest::{check, procfs, same};
+
+/// `MPOL_MF_STRICT`, and the flags of `get_mempolicy`.
+const STRICT: u64 = 1;
+const OF_NODE: u64 = 1;
+const OF_ADDR: u64 = 2;
+const ALLOWED: u64 = 4;
+
+fn last() -> Result<i32, String> {
+    Ok(doing("move_pages", nodes())? - 1)
+}
+
+/// How many pages of a region are on each of the first two nodes.
+fn counts(region: &Region) -> Result<[usize; 2], String> {
+    let found = doing("move_pages", nodes_of(&region.addresses()))?;
+    Ok([0, 1].map(|node| found.iter().filter(|found| **found == node).count()))
+}
+
+fn errors() -> Verdict {
+    let region = anonymous(4)?;
+    let (at, len) = (region.start(), region.len());
+    let wrong = |mode, nodes| errno(mbind(at, len, Policy { mode, nodes }, 0));
+    same!(wrong(99, 1), libc::EINVAL, "an unknown mode");
+    same!(wrong(libc::MPOL_DEFAULT, 1), libc::EINVAL, "the default with a node");
+    same!(wrong(libc::MPOL_LOCAL, 1), libc::EINVAL, "local with a node");
+    same!(wrong(libc::MPOL_INTERLEAVE, 0), libc::EINVAL, "turns of no node");
+    same!(wrong(libc::MPOL_INTERLEAVE, 1 << 63), libc::EINVAL, "a node that is not there");
+    let first = Policy::preferred(0);
+    same!(errno(mbind(at + 1, PAGE, first, 0)), libc::EINVAL, "an address within a page");
+    same!(errno(mbind(at, u64::MAX - at, first, 0)), libc::EINVAL, "a range that wraps");
+    same!(errno(mbind(at, len, first, 8)), libc::EINVAL, "an unknown flag");
+    same!(mbind(at, 0, first, 0), Ok(()), "no pages");
+    // SAFETY: there is no list.
+    let list = |list, bits| unsafe { call(libc::SYS_mbind, [at, len, 1, list, bits, 0]) };
+    same!(errno(list(8, 65)), libc::EFAULT, "a list that cannot be read");
+    same!(errno(list(8, 1 << 30)), libc::EINVAL, "a list that is too long");
+    same!(list(0, 65), Ok(0), "no list is no node, which is local");
+    doing("munmap", region.unmap(PAGE, PAGE))?;
+    same!(errno(mbind(at, len, first, 0)), libc::EFAULT, "a hole");
+    same!(errno(mbind(at + PAGE, PAGE, first, 0)), libc::EFAULT, "nothing else");
+    same!(mbind(at, len, Policy::DEFAULT, 0), Ok(()), "a hole is no error for no policy");
+    same!(errno(mbind(at + PAGE, PAGE, Policy::DEFAULT, 0)), libc::EFAULT, "but nothing is");
+
+    same!(errno(get_mempolicy(0, 8)), libc::EINVAL, "an unknown flag of get_mempolicy");
+    same!(errno(get_mempolicy(at, 0)), libc::EINVAL, "an address that is not asked for");
+    same!(errno(get_mempolicy(0, OF_ADDR | ALLOWED)), libc::EINVAL, "two questions");
+    same!(errno(get_mempolicy(at + PAGE, OF_ADDR)), libc::EFAULT, "the policy of nothing");
+    same!(errno(get_mempolicy(0, OF_NODE)), libc::EINVAL, "the next node of no turns");
+    same!(
+        errno(set_mempolicy(Policy { mode: libc::MPOL_INTERLEAVE, nodes: 0 })),
+        libc::EINVAL,
+        "a thread's turns of no node"
+    );
+    Ok(())
+}
+
+/// What a policy makes of the VMA in the middle, and that it is told.
+fn parts() -> Verdict {
+    let region = anonymous(6)?;
+    let at = region.start();
+    let whole = |what: &str| -> Result<u64, String> {
+        let maps = procfs::text("/proc/self/maps")?;
+        let found = find_mapping(&maps, at + 2 * PAGE).ok_or_else(|| format!("{what}: no VMA"))?;
+        Ok((found.0.end - found.0.start) / PAGE)
+    };
+    let told = |at: u64| doing("get_mempolicy", get_mempolicy(at, OF_ADDR));
+    same!(told(at)?, Policy::DEFAULT, "no policy");
+    for policy in [Policy::preferred(0), Policy::interleave(1), Policy::LOCAL] {
+        doing("mbind", mbind(at + 2 * PAGE, 2 * PAGE, policy, 0))?;
+        same!(whole("bound")?, 2, "{policy:?}: a VMA of its own");
+        same!(told(at + 2 * PAGE)?, policy, "{policy:?}");
+        same!(told(at + 5 * PAGE)?, Policy::DEFAULT, "{policy:?}: above it");
+    }
+    doing("mbind", mbind(at, 6 * PAGE, Policy::preferred(0), 0))?;
+    doing("mbind", mbind(at, 6 * PAGE, Policy::DEFAULT, 0))?;
+    let length = whole("as before")?;
+    faultless_guest::ensure!(length >= 6, "one VMA again, of {length} pages");
+    same!(
+        doing("get_mempolicy", get_mempolicy(0, ALLOWED))?.nodes,
+        (2 << last()?) - 1,
+        "all nodes"
+    );
+    Ok(())
+}
+
+/// New pages come from the nodes that a policy names.
+fn new_pages() -> Verdict {
+    const PAGES: u64 = 32;
+    let last = last()?;
+    let region = anonymous(PAGES)?;
+    doing("mbind", mbind(region.start(), region.len(), Policy::preferred(last), 0))?;
+    region.fill(1);
+    same!(nodes_of(&region.addresses()), Ok(vec![last; PAGES as usize]), "the last node");
+    let node = doing("get_mempolicy", get_mempolicy(region.start(), OF_ADDR | OF_NODE))?;
+    same!(node.mode, last, "the node of a page");
+    // Copies are new pages, in a child too.
+    let child = fork(|| {
+        region.fill(2);
+        i32::from(nodes_of(&region.addresses()) != Ok(vec![last; PAGES as usize]))
+    });
+    same!(doing("wait4", doing("fork", child)?.wait())?, Status::Exited(0), "a child's copies");
+    let turns = anonymous(PAGES)?;
+    doing("mbind", mbind(turns.start(), turns.len(), Policy::interleave(last + 1), 0))?;
+    turns.fill(1);
+    let half = PAGES as usize / 2;
+    let expected = if last == 0 { [2 * half, 0] } else { [half; 2] };
+    same!(counts(&turns)?, expected, "in turns");
+    Ok(())
+}
+
+/// Pages that are there move if the call says so.
+fn moves() -> Verdict {
+    const PAGES: u64 = 40;
+    let last = last()?;
+    let region = anonymous(PAGES)?;
+    region.fill(7);
+    doing("move_pages", region.move_to(0))?;
+    let bind =
+        |policy, flags| mbind(region.start(), region.len(), policy, flags).map_err(|it| it.0);
+    let astray = if last == 0 { Ok(()) } else { Err(libc::EIO) };
+    same!(bind(Policy::preferred(last), STRICT), astray, "pages that are elsewhere");
+    same!(bind(Policy::preferred(last), 0), Ok(()), "they stay");
+    same!(nodes_of(&region.addresses()), Ok(vec![0; PAGES as usize]), "where they were");
+    same!(bind(Policy::preferred(last), MOVE | STRICT), Ok(()), "they move");
+    same!(nodes_of(&region.addresses()), Ok(vec![last; PAGES as usize]), "to the last node");
+    same!(bind(Policy::preferred(0), MOVE_ALL), Ok(()), "and back");
+    same!(nodes_of(&region.addresses()), Ok(vec![0; PAGES as usize]), "to the first");
+    for at in region.pages() {
+        same!(region.load(at), 7, "what is in a page that moved");
+    }
+    Ok(())
+}
+
+/// A thread's policy is for what it maps from then on, and its children have it.
+fn of_threads() -> Verdict {
+    const PAGES: u64 = 16;
+    let last = last()?;
+    let policy = Policy::preferred(last);
+    doing("set_mempolicy", set_mempolicy(policy))?;
+    same!(doing("get_mempolicy", get_mempolicy(0, 0))?, policy, "the thread's");
+    let uses = || -> Result<bool, String> {
+        let region = anonymous(PAGES)?;
+        region.fill(1);
+        Ok(nodes_of(&region.addresses()) == Ok(vec![last; PAGES as usize]))
+    };
+    same!(uses()?, true, "what it maps");
+    let child = doing("fork", fork(|| i32::from(uses() != Ok(true))))?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "what a child maps");
+    doing("set_mempolicy", set_mempolicy(Policy::DEFAULT))?;
+    same!(doing("get_mempolicy", get_mempolicy(0, 0))?, Policy::DEFAULT, "no policy again");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("errors", errors),
+    ("parts", parts),
+    ("new_pages", new_pages),
+    ("moves", moves),
+    ("of_threads", of_threads),
+];
+
+fn main() {
+    let args = Args::read("mempolicy", &[]);
+    proc::no_huge_pages();
+    if nodes() == Ok(1) {
+        println!("# one memory node: all policies mean that one");
+    }
+    std::process::exit(check::run(&args, CHECKS))
+}
