@@ -31,6 +31,7 @@ mod buddy;
 mod bulk;
 mod census;
 pub mod folio;
+pub mod isolated;
 pub mod meta;
 pub mod owed;
 pub mod owned;

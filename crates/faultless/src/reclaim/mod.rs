@@ -16,6 +16,7 @@
 //! releases its lock first, and a call releases its locks and starts again.
 
 pub(crate) mod clock;
+pub(crate) mod compact;
 mod evict;
 pub(crate) mod lazy;
 pub(crate) mod listed;
