@@ -203,7 +203,9 @@ impl Isolated<'_> {
 
 impl Drop for Isolated<'_> {
     fn drop(&mut self) {
-        let Some(mut at) = self.next_from(0) else { return };
+        let Some(mut at) = self.next_from(0).filter(|_| !lost(Mutant::IsolatedGoBack)) else {
+            return;
+        };
         let frames = self.frames;
         while at < self.frames() {
             let end = at + CHUNK.min(self.frames());

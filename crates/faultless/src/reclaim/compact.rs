@@ -151,6 +151,13 @@ impl<M: Machine> Cpu<'_, M> {
         self.count(if done.blocks == 0 { Counter::CompactFail } else { Counter::CompactSuccess });
     }
 
+    /// Compacts all memory, in blocks of 2^`order` frames: for checks on small machines.
+    #[cfg(any(loom, shuttle))]
+    pub fn compact_small(&self, order: u8) -> Compacted {
+        let each = (1 << order) - 1;
+        self.compact_by(Limits { order, blocks: u64::MAX, pages: u64::MAX, looks: u64::MAX, each })
+    }
+
     /// How many free blocks of 2 MiB there are.
     pub fn free_huge_blocks(&self) -> u64 {
         self.vm().frames.free_blocks(HUGE_ORDER, u64::MAX, self)

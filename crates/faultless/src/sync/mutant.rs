@@ -221,6 +221,8 @@ pub enum Mutant {
     MigrateFlush,
     /// Compaction looks whether it has all frames of a block before it gives it back as one. It gives back what others have.
     CompactLooksAgain,
+    /// Isolated frames are given back, whatever became of the block. They are lost.
+    IsolatedGoBack,
     /// The fence between a deferral's stamp and its look at the CPUs that may hold translations. One that joins is missed.
     DeferFence,
     /// A settlement waits for the CPUs that may hold translations. They use frames that others have.
