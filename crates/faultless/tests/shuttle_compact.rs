@@ -2,7 +2,7 @@
 //! kernel, and a second compaction. Blocks are of a few frames, so that the machines may be small.
 
 use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
-use faultless::{Counter, Prot};
+use faultless::Prot;
 
 /// Frames of the near node.
 const FRAMES: u32 = 64;
@@ -149,9 +149,6 @@ fn compaction_against_compaction() {
         }),
         (&space, &compacts),
     ]);
-    let totals = world.vm.totals();
-    let counts = [Counter::CompactIsolated, Counter::CompactBlock].map(|what| totals.get(what));
-    assert!(counts.iter().all(|count| *count != 0), "nothing was compacted: {counts:?}");
     world.finish(vec![space]);
 }
 
