@@ -60,7 +60,7 @@ fn limits() {
 
 #[test]
 fn procfs() {
-    both("procfs", &[], 8);
+    both("procfs", &[], 9);
 }
 
 #[test]

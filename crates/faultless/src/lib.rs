@@ -176,6 +176,7 @@ pub use machine::{
     CpuId, Invalidate, MAX_CPUS, MAX_NODES, Machine, MemoryRegion, SpaceId, nontemporal_done,
     zero_nontemporal,
 };
+pub use reclaim::compact::Compacted;
 pub use reclaim::tiers::Balanced;
 pub use space::{
     AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,

@@ -171,6 +171,20 @@ counters! {
     MigrateSuccess = "pgmigrate_success",
     /// Pages that were to move, and could not.
     MigrateFail = "pgmigrate_fail",
+    /// Frames that compaction looked at for pages to move.
+    CompactMigrateScanned = "compact_migrate_scanned",
+    /// Frames that compaction looked at for room to move pages to.
+    CompactFreeScanned = "compact_free_scanned",
+    /// Pages that compaction took, to move them.
+    CompactIsolated = "compact_isolated",
+    /// Times that a 2 MiB block was wanted, none was free, and memory was compacted for it.
+    CompactStall = "compact_stall",
+    /// Of those, times that gave none.
+    CompactFail = "compact_fail",
+    /// Of those, times that gave one.
+    CompactSuccess = "compact_success",
+    /// 2 MiB blocks that compaction made free.
+    CompactBlock = "compact_block",
     /// Pages that reclaim looked at.
     PageScanned = "pgscan",
     /// Of those, pages that it freed.

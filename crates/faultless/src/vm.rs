@@ -20,6 +20,7 @@ use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, MAX_CPUS, MAX_NODES, Machine, SpaceId};
 use crate::reclaim::clock::Clock;
+use crate::reclaim::compact::Compaction;
 use crate::reclaim::listed;
 use crate::reclaim::swap::SwapCell;
 use crate::rmap::anchor::Anchors;
@@ -56,6 +57,8 @@ pub struct Vm<M: Machine> {
     pub(crate) lazy: listed::Spaces,
     /// Which pages are evicted next.
     pub(crate) clock: Clock,
+    /// Where compaction goes on.
+    pub(crate) compaction: Compaction,
     /// The swap area.
     pub(crate) swap: SwapCell,
     /// Where the reverse map of each frame begins.
@@ -116,6 +119,7 @@ impl<M: Machine> Vm<M> {
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
             clock: Clock::try_new(total)?,
+            compaction: Compaction::new(),
             swap: SwapCell::new(),
             anchors: Shared::try_new(Anchors::try_new()?)?,
             ended: Ended::try_new()?,

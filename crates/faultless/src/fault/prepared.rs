@@ -28,6 +28,12 @@ impl Prepared {
         }
     }
 
+    /// A frame of zeros for a page table.
+    #[inline(never)]
+    pub(crate) fn table<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
+        if self.is_nothing() { cpu.alloc_table() } else { self.zeroed(cpu) }
+    }
+
     /// Whether there is none.
     #[inline(always)]
     pub(crate) const fn is_nothing(&self) -> bool {

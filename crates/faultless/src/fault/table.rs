@@ -77,7 +77,7 @@ pub(crate) fn publish<M: Machine>(
     level: u32,
     prepared: &mut Prepared,
 ) -> Result<(), Abort> {
-    let frame = prepared.zeroed_seldom(cpu).ok_or(Abort::NoMemory)?;
+    let frame = prepared.table(cpu).ok_or(Abort::NoMemory)?;
     let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
         cpu.count(Counter::TrylockFailed);
         prepared.keep_zeroed(frame);

@@ -202,6 +202,11 @@ impl Shared<Object> {
         Err(Errno::EAGAIN)
     }
 
+    /// Whether the pages from `first` on are a folio.
+    pub(crate) fn has_folio<M: Machine>(&self, cpu: &Cpu<'_, M>, first: u64) -> bool {
+        self.slots(cpu, first).is_some_and(Self::is_folio)
+    }
+
     fn is_folio(names: &[AtomicU64; ENTRIES]) -> bool {
         Object::folio(names).is_some()
     }

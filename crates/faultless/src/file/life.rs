@@ -70,7 +70,7 @@ impl Object {
         }
         cpu.end_dropped();
         let place = cpu.vm().ended.place()?;
-        let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
+        let frame = cpu.alloc_table_or_wait()?;
         let level = Top::level_for(pages);
         let table = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level));
         let root = Root::new(Top { table, level });

@@ -119,7 +119,7 @@ impl Object {
         below: Top,
         prepared: &mut Prepared,
     ) -> Result<(), NoPage> {
-        let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
+        let frame = prepared.table(cpu).ok_or(NoPage::OutOfMemory)?;
         // SAFETY: a frame that nobody else has.
         let slots = unsafe { node::entries(cpu.vm().machine(), frame.number()) };
         slots[0].store(Entry::table(below.table).0, Ordering::Relaxed);

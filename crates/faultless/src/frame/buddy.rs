@@ -106,6 +106,33 @@ impl Buddy {
         self.nonempty & ((2 << most.ilog2().min(MAX_ORDER.into())) - 1)
     }
 
+    /// Takes the block that `head` heads on the lists, if it does and it has at most 2^`most` frames. Returns its order; it is left `Pooled`
+    /// with that.
+    pub(super) fn take(&mut self, table: &FrameTable, head: FrameNumber, most: u8) -> Option<u8> {
+        let meta = table.meta(head);
+        let order = meta.order();
+        if order > most || !table.is_listed(head.0, order, self.arena, self.kind) {
+            return None;
+        }
+        self.unlink(table, head.0, order);
+        meta.set_kind(Kind::Pooled);
+        self.free -= 1 << order;
+        Some(order)
+    }
+
+    /// How many blocks of 2^`order` frames are on the lists, as such or in larger ones; stops counting at `most` or soon after.
+    pub(super) fn blocks(&self, table: &FrameTable, order: u8, most: u64) -> u64 {
+        let mut found = 0;
+        for larger in order..=MAX_ORDER {
+            let mut at = self.heads[usize::from(larger)];
+            while at != NO_FRAME && found < most {
+                found += 1 << (larger - order);
+                at = table.meta(FrameNumber(at)).next.load(Ordering::Relaxed);
+            }
+        }
+        found
+    }
+
     /// Fills `run` with single frames and returns how many there were. Blocks as large as the need
     /// are taken whole, and larger ones cut only when those are used up, so a run costs a few list
     /// operations, is mostly contiguous, and leaves large blocks alone. For the last few frames none is

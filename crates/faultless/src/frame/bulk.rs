@@ -30,7 +30,7 @@ impl<'b, S> Bulk<'b, S> {
         Self { numbers: &mut [], state: PhantomData }
     }
 
-    const fn new(numbers: &'b mut [FrameNumber]) -> Self {
+    pub(super) const fn new(numbers: &'b mut [FrameNumber]) -> Self {
         Self { numbers, state: PhantomData }
     }
 

@@ -31,11 +31,13 @@ mod buddy;
 mod bulk;
 mod census;
 pub mod folio;
+pub mod isolated;
 pub mod meta;
 pub mod owed;
 pub mod owned;
 mod percpu;
 mod reserve;
+mod tables;
 #[cfg(test)]
 mod tests;
 pub mod zeroed;
@@ -285,7 +287,8 @@ impl Frames {
     /// Gives the CPU's lists back to the buddy allocators and pools, as a CPU does that goes idle or away.
     pub fn drain(&self, local: &Local, wait: &impl Wait) {
         let stock = self.stocks.get(local);
-        for (list, zeroed) in [(&stock.clean, false), (&stock.zeroed, true)] {
+        for (list, zeroed) in [(&stock.clean, false), (&stock.tables, false), (&stock.zeroed, true)]
+        {
             let mut batch = [FrameNumber(0); BATCH];
             while let out @ 1.. = list.spill(&mut batch) {
                 self.give_back(&batch[..out], 0, zeroed, wait);
@@ -336,8 +339,8 @@ impl Frames {
         if self.restock(local, wait) != 0 {
             return stock.clean.pop();
         }
-        // Nothing but what is zeroed on this CPU is left.
-        stock.zeroed.pop()
+        // Nothing but what is zeroed on this CPU, or kept for tables, is left.
+        stock.zeroed.pop().or_else(|| stock.tables.pop())
     }
 
     /// Fills the CPU's empty list with a batch: from its reserve, or else from the arenas. Returns how many frames that were.

@@ -1,5 +1,5 @@
-//! The lists of free frames that each CPU keeps for itself: one of frames of anything, and one of zeroed
-//! frames, which is empty where there are no pools of them.
+//! The lists of free frames that each CPU keeps for itself: one of frames of anything, one of zeroed
+//! frames, which is empty where there are no pools of them, and one for page tables.
 //!
 //! Frames of order 0 are allocated from and freed to the CPU's own lists, which no other CPU ever
 //! looks at: in the steady state neither touches a shared line. An empty list takes a batch from the
@@ -43,6 +43,8 @@ pub(super) fn batch_for(available: u64) -> usize {
 pub(super) struct Stock {
     pub(super) clean: Magazine,
     pub(super) zeroed: Magazine,
+    /// For page [tables](super::tables).
+    pub(super) tables: Magazine,
     /// Its [home](super::arena).
     pub(super) home: u8,
     /// The arenas of the home's node: the first, and how many.
@@ -51,10 +53,11 @@ pub(super) struct Stock {
 
 impl Stock {
     pub(super) fn new(home: u8, near: Range<usize>) -> Self {
-        let (clean, zeroed) = (Magazine::new(), Magazine::new());
+        let [clean, zeroed] = [const { Magazine::new() }; 2];
+        let tables = Magazine::closed();
         // Below `arena::MOST`.
         let near = (near.start as u8, near.len() as u8);
-        Self { clean, zeroed, home, near }
+        Self { clean, zeroed, tables, home, near }
     }
 
     /// Whether frames of an arena are kept here: of the node that is nearest.
@@ -80,6 +83,17 @@ impl Magazine {
             full: Cell::new(CAPACITY),
             frames: [const { Cell::new(FrameNumber(0)) }; CAPACITY],
         }
+    }
+
+    /// One that takes no frame before it is [filled](Self::refill).
+    pub(super) const fn closed() -> Self {
+        Self { full: Cell::new(0), ..Self::new() }
+    }
+
+    /// Whether it was filled once.
+    #[inline]
+    pub(super) const fn is_open(&self) -> bool {
+        self.full.get() != 0
     }
 
     /// How many frames there are.

@@ -6,7 +6,7 @@
 use super::taken::{BATCH, Batch, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
-use crate::frame::{Clean, Frame, Use};
+use crate::frame::{Bulk, Clean, Frame, Use};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
@@ -28,13 +28,30 @@ impl<M: Machine> Cpu<'_, M> {
     /// Moves the pages of `moving`, at most [`BATCH`], to frames of node `node`, and drops the reference that the caller has to each frame.
     /// Not inside a grace section, and holding no lock.
     pub(crate) fn migrate(&self, moving: &mut [Moving], node: u8) {
+        let mut numbers = [FrameNumber(0); BATCH];
+        let to = &mut numbers[..moving.len()];
+        let mut frames = self.vm().frames.alloc_on(self.local(), node, to, self);
+        if frames.len() < moving.len() && self.settle_owed() {
+            self.free_bulk(frames);
+            let to = &mut numbers[..moving.len()];
+            frames = self.vm().frames.alloc_on(self.local(), node, to, self);
+        }
+        self.migrate_to(moving, frames);
+    }
+
+    /// As [`migrate`](Self::migrate), to `frames`. Pages for which there is none do not move, and a frame that is left over is freed.
+    pub(crate) fn migrate_to(&self, moving: &mut [Moving], frames: Bulk<'_, Clean>) {
         order::before::<Reclaim>(self);
         // Spaces that are entered wait for this CPU when they end.
         let _entered = order::hold::<Reclaim>(self);
         {
             let section = self.section();
-            if let Err(OutOfMemory) = self.migrate_in(&section, moving, node) {
-                moving.iter_mut().for_each(|moving| moving.outcome = Err(Errno::ENOMEM));
+            match Batch::try_new(self, moving.len()) {
+                Ok(batch) => self.migrate_in(&section, batch, moving, frames),
+                Err(OutOfMemory) => {
+                    self.free_bulk(frames);
+                    moving.iter_mut().for_each(|moving| moving.outcome = Err(Errno::ENOMEM));
+                }
             }
         }
         for moving in moving.iter() {
@@ -48,21 +65,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    fn migrate_in(
-        &self,
-        section: &Section<'_>,
+    fn migrate_in<'s>(
+        &'s self,
+        section: &'s Section<'_>,
+        mut batch: Batch<'s>,
         moving: &mut [Moving],
-        node: u8,
-    ) -> Result<(), OutOfMemory> {
-        let mut batch = Batch::try_new(self, moving.len())?;
-        let mut numbers = [FrameNumber(0); BATCH];
-        let to = &mut numbers[..moving.len()];
-        let mut frames = self.vm().frames.alloc_on(self.local(), node, to, self);
-        if frames.len() < moving.len() && self.settle_owed() {
-            self.free_bulk(frames);
-            let to = &mut numbers[..moving.len()];
-            frames = self.vm().frames.alloc_on(self.local(), node, to, self);
-        }
+        mut frames: Bulk<'_, Clean>,
+    ) {
         for (at, moving) in moving.iter().enumerate() {
             if at < frames.len() {
                 batch.find(self, section, moving.frame);
@@ -84,7 +93,6 @@ impl<M: Machine> Cpu<'_, M> {
             };
         }
         self.free_bulk(frames);
-        Ok(())
     }
 
     /// Copies a page whose entries are all taken and flushed to the frame `to`, stores the new entries, and leaves the old frame. Returns the new one.

@@ -16,6 +16,7 @@
 //! releases its lock first, and a call releases its locks and starts again.
 
 pub(crate) mod clock;
+pub(crate) mod compact;
 mod evict;
 pub(crate) mod lazy;
 pub(crate) mod listed;
@@ -26,7 +27,7 @@ pub(crate) mod taken;
 pub(crate) mod tiers;
 
 use crate::error::{Errno, OutOfMemory};
-use crate::frame::{Clean, Frame};
+use crate::frame::{Clean, Frame, Zeroed};
 use crate::machine::{CpuId, Machine};
 use crate::sync::order::GracePeriod;
 use crate::sync::wait::{Wait, until};
@@ -74,6 +75,16 @@ impl<M: Machine> Cpu<'_, M> {
             self.note_starved();
             OutOfMemory
         })
+    }
+
+    /// As [`alloc_or_wait`](Self::alloc_or_wait), a frame of zeros for a page table.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn alloc_table_or_wait(&self) -> Result<Frame<Zeroed>, OutOfMemory> {
+        let frame = self.vm().frames.alloc_for_table(self.local(), self);
+        let frame = frame.map_or_else(|| self.alloc_or_wait(), Ok)?;
+        Ok(frame.zero(self.vm().machine()))
     }
 
     /// Evicts pages until there is a frame, or no page can be evicted.

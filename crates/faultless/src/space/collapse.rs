@@ -142,6 +142,10 @@ impl<M: Machine> Space<M> {
             Some(collapsible(area, start).map(|(object, first)| (object.clone(), first, locked)))
         });
         let (object, first, locked) = found.ok_or(Errno::ENOMEM)?.ok_or(Errno::EINVAL)?;
+        if !object.has_folio(cpu, first) {
+            // It needs a block.
+            cpu.compact_for_folio();
+        }
         let all = VirtRange::new(start, start + TABLE_ALIGN);
         let replace = || self.write(cpu, [all, NOWHERE], TABLE_ALIGN).collapse(all);
         let done = match object.fetch_missing(cpu, first) {

@@ -52,7 +52,7 @@ impl<M: Machine> Space<M> {
 #[cold]
 #[inline(never)]
 pub(crate) fn split_leaf<M: Machine>(cpu: &Cpu<'_, M>, core: &Core, start: u64, slot: &AtomicU64) {
-    let mut table = cpu.alloc_zeroed();
+    let mut table = cpu.alloc_table();
     loop {
         let seen = protocol::look(slot, cpu);
         if !is_leaf(seen) {

@@ -161,7 +161,7 @@ impl<M: Machine> Space<M> {
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
         cpu.end_dropped();
         let place = cpu.vm().ended.place().map_err(refused)?;
-        let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
+        let frame = cpu.alloc_table_or_wait().map_err(refused)?;
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let id = cpu.vm().new_space_id();
         let anchors = &cpu.vm().anchors;

@@ -219,6 +219,10 @@ pub enum Mutant {
     MigrateCounts,
     /// A migration flushes before it copies. What a program stores by an old translation is lost.
     MigrateFlush,
+    /// Compaction looks whether it has all frames of a block before it gives it back as one. It gives back what others have.
+    CompactLooksAgain,
+    /// Isolated frames are given back, whatever became of the block. They are lost.
+    IsolatedGoBack,
     /// The fence between a deferral's stamp and its look at the CPUs that may hold translations. One that joins is missed.
     DeferFence,
     /// A settlement waits for the CPUs that may hold translations. They use frames that others have.

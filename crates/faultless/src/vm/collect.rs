@@ -137,7 +137,7 @@ impl<M: Machine> Cpu<'_, M> {
                 // may have another, for the moment until it looks again; then the frame is its to
                 // free.
                 // SAFETY: unlinked and flushed before its grace period, which is over.
-                unsafe { self.put_unmapped(self.vm.frames.table().of_link(link)) };
+                unsafe { self.put_table(self.vm.frames.table().of_link(link)) };
             }
         }
     }
@@ -161,7 +161,7 @@ impl<M: Machine> Cpu<'_, M> {
         unsafe {
             range::free_all(&self.vm.machine, table, level, &mut |number| {
                 // As in `free_retired`.
-                self.put_unmapped(number);
+                self.put_table(number);
             });
         }
     }

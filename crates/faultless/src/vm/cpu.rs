@@ -159,6 +159,14 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.vm.frames.alloc_zeroed(&self.local, &self.vm.machine, self, count)
     }
 
+    /// Allocates a frame of zeros for a page table, or gives up without waiting.
+    pub(crate) fn alloc_table(&self) -> Option<Frame<Zeroed>> {
+        match self.vm.frames.alloc_for_table(&self.local, self) {
+            Some(frame) => Some(self.zero(frame)),
+            None => self.alloc_zeroed(),
+        }
+    }
+
     /// Zeroes a frame that is needed now.
     #[inline(always)]
     pub(crate) fn zero(&self, frame: Frame<Clean>) -> Frame<Zeroed> {
@@ -208,6 +216,19 @@ impl<'v, M: Machine> Cpu<'v, M> {
             self.free(frame);
         }
         last
+    }
+
+    /// Drops the reference of the entry that a table was in, and frees its frame if it was the last.
+    ///
+    /// # Safety
+    /// As [`put_unmapped`](Self::put_unmapped).
+    #[inline(never)]
+    pub(crate) unsafe fn put_table(&self, number: FrameNumber) {
+        if self.vm.frames.meta(number).put_ref() == 0 {
+            // SAFETY: as in `put_unmapped`.
+            let frame = unsafe { self.vm.frames.reclaim(number).settle() };
+            self.vm.frames.free_table(&self.local, frame, self);
+        }
     }
 
     /// Drops a huge leaf of the folio that begins with `first`, which was flushed, and with the last one the references that leaves have.

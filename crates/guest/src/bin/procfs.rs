@@ -385,6 +385,37 @@ fn published_paths() -> Verdict {
     Ok(())
 }
 
+/// Pages that lie scattered are moved together when that is asked for, and hold what they held.
+fn compaction() -> Verdict {
+    const PATH: &str = "/proc/sys/vm/compact_memory";
+    const PAGES: u64 = 8192;
+    const KEPT: usize = 8;
+    let Ok(mut file) = fs::File::options().write(true).open(PATH) else {
+        // Not everybody may.
+        return Ok(());
+    };
+    let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+    (0..PAGES).for_each(|page| region.store(page * PAGE, page));
+    for page in (0..PAGES).step_by(KEPT) {
+        let at = region.start() + (page + 1) * PAGE;
+        // SAFETY: pages of the region, to which nothing refers.
+        let done =
+            unsafe { libc::madvise(at as *mut _, (KEPT - 1) * PAGE as usize, libc::MADV_DONTNEED) };
+        doing("madvise", checked(done))?;
+    }
+    let count = |name: &str| Ok::<_, String>(vmstat()?.get(name).copied().unwrap_or_default());
+    let before = count("compact_migrate_scanned")?;
+    let wrong = file.write(b"2").map_err(|error| error.raw_os_error());
+    same!(wrong, Err(Some(libc::EINVAL)), "writing 2");
+    io("writing 1", fs::write(PATH, "1"))?;
+    let after = count("compact_migrate_scanned")?;
+    ensure!(after > before, "compact_migrate_scanned stays {before}");
+    for page in (0..PAGES).step_by(KEPT) {
+        same!(region.load(page * PAGE), page, "a page that may have moved");
+    }
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
     ("proc_smaps", proc_smaps),
@@ -395,6 +426,7 @@ const CHECKS: &[Check] = &[
     ("proc_machine", proc_machine),
     ("system_information", system_information),
     ("published_paths", published_paths),
+    ("compaction", compaction),
 ];
 
 fn main() {

@@ -5,6 +5,7 @@ mod ahead;
 mod beside;
 mod calls;
 mod collapses;
+mod compactions;
 mod devices;
 mod discards;
 mod ended;

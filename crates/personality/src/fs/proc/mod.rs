@@ -2,8 +2,9 @@
 //!
 //! A [`Node`] only identifies a file; its contents are
 //! made when it is read. Only `/proc/sys` has ordinary files: what is written there is kept, but
-//! has no effect, except for the [switch] of the subsystem.
+//! has no effect, except for the [switch] of the subsystem and [compact].
 
+mod compact;
 mod oom;
 pub(super) mod pages;
 mod process;
@@ -74,6 +75,8 @@ pub enum Node {
     System(usize),
     /// `/proc/sys/vm/speculative_page_fault`
     Switch,
+    /// `/proc/sys/vm/compact_memory`
+    Compact,
     /// `/proc/self`, and with `true` `/proc/thread-self`.
     Myself(bool),
     /// `/proc/PID`
@@ -119,8 +122,9 @@ pub(super) fn root() -> Result<Arc<Inode>> {
         && let Some(fixed) = node.fixed()
     {
         directory::put(fixed, &root, b"sys", &system::settings()?)?;
-        let switch = inode(Node::Switch)?;
-        directory::link(&settings_of_memory(&root)?, switch::NAME.as_bytes(), &switch)?;
+        let memory = settings_of_memory(&root)?;
+        directory::link(&memory, switch::NAME.as_bytes(), &inode(Node::Switch)?)?;
+        directory::link(&memory, compact::NAME.as_bytes(), &inode(Node::Compact)?)?;
     }
     Ok(root)
 }
@@ -182,6 +186,7 @@ impl Node {
             Self::System(at) => of(0, at as u64),
             Self::Myself(of_thread) => of(0, 1000 + u64::from(of_thread)),
             Self::Switch => of(0, 1002),
+            Self::Compact => of(0, 1003),
             Self::Process(pid) => of(pid, 0),
             Self::Tasks(pid) => of(pid, 1),
             Self::Descriptors(pid) => of(pid, 2),
@@ -198,7 +203,9 @@ impl Node {
 impl Live for Node {
     fn kind(&self) -> u32 {
         match self {
-            Self::System(_) | Self::Switch | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
+            Self::System(_) | Self::Switch | Self::Compact | Self::Text(..) | Self::Pages(_) => {
+                linux::S_IFREG
+            }
             Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
             _ => linux::S_IFDIR,
         }
@@ -209,6 +216,7 @@ impl Live for Node {
             Self::Root(_) => "",
             Self::System(at) => system::TEXTS[at].0,
             Self::Switch => switch::NAME,
+            Self::Compact => compact::NAME,
             Self::Myself(false) => "self",
             Self::Myself(true) => "thread-self",
             Self::Tasks(_) => "task",
@@ -226,7 +234,9 @@ impl Live for Node {
         let parent = match *self {
             Self::Root(_) => return Ok(None),
             Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
-            Self::Switch => return Ok(home().and_then(|home| settings_of_memory(&home).ok())),
+            Self::Switch | Self::Compact => {
+                return Ok(home().and_then(|home| settings_of_memory(&home).ok()));
+            }
             Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
                 Self::Process(pid)
             }
@@ -355,6 +365,7 @@ impl Live for Node {
             // Writing fails only if the text is cut.
             Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::ENOMEM)?,
             Self::Switch => switch::text(&mut text).map_err(|_| Errno::ENOMEM)?,
+            Self::Compact => text.write_str(compact::TEXT).map_err(|_| Errno::ENOMEM)?,
             Self::Text(pid, tid, at) => {
                 let process = find(pid).ok_or(Errno::ESRCH)?;
                 let thread = match tid {
@@ -373,8 +384,10 @@ impl Live for Node {
     }
 
     fn write(&self, from: &mut Transfer<'_>) -> Result {
-        if let Self::Switch = self {
-            return switch::write(from);
+        match self {
+            Self::Switch => return switch::write(from),
+            Self::Compact => return compact::write(from),
+            _ => {}
         }
         if let &Self::Text(pid, tid, at) = self {
             let process = || find(pid).ok_or(Errno::ESRCH);

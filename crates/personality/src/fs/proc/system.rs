@@ -82,7 +82,6 @@ pub(super) fn settings() -> Result<Arc<Inode>> {
             ("vm/mmap_min_addr", "65536\n"),
             ("vm/swappiness", "60\n"),
             ("vm/drop_caches", "0\n"),
-            ("vm/compact_memory", "0\n"),
             ("vm/nr_hugepages", "0\n"),
             ("vm/oom_kill_allocating_task", "0\n"),
             ("vm/panic_on_oom", "0\n"),

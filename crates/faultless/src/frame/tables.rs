@@ -1,0 +1,59 @@
+//! Frames of page tables.
+//!
+//! A page table cannot be moved to another frame, so a 2 MiB block with one in it cannot be [emptied](crate::reclaim::compact). A program that touches its memory
+//! in order makes one with every 512 pages: from the list that pages come from, it would leave one in each block. So each CPU has a list for them,
+//! which is filled with a block of neighbours and to which tables come back. Taking a frame from it and putting one back costs what it does with the
+//! other lists.
+//!
+//! Where there are [pools](super::zeroed) of zeroed frames, tables come from these.
+
+use super::percpu::{BATCH, batch_for};
+use super::reserve::BATCH_ORDER;
+use super::{Clean, Frame, FrameNumber, Frames};
+use crate::sync::atomic::Ordering;
+use crate::sync::percpu::Local;
+use crate::sync::wait::Wait;
+
+impl Frames {
+    /// Allocates a frame for a page table from the CPU's list of them. `None`: such are taken from where others are.
+    pub fn alloc_for_table(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Clean>> {
+        let pools = self.pools.load(Ordering::Relaxed) as usize;
+        let listed = self.stocks.get(local).tables.pop_unless(pools);
+        listed.or_else(|| self.refill_tables(local, wait)).map(|number| Frame::new(number, 0))
+    }
+
+    /// Fills the CPU's empty list with a block, and takes the first frame. `None`: there are pools, no such block is free, or there are so few free frames
+    /// that others would miss those of the list.
+    #[cold]
+    #[inline(never)]
+    fn refill_tables(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
+        if self.zeroed_pool() != 0 || self.seems_short() || batch_for(self.available()) < BATCH {
+            return None;
+        }
+        let first = self.take_block(local, BATCH_ORDER, wait)?;
+        let mut batch = [FrameNumber(0); BATCH];
+        for (slot, number) in batch.iter_mut().zip(first.0..) {
+            *slot = FrameNumber(number);
+            self.meta(*slot).make_single();
+        }
+        let tables = &self.stocks.get(local).tables;
+        tables.refill(&batch);
+        tables.pop()
+    }
+
+    /// Frees the frame of a table: to the CPU's list of them, if it has begun one and memory is not short.
+    pub fn free_table(&self, local: &Local, frame: Frame<Clean>, wait: &impl Wait) {
+        let stock = self.stocks.get(local);
+        let number = frame.number();
+        let is_near = || stock.keeps(self.meta(number).arena());
+        if !stock.tables.is_open() || self.seems_short() || self.zeroed_pool() != 0 || !is_near() {
+            return self.free(local, frame, wait);
+        }
+        self.meta(number).end_ownership();
+        while !stock.tables.push(number) {
+            let mut batch = [FrameNumber(0); BATCH];
+            let out = stock.tables.spill(&mut batch);
+            self.give_back(&batch[..out], 0, false, wait);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Compaction: blocks become free, and programs notice nothing.
+
+use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, vm};
+use super::huge::{F, FRAMES, RX, Setup};
+use crate::addr::FrameNumber;
+use crate::knob::{HugeText, Setting};
+use crate::reclaim::compact::Compacted;
+use crate::reclaim::compact::Limits;
+use crate::space::{Advice, Prot, Space};
+use crate::stat::Counter;
+use std::vec::Vec;
+
+/// log2 of the frames of a block.
+const ORDER: u8 = 5;
+const PAGES: u64 = 700;
+
+fn limits(blocks: u64, pages: u64) -> Limits {
+    Limits { order: ORDER, blocks, pages, looks: u64::MAX, each: (1 << ORDER) - 1 }
+}
+
+/// Stores to all pages, and gives all but one in `kept` up.
+fn scatter(cpu: &TestCpu<'_>, space: &TestSpace, kept: u64) -> Vec<u64> {
+    map(cpu, space, 0, PAGES, RW);
+    (0..PAGES).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
+    let goes = |page: &u64| !page.is_multiple_of(kept);
+    for page in (0..PAGES).filter(goes) {
+        space.munmap(cpu, AT + page * P, P).unwrap();
+    }
+    cpu.drain();
+    (0..PAGES).filter(|page| !goes(page)).collect()
+}
+
+fn free_blocks(cpu: &TestCpu<'_>) -> u64 {
+    cpu.vm().frames.free_blocks(ORDER, u64::MAX, cpu)
+}
+
+fn holds(cpu: &TestCpu<'_>, space: &TestSpace, pages: &[u64]) {
+    for page in pages {
+        assert_eq!(load(cpu, space, AT + page * P), Ok(*page));
+    }
+    check(cpu, &[space], &[], 0);
+}
+
+#[test]
+fn scattered_pages_come_together() {
+    let vm = vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = scatter(&cpu, &space, 8);
+    let before = free_blocks(&cpu);
+    let done = cpu.compact_by(limits(u64::MAX, u64::MAX));
+    let after = free_blocks(&cpu);
+    assert_eq!(after, before + done.blocks);
+    // Page tables and what was there at the start leave a few blocks as they are.
+    assert!(done.blocks >= 14, "{before} and {done:?}");
+    assert!(done.moved <= pages.len() as u64, "{done:?}");
+    assert_eq!(vm.totals().get(Counter::MigrateSuccess), done.moved);
+    assert_eq!(vm.totals().get(Counter::CompactBlock), done.blocks);
+    holds(&cpu, &space, &pages);
+    assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)).blocks, 0, "all is together");
+    holds(&cpu, &space, &pages);
+    space.exit(&cpu);
+}
+
+/// A few pages at a time: each call goes on where the last one ended.
+#[test]
+fn short_calls_go_on() {
+    let vm = vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = scatter(&cpu, &space, 8);
+    let before = free_blocks(&cpu);
+    let (mut calls, mut moved) = (0, 0);
+    while free_blocks(&cpu) < before + 14 {
+        let done = cpu.compact_by(limits(1, 3));
+        assert!(done.moved <= 3 && done.blocks <= 1, "{done:?}");
+        (calls, moved) = (calls + 1, moved + done.moved);
+        assert!(calls < 200, "{moved} pages moved, and {} blocks are free", free_blocks(&cpu));
+        holds(&cpu, &space, &pages);
+    }
+    assert!(moved <= pages.len() as u64 + 14, "{moved}");
+    space.exit(&cpu);
+}
+
+/// Pages that are read-only move without a flush; it is done before their block is said to be free.
+#[test]
+fn flushes_are_done_before_a_block_is_free() {
+    let vm = vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = scatter(&cpu, &space, 8);
+    for page in &pages {
+        space.mprotect(&cpu, AT + page * P, P, Prot::READ).unwrap();
+    }
+    let before = free_blocks(&cpu);
+    let done = cpu.compact_by(limits(2, u64::MAX));
+    assert_eq!((done.blocks, free_blocks(&cpu)), (2, before + 2));
+    assert!(vm.totals().get(Counter::FrameOwed) >= done.moved, "{done:?}");
+    assert_eq!(vm.frames.owed_count(), 0);
+    holds(&cpu, &space, &pages);
+    space.exit(&cpu);
+}
+
+/// A block with a frame that cannot move is passed by, and nothing is moved out of it.
+#[test]
+fn what_cannot_move_keeps_its_block() {
+    let vm = vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = scatter(&cpu, &space, 8);
+    let frame = |page: u64| space.page_at(&cpu, AT + page * P).unwrap().frame;
+    let places = || pages.iter().map(|page| frame(*page)).collect::<Vec<_>>();
+    let before = places();
+    // All of them.
+    let pins: Vec<_> =
+        pages.iter().map(|page| space.pin(&cpu, AT + page * P, 1, true).unwrap()).collect();
+    assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), Compacted::default());
+    assert_eq!(places(), before);
+    drop(pins);
+    let pinned = pages[40];
+    let pin = space.pin(&cpu, AT + pinned * P, 1, true).unwrap();
+    assert!(cpu.compact_by(limits(u64::MAX, u64::MAX)).blocks >= 12);
+    assert_eq!(frame(pinned), pin.frames()[0]);
+    let block = |frame: FrameNumber| frame.0 >> ORDER;
+    let of_pinned = || pages.iter().filter(|page| block(frame(**page)) == block(frame(pinned)));
+    assert!(of_pinned().count() >= 4, "its neighbours have moved");
+    drop(pin);
+    holds(&cpu, &space, &pages);
+    space.exit(&cpu);
+}
+
+/// Isolated frames cannot be had by others, so none is isolated where memory is short.
+#[test]
+fn nothing_moves_while_memory_is_short() {
+    let vm = vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = scatter(&cpu, &space, 8);
+    let taken = vm.total_frames() - vm.free_frames();
+    vm.set(Setting::FrameLimit(taken + 40));
+    assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), Compacted::default());
+    vm.set(Setting::FrameLimit(u64::MAX));
+    assert!(cpu.compact_by(limits(1, u64::MAX)).blocks == 1);
+    holds(&cpu, &space, &pages);
+    space.exit(&cpu);
+}
+
+/// A collapse makes the block that it needs.
+#[test]
+fn a_collapse_compacts() {
+    let vm = vm(1, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let setup = Setup::mapped(&vm, RX, super::guest::PRIVATE);
+    let (cpu, space) = (&setup.cpu, &setup.space);
+    (0..F).for_each(|page| assert_eq!(setup.load(page), Ok(page + 1)));
+    // Nearly all memory is used, and scattered afterwards.
+    const FIRST: u64 = 8 * F;
+    let pages = u64::from(FRAMES) * 3 / 4;
+    map(cpu, space, FIRST, pages, RW);
+    let at = |page: u64| AT + (FIRST + page) * P;
+    (0..pages).for_each(|page| store(cpu, space, at(page), page).unwrap());
+    let mut blocks = Vec::new();
+    cpu.drain();
+    while let Ok(block) = cpu.alloc_block(9) {
+        blocks.push(block);
+    }
+    for page in (0..pages).filter(|page| !page.is_multiple_of(8)) {
+        space.madvise(cpu, at(page), P, Advice::DontNeed).unwrap();
+    }
+    cpu.drain();
+    assert_eq!(cpu.free_huge_blocks(), 0);
+    space.madvise(cpu, AT, F * P, Advice::Collapse).unwrap();
+    assert_eq!(setup.huge(), F);
+    let count = |counter| setup.count(counter);
+    assert_eq!([Counter::CompactStall, Counter::CompactSuccess].map(count), [1, 1]);
+    assert_eq!(count(Counter::CompactFail), 0);
+    drop(blocks);
+    (0..pages).step_by(8).for_each(|page| assert_eq!(load(cpu, space, at(page)), Ok(page)));
+    setup.shows_all();
+    setup.finish();
+}
