@@ -7,12 +7,15 @@
 //!
 //! Where there are [pools](super::zeroed) of zeroed frames, tables come from these.
 
-use super::percpu::{BATCH, batch_for};
+use super::percpu::BATCH;
 use super::reserve::BATCH_ORDER;
 use super::{Clean, Frame, FrameNumber, Frames};
 use crate::sync::atomic::Ordering;
 use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
+
+/// A CPU's list is filled where the lists of all CPUs would have at most this part of the free frames: what is in one is not found by other CPUs.
+const PART: u64 = 4;
 
 impl Frames {
     /// Allocates a frame for a page table from the CPU's list of them. `None`: such are taken from where others are.
@@ -27,7 +30,8 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn refill_tables(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
-        if self.zeroed_pool() != 0 || self.seems_short() || batch_for(self.available()) < BATCH {
+        let all = (self.stocks.len() * BATCH) as u64;
+        if self.zeroed_pool() != 0 || self.seems_short() || self.available() < all * PART {
             return None;
         }
         let first = self.take_block(local, BATCH_ORDER, wait)?;
