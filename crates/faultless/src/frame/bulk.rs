@@ -248,6 +248,8 @@ fn fill(
     }
     let mut batch = [FrameNumber(0); BATCH];
     let stocked = take(&mut batch, Want::Batch);
-    list.refill(&batch[..stocked]);
-    got + list.take(rest)
+    let taken = stocked.min(rest.len());
+    rest[..taken].copy_from_slice(&batch[..taken]);
+    list.refill_after(&batch[..stocked], taken);
+    got + taken
 }

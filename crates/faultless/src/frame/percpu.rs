@@ -145,12 +145,19 @@ impl Magazine {
 
     /// Puts a batch into the empty list, to be taken in the order given. From now on the list is
     /// full at two of this batch.
+    #[inline]
     pub(super) fn refill(&self, batch: &[FrameNumber]) {
+        self.refill_after(batch, 0);
+    }
+
+    /// [`refill`](Self::refill) with a batch of which the first `taken` frames are another's.
+    pub(super) fn refill_after(&self, batch: &[FrameNumber], taken: usize) {
         debug_assert_eq!(self.len.get(), 0);
-        for (slot, frame) in self.frames.iter().zip(batch.iter().rev()) {
+        let rest = &batch[taken..];
+        for (slot, frame) in self.frames.iter().zip(rest.iter().rev()) {
             slot.set(*frame);
         }
-        self.len.set(batch.len());
+        self.len.set(rest.len());
         self.full.set((2 * batch.len()).clamp(1, CAPACITY));
     }
 
