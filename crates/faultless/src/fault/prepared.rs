@@ -28,10 +28,18 @@ impl Prepared {
         }
     }
 
-    /// A frame of zeros for a page table.
+    /// A frame of zeros for a page table. The prepared one is for a page, which may have to be of a certain node: it is taken only if there is
+    /// no other.
     #[inline(never)]
     pub(crate) fn table<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
-        if self.is_nothing() { cpu.alloc_table() } else { self.zeroed(cpu) }
+        let frame = cpu.alloc_table();
+        if frame.is_some() || self.is_nothing() { frame } else { self.zeroed(cpu) }
+    }
+
+    /// Keeps the frame of a table that was not installed, or frees it.
+    #[cold]
+    pub(crate) fn keep_table<M: Machine>(&mut self, frame: Frame<Zeroed>, cpu: &Cpu<'_, M>) {
+        if self.is_nothing() { self.keep_zeroed(frame) } else { cpu.free(frame) }
     }
 
     /// Whether there is none.

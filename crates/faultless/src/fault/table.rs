@@ -80,12 +80,12 @@ pub(crate) fn publish<M: Machine>(
     let frame = prepared.table(cpu).ok_or(Abort::NoMemory)?;
     let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
         cpu.count(Counter::TrylockFailed);
-        prepared.keep_zeroed(frame);
+        prepared.keep_table(frame, cpu);
         return Ok(());
     };
     if !ticket.is_valid() && !lost(Mutant::TableValidated) {
         held.revert();
-        prepared.keep_zeroed(frame);
+        prepared.keep_table(frame, cpu);
         return Err(Abort::VmaChanged);
     }
     let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level - 1));

@@ -15,7 +15,7 @@ use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
 
 /// A CPU's list is filled where the lists of all CPUs would have at most this part of the free frames: what is in one is not found by other CPUs.
-const PART: u64 = 4;
+const PART: u64 = 16;
 
 impl Frames {
     /// Allocates a frame for a page table from the CPU's list of them. `None`: such are taken from where others are.
@@ -25,8 +25,8 @@ impl Frames {
         listed.or_else(|| self.refill_tables(local, wait)).map(|number| Frame::new(number, 0))
     }
 
-    /// Fills the CPU's empty list with a block, and takes the first frame. `None`: there are pools, no such block is free, or there are so few free frames
-    /// that others would miss those of the list.
+    /// Fills the CPU's empty list with a block, and takes the first frame. `None`: there are pools, no such block is free in the CPU's node, or there are so few free
+    /// frames that others would miss those of the list.
     #[cold]
     #[inline(never)]
     fn refill_tables(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
@@ -35,6 +35,10 @@ impl Frames {
             return None;
         }
         let first = self.take_block(local, BATCH_ORDER, wait)?;
+        if !self.stocks.get(local).keeps(self.meta(first).arena()) {
+            self.give_back(&[first], BATCH_ORDER, false, wait);
+            return None;
+        }
         let mut batch = [FrameNumber(0); BATCH];
         for (slot, number) in batch.iter_mut().zip(first.0..) {
             *slot = FrameNumber(number);
