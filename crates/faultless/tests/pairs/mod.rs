@@ -47,6 +47,7 @@ pub mod known;
 pub mod op;
 pub mod place;
 pub mod seen;
+mod steps;
 pub mod table;
 
 use faultless::{MapFlags, Object, PAGE_SIZE, Setting, VirtRange};

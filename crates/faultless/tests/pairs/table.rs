@@ -43,6 +43,7 @@ listed! {
         PopulateWrite,
         WillNeed,
         MovePages,
+        Compact,
         BrkGrow,
         BrkShrink,
         Load,
@@ -125,6 +126,7 @@ impl Kind {
             Self::PopulateWrite => Op::Advise(span, Advice::PopulateWrite),
             Self::WillNeed => Op::Advise(span, Advice::WillNeed),
             Self::MovePages => Op::MovePages(span),
+            Self::Compact => Op::Compact,
             Self::BrkGrow => Op::Brk(span.end()),
             Self::BrkShrink => Op::Brk(at),
             Self::Load => Op::Load(at),
@@ -208,6 +210,7 @@ impl Kind {
             | Self::TruncateIn
             | Self::GrowFile
             | Self::Collapse
+            | Self::Compact
             | Self::Maps
             | Self::Fork
             | Self::Exit
@@ -251,6 +254,7 @@ impl Kind {
             | Self::PopulateWrite
             | Self::WillNeed
             | Self::MovePages
+            | Self::Compact
             | Self::BrkShrink
             | Self::Load
             | Self::Store
@@ -338,6 +342,7 @@ impl Kind {
             | Self::PopulateWrite
             | Self::WillNeed
             | Self::MovePages
+            | Self::Compact
             | Self::Load
             | Self::Store
             | Self::ReadOutside
@@ -365,6 +370,7 @@ impl Kind {
                 | Self::Random
                 | Self::Bind
                 | Self::MovePages
+                | Self::Compact
                 | Self::Load
                 | Self::Store
                 | Self::ReadOutside
@@ -411,6 +417,7 @@ impl Kind {
             | Self::PopulateWrite
             | Self::WillNeed
             | Self::MovePages
+            | Self::Compact
             | Self::BrkGrow
             | Self::BrkShrink
             | Self::Load
@@ -634,7 +641,13 @@ impl Pair {
     /// The pair as a case.
     pub fn case(&self) -> Case {
         let Self { kinds, spans, base } = *self;
-        let mut start = base.ops();
+        // Frames are free between those of the pages, so that compaction finds something to do.
+        let compacts = kinds.contains(&Kind::Compact);
+        let mut start = if compacts { scatter() } else { Vec::new() };
+        start.extend(base.ops());
+        if compacts {
+            start.push(Op::Unmap(SCATTERED));
+        }
         if !matches!(base, Base::Parts | Base::Full) {
             for (kind, span) in kinds.into_iter().zip(spans) {
                 if kind.wants_free() {
@@ -655,6 +668,17 @@ impl Pair {
         let sides = [0, 1].map(|side| vec![kinds[side].op(spans[side], side)]);
         Case::new(start, sides, reveal(spans))
     }
+}
+
+/// Pages that are there while those of a base are made.
+const SCATTERED: Span = Span::new(APART[0] + 100, 24);
+
+/// Takes frames, and frees every second one of them again: the next pages get these.
+fn scatter() -> Vec<Op> {
+    let mut ops = vec![Op::Map(SCATTERED, How::Fixed, RW, MapFlags::PRIVATE)];
+    ops.extend(SCATTERED.each().map(|page| Op::Store(page.at, 1)));
+    ops.extend(SCATTERED.each().step_by(2).map(Op::Unmap));
+    ops
 }
 
 /// What shows what is wrong with the VMAs: a part of them is protected, another unmapped, and all pages are
