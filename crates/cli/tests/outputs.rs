@@ -336,7 +336,14 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     let json = place.out("tiers.jsonl");
     let out = faultless(&["compare", "xsbench", "llm", "--quick", "--json", text(&json)]);
     let out = out.succeeds();
-    for told in ["1:99 |", "shootdown IPIs", "allocation p99.9, ns", "Simulated: ", "Counted: "] {
+    for told in [
+        "1:99 |",
+        "access=write on",
+        "shootdown IPIs",
+        "allocation p99.9, ns",
+        "Simulated: ",
+        "Counted: ",
+    ] {
         assert!(out.contains(told), "{told}: {out}");
     }
     assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");

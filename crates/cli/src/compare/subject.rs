@@ -207,7 +207,7 @@ pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError
 
 fn unknown(name: &str) -> CliError {
     let mut known: Vec<_> = ENTRIES.iter().map(|entry| entry.workload).collect();
-    known.extend(super::tiers::WORKLOADS.iter().map(|(name, _)| *name));
+    known.extend(super::tiers::names());
     known.extend(recordings::all().iter().map(|recording| recording.name));
     // Those under both topics are named once.
     let mut named = HashSet::new();

@@ -19,20 +19,53 @@ use faultless_virtual::Profile;
 use faultless_workload::{Outcome, Workload};
 use std::io::Write;
 
-/// The workloads, each with what it is given for a short run and for a quick one.
-pub const WORKLOADS: [(&str, [&[&str]; 2]); 2] = [
-    ("xsbench", [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]]),
-    ("llm", [&["fast=8M", "passes=2"], &["fast=2M", "passes=2"]]),
+/// A workload that is compared.
+struct Subject {
+    name: &'static str,
+    /// What it is given for a short run and for a quick one.
+    given: [&'static [&'static str]; 2],
+    /// Of fast memory to slow memory.
+    ratios: &'static [&'static str],
+    /// Simulated CPUs.
+    cpus: &'static [usize],
+}
+
+/// At 1:99, and with 64 processes, `llm` would take an hour.
+const SUBJECTS: [Subject; 3] = [
+    Subject {
+        name: "xsbench",
+        given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
+        ratios: &["1:1", "1:2.3", "1:4", "1:8", "1:99"],
+        cpus: &[16, 64],
+    },
+    // No flush can be deferred: it must cost nothing.
+    Subject {
+        name: "xsbench",
+        given: [
+            &["fast=64M", "lookups=20000", "access=write"],
+            &["fast=4M", "lookups=2000", "access=write"],
+        ],
+        ratios: &["1:1", "1:4", "1:8"],
+        cpus: &[16],
+    },
+    Subject {
+        name: "llm",
+        given: [&["fast=8M", "passes=2"], &["fast=2M", "passes=2"]],
+        ratios: &["1:1", "1:2.3", "1:4", "1:8"],
+        cpus: &[16],
+    },
 ];
-/// The ratios. At 1:99 `llm` would read for an hour.
-const RATIOS: [&str; 5] = ["1:1", "1:2.3", "1:4", "1:8", "1:99"];
-/// Simulated CPUs; with 64 processes `llm` would simulate for an hour.
-const CPUS: [usize; 2] = [16, 64];
+/// Of a quick run.
 const FEW: usize = 4;
+
+/// The names of the workloads.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ["xsbench", "llm"].into_iter()
+}
 
 /// Whether `name` is one of the workloads here.
 pub fn is_tiered(name: &str) -> bool {
-    WORKLOADS.iter().any(|(known, _)| *known == name)
+    names().any(|known| known == name)
 }
 
 /// A figure of a run: its name, as results have it, its unit, and how it is told.
@@ -116,18 +149,17 @@ pub fn run(
 ) -> Result<(), CliError> {
     let profile = profile(PROFILE)?;
     let mut plan = Vec::new();
-    for (name, given) in WORKLOADS.iter().filter(|(name, _)| names.contains(name)) {
-        let given = given[usize::from(quick)];
-        let cpus = if quick { FEW } else { CPUS[0] };
-        plan.push((*name, given, On::Simulated(cpus)));
-        if *name != "llm" && !quick {
-            plan.push((*name, given, On::Simulated(CPUS[1])));
-        }
-        plan.push((*name, given, On::Native(threads)));
+    for subject in SUBJECTS.iter().filter(|subject| names.contains(&subject.name)) {
+        let cpus = if quick { &[FEW] } else { subject.cpus };
+        let simulated = cpus.iter().map(|cpus| On::Simulated(*cpus));
+        plan.extend(simulated.chain([On::Native(threads)]).map(|on| (subject, on)));
     }
-    let progress = Progress::new((plan.len() * RATIOS.len() * 2) as u64);
-    for (name, given, on) in plan {
-        let Some(rows) = measure((name, given), on, (&profile, settings), json, &progress)? else {
+    let runs = plan.iter().map(|(subject, _)| subject.ratios.len() as u64 * 2).sum();
+    let progress = Progress::new(runs);
+    for (subject, on) in plan {
+        let given = subject.given[usize::from(quick)];
+        let Some(rows) = measure((subject, given), on, (&profile, settings), json, &progress)?
+        else {
             return Ok(());
         };
         progress.print(|| rows.print(out, style))?;
@@ -137,7 +169,7 @@ pub fn run(
 
 /// Runs one workload on one machine; `None` where the user interrupted it.
 fn measure(
-    (name, given): (&'static str, &'static [&'static str]),
+    (subject, given): (&Subject, &'static [&'static str]),
     on: On,
     (profile, settings): (&Profile, &Settings),
     json: &mut Json,
@@ -150,12 +182,9 @@ fn measure(
         On::Simulated(cpus) => format!("{} simulated", plural(cpus as u64, "CPU")),
         On::Native(cpus) => format!("this machine, {}", plural(cpus as u64, "thread")),
     };
+    let name = subject.name;
     let mut runs = Vec::new();
-    for ratio in RATIOS {
-        if name == "llm" && ratio == "1:99" {
-            progress.advance(2);
-            continue;
-        }
+    for &ratio in subject.ratios {
         let words = given.iter().map(|word| (*word).to_owned());
         let words: Vec<_> =
             words.chain([format!("ratio={ratio}"), format!("threads={threads}")]).collect();
