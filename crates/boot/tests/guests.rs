@@ -194,7 +194,7 @@ fn nobody_to_kill() {
 fn swap() {
     for machine in [deterministic(), parallel()] {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
-        let ran = passes(&machine, "swap", &[], 3);
+        let ran = passes(&machine, "swap", &[], 4);
         for name in ["pswpin", "pswpout", "fault_swap_page", "interrupts_device"] {
             assert!(ran.report.counter(name) > Some(0), "{name}; {ran}");
         }

@@ -1,7 +1,9 @@
 //! What `/proc` says, in Linux's formats.
 
+use crate::mem::{PAGE, Region};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 
 /// The text of `path`, or a message.
 ///
@@ -89,4 +91,17 @@ pub fn interrupts() -> Result<BTreeMap<String, (Vec<u64>, String)>, String> {
 pub fn shootdowns() -> Result<Vec<u64>, String> {
     let (counts, _) = interrupts()?.remove("TLB").ok_or("/proc/interrupts: there is no row TLB")?;
     Ok(counts)
+}
+
+/// What `/proc/self/pagemap` says of the pages of a region.
+///
+/// # Errors
+/// What could not be read.
+pub fn page_map(region: &Region) -> Result<Vec<u64>, String> {
+    let file = File::open("/proc/self/pagemap").map_err(|error| format!("pagemap: {error}"))?;
+    let mut bytes = vec![0; (region.len() / PAGE * 8) as usize];
+    let read = file.read_exact_at(&mut bytes, region.start() / PAGE * 8);
+    read.map_err(|error| format!("reading pagemap: {error}"))?;
+    let words = bytes.chunks_exact(8);
+    Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes)).collect())
 }

@@ -248,6 +248,13 @@ impl<M: Machine> Space<M> {
         Some(PageInfo { frame, usage, exclusive, pinned: meta.is_pinned() })
     }
 
+    /// The slot of the swap area that has the page at `addr`, if the page is not in memory: it may be read in again a moment later.
+    pub fn swap_slot_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
+        let section = self.section(cpu);
+        let entry = self.slot(cpu, &section, addr)?.look(cpu);
+        entry.is_swapped().then(|| entry.slot())
+    }
+
     fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {
         let (mut resident, mut zero, mut huge, mut swapped) = (0, 0, 0, 0);
         // SAFETY: the caller is in a grace section.

@@ -6,7 +6,7 @@ use faultless_guest::check::{Check, Verdict};
 use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE};
 use faultless_guest::proc::{self, Status, fork, outcome, pid};
 use faultless_guest::sys::{self, Errno, call, checked, doing};
-use faultless_guest::{check, ensure, same, signal};
+use faultless_guest::{check, ensure, procfs, same, signal};
 use libc::{EFAULT, EINVAL, ENOMEM, ESRCH};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -254,16 +254,6 @@ fn other_processes_signalled() -> Verdict {
     Ok(())
 }
 
-/// What `/proc/self/pagemap` says of the pages of a region.
-fn page_map(region: &Region) -> Result<Vec<u64>, String> {
-    let file = File::open("/proc/self/pagemap").map_err(|error| format!("pagemap: {error}"))?;
-    let mut bytes = vec![0; (region.len() / PAGE * 8) as usize];
-    let read = file.read_exact_at(&mut bytes, region.start() / PAGE * 8);
-    read.map_err(|error| format!("reading pagemap: {error}"))?;
-    let words = bytes.chunks_exact(8);
-    Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes)).collect())
-}
-
 /// `/proc/self/pagemap`.
 fn pages_told() -> Verdict {
     const PRESENT: u64 = 1 << 63;
@@ -271,11 +261,11 @@ fn pages_told() -> Verdict {
     const EXCLUSIVE: u64 = 1 << 56;
     const FRAME: u64 = (1 << 55) - 1;
     let region = doing("mmap", Region::anonymous(4 * PAGE))?;
-    same!(page_map(&region)?, [0; 4], "what was never touched");
+    same!(procfs::page_map(&region)?, [0; 4], "what was never touched");
     region.store(PAGE, 1);
     region.store(2 * PAGE, 1);
     region.load(3 * PAGE);
-    let map = page_map(&region)?;
+    let map = procfs::page_map(&region)?;
     let marks = |entry: u64| entry & (PRESENT | OF_FILE | EXCLUSIVE);
     same!(marks(map[0]), 0, "what was not touched");
     same!(marks(map[1]), PRESENT | EXCLUSIVE, "what was written");
@@ -285,7 +275,7 @@ fn pages_told() -> Verdict {
         ensure!(map[1] & FRAME != map[2] & FRAME, "two pages in one frame: {map:x?}");
         ensure!(map[1] & FRAME != map[3] & FRAME, "a page in the frame of zeros: {map:x?}");
     }
-    let told = || page_map(&region).map_or(0, |map| map[1]);
+    let told = || procfs::page_map(&region).map_or(0, |map| map[1]);
     let child = outcome(|| {
         let before = told();
         region.store(PAGE, 2);
@@ -298,17 +288,17 @@ fn pages_told() -> Verdict {
     same!(child?, Status::Exited(0), "what a child sees before and after it writes");
     let shared = doing("mmap", Region::shared(2 * PAGE))?;
     shared.store(0, 1);
-    let map = page_map(&shared)?;
+    let map = procfs::page_map(&shared)?;
     same!(marks(map[0]), PRESENT | OF_FILE | EXCLUSIVE, "shared memory that nobody shares");
     same!(map[1], 0, "shared memory that was not touched");
     let child = outcome(|| {
         shared.load(0);
-        let both = page_map(&shared).map_or(0, |map| marks(map[0]));
+        let both = procfs::page_map(&shared).map_or(0, |map| marks(map[0]));
         i32::from(both != PRESENT | OF_FILE)
     });
     same!(child?, Status::Exited(0), "shared memory that a child has too");
     doing("munmap", region.unmap(2 * PAGE, PAGE))?;
-    same!(page_map(&region)?[2], 0, "what is not mapped");
+    same!(procfs::page_map(&region)?[2], 0, "what is not mapped");
 
     let file = File::open("/proc/self/pagemap").map_err(|error| error.to_string())?;
     let number = |len: usize, at: u64| {

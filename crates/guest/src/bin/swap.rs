@@ -5,9 +5,10 @@ use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
 use faultless_guest::mem::{PAGE, Region};
 use faultless_guest::proc::{self, Status, fork};
-use faultless_guest::procfs::{fields, kilobytes, text};
+use faultless_guest::procfs::{fields, kilobytes, page_map, text};
 use faultless_guest::sys::{Errno, checked, doing};
 use faultless_guest::{ensure, same};
+use std::collections::BTreeSet;
 
 /// What one process uses, in bytes.
 const LARGE: u64 = 160 << 20;
@@ -90,6 +91,27 @@ fn is_told() -> Verdict {
     Ok(())
 }
 
+/// `/proc/self/pagemap` tells which pages are in the area, and where.
+fn pages_told() -> Verdict {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const PAGES: u64 = 64;
+    let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+    put(&region, 4);
+    doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_PAGEOUT))?;
+    let map = page_map(&region)?;
+    let out: Vec<_> = map.iter().filter(|told| **told & PRESENT == 0).collect();
+    ensure!(out.len() as u64 >= PAGES / 2, "{} of {PAGES} pages are out", out.len());
+    ensure!(out.iter().all(|told| **told & SWAPPED != 0), "neither here nor there: {map:x?}");
+    let places: BTreeSet<_> = out.iter().map(|told| **told >> 5 & ((1 << 50) - 1)).collect();
+    // Only who may know is told.
+    ensure!(places.len() == out.len() || places.len() == 1, "two pages in one place: {map:x?}");
+    same!(wrong(&region, 1, 4), None, "a page");
+    let map = page_map(&region)?;
+    ensure!(map.iter().all(|told| told & (PRESENT | SWAPPED) == PRESENT), "all are here: {map:x?}");
+    Ok(())
+}
+
 /// Several processes at a time.
 fn several() -> Verdict {
     let mut children = Vec::new();
@@ -146,7 +168,12 @@ fn none() -> Verdict {
     Ok(())
 }
 
-const CHECKS: &[Check] = &[("comes_back", comes_back), ("is_told", is_told), ("several", several)];
+const CHECKS: &[Check] = &[
+    ("comes_back", comes_back),
+    ("is_told", is_told),
+    ("pages_told", pages_told),
+    ("several", several),
+];
 /// Those of a machine without an area, or with a bad one.
 const OTHERS: &[Check] = &[("none", none), ("errors", errors)];
 

@@ -99,6 +99,7 @@ const OPERATIONS: &[Operation] = &[
     ("each_area", |cpu, space, _| space.each_area(cpu, VirtRange::USER, |_| true)),
     ("maps", |cpu, space, _| done(space.maps(cpu).to_string())),
     ("page_at", |cpu, space, _| done(space.page_at(cpu, AT))),
+    ("swap_slot_at", |cpu, space, _| done(space.swap_slot_at(cpu, AT))),
     ("mincore", |cpu, space, _| done(space.mincore(cpu, AT, P, drop))),
     ("translate", |cpu, space, _| done(space.translate(cpu, AT))),
     ("walk", |cpu, space, _| done(space.walk(cpu, AT, Access::Write))),

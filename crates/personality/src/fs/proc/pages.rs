@@ -9,6 +9,9 @@ use faultless_bare::percpu;
 
 /// The page is present; the low bits are its frame number.
 const PRESENT: u64 = 1 << 63;
+/// The page is in the swap area: five low bits are the area's number, and those above the page's slot.
+const SWAPPED: u64 = 1 << 62;
+const AREA_BITS: u32 = 5;
 /// The page belongs to a file or to shared memory.
 const OF_FILE: u64 = 1 << 61;
 /// The page is mapped only once.
@@ -34,9 +37,11 @@ pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Re
     let Some(memory) = find(pid).and_then(|process| process.memory()) else { return Ok(0) };
     let mut page = offset / ENTRY;
     while to.left() != 0 && page < USER_END.div_ceil(1 << PAGE_SHIFT) {
-        let cpu = percpu::cpu();
-        let info = memory.space().page_at(cpu, page << PAGE_SHIFT);
-        to.put_bytes(&info.as_ref().map_or(0, entry).to_le_bytes());
+        let (cpu, space, addr) = (percpu::cpu(), memory.space(), page << PAGE_SHIFT);
+        let swapped =
+            || space.swap_slot_at(cpu, addr).map_or(0, |slot| SWAPPED | slot << AREA_BITS);
+        let told = space.page_at(cpu, addr).as_ref().map_or_else(swapped, entry);
+        to.put_bytes(&told.to_le_bytes());
         page += 1;
         cpu.serve_flushes();
     }
