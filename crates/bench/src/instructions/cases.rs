@@ -9,8 +9,8 @@ use crate::idle::Idle;
 use crate::machine::BareMachine;
 use crate::prefault::scattered;
 use faultless::{
-    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags,
-    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
+    Access, Advice, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking,
+    MapFlags, Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
 };
 use std::hint::black_box;
 use std::sync::Arc;
@@ -134,6 +134,8 @@ pub enum What {
     StoredWrite,
     /// First writes to a private mapping of such a file.
     StoredCopy,
+    /// Paging out the clean pages of such a file, which one space maps, all in one call.
+    Evict,
     /// First fetches from a mapping of text in a file with a store, of which nothing was read: each reads and maps 512 pages.
     HugeRead,
     /// The same of text that another space has mapped so.
@@ -173,16 +175,16 @@ pub struct Case {
 /// Every case, in the order of the parts.
 pub fn all(quick: bool) -> Vec<Case> {
     use What::{
-        Ahead, Break, Copy, FileCopy, FileMajor, FileRead, FileReadOne, FileWrite, Fork, ForkExit,
-        HugeMap, HugeRead, MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse, Scattered,
-        Sparse, StoredCopy, StoredWrite, Unmap, Write, WriteAfterRead, WriteFirst,
+        Ahead, Break, Copy, Evict, FileCopy, FileMajor, FileRead, FileReadOne, FileWrite, Fork,
+        ForkExit, HugeMap, HugeRead, MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse,
+        Scattered, Sparse, StoredCopy, StoredWrite, Unmap, Write, WriteAfterRead, WriteFirst,
     };
     let anonymous = [Write, Read, Reuse, Copy];
     let files =
         [FileRead, FileWrite, FileCopy, FileMajor, StoredWrite, StoredCopy, HugeRead, HugeMap];
     let faults: Vec<_> = anonymous.into_iter().chain(files).collect();
     let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
-    let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit];
+    let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit, Evict];
     let mut cases = Vec::new();
     let ahead = [(0, false), (0, true), (3, false), (3, true), (5, false), (5, true)]
         .map(|(order, pooled)| Ahead { order, pooled });
@@ -232,6 +234,7 @@ impl Case {
             What::FileMajor => "file_major_fault_per_page",
             What::StoredWrite => "stored_shared_write_fault",
             What::StoredCopy => "stored_private_write_fault",
+            What::Evict => "evict_per_page",
             What::HugeRead => "huge_text_read_per_page",
             What::HugeMap => "huge_text_map_per_page",
             What::Unmap => "munmap_per_page",
@@ -360,6 +363,7 @@ impl Case {
             | What::FileRead
             | What::FileReadOne
             | What::FileWrite
+            | What::Evict
             | What::StoredWrite => 0,
             // Those of the other space alone, half of which find that the pages must be read.
             What::HugeMap => faults,
@@ -427,6 +431,7 @@ impl Case {
             | What::FileMajor
             | What::StoredWrite
             | What::StoredCopy
+            | What::Evict
             | What::HugeRead
             | What::HugeMap => return self.map_a_file(run),
             What::Unmap => {
@@ -509,11 +514,12 @@ impl Case {
             What::FileMajor
             | What::StoredWrite
             | What::StoredCopy
+            | What::Evict
             | What::HugeRead
             | What::HugeMap => run.stored()?,
             _ => run.file()?,
         };
-        if matches!(self.what, What::StoredWrite | What::StoredCopy) {
+        if matches!(self.what, What::StoredWrite | What::StoredCopy | What::Evict) {
             object.read_ahead(run.cpu, 0..PAGES).map_err(|errno| format!("a file: {errno:?}"))?;
         }
         let copies = matches!(self.what, What::FileCopy | What::StoredCopy);
@@ -524,6 +530,7 @@ impl Case {
                 (Access::Read, around, (Counter::AroundPage, PAGES / around * (around - 1)))
             }
             What::FileReadOne => (Access::Read, 1, (Counter::SharedPage, PAGES)),
+            What::Evict => (Access::Read, 1, (Counter::PageStolen, PAGES)),
             What::FileMajor => (Access::Read, RUN, (Counter::MajorFault, PAGES / RUN)),
             What::FileWrite | What::StoredWrite => (Access::Write, 1, (Counter::SharedPage, PAGES)),
             // The other space's count, too.
@@ -550,7 +557,15 @@ impl Case {
                 fetched.map_err(|error| error.to_string())?;
             }
         }
-        run.fault_some(at, PAGES / around, around, access)?;
+        if self.what == What::Evict {
+            run.touch(at, access)?;
+            run.call(&mut || {
+                let evicted = run.space.madvise(run.cpu, at, PAGES * PAGE_SIZE, Advice::PageOut);
+                evicted.map_err(|error| error.to_string())
+            })?;
+        } else {
+            run.fault_some(at, PAGES / around, around, access)?;
+        }
         faultless_bench_case_end();
         other.exit(run.cpu);
         Object::release(object, run.cpu);

@@ -22,9 +22,10 @@ use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::{Bounded, Shared, try_push};
-use crate::machine::Machine;
+use crate::machine::{Machine, SpaceId};
 use crate::rmap::walk::Found;
 use crate::space::batch::shoot_core;
+use crate::space::fixed::Core;
 use crate::space::huge::split_leaf;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
@@ -105,7 +106,10 @@ impl<'s> Batch<'s> {
         if cpu.vm().frames.owes_most() {
             cpu.settle_owed();
         }
-        Ok(Self { pages: Bounded::try_new(most)?, mappings: Vec::new(), stamp: 0 })
+        let mut mappings = Vec::new();
+        // Most pages have one.
+        mappings.try_reserve(most).map_err(|_| OutOfMemory)?;
+        Ok(Self { pages: Bounded::try_new(most)?, mappings, stamp: 0 })
     }
 
     /// Adds a page that [`leave`](Self::leave) knows by its place: the one in `frame`, to which the caller has a reference; or one that fails.
@@ -255,24 +259,32 @@ impl<'s> Batch<'s> {
         if short || frames.owes_most() || !cpu.vm().knobs.deferred_flush() {
             return 0;
         }
+        let quiet = quiet_space(cpu, &self.mappings);
         for page in self.pages.iter_mut() {
             let own = &self.mappings[page.mappings.clone()];
-            page.defers = !own.is_empty() && own.iter().all(|mapping| may_defer(cpu, mapping));
+            let may = |mapping: &Mapping<'_>| may_defer(cpu, mapping, quiet);
+            page.defers = !own.is_empty() && own.iter().all(may);
         }
         let deferred = || self.pages.iter().filter(|page| page.defers);
         if deferred().next().is_none() {
             return 0;
         }
-        let spaces = || deferred().flat_map(|page| &self.mappings[page.mappings.clone()]);
-        let stamp = cpu.defer_flush(spaces().map(|mapping| &*mapping.found.space.cpus));
+        // Each space and object once, if pages of one lie side by side, as they mostly do.
+        let mappings = deferred().flat_map(|page| &self.mappings[page.mappings.clone()]);
+        let mut before = None;
+        let spaces = mappings.filter_map(move |mapping| {
+            let core = &*mapping.found.space;
+            (before.replace(core.id) != Some(core.id)).then_some(core)
+        });
+        let stamp = cpu.defer_flush(spaces.clone().map(|space| &*space.cpus));
         // Before the new entries are stored: a CPU that finds one, and then changes what the page shows, finds the stamp.
-        for page in deferred() {
-            for mapping in &self.mappings[page.mappings.clone()] {
-                let space = &mapping.found.space;
-                let pending = if then == Then::Leave { &space.evicted } else { &space.pending };
-                pending.note(stamp);
-            }
-            if let Some(object) = &page.object {
+        for space in spaces {
+            let pending = if then == Then::Leave { &space.evicted } else { &space.pending };
+            pending.note(stamp);
+        }
+        let mut last: Option<&Shared<Object>> = None;
+        for object in deferred().filter_map(|page| page.object.as_ref()) {
+            if last.replace(object).is_none_or(|last| !last.same(object)) {
                 object.pending.note(stamp);
             }
         }
@@ -314,7 +326,7 @@ fn find_entries<'s, M: Machine>(
             return Err(errno);
         }
         let Some(Found { space, addr, slot, .. }) = leaf else {
-            if of_object {
+            if of_object && mappings.len() > first + 1 {
                 drop_twice(mappings, first);
             }
             return Ok((first..mappings.len(), object));
@@ -367,31 +379,44 @@ fn take_of<'s, M: Machine>(
     None
 }
 
-/// Whether no CPU can store by a translation of an entry, which is taken.
-fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> bool {
-    let stores = mapping.found.seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
-    let claimed = is_claimed(cpu, mapping) && !lost(Mutant::DeferLooksAtClaims);
-    mapping.taken.is_some() && !stores && !claimed
+/// The space of the first of `mappings`, if no operation has a claim on any page between those that are mapped there: a look at all of them costs as much
+/// as one at each. Called behind the barriers with which the entries were taken, as [`is_claimed`].
+fn quiet_space<M: Machine>(cpu: &Cpu<'_, M>, mappings: &[Mapping<'_>]) -> Option<SpaceId> {
+    let space = &mappings.first()?.found.space;
+    let own = mappings.iter().filter(|mapping| mapping.found.space.id == space.id);
+    let hull = own.map(|mapping| VirtRange::page(mapping.found.addr)).reduce(VirtRange::hull)?;
+    (!is_claimed(cpu, space, hull)).then_some(space.id)
+}
+
+/// Whether no CPU can store by a translation of an entry, which is taken. In the space `quiet` nothing is claimed.
+fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Option<SpaceId>) -> bool {
+    let Found { space, addr, seen, .. } = &mapping.found;
+    let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
+    let claimed = || {
+        quiet != Some(space.id)
+            && is_claimed(cpu, space, VirtRange::page(*addr))
+            && !lost(Mutant::DeferLooksAtClaims)
+    };
+    mapping.taken.is_some() && !stores && !claimed()
 }
 
 /// What is to be flushed of an entry's space before its frame is another's, if the entry is taken. All of it, where the flush of an operation that has
 /// changed the entry may be under way: it has taken permissions away here, or moved the entry here from an address that CPUs still use.
 fn what_to_flush<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> Option<VirtRange> {
-    let Found { addr, seen, .. } = mapping.found;
+    let Found { ref space, addr, seen, .. } = mapping.found;
     if mapping.taken.is_none() {
         None
-    } else if is_claimed(cpu, mapping) && !lost(Mutant::FlushLooksAtClaims) {
+    } else if is_claimed(cpu, space, VirtRange::page(addr)) && !lost(Mutant::FlushLooksAtClaims) {
         Some(VirtRange::USER)
     } else {
         Entry::NONE.needs_flush(seen).then(|| VirtRange::page(addr))
     }
 }
 
-/// Whether an operation has a claim on the page of an entry, which is taken: it takes permissions away, or moves entries, before it flushes. Looked at behind the
-/// barrier with which the entry was taken: one that changed the entry before has its claim still, unless it has flushed.
-fn is_claimed<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> bool {
-    let Found { space, addr, .. } = &mapping.found;
-    space.mmap_lock.is_held() || space.ranges.is_claimed(&cpu.vm().claims, VirtRange::page(*addr))
+/// Whether an operation has a claim on pages in `range`, whose entries are taken: it takes permissions away, or moves entries, before it flushes. Looked at behind the
+/// barrier with which the entries were taken: one that changed an entry before has its claim still, unless it has flushed.
+fn is_claimed<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, range: VirtRange) -> bool {
+    space.mmap_lock.is_held() || space.ranges.is_claimed(&cpu.vm().claims, range)
 }
 
 /// Drops those of `mappings` from `first` on that are of the same entry as another.

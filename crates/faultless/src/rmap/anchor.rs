@@ -192,7 +192,7 @@ impl Anchors {
     }
 
     /// Enters spaces of the family that `word` names, but for the page's maker: the next ones that joined before the one numbered `before`, as
-    /// many as `to` has places. Returns the number of the last, which may be one that ends.
+    /// many as `to` has places. Returns the number of the last, which may be one that ends, if there may be more.
     pub(super) fn members(
         &self,
         word: u64,
@@ -205,8 +205,10 @@ impl Anchors {
             core.kin.number.load(Ordering::Relaxed) < before
                 && !Anchor::may_be_made_by(word, core.id)
         };
+        let mut others = members(&holder).filter(others);
         let mut last = None;
-        for (place, core) in to.iter_mut().zip(members(&holder).filter(others)) {
+        for place in to {
+            let core = others.next()?;
             *place = Entered::new(core);
             last = Some(core.kin.number.load(Ordering::Relaxed));
         }

@@ -163,7 +163,7 @@ impl Mappings {
     }
 
     /// Enters the spaces of the next mappings that were made before the one numbered `before`, as many as `to` has places, each with the
-    /// page number at which it has the page `index`. Returns the number of the last, whose space may be ending.
+    /// page number at which it has the page `index`. Returns the number of the last, whose space may be ending, if there may be more.
     pub(super) fn next(
         &self,
         index: u64,
@@ -172,9 +172,10 @@ impl Mappings {
         wait: &impl Wait,
     ) -> Option<u64> {
         let list = self.list.lock(wait);
+        let mut earlier = list.iter().filter(|mapping| mapping.number < before);
         let mut last = None;
-        let earlier = list.iter().filter(|mapping| mapping.number < before);
-        for (place, mapping) in to.iter_mut().zip(earlier) {
+        for place in to {
+            let mapping = earlier.next()?;
             *place = Entered::new(&mapping.core)
                 .map(|core| (core, index.wrapping_add(mapping.distance)));
             last = Some(mapping.number);

@@ -16,8 +16,8 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::ops::ControlFlow;
 
-/// Places that are copied from a list at a time.
-const BATCH: usize = 8;
+/// Places that are copied from a list at a time. Most pages have one.
+const BATCH: usize = 4;
 
 /// An entry that mapped the frame when it was looked at.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl<M: Machine> Cpu<'_, M> {
         loop {
             let mut members = [const { None }; BATCH];
             let last = anchors.members(sought.anchor, before, &mut members, self);
-            for member in members.into_iter().flatten() {
+            for member in members.iter_mut().filter_map(Option::take) {
                 self.in_member(section, sought, member, each)?;
             }
             match last {
@@ -139,7 +139,7 @@ impl<M: Machine> Cpu<'_, M> {
         loop {
             let mut places = [const { None }; BATCH];
             let last = object.mappings.next(sought.index, before, &mut places, self);
-            for (space, page) in places.into_iter().flatten() {
+            for (space, page) in places.iter_mut().filter_map(Option::take) {
                 // A VMA may be far from where it would have the page.
                 if page < USER_END >> PAGE_SHIFT {
                     self.at(section, sought, space, page << PAGE_SHIFT, each)?;
