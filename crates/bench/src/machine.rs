@@ -33,7 +33,7 @@ unsafe impl Sync for Page {}
 pub struct BareMachine {
     cpus: usize,
     memory: Vec<Page>,
-    regions: [MemoryRegion; 1],
+    regions: Vec<MemoryRegion>,
 }
 
 impl fmt::Debug for BareMachine {
@@ -45,8 +45,25 @@ impl fmt::Debug for BareMachine {
 impl BareMachine {
     /// A machine of `cpus` CPUs and `frames` frames, of which the first, numbered 0, is unused.
     pub fn new(cpus: usize, frames: u32) -> Self {
+        Self::of_nodes(cpus, &[frames])
+    }
+
+    /// One with so many frames in each node of memory, of which the first frame of all is unused.
+    pub fn of_nodes(cpus: usize, nodes: &[u32]) -> Self {
+        let frames: u32 = nodes.iter().sum();
         let memory = (0..frames).map(|_| Page(UnsafeCell::new([0; WORDS]))).collect();
-        let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames: frames - 1 }];
+        let mut first = 1;
+        let mut region = |(node, end)| {
+            let frames = end - first;
+            let region = MemoryRegion { node, first: FrameNumber(first), frames };
+            first = end;
+            region
+        };
+        let ends = nodes.iter().scan(0, |end, frames| {
+            *end += frames;
+            Some(*end)
+        });
+        let regions = (0..).zip(ends).map(&mut region).collect();
         Self { cpus, memory, regions }
     }
 

@@ -150,6 +150,8 @@ pub enum What {
     Break,
     /// Forbidding stores to one page in the middle of 16 written ones, and allowing them again.
     Protect,
+    /// Moving touched pages to another node of memory, all in one call.
+    Migrate,
     /// Forking a space of touched pages.
     Fork,
     /// Forking a space of touched pages, and ending the child.
@@ -176,15 +178,16 @@ pub struct Case {
 pub fn all(quick: bool) -> Vec<Case> {
     use What::{
         Ahead, Break, Copy, Evict, FileCopy, FileMajor, FileRead, FileReadOne, FileWrite, Fork,
-        ForkExit, HugeMap, HugeRead, MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse,
-        Scattered, Sparse, StoredCopy, StoredWrite, Unmap, Write, WriteAfterRead, WriteFirst,
+        ForkExit, HugeMap, HugeRead, MapTouchUnmap, MapUnmap, Migrate, PooledWrite, Protect, Read,
+        Reuse, Scattered, Sparse, StoredCopy, StoredWrite, Unmap, Write, WriteAfterRead,
+        WriteFirst,
     };
     let anonymous = [Write, Read, Reuse, Copy];
     let files =
         [FileRead, FileWrite, FileCopy, FileMajor, StoredWrite, StoredCopy, HugeRead, HugeMap];
     let faults: Vec<_> = anonymous.into_iter().chain(files).collect();
     let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
-    let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit, Evict];
+    let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit, Evict, Migrate];
     let mut cases = Vec::new();
     let ahead = [(0, false), (0, true), (3, false), (3, true), (5, false), (5, true)]
         .map(|(order, pooled)| Ahead { order, pooled });
@@ -242,6 +245,7 @@ impl Case {
             What::MapTouchUnmap => "mmap_touch_munmap",
             What::Break => "brk_pair",
             What::Protect => "mprotect_pair",
+            What::Migrate => "migrate_per_page",
             What::Fork => "fork_per_page",
             What::ForkExit => "fork_exit_per_page",
         }
@@ -292,6 +296,7 @@ impl Case {
             | What::Copy
             | What::FileCopy
             | What::StoredCopy
+            | What::Migrate
             | What::Ahead { pooled: false, .. }
             | What::Scattered { .. }
             | What::Sparse { .. } => PAGES,
@@ -306,7 +311,9 @@ impl Case {
     /// What went another way than the case is about.
     pub fn run(&self) -> Result<(), String> {
         // Two pages a page for copies, and tables.
-        let vm = Vm::new(BareMachine::new(if self.shared { 2 } else { 1 }, 2 * PAGES as u32 + 512))
+        let frames = 2 * PAGES as u32 + 512;
+        let nodes: &[_] = if self.what == What::Migrate { &[frames; 2] } else { &[frames] };
+        let vm = Vm::new(BareMachine::of_nodes(if self.shared { 2 } else { 1 }, nodes))
             .map_err(|errno| format!("the machine: {errno:?}"))?;
         vm.set(Setting::Locking(self.locking));
         vm.set(Setting::AnonVmaCheck(self.check));
@@ -479,6 +486,18 @@ impl Case {
                 };
                 run.calls(&|| set(Prot::READ).and_then(|()| set(RW)))?;
                 return Ok((Counter::AnonPage, CALL_PAGES));
+            }
+            What::Migrate => {
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Write)?;
+                let pages: Vec<_> = (0..PAGES).map(|page| area + page * PAGE_SIZE).collect();
+                let mut nodes = vec![Ok(0); pages.len()];
+                run.call(&mut || {
+                    let moved = run.space.move_pages(run.cpu, &pages, 1, false, &mut nodes);
+                    moved.map_err(|error| error.to_string())
+                })?;
+                faultless_bench_case_end();
+                return Ok((Counter::MigrateSuccess, PAGES));
             }
             What::ForkExit => {
                 let area = run.map(PAGES)?;

@@ -185,7 +185,7 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)], profiles: &[Profile]) {
 
 /// Instructions an operation, besides filling the page it is about.
 fn besides(case: &Case, profile: &Profile, all: &[Profile]) -> f64 {
-    let copies = matches!(case.what, What::Copy | What::FileCopy);
+    let copies = matches!(case.what, What::Copy | What::FileCopy | What::Migrate);
     let filler = if copies { COPY } else { ZERO };
     // A page takes the same always. Among the calls of a part are some of before, of which nothing was counted:
     // the part with the fewest of them tells.

@@ -25,7 +25,7 @@ use crate::heap::{Bounded, Shared, try_push};
 use crate::machine::{Machine, SpaceId};
 use crate::rmap::walk::Found;
 use crate::space::batch::shoot_core;
-use crate::space::fixed::Core;
+use crate::space::fixed::{Core, Entered};
 use crate::space::huge::split_leaf;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
@@ -178,10 +178,11 @@ impl<'s> Batch<'s> {
 
     /// Step 3.
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
-        self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then) };
+        let quiet = quiet_space(cpu, &self.mappings);
+        self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
         for page in self.pages.iter().filter(|page| !page.defers) {
             for mapping in &mut self.mappings[page.mappings.clone()] {
-                mapping.flush = what_to_flush(cpu, mapping);
+                mapping.flush = what_to_flush(cpu, mapping, quiet);
             }
         }
         let flushed = || self.mappings.iter().filter(|it| it.flush.is_some());
@@ -232,15 +233,19 @@ impl<'s> Batch<'s> {
     /// the frame is free, or will be once its flush is done.
     pub(super) fn leave<M: Machine>(&self, cpu: &Cpu<'_, M>, at: usize, refs: u32) -> bool {
         let Page { frame, defers, .. } = self.pages[at];
-        let meta = cpu.vm().frames.meta(frame);
-        if defers {
-            if meta.put_all(refs) {
-                // SAFETY: all references were ours, and no entry names the frame.
-                let owed = unsafe { cpu.vm().frames.reclaim(frame) };
+        if cpu.vm().frames.meta(frame).put_all(refs) {
+            // SAFETY: all references were ours, and no entry names the frame.
+            let owed = unsafe { cpu.vm().frames.reclaim(frame) };
+            if defers {
                 cpu.keep_owed(owed, self.stamp);
-                return true;
+            } else {
+                // SAFETY: flushed.
+                cpu.free(unsafe { owed.settle() });
             }
-            // Who looked at an old entry has a reference for a moment, and may be the one that frees the frame.
+            return true;
+        }
+        // Who looked at an old entry has a reference for a moment, and may be the one that frees the frame.
+        if defers {
             cpu.settle_pending();
         }
         let mut freed = false;
@@ -252,14 +257,13 @@ impl<'s> Batch<'s> {
     }
 
     /// Chooses those of the pages whose entries are taken that need not be flushed at once, and returns the stamp of their flush.
-    fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) -> u64 {
+    fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then, quiet: Option<SpaceId>) -> u64 {
         let frames = &cpu.vm().frames;
         // Where pages leave because memory is short, their frames can be had as soon as all flushes are done, which is one for many batches.
         let short = then == Then::Move && frames.is_scarce();
         if short || frames.owes_most() || !cpu.vm().knobs.deferred_flush() {
             return 0;
         }
-        let quiet = quiet_space(cpu, &self.mappings);
         for page in self.pages.iter_mut() {
             let own = &self.mappings[page.mappings.clone()];
             let may = |mapping: &Mapping<'_>| may_defer(cpu, mapping, quiet);
@@ -392,21 +396,31 @@ fn quiet_space<M: Machine>(cpu: &Cpu<'_, M>, mappings: &[Mapping<'_>]) -> Option
 fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Option<SpaceId>) -> bool {
     let Found { space, addr, seen, .. } = &mapping.found;
     let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
-    let claimed = || {
-        quiet != Some(space.id)
-            && is_claimed(cpu, space, VirtRange::page(*addr))
-            && !lost(Mutant::DeferLooksAtClaims)
-    };
+    let claimed = || is_claimed_in(cpu, space, *addr, quiet) && !lost(Mutant::DeferLooksAtClaims);
     mapping.taken.is_some() && !stores && !claimed()
+}
+
+/// [`is_claimed`] of one page, where nothing is claimed in the space `quiet`.
+fn is_claimed_in<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    space: &Entered,
+    addr: u64,
+    quiet: Option<SpaceId>,
+) -> bool {
+    quiet != Some(space.id) && is_claimed(cpu, space, VirtRange::page(addr))
 }
 
 /// What is to be flushed of an entry's space before its frame is another's, if the entry is taken. All of it, where the flush of an operation that has
 /// changed the entry may be under way: it has taken permissions away here, or moved the entry here from an address that CPUs still use.
-fn what_to_flush<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>) -> Option<VirtRange> {
+fn what_to_flush<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    mapping: &Mapping<'_>,
+    quiet: Option<SpaceId>,
+) -> Option<VirtRange> {
     let Found { ref space, addr, seen, .. } = mapping.found;
     if mapping.taken.is_none() {
         None
-    } else if is_claimed(cpu, space, VirtRange::page(addr)) && !lost(Mutant::FlushLooksAtClaims) {
+    } else if is_claimed_in(cpu, space, addr, quiet) && !lost(Mutant::FlushLooksAtClaims) {
         Some(VirtRange::USER)
     } else {
         Entry::NONE.needs_flush(seen).then(|| VirtRange::page(addr))
