@@ -370,7 +370,6 @@ impl Case {
             | What::FileRead
             | What::FileReadOne
             | What::FileWrite
-            | What::Evict
             | What::StoredWrite => 0,
             // Those of the other space alone, half of which find that the pages must be read.
             What::HugeMap => faults,
