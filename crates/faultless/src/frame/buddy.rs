@@ -156,6 +156,22 @@ impl Buddy {
         got
     }
 
+    /// Gives back single frames. Neighbours that follow each other in `run`, as those of one program mostly do, go back as the largest blocks that they
+    /// make, without looking for the buddy of each.
+    pub(super) fn free_run(&mut self, table: &FrameTable, run: &[FrameNumber]) {
+        let mut left = run;
+        while let [first, ..] = left {
+            let most = first.0.trailing_zeros().min(MAX_ORDER.into());
+            let follows = |(at, frame): &(u32, &FrameNumber)| frame.0.wrapping_sub(first.0) == *at;
+            let neighbours = (0..1 << most).zip(left).take_while(follows);
+            let order = neighbours.count().ilog2();
+            let (block, rest) = left.split_at(1 << order);
+            table.each(&block[1..]).for_each(|tail| tail.set_kind(Kind::Tail));
+            self.free(table, *first, order as u8);
+            left = rest;
+        }
+    }
+
     /// Gives back a block of 2^`order` frames, and merges it as far as its buddies are free.
     pub(super) fn free(&mut self, table: &FrameTable, frame: FrameNumber, order: u8) {
         debug_assert!(!table.meta(frame).kind().is_listed(), "{frame:?} freed twice");

@@ -477,11 +477,12 @@ impl Frames {
             arena.locked(wait, |lists| {
                 let room = lists.zeroed_room(pool) >> order;
                 let (pooled, others) = run.split_at(run.len().min(room as usize));
-                for number in pooled {
-                    lists.zeroed.free(&self.table, *number, order);
-                }
-                for number in others {
-                    lists.free.free(&self.table, *number, order);
+                for (lists, blocks) in [(&mut lists.zeroed, pooled), (&mut lists.free, others)] {
+                    if order == 0 {
+                        lists.free_run(&self.table, blocks);
+                    } else {
+                        blocks.iter().for_each(|first| lists.free(&self.table, *first, order));
+                    }
                 }
             });
         }
