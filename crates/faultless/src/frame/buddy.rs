@@ -166,7 +166,10 @@ impl Buddy {
             let neighbours = (0..1 << most).zip(left).take_while(follows);
             let order = neighbours.count().ilog2();
             let (block, rest) = left.split_at(1 << order);
-            table.each(&block[1..]).for_each(|tail| tail.set_kind(Kind::Tail));
+            for tail in table.each(&block[1..]) {
+                debug_assert!(!tail.kind().is_listed(), "freed twice, behind {first:?}");
+                tail.set_kind(Kind::Tail);
+            }
             self.free(table, *first, order as u8);
             left = rest;
         }
