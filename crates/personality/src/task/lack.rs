@@ -109,24 +109,17 @@ pub fn wait_for_memory() {
 /// Calls `call`, which holds nothing when it returns, and calls it again after memory was freed as long as it finds none.
 ///
 /// # Errors
-/// What `call` returns. `ENOMEM`: for another reason, the call wants more than there is, or the thread is killed.
+/// What `call` returns. `ENOMEM`: for another reason, or the thread is killed.
 pub fn with_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
     loop {
         percpu::cpu().take_starved();
         let result = call();
         let lacks = matches!(result, Err(Errno::ENOMEM)) && percpu::cpu().take_starved();
-        if !lacks || wants_too_much() || try_current().is_none_or(|thread| is_killed(&thread)) {
+        if !lacks || try_current().is_none_or(|thread| is_killed(&thread)) {
             return result;
         }
         wait_for_memory();
     }
-}
-
-/// Whether most of memory is free, now that a call which found no free frame has undone what it did: it wants more than there is, and the end of no program helps.
-fn wants_too_much() -> bool {
-    let (cpu, vm) = (percpu::cpu(), percpu::vm());
-    cpu.settle_all();
-    vm.free_frames() > vm.total_frames() / 2
 }
 
 /// A page fault of the running program found no memory: when this returns, the program makes its access again, or ends.
