@@ -3,31 +3,27 @@
 //!
 //! `cargo test --release -p faultless-model`
 
+mod common;
+
 use faultless::Mutant;
 use faultless_model::deferred::Deferral;
-use stateright::{Checker, Model};
 
 /// Operations of the kernel, and stores of the program.
 const ROUNDS: u8 = 2;
 const STORES: u8 = 2;
 
-fn check(lost: Option<Mutant>) -> impl Checker<Deferral> {
-    Deferral { rounds: ROUNDS, stores: STORES, lost }.checker().spawn_bfs().join()
+fn model(lost: Option<Mutant>) -> Deferral {
+    Deferral { rounds: ROUNDS, stores: STORES, lost }
 }
 
 #[test]
 fn the_laws_hold_in_every_state() {
-    let checker = check(None);
-    checker.assert_properties();
-    println!("{} states, {} of them unique", checker.state_count(), checker.unique_state_count());
-    assert!(checker.is_done());
+    common::hold(&common::explored(model(None)));
 }
 
 /// The law that breaks without `mutant`.
 fn breaks(mutant: Mutant, law: &'static str) {
-    let checker = check(Some(mutant));
-    let path = checker.discovery(law).unwrap_or_else(|| panic!("{law}: holds without {mutant:?}"));
-    println!("without {mutant:?}, {law} is broken after {} steps", path.into_actions().len());
+    common::breaks(&common::explored(model(Some(mutant))), mutant, law);
 }
 
 const STALE: &str = "law 1: never a stale owner";

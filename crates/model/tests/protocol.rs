@@ -3,30 +3,26 @@
 //!
 //! `cargo test --release -p faultless-model`
 
+mod common;
+
 use faultless::Mutant;
 use faultless_model::protocol::Protocol;
-use stateright::{Checker, Model};
 
 /// Rounds of unmapping: what a round leaves behind meets the next one, and what that leaves the last.
 const ROUNDS: u8 = 3;
 
-fn check(lost: Option<Mutant>) -> impl Checker<Protocol> {
-    Protocol { rounds: ROUNDS, lost }.checker().spawn_bfs().join()
+fn model(lost: Option<Mutant>) -> Protocol {
+    Protocol { rounds: ROUNDS, lost }
 }
 
 #[test]
 fn the_laws_hold_in_every_state() {
-    let checker = check(None);
-    checker.assert_properties();
-    println!("{} states, {} of them unique", checker.state_count(), checker.unique_state_count());
-    assert!(checker.is_done());
+    common::hold(&common::explored(model(None)));
 }
 
 /// The law that breaks without `mutant`.
 fn breaks(mutant: Mutant, law: &'static str) {
-    let checker = check(Some(mutant));
-    let path = checker.discovery(law).unwrap_or_else(|| panic!("{law}: holds without {mutant:?}"));
-    println!("without {mutant:?}, {law} is broken after {} steps", path.into_actions().len());
+    common::breaks(&common::explored(model(Some(mutant))), mutant, law);
 }
 
 const STALE: &str = "law 1: never a stale owner";
