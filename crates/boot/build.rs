@@ -19,7 +19,7 @@ use std::thread;
 const BARE: &str = "x86_64-unknown-none";
 const HOSTED: &str = "x86_64-unknown-linux-gnu";
 /// The guest programs that everybody gets; the others are tests, and come with the feature `qemu`.
-const PROGRAMS: [&str; 3] = ["counts", "rows", "workload"];
+const PROGRAMS: [&str; 4] = ["counts", "reclaim", "rows", "workload"];
 /// What a guest program is linked as: at a fixed place, and with everything it needs.
 const STATIC: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
 /// What the programs of a folder are made of, below `crates`.

@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cpu: "max,-erms".into(),
         kernel,
         disk: None,
+        swap: None,
     };
     let limits = Limits { timeout: Some(Duration::from_secs(600)), ..Limits::default() };
     let run = machine.run(&Program::guest(guest(&name)?).args(args), &limits)?;

@@ -7,7 +7,7 @@
 use crate::accel::Accel;
 use crate::error::BootError;
 use crate::initrd::Initrd;
-use crate::machine::{Program, archive};
+use crate::machine::{Program, archive, temporary_of};
 use crate::nodes::Nodes;
 use crate::qemu::{Clock, Cut, Drive, DriveUse, Input, Limits, Qemu, Streams};
 use std::env;
@@ -254,6 +254,8 @@ pub struct LinuxMachine {
     pub kernel: Stock,
     /// A file of the host that is its disk, `/dev/vda`, for a kernel that [reads disks](Stock::reads_disks).
     pub disk: Option<PathBuf>,
+    /// The bytes of a disk that is written, too, `/dev/vda` if there is no other, for such a kernel.
+    pub swap: Option<u64>,
 }
 
 /// What came of a program under Linux.
@@ -273,7 +275,8 @@ impl LinuxMachine {
         let mut initrd = Initrd::new();
         initrd.bytes("init", 0o755, program.contents().to_vec())?;
         ["dev", "proc", "sys", "tmp"].iter().for_each(|directory| initrd.directory(directory));
-        let drivers = if self.disk.is_some() { &self.kernel.drivers[..] } else { &[] };
+        let has_disk = self.disk.is_some() || self.swap.is_some();
+        let drivers = if has_disk { &self.kernel.drivers[..] } else { &[] };
         for (at, driver) in drivers.iter().enumerate() {
             // The program loads them in the order of their names.
             let end = MODULE.into_iter().rfind(|end| driver.to_string_lossy().ends_with(end));
@@ -294,6 +297,8 @@ impl LinuxMachine {
         }
         let disk = self.disk.as_deref();
         let disk = disk.map(|image| Drive::new(DriveUse::Files, image));
+        let swap = self.swap.map(temporary_of).transpose()?;
+        let swap = swap.as_ref().map(|image| Drive::new(DriveUse::Swap, image.path()));
         let qemu = Qemu {
             board: "pc",
             cpu: &self.cpu,
@@ -306,7 +311,7 @@ impl LinuxMachine {
             initrd: archive.path(),
             line: line.join(" "),
             debug: false,
-            disks: disk.into_iter().collect(),
+            disks: disk.into_iter().chain(swap).collect(),
         };
         let mut console = Vec::new();
         let streams = Streams {

@@ -426,7 +426,7 @@ pub(crate) fn archive(initrd: &Initrd) -> Result<NamedTempFile, BootError> {
 }
 
 /// A sparse file of `bytes` bytes, which is deleted with its handle.
-fn temporary_of(bytes: u64) -> Result<NamedTempFile, BootError> {
+pub(crate) fn temporary_of(bytes: u64) -> Result<NamedTempFile, BootError> {
     let file = temporary(|_| Ok(()))?;
     file.as_file().set_len(bytes).map_err(BootError::file(file.path()))?;
     Ok(file)

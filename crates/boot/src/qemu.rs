@@ -296,14 +296,16 @@ impl<'a> Drive<'a> {
         if let Some(reads) = self.reads_per_second {
             drive.push(format!(",throttling.iops-total={reads}"));
         }
-        let rest: &[&str] = match board {
+        let rest = match board {
             "microvm" => {
-                &["-global", "virtio-mmio.force-legacy=off", "-device", self.usage.device()]
+                ["-global", "virtio-mmio.force-legacy=off", "-device", self.usage.device()]
+                    .map(str::to_owned)
+                    .into()
             }
-            _ => &["-device", "virtio-blk-pci,drive=disk,queue-size=256"],
+            _ => vec!["-device".to_owned(), format!("virtio-blk-pci,drive={name},queue-size=256")],
         };
         let drive = [OsString::from("-drive"), drive];
-        drive.into_iter().chain(rest.iter().map(OsString::from)).collect()
+        drive.into_iter().chain(rest.into_iter().map(OsString::from)).collect()
     }
 }
 

@@ -151,7 +151,7 @@ fn the_cost_of_a_major_fault() {
     let files = folder();
     let unread = fs::File::create(files.path().join("unread")).expect("it can be made");
     unread.set_len(12 << 20).expect("a file with a hole");
-    let program = Program::guest(guest("rows").expect("guest programs come along"));
+    let program = Program::guest(guest("reclaim").expect("guest programs come along"));
     let program = program.files(files.path()).args(["row=major_fault", "disk=/unread", "passes=2"]);
     let cost = |reads_per_second| {
         let ran =

@@ -11,7 +11,10 @@ use core::hint::spin_loop;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::slice;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Buffer, Errno, FrameNumber, PAGE_SIZE, Reading, StoreError, WriteRun, try_box};
+use faultless_bare::arch::clock;
 use faultless_bare::paging::{DEVICES, direct};
 use faultless_bare::sync::Mutex;
 use faultless_bare::{boot, ioapic, percpu};
@@ -231,10 +234,43 @@ pub fn poll() {
     }
 }
 
+/// For how many nanoseconds CPUs have [waited](Waiting) for the disks, in all.
+static WAITED: AtomicU64 = AtomicU64::new(0);
+
+/// For how many nanoseconds CPUs have waited for the disks since the machine started, in all. While threads wait, their CPUs do other work: that does not count.
+pub fn waited() -> u64 {
+    WAITED.load(Relaxed)
+}
+
+/// A CPU waits for a disk: from the first turn to the drop.
+#[derive(Default)]
+struct Waiting {
+    since: Option<u64>,
+}
+
+impl Waiting {
+    /// What a CPU does meanwhile: it completes what is done, and serves the CPUs that wait for it.
+    fn make_way(&mut self) {
+        self.since.get_or_insert_with(clock::now);
+        poll();
+        percpu::cpu().serve_flushes();
+        spin_loop();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(since) = self.since {
+            WAITED.fetch_add(clock::now().saturating_sub(since), Relaxed);
+        }
+    }
+}
+
 /// Has the disk carry out `order`. The caller holds no lock. If there is no disk, the order is dropped, and its pages cannot be read.
 pub(crate) fn read(order: Order) {
     let (disk, pages) = (order.disk, order.bytes.div_ceil(PAGE_SIZE as usize));
     let (mut work, mut run, mut done) = (Some(Work::Read(order)), None, 0);
+    let mut waiting = Waiting::default();
     loop {
         if let Some(device) = &mut *disk.device().lock() {
             run = run.or_else(|| device.begin(&mut work, pages));
@@ -248,7 +284,7 @@ pub(crate) fn read(order: Order) {
             return;
         }
         // The queue is full.
-        make_way();
+        waiting.make_way();
     }
 }
 
@@ -259,6 +295,7 @@ pub(crate) fn read(order: Order) {
 pub(crate) fn write(disk: Disk, page: u64, run: &WriteRun<'_>) -> Result<(), Errno> {
     let buffers = run.buffers();
     let (mut work, mut number, mut done) = (Some(Work::Write(page)), None, 0);
+    let mut waiting = Waiting::default();
     loop {
         if let Some(device) = &mut *disk.device().lock() {
             number = number.or_else(|| device.begin(&mut work, buffers.len()));
@@ -271,15 +308,8 @@ pub(crate) fn write(disk: Disk, page: u64, run: &WriteRun<'_>) -> Result<(), Err
         } else {
             return Err(Errno::EIO);
         }
-        make_way();
+        waiting.make_way();
     }
-}
-
-/// What a CPU does that waits for a disk: it completes what is done, and serves the CPUs that wait for it.
-fn make_way() {
-    poll();
-    percpu::cpu().serve_flushes();
-    spin_loop();
 }
 
 impl Disk {

@@ -20,7 +20,7 @@
 //!
 //! Its place is said by a word of its own, `swap=SIZE@ADDRESS:LINE`: where a device's registers are is certain on the machine's board, and the order in which
 //! devices are found is not. It is written, too. Who writes waits until the disk has the pages, and meanwhile does what a CPU does that
-//! waits for its turn to read: it completes reads, and serves flush requests. What is written is nobody's after the machine has ended, so there is no
+//! waits for its turn to read: it completes reads, and serves flush requests. How long CPUs did so is counted, `waited`. What is written is nobody's after the machine has ended, so there is no
 //! order to flush the disk's cache.
 //!
 //! # Errors
@@ -45,7 +45,9 @@ mod memory;
 mod swap;
 
 #[cfg(target_os = "none")]
-pub use device::{MOST_SEGMENTS, StartError, interrupted, is_idle, pages, poll, start, start_swap};
+pub use device::{
+    MOST_SEGMENTS, StartError, interrupted, is_idle, pages, poll, start, start_swap, waited,
+};
 #[cfg(target_os = "none")]
 pub use extent::Extent;
 #[cfg(target_os = "none")]

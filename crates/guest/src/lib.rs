@@ -11,6 +11,7 @@
 //! | program | what it does |
 //! |---|---|
 //! | `rows` | measures what faults and calls cost, in instructions where the clock counts those |
+//! | `reclaim` | the same of pages that are read from a disk, leave memory, and move |
 //! | `counts` | counts faults and TLB shootdowns of phases that run on several CPUs |
 //! | `tlb` | the laws of translations, seen from user mode |
 //! | `migrate` | the same while pages move between memory nodes, and the errors of `move_pages` |
@@ -35,6 +36,7 @@ pub mod check;
 pub mod clock;
 pub mod dir;
 pub mod init;
+pub mod measure;
 pub mod mem;
 pub mod numa;
 pub mod proc;

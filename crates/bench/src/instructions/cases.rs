@@ -1,35 +1,30 @@
 //! What is counted: faults and calls on the bare machine, on one CPU.
 //!
-//! Each case prepares a space, then makes its faults or calls through [`faultless_bench_fault`] or
-//! [`faultless_bench_call`], on which the profiler's collection is toggled, and ends in
-//! [`faultless_bench_case_end`], at which the profiler writes a part. That the faults were served in
+//! Each case prepares a space, then makes its faults or calls through the [functions](COUNTED)
+//! on which the profiler's collection is toggled, and ends in
+//! [one](CASE_END) at which the profiler writes a part. That the faults were served in
 //! the way that the case is about is checked against the counters.
 
+use super::run::{BareSpace, Run, faultless_bench_case_end};
 use crate::idle::Idle;
 use crate::machine::BareMachine;
 use crate::prefault::scattered;
 use faultless::{
-    Access, Advice, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking,
-    MapFlags, Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
+    Access, Advice, AnonVmaCheck, Backing, Counter, CpuId, Locking, MapFlags, Object, PAGE_SIZE,
+    Prot, Setting, Space, Vm,
 };
-use std::hint::black_box;
 use std::sync::Arc;
 
 /// Pages of a case.
 pub const PAGES: u64 = 4096;
 /// Calls of a case that makes calls of which each is one operation.
-const CALLS: u64 = 1000;
+pub(super) const CALLS: u64 = 1000;
 /// Pages that a store reads at once.
-const RUN: u64 = 16;
+pub(super) const RUN: u64 = 16;
 /// Pages that a huge leaf maps.
 const HUGE: u64 = 512;
 /// Pages of the area that such a call maps.
-const CALL_PAGES: u64 = 16;
-/// Where a small program lies.
-const PROGRAM: u64 = 0x40_0000;
-/// Where its stack lies.
-const STACK: u64 = 0x7fff_fff0_0000;
-
+pub(super) const CALL_PAGES: u64 = 16;
 /// The symbols between whose entry and return instructions are counted.
 pub const COUNTED: [&str; 3] =
     ["faultless_bench_fault", "faultless_bench_fault_of", "faultless_bench_call"];
@@ -42,49 +37,8 @@ const MAPPED_AT: u64 = 1 << 30;
 /// A scattered case touches one page in so many.
 const SPARSE: u64 = 16;
 
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
-
-type BareSpace = Space<BareMachine>;
-type BareCpu<'v> = Cpu<'v, BareMachine>;
-
-/// One fault, as a machine's trap handler would ask for it.
-#[inline(never)]
-#[unsafe(no_mangle)]
-fn faultless_bench_fault(
-    space: &BareSpace,
-    cpu: &BareCpu<'_>,
-    addr: u64,
-    access: Access,
-) -> Result<FaultKind, FaultError> {
-    space.fault(cpu, addr, access)
-}
-
-/// One fault of a thread that maps ahead.
-#[inline(never)]
-#[unsafe(no_mangle)]
-fn faultless_bench_fault_of(
-    space: &BareSpace,
-    cpu: &BareCpu<'_>,
-    thread: &ThreadStreams,
-    addr: u64,
-) -> Result<FaultKind, FaultError> {
-    space.fault_of(cpu, thread, addr, Access::Write)
-}
-
-/// One call of the subsystem.
-#[inline(never)]
-#[unsafe(no_mangle)]
-fn faultless_bench_call(call: &mut dyn FnMut()) {
-    call();
-}
-
-/// Ends a case.
-#[inline(never)]
-#[unsafe(no_mangle)]
-fn faultless_bench_case_end() {
-    black_box(());
-}
+pub(super) const RW: Prot = Prot::READ.union(Prot::WRITE);
+pub(super) const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
 /// What a case does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +90,8 @@ pub enum What {
     StoredCopy,
     /// Paging out the clean pages of such a file, which one space maps, all in one call.
     Evict,
+    /// Paging out written private pages, which a swap area takes, all in one call; the store's own work is none.
+    SwapOut,
     /// First fetches from a mapping of text in a file with a store, of which nothing was read: each reads and maps 512 pages.
     HugeRead,
     /// The same of text that another space has mapped so.
@@ -179,7 +135,7 @@ pub fn all(quick: bool) -> Vec<Case> {
     use What::{
         Ahead, Break, Copy, Evict, FileCopy, FileMajor, FileRead, FileReadOne, FileWrite, Fork,
         ForkExit, HugeMap, HugeRead, MapTouchUnmap, MapUnmap, Migrate, PooledWrite, Protect, Read,
-        Reuse, Scattered, Sparse, StoredCopy, StoredWrite, Unmap, Write, WriteAfterRead,
+        Reuse, Scattered, Sparse, StoredCopy, StoredWrite, SwapOut, Unmap, Write, WriteAfterRead,
         WriteFirst,
     };
     let anonymous = [Write, Read, Reuse, Copy];
@@ -187,7 +143,8 @@ pub fn all(quick: bool) -> Vec<Case> {
         [FileRead, FileWrite, FileCopy, FileMajor, StoredWrite, StoredCopy, HugeRead, HugeMap];
     let faults: Vec<_> = anonymous.into_iter().chain(files).collect();
     let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
-    let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit, Evict, Migrate];
+    let calls =
+        [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit, Evict, SwapOut, Migrate];
     let mut cases = Vec::new();
     let ahead = [(0, false), (0, true), (3, false), (3, true), (5, false), (5, true)]
         .map(|(order, pooled)| Ahead { order, pooled });
@@ -238,6 +195,7 @@ impl Case {
             What::StoredWrite => "stored_shared_write_fault",
             What::StoredCopy => "stored_private_write_fault",
             What::Evict => "evict_per_page",
+            What::SwapOut => "swap_out_per_page",
             What::HugeRead => "huge_text_read_per_page",
             What::HugeMap => "huge_text_map_per_page",
             What::Unmap => "munmap_per_page",
@@ -498,6 +456,18 @@ impl Case {
                 faultless_bench_case_end();
                 return Ok((Counter::MigrateSuccess, PAGES));
             }
+            What::SwapOut => {
+                let store = Arc::new(Idle { pages: PAGES, preferred: RUN as usize });
+                run.cpu.swap_on(store).map_err(|errno| format!("the swap area: {errno:?}"))?;
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Write)?;
+                run.call(&mut || {
+                    let out = run.space.madvise(run.cpu, area, PAGES * PAGE_SIZE, Advice::PageOut);
+                    out.map_err(|error| error.to_string())
+                })?;
+                faultless_bench_case_end();
+                return Ok((Counter::SwapOut, PAGES));
+            }
             What::ForkExit => {
                 let area = run.map(PAGES)?;
                 run.touch(area, Access::Write)?;
@@ -588,129 +558,6 @@ impl Case {
         other.exit(run.cpu);
         Object::release(object, run.cpu);
         Ok(expected)
-    }
-}
-
-/// Where a case runs.
-struct Run<'a, 'v> {
-    space: &'a BareSpace,
-    cpu: &'a BareCpu<'v>,
-}
-
-impl Run<'_, '_> {
-    fn map(&self, pages: u64) -> Result<u64, String> {
-        self.space
-            // More than there is memory for: of a large area only some pages are touched.
-            .mmap(self.cpu, 0, pages * PAGE_SIZE, RW, PRIVATE | MapFlags::NORESERVE)
-            .map_err(|error| error.to_string())
-    }
-
-    fn unmap(&self, area: u64, pages: u64) -> Result<(), String> {
-        let unmapped = self.space.munmap(self.cpu, area, pages * PAGE_SIZE);
-        unmapped.map_err(|error| error.to_string())
-    }
-
-    /// Maps what a small program has when it starts: calls seldom find a space empty.
-    fn load_program(&self) -> Result<(), String> {
-        let text = Prot::READ | Prot::EXEC;
-        let areas = [Prot::READ, text, Prot::READ, RW, text, Prot::READ, RW];
-        for (at, prot) in (0..).zip(areas) {
-            let flags = PRIVATE | MapFlags::FIXED;
-            let start = PROGRAM + at * CALL_PAGES * PAGE_SIZE;
-            let mapped = self.space.mmap(self.cpu, start, CALL_PAGES * PAGE_SIZE, prot, flags);
-            mapped.map_err(|error| error.to_string())?;
-        }
-        let flags = PRIVATE | MapFlags::FIXED | MapFlags::GROWSDOWN;
-        let mapped = self.space.mmap(self.cpu, STACK, CALL_PAGES * PAGE_SIZE, RW, flags);
-        mapped.map(drop).map_err(|error| error.to_string())
-    }
-
-    /// Faults one page in.
-    fn fault(&self, addr: u64, access: Access) -> Result<(), String> {
-        self.space.fault(self.cpu, addr, access).map(drop).map_err(|error| format!("{error:?}"))
-    }
-
-    /// Makes a call once, so that later ones find what they need, and then [`CALLS`] times, counted.
-    fn calls(&self, call: &dyn Fn() -> Result<(), String>) -> Result<(), String> {
-        call()?;
-        for _ in 0..CALLS {
-            self.call(&mut || call())?;
-        }
-        faultless_bench_case_end();
-        Ok(())
-    }
-
-    /// Faults [`PAGES`] pages in, each `step` pages above the one before; counted.
-    fn fault_each(&self, area: u64, step: u64, access: Access) -> Result<(), String> {
-        self.fault_some(area, PAGES, step, access)
-    }
-
-    /// Faults `count` pages in, each `step` pages above the one before; counted.
-    fn fault_some(&self, area: u64, count: u64, step: u64, access: Access) -> Result<(), String> {
-        for page in 0..count {
-            let addr = area + page * step * PAGE_SIZE;
-            faultless_bench_fault(self.space, self.cpu, addr, access)
-                .map_err(|error| format!("{error:?}"))?;
-        }
-        Ok(())
-    }
-
-    /// Stores of one thread to [`PAGES`] pages of an area of `pages`, in the order of `place`, with up to
-    /// 2^`order` pages a fault; the faults are counted.
-    fn write_ahead(
-        &self,
-        order: u8,
-        pages: u64,
-        place: impl Fn(u64) -> u64,
-    ) -> Result<(Counter, u64), String> {
-        let (vm, thread) = (self.cpu.vm(), ThreadStreams::new());
-        vm.set(Setting::PrefaultMaxOrder(order));
-        let area = self.map(pages)?;
-        let mut faults = 0;
-        for addr in (0..PAGES).map(|at| area + place(at) * PAGE_SIZE) {
-            let access = || vm.machine().access(self.space.root(), addr);
-            if !access() {
-                faultless_bench_fault_of(self.space, self.cpu, &thread, addr)
-                    .map_err(|error| format!("{error:?}"))?;
-                faults += 1;
-                if !access() {
-                    return Err(format!("{addr:#x} is not mapped after its fault"));
-                }
-            }
-        }
-        faultless_bench_case_end();
-        Ok((Counter::AnonPage, faults))
-    }
-
-    /// A file of [`PAGES`] pages, all of them there.
-    fn file(&self) -> Result<Shared<Object>, String> {
-        let refused = |errno| format!("a file: {errno:?}");
-        let object = Object::try_new(self.cpu, PAGES, 1).map_err(refused)?;
-        for index in 0..PAGES {
-            object.write_page(self.cpu, index, |_| ()).map_err(refused)?;
-        }
-        Ok(object)
-    }
-
-    /// A file of [`PAGES`] pages in a store.
-    fn stored(&self) -> Result<Shared<Object>, String> {
-        Object::of_store(self.cpu, Arc::new(Idle { pages: PAGES, preferred: RUN as usize }), 1)
-            .map_err(|errno| format!("a file: {errno:?}"))
-    }
-
-    /// Faults [`PAGES`] pages in; not counted.
-    fn touch(&self, area: u64, access: Access) -> Result<(), String> {
-        for page in 0..PAGES {
-            self.fault(area + page * PAGE_SIZE, access)?;
-        }
-        Ok(())
-    }
-
-    /// Makes a call; counted.
-    fn call(&self, call: &mut dyn FnMut() -> Result<(), String>) -> Result<(), String> {
-        let mut answer = Ok(());
-        faultless_bench_call(&mut || answer = call());
-        answer
     }
 }
 

@@ -10,6 +10,7 @@
 
 pub mod callgrind;
 pub mod cases;
+mod run;
 
 use crate::facts::said;
 use crate::machine::{COPY, ZERO};

@@ -2,15 +2,14 @@
 //! QEMU, on a clock that counts instructions.
 //!
 //! `rows` measures what faults and calls cost with one CPU; `counts` counts faults and shootdowns with
-//! several; prefault is off in both. Then the rows of anonymous memory come again, with prefault, and on
-//! pre-zeroed frames. Each boot is independent, and its figures do not depend on other load of the host, so boots
+//! several; `reclaim` measures pages that are read from a disk, leave memory and move; prefault is off in all. Then the rows of anonymous memory come
+//! again, with prefault, and on pre-zeroed frames. Each boot is independent, and its figures do not depend on other load of the host, so boots
 //! run in parallel on the host's CPUs.
 
 mod ahead;
 mod counts;
 mod figures;
-mod major;
-mod moves;
+mod parts;
 
 use crate::args::VersusArgs;
 use crate::error::CliError;
@@ -21,8 +20,9 @@ use crate::report::progress::Progress;
 use crate::report::{self, Style, table};
 use crate::settings::{Ahead, Assignment, Settings, regimes};
 use faultless_boot::linux::{LinuxMachine, Stock};
-use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Nodes, Program, Streams, guest};
+use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Program, Streams, guest};
 use figures::{Figure, Pair, figures, verdict};
+use parts::{Part, image};
 use serde_json::Map;
 use std::collections::VecDeque;
 use std::io::Write;
@@ -71,24 +71,6 @@ struct Job {
     part: Part,
 }
 
-/// Which rows a boot of `rows` measures, by what the machine has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// Those that every machine can measure.
-    Plain,
-    /// A major fault, of a file on a disk.
-    Disk,
-    /// Pages that move between two nodes of memory.
-    Nodes,
-}
-
-impl Part {
-    /// The machine's nodes of memory.
-    fn nodes(self) -> Nodes {
-        if self == Self::Nodes { Nodes::two() } else { Nodes::default() }
-    }
-}
-
 /// What came of a boot: the figures it printed, and what went wrong.
 struct Done {
     side: Side,
@@ -107,7 +89,7 @@ struct Done {
 /// Compares.
 pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     Machine::ready()?;
-    let (rows, counts) = (guest("rows")?, guest("counts")?);
+    let (rows, reclaim, counts) = (guest("rows")?, guest("reclaim")?, guest("counts")?);
     let mut json = Json::open(&args.json, args.kernel.as_deref().as_slice())?;
     let (mut out, style) = report::output(&args.json);
 
@@ -121,22 +103,21 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let regimes = regimes(&args.set.set, POOL);
     let later = regimes.iter().filter(|ahead| **ahead != Ahead::OFF);
     jobs.extend(later.map(|&ahead| Job { ahead, ..job(Side::Ours, rows, 1) }));
-    let of_part = |side, part| Job { part, ..job(side, rows, 1) };
-    jobs.extend(sides.map(|side| of_part(side, Part::Nodes)));
-    jobs.push_back(of_part(Side::Ours, Part::Disk));
-    let progress = Progress::new(jobs.len() as u64 + 2);
+    let of_part = |side, part| Job { part, ..job(side, reclaim, 1) };
+    jobs.extend(Part::MORE.map(|part| of_part(Side::Ours, part)));
+    let progress = Progress::new((jobs.len() + Part::MORE.len()) as u64 + 1);
     let stock = stock(args, &progress)?;
-    if stock.reads_disks() {
-        jobs.push_back(of_part(Side::Linux, Part::Disk));
-    }
+    let fitting = Part::MORE.into_iter().filter(|part| part.fits(&stock));
+    jobs.extend(fitting.map(|part| of_part(Side::Linux, part)));
     progress.advance(1);
     let done = boot_all(jobs, args, &stock, &progress);
     drop(progress);
 
     let mut rows = tell_rows(&mut *out, &done, &stock, style)?;
     ahead::tell(&mut *out, &done, &regimes, &stock, style)?;
-    rows += moves::tell(&mut *out, &done, &stock, style)?;
-    rows += major::tell(&mut *out, &done, &stock, style)?;
+    for part in Part::MORE {
+        rows += part.tell(&mut *out, &done, &stock, style)?;
+    }
     let mut phases = 0;
     for &cpus in &args.cpus {
         phases += tell_counts(&mut *out, &done, cpus, &stock, style)?;
@@ -146,7 +127,7 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     if any("counts") {
         writeln!(out, "{COUNTED}\n")?;
     }
-    if any("rows") || any("counts") {
+    if any("rows") || any("reclaim") || any("counts") {
         writeln!(out, "{LINUX_ALSO}")?;
     }
     if interrupt::requested() {
@@ -222,22 +203,22 @@ fn boot_all(
 /// Does one job; what goes wrong is part of the result, beside the figures that came before.
 fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     let mut program = Program::guest(job.program).args(job.args());
-    let has_disk = job.part == Part::Disk;
-    let unread = has_disk.then(major::unread).and_then(Result::ok);
-    if let Some(unread) = unread.as_ref().filter(|_| job.side == Side::Ours) {
-        program = program.files(unread.path());
+    let files = job.part.files().ok().flatten();
+    if let Some(files) = files.as_ref().filter(|_| job.side == Side::Ours) {
+        program = program.files(files.path());
     }
     let limits = Limits { timeout: Some(PATIENCE), stop: Some(&interrupt::requested) };
     let (text, trouble) = match job.side {
         Side::Ours => {
             let machine = Machine {
                 cpus: job.cpus,
-                memory: MEMORY,
+                memory: job.part.memory(),
                 nodes: job.part.nodes(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 words: job.set(args).iter().map(|set| format!("set={set}")).collect(),
-                disk: has_disk.then(Disk::default),
+                disk: files.is_some().then(Disk::default),
+                swap: job.part.swap(),
                 ..Machine::default()
             };
             let (mut output, mut errors) = (Vec::new(), Vec::new());
@@ -256,12 +237,13 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
         Side::Linux => {
             let machine = LinuxMachine {
                 cpus: job.cpus,
-                memory: MEMORY,
+                memory: job.part.memory(),
                 nodes: job.part.nodes(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 kernel: stock.clone(),
-                disk: unread.as_ref().map(major::image),
+                disk: files.as_ref().map(image),
+                swap: job.part.swap(),
             };
             match machine.run(&program, &limits) {
                 Ok(run) => (run.console, run.cut.map(str::to_owned)),
@@ -291,12 +273,7 @@ impl Job {
     fn args(&self) -> Vec<String> {
         let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
         let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
-        let part = match self.part {
-            Part::Plain => Vec::new(),
-            Part::Disk => major::args(self.side).into(),
-            Part::Nodes => vec!["to=1".to_owned()],
-        };
-        only.into_iter().chain(rest).chain(part).collect()
+        only.into_iter().chain(rest).chain(self.part.args(self.side)).collect()
     }
 
     /// The knobs that the bare machine is started with: the user's, then what the job is about.
@@ -401,7 +378,7 @@ fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliErro
         setting,
         params: Map::from_iter([
             ("args".to_owned(), done.args.iter().map(String::as_str).collect()),
-            ("memory".to_owned(), MEMORY.into()),
+            ("memory".to_owned(), done.part.memory().into()),
             ("nodes".to_owned(), done.part.nodes().to_string().into()),
             ("clock".to_owned(), "deterministic".into()),
             ("cpu".to_owned(), CPU.into()),

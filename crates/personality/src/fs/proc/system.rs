@@ -124,6 +124,8 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("oom_kill", oom::kills()),
         // The allocated bytes of the kernel's heap.
         ("heap_bytes", faultless_bare::heap::allocated()),
+        // CPUs, not threads, that waited for a disk, in nanoseconds.
+        ("disk_wait_ns", faultless_disk::waited()),
     ];
     known.iter().try_for_each(|(name, value)| writeln!(text, "{name} {value}"))?;
     write!(text, "{totals}")

@@ -1,0 +1,202 @@
+//! What a boot measures, by what its machine has: a disk, a swap disk, two nodes of memory, or nothing of these.
+
+use super::{Done, MEMORY, Side, pairs_of, table_of};
+use crate::error::CliError;
+use crate::report::Style;
+use faultless_boot::Nodes;
+use faultless_boot::linux::Stock;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// The rows that a boot measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Those that every machine can measure.
+    Plain,
+    /// Pages of a file on a disk: major faults, and eviction.
+    Disk,
+    /// Private pages that leave memory for a swap disk, and come back.
+    Swap,
+    /// Pages that move between two nodes of memory.
+    Nodes,
+    /// Pages that move so that free ones come together.
+    Compact,
+}
+
+/// The file that a disk has, and how large that is: enough for the passes.
+const UNREAD: &str = "unread";
+const UNREAD_BYTES: u64 = 24 << 20;
+/// The memory of a machine whose pages leave it, and its swap disk.
+const SCARCE: u64 = 192 << 20;
+/// The memory of a machine that is compacted.
+const SMALL: u64 = 512 << 20;
+const AREA: u64 = 512 << 20;
+
+/// What the figures are.
+const DISK: &str = "\
+A major fault reads 32 pages from a virtio disk: the bare kernel from a file on its disk (virtio over MMIO), Linux from the disk itself,
+/dev/vda (virtio over PCI, the driver virtio_blk loaded as a module), so without a file system; each by its default read-ahead. The disk's
+time is excluded: meanwhile a second thread calls sched_yield, so that the CPU is never idle, and the instructions of its calls are taken
+off. The figure keeps the interrupt, both switches of threads, the part of a sched_yield that a switch cuts off, and timer interrupts
+during a wait. How many those are depends on the host's disk, so the figure varies by some percent, more on a busy host.
+evict_page: 1024 clean pages of the same file, mapped and used by one process, paged out by one call (MADV_PAGEOUT).";
+const SWAP: &str = "\
+One process stores to more private pages than memory holds (machines of 192 MiB, with a swap disk), first as they are new, then again. A page
+that leaves memory is counted without the plain fault of the page that takes its frame; one that comes back with its fault, its read-ahead and
+the page that leaves for it. The disk's time is excluded as above. The bare kernel's CPU itself waits while\npages are written, for which it has a counter (disk_wait_ns of /proc/vmstat); that is taken off, too.";
+const NODES: &str = "\
+Pages that `move_pages` moves, 512 in a call, from one node of memory to another and back: private pages that may be stored to; that may be read
+only; and pages of a file in memory that is mapped to be read. The bare kernel defers the flushes of the latter two (deferred_flush). Both machines
+have two nodes, half of memory each, and their CPU in the first; Linux has no automatic NUMA balancing. Copying a page takes 512 counted steps on both.";
+const COMPACT: &str = "\
+A process has touched three quarters of memory (machines of 512 MiB) and given back three pages of each four; then 1 is written to
+/proc/sys/vm/compact_memory. What that takes, divided by the pages that move (pgmigrate_success).";
+
+impl Part {
+    /// Those that come after the plain rows, in the order in which they are told.
+    pub const MORE: [Self; 4] = [Self::Nodes, Self::Compact, Self::Disk, Self::Swap];
+
+    /// The machine's nodes of memory.
+    pub fn nodes(self) -> Nodes {
+        if self == Self::Nodes { Nodes::two() } else { Nodes::default() }
+    }
+
+    /// The machine's memory in bytes.
+    pub const fn memory(self) -> u64 {
+        match self {
+            Self::Swap => SCARCE,
+            Self::Compact => SMALL,
+            _ => MEMORY,
+        }
+    }
+
+    /// The bytes of its swap disk.
+    pub fn swap(self) -> Option<u64> {
+        (self == Self::Swap).then_some(AREA)
+    }
+
+    /// A directory with the file that its disk has.
+    pub fn files(self) -> io::Result<Option<TempDir>> {
+        if self != Self::Disk {
+            return Ok(None);
+        }
+        let directory = tempfile::Builder::new().prefix("faultless-").tempdir()?;
+        File::create(image(&directory))?.set_len(UNREAD_BYTES)?;
+        Ok(Some(directory))
+    }
+
+    /// Whether a kernel without drivers for disks can measure them.
+    const fn needs_disk(self) -> bool {
+        matches!(self, Self::Disk | Self::Swap)
+    }
+
+    /// Whether `stock` can measure them.
+    pub fn fits(self, stock: &Stock) -> bool {
+        !self.needs_disk() || stock.reads_disks()
+    }
+
+    /// The program's arguments.
+    pub fn args(self, side: Side) -> Vec<String> {
+        let word = match (self, side) {
+            (Self::Plain, _) => return Vec::new(),
+            (Self::Disk, Side::Ours) => format!("disk=/{UNREAD}"),
+            (Self::Disk, Side::Linux) => "disk=/dev/vda".to_owned(),
+            (Self::Swap, Side::Ours) => "swap=there".to_owned(),
+            (Self::Swap, Side::Linux) => "swap=/dev/vda".to_owned(),
+            (Self::Nodes, _) => "to=1".to_owned(),
+            (Self::Compact, _) => "compact".to_owned(),
+        };
+        let few = matches!(self, Self::Swap | Self::Compact).then(|| "passes=2".to_owned());
+        [word].into_iter().chain(few).collect()
+    }
+
+    /// What its figures are.
+    const fn explained(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Disk => DISK,
+            Self::Swap => SWAP,
+            Self::Nodes => NODES,
+            Self::Compact => COMPACT,
+        }
+    }
+
+    /// Prints what was measured; how many rows miss their target.
+    pub fn tell(
+        self,
+        out: &mut dyn Write,
+        done: &[Done],
+        stock: &Stock,
+        style: Style,
+    ) -> Result<usize, CliError> {
+        let pairs = pairs_of(done, self);
+        if pairs.is_empty() {
+            return Ok(0);
+        }
+        let (table, missed) = table_of(&pairs, stock, style);
+        writeln!(out, "{table}\n{}\n", self.explained())?;
+        if self.fits(stock) {
+            return Ok(missed);
+        }
+        writeln!(
+            out,
+            "{} cannot read the disk, so these rows are not measured on it.\n",
+            stock.name
+        )?;
+        Ok(0)
+    }
+}
+
+/// The file in its directory.
+pub fn image(directory: &TempDir) -> PathBuf {
+    directory.path().join(UNREAD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures;
+    use super::*;
+    use crate::settings::Ahead;
+
+    /// What is told, and what misses its target, with a kernel that was given as a file.
+    fn told(done: &[Done]) -> (String, usize) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let kernel = directory.path().join("vmlinuz-6.12.1");
+        let mut bytes = vec![0; 0x206];
+        bytes[0x202..].copy_from_slice(b"HdrS");
+        std::fs::write(&kernel, bytes).expect("written");
+        let stock = Stock::file(&kernel).expect("a kernel");
+        let mut out = Vec::new();
+        let missed = Part::Disk
+            .tell(&mut out, done, &stock, Style { terminal: false, width: 100 })
+            .expect("memory takes it");
+        (String::from_utf8(out).expect("text"), missed)
+    }
+
+    #[test]
+    fn a_kernel_without_drivers_is_not_measured_and_fails_nothing() {
+        assert_eq!(told(&[]), (String::new(), 0), "a row that nobody measured");
+        let done = Done {
+            side: Side::Ours,
+            program: "reclaim",
+            cpus: 1,
+            ahead: Ahead::OFF,
+            part: Part::Disk,
+            args: Vec::new(),
+            set: Vec::new(),
+            figures: figures::figures("row major_fault 16500.0 per_fault"),
+            trouble: None,
+        };
+        let (text, missed) = told(&[done]);
+        assert!(text.contains("16,500") && text.contains("not measured on it"), "{text}");
+        assert_eq!(missed, 0);
+    }
+
+    #[test]
+    fn the_file_is_as_large_as_the_passes_need() {
+        let directory = Part::Disk.files().expect("made").expect("it has one");
+        assert_eq!(std::fs::metadata(image(&directory)).expect("there").len(), UNREAD_BYTES);
+    }
+}
