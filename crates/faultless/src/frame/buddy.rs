@@ -106,12 +106,13 @@ impl Buddy {
         self.nonempty & ((2 << most.ilog2().min(MAX_ORDER.into())) - 1)
     }
 
-    /// Takes the block that `head` heads on the lists, if it does and it has at most 2^`most` frames. Returns its order; it is left `Pooled`
-    /// with that.
+    /// Takes the block that `head` heads on the lists, if it has at most 2^`most` frames. Returns its order; it is left `Pooled` with that.
+    #[inline]
     pub(super) fn take(&mut self, table: &FrameTable, head: FrameNumber, most: u8) -> Option<u8> {
         let meta = table.meta(head);
         let order = meta.order();
-        if order > most || !table.is_listed(head.0, order, self.arena, self.kind) {
+        debug_assert!(table.is_listed(head.0, order, self.arena, self.kind), "{head:?} heads none");
+        if order > most {
             return None;
         }
         self.unlink(table, head.0, order);

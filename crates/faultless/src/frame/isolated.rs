@@ -2,7 +2,7 @@
 //!
 //! [Compaction](crate::reclaim::compact) empties a part of memory of 2^order frames, aligned to its size. It *surveys* the part first, by
 //! the frames' metadata alone. Then it gathers what is free there, a few dozen frames under one locking of the arena: these frames
-//! count as taken, and are of the kind `Pooled`, until the [`Isolated`] value that has them gives them back or is dropped. What is freed
+//! count as taken, and are of the kind `Pooled`, until the [`Isolated`] value that has them gives them back or is dropped. What others free
 //! in the part meanwhile goes to the free lists as ever, and is gathered next time.
 //!
 //! Which frames a value has is a bit each. They are blocks, as they were on the free lists; a block is cut up only where single frames are
@@ -10,7 +10,7 @@
 
 use super::arena::Lists;
 use super::meta::{Kind, Use};
-use super::{Bulk, Clean, FrameNumber, Frames};
+use super::{Bulk, Clean, Frame, FrameNumber, Frames};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::{Spin, Wait};
 use core::fmt;
@@ -46,11 +46,13 @@ pub struct Isolated<'f> {
 impl Frames {
     /// What the 2^`order` frames from `first` on are. `None`: not all are memory, or they are of several arenas. Takes no lock.
     pub fn survey(&self, first: FrameNumber, order: u8) -> Option<Survey> {
-        let arena = self.table.find(first)?.arena();
-        let (mut at, end) = (first.0, first.0.checked_add(1 << order)?);
-        let mut survey = Survey::default();
-        while at < end {
-            let meta = self.table.find(FrameNumber(at)).filter(|meta| meta.arena() == arena)?;
+        let metas = self.table.run(first, 1 << order)?;
+        let arena = metas.first()?.arena();
+        let (mut at, mut survey) = (0, Survey::default());
+        while let Some(meta) = metas.get(at) {
+            if meta.arena() != arena {
+                return None;
+            }
             let (count, frames) = match meta.kind() {
                 Kind::Reserved => return None,
                 Kind::Free | Kind::Zeroed => (&mut survey.free, (1 << meta.order().min(order))),
@@ -62,7 +64,7 @@ impl Frames {
                 _ => (&mut survey.fixed, 1),
             };
             *count += frames;
-            at += frames;
+            at += frames as usize;
         }
         Some(survey)
     }
@@ -96,34 +98,40 @@ impl Isolated<'_> {
         self.own.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether a frame of the part is here.
-    pub fn has(&self, frame: FrameNumber) -> bool {
-        let at = frame.0.wrapping_sub(self.first.0) as usize;
-        self.own.get(at / BITS).is_some_and(|word| word & (1 << (at % BITS)) != 0)
+    /// The first frame of the part from `frame` on that is not here.
+    pub fn next_missing(&self, frame: FrameNumber) -> Option<FrameNumber> {
+        let at = self.next_from(frame.0.wrapping_sub(self.first.0), false)?;
+        (at < self.frames()).then(|| FrameNumber(self.first.0 + at))
     }
 
+    /// Notes whether the `count` frames from place `at` on are here.
     fn set(&mut self, at: u32, count: u32, here: bool) {
-        for at in at..at + count {
-            let bit = 1 << (at as usize % BITS);
-            let word = &mut self.own[at as usize / BITS];
-            *word = if here { *word | bit } else { *word & !bit };
+        let (mut at, end) = (at as usize, (at + count) as usize);
+        while at < end {
+            let (word, from) = (at / BITS, at % BITS);
+            let bits = (BITS - from).min(end - at);
+            let mask = (u64::MAX >> (BITS - bits)) << from;
+            let own = &mut self.own[word];
+            *own = if here { *own | mask } else { *own & !mask };
+            at += bits;
         }
     }
 
-    /// The place of the first frame here from place `at` on.
-    fn next_from(&self, at: u32) -> Option<u32> {
+    /// The place of the first frame from place `at` on that is here, or is not, as `here` says.
+    fn next_from(&self, at: u32, here: bool) -> Option<u32> {
+        let bits_of = |word: u64| if here { word } else { !word };
         let mut word = at as usize / BITS;
-        let mut bits = self.own.get(word)? & (u64::MAX << (at as usize % BITS));
+        let mut bits = bits_of(*self.own.get(word)?) & (u64::MAX << (at as usize % BITS));
         while bits == 0 {
             word += 1;
-            bits = *self.own.get(word)?;
+            bits = bits_of(*self.own.get(word)?);
         }
         Some((word * BITS) as u32 + bits.trailing_zeros())
     }
 
     /// The block here that begins at or after place `at`, and the place behind it.
     fn block_from(&self, at: u32) -> Option<(FrameNumber, u32)> {
-        let at = self.next_from(at)?;
+        let at = self.next_from(at, true)?;
         let head = FrameNumber(self.first.0 + at);
         Some((head, at + (1 << self.frames.meta(head).order())))
     }
@@ -140,11 +148,12 @@ impl Isolated<'_> {
             let end = at + CHUNK.min(self.frames());
             let arena = self.frames.arena_of(self.first);
             arena.locked(wait, |lists| {
-                while at < end {
-                    let count = self.take_block(lists, at);
+                while let Some(next) = self.next_from(at, false).filter(|next| *next < end) {
+                    let count = self.take_block(lists, next);
                     got += u64::from(count);
-                    at += count.max(1);
+                    at = next + count.max(1);
                 }
+                at = at.max(end);
             });
         }
         self.frames.release(missing - got);
@@ -154,20 +163,34 @@ impl Isolated<'_> {
     fn take_block(&mut self, lists: &mut Lists, at: u32) -> u32 {
         let head = FrameNumber(self.first.0 + at);
         let table = &self.frames.table;
+        let meta = table.meta(head);
+        // What is on a list stays there while its arena is locked.
+        let list = if meta.is(Kind::Free) {
+            &mut lists.free
+        } else if meta.is(Kind::Zeroed) {
+            &mut lists.zeroed
+        } else {
+            return 0;
+        };
         // Smaller than the part.
-        let most = self.order.saturating_sub(1);
-        let taken =
-            lists.free.take(table, head, most).or_else(|| lists.zeroed.take(table, head, most));
-        let Some(order) = taken else { return 0 };
+        let Some(order) = list.take(table, head, self.order.saturating_sub(1)) else { return 0 };
         self.set(at, 1 << order, true);
         1 << order
     }
 
+    /// Adds a single frame of the part, which is free.
+    pub fn put(&mut self, frame: Frame<Clean>) {
+        debug_assert_eq!(frame.order(), 0, "blocks are gathered");
+        let number = frame.into_number();
+        self.frames.meta(number).end_ownership();
+        self.set(number.0 - self.first.0, 1, true);
+    }
+
     /// Takes up to `to.len()` single frames, for the caller to use.
     pub fn take<'b>(&mut self, to: &'b mut [FrameNumber]) -> Bulk<'b, Clean> {
-        let mut got = 0;
+        let (mut got, mut at) = (0, 0);
         while got < to.len() {
-            let Some((head, behind)) = self.block_from(0) else { break };
+            let Some((head, behind)) = self.block_from(at) else { break };
             let mut order = self.frames.meta(head).order();
             while order != 0 {
                 order -= 1;
@@ -178,7 +201,8 @@ impl Isolated<'_> {
                 }
             }
             debug_assert!(behind > head.0 - self.first.0, "a block of no frames");
-            self.set(head.0 - self.first.0, 1, false);
+            at = head.0 - self.first.0;
+            self.set(at, 1, false);
             to[got] = head;
             got += 1;
         }
@@ -203,7 +227,7 @@ impl Isolated<'_> {
 
 impl Drop for Isolated<'_> {
     fn drop(&mut self) {
-        let Some(mut at) = self.next_from(0).filter(|_| !lost(Mutant::IsolatedGoBack)) else {
+        let Some(mut at) = self.next_from(0, true).filter(|_| !lost(Mutant::IsolatedGoBack)) else {
             return;
         };
         let frames = self.frames;

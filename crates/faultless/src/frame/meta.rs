@@ -187,6 +187,18 @@ impl FrameMeta {
         }
     }
 
+    /// Whether it is of `kind`: one comparison.
+    #[inline(always)]
+    pub(super) fn is(&self, kind: Kind) -> bool {
+        self.kind.load(Ordering::Relaxed) == kind.encode()
+    }
+
+    /// Whether it is a page of a program or an object, as far as [`kind`](Self::kind) is steady.
+    #[inline(always)]
+    pub fn is_page(&self) -> bool {
+        self.is(Kind::Used(Use::Anon)) || self.is(Kind::Used(Use::Shared))
+    }
+
     /// What the frame is. Steady only while the caller owns it, or everything is quiet.
     #[inline]
     pub fn kind(&self) -> Kind {
@@ -490,6 +502,13 @@ impl FrameTable {
     #[inline]
     pub fn find(&self, frame: FrameNumber) -> Option<&FrameMeta> {
         self.metas.get(frame.0.wrapping_sub(self.base) as usize)
+    }
+
+    /// The metadata of the `count` frames from `first` on, which all lie between the first and the last frame of all regions.
+    #[inline]
+    pub(super) fn run(&self, first: FrameNumber, count: u32) -> Option<&[FrameMeta]> {
+        let from = first.0.wrapping_sub(self.base) as usize;
+        self.metas.get(from..)?.get(..count as usize)
     }
 
     /// The frame whose metadata holds `link`, a link that [`FrameMeta::retire_link`] gave.

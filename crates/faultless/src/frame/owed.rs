@@ -37,15 +37,15 @@ impl OwedList {
         Self { list, count: AtomicU64::new(0) }
     }
 
-    fn push(&self, table: &FrameTable, number: FrameNumber, wait: &impl Wait) {
+    /// Adds those of `run` at the end.
+    fn append(&self, table: &FrameTable, run: &OwedRun, wait: &impl Wait) {
         let mut list = self.list.lock(wait);
-        table.meta(number).next.store(NO_FRAME, Ordering::Relaxed);
         match list.last {
-            NO_FRAME => list.first = number.0,
-            last => table.meta(FrameNumber(last)).next.store(number.0, Ordering::Relaxed),
+            NO_FRAME => list.first = run.first,
+            last => table.meta(FrameNumber(last)).next.store(run.first, Ordering::Relaxed),
         }
-        list.last = number.0;
-        self.count.fetch_add(1, Ordering::Relaxed);
+        list.last = run.last;
+        self.count.fetch_add(run.count, Ordering::Relaxed);
     }
 
     /// Takes the first frames whose stamps are `paid`, and returns how many.
@@ -81,15 +81,50 @@ impl OwedList {
     }
 }
 
+/// Frames of one arena that wait for the same flush, and are not among its others yet: so these are locked once for all of them.
+#[derive(Debug)]
+#[must_use = "frames that are not kept are lost"]
+pub struct OwedRun {
+    first: u32,
+    last: u32,
+    count: u64,
+}
+
+impl OwedRun {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { first: NO_FRAME, last: NO_FRAME, count: 0 }
+    }
+}
+
 impl Frames {
-    /// Keeps a single frame until the flush with this stamp is done. Its bytes stay as they are.
-    pub fn keep_owed(&self, frame: Frame<Owed>, stamp: u64, wait: &impl Wait) {
+    /// Adds a single frame, which waits for the flush with this stamp, to `run`, for which [`keep_owed`](Self::keep_owed) is called. Its bytes stay as they
+    /// are.
+    #[inline]
+    pub fn add_owed(&self, run: &mut OwedRun, frame: Frame<Owed>, stamp: u64, wait: &impl Wait) {
         debug_assert_eq!(frame.order(), 0, "blocks are not kept");
         let number = frame.into_number();
         let meta = self.meta(number);
+        if run.count != 0 && self.meta(FrameNumber(run.last)).arena() != meta.arena() {
+            self.keep_owed(run, wait);
+        }
         meta.set_kind(Kind::Owed);
         meta.index.store(stamp, Ordering::Relaxed);
-        self.arena_of(number).owed.push(&self.table, number, wait);
+        meta.next.store(NO_FRAME, Ordering::Relaxed);
+        match run.count {
+            0 => run.first = number.0,
+            _ => self.meta(FrameNumber(run.last)).next.store(number.0, Ordering::Relaxed),
+        }
+        run.last = number.0;
+        run.count += 1;
+    }
+
+    /// Keeps the frames of `run` until their flush is done.
+    pub fn keep_owed(&self, run: &mut OwedRun, wait: &impl Wait) {
+        if run.count != 0 {
+            self.arena_of(FrameNumber(run.first)).owed.append(&self.table, run, wait);
+            *run = OwedRun::new();
+        }
     }
 
     /// Gives the frames whose stamps are at most `paid` to their arenas. Returns how many there were.

@@ -7,7 +7,8 @@
 //!    pinned page, a frame in a CPU's list. So is one that is free, or has no free frame, or more used ones than the caller wants to move for it;
 //! 2. its free frames are isolated, so that nobody allocates there;
 //! 3. its pages [move](super::migrate), in batches, to frames of the block that the upper hand is at, which are isolated as well;
-//! 4. the flushes that its frames wait for are done, all at once, and what was freed in it is isolated, too. If these are all of its frames, they are
+//!    The frames that they leave are isolated at once, but for those that wait for a flush;
+//! 4. if some do, all flushes are done at once, and what was freed in it is isolated, too. If these are all of its frames, they are
 //!    given back as one block. If not, since a page could not move or another CPU keeps a frame, they are given back as they were.
 //!
 //! Nothing is held between these steps but isolated frames, which go back when their values are dropped. So whatever other CPUs do meanwhile they do as ever; a page
@@ -21,7 +22,6 @@ use super::taken::BATCH;
 use crate::addr::FrameNumber;
 use crate::error::Errno;
 use crate::frame::isolated::Isolated;
-use crate::frame::{Kind, Use};
 use crate::machine::{MAX_NODES, Machine};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -238,8 +238,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let mut block = frames.isolated(first, order);
         block.gather(self);
-        let mut at = first.0;
-        while at < first.0 + (1 << order) {
+        let mut next = block.next_missing(first);
+        while next.is_some() {
             if pass.may_move() == 0 {
                 return false;
             }
@@ -247,33 +247,35 @@ impl<M: Machine> Cpu<'_, M> {
                 [const { Moving { frame: FrameNumber(0), outcome: Err(Errno::EBUSY) } }; BATCH];
             let room = self.room(pass).min(BATCH).min(pass.may_move());
             let mut count = 0;
-            while at < first.0 + (1 << order) && count < room {
-                if !block.has(FrameNumber(at)) && self.hold_movable(FrameNumber(at)) {
-                    moving[count].frame = FrameNumber(at);
+            while let Some(frame) = next.filter(|_| count < room) {
+                if self.hold_movable(frame) {
+                    moving[count].frame = frame;
                     count += 1;
                 }
-                at += 1;
+                next = block.next_missing(FrameNumber(frame.0 + 1));
             }
             let moving = &mut moving[..count];
-            self.move_to_room(pass, moving);
+            self.move_to_room(pass, moving, &mut block);
             if room == 0 || moving.iter().any(|moving| moving.outcome.is_err()) {
                 // The hands have met; or others use the page.
                 return true;
             }
         }
-        self.gather_freed();
-        block.gather(self);
+        if block.len() != 1 << order {
+            self.gather_freed();
+            block.gather(self);
+        }
         pass.done.blocks += u64::from(block.join());
         true
     }
 
-    /// Moves pages to frames of the room, of which there are enough.
-    fn move_to_room(&self, pass: &mut Pass<'_>, moving: &mut [Moving]) {
+    /// Moves pages of `block` to frames of the room, of which there are enough.
+    fn move_to_room(&self, pass: &mut Pass<'_>, moving: &mut [Moving], block: &mut Isolated<'_>) {
         let (Some(room), 1..) = (&mut pass.room, moving.len()) else { return };
         self.state().counts.add(Counter::CompactIsolated, moving.len() as u64);
         let mut numbers = [FrameNumber(0); BATCH];
         let to = room.take(&mut numbers[..moving.len()]);
-        self.migrate_to(moving, to);
+        self.migrate_to(moving, to, |frame| block.put(frame));
         pass.done.moved += moving.iter().filter(|moving| moving.outcome.is_ok()).count() as u64;
     }
 
@@ -307,8 +309,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Takes a reference to the page in `frame`, if it is one that may move.
     fn hold_movable(&self, frame: FrameNumber) -> bool {
         let meta = self.vm().frames.meta(frame);
-        let may_move =
-            || matches!(meta.kind(), Kind::Used(Use::Anon | Use::Shared)) && !meta.is_pinned();
+        let may_move = || meta.is_page() && !meta.is_pinned();
         if !may_move() || !meta.get_ref_unless_zero() {
             return false;
         }

@@ -45,10 +45,22 @@ impl<M: Machine> Cpu<'_, M> {
         let nested = self.state().evicting.replace(true);
         clock.begin();
         let mut dirty = [None; BATCH];
-        if !nested {
-            self.swap_out(frames);
+        let mut others = [FrameNumber(0); BATCH];
+        let mut count = 0;
+        // What becomes a page of the swap area is dirty.
+        let swapped = if nested { 0 } else { self.swap_out(frames) };
+        for (at, frame) in frames.iter().enumerate() {
+            if swapped & (1 << at) != 0 {
+                dirty[at] = Some(*frame);
+            } else {
+                others[count] = *frame;
+                count += 1;
+            }
         }
-        let mut freed = self.evict_clean(frames, &mut dirty);
+        let mut freed = 0;
+        if count != 0 {
+            freed += self.evict_clean(&others[..count], &mut dirty);
+        }
         if !nested {
             freed += self.evict_dirty(&mut dirty);
         }
@@ -62,10 +74,10 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it puts into `dirty`.
+    /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it puts into free places of `dirty`.
     fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut [Option<FrameNumber>; BATCH]) -> u64 {
         let mut freed = 0;
-        let mut places = dirty.iter_mut();
+        let mut places = dirty.iter_mut().filter(|place| place.is_none());
         let mut put = |frame: FrameNumber, errno: Errno| {
             if errno == Errno::EAGAIN
                 && let Some(place) = places.next()
@@ -85,7 +97,7 @@ impl<M: Machine> Cpu<'_, M> {
             let refs = page.entries() + 1;
             self.note_evicted(page);
             self.unmap(batch, at, |_| Entry::NONE);
-            freed += u64::from(batch.leave(self, at, refs));
+            freed += u64::from(batch.leave(self, at, refs, |frame| self.free(frame)));
         });
         if let Err(OutOfMemory) = taken {
             // SAFETY: as above.
@@ -99,8 +111,15 @@ impl<M: Machine> Cpu<'_, M> {
     /// Writes pages that are dirty, and evicts them. It drops the references to those that it takes out of `dirty`.
     fn evict_dirty(&self, dirty: &mut [Option<FrameNumber>; BATCH]) -> u64 {
         let mut freed = 0;
-        while let Some(first) = dirty.iter().flatten().next().copied() {
-            let Some(object) = self.object_of(first) else { break };
+        while let Some(first) = dirty.iter_mut().find(|place| place.is_some()) {
+            let Some(object) = first.and_then(|frame| self.object_of(frame)) else {
+                // A program's again.
+                if let Some(frame) = first.take() {
+                    // SAFETY: the caller's reference, which never was a mapping.
+                    unsafe { self.put_unmapped(frame) };
+                }
+                continue;
+            };
             let mut own = [FrameNumber(0); BATCH];
             let mut count = 0;
             for place in dirty.iter_mut() {
@@ -145,7 +164,7 @@ impl<M: Machine> Cpu<'_, M> {
             let mappings = self.unmap(batch, at, Entry::undirtied);
             cleaned[count] = (index(frame), frame);
             count += 1;
-            batch.leave(self, at, mappings);
+            batch.leave(self, at, mappings, |frame| self.free(frame));
         });
         let written = laundry.write(self, &cleaned[..count]);
         self.count_swapped(object, Counter::SwapOut, written);
@@ -184,6 +203,7 @@ impl<M: Machine> Cpu<'_, M> {
             batch.flush(self, then);
         }
         (0..batch.len()).for_each(|at| each(&mut batch, at));
+        batch.end(self);
         Ok(())
     }
 

@@ -36,18 +36,24 @@ impl<M: Machine> Cpu<'_, M> {
             let to = &mut numbers[..moving.len()];
             frames = self.vm().frames.alloc_on(self.local(), node, to, self);
         }
-        self.migrate_to(moving, frames);
+        self.migrate_to(moving, frames, |frame| self.free(frame));
     }
 
-    /// As [`migrate`](Self::migrate), to `frames`. Pages for which there is none do not move, and a frame that is left over is freed.
-    pub(crate) fn migrate_to(&self, moving: &mut [Moving], frames: Bulk<'_, Clean>) {
+    /// As [`migrate`](Self::migrate), to `frames`. Pages for which there is none do not move, and a frame that is left over is freed. The old frames go to `free`,
+    /// but for those that wait for a flush.
+    pub(crate) fn migrate_to(
+        &self,
+        moving: &mut [Moving],
+        frames: Bulk<'_, Clean>,
+        free: impl FnMut(Frame<Clean>),
+    ) {
         order::before::<Reclaim>(self);
         // Spaces that are entered wait for this CPU when they end.
         let _entered = order::hold::<Reclaim>(self);
         {
             let section = self.section();
             match Batch::try_new(self, moving.len()) {
-                Ok(batch) => self.migrate_in(&section, batch, moving, frames),
+                Ok(batch) => self.migrate_in(&section, batch, moving, frames, free),
                 Err(OutOfMemory) => {
                     self.free_bulk(frames);
                     moving.iter_mut().for_each(|moving| moving.outcome = Err(Errno::ENOMEM));
@@ -71,6 +77,7 @@ impl<M: Machine> Cpu<'_, M> {
         mut batch: Batch<'s>,
         moving: &mut [Moving],
         mut frames: Bulk<'_, Clean>,
+        mut free: impl FnMut(Frame<Clean>),
     ) {
         for (at, moving) in moving.iter().enumerate() {
             if at < frames.len() {
@@ -85,18 +92,25 @@ impl<M: Machine> Cpu<'_, M> {
         }
         for (at, moving) in moving.iter_mut().enumerate() {
             moving.outcome = match (batch.pages()[at].failed, frames.pop()) {
-                (None, Some(to)) => Ok(self.complete(&mut batch, at, to)),
+                (None, Some(to)) => Ok(self.complete(&mut batch, at, to, &mut free)),
                 (failed, to) => {
                     to.into_iter().for_each(|frame| self.free(frame));
                     Err(failed.unwrap_or(Errno::ENOMEM))
                 }
             };
         }
+        batch.end(self);
         self.free_bulk(frames);
     }
 
     /// Copies a page whose entries are all taken and flushed to the frame `to`, stores the new entries, and leaves the old frame. Returns the new one.
-    fn complete(&self, batch: &mut Batch<'_>, at: usize, to: Frame<Clean>) -> FrameNumber {
+    fn complete(
+        &self,
+        batch: &mut Batch<'_>,
+        at: usize,
+        to: Frame<Clean>,
+        free: impl FnOnce(Frame<Clean>),
+    ) -> FrameNumber {
         let page = &batch.pages()[at];
         let (from, refs) = (page.frame, page.entries());
         let meta = self.vm().frames.meta(from);
@@ -113,7 +127,7 @@ impl<M: Machine> Cpu<'_, M> {
             .store(meta.lives.load(Ordering::Relaxed), Ordering::Relaxed);
         batch.store(at, |found| found.seen.with_frame(to), |seen| seen.with_frame(to));
         // With the batch's own.
-        batch.leave(self, at, refs + 1);
+        batch.leave(self, at, refs + 1, free);
         to
     }
 }

@@ -320,41 +320,39 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Makes those of the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs pages of the swap area, dirty. The caller has a
-    /// reference to each, which it keeps. Not inside a grace section, and holding no lock.
-    pub(super) fn swap_out(&self, frames: &[FrameNumber]) {
-        let Some(swap) = self.swap_with_room() else { return };
+    /// reference to each, which it keeps. Returns which they are, a bit for each place. Not inside a grace section, and holding no lock.
+    pub(super) fn swap_out(&self, frames: &[FrameNumber]) -> u32 {
+        let Some(swap) = self.swap_with_room() else { return 0 };
         let is_anon =
             |frame: &FrameNumber| self.vm().frames.meta(*frame).kind() == Kind::Used(Use::Anon);
-        let mut anon = [FrameNumber(0); BATCH];
+        let mut anon = [(0, FrameNumber(0)); BATCH];
         let mut slots = [const { None }; BATCH];
         let mut count = 0;
-        for frame in frames.iter().copied().filter(is_anon) {
+        for (at, frame) in frames.iter().enumerate().filter(|(_, frame)| is_anon(frame)) {
             slots[count] = swap.reserve(self);
             if slots[count].is_none() {
                 break;
             }
-            anon[count] = frame;
+            anon[count] = (at, *frame);
             count += 1;
         }
-        if count != 0 {
-            // Where the heap is exhausted, all stay.
-            let _done = self.swap_batch(swap, &anon[..count], &mut slots);
-        }
+        // Where the heap is exhausted, all stay.
+        if count == 0 { 0 } else { self.swap_batch(swap, &anon[..count], &mut slots).unwrap_or(0) }
     }
 
-    /// [`swap_out`](Self::swap_out) of pages for which slots are reserved.
+    /// [`swap_out`](Self::swap_out) of pages, each with its place, for which slots are reserved.
     fn swap_batch(
         &self,
         swap: &Swap,
-        frames: &[FrameNumber],
+        frames: &[(usize, FrameNumber)],
         slots: &mut [Option<Slot<'_>>; BATCH],
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<u32, OutOfMemory> {
         order::before::<Reclaim>(self);
         // Spaces that are entered wait for this CPU when they end.
         let _entered = order::hold::<Reclaim>(self);
         let section = self.section();
         let mut batch = Batch::try_new(self, frames.len())?;
-        frames.iter().for_each(|frame| batch.find(self, &section, *frame));
+        frames.iter().for_each(|(_, frame)| batch.find(self, &section, *frame));
         let mut names = [const { None }; BATCH];
         batch.take(self, |at, page, mappings| {
             if page.object.is_some() {
@@ -369,7 +367,8 @@ impl<M: Machine> Cpu<'_, M> {
         if !lost(Mutant::SwapFlush) {
             batch.flush(self, Then::Stay);
         }
-        for at in 0..batch.len() {
+        let mut gone = 0;
+        for (at, (place, _)) in frames.iter().enumerate() {
             let page = &batch.pages()[at];
             let (frame, count) = (page.frame, page.entries());
             let own = (names[at].take(), slots[at].take());
@@ -389,15 +388,17 @@ impl<M: Machine> Cpu<'_, M> {
                     Entry::swapped(slot)
                 };
                 batch.store(at, swapped, |seen| seen);
+                gone |= 1 << place;
                 // One of them is the object's now.
-                batch.leave(self, at, count - 1);
+                batch.leave(self, at, count - 1, |frame| self.free(frame));
                 if let Some(dead) = dead {
                     // SAFETY: the object's reference, whose entry is gone, and which never was a mapping.
                     unsafe { self.put_unmapped(dead) };
                 }
             }
         }
-        Ok(())
+        batch.end(self);
+        Ok(gone)
     }
 
     /// Takes the entry that a slot, which is reserved, has in the area's object, whatever is there: what it names is dead. Returns it with the dead

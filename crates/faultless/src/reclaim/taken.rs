@@ -9,7 +9,7 @@
 //! 3. [`flush`](Batch::flush): the translations of the whole batch, once for each space. The flush of a page all of whose mappings are read-only
 //!    is [deferred](crate::tlb::deferred), if it may be. Where an operation has a claim on a page, all of the space is flushed: the operation may have changed
 //!    the entry, and not have flushed yet what CPUs could do before, here or at the address that the page has moved from;
-//! 4. the caller stores other entries, and [leaves](Cpu::leave_frame) the frames. A frame whose flush is deferred is kept as it is.
+//! 4. the caller stores other entries, and [leaves](Batch::leave) the frames. Those whose flush is deferred are kept as they are, all at the [end](Batch::end).
 //!
 //! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is lost: none comes between the flush
 //! and the new entry. No VMA is looked at and no page is claimed: writers change an entry before it is taken or after it is stored.
@@ -20,13 +20,15 @@
 use crate::addr::{FrameNumber, VirtRange};
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
-use crate::frame::{Kind, Use};
+use crate::frame::owed::OwedRun;
+use crate::frame::{Clean, Frame, Kind, Use};
 use crate::heap::{Bounded, Shared, try_push};
 use crate::machine::{Machine, SpaceId};
 use crate::rmap::walk::Found;
 use crate::space::batch::shoot_core;
 use crate::space::fixed::{Core, Entered};
 use crate::space::huge::split_leaf;
+use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
@@ -98,6 +100,8 @@ pub(super) struct Batch<'s> {
     mappings: Vec<Mapping<'s>>,
     /// The stamp of the flush that is deferred.
     stamp: u64,
+    /// Frames that wait for it, up to the [end](Self::end).
+    owed: OwedRun,
 }
 
 impl<'s> Batch<'s> {
@@ -109,7 +113,7 @@ impl<'s> Batch<'s> {
         let mut mappings = Vec::new();
         // Most pages have one.
         mappings.try_reserve(most).map_err(|_| OutOfMemory)?;
-        Ok(Self { pages: Bounded::try_new(most)?, mappings, stamp: 0 })
+        Ok(Self { pages: Bounded::try_new(most)?, mappings, stamp: 0, owed: OwedRun::new() })
     }
 
     /// Adds a page that [`leave`](Self::leave) knows by its place: the one in `frame`, to which the caller has a reference; or one that fails.
@@ -178,7 +182,7 @@ impl<'s> Batch<'s> {
 
     /// Step 3.
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
-        let quiet = quiet_space(cpu, &self.mappings);
+        let quiet = Quiet::of(cpu, &self.mappings);
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
         for page in self.pages.iter().filter(|page| !page.defers) {
             for mapping in &mut self.mappings[page.mappings.clone()] {
@@ -229,18 +233,25 @@ impl<'s> Batch<'s> {
         count
     }
 
-    /// The end of step 4: drops `refs` references to the frame of the page at place `at`, all that were known, whose entries are gone. Returns whether
-    /// the frame is free, or will be once its flush is done.
-    pub(super) fn leave<M: Machine>(&self, cpu: &Cpu<'_, M>, at: usize, refs: u32) -> bool {
+    /// The end of step 4 for a page: drops `refs` references to the frame of the page at place `at`, all that were known, whose entries are gone. If the frame
+    /// is free, it goes to `free`, or waits for its flush. Returns whether it is, or will be.
+    pub(super) fn leave<M: Machine>(
+        &mut self,
+        cpu: &Cpu<'_, M>,
+        at: usize,
+        refs: u32,
+        free: impl FnOnce(Frame<Clean>),
+    ) -> bool {
         let Page { frame, defers, .. } = self.pages[at];
         if cpu.vm().frames.meta(frame).put_all(refs) {
             // SAFETY: all references were ours, and no entry names the frame.
             let owed = unsafe { cpu.vm().frames.reclaim(frame) };
             if defers {
-                cpu.keep_owed(owed, self.stamp);
+                cpu.count(Counter::FrameOwed);
+                cpu.vm().frames.add_owed(&mut self.owed, owed, self.stamp, cpu);
             } else {
                 // SAFETY: flushed.
-                cpu.free(unsafe { owed.settle() });
+                free(unsafe { owed.settle() });
             }
             return true;
         }
@@ -256,30 +267,38 @@ impl<'s> Batch<'s> {
         freed
     }
 
+    /// The end: all pages are left, or have failed.
+    pub(super) fn end<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
+        cpu.vm().frames.keep_owed(&mut self.owed, cpu);
+    }
+
     /// Chooses those of the pages whose entries are taken that need not be flushed at once, and returns the stamp of their flush.
-    fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then, quiet: Option<SpaceId>) -> u64 {
+    fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then, quiet: Quiet) -> u64 {
         let frames = &cpu.vm().frames;
         // Where pages leave because memory is short, their frames can be had as soon as all flushes are done, which is one for many batches.
         let short = then == Then::Move && frames.is_scarce();
         if short || frames.owes_most() || !cpu.vm().knobs.deferred_flush() {
             return 0;
         }
+        let mut any = false;
         for page in self.pages.iter_mut() {
             let own = &self.mappings[page.mappings.clone()];
             let may = |mapping: &Mapping<'_>| may_defer(cpu, mapping, quiet);
             page.defers = !own.is_empty() && own.iter().all(may);
+            any |= page.defers;
         }
-        let deferred = || self.pages.iter().filter(|page| page.defers);
-        if deferred().next().is_none() {
+        if !any {
             return 0;
         }
-        // Each space and object once, if pages of one lie side by side, as they mostly do.
+        let deferred = || self.pages.iter().filter(|page| page.defers);
         let mappings = deferred().flat_map(|page| &self.mappings[page.mappings.clone()]);
+        // Each space once, if pages of one lie side by side, as they mostly do.
         let mut before = None;
-        let spaces = mappings.filter_map(move |mapping| {
-            let core = &*mapping.found.space;
-            (before.replace(core.id) != Some(core.id)).then_some(core)
-        });
+        let spaces =
+            mappings.take(if quiet.alone { 1 } else { usize::MAX }).filter_map(move |it| {
+                let core = &*it.found.space;
+                (before.replace(core.id) != Some(core.id)).then_some(core)
+            });
         let stamp = cpu.defer_flush(spaces.clone().map(|space| &*space.cpus));
         // Before the new entries are stored: a CPU that finds one, and then changes what the page shows, finds the stamp.
         for space in spaces {
@@ -383,31 +402,46 @@ fn take_of<'s, M: Machine>(
     None
 }
 
-/// The space of the first of `mappings`, if no operation has a claim on any page between those that are mapped there: a look at all of them costs as much
-/// as one at each. Called behind the barriers with which the entries were taken, as [`is_claimed`].
-fn quiet_space<M: Machine>(cpu: &Cpu<'_, M>, mappings: &[Mapping<'_>]) -> Option<SpaceId> {
-    let space = &mappings.first()?.found.space;
-    let own = mappings.iter().filter(|mapping| mapping.found.space.id == space.id);
-    let hull = own.map(|mapping| VirtRange::page(mapping.found.addr)).reduce(VirtRange::hull)?;
-    (!is_claimed(cpu, space, hull)).then_some(space.id)
+/// What is known of the spaces of a batch before each mapping is looked at.
+#[derive(Clone, Copy, Debug)]
+struct Quiet {
+    /// The space of the first mapping, if no operation has a claim on any page between those that are mapped there: a look at all of them costs as much as one
+    /// at each.
+    space: Option<SpaceId>,
+    /// Whether all mappings are of one space.
+    alone: bool,
 }
 
-/// Whether no CPU can store by a translation of an entry, which is taken. In the space `quiet` nothing is claimed.
-fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Option<SpaceId>) -> bool {
+impl Quiet {
+    /// Called behind the barriers with which the entries were taken, as [`is_claimed`].
+    fn of<M: Machine>(cpu: &Cpu<'_, M>, mappings: &[Mapping<'_>]) -> Self {
+        let Some(first) = mappings.first() else { return Self { space: None, alone: true } };
+        let space = &first.found.space;
+        let (mut low, mut high, mut alone) = (first.found.addr, first.found.addr, true);
+        for mapping in mappings {
+            if mapping.found.space.id == space.id {
+                low = low.min(mapping.found.addr);
+                high = high.max(mapping.found.addr);
+            } else {
+                alone = false;
+            }
+        }
+        let hull = VirtRange::page(low).hull(VirtRange::page(high));
+        Self { space: (!is_claimed(cpu, space, hull)).then_some(space.id), alone }
+    }
+}
+
+/// Whether no CPU can store by a translation of an entry, which is taken. In the space that is `quiet` nothing is claimed.
+fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Quiet) -> bool {
     let Found { space, addr, seen, .. } = &mapping.found;
     let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
     let claimed = || is_claimed_in(cpu, space, *addr, quiet) && !lost(Mutant::DeferLooksAtClaims);
     mapping.taken.is_some() && !stores && !claimed()
 }
 
-/// [`is_claimed`] of one page, where nothing is claimed in the space `quiet`.
-fn is_claimed_in<M: Machine>(
-    cpu: &Cpu<'_, M>,
-    space: &Entered,
-    addr: u64,
-    quiet: Option<SpaceId>,
-) -> bool {
-    quiet != Some(space.id) && is_claimed(cpu, space, VirtRange::page(addr))
+/// [`is_claimed`] of one page, where nothing is claimed in the space that is `quiet`.
+fn is_claimed_in<M: Machine>(cpu: &Cpu<'_, M>, space: &Entered, addr: u64, quiet: Quiet) -> bool {
+    quiet.space != Some(space.id) && is_claimed(cpu, space, VirtRange::page(addr))
 }
 
 /// What is to be flushed of an entry's space before its frame is another's, if the entry is taken. All of it, where the flush of an operation that has
@@ -415,7 +449,7 @@ fn is_claimed_in<M: Machine>(
 fn what_to_flush<M: Machine>(
     cpu: &Cpu<'_, M>,
     mapping: &Mapping<'_>,
-    quiet: Option<SpaceId>,
+    quiet: Quiet,
 ) -> Option<VirtRange> {
     let Found { ref space, addr, seen, .. } = mapping.found;
     if mapping.taken.is_none() {

@@ -1,7 +1,6 @@
 //! [Deferred flushes](crate::tlb::deferred), and the frames that wait for them.
 
 use super::Cpu;
-use crate::frame::{Frame, Owed};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
@@ -49,12 +48,6 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn defer_flush<'a>(&self, of: impl Iterator<Item = &'a CpuSet>) -> u64 {
         self.count(Counter::FlushDeferred);
         self.vm().deferred.defer(of, self)
-    }
-
-    /// Keeps a frame until its flush is done.
-    pub(crate) fn keep_owed(&self, frame: Frame<Owed>, stamp: u64) {
-        self.count(Counter::FrameOwed);
-        self.vm().frames.keep_owed(frame, stamp, self);
     }
 
     /// Whether the flush of a page of a space or object, which keeps `pending`, may not have been done.
