@@ -50,8 +50,8 @@ const SUBJECTS: [Subject; 3] = [
     },
     Subject {
         name: "llm",
-        given: [&["fast=8M", "passes=2"], &["fast=2M", "passes=2"]],
-        ratios: &["1:1", "1:2.3", "1:4", "1:8"],
+        given: [&["fast=64M", "passes=1"], &["fast=2M", "passes=2"]],
+        ratios: &["1:4"],
         cpus: &[16],
     },
 ];

@@ -8,6 +8,7 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod calls;
+mod compact;
 mod faults;
 mod guest;
 mod huge;
