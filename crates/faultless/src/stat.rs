@@ -165,6 +165,8 @@ counters! {
     FlushDeferred = "flush_deferred",
     /// Times that all deferred flushes were done.
     DeferredSettled = "deferred_settled",
+    /// Times that a CPU dropped all of its translations by itself, since many frames waited for it.
+    DeferredOwn = "deferred_own",
     /// Frames that were kept for a deferred flush.
     FrameOwed = "frame_owed",
     /// Pages that moved to another frame.

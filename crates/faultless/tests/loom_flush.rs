@@ -145,6 +145,31 @@ impl Here {
     }
 }
 
+impl Here {
+    /// The same, where CPUs may have flushed by themselves.
+    fn reuse_collected(&self, page: usize) {
+        let World { tlbs, inboxes, set, mapped, frames, deferred } = &*self.world;
+        mapped[page].store(0, Ordering::Release);
+        let stamp = deferred.defer(core::iter::once(set), self);
+        deferred.ask();
+        deferred.collect(self, |cpu| set.contains(cpu));
+        if deferred.paid() < stamp {
+            deferred.settle(tlbs, inboxes, &self.local, self, |cpu| set.contains(cpu));
+        }
+        frames[page].add();
+    }
+
+    /// As `Cpu::flush_if_asked`.
+    fn flush_if_asked(&self) {
+        let World { tlbs, deferred, .. } = &*self.world;
+        if deferred.is_asked(&self.local) {
+            let before = deferred.before_flush();
+            tlbs.invalidate_all(self.local.id());
+            deferred.flushed(&self.local, before);
+        }
+    }
+}
+
 type Program = fn(&Here);
 
 /// Runs a program on each CPU. The first `members` CPUs have joined and used all pages before.
@@ -266,6 +291,47 @@ fn no_cpu_uses_what_was_flushed_later() {
     use_against_deferred_reuse();
 }
 
+/// A CPU flushes by itself, while its flush is deferred and then done.
+fn use_against_collected_reuse() {
+    programs(
+        None,
+        &[1],
+        [
+            |here| here.reuse_collected(0),
+            |here| {
+                here.load(0);
+                here.flush_if_asked();
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+#[test]
+fn no_cpu_uses_what_it_has_flushed_by_itself() {
+    use_against_collected_reuse();
+}
+
+/// A CPU joins while a flush is deferred, and collected.
+#[test]
+fn who_joins_is_not_passed_over() {
+    programs(
+        None,
+        &[],
+        [
+            |here| here.reuse_collected(0),
+            |here| {
+                here.join();
+                here.load(0);
+                here.flush_if_asked();
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
 /// A CPU joins while a flush is deferred.
 fn joining_against_deferred_reuse() {
     programs(
@@ -363,6 +429,8 @@ caught! {
         without EnterSetFence, joining_against_reuse(), says "Causality violation";
     who_settles_waits:
         without SettleAwaits, use_against_deferred_reuse(), says "Causality violation";
+    who_collects_looks_at_all:
+        without CollectLooks, use_against_collected_reuse(), says "Causality violation";
     who_defers_needs_its_fence:
         without DeferFence, joining_against_deferred_reuse(), says "Causality violation";
     what_did_not_fit_is_dropped_too:

@@ -1,4 +1,4 @@
-//! Deferred flushes: one page, two CPUs that run the program, one that moves the page, evicts it and writes to it, and settlements.
+//! Deferred flushes: one page, two CPUs that run the program, one that moves the page, evicts it and writes to it, settlements and collections.
 //!
 //! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it allows that. Without one the MMU walks: it reads the entry, and
 //! fills the TLB in a later step. A store that the entry forbids is a fault: read the entry; look at the stamp of the space, and wait while its flush is
@@ -72,6 +72,8 @@ pub enum At {
     Held(Frame),
     /// It has dropped its translation, and will note that it had flushed up to this stamp.
     Serving(Stamp),
+    /// The same, by itself: nobody waits for it.
+    Flushing(Stamp),
     /// It has dropped its translation, and left the set.
     Leaving,
 }
@@ -111,6 +113,8 @@ pub enum Settlement {
     Looks(u8, [bool; RUNNING]),
     /// It waits for these, up to this stamp.
     Awaits([bool; RUNNING], Stamp),
+    /// There is none, but a collection: it has looked at so many CPUs, and all of them have flushed up to this stamp.
+    Collects(u8, Stamp),
 }
 
 /// All there is.
@@ -155,6 +159,8 @@ pub enum Step {
     Serve(usize),
     /// A program's CPU leaves the space.
     Leave(usize),
+    /// A program's CPU flushes by itself: the first step of two.
+    Own(usize),
     /// The kernel begins to move the page.
     Move,
     /// The kernel begins to evict it.
@@ -165,8 +171,10 @@ pub enum Step {
     Write,
     /// The next step of what the kernel has begun.
     Kernel,
-    /// The next step of a settlement.
+    /// The next step of a settlement or collection, or the first of a settlement.
     Settle,
+    /// A collection begins.
+    Collect,
 }
 
 /// The machine, whole or less a line.
@@ -228,6 +236,10 @@ impl Deferral {
                 state.posted[cpu] = false;
                 At::Program
             }
+            At::Flushing(before) => {
+                state.note_flush(cpu, before);
+                At::Program
+            }
             At::Leaving => {
                 state.note_flush(cpu, state.clock);
                 state.posted[cpu] = false;
@@ -263,6 +275,16 @@ impl Deferral {
         state.tlb[cpu] = None;
         // A fault that waited begins again.
         state.cpus[cpu] = At::Serving(state.clock);
+        Some(())
+    }
+
+    /// CPU `cpu`, which may hold translations for which a frame waits, drops all.
+    fn flush(state: &mut State, cpu: usize) -> Option<()> {
+        let due = state.flushed[cpu] < state.owes[cpu] && state.owes();
+        if state.cpus[cpu] != At::Program || !due {
+            return None;
+        }
+        (state.tlb[cpu], state.cpus[cpu]) = (None, At::Flushing(state.clock));
         Some(())
     }
 
@@ -325,7 +347,10 @@ impl Deferral {
                         state.posted[cpu] |= state.in_set[cpu];
                     }
                     Kernel::Awaits(then, frame, stores)
-                } else if matches!(state.settlement, Settlement::Looks(..)) {
+                } else if matches!(
+                    state.settlement,
+                    Settlement::Looks(..) | Settlement::Collects(..)
+                ) {
                     // The lock of the stamps.
                     return None;
                 } else {
@@ -399,18 +424,43 @@ impl Deferral {
                 if (0..RUNNING).any(awaited) && !self.lost(Mutant::SettleAwaits) {
                     return None;
                 }
-                state.paid = state.paid.max(stamp);
-                for owner in &mut state.frames {
-                    if let Owner::Owed(stamp) = *owner
-                        && (stamp <= state.paid || self.lost(Mutant::ReleaseLooksAtStamps))
-                    {
-                        *owner = Owner::Free;
-                    }
-                }
+                self.pay(state, stamp);
+                Settlement::None
+            }
+            Settlement::Collects(looked, floor) if usize::from(looked) < RUNNING => {
+                let cpu = usize::from(looked);
+                let may_hold = state.flushed[cpu] < state.owes[cpu] && state.in_set[cpu];
+                let counts = may_hold && !self.lost(Mutant::CollectLooks);
+                let floor = if counts { floor.min(state.flushed[cpu]) } else { floor };
+                Settlement::Collects(looked + 1, floor)
+            }
+            Settlement::Collects(_, floor) => {
+                self.pay(state, floor);
                 Settlement::None
             }
         };
         Some(())
+    }
+
+    /// A collection begins.
+    fn collect(state: &mut State) -> Option<()> {
+        let may = state.settlement == Settlement::None
+            && state.owes()
+            && !matches!(state.kernel, Kernel::Defers(..));
+        state.settlement = may.then_some(Settlement::Collects(0, state.clock))?;
+        Some(())
+    }
+
+    /// What is up to `stamp` is paid, and the frames that wait for that are free.
+    fn pay(&self, state: &mut State, stamp: Stamp) {
+        state.paid = state.paid.max(stamp);
+        for owner in &mut state.frames {
+            if let Owner::Owed(stamp) = *owner
+                && (stamp <= state.paid || self.lost(Mutant::ReleaseLooksAtStamps))
+            {
+                *owner = Owner::Free;
+            }
+        }
     }
 }
 
@@ -504,10 +554,11 @@ impl Model for Deferral {
 
     fn actions(&self, _: &State, steps: &mut Vec<Step>) {
         for cpu in 0..RUNNING {
-            steps.extend([Step::Cpu(cpu), Step::Store(cpu), Step::Serve(cpu), Step::Leave(cpu)]);
+            steps.extend([Step::Cpu(cpu), Step::Store(cpu), Step::Serve(cpu)]);
+            steps.extend([Step::Own(cpu), Step::Leave(cpu)]);
         }
         steps.extend([Step::Move, Step::Evict, Step::Protect, Step::Write]);
-        steps.extend([Step::Kernel, Step::Settle]);
+        steps.extend([Step::Kernel, Step::Settle, Step::Collect]);
     }
 
     fn next_state(&self, last: &State, step: Step) -> Option<State> {
@@ -516,6 +567,7 @@ impl Model for Deferral {
             Step::Cpu(cpu) => self.cpu(&mut next, cpu),
             Step::Store(cpu) => self.store(&mut next, cpu),
             Step::Serve(cpu) => Self::serve(&mut next, cpu),
+            Step::Own(cpu) => Self::flush(&mut next, cpu),
             Step::Leave(cpu) => Self::leave(&mut next, cpu),
             Step::Move => Self::begin(&mut next, |state| {
                 let to = state.free()?;
@@ -527,6 +579,7 @@ impl Model for Deferral {
             Step::Write => self.write(&mut next),
             Step::Kernel => self.kernel(&mut next),
             Step::Settle => self.settle(&mut next),
+            Step::Collect => Self::collect(&mut next),
         }?;
         (next != *last).then_some(next)
     }
@@ -555,6 +608,17 @@ impl Model for Deferral {
             Property::sometimes("a settlement interrupts nobody", |_, state: &State| {
                 state.owes() && matches!(state.settlement, Settlement::Awaits([false, false], _))
             }),
+            Property::sometimes(
+                "a frame is free since its CPUs have flushed by themselves",
+                |_, state: &State| {
+                    let waits = |floor| {
+                        let is_up_to =
+                            |owner: &Owner| matches!(owner, Owner::Owed(stamp) if *stamp <= floor);
+                        state.frames.iter().any(is_up_to) && state.in_set.contains(&true)
+                    };
+                    matches!(state.settlement, Settlement::Collects(2, floor) if waits(floor))
+                },
+            ),
             Property::sometimes("a fault waits for a settlement", |_, state: &State| {
                 state.is_pending() && state.cpus.iter().any(|cpu| matches!(cpu, At::Fault(_)))
             }),

@@ -60,6 +60,11 @@ fn a_settlement_that_waits_for_nobody_frees_what_is_in_use() {
 }
 
 #[test]
+fn a_collection_that_looks_at_no_cpu_frees_what_is_in_use() {
+    breaks(Mutant::CollectLooks, STALE);
+}
+
+#[test]
 fn a_frame_that_is_freed_before_its_own_flush_is_in_use() {
     breaks(Mutant::ReleaseLooksAtStamps, STALE);
 }

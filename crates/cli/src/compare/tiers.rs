@@ -50,7 +50,7 @@ const SUBJECTS: [Subject; 3] = [
     },
     Subject {
         name: "llm",
-        given: [&["fast=64M", "passes=1"], &["fast=2M", "passes=2"]],
+        given: [&["fast=16M", "passes=1"], &["fast=2M", "passes=2"]],
         ratios: &["1:4"],
         cpus: &[16],
     },

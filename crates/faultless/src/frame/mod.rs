@@ -335,6 +335,7 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn refill(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
+        wait.refills();
         let stock = self.stocks.get(local);
         if self.restock(local, wait) != 0 {
             return stock.clean.pop();
@@ -523,6 +524,11 @@ impl Frames {
     /// Whether memory is short: less than 1/16 of what may be out can still be had.
     pub fn is_short(&self) -> bool {
         self.is_short_at(self.available(), 0)
+    }
+
+    /// Whether memory will be short soon: less than 3/32 of what may be out can still be had.
+    pub fn is_nearly_short(&self) -> bool {
+        self.available() < 3 * self.limit() / (2 * SHORT)
     }
 
     /// Whether memory is so short that who reclaims in the background is late: half of where it [begins](Self::is_short).

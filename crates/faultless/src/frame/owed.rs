@@ -155,6 +155,11 @@ impl Frames {
         arenas.map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
+    /// Whether one in `part` of the frames that may wait for their flush do.
+    pub fn owes_some(&self, part: u64) -> bool {
+        self.owed_count() >= self.limit() / (part * PART)
+    }
+
     /// Whether as many frames wait for their flush as may.
     pub fn owes_most(&self) -> bool {
         self.owed_count() >= self.limit() / PART

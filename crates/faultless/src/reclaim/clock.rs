@@ -128,22 +128,28 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Reclaims, in the background, if memory is short: less than one part in 16 of what may be out can still be had. It stops when that is two parts, or
-    /// nothing more can be evicted. Returns how many frames that gave. For a thread of the kernel that runs when other work does
-    /// not, as often as it likes.
+    /// Reclaims, in the background, if memory will be short soon: less than three parts in 32 of what may be out can still be had. It stops when that is two
+    /// parts in 16, those included that wait for a deferred flush, or nothing more can be evicted. CPUs flush when it suits them, unless less than one part in 16
+    /// can be had. Returns how many frames that gave. For a thread of the kernel that runs when other work does not, as often as it likes.
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;
-        if !frames.is_short() {
+        self.flush_if_asked();
+        if !frames.is_nearly_short() {
             return 0;
         }
+        self.collect_owed();
         loop {
             // One flush is for the frames that wait, and for those that pages leave now.
             let missing = frames.missing().saturating_sub(frames.owed_count());
             let got = if missing == 0 { 0 } else { self.reclaim(missing) };
             freed += got;
-            self.settle_owed();
-            if got == 0 || frames.missing() == 0 {
+            // As long as there are frames, CPUs flush when it suits them.
+            self.vm().deferred.ask();
+            if frames.is_short() {
+                self.settle_some();
+            }
+            if got == 0 || frames.missing() <= frames.owed_count() {
                 return freed;
             }
         }
@@ -161,7 +167,7 @@ impl<M: Machine> Cpu<'_, M> {
             return 0;
         }
         let frames = self.frames_of(node);
-        self.go_over(node, frames * ROUNDS, pages, Purpose::Evict, |due| self.evict(due))
+        self.go_over(node, frames * ROUNDS, pages, Purpose::Evict, |due| Some(self.evict(due)))
     }
 
     /// How many frames a node has.
@@ -171,24 +177,27 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Lets the hand of `node` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until it has
-    /// said of about `wanted` that it did. Returns of how many.
+    /// said of about `wanted` that it did, or `None`: it can take no more. Returns of how many it said so.
     pub(super) fn go_over(
         &self,
         node: u8,
         looks: u64,
         wanted: u64,
         purpose: Purpose,
-        mut then: impl FnMut(&[FrameNumber]) -> u64,
+        mut then: impl FnMut(&[FrameNumber]) -> Option<u64>,
     ) -> u64 {
         let total = self.frames_of(node);
         let Some(hand) = self.vm().clock.hands.get(usize::from(node)).filter(|_| total != 0) else {
             return 0;
         };
         let stride = (total / PART).clamp(1, STRIDE);
-        let (mut left, mut done) = (looks, 0);
-        while done < wanted && left != 0 {
+        let (mut left, mut done, mut goes_on) = (looks, 0, true);
+        while done < wanted && left != 0 && goes_on {
             let at = hand.fetch_add(stride, Ordering::Relaxed);
-            done += self.sweep(node, total, at..at + stride, purpose, &mut then);
+            self.sweep(node, total, at..at + stride, purpose, |due| match then(due) {
+                Some(more) => done += more,
+                None => goes_on = false,
+            });
             left = left.saturating_sub(stride);
         }
         done
@@ -201,9 +210,9 @@ impl<M: Machine> Cpu<'_, M> {
         total: u64,
         places: Range<u64>,
         purpose: Purpose,
-        then: &mut impl FnMut(&[FrameNumber]) -> u64,
-    ) -> u64 {
-        let (mut done, mut at) = (0, places.start);
+        mut then: impl FnMut(&[FrameNumber]),
+    ) {
+        let mut at = places.start;
         while at < places.end {
             let mut due = Due { frames: [FrameNumber(0); BATCH], count: 0 };
             {
@@ -218,10 +227,9 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             if due.count != 0 {
-                done += then(&due.frames[..due.count]);
+                then(&due.frames[..due.count]);
             }
         }
-        done
     }
 
     /// The frame at place `at` of those of a node.

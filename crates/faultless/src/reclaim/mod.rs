@@ -58,7 +58,7 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
         self.local().order().before::<GracePeriod>();
         let frame = self.alloc().or_else(|| {
-            self.settle_owed();
+            self.settle_some();
             self.alloc()
         });
         let frame = frame.or_else(|| {
@@ -109,7 +109,7 @@ impl<M: Machine> Cpu<'_, M> {
         let clock = &self.vm().clock;
         let (before, ended) = (clock.evicted.count(), clock.ended());
         let evicted = self.reclaim(pages);
-        self.settle_owed();
+        self.settle_some();
         if evicted == 0 && !self.state().evicting.get() {
             self.wait(0);
             until(self, || !clock.is_evicting() || clock.ended() != ended);
@@ -151,6 +151,8 @@ impl<M: Machine> Cpu<'_, M> {
                 self.note_starved();
                 break;
             }
+            // All of them: it may need many.
+            self.settle_owed();
             result = call();
         }
         result

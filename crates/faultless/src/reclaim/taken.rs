@@ -108,7 +108,12 @@ impl<'s> Batch<'s> {
     /// Of at most `most` pages. If as many frames wait for a deferred flush as may, it is done first. Nothing is held yet.
     pub(super) fn try_new<M: Machine>(cpu: &Cpu<'_, M>, most: usize) -> Result<Self, OutOfMemory> {
         if cpu.vm().frames.owes_most() {
-            cpu.settle_owed();
+            cpu.settle_some();
+        } else if cpu.vm().frames.owes_some(4) {
+            cpu.vm().deferred.ask();
+            if cpu.vm().frames.owes_some(2) {
+                cpu.collect_owed();
+            }
         }
         let mut mappings = Vec::new();
         // Most pages have one.

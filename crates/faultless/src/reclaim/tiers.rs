@@ -48,10 +48,12 @@ impl<M: Machine> Cpu<'_, M> {
     pub fn balance(&self, promoted: u64) -> Balanced {
         let near = self.vm().machine().nearest_node(self.id());
         let mut balanced = Balanced::default();
+        self.flush_if_asked();
         if self.slower_than(near).next().is_none() {
             return balanced;
         }
         if self.missing_on(near, 1) != 0 {
+            self.collect_owed();
             // This CPU may keep what seems to be missing, or it waits for a flush, which is one for all that is demoted meanwhile.
             let frames = &self.vm().frames;
             frames.drain(self.local(), self);
@@ -61,7 +63,11 @@ impl<M: Machine> Cpu<'_, M> {
             frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
             if missing != 0 && frames.owed_on(near) >= missing {
-                self.settle_owed();
+                // As long as there are frames, CPUs flush when it suits them.
+                self.vm().deferred.ask();
+                if self.spare_on(near, 2 * SHORT) == 0 {
+                    self.settle_some();
+                }
             }
         }
         for node in self.slower_than(near) {
@@ -83,7 +89,15 @@ impl<M: Machine> Cpu<'_, M> {
     /// Moves about `pages` pages that are not used from `node` to slower ones.
     fn demote(&self, node: u8, pages: u64, balanced: &mut Balanced) {
         for slower in self.slower_than(node) {
-            let room = self.spare_on(slower, SHORT).min(pages.saturating_sub(balanced.demoted));
+            let left = pages.saturating_sub(balanced.demoted);
+            let lack = left.saturating_sub(self.spare_on(slower, SHORT));
+            if lack != 0 && self.vm().frames.owed_on(slower) >= lack {
+                self.vm().deferred.ask();
+                if lack == left {
+                    self.settle_some();
+                }
+            }
+            let room = self.spare_on(slower, SHORT).min(left);
             // A page that was used is looked at three times before its time has come.
             let looks = self.frames_of(node) * 3;
             balanced.demoted +=
@@ -95,15 +109,21 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Moves pages to `node`, and drops the references to their frames that the caller has. Returns how many moved.
-    fn move_to(&self, frames: &[FrameNumber], node: u8) -> u64 {
+    /// Moves pages to `node`, and drops the references to their frames that the caller has. Returns how many moved; `None`: the node has no frame. No flush is
+    /// done to have more of them.
+    fn move_to(&self, frames: &[FrameNumber], node: u8) -> Option<u64> {
         let mut moving: [Moving; BATCH] = core::array::from_fn(|at| Moving {
             frame: frames.get(at).copied().unwrap_or(self.vm().zero),
             outcome: Err(Errno::EBUSY),
         });
         let moving = &mut moving[..frames.len()];
-        self.migrate(moving, node);
-        moving.iter().filter(|moving| moving.outcome.is_ok()).count() as u64
+        let mut numbers = [FrameNumber(0); BATCH];
+        let to = &mut numbers[..moving.len()];
+        let to = self.vm().frames.alloc_on(self.local(), node, to, self);
+        let has_room = to.len() != 0;
+        self.migrate_to(moving, to, |frame| self.free(frame));
+        let moved = moving.iter().filter(|moving| moving.outcome.is_ok()).count() as u64;
+        has_room.then_some(moved)
     }
 
     /// The nodes with memory that cost more than `node`, the cheapest first.

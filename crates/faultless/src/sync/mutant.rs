@@ -227,6 +227,8 @@ pub enum Mutant {
     DeferFence,
     /// A settlement waits for the CPUs that may hold translations. They use frames that others have.
     SettleAwaits,
+    /// What is paid without a settlement is what each CPU that may hold translations has flushed. They use frames that others have.
+    CollectLooks,
     /// Frames are given back whose stamps are paid, and no others.
     ReleaseLooksAtStamps,
     /// Who changes what a page shows does the flush that is deferred for it. Other CPUs see the page as it was.

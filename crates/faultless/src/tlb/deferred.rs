@@ -17,7 +17,14 @@
 //!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
 //!    that have flushed since are left alone.
 //!
-//! Deferrals and settlements exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
+//! Where half of the frames wait that may, the CPUs are *asked* (4) to flush when it suits them, by one word that they look at where they refill their list
+//! of free frames, read pages, or tend to memory. Later the stamps that all of them have flushed by then are paid without a settlement (5),
+//! and nobody is interrupted.
+//!
+//! 4. *Ask.* The clock's value is stored to `asked`. A CPU that finds its `flushed` below both that and its `owes` flushes (2).
+//! 5. *Collect.* Of the CPUs that run a space, and whose `flushed` is below their `owes`, the lowest `flushed` is paid.
+//!
+//! Deferrals, settlements and collections exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
 //!
 //! # What must come after a settlement
 //!
@@ -62,6 +69,8 @@ pub struct Deferred {
     clock: Padded<AtomicU64>,
     /// Stamps up to this one are paid.
     paid: Padded<AtomicU64>,
+    /// CPUs are to flush what is up to this one.
+    asked: Padded<AtomicU64>,
     lock: SpinLock<(), DeferredStamps>,
     cpus: PerCpu<Stamps>,
 }
@@ -92,6 +101,7 @@ impl Deferred {
         Ok(Self {
             clock: Padded(AtomicU64::new(0)),
             paid: Padded(AtomicU64::new(0)),
+            asked: Padded(AtomicU64::new(0)),
             lock: SpinLock::ordered(()),
             cpus: PerCpu::try_new(cpus, |_| Stamps::default())?,
         })
@@ -142,6 +152,35 @@ impl Deferred {
     #[inline]
     pub fn paid(&self) -> u64 {
         self.paid.load(Ordering::Acquire)
+    }
+
+    /// Step 4. CPUs that were asked before have time until what they were asked for is paid.
+    pub fn ask(&self) {
+        if self.asked.load(Ordering::Relaxed) <= self.paid() {
+            self.asked.fetch_max(self.clock.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the CPU was asked to flush, and has not done so since.
+    #[inline]
+    pub fn is_asked(&self, local: &Local) -> bool {
+        let Stamps { owes, flushed } = self.cpus.get(local);
+        let due = self.asked.load(Ordering::Relaxed).min(owes.load(Ordering::Relaxed));
+        flushed.load(Ordering::Relaxed) < due
+    }
+
+    /// Step 5. `runs` as in [`settle`](Self::settle).
+    pub fn collect(&self, wait: &impl Wait, runs: impl Fn(CpuId) -> bool) {
+        let _lock = self.lock.lock(wait);
+        let mut floor = self.clock.load(Ordering::SeqCst);
+        for cpu in (0..self.cpus.len()).map(|cpu| CpuId(cpu as u16)) {
+            let Stamps { owes, flushed } = self.cpus.remote(cpu);
+            let flushed = flushed.load(Ordering::Acquire);
+            if flushed < owes.load(Ordering::Relaxed) && runs(cpu) && !lost(Mutant::CollectLooks) {
+                floor = floor.min(flushed);
+            }
+        }
+        self.paid.fetch_max(floor, Ordering::AcqRel);
     }
 
     /// Step 3. Returns how many CPUs were interrupted. `runs` tells whether a CPU runs a space; what a CPU dropped when it left one comes before

@@ -44,6 +44,37 @@ impl<M: Machine> Cpu<'_, M> {
         self.vm().frames.owed_count() != 0 && self.settle_flushes() != 0
     }
 
+    /// Frees those frames whose flush is done since CPUs have flushed by themselves; if there are none, those that wait for a flush, which it does. Returns
+    /// whether there were any. For whoever needs some frames, and not all.
+    pub(crate) fn settle_some(&self) -> bool {
+        self.vm().frames.owed_count() != 0
+            && (self.collect_owed() != 0 || self.settle_flushes() != 0)
+    }
+
+    /// Frees the frames whose flush is done since CPUs have flushed by themselves. Nobody is interrupted. Returns how many there were.
+    pub(crate) fn collect_owed(&self) -> u64 {
+        let vm = self.vm();
+        if vm.frames.owed_count() == 0 {
+            return 0;
+        }
+        self.flush_if_asked();
+        let runs = |cpu| vm.cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0;
+        vm.deferred.collect(self, runs);
+        self.release_owed()
+    }
+
+    /// Drops all translations of this CPU, if CPUs were asked to since many frames wait for it.
+    #[inline]
+    pub(crate) fn flush_if_asked(&self) {
+        let deferred = &self.vm().deferred;
+        if deferred.is_asked(self.local()) {
+            let before = deferred.before_flush();
+            self.vm().machine().invalidate_all(self.id());
+            deferred.flushed(self.local(), before);
+            self.count(Counter::DeferredOwn);
+        }
+    }
+
     /// Defers the flush of entries that have changed in spaces with the sets `of`, and returns its stamp.
     pub(crate) fn defer_flush<'a>(&self, of: impl Iterator<Item = &'a CpuSet>) -> u64 {
         self.count(Counter::FlushDeferred);

@@ -341,6 +341,34 @@ fn read_only_pages_move_without_an_interrupt() {
     space.exit(&cpu0);
 }
 
+/// CPUs are asked to flush where many frames wait. Once all have, nobody is interrupted.
+#[test]
+fn cpus_flush_by_themselves() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_space(&cpu0);
+    space.activate(&other);
+    let count = |counter| vm.totals().get(counter);
+    assert_eq!(moved(&cpu0, &space, (0, 4), 1), [Ok(1); 4]);
+    other.flush_if_asked();
+    assert_eq!(count(Counter::DeferredOwn), 0, "four frames are not many");
+    assert_eq!(moved(&cpu0, &space, (4, 4), 1), [Ok(1); 4]);
+    // This batch finds that eight wait.
+    assert_eq!(moved(&cpu0, &space, (0, 1), 0), [Ok(0)]);
+    assert_eq!(cpu0.collect_owed(), 0, "the other CPU may use them");
+    other.flush_if_asked();
+    other.flush_if_asked();
+    assert_eq!(count(Counter::DeferredOwn), 1, "once is enough");
+    assert_eq!(moved(&cpu0, &space, (1, 1), 0), [Ok(0)]);
+    assert!(cpu0.settle_some());
+    assert_eq!(vm.usage().owed, 1, "the last came after the flush");
+    assert_eq!((count(Counter::TlbShootdownSent), count(Counter::DeferredSettled)), (0, 0));
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&cpu0, &[&space], &[], 0);
+    space.exit(&cpu0);
+}
+
 #[test]
 fn a_store_after_a_deferred_flush_does_it_first() {
     let vm = two_nodes(256);
