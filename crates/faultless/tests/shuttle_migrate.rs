@@ -417,8 +417,61 @@ fn departures_against_settlements() {
     world.finish(vec![space]);
 }
 
+/// A store to one of two pages that move together, by a translation that `mprotect` of this page alone is about to flush, is not lost.
+fn protection_of_one_of_two_against_migrations() {
+    let (world, space) = World::with_pages(2);
+    world.within(&space, |guest| guest.protect(page(0), 1, READ));
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(1), 100 * round);
+                guest.load(page(1)).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            guest.protect(page(1), 1, READ);
+            guest.load(page(1)).unwrap();
+            guest.protect(page(1), 1, RW);
+            guest.store(page(1), 7).unwrap();
+        }),
+        (&space, &there_and_back),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A page that two spaces map moves without a flush: CPUs of both keep its old frame from being used.
+fn loads_of_two_spaces_against_deferred_flushes() {
+    let world = World::unwatched(3, FRAMES);
+    let object = world.object(1, 1);
+    let map = |guest: &Guest<'_>| {
+        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
+        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
+        guest.space.mmap_object(guest.cpu, AT, PAGE, READ, flags, backing).unwrap();
+        guest.load(page(0)).unwrap();
+    };
+    let spaces = [world.space(map), world.space(map)];
+    let loads = |guest: &Guest<'_>| {
+        for _ in 0..ROUNDS {
+            assert_eq!(guest.load(page(0)), Ok(7), "another page");
+        }
+    };
+    world.run(&[
+        (&spaces[0], &loads),
+        (&spaces[1], &loads),
+        (&spaces[0], &|guest| {
+            guest.map(TO, 4, RW);
+            guest.migrate(AT, 1, 1);
+            guest.cpu.settle_flushes();
+            (0..4).for_each(|at| guest.store(TO + at * PAGE, 40 + at).unwrap());
+        }),
+    ]);
+    world.finish_with(spaces.into(), vec![object]);
+}
+
 mod tests {
     holds!(
+        protection_of_one_of_two_against_migrations,
+        loads_of_two_spaces_against_deferred_flushes,
         stores_elsewhere_against_deferred_flushes,
         stores_here_against_deferred_flushes,
         settlements_against_settlements,

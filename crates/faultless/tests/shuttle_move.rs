@@ -235,8 +235,35 @@ fn two_that_move() {
     world.finish(vec![space]);
 }
 
+/// The first store of all that needs a table, against the move of its page: the move meets the table, or the fault meets the move.
+fn a_first_store_in_a_table_against_a_move() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        guest.map(page(511), 2, RW);
+        guest.store(page(511), 1).unwrap();
+    });
+    // Where they lie in two tables as well.
+    let to = TO + 511 * PAGE;
+    let stored = AtomicBool::new(false);
+    world.run(&[
+        (&space, &|guest| {
+            stored.store(guest.store(page(512), 202).is_ok(), Ordering::Relaxed);
+        }),
+        (&space, &|guest| guest.relocate(page(511), to, 2)),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!(guest.load(to), Ok(1));
+        if stored.load(Ordering::Relaxed) {
+            assert_eq!(guest.load(to + PAGE), Ok(202), "the store is lost");
+        }
+    });
+    world.finish(vec![space]);
+}
+
 mod tests {
     holds!(
+        a_first_store_in_a_table_against_a_move,
         accesses_against_moves,
         accesses_against_moves_over,
         accesses_against_resizing,

@@ -6,7 +6,7 @@
 use crate::args::Args;
 use crate::clock::{self, ticks};
 use crate::mem::{PAGE, Region};
-use crate::sys::{self, Errno};
+use crate::sys;
 use crate::{proc, procfs};
 
 use std::arch::asm;

@@ -24,18 +24,18 @@ struct Subject {
     name: &'static str,
     /// What it is given for a short run and for a quick one.
     given: [&'static [&'static str]; 2],
-    /// Of fast memory to slow memory.
-    ratios: &'static [&'static str],
+    /// Of fast memory to slow memory, each with what a run that is not quick is given besides.
+    ratios: &'static [(&'static str, Option<&'static str>)],
     /// Simulated CPUs.
     cpus: &'static [usize],
 }
 
-/// At 1:99, and with 64 processes, `llm` would take an hour.
+/// With 64 processes, or at 1:99 with as much fast memory as elsewhere, `llm` would take an hour.
 const SUBJECTS: [Subject; 3] = [
     Subject {
         name: "xsbench",
         given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
-        ratios: &["1:1", "1:2.3", "1:4", "1:8", "1:99"],
+        ratios: &[("1:1", None), ("1:2.3", None), ("1:4", None), ("1:8", None), ("1:99", None)],
         cpus: &[16, 64],
     },
     // No flush can be deferred: it must cost nothing.
@@ -45,13 +45,19 @@ const SUBJECTS: [Subject; 3] = [
             &["fast=64M", "lookups=20000", "access=write"],
             &["fast=4M", "lookups=2000", "access=write"],
         ],
-        ratios: &["1:1", "1:4", "1:8"],
+        ratios: &[("1:1", None), ("1:4", None), ("1:8", None)],
         cpus: &[16],
     },
     Subject {
         name: "llm",
-        given: [&["fast=16M", "passes=1"], &["fast=2M", "passes=2"]],
-        ratios: &["1:4"],
+        given: [&["passes=1"], &["fast=2M", "passes=2"]],
+        ratios: &[
+            ("1:1", Some("fast=16M")),
+            ("1:2.3", Some("fast=16M")),
+            ("1:4", Some("fast=16M")),
+            ("1:8", Some("fast=16M")),
+            ("1:99", Some("fast=1M")),
+        ],
         cpus: &[16],
     },
 ];
@@ -136,7 +142,7 @@ struct Rows {
     title: String,
     on: On,
     /// Without and with.
-    runs: Vec<(&'static str, [Outcome; 2])>,
+    runs: Vec<(String, [Outcome; 2])>,
 }
 
 /// Runs the workloads `names`, and prints a table for each and each machine.
@@ -158,8 +164,8 @@ pub fn run(
     let progress = Progress::new(runs);
     for (subject, on) in plan {
         let given = subject.given[usize::from(quick)];
-        let Some(rows) = measure((subject, given), on, (&profile, settings), json, &progress)?
-        else {
+        let subject = (subject, given, quick);
+        let Some(rows) = measure(subject, on, (&profile, settings), json, &progress)? else {
             return Ok(());
         };
         progress.print(|| rows.print(out, style))?;
@@ -169,7 +175,7 @@ pub fn run(
 
 /// Runs one workload on one machine; `None` where the user interrupted it.
 fn measure(
-    (subject, given): (&Subject, &'static [&'static str]),
+    (subject, given, quick): (&Subject, &'static [&'static str], bool),
     on: On,
     (profile, settings): (&Profile, &Settings),
     json: &mut Json,
@@ -184,8 +190,9 @@ fn measure(
     };
     let name = subject.name;
     let mut runs = Vec::new();
-    for &ratio in subject.ratios {
-        let words = given.iter().map(|word| (*word).to_owned());
+    for &(ratio, besides) in subject.ratios {
+        let besides = besides.filter(|_| !quick);
+        let words = given.iter().copied().chain(besides).map(str::to_owned);
         let words: Vec<_> =
             words.chain([format!("ratio={ratio}"), format!("threads={threads}")]).collect();
         let mut outcomes = Vec::new();
@@ -206,7 +213,8 @@ fn measure(
             progress.advance(1);
         }
         if let Ok(pair) = <[Outcome; 2]>::try_from(outcomes) {
-            runs.push((ratio, pair));
+            let told = besides.map_or(ratio.to_owned(), |word| format!("{ratio}, {word}"));
+            runs.push((told, pair));
         }
     }
     let title = format!("{name} {} on {place}", given.join(" "));
@@ -261,7 +269,8 @@ fn cell(figure: &Figure, [off, on]: &[Outcome; 2]) -> String {
 impl Rows {
     fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
         writeln!(out, "\n{}: without deferred flushes, and what they change", self.title)?;
-        let head = std::iter::once("fast:slow").chain(self.runs.iter().map(|(ratio, _)| *ratio));
+        let head =
+            std::iter::once("fast:slow").chain(self.runs.iter().map(|(ratio, _)| ratio.as_str()));
         let mut rows = table::numbers(&head.map(str::to_owned).collect::<Vec<_>>(), style);
         for figure in &FIGURES {
             let cells = self.runs.iter().map(|(_, pair)| cell(figure, pair));
@@ -275,7 +284,7 @@ impl Rows {
     /// What it comes to. One run of each on this machine says nothing of times.
     fn verdict(&self) -> String {
         let [interrupts, time] = [&FIGURES[0], &FIGURES[9]].map(|figure| {
-            let ratio = |(_, [off, on]): &(&str, [Outcome; 2])| {
+            let ratio = |(_, [off, on]): &(String, [Outcome; 2])| {
                 let (off, on) = ((figure.of)(off)?, (figure.of)(on)?);
                 (off != 0.0).then_some(on / off)
             };

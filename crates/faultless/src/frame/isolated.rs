@@ -44,10 +44,13 @@ pub struct Isolated<'f> {
 }
 
 impl Frames {
-    /// What the 2^`order` frames from `first` on are. `None`: not all are memory, or they are of several arenas. Takes no lock.
-    pub fn survey(&self, first: FrameNumber, order: u8) -> Option<Survey> {
+    /// What the 2^`order` frames from `first` on are. `None`: not all are memory of `node`, or they are of several arenas. Takes no lock.
+    pub fn survey(&self, node: u8, first: FrameNumber, order: u8) -> Option<Survey> {
         let metas = self.table.run(first, 1 << order)?;
         let arena = metas.first()?.arena();
+        if !self.layout.arenas_of(node).contains(&usize::from(arena)) {
+            return None;
+        }
         let (mut at, mut survey) = (0, Survey::default());
         while let Some(meta) = metas.get(at) {
             if meta.arena() != arena {

@@ -211,7 +211,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// The numbers of frames from the first whole block of a node to the end of the last.
+    /// The numbers of frames from the first whole block of a node to the end of the last. Blocks of other nodes may lie between them.
     fn span_of(&self, node: u8, order: u8) -> Option<Range<u32>> {
         let regions = self.vm().machine().regions().iter();
         let own = || regions.clone().filter(|region| region.node == node && region.frames != 0);
@@ -232,7 +232,7 @@ impl<M: Machine> Cpu<'_, M> {
         let Limits { order, each, .. } = pass.limits;
         let frames = &self.vm().frames;
         self.state().counts.add(Counter::CompactMigrateScanned, 1 << order);
-        let survey = frames.survey(first, order);
+        let survey = frames.survey(pass.node, first, order);
         if !survey.is_some_and(|it| it.fixed == 0 && (1..=each).contains(&it.movable)) {
             return true;
         }
@@ -297,7 +297,7 @@ impl<M: Machine> Cpu<'_, M> {
             self.state().counts.add(Counter::CompactFreeScanned, 1 << order);
             let first = FrameNumber(pass.hands[1]);
             let has_room = |free| (1..1 << order).contains(&free);
-            if frames.survey(first, order).is_some_and(|survey| has_room(survey.free)) {
+            if frames.survey(pass.node, first, order).is_some_and(|survey| has_room(survey.free)) {
                 let mut room = frames.isolated(first, order);
                 room.gather(self);
                 pass.room = Some(room);

@@ -120,10 +120,10 @@ impl<M: Machine> Cpu<'_, M> {
         let mut numbers = [FrameNumber(0); BATCH];
         let to = &mut numbers[..moving.len()];
         let to = self.vm().frames.alloc_on(self.local(), node, to, self);
-        let has_room = to.len() != 0;
+        let room = to.len();
         self.migrate_to(moving, to, |frame| self.free(frame));
         let moved = moving.iter().filter(|moving| moving.outcome.is_ok()).count() as u64;
-        has_room.then_some(moved)
+        (room != 0).then_some(moved)
     }
 
     /// The nodes with memory that cost more than `node`, the cheapest first.

@@ -105,7 +105,7 @@ impl Moves {
         }
     }
 
-    /// Calls `look` with each other address at which the page that was made at page `index` may be mapped.
+    /// Calls `look` with each other address at which the page that was made at page `index` may be mapped: once, though notes of several ranges may lead there.
     pub(super) fn each(
         &self,
         index: u64,
@@ -117,11 +117,17 @@ impl Moves {
         loop {
             let nth = {
                 let first = self.first.lock(wait);
-                let mut there = notes(&first).filter(|note| note.from.contains(addr));
-                there.nth(seen)
+                let targets = || {
+                    let there = notes(&first).filter(|note| note.from.contains(addr));
+                    there.map(|Note { from, to }| to + (addr - from.start))
+                };
+                let nth = targets().nth(seen);
+                nth.map(|target| (target, targets().take(seen).any(|before| before == target)))
             };
-            let Some(Note { from, to }) = nth else { return ControlFlow::Continue(()) };
-            look(to + (addr - from.start))?;
+            let Some((target, again)) = nth else { return ControlFlow::Continue(()) };
+            if !again {
+                look(target)?;
+            }
             seen += 1;
         }
     }

@@ -381,10 +381,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             Ok(stands)
         });
         if planned != Ok(true) {
-            if !there {
-                // The tables are not needed.
-                self.clear(new, None);
-            }
+            self.clear_gaps(new);
             return planned;
         }
         let mut batch = FlushBatch::new(self.cpu, self.space);
@@ -401,6 +398,20 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         self.finish();
         Ok(true)
+    }
+
+    /// Frees the tables that were made where `range` has no VMA.
+    #[cold]
+    fn clear_gaps(&self, range: VirtRange) {
+        let mut at = range.start;
+        while at < range.end {
+            let next = self.vmas(VirtRange::new(at, range.end)).next().map(|vma| vma.area.range);
+            let gap = VirtRange::new(at, next.map_or(range.end, |next| next.start.max(at)));
+            if !gap.is_empty() {
+                self.clear(gap, None);
+            }
+            at = next.map_or(range.end, |next| next.end);
+        }
     }
 
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.

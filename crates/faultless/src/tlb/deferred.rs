@@ -164,9 +164,12 @@ impl Deferred {
     /// Whether the CPU was asked to flush, and has not done so since.
     #[inline]
     pub fn is_asked(&self, local: &Local) -> bool {
+        let asked = self.asked.load(Ordering::Relaxed);
+        if asked == 0 {
+            return false;
+        }
         let Stamps { owes, flushed } = self.cpus.get(local);
-        let due = self.asked.load(Ordering::Relaxed).min(owes.load(Ordering::Relaxed));
-        flushed.load(Ordering::Relaxed) < due
+        flushed.load(Ordering::Relaxed) < asked.min(owes.load(Ordering::Relaxed))
     }
 
     /// Step 5. `runs` as in [`settle`](Self::settle).

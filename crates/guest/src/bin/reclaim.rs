@@ -16,7 +16,7 @@ use faultless_guest::init::Init;
 use faultless_guest::measure::{
     Beside, Rows, Touch, beside, cached_file, time, touch, touch_again,
 };
-use faultless_guest::mem::{PAGE, READ, Region, WRITE};
+use faultless_guest::mem::{PAGE, READ, Region};
 use faultless_guest::numa;
 use faultless_guest::procfs::{self, kilobytes};
 use faultless_guest::sys::{self, Errno, checked};
@@ -100,7 +100,9 @@ fn major_faults(rows: &Rows<'_>, path: &str, beside: &Beside) -> Result<(), Stri
         let region = Region::map(PASS, READ, libc::MAP_PRIVATE, file.as_raw_fd(), at)?;
         let mut places = region.pages().step_by((STRIDE / PAGE) as usize);
         let (cost, ()) = beside.time(|| {
-            places.by_ref().for_each(|at| drop(region.load(at)));
+            for at in places.by_ref() {
+                region.load(at);
+            }
             Ok(())
         })?;
         read.push(region.in_core()?.into_iter().filter(|read| *read).count());

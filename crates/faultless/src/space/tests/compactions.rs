@@ -4,10 +4,14 @@ use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, 
 use super::huge::{F, FRAMES, RX, Setup};
 use crate::addr::FrameNumber;
 use crate::knob::{HugeText, Setting};
+use crate::machine::MemoryRegion;
 use crate::reclaim::compact::Compacted;
 use crate::reclaim::compact::Limits;
 use crate::space::{Advice, Prot, Space};
 use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::Vm;
+use std::vec;
 use std::vec::Vec;
 
 /// log2 of the frames of a block.
@@ -178,4 +182,42 @@ fn a_collapse_compacts() {
     (0..pages).step_by(8).for_each(|page| assert_eq!(load(cpu, space, at(page)), Ok(page)));
     setup.shows_all();
     setup.finish();
+}
+
+/// Node 0 has two regions, with node 1 in between.
+fn interleaved() -> super::guest::TestVm {
+    let mut machine = TestMachine::new(1, 512 * 6);
+    let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
+    machine.regions = vec![region(0, 1, 1023), region(1, 1024, 1024), region(0, 2048, 1024)];
+    let vm = Vm::new(machine).unwrap();
+    vm.set(Setting::PrefaultMaxOrder(0));
+    vm
+}
+
+/// A node's regions may have those of another between them.
+#[test]
+fn pages_stay_on_their_node() {
+    let vm = interleaved();
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let all = 2900;
+    map(&cpu, &space, 0, all, RW);
+    (0..all).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    let kept: Vec<_> = (0..all).filter(|page| page.is_multiple_of(8)).collect();
+    for page in (0..all).filter(|page| !page.is_multiple_of(8)) {
+        space.munmap(&cpu, AT + page * P, P).unwrap();
+    }
+    cpu.drain();
+    let addrs: Vec<_> = kept.iter().map(|page| AT + page * P).collect();
+    let nodes = || {
+        let mut nodes = vec![Ok(9); addrs.len()];
+        space.page_nodes(&cpu, &addrs, &mut nodes);
+        nodes
+    };
+    let before = nodes();
+    assert!(before.contains(&Ok(0)) && before.contains(&Ok(1)));
+    assert!(cpu.compact(u64::MAX).moved != 0);
+    assert_eq!(nodes(), before);
+    holds(&cpu, &space, &kept);
+    space.exit(&cpu);
 }

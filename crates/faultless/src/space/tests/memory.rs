@@ -362,6 +362,42 @@ fn a_lack_of_frames_is_told_from_other_reasons() {
     space.exit(&cpu);
 }
 
+/// A move that fails for want of frames leaves no table where no VMA is, whether or not the target had one.
+#[test]
+fn a_move_that_fails_leaves_no_tables() {
+    const F: u64 = crate::table::node::ENTRIES as u64;
+    for there in [false, true] {
+        let vm = guest::vm(1, 400);
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        guest::map(&cpu, &space, 0, 60 * F, RW);
+        (0..60).for_each(|at| store(&cpu, &space, AT + at * F * P, at).unwrap());
+        let to = AT + 512 * F * P;
+        if there {
+            guest::map(&cpu, &space, 512 * F, 1, RW);
+            store(&cpu, &space, to, 99).unwrap();
+        }
+        let tables = || {
+            cpu.drain();
+            vm.frames.census().tables
+        };
+        let before = tables();
+        vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames() + 20));
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let len = 60 * F * P;
+        assert!(space.mremap(&cpu, AT, len, len, flags, to).is_err());
+        vm.set(Setting::FrameLimit(u64::MAX));
+        // One above the last level may stay.
+        assert!(tables() <= before + 1, "{there}: {before} and {}", tables());
+        for at in 0..60 {
+            assert_eq!(load(&cpu, &space, AT + at * F * P), Ok(at));
+        }
+        assert!(!there || load(&cpu, &space, to) == Ok(99));
+        guest::check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+    }
+}
+
 /// A move needs tables for the pages that there are, and not for the addresses.
 #[test]
 fn a_sparse_mapping_moves_with_few_tables() {

@@ -553,3 +553,26 @@ fn a_pin_that_goes_while_a_fork_copies() {
     }
     assert!(wrong.is_empty(), "{wrong:?}");
 }
+
+/// A shared page that moved in a range, then alone, and back: two notes lead to its one entry.
+#[test]
+fn a_shared_page_that_moved_away_and_back_is_found_once() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    (0..4).for_each(|page| store(&cpu, &space, AT + page * P, page + 1).unwrap());
+    let child = space.fork(&cpu).unwrap();
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    let (there, away) = (AT + 100 * P, AT + 200 * P);
+    for (from, to, pages) in [(AT, there, 4), (there, away, 1), (away, there, 1)] {
+        space.mremap(&cpu, from, pages * P, pages * P, flags, to).unwrap();
+    }
+    let pages: Vec<_> = (0..4).map(|page| there + page * P).collect();
+    let mut nodes = [Ok(9); 4];
+    space.move_pages(&cpu, &pages, 1, true, &mut nodes).unwrap();
+    assert_eq!(nodes, [Ok(1); 4]);
+    check(&cpu, &[&space, &child], &[], 0);
+    child.exit(&cpu);
+    space.exit(&cpu);
+}
