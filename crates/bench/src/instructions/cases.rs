@@ -334,6 +334,8 @@ impl Case {
             // Under the space's lock it is found that the page must be read, and then that it is there.
             What::FileMajor | What::HugeRead => 2 * faults,
             What::WriteFirst | What::MapTouchUnmap => faults,
+            // The area's anon_vma, and the advice.
+            What::SwapOut => 2,
             // The pages of the heap, the area, or both have one anon_vma each.
             _ => 1,
         }
