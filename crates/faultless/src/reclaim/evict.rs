@@ -10,7 +10,7 @@
 //!   it is still clean.
 //!
 //! Nobody had a reference to the page while its entries were taken. So what was stored to it before is in what is written, and what is stored later marks
-//! the page. Whoever writes has the object's turn; it does not wait for that, since the CPU that has it may be waiting for memory.
+//! the page. Whoever writes must have the object's turn to write; if another CPU has it, the page is skipped, since that CPU may be waiting for memory.
 //!
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 

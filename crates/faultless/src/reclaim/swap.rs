@@ -7,8 +7,8 @@
 //! [eviction](super::evict), it is [read](crate::file::Reading) once however many faults wait for it, and errors of the store are handled in the same way.
 //! The object's tables are all made with the area, since pages leave when no frame is left.
 //!
-//! A program's entry that is [*swapped*](crate::table::Entry::swapped) names a slot. Each slot has a count of these entries. An entry has its count
-//! from before it is stored until after it was taken out; then whoever takes it out drops the count, with one atomic operation and no wait. So while a CPU
+//! A program's entry that is [*swapped*](crate::table::Entry::swapped) names a slot. Each slot has a count of these entries. The count is raised before an
+//! entry is stored, and dropped after it was taken out, by who took it out, with one atomic operation and no wait. So while a CPU
 //! holds a swapped entry, the slot is not another's.
 //!
 //! | count of the slot | page in the object | |
@@ -38,8 +38,8 @@
 //!
 //! # Others
 //!
-//! Only who has a claim on an address, or has validated a ticket, changes a swapped entry. So a `fork`, which has a claim on the whole space, finds an entry
-//! as it was after it has raised the count.
+//! Only who has a claim on an address, or has validated a ticket, changes a swapped entry. So an entry cannot change while a `fork`, which has a claim on the
+//! whole space, raises its count.
 
 use super::taken::{BATCH, Batch, Mapping, Then};
 use crate::addr::{FrameNumber, PAGE_SHIFT};

@@ -6,12 +6,12 @@
 //! - *Demotion* is reclaim of a node that has slower ones below it: where fewer than one frame in 16 is free, the [hand](super::clock) goes
 //!   over the node's frames, and pages whose time has come [move](super::migrate) to the next slower node that has room, until two in 16 are free. They stay
 //!   mapped. Only where no slower node has room are pages of files evicted.
-//! - *Promotion*: the hand goes over some frames of slower nodes. A page that was used before each of two looks in a row moves to the CPU's node, if that keeps
+//! - *Promotion*: the hand goes over some frames of slower nodes. A page that was found used at two looks in a row moves to the CPU's node, if that keeps
 //!   one in 32 free: so what comes makes the node short, and others make room. How many frames it looks at, and how many pages may move, is limited: a page that moves costs a copy, and the
 //!   program waits for it meanwhile.
 //!
 //! Both look at accessed bits. Linux unmaps pages instead, to see who comes to them (hinting faults). That costs a fault for each page that is
-//! looked at and used, and an interrupt of other CPUs for each batch; a bit that is cleared costs neither, and says as much where there is one fast node for a CPU.
+//! looked at and used, and an interrupt of other CPUs for each batch; a bit that is cleared costs neither, and is enough where each CPU has one fast node.
 //! A page that moves while its mappings are read-only interrupts nobody either, in both directions.
 
 use super::clock::Purpose;
