@@ -162,6 +162,6 @@ impl Frames {
 
     /// Whether as many frames wait for their flush as may.
     pub fn owes_most(&self) -> bool {
-        self.owed_count() >= self.limit() / PART
+        self.owes_some(1)
     }
 }

@@ -1,7 +1,7 @@
 //! [Deferred flushes](crate::tlb::deferred), and the frames that wait for them.
 
 use super::Cpu;
-use crate::machine::Machine;
+use crate::machine::{CpuId, Machine};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::mutant::{Mutant, lost};
@@ -22,12 +22,17 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     pub(crate) fn settle_pending(&self) {
         let vm = self.vm();
-        let runs = |cpu| vm.cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0;
+        let runs = |cpu| self.runs_a_space(cpu);
         let sent = vm.deferred.settle(vm.machine(), &vm.inboxes, self.local(), self, runs);
         self.count(Counter::DeferredSettled);
         if sent != 0 {
             self.state().counts.add(Counter::TlbShootdownSent, sent);
         }
+    }
+
+    /// Whether another CPU runs a space. What it dropped when it left one comes before the answer that it runs none.
+    fn runs_a_space(&self, cpu: CpuId) -> bool {
+        self.vm().cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0
     }
 
     /// Frees the frames whose flush is done.
@@ -58,8 +63,7 @@ impl<M: Machine> Cpu<'_, M> {
             return 0;
         }
         self.flush_if_asked();
-        let runs = |cpu| vm.cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0;
-        vm.deferred.collect(self, runs);
+        vm.deferred.collect(self, |cpu| self.runs_a_space(cpu));
         self.release_owed()
     }
 
