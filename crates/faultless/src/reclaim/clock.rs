@@ -1,12 +1,16 @@
-//! Which pages are evicted: a clock goes over the frames of each node.
+//! Which pages are evicted: a clock goes over the frames of memory.
 //!
 //! # Why there are no lists
 //!
 //! Linux keeps lists of pages, active and inactive, or by generation. A page that is faulted in goes on a list: that writes the list's line and the
-//! links of its neighbours, in every fault, whether memory is ever short or not. Here a fault writes one shared line. So there is no list. A *hand* for each node
-//! goes over the metadata of its frames, in the order of their numbers, and comes back to each after it has been at all others. What it costs
+//! links of its neighbours, in every fault, whether memory is ever short or not. Here a fault writes one shared line. So there is no list. A *hand*
+//! goes over the metadata of frames, in the order of their numbers, and comes back to each after it has been at all others. What it costs
 //! is paid by the CPU that needs memory. CPUs that reclaim at the same time look at different frames: each advances the hand by
 //! some at once.
+//!
+//! The hand that evicts pages goes over all nodes. So whether a page leaves memory depends on when it was used, and not on the
+//! node that it is in: a CPU that needs memory does not empty its own node of pages that are used, while pages that are not used stay in another.
+//! [Demotion and promotion](super::tiers) have a hand for each node.
 //!
 //! # Lives
 //!
@@ -30,7 +34,7 @@ use super::taken::BATCH;
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::frame::{FrameMeta, Kind, Use, folio};
-use crate::machine::{MAX_NODES, Machine};
+use crate::machine::{MAX_NODES, Machine, MemoryRegion};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
@@ -52,8 +56,9 @@ const ROUNDS: u64 = MOST_LIVES as u64 + 2;
 /// The hands, and what was evicted.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// By node: how many frames the hand has gone over.
+    /// How many frames the hand of each node has gone over, and that of all nodes.
     hands: [AtomicU64; MAX_NODES],
+    all: AtomicU64,
     /// How often a CPU has begun to evict pages, and has ended.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -67,8 +72,8 @@ impl Clock {
     /// [`OutOfMemory`] when the heap is exhausted.
     pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
-        let [begun, ended] = [0; 2].map(AtomicU64::new);
-        Ok(Self { hands, begun, ended, evicted: Evicted::try_new(frames)? })
+        let [all, begun, ended] = [0; 3].map(AtomicU64::new);
+        Ok(Self { hands, all, begun, ended, evicted: Evicted::try_new(frames)? })
     }
 
     /// A CPU begins to evict pages.
@@ -105,6 +110,21 @@ pub(super) enum Purpose {
     Promote,
 }
 
+/// The frames that a hand goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// Those of all nodes.
+    All,
+    /// Those of one node.
+    Node(u8),
+}
+
+impl Over {
+    fn contains(self, node: u8) -> bool {
+        self == Self::All || self == Self::Node(node)
+    }
+}
+
 /// Pages whose time has come, with a reference to each.
 struct Due {
     frames: [FrameNumber; BATCH],
@@ -119,13 +139,11 @@ impl<M: Machine> Cpu<'_, M> {
     /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
     /// [`reclaim_ahead`](Self::reclaim_ahead), or to make a group of programs smaller. Not inside a closure that lists areas, nor in a store's call.
     pub fn reclaim(&self, pages: u64) -> u64 {
-        let near = self.vm().machine().nearest_node(self.id());
-        let others = self.nodes().filter(|node| *node != near);
-        let mut freed = 0;
-        for node in core::iter::once(near).chain(others) {
-            freed += self.reclaim_on(node, pages.saturating_sub(freed));
+        if self.state().evicting.get() {
+            return 0;
         }
-        freed
+        let looks = self.frames_of(Over::All) * ROUNDS;
+        self.go_over(Over::All, looks, pages, Purpose::Evict, |due| Some(self.evict(due)))
     }
 
     /// Reclaims, in the background, if memory will be short soon: less than three parts in 32 of what may be out can still be had. It stops when that is two
@@ -161,40 +179,36 @@ impl<M: Machine> Cpu<'_, M> {
         0..=last.unwrap_or(0)
     }
 
-    /// Evicts about `pages` pages of node `node`.
-    fn reclaim_on(&self, node: u8, pages: u64) -> u64 {
-        if pages == 0 || self.state().evicting.get() {
-            return 0;
-        }
-        let frames = self.frames_of(node);
-        self.go_over(node, frames * ROUNDS, pages, Purpose::Evict, |due| Some(self.evict(due)))
+    /// How many frames a hand goes over in one round.
+    pub(super) fn frames_of(&self, over: Over) -> u64 {
+        self.regions_of(over).map(|region| u64::from(region.frames)).sum()
     }
 
-    /// How many frames a node has.
-    pub(super) fn frames_of(&self, node: u8) -> u64 {
-        let regions = self.vm().machine().regions().iter().filter(|region| region.node == node);
-        regions.map(|region| u64::from(region.frames)).sum()
+    fn regions_of(&self, over: Over) -> impl Iterator<Item = &MemoryRegion> {
+        self.vm().machine().regions().iter().filter(move |region| over.contains(region.node))
     }
 
-    /// Lets the hand of `node` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until it has
+    /// Lets the hand of `over` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until it has
     /// said of about `wanted` that it did, or `None`: it can take no more. Returns of how many it said so.
     pub(super) fn go_over(
         &self,
-        node: u8,
+        over: Over,
         looks: u64,
         wanted: u64,
         purpose: Purpose,
         mut then: impl FnMut(&[FrameNumber]) -> Option<u64>,
     ) -> u64 {
-        let total = self.frames_of(node);
-        let Some(hand) = self.vm().clock.hands.get(usize::from(node)).filter(|_| total != 0) else {
-            return 0;
+        let (total, clock) = (self.frames_of(over), &self.vm().clock);
+        let hand = match over {
+            Over::All => Some(&clock.all),
+            Over::Node(node) => clock.hands.get(usize::from(node)),
         };
+        let Some(hand) = hand.filter(|_| total != 0) else { return 0 };
         let stride = (total / PART).clamp(1, STRIDE);
         let (mut left, mut done, mut goes_on) = (looks, 0, true);
         while done < wanted && left != 0 && goes_on {
             let at = hand.fetch_add(stride, Ordering::Relaxed);
-            self.sweep(node, total, at..at + stride, purpose, |due| match then(due) {
+            self.sweep(over, total, at..at + stride, purpose, |due| match then(due) {
                 Some(more) => done += more,
                 None => goes_on = false,
             });
@@ -203,10 +217,10 @@ impl<M: Machine> Cpu<'_, M> {
         done
     }
 
-    /// Looks at the frames of `node` that have the numbers `places` among them, modulo their `total`, and lets `then` have those whose time has come.
+    /// Looks at the frames of `over` that have the numbers `places` among them, modulo their `total`, and lets `then` have those whose time has come.
     fn sweep(
         &self,
-        node: u8,
+        over: Over,
         total: u64,
         places: Range<u64>,
         purpose: Purpose,
@@ -221,7 +235,7 @@ impl<M: Machine> Cpu<'_, M> {
                 let _entered = order::hold::<Reclaim>(self);
                 let section = self.section();
                 while at < places.end && due.count < BATCH {
-                    let Some(frame) = self.frame_at(node, at % total) else { break };
+                    let Some(frame) = self.frame_at(over, at % total) else { break };
                     at += self.look(&section, frame, purpose, &mut due);
                     self.serve_flushes();
                 }
@@ -232,9 +246,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// The frame at place `at` of those of a node.
-    fn frame_at(&self, node: u8, mut at: u64) -> Option<FrameNumber> {
-        for region in self.vm().machine().regions().iter().filter(|region| region.node == node) {
+    /// The frame at place `at` of those of `over`.
+    fn frame_at(&self, over: Over, mut at: u64) -> Option<FrameNumber> {
+        for region in self.regions_of(over) {
             if at < u64::from(region.frames) {
                 return Some(FrameNumber(region.first.0 + at as u32));
             }

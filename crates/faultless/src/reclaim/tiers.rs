@@ -14,7 +14,7 @@
 //! looked at and used, and an interrupt of other CPUs for each batch; a bit that is cleared costs neither, and is enough where each CPU has one fast node.
 //! A page that moves while its mappings are read-only interrupts nobody either, in both directions.
 
-use super::clock::Purpose;
+use super::clock::{Over, Purpose};
 use super::migrate::Moving;
 use super::taken::BATCH;
 use crate::addr::FrameNumber;
@@ -74,8 +74,8 @@ impl<M: Machine> Cpu<'_, M> {
             let room =
                 self.spare_on(near, 2 * SHORT).min(promoted.saturating_sub(balanced.promoted));
             balanced.promoted += self.go_over(
-                node,
-                (room * LOOKS).min(self.frames_of(node)),
+                Over::Node(node),
+                (room * LOOKS).min(self.frames_of(Over::Node(node))),
                 room,
                 Purpose::Promote,
                 |due| self.move_to(due, near),
@@ -99,9 +99,11 @@ impl<M: Machine> Cpu<'_, M> {
             }
             let room = self.spare_on(slower, SHORT).min(left);
             // A page that was used is looked at three times before its time has come.
-            let looks = self.frames_of(node) * 3;
+            let looks = self.frames_of(Over::Node(node)) * 3;
             balanced.demoted +=
-                self.go_over(node, looks, room, Purpose::Demote, |due| self.move_to(due, slower));
+                self.go_over(Over::Node(node), looks, room, Purpose::Demote, |due| {
+                    self.move_to(due, slower)
+                });
         }
         let missing = pages.saturating_sub(balanced.demoted);
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
@@ -129,7 +131,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// The nodes with memory that cost more than `node`, the cheapest first.
     fn slower_than(&self, node: u8) -> impl Iterator<Item = u8> + use<'_, M> {
         let cost = |node| (self.vm().machine().node_cost(node), node);
-        let has_memory = |node: &u8| self.frames_of(*node) != 0;
+        let has_memory = |node: &u8| self.frames_of(Over::Node(*node)) != 0;
         let mut last = (cost(node).0, u8::MAX);
         core::iter::from_fn(move || {
             let slower = self.nodes().filter(has_memory).map(cost).filter(|cost| *cost > last);
@@ -140,13 +142,13 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// How many frames are missing until `parts` in 16 of a node are free.
     fn missing_on(&self, node: u8, parts: u64) -> u64 {
-        let wanted = parts * self.frames_of(node) / SHORT;
+        let wanted = parts * self.frames_of(Over::Node(node)) / SHORT;
         wanted.saturating_sub(self.vm().frames.free_on(node, self))
     }
 
     /// How many frames of a node may be taken so that one in `part` is still free.
     fn spare_on(&self, node: u8, part: u64) -> u64 {
-        let kept = self.frames_of(node) / part;
+        let kept = self.frames_of(Over::Node(node)) / part;
         self.vm().frames.free_on(node, self).saturating_sub(kept)
     }
 }

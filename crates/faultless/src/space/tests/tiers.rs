@@ -137,6 +137,35 @@ fn pages_fall_to_the_last_tier_and_then_out_of_memory() {
 }
 
 #[test]
+fn reclaim_takes_what_is_not_used_from_whichever_node_it_is_in() {
+    let vm = tiers(&[128, 512]);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(450, 0);
+    let file = file(&cpu, &memory);
+    map_object(&cpu, &space, (0, 450), Prot::READ, SHARED, (&file, 0));
+    (0..450).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    let read_used = || {
+        (0..64).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    };
+    // At first all seem used.
+    let mut freed = cpu.reclaim(1);
+    read_used();
+    let again = || vm.totals().get(Counter::WorkingsetRefault);
+    let before = again();
+    while freed < 340 {
+        read_used();
+        freed += cpu.reclaim(30);
+    }
+    read_used();
+    assert_eq!(again(), before, "pages that are used left memory");
+    // The others left both nodes.
+    let [fast, slow, _] = places(&cpu, &space, 64..450);
+    assert!(fast < 32 && slow < 64, "{fast} {slow}");
+    finish(&cpu, space, Vec::from([file]));
+}
+
+#[test]
 fn one_tier_is_left_alone() {
     let vm = tiers(&[128]);
     let cpu = cpu(&vm, 0);
