@@ -20,7 +20,7 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | settings | the kernel command line: words `cpus=N`, `nodes=A:B` (nodes of memory with these shares), `set=KNOB=VALUE`, `plant=NAME`, `text_scan=MILLISECONDS`: the CPU time after which a process looks for text to put on huge pages; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
+//! | settings | the kernel command line: words `cpus=N`, `nodes=A:B` (nodes of memory with these shares), `set=KNOB=VALUE`, `plant=NAME`, `numa_balancing=disable`: pages move between nodes only where programs say so; `text_scan=MILLISECONDS`: the CPU time after which a process looks for text to put on huge pages; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
 //! | files | an initial file system, a cpio archive in the `newc` form |
 //! | files on a disk | in it, their names and modes, and `.boot/disk`, a line `PAGE LENGTH PATH` for each; their contents on a virtio disk; on the command line, `virtio_mmio.device=SIZE@ADDRESS:LINE` |
 //! | pages that leave memory | on another virtio disk; on the command line, `swap=SIZE@ADDRESS:LINE` |

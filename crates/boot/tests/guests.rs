@@ -142,6 +142,19 @@ fn policies_of_memory() {
     }
 }
 
+/// Pages that are used come to the fast node, and stay there and in memory while others leave.
+#[test]
+fn tiers() {
+    for machine in [deterministic(), parallel()] {
+        let nodes = "1:3".parse().expect("shares");
+        let machine = Machine { memory: 128 << 20, nodes, swap: Some(256 << 20), ..machine };
+        let ran = passes(&machine, "tiers", &[], 3);
+        for name in ["pgdemote", "pgpromote_success", "pswpout"] {
+            assert!(ran.report.counter(name) > Some(0), "{name}; {ran}");
+        }
+    }
+}
+
 /// No shootdown is sent where no other CPU can hold a translation.
 #[test]
 fn shootdowns() {

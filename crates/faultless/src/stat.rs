@@ -167,6 +167,8 @@ counters! {
     DeferredSettled = "deferred_settled",
     /// Times that a CPU dropped all of its translations by itself, since many frames waited for it.
     DeferredOwn = "deferred_own",
+    /// Times that a CPU dropped all of its translations so that accessed bits tell which pages are used.
+    FlushAged = "flush_aged",
     /// Frames that were kept for a deferred flush.
     FrameOwed = "frame_owed",
     /// Pages that moved to another frame.

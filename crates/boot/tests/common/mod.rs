@@ -26,10 +26,11 @@ fn small(cpus: u16) -> Machine {
     Machine { cpus, memory: 512 << 20, check: true, ..Machine::default() }
 }
 
-/// The same with a second node of memory, a small one, and flushes that are deferred or not.
+/// The same with a second node of memory, a small one, where pages stay unless a program moves them, and flushes that are deferred or not.
 pub fn tiered(machine: Machine, deferred: bool) -> Machine {
     let nodes = "15:1".parse().expect("shares");
-    let words = vec![format!("set=deferred_flush={}", u8::from(deferred))];
+    let stay = "numa_balancing=disable".to_owned();
+    let words = vec![format!("set=deferred_flush={}", u8::from(deferred)), stay];
     Machine { memory: 96 << 20, nodes, words, ..machine }
 }
 

@@ -216,7 +216,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
                 nodes: job.part.nodes(),
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
-                words: job.set(args).iter().map(|set| format!("set={set}")).collect(),
+                words: job.words(args),
                 disk: files.is_some().then(Disk::default),
                 swap: job.part.swap(),
                 ..Machine::default()
@@ -284,6 +284,14 @@ impl Job {
             set.push(format!("zeroed_pool={}", self.ahead.pool));
         }
         set
+    }
+
+    /// The words that the bare machine is started with besides.
+    fn words(&self, args: &VersusArgs) -> Vec<String> {
+        let sets = self.set(args).into_iter().map(|set| format!("set={set}"));
+        // As Linux, if it has several nodes.
+        let stay = self.part.nodes().are_several().then(|| "numa_balancing=disable".to_owned());
+        sets.chain(stay).collect()
     }
 }
 

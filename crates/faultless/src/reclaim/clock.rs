@@ -17,7 +17,8 @@
 //! Where the hand comes to a page of a file, or, if there is a [swap area](super::swap), to a private page, it looks whether the page was used since
 //! it was there last: whether an entry that maps it has the accessed bit, or the entry in its object, where calls of the kernel note their reads. It clears
 //! the bits that it finds, and marks the entries as [aged](Entry::aged), which tells them from those of pages that were prefaulted and never used.
-//! (Translations that CPUs have cached stay: a page that is used through such a one all the time may seem unused, as on Linux.)
+//! Translations that CPUs have cached stay, as on Linux: a page that is used through such a one all the time may seem unused. So a CPU that
+//! [balances](Cpu::balance) memory drops its own twice in each round of a hand.
 //!
 //! | the page | its lives |
 //! |---|---|
@@ -29,6 +30,7 @@
 //! So pages that were read ahead and never used go at once, pages that were used once go when the hand comes again, and those that are used all the time
 //! survive a scan through a large file.
 
+use super::backoff::Backoff;
 use super::refault::Evicted;
 use super::taken::BATCH;
 use crate::addr::FrameNumber;
@@ -63,6 +65,9 @@ pub(crate) struct Clock {
     begun: AtomicU64,
     ended: AtomicU64,
     pub(super) evicted: Evicted,
+    /// Of [`reclaim_ahead`](Cpu::reclaim_ahead), and, for each node, of demotion.
+    ahead: Backoff,
+    pub(super) demotion: [Backoff; MAX_NODES],
 }
 
 impl Clock {
@@ -73,7 +78,9 @@ impl Clock {
     pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
         let [all, begun, ended] = [0; 3].map(AtomicU64::new);
-        Ok(Self { hands, all, begun, ended, evicted: Evicted::try_new(frames)? })
+        let evicted = Evicted::try_new(frames)?;
+        let (ahead, demotion) = (Backoff::new(), core::array::from_fn(|_| Backoff::new()));
+        Ok(Self { hands, all, begun, ended, evicted, ahead, demotion })
     }
 
     /// A CPU begins to evict pages.
@@ -160,7 +167,12 @@ impl<M: Machine> Cpu<'_, M> {
         loop {
             // One flush is for the frames that wait, and for those that pages leave now.
             let missing = frames.missing().saturating_sub(frames.owed_count());
-            let got = if missing == 0 { 0 } else { self.reclaim(missing) };
+            let backoff = &self.vm().clock.ahead;
+            let mut got = 0;
+            if missing != 0 && !backoff.leaves_out() {
+                got = self.reclaim(missing);
+                backoff.tried(got != 0);
+            }
             freed += got;
             // As long as there are frames, CPUs flush when it suits them.
             self.vm().deferred.ask();
@@ -186,6 +198,20 @@ impl<M: Machine> Cpu<'_, M> {
 
     fn regions_of(&self, over: Over) -> impl Iterator<Item = &MemoryRegion> {
         self.vm().machine().regions().iter().filter(move |region| over.contains(region.node))
+    }
+
+    /// Drops this CPU's translations if a hand has gone half a round since it last did.
+    pub(super) fn age_translations(&self) {
+        let (clock, state) = (&self.vm().clock, self.state());
+        let half_rounds =
+            |over, hand: &AtomicU64| 2 * hand.load(Ordering::Relaxed) / self.frames_of(over).max(1);
+        let nodes = self.nodes().zip(&clock.hands);
+        let nodes = nodes.map(|(node, hand)| half_rounds(Over::Node(node), hand));
+        let now = nodes.sum::<u64>() + half_rounds(Over::All, &clock.all);
+        if state.half_rounds.replace(now) != now {
+            self.flush_own();
+            self.count(Counter::FlushAged);
+        }
     }
 
     /// Lets the hand of `over` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until it has

@@ -15,6 +15,7 @@
 //! All of this waits for other CPUs. So the CPU must hold nothing, and must not be in a grace section: a fault
 //! releases its lock first, and a call releases its locks and starts again.
 
+mod backoff;
 pub(crate) mod clock;
 pub(crate) mod compact;
 mod evict;

@@ -25,6 +25,8 @@ use crate::vm::Cpu;
 
 /// A node is short when less than one part in so many of its frames is free.
 const SHORT: u64 = 16;
+/// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is.
+const MOST_DEMOTED: u64 = 1024;
 /// How many frames of slower nodes are looked at for each page that may move to a faster one.
 const LOOKS: u64 = 8;
 
@@ -40,7 +42,7 @@ pub struct Balanced {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, and moves at most `promoted` pages that are used from
+    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, 1,024 at most, and moves at most `promoted` pages that are used from
     /// slower nodes to it. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
     /// rate. Costs nothing where there is one node.
     ///
@@ -52,13 +54,15 @@ impl<M: Machine> Cpu<'_, M> {
         if self.slower_than(near).next().is_none() {
             return balanced;
         }
+        self.age_translations();
         if self.missing_on(near, 1) != 0 {
             self.collect_owed();
             // This CPU may keep what seems to be missing, or it waits for a flush, which is one for all that is demoted meanwhile.
             let frames = &self.vm().frames;
             frames.drain(self.local(), self);
             let coming = frames.owed_on(near);
-            self.demote(near, self.missing_on(near, 2).saturating_sub(coming), &mut balanced);
+            let pages = self.missing_on(near, 2).saturating_sub(coming).min(MOST_DEMOTED);
+            self.demote(near, pages, &mut balanced);
             // What was freed is seen by others that look, and not kept for this CPU.
             frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
@@ -88,6 +92,10 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Moves about `pages` pages that are not used from `node` to slower ones.
     fn demote(&self, node: u8, pages: u64, balanced: &mut Balanced) {
+        let Some(backoff) = self.vm().clock.demotion.get(usize::from(node)) else { return };
+        if pages == 0 || backoff.leaves_out() {
+            return;
+        }
         for slower in self.slower_than(node) {
             let left = pages.saturating_sub(balanced.demoted);
             let lack = left.saturating_sub(self.spare_on(slower, SHORT));
@@ -98,8 +106,8 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             let room = self.spare_on(slower, SHORT).min(left);
-            // A page that was used is looked at three times before its time has come.
-            let looks = self.frames_of(Over::Node(node)) * 3;
+            // A page that was used is looked at three times before its time has come: all are, where one in 16 is missing.
+            let looks = (pages * SHORT).min(self.frames_of(Over::Node(node))) * 3;
             balanced.demoted +=
                 self.go_over(Over::Node(node), looks, room, Purpose::Demote, |due| {
                     self.move_to(due, slower)
@@ -109,6 +117,7 @@ impl<M: Machine> Cpu<'_, M> {
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
             balanced.evicted += self.reclaim(missing);
         }
+        backoff.tried(*balanced != Balanced::default());
     }
 
     /// Moves pages to `node`, and drops the references to their frames that the caller has. Returns how many moved; `None`: the node has no frame. No flush is

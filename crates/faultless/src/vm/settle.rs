@@ -70,13 +70,18 @@ impl<M: Machine> Cpu<'_, M> {
     /// Drops all translations of this CPU, if CPUs were asked to since many frames wait for it.
     #[inline]
     pub(crate) fn flush_if_asked(&self) {
-        let deferred = &self.vm().deferred;
-        if deferred.is_asked(self.local()) {
-            let before = deferred.before_flush();
-            self.vm().machine().invalidate_all(self.id());
-            deferred.flushed(self.local(), before);
+        if self.vm().deferred.is_asked(self.local()) {
+            self.flush_own();
             self.count(Counter::DeferredOwn);
         }
+    }
+
+    /// Drops all translations of this CPU.
+    pub(crate) fn flush_own(&self) {
+        let deferred = &self.vm().deferred;
+        let before = deferred.before_flush();
+        self.vm().machine().invalidate_all(self.id());
+        deferred.flushed(self.local(), before);
     }
 
     /// Defers the flush of entries that have changed in spaces with the sets `of`, and returns its stamp.

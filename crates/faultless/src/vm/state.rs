@@ -34,6 +34,8 @@ pub(crate) struct CpuState {
     pub(crate) crowded: Cell<bool>,
     /// Whether this CPU is evicting pages: a store that it calls may need memory itself.
     pub(crate) evicting: Cell<bool>,
+    /// The half rounds of all hands when it last dropped its translations so that accessed bits tell what is used ([`clock`](crate::reclaim)).
+    pub(crate) half_rounds: Cell<u64>,
     /// The read for which this CPU's last fault or call is pending.
     pub(super) pending: RefCell<Option<PendingRead>>,
     /// The page that a fault could not read from its store: which fault of this CPU, the object's number, and the page's.
@@ -62,6 +64,7 @@ impl CpuState {
             starved: Cell::new(false),
             crowded: Cell::new(false),
             evicting: Cell::new(false),
+            half_rounds: Cell::new(0),
             pending: RefCell::new(None),
             unread: Cell::new(None),
             no_folio: Cell::new(None),

@@ -40,9 +40,9 @@ pub struct TextScan {
 }
 
 impl TextScan {
-    /// A thread ran for so many nanoseconds. Returns whether a look is due.
-    pub fn ran(&self, nanoseconds: u64) -> bool {
-        self.ran.fetch_add(nanoseconds, Ordering::Relaxed) + nanoseconds >= period()
+    /// A thread ran for so many nanoseconds.
+    pub fn ran(&self, nanoseconds: u64) {
+        self.ran.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
     /// Looks at the text in the `memory` of the process, of which a thread runs here, if that is due. The caller holds no lock.

@@ -26,6 +26,7 @@ pub mod reads;
 pub mod relatives;
 pub mod scheduler;
 pub mod status;
+mod tend;
 pub mod thread;
 pub mod upcalls;
 pub mod usage;

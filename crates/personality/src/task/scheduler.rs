@@ -57,6 +57,8 @@ struct Local {
     idle: AtomicBool,
     /// The running thread's time slice is over.
     turn_over: AtomicBool,
+    /// A time slice has ended since the running thread last returned to user mode.
+    slice_ended: AtomicBool,
     /// How long it ran threads.
     busy: CpuTime,
     running: Cell<Option<Arc<Thread>>>,
@@ -96,6 +98,7 @@ pub unsafe fn init(cpus: usize) {
             length: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             turn_over: AtomicBool::new(false),
+            slice_ended: AtomicBool::new(false),
             busy: CpuTime::default(),
             running: Cell::new(None),
             previous: Cell::new(None),
@@ -250,10 +253,16 @@ pub(super) fn tick() {
 /// A time slice ends, in which `thread` runs here: from now on its time counts as the kernel's, or as the program's.
 pub fn sample(thread: &Thread, kernel: bool) {
     thread.cpu_time.sample(kernel);
-    local().busy.sample(kernel);
-    if thread.process.text.ran(time::TURN) {
-        percpu::this().attention.store(true, Ordering::Relaxed);
-    }
+    let own = local();
+    own.busy.sample(kernel);
+    thread.process.text.ran(time::TURN);
+    own.slice_ended.store(true, Ordering::Relaxed);
+    percpu::this().attention.store(true, Ordering::Relaxed);
+}
+
+/// Whether a time slice has ended since this was last asked on this CPU.
+pub(super) fn take_slice_end() -> bool {
+    local().slice_ended.swap(false, Ordering::Relaxed)
 }
 
 /// How long a CPU has run threads.

@@ -1,6 +1,6 @@
 //! The machine's upcalls for a thread: its return to user mode, exceptions, interrupts.
 
-use super::{current, exit, lack, reads, scheduler};
+use super::{current, exit, lack, reads, scheduler, tend};
 use crate::errno::Errno;
 use crate::fs;
 use crate::signal;
@@ -28,6 +28,9 @@ pub fn attention(frame: &mut TrapFrame) {
         let _ = user::write(set_tid, &thread.tid);
     }
     scheduler::give_way();
+    if scheduler::take_slice_end() {
+        tend::tend();
+    }
     thread.process.text.run(|| thread.process.memory());
     signal::deliver(frame);
 }

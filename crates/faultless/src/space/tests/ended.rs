@@ -7,6 +7,7 @@ use crate::heap::Shared;
 use crate::knob::Setting;
 use crate::space::{Advice, Backing, MapFlags, Space};
 use crate::vm::Cpu;
+#[cfg(debug_assertions)]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::ToString;
 use std::thread;

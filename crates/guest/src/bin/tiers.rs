@@ -1,0 +1,115 @@
+//! `tiers [CHECK…]`: pages that are used come to the fast node and stay there, those that are not used leave it. It needs a machine with two nodes of memory, of which
+//! the first is a quarter of 128 MiB, and a swap area of 256 MiB.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::mem::{PAGE, Region};
+use faultless_guest::numa::{MOVE, move_pages, nodes_of};
+use faultless_guest::procfs::vmstat;
+use faultless_guest::sys::doing;
+use faultless_guest::{ensure, same};
+use std::time::{Duration, Instant};
+
+/// What is used all the time, in bytes: a part of the fast node.
+const USED: u64 = 8 << 20;
+/// After how many bytes of other pages it is used once more.
+const STEP: u64 = 256 << 10;
+/// How long pages may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn word(at: u64) -> u64 {
+    (at / PAGE + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn filled(bytes: u64) -> Result<Region, String> {
+    let region = doing("mmap", Region::anonymous(bytes))?;
+    region.pages().for_each(|at| region.store(at, word(at)));
+    Ok(region)
+}
+
+/// That each page of `region` holds what was stored in it.
+fn is_whole(region: &Region) -> Verdict {
+    same!(region.pages().find(|&at| region.load(at) != word(at)), None, "a page");
+    Ok(())
+}
+
+/// How many pages of `region` are in node `node`.
+fn pages_on(region: &Region, node: i32) -> Result<usize, String> {
+    let nodes = doing("move_pages", nodes_of(&region.addresses()))?;
+    Ok(nodes.iter().filter(|there| **there == node).count())
+}
+
+fn counter(name: &str) -> Result<u64, String> {
+    vmstat()?.get(name).copied().ok_or_else(|| format!("/proc/vmstat has no {name}"))
+}
+
+/// Uses a part of memory while it fills `bytes` of other memory. Returns both.
+fn beside(bytes: u64) -> Result<[Region; 2], String> {
+    let used = filled(USED)?;
+    let other = doing("mmap", Region::anonymous(bytes))?;
+    for at in other.pages() {
+        other.store(at, word(at));
+        if at % STEP == 0 {
+            is_whole(&used)?;
+        }
+    }
+    Ok([used, other])
+}
+
+/// Uses `used` until nine of ten of its pages are in the fast node.
+fn all_come(used: &Region) -> Verdict {
+    let (begin, all) = (Instant::now(), used.pages().count());
+    loop {
+        let there = pages_on(used, 0)?;
+        if there * 10 >= all * 9 {
+            return Ok(());
+        }
+        ensure!(begin.elapsed() < PATIENCE, "{there} of {all} pages are in the fast node");
+        (0..10).try_for_each(|_| is_whole(used))?;
+    }
+}
+
+/// Most of what is used stays in the fast node while more is filled than that holds.
+fn stays() -> Verdict {
+    let before = counter("pgdemote")?;
+    let [used, other] = beside(64 << 20)?;
+    let (near, all) = (pages_on(&used, 0)?, used.pages().count());
+    ensure!(near * 2 >= all, "{near} of {all} pages that are used are in the fast node");
+    ensure!(counter("pgdemote")? > before, "nothing left the fast node");
+    all_come(&used)?;
+    is_whole(&other)
+}
+
+/// What is used stays in memory while more is filled than that holds.
+fn others_leave() -> Verdict {
+    let before = counter("pswpout")?;
+    let [used, other] = beside(160 << 20)?;
+    let [near, far] = [pages_on(&used, 0)?, pages_on(&used, 1)?];
+    let all = used.pages().count();
+    ensure!((near + far) * 10 >= all * 9, "{near} and {far} of {all} pages are in memory");
+    ensure!(counter("pswpout")? > before, "nothing left memory");
+    all_come(&used)?;
+    is_whole(&other)
+}
+
+/// What is used comes to the fast node, which others leave.
+fn comes() -> Verdict {
+    let used = filled(USED)?;
+    let pages = used.addresses();
+    let mut status = vec![0; pages.len()];
+    doing("move_pages", move_pages(&pages, Some(&vec![1; pages.len()]), &mut status, MOVE))?;
+    let there = pages_on(&used, 0)?;
+    ensure!(there * 10 <= pages.len(), "{there} of {} pages are in the fast node", pages.len());
+    let _other = filled(24 << 20)?;
+    let before = counter("pgpromote_success")?;
+    all_come(&used)?;
+    ensure!(counter("pgpromote_success")? > before, "no page was promoted");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[("stays", stays), ("comes", comes), ("others_leave", others_leave)];
+
+fn main() {
+    let args = Args::read("tiers", &[]);
+    std::process::exit(check::run(&args, CHECKS))
+}
