@@ -364,9 +364,12 @@ impl<M: Machine> Cpu<'_, M> {
             }
             (used, own) = (take_accessed(name, seen), 2);
         }
-        // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one.
-        if meta.refs() > own {
-            self.each_mapping(section, frame, u32::MAX, |found| {
+        // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one. A private page has no more
+        // entries, and most have one, which the walk finds first.
+        let mapped = meta.refs().saturating_sub(own);
+        if mapped != 0 {
+            let most = if own == 1 { mapped } else { u32::MAX };
+            self.each_mapping(section, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
                     // One entry maps all pages of the folio, of which the first tells.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
