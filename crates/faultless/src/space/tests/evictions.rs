@@ -178,6 +178,108 @@ fn refaults_are_counted() {
     });
 }
 
+fn load_all(cpu: &TestCpu<'_>, space: &TestSpace, pages: impl Iterator<Item = u64>) {
+    pages.for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
+}
+
+fn page_out(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) {
+    space.madvise(cpu, AT + page * P, pages * P, Advice::PageOut).unwrap();
+}
+
+#[test]
+fn what_is_read_again_soon_outlives_what_is_new() {
+    with_file(256, 64, |cpu, space, _, file| {
+        load_all(cpu, space, 0..32);
+        page_out(cpu, space, 0, 32);
+        // By turns, so that the frames of both lie mixed. Nobody uses them.
+        for page in (0..32).step_by(4) {
+            for pages in [page..page + 4, 32 + page..36 + page] {
+                file.read_ahead(cpu, pages).unwrap();
+            }
+        }
+        let activated = count(cpu, Counter::WorkingsetActivate);
+        cpu.reclaim(32);
+        let stay = (0..32).filter(|page| file.has_page(cpu, *page)).count() as u64;
+        // A new page may be taken for one that was evicted, if their notes are the same by chance.
+        assert!(activated > 24 && stay + 2 >= activated, "{stay} of {activated}");
+    });
+}
+
+#[test]
+fn what_was_gone_for_long_is_like_new_when_it_is_read_again() {
+    with_file(256, 64, |cpu, space, _, _| {
+        load_all(cpu, space, 0..8);
+        page_out(cpu, space, 0, 8);
+        // More evictions than memory has frames, of one page: so the notes of the others stay.
+        for _ in 0..300 {
+            load_all(cpu, space, 32..33);
+            page_out(cpu, space, 32, 1);
+        }
+        let [refault, activate] = [Counter::WorkingsetRefault, Counter::WorkingsetActivate];
+        let before = [refault, activate].map(|counter| count(cpu, counter));
+        load_all(cpu, space, 0..8);
+        assert!(count(cpu, refault) > before[0], "they are known still");
+        assert_eq!(count(cpu, activate), before[1]);
+    });
+}
+
+/// A page that was read again, and is then lost in another way than by eviction.
+#[test]
+fn a_refault_is_counted_once() {
+    with_file(256, 8, |cpu, space, _, file| {
+        load_all(cpu, space, 0..1);
+        page_out(cpu, space, 0, 1);
+        load_all(cpu, space, 0..1);
+        assert_eq!(count(cpu, Counter::WorkingsetRefault), 1);
+        file.punch(cpu, 0..1).unwrap();
+        space.revoke(cpu, file, 0..1, Copies::Keep);
+        assert_eq!(load(cpu, space, AT), Ok(0));
+        assert_eq!(count(cpu, Counter::WorkingsetRefault), 1);
+    });
+}
+
+#[test]
+fn pages_that_are_read_for_the_first_time_are_no_refaults() {
+    with_file(64, 600, |cpu, space, _, _| {
+        load_all(cpu, space, 0..600);
+        assert!(count(cpu, Counter::PageStolen) > 500);
+        // Two in 4,096 have the same note by chance.
+        let again = count(cpu, Counter::WorkingsetRefault);
+        assert!(again < 20, "{again}");
+    });
+}
+
+/// The frames of pages that leave while memory is out are had by one flush for many batches.
+#[test]
+fn pages_that_only_are_read_leave_by_deferred_flushes() {
+    let vm = guest::vm(1, 40);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(200, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 200), Prot::READ, SHARED, (&file, 0));
+    load_all(&cpu, &space, 0..200);
+    let owed = count(&cpu, Counter::FrameOwed);
+    assert!(owed > 40, "{owed}");
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// In whatever order they lie in memory.
+#[test]
+fn pages_that_lie_together_in_a_file_are_written_together() {
+    with_file(1200, 16, |cpu, space, memory, _| {
+        // Frames that come back are taken in another order.
+        for round in 0..2 {
+            writes(memory);
+            (0..16).for_each(|page| store(cpu, space, AT + page * P, 70 + page + round).unwrap());
+            cpu.reclaim(64);
+        }
+        let written = writes(memory);
+        assert!(written.len() <= 6, "{written:?}");
+        assert!((0..16).all(|page| memory.word(page) == 71 + page));
+    });
+}
+
 #[test]
 fn cold_pages_go_first() {
     with_file(256, 64, |cpu, space, _, file| {
