@@ -34,6 +34,7 @@ mod predictors;
 mod prefault;
 mod races;
 mod shards;
+mod slots;
 mod soundness;
 mod store;
 mod stores;

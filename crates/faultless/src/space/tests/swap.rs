@@ -25,7 +25,7 @@ fn swap_on(cpu: &TestCpu<'_>, slots: u64) -> Arc<Memory> {
 }
 
 /// Runs `test` with a machine of `frames` frames, `slots` slots, and `pages` pages of private memory at `AT`.
-fn with_swap(
+pub(super) fn with_swap(
     (frames, slots, pages): (u32, u64, u64),
     test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>),
 ) {
@@ -58,11 +58,11 @@ fn finish(cpu: &TestCpu<'_>, spaces: Vec<TestSpace>) {
     assert_eq!(census.taken(), census.tables + 1);
 }
 
-fn count(cpu: &TestCpu<'_>, counter: Counter) -> u64 {
+pub(super) fn count(cpu: &TestCpu<'_>, counter: Counter) -> u64 {
     cpu.vm().totals().get(counter)
 }
 
-fn page_out(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) {
+pub(super) fn page_out(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) {
     space.madvise(cpu, AT + page * P, pages * P, Advice::PageOut).unwrap();
 }
 

@@ -1,0 +1,40 @@
+//! The slots of the swap area: when they are free, and what is done for a page that nobody needs.
+
+use super::guest::{AT, P, load, store};
+use super::store::Plan;
+use super::swap::{count, page_out, with_swap};
+use crate::space::Advice;
+use crate::stat::Counter;
+
+#[test]
+fn an_area_that_was_full_takes_pages_again() {
+    with_swap((64, 8, 16), |cpu, space, _| {
+        (0..16).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
+        page_out(cpu, space, 0, 16);
+        assert_eq!((space.swapped_pages(cpu), cpu.swap_usage()), (8, (8, 8)));
+        // While no slot is free, no private page is looked at.
+        let scanned = count(cpu, Counter::PageScanned);
+        assert_eq!(cpu.reclaim(8), 0);
+        assert_eq!(count(cpu, Counter::PageScanned), scanned);
+        space.madvise(cpu, AT, 4 * P, Advice::DontNeed).unwrap();
+        assert_eq!(cpu.swap_usage(), (8, 4));
+        page_out(cpu, space, 8, 8);
+        assert_eq!((space.swapped_pages(cpu), cpu.swap_usage()), (8, (8, 8)));
+        (4..16).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(70 + page)));
+    });
+}
+
+#[test]
+fn what_nobody_needs_any_more_is_not_written() {
+    with_swap((64, 16, 8), |cpu, space, memory| {
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
+        // They stay in memory, dirty, since they cannot be written at first.
+        memory.plan([Plan::Fail(0)]);
+        page_out(cpu, space, 0, 4);
+        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::SwapOut)), (4, 0));
+        space.madvise(cpu, AT, 4 * P, Advice::DontNeed).unwrap();
+        memory.writes.lock().unwrap().clear();
+        assert_eq!(cpu.reclaim(64), 4, "they are dropped");
+        assert_eq!(*memory.writes.lock().unwrap(), []);
+    });
+}
