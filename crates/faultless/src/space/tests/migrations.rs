@@ -15,7 +15,7 @@ use std::vec;
 use std::vec::Vec;
 
 /// Moves the pages from page `first` on, and says how each fared.
-fn moved(
+pub(super) fn moved(
     cpu: &TestCpu<'_>,
     space: &TestSpace,
     (first, pages): (u64, u64),
@@ -313,10 +313,15 @@ fn a_copy_of_a_page_that_moves_is_thrown_away() {
 
 /// Eight pages, which stores have made, and which are read-only now.
 fn read_only_space(cpu: &TestCpu<'_>) -> TestSpace {
+    read_only_pages(cpu, 8)
+}
+
+/// So many of them.
+pub(super) fn read_only_pages(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
     let space = Space::new(cpu).unwrap();
-    map(cpu, &space, 0, 8, RW);
-    (0..8).for_each(|page| store(cpu, &space, AT + page * P, value(1, page)).unwrap());
-    space.mprotect(cpu, AT, 8 * P, Prot::READ).unwrap();
+    map(cpu, &space, 0, pages, RW);
+    (0..pages).for_each(|page| store(cpu, &space, AT + page * P, value(1, page)).unwrap());
+    space.mprotect(cpu, AT, pages * P, Prot::READ).unwrap();
     space
 }
 

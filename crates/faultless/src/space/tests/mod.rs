@@ -6,6 +6,7 @@ mod beside;
 mod calls;
 mod collapses;
 mod compactions;
+mod deferred;
 mod devices;
 mod discards;
 mod ended;

@@ -1,0 +1,149 @@
+//! How many frames wait for a deferred flush, and when it is done.
+
+use super::guest::{AT, P, RW, TestCpu, TestSpace, TestVm, check, cpu, map, store, two_nodes};
+use super::migrations::{moved, read_only_pages};
+use crate::knob::Setting;
+use crate::space::Space;
+use crate::stat::Counter;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+
+/// Makes `call` while CPU 1 runs `space`, and does nothing but answer interrupts.
+fn beside<R>(vm: &TestVm, space: &TestSpace, call: impl FnOnce() -> R) -> R {
+    /// Also where `call` panics.
+    struct Ended<'a>(&'a AtomicBool);
+    impl Drop for Ended<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let ended = &ended;
+        let (begin, begun) = channel();
+        scope.spawn(move || {
+            let other = cpu(vm, 1);
+            space.activate(&other);
+            begin.send(()).unwrap();
+            while !ended.load(Ordering::Acquire) {
+                other.serve_flushes();
+                thread::yield_now();
+            }
+            // SAFETY: it uses no translations.
+            unsafe { space.deactivate(&other) };
+        });
+        let _ended = Ended(ended);
+        begun.recv().unwrap();
+        call()
+    })
+}
+
+fn settled(vm: &TestVm) -> u64 {
+    vm.totals().get(Counter::DeferredSettled)
+}
+
+/// One part in 16 of what may be out, and those of the batch that comes to it.
+#[test]
+fn a_part_of_memory_waits_for_a_flush_and_no_more() {
+    for (limit, most) in [(511, 32), (256, 16)] {
+        let vm = two_nodes(256);
+        vm.set(Setting::FrameLimit(limit));
+        let cpu = cpu(&vm, 0);
+        let space = read_only_pages(&cpu, 128);
+        beside(&vm, &space, || {
+            for first in (0..128).step_by(16) {
+                assert_eq!(moved(&cpu, &space, (first, 16), 1), [Ok(1); 16]);
+                assert!(vm.usage().owed <= most, "{} wait", vm.usage().owed);
+            }
+        });
+        assert_eq!(settled(&vm), 128 / most - 1);
+        assert_eq!(vm.totals().get(Counter::TlbShootdownSent), settled(&vm), "one for each");
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+    }
+}
+
+/// CPUs that flush by themselves are not interrupted, and half as many wait as may.
+#[test]
+fn frames_are_had_as_cpus_flush() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&cpu0, 128);
+    space.activate(&other);
+    for first in (0..128).step_by(4) {
+        assert_eq!(moved(&cpu0, &space, (first, 4), 1), [Ok(1); 4]);
+        assert!(vm.usage().owed <= 20, "{} wait", vm.usage().owed);
+        other.flush_if_asked();
+    }
+    assert_eq!((settled(&vm), vm.totals().get(Counter::TlbShootdownSent)), (0, 0));
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&cpu0, &[&space], &[], 0);
+    space.exit(&cpu0);
+}
+
+/// Some of those that wait are had without a flush; as many are left as may wait.
+#[test]
+fn nothing_is_deferred_while_as_many_wait_as_may() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let (space, second) = (read_only_pages(&cpu0, 64), read_only_pages(&cpu0, 8));
+    space.activate(&other);
+    assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
+    assert_eq!(moved(&cpu0, &space, (8, 1), 1), [Ok(1)], "it asks to flush");
+    other.flush_if_asked();
+    assert_eq!(moved(&cpu0, &space, (16, 32), 1), [Ok(1); 32]);
+    assert_eq!(vm.usage().owed, 8 + 1 + 32);
+    assert_eq!(moved(&cpu0, &second, (0, 8), 1), [Ok(1); 8]);
+    assert_eq!((vm.usage().owed, settled(&vm)), (32, 0));
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&cpu0, &[&space, &second], &[], 0);
+    [space, second].into_iter().for_each(|space| space.exit(&cpu0));
+}
+
+/// A full node has the frames that wait for a flush.
+#[test]
+fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 6);
+    assert_eq!(moved(&cpu, &space, (0, 6), 1), [Ok(1); 6]);
+    assert_eq!(moved(&cpu, &space, (0, 6), 0), [Ok(0); 6]);
+    fill(&cpu, &space, 1);
+    assert_eq!(vm.usage().owed, 12);
+    assert_eq!(moved(&cpu, &space, (0, 6), 1), [Ok(1); 6]);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+/// Stores to new pages, which move to `node`, until it has no frame.
+fn fill(cpu: &TestCpu<'_>, space: &TestSpace, node: u8) {
+    map(cpu, space, 100, 400, RW);
+    for page in 100.. {
+        if cpu.vm().frames.free_on(node, cpu) == 0 {
+            break;
+        }
+        store(cpu, space, AT + page * P, page).unwrap();
+        assert_eq!(moved(cpu, space, (page, 1), node), [Ok(node)]);
+    }
+}
+
+/// However many of its pages are flushed at once.
+#[test]
+fn pages_of_a_space_that_move_together_are_flushed_once() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 8, RW);
+    space.activate(&cpu);
+    (0..8).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    vm.machine().invalidated.lock().unwrap().clear();
+    assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+    assert_eq!(vm.machine().invalidated.lock().unwrap().len(), 1);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&cpu) };
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
