@@ -1,6 +1,7 @@
 //! Policies of VMAs: which merge, who inherits them, and where new pages come from.
 
 use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, two_nodes};
+use super::tiers::tiers;
 use crate::addr::VirtRange;
 use crate::error::Errno::{self, EFAULT, EINVAL, ENOENT};
 use crate::knob::{Locking, Setting};
@@ -182,4 +183,37 @@ fn a_node_without_a_free_frame_leaves_it_to_others() {
     space.exit(&cpu);
     cpu.drain();
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+#[test]
+fn each_of_several_nodes_has_its_turn() {
+    let policy = Interleave(NodeSet::of_bits(0b1011));
+    for (page, node) in (0..9).zip([0, 1, 3].into_iter().cycle()) {
+        assert_eq!(policy.nodes_for(page * P), NodeSet::only(node), "page {page}");
+    }
+    let vm = tiers(1, &[128; 3]);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 32, RW);
+    bind(&cpu, &space, (0, 16), Interleave(NodeSet::of_bits(0b111))).unwrap();
+    bind(&cpu, &space, (16, 16), Interleave(NodeSet::of_bits(0b101))).unwrap();
+    // The number of the first page is one more than a multiple of three.
+    touch(&cpu, &space, 0, &[1, 2, 0, 1, 2, 0, 1]);
+    touch(&cpu, &space, 16, &[0, 2, 0, 2]);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn the_cheapest_of_the_nodes_that_have_a_free_frame_is_preferred() {
+    let vm = tiers(1, &[128, 32, 32]);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 96, RW);
+    bind(&cpu, &space, (0, 96), Preferred(NodeSet::of_bits(0b110))).unwrap();
+    touch(&cpu, &space, 0, &[1; 32]);
+    touch(&cpu, &space, 32, &[2; 32]);
+    touch(&cpu, &space, 64, &[0; 32]);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
 }

@@ -2,6 +2,7 @@
 
 use super::guest::map_object;
 use super::guest::{AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, check, cpu, load, map, store};
+use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
 use crate::addr::FrameNumber;
 use crate::knob::Setting;
@@ -11,12 +12,13 @@ use crate::space::{Prot, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
 use crate::vm::Vm;
+use core::ops::Range;
 use std::vec;
 use std::vec::Vec;
 
 /// Nodes of so many frames, the first of which is the fastest.
-fn tiers(frames: &[u32]) -> TestVm {
-    let mut machine = TestMachine::new(1, frames.iter().sum());
+pub(super) fn tiers(cpus: usize, frames: &[u32]) -> TestVm {
+    let mut machine = TestMachine::new(cpus, frames.iter().sum());
     let mut first = 1;
     machine.regions = vec![];
     for (node, count) in (0..).zip(frames) {
@@ -30,7 +32,7 @@ fn tiers(frames: &[u32]) -> TestVm {
 }
 
 /// How many of `pages` are in each node.
-fn places(cpu: &TestCpu<'_>, space: &TestSpace, pages: core::ops::Range<u64>) -> [u64; 3] {
+fn places(cpu: &TestCpu<'_>, space: &TestSpace, pages: Range<u64>) -> [u64; 3] {
     let addrs: Vec<_> = pages.map(|page| AT + page * P).collect();
     let mut nodes = vec![Ok(9); addrs.len()];
     space.page_nodes(cpu, &addrs, &mut nodes);
@@ -54,7 +56,7 @@ fn balance(cpu: &TestCpu<'_>, promoted: u64) -> Balanced {
 
 #[test]
 fn unused_pages_make_room_in_fast_memory() {
-    let vm = tiers(&[256, 512]);
+    let vm = tiers(1, &[256, 512]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, 0, 400, RW);
@@ -89,7 +91,7 @@ fn unused_pages_make_room_in_fast_memory() {
 
 #[test]
 fn pages_that_are_used_come_back_at_a_rate() {
-    let vm = tiers(&[256, 512]);
+    let vm = tiers(1, &[256, 512]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, 0, 128, RW);
@@ -116,7 +118,7 @@ fn pages_that_are_used_come_back_at_a_rate() {
 
 #[test]
 fn pages_fall_to_the_last_tier_and_then_out_of_memory() {
-    let vm = tiers(&[128, 128, 128]);
+    let vm = tiers(1, &[128, 128, 128]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     let memory = Memory::new(600, 0);
@@ -138,7 +140,7 @@ fn pages_fall_to_the_last_tier_and_then_out_of_memory() {
 
 #[test]
 fn reclaim_takes_what_is_not_used_from_whichever_node_it_is_in() {
-    let vm = tiers(&[128, 512]);
+    let vm = tiers(1, &[128, 512]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     let memory = Memory::new(450, 0);
@@ -167,12 +169,205 @@ fn reclaim_takes_what_is_not_used_from_whichever_node_it_is_in() {
 
 #[test]
 fn one_tier_is_left_alone() {
-    let vm = tiers(&[128]);
+    let vm = tiers(1, &[128]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, 0, 110, RW);
     (0..110).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
     assert_eq!(cpu.balance(100), Balanced::default());
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+/// Free frames of a node, those included that this CPU keeps.
+fn free(cpu: &TestCpu<'_>, node: u8) -> u64 {
+    cpu.vm().frames.drain(cpu.local(), cpu);
+    cpu.vm().frames.free_on(node, cpu)
+}
+
+/// Stores to pages from `first` on, each of which moves to `node`, until that has no more than `left` free frames. Returns the page behind the last.
+fn fill(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, node: u8, left: u64) -> u64 {
+    let mut page = first;
+    while free(cpu, node) > left {
+        store(cpu, space, AT + page * P, page).unwrap();
+        if node != 0 {
+            assert_eq!(moved(cpu, space, (page, 1), node), [Ok(node)]);
+        }
+        page += 1;
+    }
+    page
+}
+
+fn use_all(cpu: &TestCpu<'_>, space: &TestSpace, mut pages: Range<u64>) {
+    assert!(pages.all(|page| load(cpu, space, AT + page * P) == Ok(page)));
+}
+
+/// Runs `test` on a CPU with nodes of so many frames and a space of many pages.
+fn with_tiers(frames: &[u32], test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
+    let vm = tiers(1, frames);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 1000, RW);
+    test(&cpu, &space);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+#[test]
+fn what_comes_back_leaves_some_fast_memory_free() {
+    with_tiers(&[256, 96], |cpu, space| {
+        let slow = fill(cpu, space, 0, 1, 30);
+        // So much that none needs to leave, and less than could come.
+        let end = fill(cpu, space, slow, 0, 24);
+        assert_eq!(cpu.balance(100), Balanced::default(), "all were used once");
+        use_all(cpu, space, 0..slow);
+        // One in 32 stays free. The hand goes over three frames at a time.
+        let Balanced { promoted, demoted, .. } = cpu.balance(100);
+        assert!((17..17 + 3).contains(&promoted) && demoted == 0, "{promoted} {demoted}");
+        use_all(cpu, space, 0..end);
+    });
+}
+
+#[test]
+fn what_leaves_fast_memory_leaves_some_slow_memory_free() {
+    with_tiers(&[128, 128], |cpu, space| {
+        let slow = fill(cpu, space, 0, 1, 12);
+        let end = fill(cpu, space, slow, 0, 0);
+        // One in 16 stays free. The hand goes over three frames at a time.
+        let Balanced { demoted, .. } = cpu.balance(0);
+        assert!((4..4 + 3).contains(&demoted), "{demoted}");
+        use_all(cpu, space, 0..end);
+    });
+}
+
+#[test]
+fn each_page_falls_to_the_next_slower_node_that_has_room() {
+    with_tiers(&[256, 96, 96], |cpu, space| {
+        let slow = fill(cpu, space, 0, 1, 16);
+        let end = fill(cpu, space, slow, 0, 0);
+        let Balanced { demoted, evicted, .. } = cpu.balance(0);
+        // Two in 16 are to be free. The hand goes over seven frames at a time, for each of the nodes.
+        assert!((31..31 + 14).contains(&demoted) && evicted == 0, "{demoted} {evicted}");
+        let [_, next, last] = places(cpu, space, slow..end);
+        assert!((10..10 + 7).contains(&next) && last == demoted - next, "{next} {last}");
+        use_all(cpu, space, 0..end);
+    });
+}
+
+#[test]
+fn fast_memory_is_short_where_less_than_one_frame_in_16_is_free() {
+    with_tiers(&[256, 512], |cpu, space| {
+        let end = fill(cpu, space, 0, 0, 16);
+        assert_eq!(cpu.balance(0), Balanced::default());
+        fill(cpu, space, end, 0, 14);
+        assert_ne!(cpu.balance(0), Balanced::default());
+    });
+}
+
+#[test]
+fn what_the_cpu_keeps_for_itself_is_not_missing() {
+    with_tiers(&[128, 512], |cpu, space| {
+        fill(cpu, space, 0, 0, 0);
+        space.munmap(cpu, AT, 20 * P).unwrap();
+        assert!(cpu.vm().frames.free_on(0, cpu) < 7, "they are on its list");
+        assert_eq!(cpu.balance(0), Balanced::default());
+    });
+}
+
+#[test]
+fn pages_come_back_from_all_slower_nodes_at_one_rate() {
+    with_tiers(&[256, 96, 96], |cpu, space| {
+        let middle = fill(cpu, space, 0, 1, 60);
+        let end = fill(cpu, space, middle, 2, 60);
+        for _ in 0..40 {
+            use_all(cpu, space, 0..end);
+            let Balanced { promoted, .. } = cpu.balance(8);
+            assert!(promoted < 8 + 3, "{promoted}");
+        }
+        assert_eq!(places(cpu, space, 0..end), [end, 0, 0]);
+    });
+}
+
+#[test]
+fn few_frames_are_looked_at_for_a_few_pages() {
+    with_tiers(&[256, 512], |cpu, space| {
+        fill(cpu, space, 0, 1, 100);
+        let looks = || cpu.vm().totals().get(Counter::PageScanned);
+        let before = looks();
+        assert_eq!(cpu.balance(1), Balanced::default());
+        // Eight for each, by strides of 16 frames.
+        assert!(looks() - before <= 16, "{}", looks() - before);
+    });
+}
+
+#[test]
+fn a_page_that_moves_keeps_its_lives() {
+    with_tiers(&[256, 96], |cpu, space| {
+        let end = fill(cpu, space, 0, 1, 64);
+        assert_eq!(cpu.balance(100), Balanced::default(), "all were used once");
+        for node in [0, 1] {
+            assert!(moved(cpu, space, (0, end), node).iter().all(|there| *there == Ok(node)));
+        }
+        use_all(cpu, space, 0..end);
+        assert_eq!(cpu.balance(100).promoted, end);
+    });
+}
+
+/// Pages that cannot move are no reason to evict others, while there is room for those that can.
+#[test]
+fn nothing_is_evicted_while_slower_nodes_have_room() {
+    let vm = tiers(1, &[128, 256]);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(32, 0);
+    let file = file(&cpu, &memory);
+    map_object(&cpu, &space, (0, 32), Prot::READ, SHARED, (&file, 0));
+    (0..32).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    assert_eq!(moved(&cpu, &space, (0, 32), 1), [Ok(1); 32]);
+    map(&cpu, &space, 32, 200, RW);
+    let end = fill(&cpu, &space, 32, 0, 0);
+    let pins = space.pin(&cpu, AT + 32 * P, (end - 32) * P, true).unwrap();
+    assert_eq!(cpu.balance(0), Balanced::default());
+    assert_eq!(file.resident_pages(&cpu), 32);
+    drop(pins);
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// What waits for a flush will be free: no more pages leave for it, and no CPU is interrupted while there are frames.
+#[test]
+fn frames_that_wait_for_a_flush_are_on_their_way() {
+    let vm = tiers(2, &[128, 512]);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&here, 100);
+    map(&here, &space, 100, 100, RW);
+    fill(&here, &space, 100, 0, 6);
+    space.activate(&other);
+    let demoted = here.balance(0).demoted;
+    assert!((9..9 + 3).contains(&demoted), "{demoted}");
+    let owed = vm.frames.owed_on(0);
+    assert!(owed > 0 && free(&here, 0) == 6 + demoted - owed, "{owed}");
+    assert_eq!(here.balance(0), Balanced::default());
+    other.flush_if_asked();
+    assert_eq!(here.balance(0), Balanced::default());
+    assert_eq!((vm.frames.owed_on(0), free(&here, 0)), (0, 6 + demoted));
+    let count = |counter| vm.totals().get(counter);
+    assert_eq!((count(Counter::DeferredOwn), count(Counter::DeferredSettled)), (1, 0));
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&here, &[&space], &[], 0);
+    space.exit(&here);
+}
+
+#[test]
+fn a_node_without_a_free_frame_has_some_at_once() {
+    let vm = tiers(1, &[128, 512]);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 100);
+    map(&cpu, &space, 100, 100, RW);
+    fill(&cpu, &space, 100, 0, 0);
+    let demoted = cpu.balance(0).demoted;
+    assert!(vm.totals().get(Counter::FrameOwed) != 0);
+    assert_eq!((vm.frames.owed_on(0), free(&cpu, 0)), (0, demoted));
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
