@@ -7,7 +7,7 @@ use crate::knob::{HugeText, Setting};
 use crate::machine::MemoryRegion;
 use crate::reclaim::compact::Compacted;
 use crate::reclaim::compact::Limits;
-use crate::space::{Advice, Prot, Space};
+use crate::space::{Advice, MemPolicy, NodeSet, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
 use crate::vm::Vm;
@@ -220,4 +220,165 @@ fn pages_stay_on_their_node() {
     assert_eq!(nodes(), before);
     holds(&cpu, &space, &kept);
     space.exit(&cpu);
+}
+
+/// Frames of the first node, where page tables are, and how many whole blocks that is: the first lacks a frame.
+const NEAR: u32 = 8 << ORDER;
+const NEAR_BLOCKS: u64 = 7;
+
+/// Runs `test` with a second node of blocks each of which has so many pages in use, from its first frame on, and no other use. Its last argument is the
+/// frames of these pages in the first block.
+fn with_blocks(used: &[u32], test: impl FnOnce(&TestCpu<'_>, &[FrameNumber])) {
+    let size = 1 << ORDER;
+    let frames = used.len() as u32 * size;
+    let mut machine = TestMachine::new(1, NEAR + frames);
+    let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
+    machine.regions = vec![region(0, 1, NEAR - 1), region(1, NEAR, frames)];
+    let vm = Vm::new(machine).unwrap();
+    vm.set(Setting::PrefaultMaxOrder(0));
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = u64::from(frames);
+    map(&cpu, &space, 0, pages, RW);
+    space.mbind(&cpu, AT, pages * P, MemPolicy::Preferred(NodeSet::only(1))).unwrap();
+    (0..pages).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    let frame = |page: u64| space.page_at(&cpu, AT + page * P).unwrap().frame;
+    let is_used = |page: &u64| {
+        let place = frame(*page).0 - NEAR;
+        place % size < used[(place / size) as usize]
+    };
+    let (kept, gone): (Vec<_>, Vec<_>) = (0..pages).partition(is_used);
+    gone.iter().for_each(|page| space.munmap(&cpu, AT + page * P, P).unwrap());
+    cpu.drain();
+    let mut first: Vec<_> =
+        kept.iter().map(|page| frame(*page)).filter(|it| it.0 < NEAR + size).collect();
+    first.sort_unstable();
+    test(&cpu, &first);
+    holds(&cpu, &space, &kept);
+    space.exit(&cpu);
+}
+
+/// No limits but this: so many blocks of the second node may be looked at, to which the hand comes after the first node's.
+fn looking_at(blocks: u64) -> Limits {
+    Limits { looks: NEAR_BLOCKS + blocks, ..limits(u64::MAX, u64::MAX) }
+}
+
+fn done(blocks: u64, moved: u64) -> Compacted {
+    Compacted { blocks, moved }
+}
+
+#[test]
+fn one_free_frame_is_room_for_one_page() {
+    with_blocks(&[1, 31], |cpu, _| {
+        assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), done(1, 1));
+    });
+}
+
+/// In a block alone, beside free blocks, and beside full ones.
+#[test]
+fn pages_stay_where_nothing_is_gained() {
+    for used in [&[1][..], &[1, 0], &[0, 1], &[1, 32], &[32, 1, 0, 32]] {
+        with_blocks(used, |cpu, _| {
+            assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), done(0, 0), "{used:?}");
+        });
+    }
+}
+
+#[test]
+fn a_block_with_more_pages_than_the_caller_moves_for_one_is_passed_by() {
+    with_blocks(&[5, 4, 5], |cpu, _| {
+        let few = Limits { each: 4, ..limits(u64::MAX, u64::MAX) };
+        assert_eq!(cpu.compact_by(few), done(1, 4));
+    });
+}
+
+#[test]
+fn each_call_goes_on_with_the_next_block_and_the_room_that_is_left() {
+    with_blocks(&[1, 1, 20], |cpu, _| {
+        assert_eq!(cpu.compact_by(looking_at(0)), done(0, 0));
+        assert_eq!(cpu.compact_by(looking_at(1)), done(1, 1));
+        assert_eq!(cpu.compact_by(looking_at(1)), done(1, 1));
+        assert_eq!(cpu.compact_by(looking_at(1)), done(0, 0));
+    });
+}
+
+#[test]
+fn a_call_goes_on_with_a_block_that_is_half_empty() {
+    with_blocks(&[4, 20], |cpu, _| {
+        let two = Limits { pages: 2, ..looking_at(1) };
+        assert_eq!(cpu.compact_by(two), done(0, 2));
+        assert_eq!(cpu.compact_by(two), done(1, 2));
+    });
+}
+
+/// A page that somebody uses for a moment stays, and so do those behind it: their block does not become free.
+#[test]
+fn a_block_is_given_up_where_a_page_does_not_move() {
+    with_blocks(&[2, 31, 31], |cpu, first| {
+        assert!(cpu.vm().frames.meta(first[0]).get_ref_unless_zero());
+        assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), done(0, 0));
+        // SAFETY: the reference just taken, which never was a mapping.
+        unsafe { cpu.put_unmapped(first[0]) };
+        assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), done(1, 2));
+    });
+}
+
+/// A frame on this CPU's list would keep its block from becoming free.
+#[test]
+fn what_the_cpu_keeps_is_given_back_first() {
+    let vm = vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = scatter(&cpu, &space, 8);
+    let last = pages[pages.len() - 8..].to_vec();
+    for page in &last {
+        space.munmap(&cpu, AT + page * P, P).unwrap();
+    }
+    let before = free_blocks(&cpu);
+    let done = cpu.compact_by(limits(u64::MAX, u64::MAX));
+    assert!(done.blocks >= 14, "{before} and {done:?}");
+    holds(&cpu, &space, &pages[..pages.len() - 8]);
+    space.exit(&cpu);
+}
+
+/// Memory of which one free block of 2 MiB is one part in 16. Nearly all is used, and of each eight pages so many in the end.
+fn with_large_memory(kept: u64, test: impl FnOnce(&TestCpu<'_>)) {
+    let vm = vm(1, 9000);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let all = 8960;
+    map(&cpu, &space, 0, all, RW);
+    (0..all).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    for page in (0..all).step_by(8) {
+        let from = AT + (page + kept) * P;
+        space.madvise(&cpu, from, (8 - kept) * P, Advice::DontNeed).unwrap();
+    }
+    cpu.drain();
+    assert_eq!(cpu.free_huge_blocks(), 0);
+    test(&cpu);
+    holds(&cpu, &space, &(0..all).filter(|page| page % 8 < kept).collect::<Vec<_>>());
+    space.exit(&cpu);
+}
+
+#[test]
+fn compaction_in_the_background_goes_on_until_there_is_a_free_block() {
+    with_large_memory(1, |cpu| {
+        let (mut moved, mut calls) = (0, 0);
+        while cpu.free_huge_blocks() == 0 {
+            let done = cpu.compact_ahead(20);
+            assert!(done.moved <= 20, "{done:?}");
+            (moved, calls) = (moved + done.moved, calls + 1);
+            assert!(calls < 50, "{moved} pages moved");
+        }
+        assert!(moved < 2 * 512 / 8, "{moved}");
+        assert_eq!(cpu.compact_ahead(20), done(0, 0), "that is enough");
+    });
+}
+
+#[test]
+fn compaction_in_the_background_moves_what_gives_twice_the_memory() {
+    with_large_memory(5, |cpu| {
+        assert_eq!(cpu.compact_ahead(u64::MAX), done(0, 0));
+        assert_eq!(cpu.compact(1).blocks, 1);
+    });
 }
