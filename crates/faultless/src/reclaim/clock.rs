@@ -371,9 +371,9 @@ impl<M: Machine> Cpu<'_, M> {
             let most = if own == 1 { mapped } else { u32::MAX };
             self.each_mapping(section, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
-                    // One entry maps all pages of the folio, of which the first tells.
+                    // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
-                    first.is_none_or(|first| first.lives.load(Ordering::Relaxed) > 1)
+                    first.is_none_or(|first| first.lives.load(Ordering::Relaxed) != 0)
                 } else {
                     take_accessed(found.slot, found.seen)
                 };

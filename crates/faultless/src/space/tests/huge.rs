@@ -630,3 +630,24 @@ fn large_files_are_placed_for_leaves() {
     assert_eq!(setup.space.fault(&setup.cpu, at, Access::Execute), Ok(FaultKind::Huge));
     setup.finish();
 }
+
+/// The first page tells whether the leaf was used, for all of its pages.
+#[test]
+fn text_in_use_stays_huge_while_other_pages_leave() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    let memory = Memory::new(1000, 0);
+    let other = file(&setup.cpu, &memory);
+    setup.fetch(0).unwrap();
+    other.read_ahead(&setup.cpu, 0..1000).unwrap();
+    // These were never used. To find all of them is to look at all frames, or nearly so.
+    assert_eq!(setup.cpu.reclaim(1000), 1000);
+    assert_eq!((other.resident_pages(&setup.cpu), setup.huge()), (0, F));
+    let scanned = setup.count(Counter::PageScanned);
+    assert!(scanned >= 1000 + F, "{scanned}");
+    // Nobody has used it since, so it leaves as a whole.
+    assert_eq!(setup.cpu.reclaim(u64::MAX), F);
+    assert_eq!(setup.count(Counter::PageScanned) - scanned, F);
+    Object::release(other, &setup.cpu);
+    setup.finish();
+}
