@@ -254,3 +254,6 @@ impl fmt::Debug for Isolated<'_> {
         write!(f, "Isolated({} of {} frames from {:?})", self.len(), self.frames(), self.first)
     }
 }
+
+#[cfg(test)]
+mod tests;
