@@ -1,16 +1,21 @@
 //! How many frames wait for a deferred flush, and when it is done.
 
-use super::guest::{AT, P, RW, TestCpu, TestSpace, TestVm, check, cpu, map, store, two_nodes};
+use super::guest::{
+    AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, check, cpu, load, map, map_object, store,
+    two_nodes, vm,
+};
 use super::migrations::{moved, read_only_pages};
+use super::store::{Memory, file, finish};
 use crate::knob::Setting;
-use crate::space::Space;
+use crate::space::{Prot, Space};
 use crate::stat::Counter;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
+use std::vec::Vec;
 
 /// Makes `call` while CPU 1 runs `space`, and does nothing but answer interrupts.
-fn beside<R>(vm: &TestVm, space: &TestSpace, call: impl FnOnce() -> R) -> R {
+pub(super) fn beside<R>(vm: &TestVm, space: &TestSpace, call: impl FnOnce() -> R) -> R {
     /// Also where `call` panics.
     struct Ended<'a>(&'a AtomicBool);
     impl Drop for Ended<'_> {
@@ -116,6 +121,72 @@ fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {
     assert_eq!(moved(&cpu, &space, (0, 6), 1), [Ok(1); 6]);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
+}
+
+/// A subsystem of two CPUs, and a file so much of which is read that so many frames are left of 1,023.
+fn read_until(left: u64, test: impl FnOnce(&TestVm, &TestCpu<'_>, &TestSpace)) {
+    let vm = vm(2, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(1000, 0);
+    let file = file(&cpu, &memory);
+    map_object(&cpu, &space, (0, 1000), Prot::READ, SHARED, (&file, 0));
+    for page in 0.. {
+        cpu.drain();
+        if vm.free_frames() <= left {
+            break;
+        }
+        assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1));
+    }
+    test(&vm, &cpu, &space);
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// What waits for a flush is on its way: no more is evicted for it, and no CPU is interrupted as long as there are frames.
+#[test]
+fn reclaim_in_the_background_waits_for_cpus_that_flush() {
+    read_until(80, |vm, here, space| {
+        let other = cpu(vm, 1);
+        space.activate(&other);
+        let freed = here.reclaim_ahead();
+        // Two parts in 16 are to be had.
+        assert!((47..47 + 32).contains(&freed) && vm.usage().owed == freed, "{freed}");
+        assert_eq!(here.reclaim_ahead(), 0);
+        assert_eq!(vm.usage().owed, freed);
+        other.flush_if_asked();
+        assert_eq!(here.reclaim_ahead(), 0);
+        assert_eq!((vm.usage().owed, vm.frames.missing()), (0, 0));
+        assert_eq!((settled(vm), vm.totals().get(Counter::DeferredOwn)), (0, 1));
+        // SAFETY: it uses no translations.
+        unsafe { space.deactivate(&other) };
+        other.drain();
+    });
+}
+
+#[test]
+fn reclaim_in_the_background_flushes_where_memory_is_short() {
+    read_until(62, |vm, here, space| {
+        let freed = beside(vm, space, || here.reclaim_ahead());
+        assert!(freed >= 65, "{freed}");
+        assert_eq!((vm.usage().owed, vm.frames.missing(), settled(vm)), (0, 0, 1));
+        cpu(vm, 1).drain();
+    });
+}
+
+#[test]
+fn a_cpu_in_the_background_flushes_when_it_is_asked() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&cpu0, 16);
+    space.activate(&other);
+    assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
+    assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "it asks to flush");
+    assert_eq!(other.reclaim_ahead(), 0, "memory is plenty");
+    assert_eq!(vm.totals().get(Counter::DeferredOwn), 1);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&cpu0, &[&space], &[], 0);
+    space.exit(&cpu0);
 }
 
 /// Stores to new pages, which move to `node`, until it has no frame.

@@ -164,6 +164,28 @@ fn a_scan_does_not_drive_out_what_is_used() {
     });
 }
 
+/// However long it was in use.
+#[test]
+fn what_is_used_no_more_leaves_at_one_call() {
+    with_file(128, 600, |cpu, space, _, file| {
+        for page in 32..600 {
+            load_all(cpu, space, (0..8).chain([page]));
+        }
+        cpu.reclaim(u64::MAX);
+        assert_eq!(file.resident_pages(cpu), 0);
+    });
+}
+
+#[test]
+fn what_the_kernel_reads_is_used() {
+    with_file(256, 64, |cpu, _, _, file| {
+        file.read_ahead(cpu, 0..64).unwrap();
+        (0..32).for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
+        cpu.reclaim(32);
+        assert!((0..64).all(|page| file.has_page(cpu, page) == (page < 32)));
+    });
+}
+
 /// What is read again soon is noticed, and stays longer.
 #[test]
 fn refaults_are_counted() {
@@ -290,6 +312,90 @@ fn cold_pages_go_first() {
             |pages: core::ops::Range<u64>| pages.filter(|page| file.has_page(cpu, *page)).count();
         assert_eq!((there(0..32), there(32..64)), (32, 0));
     });
+}
+
+#[test]
+fn cold_pages_go_first_though_they_were_read_again_soon() {
+    with_file(256, 64, |cpu, space, _, file| {
+        load_all(cpu, space, 0..32);
+        page_out(cpu, space, 0, 32);
+        load_all(cpu, space, 0..64);
+        space.madvise(cpu, AT, 32 * P, Advice::Cold).unwrap();
+        cpu.reclaim(32);
+        assert!((0..64).all(|page| file.has_page(cpu, page) == (page >= 32)));
+    });
+}
+
+/// They do not leave memory, so nothing says that others shall stay.
+#[test]
+fn private_pages_do_not_become_cold_where_there_is_no_swap_area() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    guest::map(&cpu, &space, 0, 4, RW);
+    store(&cpu, &space, AT, 1).unwrap();
+    space.madvise(&cpu, AT, 4 * P, Advice::Cold).unwrap();
+    assert!(space.entry_at(&cpu, AT).is_accessed());
+    finish(&cpu, space, Vec::new());
+}
+
+/// Memory that is full of a file's pages makes room for what a call needs, however much that is.
+#[test]
+fn a_fork_gets_frames_for_all_pages_that_it_copies() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(300, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 300), Prot::READ, SHARED, (&file, 0));
+    guest::map(&cpu, &space, 300, 100, RW);
+    (300..400).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    // Its pages are copied at once.
+    let pins = space.pin(&cpu, AT + 300 * P, 100 * P, true).unwrap();
+    load_all(&cpu, &space, 0..300);
+    let child = space.fork(&cpu).unwrap();
+    (300..400).for_each(|page| assert_eq!(load(&cpu, &child, AT + page * P), Ok(page)));
+    drop(pins);
+    child.exit(&cpu);
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// Where one frame is needed, one part of memory in 32 is evicted, by one flush.
+#[test]
+fn many_pages_leave_at_once() {
+    let vm = guest::vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(3000, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 3000), Prot::READ, SHARED, (&file, 0));
+    load_all(&cpu, &space, 0..3000);
+    let [gone, flushes] = [Counter::PageStolen, Counter::FlushDeferred].map(|it| count(&cpu, it));
+    assert!(gone > 1900 && flushes < gone / 8, "{gone} by {flushes}");
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// What it frees is kept on the CPU's own list at first, where it is of no use to others.
+#[test]
+fn reclaim_in_the_background_goes_on_until_others_have_enough() {
+    let vm = guest::vm(2, 1024);
+    vm.set(Setting::DeferredFlush(false));
+    let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = Space::new(&here).unwrap();
+    let memory = Memory::new(1000, 0);
+    let file = file(&here, &memory);
+    map(&here, &space, (0, 1000), Prot::READ, SHARED, (&file, 0));
+    load_all(&here, &space, 0..1);
+    here.drain();
+    let mut page = 1;
+    while vm.free_frames() > 80 {
+        load_all(&there, &space, page..page + 1);
+        there.drain();
+        page += 1;
+    }
+    here.reclaim_ahead();
+    assert_eq!(vm.frames.missing(), 0);
+    finish(&here, space, Vec::from([file]));
 }
 
 /// A store between the moment at which the entries are found, and the one at which they are taken.

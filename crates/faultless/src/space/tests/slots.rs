@@ -1,8 +1,9 @@
 //! The slots of the swap area: when they are free, and what is done for a page that nobody needs.
 
-use super::guest::{AT, P, load, store};
+use super::guest::{AT, FIXED, P, RW, load, store};
 use super::store::Plan;
 use super::swap::{count, page_out, with_swap};
+use crate::error::Errno;
 use crate::space::Advice;
 use crate::stat::Counter;
 
@@ -28,13 +29,27 @@ fn an_area_that_was_full_takes_pages_again() {
 fn what_nobody_needs_any_more_is_not_written() {
     with_swap((64, 16, 8), |cpu, space, memory| {
         (0..4).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
-        // They stay in memory, dirty, since they cannot be written at first.
+        // They are needed again soon: reclaim would spare them.
+        page_out(cpu, space, 0, 4);
+        (0..4).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(70 + page)));
+        // They stay in memory, dirty, since they cannot be written then.
         memory.plan([Plan::Fail(0)]);
         page_out(cpu, space, 0, 4);
-        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::SwapOut)), (4, 0));
+        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::SwapOut)), (4, 4));
         space.madvise(cpu, AT, 4 * P, Advice::DontNeed).unwrap();
         memory.writes.lock().unwrap().clear();
+        let scanned = count(cpu, Counter::PageScanned);
         assert_eq!(cpu.reclaim(64), 4, "they are dropped");
         assert_eq!(*memory.writes.lock().unwrap(), []);
+        assert_eq!(count(cpu, Counter::PageScanned) - scanned, 4, "at once");
+    });
+}
+
+#[test]
+fn a_mapping_may_promise_what_memory_and_the_area_hold() {
+    with_swap((64, 100, 1), |cpu, space, _| {
+        let map = |pages: u64| space.mmap(cpu, AT + P, pages * P, RW, FIXED).map(drop);
+        assert_eq!(map(163), Ok(()));
+        assert_eq!(map(164).unwrap_err().errno, Errno::ENOMEM);
     });
 }

@@ -1,5 +1,6 @@
 //! Memory in tiers: what is not used moves to slower memory, and what is used comes back.
 
+use super::deferred::beside;
 use super::guest::map_object;
 use super::guest::{AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, check, cpu, load, map, store};
 use super::migrations::{moved, read_only_pages};
@@ -324,6 +325,7 @@ fn nothing_is_evicted_while_slower_nodes_have_room() {
     map_object(&cpu, &space, (0, 32), Prot::READ, SHARED, (&file, 0));
     (0..32).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
     assert_eq!(moved(&cpu, &space, (0, 32), 1), [Ok(1); 32]);
+    cpu.settle_flushes();
     map(&cpu, &space, 32, 200, RW);
     let end = fill(&cpu, &space, 32, 0, 0);
     let pins = space.pin(&cpu, AT + 32 * P, (end - 32) * P, true).unwrap();
@@ -368,6 +370,28 @@ fn a_node_without_a_free_frame_has_some_at_once() {
     let demoted = cpu.balance(0).demoted;
     assert!(vm.totals().get(Counter::FrameOwed) != 0);
     assert_eq!((vm.frames.owed_on(0), free(&cpu, 0)), (0, demoted));
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+/// The frames of a slower node that wait for a flush are had, where it has no others for what leaves the fast one.
+#[test]
+fn slower_nodes_make_room_by_a_flush() {
+    let vm = tiers(2, &[256, 256]);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 24);
+    assert_eq!(moved(&cpu, &space, (0, 24), 1), [Ok(1); 24]);
+    cpu.settle_flushes();
+    map(&cpu, &space, 100, 800, RW);
+    let page = fill(&cpu, &space, 100, 1, 6);
+    fill(&cpu, &space, page, 0, 34);
+    let demoted = beside(&vm, &space, || {
+        assert_eq!(moved(&cpu, &space, (0, 24), 0), [Ok(0); 24]);
+        assert_eq!((vm.frames.owed_on(1), free(&cpu, 0), free(&cpu, 1)), (24, 10, 6));
+        cpu.balance(0).demoted
+    });
+    // All but one in 16 of those that are free then, by strides of seven frames.
+    assert!((14..14 + 7).contains(&demoted), "{demoted}");
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
