@@ -6,7 +6,9 @@ use super::guest::{
 };
 use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
+use crate::addr::VirtRange;
 use crate::knob::Setting;
+use crate::machine::{CpuId, Invalidate};
 use crate::space::{Prot, Space};
 use crate::stat::Counter;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -212,7 +214,15 @@ fn pages_of_a_space_that_move_together_are_flushed_once() {
     (0..8).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
     vm.machine().invalidated.lock().unwrap().clear();
     assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
-    assert_eq!(vm.machine().invalidated.lock().unwrap().len(), 1);
+    let flushes = || core::mem::take(&mut *vm.machine().invalidated.lock().unwrap());
+    let all = Invalidate::Range(VirtRange::new(AT, AT + 8 * P));
+    assert_eq!(flushes(), [(CpuId(0), space.id(), all)]);
+    // What no CPU can have a translation of is not flushed.
+    space.mprotect(&cpu, AT, 8 * P, Prot::empty()).unwrap();
+    vm.set(Setting::DeferredFlush(false));
+    flushes();
+    assert_eq!(moved(&cpu, &space, (0, 8), 0), [Ok(0); 8]);
+    assert_eq!(flushes(), []);
     // SAFETY: it uses no translations.
     unsafe { space.deactivate(&cpu) };
     check(&cpu, &[&space], &[], 0);

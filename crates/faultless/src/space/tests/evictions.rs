@@ -183,6 +183,7 @@ fn what_the_kernel_reads_is_used() {
         (0..32).for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
         cpu.reclaim(32);
         assert!((0..64).all(|page| file.has_page(cpu, page) == (page < 32)));
+        assert_eq!(count(cpu, Counter::FrameOwed), 0, "nobody had a translation");
     });
 }
 

@@ -262,3 +262,18 @@ fn reclaim_waits_for_the_locks_of_every_policy() {
         end(&cpu0, space);
     }
 }
+
+/// Whichever of them had some first.
+#[test]
+fn lazily_freed_pages_of_all_spaces_are_found() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let spaces = [(); 3].map(|()| Space::new(&cpu).unwrap());
+    for space in [&spaces[1], &spaces[2], &spaces[0]] {
+        guest::map(&cpu, space, 0, 4, guest::RW);
+        store(&cpu, space, AT, 1).unwrap();
+        space.madvise(&cpu, AT, 4 * P, Advice::Free).unwrap();
+    }
+    assert_eq!(cpu.reclaim_lazy(usize::MAX), 3);
+    spaces.into_iter().for_each(|space| space.exit(&cpu));
+}

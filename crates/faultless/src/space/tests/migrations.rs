@@ -78,6 +78,7 @@ fn what_does_not_move_says_why() {
     let pins = space.pin(&cpu, AT + 3 * P, P, true).unwrap();
     let told = [Ok(1), Err(Errno::EFAULT), Err(Errno::ENOENT), Err(Errno::EBUSY)];
     assert_eq!(moved(&cpu, &space, (0, 4), 1), told);
+    assert_eq!(vm.totals().get(Counter::MigrateFail), 1, "there are no others to try");
     drop(pins);
     assert_eq!(moved(&cpu, &space, (3, 1), 1), [Ok(1)]);
     // Asked for twice, it moves once, and is told twice.
