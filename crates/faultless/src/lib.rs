@@ -99,11 +99,28 @@
 //!    (`frame::Frame`): only a flush makes it usable.
 //! 8. *One path.* The fault is written once (`fault`).
 //!
+//! # In the background
+//!
+//! Nothing happens by itself: the subsystem has no threads. A CPU that runs out of frames frees some in the call that needs them. What is better done before
+//! that, a kernel calls, on any of its CPUs, as often as it likes. Each call returns soon where there is nothing to do.
+//!
+//! | call | what it does | when |
+//! |---|---|---|
+//! | [`Cpu::swap_on`] | names the swap area: from then on private pages may leave memory | once, before memory is short |
+//! | [`Cpu::reclaim_ahead`] | evicts pages if few frames can be had | where programs wait for pages that are read, or every few milliseconds |
+//! | [`Cpu::balance`] | moves pages between fast and slow memory | every few milliseconds on a CPU near fast memory |
+//! | [`Cpu::zero_ahead`] | zeroes free frames, if the knob `zeroed_pool` says so, and frees what was retired | while a CPU is idle |
+//! | [`Cpu::compact_ahead`] | makes free blocks of 2 MiB, where memory has more than 32 MiB | while a CPU is idle |
+//! | [`Space::collapse_text`] | puts program text that is in use on huge pages | after every second that a program ran |
+//! | [`Shared::write_back`](Shared) | writes pages of a file that are dirty | as the kernel's rules about dirty files say |
+//! | [`Cpu::serve_flushes`] | drops what other CPUs wait for | wherever the kernel waits |
+//! | [`Cpu::drain`] | gives back the frames that a CPU keeps | before a CPU stops |
+//!
 //! # Where to look
 //!
 //! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
-//! [`Object`]. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
-//! and a hypervisor's guest memory. It implements [`BackingStore`] for what its files are stored in, which has an example of its own. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
+//! [`Object`]. Four programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
+//! a hypervisor's guest memory, and memory in tiers with a swap area. It implements [`BackingStore`] for what its files are stored in, which has an example of its own. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
 //! every frame is accounted for; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
 //! nothing else can go wrong.
 //!

@@ -16,7 +16,7 @@
 //!
 //! Where the hand comes to a page of a file, or, if there is a [swap area](super::swap), to a private page, it looks whether the page was used since
 //! it was there last: whether an entry that maps it has the accessed bit, or the entry in its object, where calls of the kernel note their reads. It clears
-//! the bits that it finds, and marks the entries as [aged](Entry::aged), which tells them from those of pages that were prefaulted and never used.
+//! the bits that it finds, and marks the entries as [aged](Entry::aged), which tells them from those of private pages that were prefaulted and never used.
 //! Translations that CPUs have cached stay, as on Linux: a page that is used through such a one all the time may seem unused. So a CPU that
 //! [balances](Cpu::balance) memory drops its own twice in each round of a hand.
 //!
@@ -27,8 +27,8 @@
 //! | was not used, and has one or none | it is evicted |
 //! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
-//! So pages that were read ahead and never used go at once, pages that were used once go when the hand comes again, and those that are used all the time
-//! survive a scan through a large file.
+//! So pages that were read ahead and never mapped go at once, pages that were used once go when the hand comes again, and those that are used all the time
+//! survive a scan through a large file. (A fault that maps pages around its own maps them as used, as Linux's does on x86.)
 
 use super::backoff::Backoff;
 use super::refault::Evicted;

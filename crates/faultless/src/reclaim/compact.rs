@@ -125,7 +125,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Goes on to compact, in the background: moves about `pages` pages at most, and looks at a bounded number of blocks, unless one part of memory in 16
     /// is in free blocks of 2 MiB. For a thread of the kernel that runs when other work does not: it looks in between whether there is some. Moves only
-    /// what gives twice the memory.
+    /// what gives twice the memory. Nothing is to be done where memory has less than 32 MiB.
     ///
     /// Not inside a closure that lists areas, nor in a store's call.
     pub fn compact_ahead(&self, pages: u64) -> Compacted {
