@@ -54,6 +54,10 @@ pub enum Command {
     /// (prefault_max_order=0). Repetitions take turns, so that noise hits all alike; the median is shown, and what the noise may
     /// explain is told as no difference.
     ///
+    /// `xsbench` and `llm` are compared only where they are named, in tables of their own: shootdowns, flushes, TLB misses, run time, frames in use and
+    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them. That takes half an hour; --quick, with
+    /// less memory and fewer CPUs, a minute.
+    ///
     /// With --details each workload also runs on this machine under every policy, and on this host's own Linux; then workloads and
     /// recordings run with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed
     /// before the run. That takes about two minutes more.
@@ -341,11 +345,11 @@ pub struct BootArgs {
     /// CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub cpus: u16,
-    /// Memory: 512M, 2G
+    /// Memory, from 32M to less than 1T: 512M, 2G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     pub memory: u64,
     /// Nodes of memory, as shares of what the kernel leaves to programs: 1:4 gives the second node four fifths. CPUs are in the first,
-    /// whose pages are taken first; `move_pages` moves pages between nodes
+    /// whose pages are taken first. Pages that are used come to it, others make room; `move_pages` moves pages, too. One to eight nodes
     #[arg(long, value_name = "A:B", default_value_t)]
     pub nodes: Nodes,
     /// A directory that the program sees as its file system
@@ -355,7 +359,7 @@ pub struct BootArgs {
     /// programs store to stay in memory. Holes of files take room in the disk's image, a temporary file, as other bytes do
     #[arg(long)]
     pub disk: bool,
-    /// A swap disk of this size: where memory is short, private pages of the program are written there, and read again when they are needed.
+    /// A swap disk of this size, in whole MiB from 1M to less than 1T: where memory is short, private pages of the program are written there, and read again when they are needed.
     /// Its image is a temporary file that grows with what is written
     #[arg(long, value_name = "SIZE", value_parser = swap)]
     pub swap: Option<u64>,

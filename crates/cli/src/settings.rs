@@ -52,6 +52,11 @@ impl Assignment {
         }
     }
 
+    /// Whether it sets deferred flushes.
+    pub fn is_deferred_flush(&self) -> bool {
+        matches!(self.setting, Setting::DeferredFlush(_))
+    }
+
     /// The frames that it gives a pool, if it is about that.
     fn pool(&self) -> Option<u64> {
         match self.setting {

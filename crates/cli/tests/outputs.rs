@@ -354,6 +354,8 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     let page = place.out("tiers.html");
     let error = faultless(&["compare", "llm", "--html", text(&page)]).fails(2);
     assert!(error.contains("no plots of llm"), "{error}");
+    let error = faultless(&["compare", "llm", "--set", "deferred_flush=0"]).fails(2);
+    assert!(error.contains("both settings of deferred_flush are compared"), "{error}");
     let error = faultless(&["stat", "xsbench", "fast=4K"]).fails(2);
     assert!(error.contains("fast=4K: expected a size from 1M on"), "{error}");
 }

@@ -1,7 +1,7 @@
 //! The workloads by name.
 
 use crate::outcome::Outcome;
-use crate::param::{Param, ParamError, Settings};
+use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{MODE, Program, SECONDS, THREADS, crew};
 use crate::programs::{
     Brk1, Discard, Ebizzy, Forks, Llm, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
@@ -37,8 +37,9 @@ impl WorkloadInfo {
 
     /// What `param` means, in one line.
     pub fn help(&self, param: &Param) -> String {
-        match self.modes {
-            [only] if param.name == MODE.name => format!("workers are {} only", only.name()),
+        match (self.modes, &param.kind) {
+            ([only], _) if param.name == MODE.name => format!("workers are {} only", only.name()),
+            (_, Kind::Choice(words)) => format!("{}: {}", param.help, words.join(", ")),
             _ => param.help.to_owned(),
         }
     }

@@ -81,6 +81,13 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         let why = format!("--html: there are no plots of {}", tiered.join(" and "));
         return Err(CliError::Usage(why));
     }
+    if !tiered.is_empty()
+        && let Some(set) = args.set.set.iter().find(|set| set.is_deferred_flush())
+    {
+        let (set, names) = (set.text(), tiered.join(" and "));
+        let why = format!("--set {set}: {names}: both settings of deferred_flush are compared");
+        return Err(CliError::Usage(why));
+    }
     let subjects = subjects(&chosen, &scale)?;
     let inputs: Vec<_> = chosen.iter().map(Path::new).collect();
     let html = Html::open(&args.html, &inputs)?;

@@ -63,6 +63,8 @@ const SUBJECTS: [Subject; 3] = [
 ];
 /// Of a quick run.
 const FEW: usize = 4;
+/// The least that a change is told of in percent.
+const FEWEST: f64 = 10.0;
 
 /// The names of the workloads.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -82,6 +84,13 @@ struct Figure {
     /// What a unit of the table is of the figure's.
     scale: f64,
     of: fn(&Outcome) -> Option<f64>,
+}
+
+impl Figure {
+    /// Whether `value` is so few that a ratio to it says nothing.
+    fn is_few(&self, value: f64) -> bool {
+        self.unit == "count" && value < FEWEST
+    }
 }
 
 const fn counted(
@@ -260,8 +269,8 @@ fn cell(figure: &Figure, [off, on]: &[Outcome; 2]) -> String {
         value if value >= 100.0 || value.fract() == 0.0 => grouped(value.round() as u64),
         value => format!("{value:.1}"),
     };
-    if off == 0.0 {
-        return if on == 0.0 { "0".into() } else { format!("0 -> {}", told(on)) };
+    if figure.is_few(off) {
+        return if on == off { told(off) } else { format!("{} -> {}", told(off), told(on)) };
     }
     format!("{} {:+.1} %", told(off), 100.0 * (on / off - 1.0))
 }
@@ -286,12 +295,12 @@ impl Rows {
         let [interrupts, time] = [&FIGURES[0], &FIGURES[9]].map(|figure| {
             let ratio = |(_, [off, on]): &(String, [Outcome; 2])| {
                 let (off, on) = ((figure.of)(off)?, (figure.of)(on)?);
-                (off != 0.0).then_some(on / off)
+                (off != 0.0 && !figure.is_few(off)).then_some(on / off)
             };
             self.runs.iter().filter_map(ratio).collect::<Vec<_>>()
         });
         if interrupts.is_empty() {
-            return "No CPU was interrupted.".into();
+            return "CPUs were interrupted less than ten times.".into();
         }
         let interrupts = super::words::fewer(interrupts.into_iter(), "interrupts");
         match self.on {

@@ -6,6 +6,8 @@
 //! VMA it decides which VMAs merge, is in `fork`'s copy, and goes with `mremap`. A fault in a VMA with a policy maps one page: the pages of
 //! [prefault](crate::fault::prefault) come in runs from the CPU's own lists, which are of one node.
 //!
+//! A policy says where a page is made. [`Cpu::balance`] moves pages by their use alone, whatever their VMA's policy.
+//!
 //! A policy asks, and does not forbid: where the nodes that it names have no free frame, others serve. So Linux's `MPOL_BIND`, which
 //! reclaims memory of its nodes instead, has no counterpart here.
 

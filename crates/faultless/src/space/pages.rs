@@ -297,6 +297,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                     VirtRange::new(start, start + TABLE_ALIGN).intersect(from)
                 }
             };
+            // The range may be large, and nothing else is waited for.
+            self.cpu.serve_flushes();
             // At `to` they may lie in two tables.
             for addr in [part.start, part.end - PAGE_SIZE] {
                 let split = |start: u64, slot: &AtomicU64| self.space.split(self.cpu, start, slot);
