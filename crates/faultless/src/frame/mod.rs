@@ -335,7 +335,6 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn refill(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
-        wait.refills();
         let stock = self.stocks.get(local);
         if self.restock(local, wait) != 0 {
             return stock.clean.pop();

@@ -113,7 +113,10 @@ impl<M: Machine> Cpu<'_, M> {
                     self.move_to(due, slower)
                 });
         }
-        let missing = pages.saturating_sub(balanced.demoted);
+        // Frames of slower nodes that wait for a flush are room to be.
+        let coming: u64 =
+            self.slower_than(node).map(|slower| self.vm().frames.owed_on(slower)).sum();
+        let missing = pages.saturating_sub(balanced.demoted + coming);
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
             balanced.evicted += self.reclaim(missing);
         }

@@ -23,10 +23,6 @@ pub trait Wait {
     /// Ends the [`park`](Self::park) of another CPU, or its next one.
     fn wake(&self, _cpu: CpuId) {}
 
-    /// Called where the CPU refills its list of free frames, with many at once: it may do what is best done rarely. It does not wait.
-    #[inline]
-    fn refills(&self) {}
-
     /// Where the waiting CPU writes down what it holds; see [`order`](super::order). A waiter that is no CPU
     /// of the subsystem writes nothing down.
     #[inline(always)]

@@ -57,11 +57,6 @@ impl<M: Machine> Wait for Cpu<'_, M> {
         self.vm.machine.wake(cpu);
     }
 
-    #[inline]
-    fn refills(&self) {
-        self.flush_if_asked();
-    }
-
     #[inline(always)]
     fn order(&self) -> Option<&Record> {
         Some(self.local.order())
