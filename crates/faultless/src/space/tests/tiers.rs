@@ -395,3 +395,28 @@ fn slower_nodes_make_room_by_a_flush() {
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
+
+/// While frames of a slower node wait for a flush, no page leaves memory for want of others.
+#[test]
+fn nothing_is_evicted_for_room_that_is_to_be() {
+    let vm = tiers(2, &[256, 256]);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 24);
+    assert_eq!(moved(&cpu, &space, (0, 24), 1), [Ok(1); 24]);
+    cpu.settle_flushes();
+    let memory = Memory::new(20, 0);
+    let file = file(&cpu, &memory);
+    map_object(&cpu, &space, (900, 20), Prot::READ, SHARED, (&file, 0));
+    (900..920).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page - 899)));
+    map(&cpu, &space, 100, 800, RW);
+    let page = fill(&cpu, &space, 100, 1, 20);
+    fill(&cpu, &space, page, 0, 34);
+    let balanced = beside(&vm, &space, || {
+        assert_eq!(moved(&cpu, &space, (0, 24), 0), [Ok(0); 24]);
+        assert_eq!((vm.frames.owed_on(1), free(&cpu, 0), free(&cpu, 1)), (24, 10, 20));
+        cpu.balance(0)
+    });
+    assert!(balanced.demoted > 0 && balanced.evicted == 0, "{balanced:?}");
+    assert_eq!(vm.totals().get(Counter::PageStolen), 0);
+    finish(&cpu, space, Vec::from([file]));
+}
