@@ -177,6 +177,15 @@ impl<M: Machine> Vm<M> {
         self.frames.free_count() + self.frames.reserved_count()
     }
 
+    /// Those of them that are of memory node `node`.
+    pub fn free_frames_on(&self, node: u8) -> u64 {
+        let cpus = (0..self.machine.cpus()).map(|cpu| CpuId(cpu as u16));
+        let near = cpus.filter(|cpu| self.machine.nearest_node(*cpu) == node);
+        let reserved: u64 = near.map(|cpu| self.frames.reserved_of(cpu)).sum();
+        // As in `set`.
+        self.frames.free_on(node, &Spin) + reserved
+    }
+
     /// Those of them that are zeroed.
     pub fn zeroed_frames(&self) -> u64 {
         self.frames.zeroed_count()
@@ -200,6 +209,21 @@ impl<M: Machine> Vm<M> {
     /// linear in the memory.
     pub fn usage(&self) -> Census {
         self.frames.census()
+    }
+
+    /// As [`usage`](Self::usage), of the frames of memory node `node`.
+    pub fn usage_on(&self, node: u8) -> Census {
+        self.frames.census_on(node)
+    }
+
+    /// How often frames were freed since the machine started. It takes a time linear in the memory.
+    pub fn frames_freed(&self) -> u64 {
+        self.frames.freed()
+    }
+
+    /// The memory node of `frame`, if it is of the machine's regions.
+    pub fn frame_node(&self, frame: FrameNumber) -> Option<u8> {
+        self.frames.table().find(frame).map(|_| self.frames.node(frame))
     }
 
     /// Whether `entry` maps the zero page.

@@ -69,18 +69,31 @@ impl Object {
 
     /// How many of its pages are there, by counting them.
     pub fn resident_pages<M: Machine>(&self, cpu: &Cpu<'_, M>) -> u64 {
-        self.check_vm(cpu);
         let mut pages = 0;
-        let count = |leaves: Leaves<'_>| {
+        self.each_resident(cpu, |_, _| pages += 1);
+        pages
+    }
+
+    /// Calls `tell` for each of its pages that is there: with its frame, and whether it is [dirty](Self::is_dirty). The page may leave
+    /// meanwhile.
+    pub fn each_resident<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        mut tell: impl FnMut(FrameNumber, bool),
+    ) {
+        self.check_vm(cpu);
+        let each = |leaves: Leaves<'_>| {
             if let Leaves::Pages { slots, .. } = leaves {
-                pages += slots.iter().filter(|slot| protocol::look(slot, cpu).is_present()).count()
-                    as u64;
+                for entry in slots.iter().map(|slot| protocol::look(slot, cpu)) {
+                    if entry.is_present() {
+                        tell(entry.frame(), self.is_stored() && entry.is_dirty());
+                    }
+                }
             }
             Ok::<(), Infallible>(())
         };
         // SAFETY: as in `free_pages`.
-        let Ok(()) = unsafe { self.top().visit(cpu, 0..self.pages(), count) };
-        pages
+        let Ok(()) = unsafe { self.top().visit(cpu, 0..self.pages(), each) };
     }
 
     /// The entry of the page at `index`, if there is a table for it.

@@ -3,7 +3,7 @@
 
 use super::Frames;
 use super::arena::Lists;
-use super::meta::{Kind, NO_FRAME, Use};
+use super::meta::{FrameMeta, Kind, NO_FRAME, Use};
 use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
@@ -93,8 +93,19 @@ impl core::error::Error for Imbalance {}
 impl Frames {
     /// Counts every frame by what its metadata says, in time linear in the memory.
     pub fn census(&self) -> Census {
+        Self::census_of(self.table.blocks().map(|(_, meta)| meta))
+    }
+
+    /// As [`census`](Self::census), of the frames of one node.
+    pub fn census_on(&self, node: u8) -> Census {
+        let own = |meta: &&FrameMeta| self.layout.node(meta.arena()) == node;
+        let is_memory = |meta: &&FrameMeta| meta.kind() != Kind::Reserved;
+        Self::census_of(self.table.blocks().map(|(_, meta)| meta).filter(is_memory).filter(own))
+    }
+
+    fn census_of<'a>(heads: impl Iterator<Item = &'a FrameMeta>) -> Census {
         let mut census = Census::default();
-        for (_, meta) in self.table.blocks() {
+        for meta in heads {
             let (class, frames) = match meta.kind() {
                 Kind::Reserved => (&mut census.reserved, 1),
                 Kind::Tail => (&mut census.torn, 1),

@@ -530,6 +530,11 @@ impl FrameTable {
         })
     }
 
+    /// The metadata of every frame.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &FrameMeta> {
+        self.metas.iter()
+    }
+
     /// Every block in ascending order: its head, and its head's metadata. Frames that a moving
     /// allocator shows as a tail without a head come one by one.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (FrameNumber, &FrameMeta)> {

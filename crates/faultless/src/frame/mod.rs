@@ -515,6 +515,16 @@ impl Frames {
         arenas.map(|arena| arena.locked(wait, |lists| lists.free_count())).sum()
     }
 
+    /// Frames in the reserve of one CPU, which are of the node that is nearest to it.
+    pub fn reserved_of(&self, cpu: CpuId) -> u64 {
+        self.reserves.remote(cpu).len()
+    }
+
+    /// How often frames were freed: the ownerships that have ended, of all frames. In time linear in the memory, so that a free need not count.
+    pub fn freed(&self) -> u64 {
+        self.table.iter().map(FrameMeta::owner).fold(0, u64::wrapping_add)
+    }
+
     /// How many frames are missing until twice as many can be had as where memory begins to be short.
     pub fn missing(&self) -> u64 {
         (2 * self.limit() / SHORT).saturating_sub(self.available())

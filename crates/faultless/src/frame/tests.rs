@@ -51,6 +51,21 @@ fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
 }
 
 #[test]
+fn nodes_are_counted_apart_and_frees_are_counted() {
+    let frames = memory(1, &[region(0, 3, 50), region(1, 60, 17), region(0, 80, 8)]);
+    let local = cpu(0);
+    let counts = |node| (frames.census_on(node).free, frames.free_on(node, &Yield));
+    assert_eq!((counts(0), counts(1), counts(2)), ((58, 58), (17, 17), (0, 0)));
+    let all = exhaust(&frames, &local);
+    let taken = [0, 1, 2].map(|node| frames.census_on(node).taken());
+    assert_eq!((taken, frames.freed()), ([58, 17, 0], 0));
+    free_all(&frames, &local, all);
+    frames.drain(&local, &Yield);
+    assert_eq!((counts(0), counts(1), frames.freed()), ((58, 58), (17, 17), 75));
+    assert_eq!(frames.reserved_of(CpuId(0)), 0);
+}
+
+#[test]
 fn every_frame_is_handed_out_once_and_comes_back() {
     let frames = memory(1, &[region(0, 3, 50 * MANY), region(0, 55 * MANY, 17)]);
     let local = cpu(0);

@@ -304,6 +304,14 @@ impl<M: Machine> Cpu<'_, M> {
         self.vm().swap.get().map_or((0, 0), Swap::usage)
     }
 
+    /// Calls `tell` with the frame of each page of the swap area that is in memory: it has left its programs and is not written yet, or it was read again
+    /// and has not come to them, or it is of no use and will be dropped.
+    pub fn each_swap_cached(&self, mut tell: impl FnMut(FrameNumber)) {
+        if let Some(swap) = self.vm().swap.get() {
+            swap.object.each_resident(self, |frame, _| tell(frame));
+        }
+    }
+
     /// The swap area, if it may take pages.
     pub(super) fn swap_with_room(&self) -> Option<&Swap> {
         self.vm().swap.get().filter(|swap| !swap.is_full.load(Ordering::Relaxed))

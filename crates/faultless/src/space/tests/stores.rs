@@ -189,8 +189,15 @@ fn clean_pages_are_dropped_and_read_again() {
         assert_eq!(file.drop_clean(cpu, 0..8), if around > 1 { 0 } else { 3 });
         space.munmap(cpu, AT, 9 * P).unwrap();
         write_object(cpu, file, 2, 33).unwrap();
+        let seen = |file: &crate::heap::Shared<Object>| {
+            let mut seen = Vec::new();
+            file.each_resident(cpu, |frame, dirty| seen.push((cpu.vm().frame_node(frame), dirty)));
+            seen
+        };
+        let [clean, dirty] = [false, true].map(|dirty| (Some(0), dirty));
+        assert_eq!(seen(file), [clean, clean, dirty, clean]);
         assert_eq!(file.drop_clean(cpu, 0..8), 3);
-        assert_eq!(file.resident_pages(cpu), 1);
+        assert_eq!((file.resident_pages(cpu), seen(file)), (1, Vec::from([dirty])));
         reads(memory);
         assert_eq!(read_object(cpu, file, 1), Some(2));
         assert_eq!(reads(memory), [(0, 2 * PAGE)], "up to what is there");
