@@ -242,6 +242,14 @@ pub fn waited() -> u64 {
     WAITED.load(Relaxed)
 }
 
+/// Pages that the disks were asked to read, and to write.
+static MOVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// How many pages the disks were asked to read, and to write, since the machine started.
+pub fn pages_moved() -> [u64; 2] {
+    MOVED.each_ref().map(|pages| pages.load(Relaxed))
+}
+
 /// A CPU waits for a disk: from the first turn to the drop.
 #[derive(Default)]
 struct Waiting {
@@ -470,6 +478,7 @@ impl Device {
         if first != pages.start && self.queue.should_notify() {
             self.transport.notify(QUEUE);
         }
+        MOVED[usize::from(kind == WRITE)].fetch_add((first - pages.start) as u64, Relaxed);
         first - pages.start
     }
 

@@ -46,7 +46,8 @@ mod swap;
 
 #[cfg(target_os = "none")]
 pub use device::{
-    MOST_SEGMENTS, StartError, interrupted, is_idle, pages, poll, start, start_swap, waited,
+    MOST_SEGMENTS, StartError, interrupted, is_idle, pages, pages_moved, poll, start, start_swap,
+    waited,
 };
 #[cfg(target_os = "none")]
 pub use extent::Extent;
