@@ -59,6 +59,16 @@ fn errors() -> Verdict {
     same!(errno(get_mempolicy(0, OF_ADDR | ALLOWED)), libc::EINVAL, "two questions");
     same!(errno(get_mempolicy(at + PAGE, OF_ADDR)), libc::EFAULT, "the policy of nothing");
     same!(errno(get_mempolicy(0, OF_NODE)), libc::EINVAL, "the next node of no turns");
+    let mut list = [1u64; 512];
+    let mut told = |bits: u64| {
+        let to = list.as_mut_ptr() as u64;
+        // SAFETY: the call stores at most a page.
+        unsafe { call(libc::SYS_get_mempolicy, [0, to, bits, 0, 0, 0]) }
+    };
+    same!(errno(told(0)), libc::EINVAL, "room for no node");
+    same!(errno(told(8 * PAGE + 2)), libc::EINVAL, "room for more than a page of nodes");
+    same!(told(8 * PAGE + 1), Ok(0), "room for a page of nodes");
+    same!(list, [0; 512], "a page of nodes");
     same!(
         errno(set_mempolicy(Policy { mode: libc::MPOL_INTERLEAVE, nodes: 0 })),
         libc::EINVAL,

@@ -220,11 +220,14 @@ pub fn get_mempolicy(args: Args<'_>) -> Result {
         user::write(mode, &(number as u32))?;
     }
     if list != 0 {
-        // As many words as the program says; all but the first are zero.
-        let words = bits.saturating_sub(1).div_ceil(WORD);
+        // As many words as the program says; all but the first are zero. As on Linux, a length that wraps when it is rounded up is none.
+        let words = bits.wrapping_sub(1).wrapping_add(WORD - 1) / WORD;
+        if words > MOST_BITS / WORD {
+            return Err(Errno::EINVAL);
+        }
         for word in 0..words {
             let value = if word == 0 { u64::from(nodes.bits()) } else { 0 };
-            user::write(list + word * 8, &value)?;
+            user::write(list.wrapping_add(word * 8), &value)?;
         }
     }
     Ok(0)
