@@ -2,7 +2,7 @@
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
-use faultless_guest::mem::{PAGE, READ, Region, find_mapping};
+use faultless_guest::mem::{PAGE, READ, Region, WRITE, find_mapping};
 use faultless_guest::proc::{self, Status, pid};
 use faultless_guest::procfs::{fields, interrupts, kilobytes, text, vmstat};
 use faultless_guest::sys::{Errno, checked, doing};
@@ -100,6 +100,46 @@ fn proc_smaps() -> Verdict {
         }
     }
     same!(seen, 6 * AREAS, "values of the areas, six of each");
+    Ok(())
+}
+
+/// `/proc/self/smaps_rollup` has the sums of `/proc/self/smaps`.
+fn proc_smaps_rollup() -> Verdict {
+    const NAMES: [&str; 8] = [
+        "Rss",
+        "Shared_Clean",
+        "Shared_Dirty",
+        "Private_Clean",
+        "Private_Dirty",
+        "Anonymous",
+        "Swap",
+        "Locked",
+    ];
+    let [private, shared] = [libc::MAP_PRIVATE, libc::MAP_SHARED].map(|flags| {
+        let region = Region::map(64 * PAGE, READ | WRITE, flags | libc::MAP_ANONYMOUS, -1, 0);
+        region.inspect(|region| region.fill(1))
+    });
+    let _regions = [doing("mmap", private)?, doing("mmap", shared)?];
+    let sums = |path: &str| -> Result<[u64; NAMES.len()], String> {
+        let mut sums = [0; NAMES.len()];
+        for line in text(path)?.lines() {
+            let Some((name, value)) = line.split_once(':') else { continue };
+            let Some(at) = NAMES.iter().position(|known| *known == name) else { continue };
+            let number = value.trim().strip_suffix(" kB").and_then(|number| number.parse().ok());
+            sums[at] += number.unwrap_or(0);
+        }
+        Ok(sums)
+    };
+    let (mut whole, mut parts) = ([0; NAMES.len()], [1; NAMES.len()]);
+    // Reading them takes memory, until there is enough of it.
+    for _ in 0..20 {
+        (parts, whole) = (sums("/proc/self/smaps")?, sums("/proc/self/smaps_rollup")?);
+        if whole == parts {
+            break;
+        }
+    }
+    same!(whole, parts, "{NAMES:?}, and the sums");
+    ensure!(whole[3] + whole[1] > 0 && whole[2] + whole[4] >= 512, "too little: {whole:?}");
     Ok(())
 }
 
@@ -419,6 +459,7 @@ fn compaction() -> Verdict {
 const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
     ("proc_smaps", proc_smaps),
+    ("proc_smaps_rollup", proc_smaps_rollup),
     ("proc_self", proc_self),
     ("proc_oom", proc_oom),
     ("proc_memory", proc_memory),

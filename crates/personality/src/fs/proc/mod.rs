@@ -8,6 +8,7 @@ mod compact;
 mod oom;
 pub(super) mod pages;
 mod process;
+mod smaps;
 mod switch;
 mod system;
 

@@ -1,7 +1,7 @@
 //! The texts in `/proc/PID` and `/proc/PID/task/TID`.
 
 use super::super::inode::path_of_tag;
-use super::{ProcessText, Subject, Text, field, oom};
+use super::{ProcessText, Subject, Text, field, oom, smaps};
 use crate::errno::{Errno, Result};
 use crate::ipc::shm::segment_of_tag;
 use crate::task::current;
@@ -10,15 +10,14 @@ use core::cell::Cell;
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Label, PAGE_SIZE, Prot, USER_END, VirtRange, VmaFlags};
-use faultless_bare::heap::try_push;
 use faultless_bare::percpu;
 use faultless_collections::{Arc, String, Vec};
 
 /// The texts, by name.
 pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("maps", maps),
-    ("smaps", smaps),
-    ("smaps_rollup", smaps_rollup),
+    ("smaps", smaps::smaps),
+    ("smaps_rollup", smaps::rollup),
     ("status", status),
     ("stat", stat),
     ("statm", statm),
@@ -44,7 +43,7 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
 /// Clock ticks per second.
 const TICK: u64 = 1_000_000_000 / 100;
 
-fn memory(of: &Subject) -> Result<Arc<Memory>> {
+pub(super) fn memory(of: &Subject) -> Result<Arc<Memory>> {
     of.process.memory().ok_or(Errno::ESRCH)
 }
 
@@ -59,7 +58,7 @@ fn label(tag: u64) -> Result<Option<Label<String>>> {
     Ok(Some(Label { device: (0, 1), inode: tag, path }))
 }
 
-fn list_maps(memory: &Memory, text: &mut Text) -> Result<()> {
+pub(super) fn list_maps(memory: &Memory, text: &mut Text) -> Result<()> {
     let failed = Cell::new(Ok(()));
     let label = |tag| {
         label(tag).unwrap_or_else(|errno| {
@@ -107,112 +106,6 @@ fn sums(memory: &Memory) -> Sums {
         } += area.resident;
     });
     sums
-}
-
-/// The text about an area, or about all together. A program with thousands of areas may read it often, so
-/// the constant part is one string.
-fn smaps_fields(
-    text: &mut Text,
-    size: Option<u64>,
-    [resident, huge, swapped]: [u64; 3],
-    private: bool,
-    anon: bool,
-) {
-    let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
-    let if_so = |so: bool| if so { kilobytes(resident) } else { 0 };
-    // Text remembers that it was cut.
-    if let Some(size) = size {
-        let size = kilobytes(size);
-        let _ = write!(
-            text,
-            "Size:           {size:8} kB\n\
-             KernelPageSize:        4 kB\n\
-             MMUPageSize:           4 kB\n",
-        );
-    }
-    let (huge, swapped) = (kilobytes(huge), kilobytes(swapped));
-    let (all, dirty, shared) = (if_so(true), if_so(anon), if_so(!private));
-    let (clean_own, dirty_own) = (if_so(private && !anon), if_so(private && anon));
-    let _ = write!(
-        text,
-        "Rss:            {all:8} kB\n\
-         Pss:            {all:8} kB\n\
-         Pss_Dirty:      {dirty:8} kB\n\
-         Shared_Clean:          0 kB\n\
-         Shared_Dirty:   {shared:8} kB\n\
-         Private_Clean:  {clean_own:8} kB\n\
-         Private_Dirty:  {dirty_own:8} kB\n\
-         Referenced:     {all:8} kB\n\
-         Anonymous:      {dirty:8} kB\n\
-         KSM:                   0 kB\n\
-         LazyFree:              0 kB\n\
-         AnonHugePages:         0 kB\n\
-         ShmemPmdMapped:        0 kB\n\
-         FilePmdMapped:  {huge:8} kB\n\
-         Shared_Hugetlb:        0 kB\n\
-         Private_Hugetlb:       0 kB\n\
-         Swap:           {swapped:8} kB\n\
-         SwapPss:        {swapped:8} kB\n\
-         Locked:                0 kB\n",
-    );
-}
-
-fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
-    let Ok(memory) = memory(of) else { return Ok(()) };
-    let mut maps = Text::default();
-    list_maps(&memory, &mut maps)?;
-    let maps = maps.finish()?;
-    let mut areas = Vec::new();
-    let mut room = Ok(());
-    memory.space().areas(percpu::cpu(), |area| {
-        if room.is_ok() {
-            room = try_push(&mut areas, area);
-        }
-    });
-    room?;
-    // The two listings are made at different times: an area that is missing in one is left out.
-    let mut areas = areas.into_iter().peekable();
-    for line in maps.lines() {
-        let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok());
-        let start = start.ok_or(Errno::EIO)?;
-        while areas.next_if(|area| area.range.start < start).is_some() {}
-        let Some(area) = areas.next_if(|area| area.range.start == start) else { continue };
-        let _ = writeln!(text, "{line}");
-        let private = !area.flags.contains(VmaFlags::SHARED);
-        let anon = private && area.tag == 0;
-        let pages = [area.resident, area.huge, area.swapped];
-        smaps_fields(text, Some(area.range.pages()), pages, private, anon);
-        let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
-        let _ = writeln!(
-            text,
-            "THPeligible:           0\nVmFlags: {}{}{}{}mr mw me ",
-            mark(Prot::READ, "rd "),
-            mark(Prot::WRITE, "wr "),
-            mark(Prot::EXEC, "ex "),
-            if private { "" } else { "sh " },
-        );
-    }
-    Ok(())
-}
-
-fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
-    let memory = memory(of)?;
-    let mut range: Option<VirtRange> = None;
-    let mut pages = [0; 3];
-    memory.space().areas(percpu::cpu(), |area| {
-        range = Some(range.map_or(area.range, |range| range.hull(area.range)));
-        for (sum, more) in pages.iter_mut().zip([area.resident, area.huge, area.swapped]) {
-            *sum += more;
-        }
-    });
-    let range = range.unwrap_or(VirtRange::new(0, 0));
-    let (start, end) = (range.start, range.end);
-    let _ = writeln!(
-        text,
-        "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]"
-    );
-    smaps_fields(text, None, pages, true, true);
-    Ok(())
 }
 
 /// The letter of its state, and the name.
