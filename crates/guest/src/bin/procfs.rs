@@ -11,6 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// The error of `std::io`, with what was being done.
 fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
@@ -456,6 +457,48 @@ fn compaction() -> Verdict {
     Ok(())
 }
 
+/// The files below `path`.
+fn below(path: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut all = Vec::new();
+    for entry in io("read_dir", fs::read_dir(path))? {
+        let path = io("read_dir", entry)?.path();
+        if path.is_dir() { all.extend(below(&path)?) } else { all.push(path) }
+    }
+    Ok(all)
+}
+
+/// A setting that cannot be changed cannot be written; what is no value of one that can is refused.
+fn settings() -> Verdict {
+    const CHANGED: [&str; 3] = ["speculative_page_fault", "compact_memory", "drop_caches"];
+    let write = |path: &Path, text: &str| {
+        let file = fs::File::options().write(true).open(path);
+        dir::number(file.and_then(|mut file| file.write_all(text.as_bytes())))
+    };
+    if !vmstat()?.contains_key("speculative_pgfault") {
+        // Linux has more settings, which are not this program's to change.
+        return Ok(());
+    }
+    let drop_caches = Path::new("/proc/sys/vm/drop_caches");
+    for (given, expected) in [("0", libc::EINVAL), ("5", libc::EINVAL), ("2\n", 0)] {
+        same!(write(drop_caches, given), expected, "writing {given:?} to {drop_caches:?}");
+    }
+    same!(dir::number(fs::File::open(drop_caches)), libc::EACCES, "reading {drop_caches:?}");
+    let all = ["vm", "kernel", "fs"].map(|name| below(&Path::new("/proc/sys").join(name)));
+    let mut refused = 0;
+    for path in all.into_iter().collect::<Result<Vec<_>, _>>()?.concat() {
+        if CHANGED.iter().any(|name| path.ends_with(name)) {
+            continue;
+        }
+        ensure!(!text(&path.to_string_lossy())?.is_empty(), "{path:?} says nothing");
+        same!(write(&path, "1"), libc::EACCES, "writing to {path:?}");
+        refused += 1;
+    }
+    ensure!(refused > 20, "there are {refused} settings");
+    same!(write(Path::new("/proc/meminfo"), "1"), libc::EIO, "writing to /proc/meminfo");
+    same!(write(Path::new("/proc/self/smaps"), "1"), libc::EINVAL, "writing to /proc/self/smaps");
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
     ("proc_smaps", proc_smaps),
@@ -468,6 +511,7 @@ const CHECKS: &[Check] = &[
     ("system_information", system_information),
     ("published_paths", published_paths),
     ("compaction", compaction),
+    ("settings", settings),
 ];
 
 fn main() {

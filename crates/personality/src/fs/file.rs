@@ -75,7 +75,7 @@ impl File {
     /// Opens an inode.
     ///
     /// # Errors
-    /// `EISDIR`, `ELOOP`: it is a symbolic link; `ENXIO`; `EPERM`: it is sealed;
+    /// `EISDIR`, `ELOOP`: it is a symbolic link; `ENXIO`; `EACCES`; `EPERM`: it is sealed;
     /// [`Errno::RESTART`]: a signal came before the other end of a pipe was opened; `ENOMEM`.
     pub fn open(inode: &Arc<Inode>, flags: u32) -> Result<Arc<Self>> {
         if faultless_bare::heap::tight() {
@@ -100,7 +100,10 @@ impl File {
                 Kind::Stream(stream::erase(Pipe::open(pipe, reads, writes, at_once)?))
             }
             Body::Device(device) => Kind::Stream(device.try_open()?),
-            Body::Proc(_) => Kind::Text(Mutex::default()),
+            Body::Proc(node) => {
+                node.permit(reads, writes)?;
+                Kind::Text(Mutex::default())
+            }
             _ => return Err(Errno::ENXIO),
         };
         Self::try_new(inode.clone(), kind, flags & !OF_OPENING)

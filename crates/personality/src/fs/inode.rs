@@ -36,7 +36,7 @@ pub enum Body {
     Device(Device),
     /// An inode without a name, such as a socket, and its kind.
     Anonymous(&'static str),
-    /// A part of `/proc`.
+    /// A part of `/proc` or `/sys`.
     Proc(Box<dyn Live>),
 }
 

@@ -1,4 +1,4 @@
-//! The interface between directories in memory and `/proc`, whose contents are made when they are read.
+//! The interface between directories in memory and `/proc` and `/sys`, whose contents are made when they are read.
 
 use super::directory::{Directory, Item};
 use super::inode::{Inode, Name, Target};
@@ -12,13 +12,21 @@ pub trait Live: Debug + Send + Sync {
     /// Its type, as bits of a mode.
     fn kind(&self) -> u32;
 
+    /// Whether root may open it to read, or to write.
+    ///
+    /// # Errors
+    /// `EACCES`.
+    fn permit(&self, _reads: bool, _writes: bool) -> Result<()> {
+        Ok(())
+    }
+
     /// Its name in its directory.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn name(&self) -> Result<Name>;
 
-    /// Its parent directory; none for `/proc` itself.
+    /// Its parent directory; none for `/proc` itself, and for what a directory in memory has.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -57,6 +65,6 @@ pub trait Live: Debug + Send + Sync {
     /// Writes to it.
     ///
     /// # Errors
-    /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
+    /// `EINVAL`, `EIO`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
     fn write(&self, from: &mut Transfer<'_>) -> Result;
 }

@@ -11,8 +11,9 @@
 //!
 //! *Files on the disk* have their names and modes in memory, and are read page by page when they are needed ([`regular`], [`cache`]).
 //!
-//! *Files of `/proc`* are texts, made when they are read from the start.
+//! *Files of `/proc`* and `/sys` are texts, made when they are read from the start.
 
+mod attribute;
 pub mod cache;
 mod descriptors;
 pub mod device;

@@ -20,7 +20,9 @@ use core::fmt;
 use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use faultless::{BackingStore, Copies, Object, PAGE_SHIFT, PAGE_SIZE, Shared, try_box};
+use faultless::{
+    BackingStore, Copies, FrameNumber, Object, PAGE_SHIFT, PAGE_SIZE, Shared, try_box,
+};
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_disk::Extent;
@@ -211,9 +213,9 @@ impl Regular {
         self.object.resident_pages(percpu::cpu())
     }
 
-    /// Those of its pages that are read from the disk, and are in memory.
-    pub fn cached(&self) -> u64 {
-        if self.object.is_stored() { self.object.resident_pages(percpu::cpu()) } else { 0 }
+    /// Calls `tell` for each of its pages that is in memory, with whether it is dirty: it lies on the disk, which has something else.
+    pub fn each_resident(&self, tell: impl FnMut(FrameNumber, bool)) {
+        self.object.each_resident(percpu::cpu(), tell);
     }
 
     /// Its object, for a mapping.

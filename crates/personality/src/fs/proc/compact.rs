@@ -5,10 +5,6 @@ use crate::errno::{Errno, Result};
 use crate::fs::Transfer;
 use faultless_bare::percpu;
 
-/// Its name.
-pub(super) const NAME: &str = "compact_memory";
-/// What it shows.
-pub(super) const TEXT: &str = "0\n";
 /// How many blocks are made between two looks at what else there is to do.
 const STEP: u64 = 4;
 

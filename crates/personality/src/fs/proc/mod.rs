@@ -1,13 +1,13 @@
 //! `/proc`: the state of the kernel, as names and texts in Linux's formats.
 //!
 //! A [`Node`] only identifies a file; its contents are
-//! made when it is read. Only `/proc/sys` has ordinary files: what is written there is kept, but
-//! has no effect, except for the [switch] of the subsystem and [compact].
+//! made when it is read. The [settings] of `/proc/sys` are attributes in directories in memory.
 
 mod compact;
 mod oom;
 pub(super) mod pages;
 mod process;
+mod settings;
 mod smaps;
 mod switch;
 mod system;
@@ -39,6 +39,20 @@ pub(super) struct Text {
 }
 
 impl Text {
+    /// What `make` writes, as bytes.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn made(make: impl FnOnce(&mut Self) -> core::fmt::Result) -> Result<Vec<u8>> {
+        if faultless_bare::heap::tight() {
+            return Err(Errno::ENOMEM);
+        }
+        let mut text = Self::default();
+        // Writing fails only if the text is cut.
+        make(&mut text).map_err(|_| Errno::ENOMEM)?;
+        Ok(text.finish()?.into_bytes())
+    }
+
     fn push_str(&mut self, text: &str) {
         // It remembers that it was cut.
         let _ = self.write_str(text);
@@ -74,10 +88,6 @@ pub enum Node {
     Root(Directory),
     /// A text about the system, by its index in their table.
     System(usize),
-    /// `/proc/sys/vm/speculative_page_fault`
-    Switch,
-    /// `/proc/sys/vm/compact_memory`
-    Compact,
     /// `/proc/self`, and with `true` `/proc/thread-self`.
     Myself(bool),
     /// `/proc/PID`
@@ -122,10 +132,7 @@ pub(super) fn root() -> Result<Arc<Inode>> {
     if let Body::Proc(node) = &root.body
         && let Some(fixed) = node.fixed()
     {
-        directory::put(fixed, &root, b"sys", &system::settings()?)?;
-        let memory = settings_of_memory(&root)?;
-        directory::link(&memory, switch::NAME.as_bytes(), &inode(Node::Switch)?)?;
-        directory::link(&memory, compact::NAME.as_bytes(), &inode(Node::Compact)?)?;
+        directory::put(fixed, &root, b"sys", &settings::all()?)?;
     }
     Ok(root)
 }
@@ -133,11 +140,6 @@ pub(super) fn root() -> Result<Arc<Inode>> {
 /// `/proc` in the tree.
 fn home() -> Option<Arc<Inode>> {
     super::root::root().lookup(b"proc").ok()
-}
-
-/// `sys/vm` in `/proc`.
-fn settings_of_memory(proc: &Inode) -> Result<Arc<Inode>> {
-    proc.lookup(b"sys")?.lookup(b"vm")
 }
 
 fn number(name: &[u8]) -> Option<u32> {
@@ -156,13 +158,13 @@ fn process(pid: u32) -> Result<Arc<Process>> {
     find(pid).ok_or(Errno::ENOENT)
 }
 
-/// The inode of a read-only node.
 fn inode(node: Node) -> Result<Arc<Inode>> {
     let number = node.number();
     let mode = match node.kind() {
         linux::S_IFLNK => 0o777,
         linux::S_IFDIR => 0o555,
-        _ => 0o644,
+        _ if node.can_change() => 0o644,
+        _ => 0o444,
     };
     let is_directory = node.kind() == linux::S_IFDIR;
     let inode = Inode::numbered(number, Body::Proc(try_box(node)?), mode)?;
@@ -179,6 +181,11 @@ fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
 }
 
 impl Node {
+    /// Whether writing to it has an effect.
+    fn can_change(&self) -> bool {
+        matches!(*self, Self::Text(_, _, at) if process::CHANGEABLE.contains(&process::TEXTS[at].0))
+    }
+
     /// Its inode number, unique at any time.
     fn number(&self) -> u64 {
         let of = |id: u32, rest: u64| 1 << 62 | u64::from(id) << 32 | rest;
@@ -186,8 +193,6 @@ impl Node {
             Self::Root(_) => 2,
             Self::System(at) => of(0, at as u64),
             Self::Myself(of_thread) => of(0, 1000 + u64::from(of_thread)),
-            Self::Switch => of(0, 1002),
-            Self::Compact => of(0, 1003),
             Self::Process(pid) => of(pid, 0),
             Self::Tasks(pid) => of(pid, 1),
             Self::Descriptors(pid) => of(pid, 2),
@@ -204,9 +209,7 @@ impl Node {
 impl Live for Node {
     fn kind(&self) -> u32 {
         match self {
-            Self::System(_) | Self::Switch | Self::Compact | Self::Text(..) | Self::Pages(_) => {
-                linux::S_IFREG
-            }
+            Self::System(_) | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
             Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
             _ => linux::S_IFDIR,
         }
@@ -216,8 +219,6 @@ impl Live for Node {
         let name = match *self {
             Self::Root(_) => "",
             Self::System(at) => system::TEXTS[at].0,
-            Self::Switch => switch::NAME,
-            Self::Compact => compact::NAME,
             Self::Myself(false) => "self",
             Self::Myself(true) => "thread-self",
             Self::Tasks(_) => "task",
@@ -235,9 +236,6 @@ impl Live for Node {
         let parent = match *self {
             Self::Root(_) => return Ok(None),
             Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
-            Self::Switch | Self::Compact => {
-                return Ok(home().and_then(|home| settings_of_memory(&home).ok()));
-            }
             Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
                 Self::Process(pid)
             }
@@ -358,15 +356,8 @@ impl Live for Node {
     }
 
     fn text(&self) -> Result<Vec<u8>> {
-        if faultless_bare::heap::tight() {
-            return Err(Errno::ENOMEM);
-        }
-        let mut text = Text::default();
         match *self {
-            // Writing fails only if the text is cut.
-            Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::ENOMEM)?,
-            Self::Switch => switch::text(&mut text).map_err(|_| Errno::ENOMEM)?,
-            Self::Compact => text.write_str(compact::TEXT).map_err(|_| Errno::ENOMEM)?,
+            Self::System(at) => Text::made(system::TEXTS[at].1),
             Self::Text(pid, tid, at) => {
                 let process = find(pid).ok_or(Errno::ESRCH)?;
                 let thread = match tid {
@@ -377,37 +368,38 @@ impl Live for Node {
                     }
                 };
                 let subject = Subject { process, thread, of_thread: tid.is_some() };
-                process::TEXTS[at].1(&subject, &mut text)?;
+                let mut told = Ok(());
+                let text = Text::made(|text| {
+                    told = process::TEXTS[at].1(&subject, text);
+                    Ok(())
+                });
+                told.and(text)
             }
-            _ => return Err(Errno::EINVAL),
+            _ => Err(Errno::EINVAL),
         }
-        Ok(text.finish()?.into_bytes())
     }
 
     fn write(&self, from: &mut Transfer<'_>) -> Result {
-        match self {
-            Self::Switch => return switch::write(from),
-            Self::Compact => return compact::write(from),
-            _ => {}
-        }
-        if let &Self::Text(pid, tid, at) = self {
-            let process = || find(pid).ok_or(Errno::ESRCH);
-            match process::TEXTS[at].0 {
-                "comm" => {
-                    let mut name = [0; 15];
-                    let taken = from.take_bytes(&mut name) as usize;
-                    let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
-                    *process()?.name.lock() = name;
-                }
-                "oom_score_adj" => return oom::write(&*process()?, false, from),
-                "oom_adj" => return oom::write(&*process()?, true, from),
-                "fail-nth" => {
-                    let mut text = [0; 20];
-                    let taken = from.take_bytes(&mut text) as usize;
-                    set_fail_nth(tid, &text[..taken])?;
-                }
-                _ => {}
+        let &Self::Text(pid, tid, at) = self else {
+            // Linux has an error of its own for texts about the system.
+            return Err(if let Self::System(_) = self { Errno::EIO } else { Errno::EINVAL });
+        };
+        let process = || find(pid).ok_or(Errno::ESRCH);
+        match process::TEXTS[at].0 {
+            "comm" => {
+                let mut name = [0; 15];
+                let taken = from.take_bytes(&mut name) as usize;
+                let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
+                *process()?.name.lock() = name;
             }
+            "oom_score_adj" => return oom::write(&*process()?, false, from),
+            "oom_adj" => return oom::write(&*process()?, true, from),
+            "fail-nth" => {
+                let mut text = [0; 20];
+                let taken = from.take_bytes(&mut text) as usize;
+                set_fail_nth(tid, &text[..taken])?;
+            }
+            _ => return Err(Errno::EINVAL),
         }
         from.skip(from.left());
         from.result()
@@ -453,31 +445,6 @@ fn thread(process: &Process, tid: u32) -> Result<Arc<Thread>> {
 
 fn text_named(name: &[u8]) -> Result<usize> {
     process::TEXTS.iter().position(|text| text.0.as_bytes() == name).ok_or(Errno::ENOENT)
-}
-
-/// Adds files below `directory`, which is in memory: `(path, text)`.
-fn add_texts(directory: &Arc<Inode>, texts: &[(&str, &str)]) -> Result<()> {
-    for (path, text) in texts {
-        let mut here = directory.clone();
-        let mut parts = path.split('/').peekable();
-        while let Some(part) = parts.next() {
-            let part = part.as_bytes();
-            if parts.peek().is_some() {
-                here = match here.lookup(part) {
-                    Ok(there) => there,
-                    Err(_) => directory::make_directory(&here, part, 0o555)?,
-                };
-            } else {
-                let file = Inode::try_new_regular(0o644)?;
-                let regular = file.regular().ok_or(Errno::EINVAL)?;
-                Transfer::from_kernel(text.as_bytes(), |from| {
-                    regular.write(from, Some(0), u64::MAX)
-                })?;
-                directory::link(&here, part, &file)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// One line `name:\tvalue` of a status file.

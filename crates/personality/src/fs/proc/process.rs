@@ -40,6 +40,9 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("fail-nth", fail_nth),
 ];
 
+/// Those of them to which one can write.
+pub(super) const CHANGEABLE: [&str; 4] = ["comm", "oom_score_adj", "oom_adj", "fail-nth"];
+
 /// Clock ticks per second.
 const TICK: u64 = 1_000_000_000 / 100;
 

@@ -9,9 +9,6 @@ use core::fmt::{self, Write};
 use faultless::{Locking, Setting};
 use faultless_bare::percpu;
 
-/// Its name.
-pub(super) const NAME: &str = "speculative_page_fault";
-
 /// 1: without a lock; 0: with the lock of the VMA, or of the space.
 pub(super) fn text(text: &mut Text) -> fmt::Result {
     let speculative = percpu::vm().knobs().locking() == Locking::Speculative;

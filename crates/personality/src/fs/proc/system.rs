@@ -1,10 +1,7 @@
 //! The texts in `/proc` about the whole system.
 
 use super::super::cache;
-use super::super::directory::Directory;
-use super::super::inode::{Body, Inode};
-use super::{SystemText, Text, add_texts};
-use crate::errno::Result;
+use super::{SystemText, Text};
 use crate::task::process::{TABLE, Table, each};
 use crate::task::{oom, scheduler};
 use crate::time::Times;
@@ -16,13 +13,7 @@ use faultless::{Counter, CpuId, PAGE_SIZE, USER_END};
 use faultless_bare::arch::clock;
 use faultless_bare::percpu::{self, MAX_CPUS};
 use faultless_bare::task::stack::STACK_BYTES;
-use faultless_collections::{Arc, String};
-
-macro_rules! release {
-    () => {
-        "6.12.0-faultless"
-    };
-}
+use faultless_collections::String;
 
 /// The texts, by name.
 pub(super) const TEXTS: &[(&str, SystemText)] = &[
@@ -46,54 +37,7 @@ pub(super) const TEXTS: &[(&str, SystemText)] = &[
 ];
 
 /// The version of Linux that programs see.
-const RELEASE: &str = release!();
-
-/// The names and texts of the settings in `/proc/sys`; writes to them have no effect.
-pub(super) fn settings() -> Result<Arc<Inode>> {
-    let top = Inode::try_new(Body::Directory(Directory::default()), 0o555)?;
-    add_texts(
-        &top,
-        &[
-            ("kernel/pid_max", "4194304\n"),
-            ("kernel/threads-max", "4194304\n"),
-            ("kernel/randomize_va_space", "0\n"),
-            ("kernel/osrelease", concat!(release!(), "\n")),
-            ("kernel/ostype", "Linux\n"),
-            ("kernel/version", "#1 SMP\n"),
-            ("kernel/hostname", "faultless\n"),
-            ("kernel/domainname", "(none)\n"),
-            ("kernel/ngroups_max", "65536\n"),
-            ("kernel/cap_last_cap", "40\n"),
-            ("kernel/core_pattern", "core\n"),
-            ("kernel/shmmax", "18446744073692774399\n"),
-            ("kernel/shmall", "18446744073692774399\n"),
-            ("kernel/shmmni", "4096\n"),
-            ("kernel/msgmax", "8192\n"),
-            ("kernel/msgmnb", "16384\n"),
-            ("kernel/msgmni", "32000\n"),
-            ("kernel/sem", "32000\t1024000000\t500\t32000\n"),
-            ("kernel/perf_event_paranoid", "4\n"),
-            ("kernel/yama/ptrace_scope", "0\n"),
-            ("kernel/random/entropy_avail", "256\n"),
-            ("kernel/random/boot_id", "00000000-0000-4000-8000-000000000000\n"),
-            ("vm/max_map_count", "65530\n"),
-            ("vm/overcommit_memory", "1\n"),
-            ("vm/overcommit_ratio", "50\n"),
-            ("vm/mmap_min_addr", "65536\n"),
-            ("vm/swappiness", "60\n"),
-            ("vm/drop_caches", "0\n"),
-            ("vm/nr_hugepages", "0\n"),
-            ("vm/oom_kill_allocating_task", "0\n"),
-            ("vm/panic_on_oom", "0\n"),
-            ("fs/file-max", "9223372036854775807\n"),
-            ("fs/nr_open", "1048576\n"),
-            ("fs/pipe-max-size", "1048576\n"),
-            ("fs/pipe-user-pages-soft", "16384\n"),
-            ("fs/mqueue/msg_max", "10\n"),
-        ],
-    )?;
-    Ok(top)
-}
+pub(super) const RELEASE: &str = "6.12.0-faultless";
 
 fn nothing(_: &mut Text) -> fmt::Result {
     Ok(())
@@ -141,7 +85,9 @@ fn meminfo(text: &mut Text) -> fmt::Result {
     let usage = vm.usage();
     let (anon, cached) = (usage.anon * kilobytes, usage.shared * kilobytes);
     // What does not lie on the disk is kept as Linux keeps it in tmpfs.
-    let on_disk = (cache::resident() * kilobytes).min(cached);
+    let mut on_disk = 0;
+    cache::each_page(|_, _| on_disk += kilobytes);
+    let on_disk = on_disk.min(cached);
     let slab = (heap - heap_free) / 1024;
     let mut tables = 0;
     each(|process| tables += process.memory().map_or(0, |memory| memory.table_pages()));
