@@ -7,6 +7,7 @@ use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, io, number};
 use faultless_guest::mem::{PAGE, READ, Region, WRITE, load};
 use faultless_guest::proc::{self, Status, fork, pid, wait_until};
+use faultless_guest::procfs::{fields, kilobytes, vmstat};
 use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{ensure, same, signal};
 use std::fs::{self, File, OpenOptions};
@@ -258,6 +259,45 @@ fn advised() -> Verdict {
     Ok(())
 }
 
+/// Pages that are as on the disk can be had, and are dropped when that is asked for, unless they are mapped; what is read is counted.
+fn caches() -> Verdict {
+    const DROP: &str = "/proc/sys/vm/drop_caches";
+    let seen = || -> Result<[u64; 3], String> {
+        let info = fields("/proc/meminfo")?;
+        let available = kilobytes(&info, "MemAvailable")?;
+        let reclaimable = available.saturating_sub(kilobytes(&info, "MemFree")?);
+        let read = vmstat()?.get("pgpgin").copied().ok_or("/proc/vmstat has no pgpgin")?;
+        Ok([kilobytes(&info, "Cached")?, reclaimable, read * 1024])
+    };
+    let least = |what: &str, more: u64, least: u64| {
+        ensure!(more >= least, "{what}: {more} bytes of {least}");
+        Ok(())
+    };
+    let file = file("caches")?;
+    let read = || io("pread", file.read_exact_at(&mut vec![0; BYTES as usize], 0));
+    io(DROP, fs::write(DROP, "3"))?;
+    let before = seen()?;
+    read()?;
+    let after = seen()?;
+    // Linux counts for each CPU, and leaves half of the cache where it is small.
+    for (what, at, part) in [("Cached rose", 0, 2), ("MemAvailable", 1, 4), ("pgpgin rose", 2, 1)] {
+        least(what, after[at].saturating_sub(before[at]), BYTES / part)?;
+    }
+    io("pwrite", file.write_all_at(&[9; PAGE as usize], 7 * PAGE))?;
+    let region = map(&file, READ, libc::MAP_SHARED)?;
+    let mapped = region.load(20 * PAGE);
+    io(DROP, fs::write(DROP, "1\n"))?;
+    let dropped = seen()?;
+    least("Cached fell", after[0].saturating_sub(dropped[0]), BYTES / 2)?;
+    let left = there(&region)?;
+    let left: Vec<_> = (0..left.len()).filter(|page| left[*page]).collect();
+    ensure!(left.contains(&20) && left.len() < 40, "pages that stay: {left:?}");
+    same!(region.load(20 * PAGE), mapped, "what is mapped");
+    same!(region.load(7 * PAGE), u64::from_le_bytes([9; 8]), "what was written");
+    read()?;
+    least("pgpgin rose again", seen()?[2].saturating_sub(dropped[2]), BYTES / 2)
+}
+
 /// Whole pages are written of which the disk is not asked what it has.
 fn overwritten() -> Verdict {
     let file = file("overwritten")?;
@@ -439,6 +479,7 @@ const CHECKS: &[Check] = &[
     ("copies", copies),
     ("populated", populated),
     ("advised", advised),
+    ("caches", caches),
     ("overwritten", overwritten),
     ("stores", stores),
     ("cut", cut),

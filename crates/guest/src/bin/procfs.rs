@@ -277,9 +277,33 @@ fn proc_memory() -> Verdict {
         kilobytes(&info, name)?;
     }
     let all = vmstat()?;
-    for name in ["nr_free_pages", "pgalloc_normal", "pgfree", "pgmajfault"] {
+    for name in ["nr_free_pages", "pgfree", "pgmajfault", "pgpgin", "pgpgout"] {
         ensure!(all.contains_key(name), "/proc/vmstat has no {name}");
     }
+    Ok(())
+}
+
+/// The pages that `/proc/vmstat` says were allocated and freed are those of files, too.
+fn proc_counters() -> Verdict {
+    const PAGES: u64 = 1024;
+    let seen = || {
+        let all = vmstat()?;
+        let made = all.iter().filter(|(name, _)| name.starts_with("pgalloc_"));
+        let freed = all.get("pgfree").copied().ok_or("/proc/vmstat has no pgfree")?;
+        Ok::<_, String>([made.map(|(_, pages)| pages).sum(), freed])
+    };
+    let name = format!("counters.{}", pid());
+    let before = seen()?;
+    let file = dir::create(&name)?;
+    io("write", file.write_all_at(&[1; (PAGES * PAGE) as usize], 0))?;
+    let written = seen()?;
+    drop(file);
+    io("remove", fs::remove_file(dir::path(&name)))?;
+    let after = seen()?;
+    let made = written[0].saturating_sub(before[0]);
+    ensure!(made >= PAGES, "{made} pages were allocated for {PAGES}");
+    let freed = after[1].saturating_sub(written[1]);
+    ensure!(freed >= PAGES, "{freed} pages were freed of {PAGES}");
     Ok(())
 }
 
@@ -506,6 +530,7 @@ const CHECKS: &[Check] = &[
     ("proc_self", proc_self),
     ("proc_oom", proc_oom),
     ("proc_memory", proc_memory),
+    ("proc_counters", proc_counters),
     ("proc_files", proc_files),
     ("proc_machine", proc_machine),
     ("system_information", system_information),

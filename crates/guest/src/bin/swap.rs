@@ -5,7 +5,7 @@ use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
 use faultless_guest::mem::{PAGE, Region};
 use faultless_guest::proc::{self, Status, fork};
-use faultless_guest::procfs::{fields, kilobytes, page_map, text};
+use faultless_guest::procfs::{fields, kilobytes, page_map, text, vmstat};
 use faultless_guest::sys::{Errno, checked, doing};
 use faultless_guest::{ensure, same};
 use std::collections::BTreeSet;
@@ -112,6 +112,34 @@ fn pages_told() -> Verdict {
     Ok(())
 }
 
+/// Pages of the area that are in memory are told of as that, and not as shared memory; what the disk has read and written is told, too.
+fn cached() -> Verdict {
+    const PAGES: u64 = 64;
+    let seen = || -> Result<[u64; 2], String> {
+        let info = fields("/proc/meminfo")?;
+        Ok([kilobytes(&info, "SwapCached")?, kilobytes(&info, "Shmem")?])
+    };
+    let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+    put(&region, 5);
+    doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_PAGEOUT))?;
+    let before = seen()?;
+    // A page that a child reads is copied for it, and stays for the parent.
+    let child = proc::outcome(|| i32::from(wrong(&region, 1, 5).is_some()))?;
+    same!(child, Status::Exited(0), "a child that reads them");
+    let after = seen()?;
+    let more = after[0].saturating_sub(before[0]);
+    ensure!(more >= PAGES / 2 * PAGE, "SwapCached rose by {more} bytes, from {}", before[0]);
+    ensure!(after[1] < before[1] + 4 * PAGE, "Shmem rose from {} to {}", before[1], after[1]);
+    same!(wrong(&region, 1, 5), None, "a page");
+    let all = vmstat()?;
+    for (swapped, moved) in [("pswpin", "pgpgin"), ("pswpout", "pgpgout")] {
+        let [pages, kilobytes] = [swapped, moved].map(|name| all.get(name).copied());
+        let least = pages.unwrap_or(0) * PAGE / 1024;
+        ensure!(least > 0 && kilobytes >= Some(least), "{moved} {kilobytes:?} of {least} kB");
+    }
+    Ok(())
+}
+
 /// Several processes at a time.
 fn several() -> Verdict {
     let mut children = Vec::new();
@@ -172,6 +200,7 @@ const CHECKS: &[Check] = &[
     ("comes_back", comes_back),
     ("is_told", is_told),
     ("pages_told", pages_told),
+    ("cached", cached),
     ("several", several),
 ];
 /// Those of a machine without an area, or with a bad one.

@@ -37,6 +37,7 @@ pub mod signals;
 pub mod stream;
 pub mod timer;
 mod transfer;
+mod usage;
 pub mod walk;
 
 pub use crate::path;

@@ -1,6 +1,6 @@
 //! The texts in `/proc` about the whole system.
 
-use super::super::cache;
+use super::super::usage::{Usage, rows, total_on};
 use super::{SystemText, Text};
 use crate::task::process::{TABLE, Table, each};
 use crate::task::{oom, scheduler};
@@ -47,21 +47,25 @@ fn nothing(_: &mut Text) -> fmt::Result {
 fn vmstat(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     let totals = vm.totals();
-    let made = [Counter::AnonPage, Counter::SharedPage, Counter::CowCopy, Counter::TablePublished];
-    let usage = vm.usage();
-    let made: u64 = made.map(|counter| totals.get(counter)).iter().sum();
+    let usage = Usage::of(None);
+    let freed = vm.frames_freed();
+    let [read, written] = faultless_disk::pages_moved().map(|pages| pages * (PAGE_SIZE / 1024));
     let known = [
-        ("nr_free_pages", vm.free_frames()),
+        ("nr_free_pages", usage.free),
         ("nr_zone_inactive_anon", 0),
-        ("nr_anon_pages", usage.anon),
-        ("nr_mapped", usage.mapped),
-        ("nr_file_pages", usage.shared),
-        ("nr_dirty", 0),
+        ("nr_anon_pages", usage.census.anon),
+        ("nr_mapped", usage.census.mapped),
+        // As on Linux, with those of the swap area.
+        ("nr_file_pages", usage.census.shared),
+        ("nr_dirty", usage.dirty),
         ("nr_writeback", 0),
-        ("pgpgin", 0),
-        ("pgpgout", 0),
-        ("pgalloc_normal", made),
-        ("pgfree", made.saturating_sub(vm.total_frames() - vm.free_frames())),
+        ("nr_shmem", usage.in_memory()),
+        ("nr_swapcached", usage.swap_cached),
+        // In kB.
+        ("pgpgin", read),
+        ("pgpgout", written),
+        ("pgalloc_normal", freed + usage.in_use()),
+        ("pgfree", freed),
         ("pgfault", totals.get(Counter::Faults)),
         ("nr_tlb_remote_flush", totals.get(Counter::TlbShootdownSent)),
         ("nr_tlb_remote_flush_received", totals.get(Counter::TlbShootdownReceived)),
@@ -78,60 +82,37 @@ fn vmstat(text: &mut Text) -> fmt::Result {
 fn meminfo(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     let (heap, heap_free) = faultless_bare::heap::usage();
-    let kilobytes = PAGE_SIZE / 1024;
-    let total = vm.total_frames() * kilobytes;
-    let free = vm.free_frames() * kilobytes;
-    let used = (vm.total_frames() - vm.free_frames()) * kilobytes;
-    let usage = vm.usage();
-    let (anon, cached) = (usage.anon * kilobytes, usage.shared * kilobytes);
-    // What does not lie on the disk is kept as Linux keeps it in tmpfs.
-    let mut on_disk = 0;
-    cache::each_page(|_, _| on_disk += kilobytes);
-    let on_disk = on_disk.min(cached);
-    let slab = (heap - heap_free) / 1024;
+    let usage = Usage::of(None);
+    let Usage { total, free, .. } = usage;
+    let slab = (heap - heap_free) / PAGE_SIZE;
     let mut tables = 0;
     each(|process| tables += process.memory().map_or(0, |memory| memory.table_pages()));
-    let tables = tables * kilobytes;
-    let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / 1024;
+    let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / PAGE_SIZE;
     let (swap, swap_used) = percpu::cpu().swap_usage();
-    let leaves = vm.totals().get(faultless::Counter::FilePmdMapped);
-    let rows = [
+    let leaves = vm.totals().get(Counter::FilePmdMapped);
+    let first = [
         ("MemTotal", total),
         ("MemFree", free),
-        ("MemAvailable", free),
+        ("MemAvailable", usage.available()),
         ("Buffers", 0),
-        ("Cached", cached),
-        ("SwapCached", 0),
-        ("Active", anon + cached),
-        ("Inactive", 0),
-        ("Active(anon)", anon + cached - on_disk),
-        ("Inactive(anon)", 0),
-        ("Active(file)", on_disk),
-        ("Inactive(file)", 0),
-        ("Unevictable", 0),
-        ("Mlocked", 0),
-        ("SwapTotal", swap * kilobytes),
-        ("SwapFree", (swap - swap_used) * kilobytes),
-        ("Dirty", 0),
-        ("Writeback", 0),
-        ("AnonPages", anon),
-        ("Mapped", usage.mapped * kilobytes),
-        ("Shmem", cached - on_disk),
+        ("Cached", usage.cached()),
+    ];
+    let of_swap = [("SwapTotal", swap), ("SwapFree", swap - swap_used)];
+    let of_kernel = [
         ("KReclaimable", 0),
         ("Slab", slab),
         ("SReclaimable", 0),
         ("SUnreclaim", slab),
         ("KernelStack", stacks),
         ("PageTables", tables),
-        ("CommitLimit", total + swap * kilobytes),
-        ("Committed_AS", used),
-        ("VmallocTotal", USER_END / 1024),
+        ("CommitLimit", total + swap),
+        ("Committed_AS", total - free),
+        ("VmallocTotal", USER_END / PAGE_SIZE),
         ("VmallocUsed", 0),
-        ("FilePmdMapped", leaves * 2048),
+        ("FilePmdMapped", leaves * ((2 << 20) / PAGE_SIZE)),
     ];
-    for (name, value) in rows {
-        let blanks = 14usize.saturating_sub(name.len());
-        writeln!(text, "{name}:{:blanks$} {value:8} kB", "")?;
+    for part in [&first[..], &usage.lists(), &of_swap, &usage.pages(), &of_kernel] {
+        rows(text, "", part)?;
     }
     writeln!(text, "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0")?;
     writeln!(text, "HugePages_Surp:        0\nHugepagesize:       2048 kB")
@@ -355,10 +336,14 @@ fn cmdline(text: &mut Text) -> fmt::Result {
     writeln!(text, "{}", faultless_bare::boot::command_line())
 }
 
+/// A zone for each memory node.
 fn zoneinfo(text: &mut Text) -> fmt::Result {
-    let vm = percpu::vm();
-    writeln!(text, "Node 0, zone   Normal\n  pages free     {}", vm.free_frames())?;
-    writeln!(text, "        managed  {}", vm.total_frames())
+    for node in percpu::cpu().memory_nodes().iter() {
+        let (free, total) = (percpu::vm().free_frames_on(node), total_on(node));
+        writeln!(text, "Node {node}, zone   Normal\n  pages free     {free}")?;
+        writeln!(text, "        present  {total}\n        managed  {total}")?;
+    }
+    Ok(())
 }
 
 fn swaps(text: &mut Text) -> fmt::Result {
