@@ -60,7 +60,7 @@ fn limits() {
 
 #[test]
 fn procfs() {
-    both("procfs", &[], 9);
+    both("procfs", &[], 13);
 }
 
 #[test]
@@ -135,9 +135,9 @@ fn migrations() {
 /// With one node of memory, and with two.
 #[test]
 fn policies_of_memory() {
-    both("mempolicy", &[], 5);
+    both("mempolicy", &[], 6);
     for machine in [deterministic(), parallel()] {
-        let ran = passes(&tiered(machine, true), "mempolicy", &[], 5);
+        let ran = passes(&tiered(machine, true), "mempolicy", &[], 6);
         assert!(!ran.output.contains("# one memory node"), "{ran}");
     }
 }
@@ -207,7 +207,7 @@ fn nobody_to_kill() {
 fn swap() {
     for machine in [deterministic(), parallel()] {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
-        let ran = passes(&machine, "swap", &[], 4);
+        let ran = passes(&machine, "swap", &[], 5);
         for name in ["pswpin", "pswpout", "fault_swap_page", "interrupts_device"] {
             assert!(ran.report.counter(name) > Some(0), "{name}; {ran}");
         }

@@ -37,7 +37,7 @@ fn migrate() {
 /// As above.
 #[test]
 fn mempolicy() {
-    all_pass(env!("CARGO_BIN_EXE_mempolicy"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_mempolicy"), &[], 6);
 }
 
 #[test]

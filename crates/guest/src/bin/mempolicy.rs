@@ -11,13 +11,17 @@ use faultless_guest::numa::{
 use faultless_guest::proc::{self, Status, fork};
 use faultless_guest::sys::{call, doing};
 use faultless_guest::turns::anonymous;
-use faultless_guest::{check, procfs, same};
+use faultless_guest::{check, ensure, procfs, same};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// `MPOL_MF_STRICT`, and the flags of `get_mempolicy`.
 const STRICT: u64 = 1;
 const OF_NODE: u64 = 1;
 const OF_ADDR: u64 = 2;
 const ALLOWED: u64 = 4;
+/// Where Linux tells of the nodes.
+const NODES: &str = "/sys/devices/system/node";
 
 fn last() -> Result<i32, String> {
     Ok(doing("move_pages", nodes())? - 1)
@@ -97,12 +101,82 @@ fn parts() -> Verdict {
     doing("mbind", mbind(at, 6 * PAGE, Policy::preferred(0), 0))?;
     doing("mbind", mbind(at, 6 * PAGE, Policy::DEFAULT, 0))?;
     let length = whole("as before")?;
-    faultless_guest::ensure!(length >= 6, "one VMA again, of {length} pages");
+    ensure!(length >= 6, "one VMA again, of {length} pages");
     same!(
         doing("get_mempolicy", get_mempolicy(0, ALLOWED))?.nodes,
         (2 << last()?) - 1,
         "all nodes"
     );
+    Ok(())
+}
+
+/// The fields of a node's file `meminfo`.
+fn fields_of(node: i32) -> Result<BTreeMap<String, String>, String> {
+    let path = format!("{NODES}/node{node}/meminfo");
+    let label = format!("Node {node} ");
+    procfs::fields(&path)?
+        .into_iter()
+        .map(|(name, value)| match name.strip_prefix(&label) {
+            Some(name) => Ok((name.to_owned(), value)),
+            None => Err(format!("{path}: {name:?}")),
+        })
+        .collect()
+}
+
+/// `/sys/devices/system/node` tells which nodes there are, and `/proc/zoneinfo` has them all.
+fn directories() -> Verdict {
+    const PAGES: u64 = 512;
+    if !Path::new(NODES).exists() {
+        // Not every Linux has it.
+        return Ok(());
+    }
+    let last = last()?;
+    let line =
+        |name: &str| Ok::<_, String>(procfs::text(&format!("{NODES}/{name}"))?.trim().to_owned());
+    let all = if last == 0 { "0".to_owned() } else { format!("0-{last}") };
+    for name in ["online", "has_memory", "has_normal_memory"] {
+        same!(line(name)?, all, "{name}");
+    }
+    same!(line("has_cpu")?.starts_with('0'), true, "has_cpu");
+    line("possible")?;
+    let zones = procfs::text("/proc/zoneinfo")?;
+    let (mut total, mut cpus) = (0, 0);
+    for node in 0..=last {
+        let distances = line(&format!("node{node}/distance"))?;
+        let distances: Vec<u32> = distances.split(' ').filter_map(|it| it.parse().ok()).collect();
+        same!(distances.len() as i32, last + 1, "distances of node {node}");
+        for (to, distance) in distances.into_iter().enumerate() {
+            let right = if to as i32 == node { distance == 10 } else { distance > 10 };
+            ensure!(right, "the distance from {node} to {to}: {distance}");
+        }
+        let info = fields_of(node)?;
+        let [own, free, used] =
+            ["MemTotal", "MemFree", "MemUsed"].map(|name| procfs::kilobytes(&info, name));
+        total += own.clone()?;
+        same!(free? + used?, own?, "MemTotal of node {node}");
+        let map = line(&format!("node{node}/cpumap"))?.replace(',', "");
+        let own = u128::from_str_radix(&map, 16).map_err(|_| format!("cpumap {map:?}"))?;
+        let none = line(&format!("node{node}/cpulist"))?.is_empty();
+        same!(none, own == 0, "whether node {node} has no CPUs");
+        cpus |= own;
+        ensure!(zones.contains(&format!("Node {node}, zone ")), "no zone of node {node}");
+    }
+    let all_memory = procfs::kilobytes(&procfs::fields("/proc/meminfo")?, "MemTotal")?;
+    // To a virtual machine with Linux memory may be added that has no node.
+    let all_known = procfs::vmstat()?.contains_key("speculative_pgfault");
+    let right = if all_known { total == all_memory } else { total <= all_memory };
+    ensure!(right && total != 0, "the nodes have {total} bytes of {all_memory}");
+    ensure!(cpus & 1 != 0, "no node has CPU 0");
+    let allowed = procfs::fields("/proc/self/status")?.remove("Mems_allowed_list");
+    same!(allowed, Some(all), "Mems_allowed_list");
+    let region = anonymous(PAGES)?;
+    doing("mbind", mbind(region.start(), region.len(), Policy::preferred(last), 0))?;
+    let anon = || procfs::kilobytes(&fields_of(last)?, "AnonPages");
+    let before = anon()?;
+    region.fill(1);
+    let more = anon()?.saturating_sub(before);
+    // Linux counts for each CPU, and adds up from time to time.
+    ensure!(more >= PAGES * PAGE / 2, "AnonPages of node {last} rose by {more} bytes");
     Ok(())
 }
 
@@ -177,6 +251,7 @@ fn of_threads() -> Verdict {
 const CHECKS: &[Check] = &[
     ("errors", errors),
     ("parts", parts),
+    ("directories", directories),
     ("new_pages", new_pages),
     ("moves", moves),
     ("of_threads", of_threads),

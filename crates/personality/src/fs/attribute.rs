@@ -22,6 +22,8 @@ pub(super) enum Shown {
     Fixed(String),
     /// What the function writes.
     Made(fn(&mut Text) -> fmt::Result),
+    /// What the function writes about a memory node.
+    OfNode(fn(u8, &mut Text) -> fmt::Result, u8),
 }
 
 /// Takes what is written to one.
@@ -101,6 +103,7 @@ impl Live for Attribute {
             Shown::Nothing => Ok(()),
             Shown::Fixed(fixed) => text.write_str(fixed),
             Shown::Made(make) => make(text),
+            Shown::OfNode(make, node) => make(*node, text),
         })
     }
 

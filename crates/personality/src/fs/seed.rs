@@ -1,16 +1,20 @@
 //! The initial files: those of the archive, and those that programs expect on any Linux.
 
+use super::attribute::Attribute;
 use super::device::Device;
 use super::directory::{self, Directory};
 use super::inode::{Body, Inode, Name};
 use super::listing::Listing;
+use super::nodes;
 use super::path::Step;
 use super::pipe::{self, Pipe};
 use super::proc;
 use super::root::set_root;
+use super::set::list;
 use super::transfer::Transfer;
 use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
+use core::fmt::{self, Display};
 use cpio_reader::{Entry, Mode, iter_files};
 use faultless_bare::percpu;
 use faultless_bare::report;
@@ -213,34 +217,32 @@ fn furnish(start: &Start) -> Result<()> {
     // An archive of a root file system has an empty mount point there.
     let _ = directory::remove_directory(&start.root, b"proc");
     add("proc", proc::root());
-    let cpus = percpu::cpus();
-    let list = match cpus {
-        1 => String::try_from_str("0\n")?,
-        _ => String::try_format(format_args!("0-{}\n", cpus - 1))?,
+    let attribute = |path: fmt::Arguments<'_>, text: &dyn Display| -> Result<()> {
+        add(&String::try_format(path)?, Attribute::fixed(text));
+        Ok(())
     };
+    let cpus = percpu::cpus();
+    let all = list(u64::MAX >> (u64::BITS as usize - cpus));
     for name in ["online", "possible", "present"] {
-        let path = String::try_format(format_args!("sys/devices/system/cpu/{name}"))?;
-        text(&path, &list);
+        attribute(format_args!("sys/devices/system/cpu/{name}"), &all)?;
     }
-    text("sys/devices/system/cpu/offline", "\n");
-    text("sys/devices/system/cpu/kernel_max", "63\n");
+    attribute(format_args!("sys/devices/system/cpu/offline"), &"")?;
+    attribute(format_args!("sys/devices/system/cpu/kernel_max"), &63)?;
     for cpu in 0..cpus {
-        let own = String::try_format(format_args!("{cpu}\n"))?;
-        for (name, what) in [
-            ("core_id", own.as_str()),
-            ("physical_package_id", "0\n"),
-            ("thread_siblings_list", own.as_str()),
-            ("core_siblings_list", list.as_str()),
-        ] {
-            let path = format_args!("sys/devices/system/cpu/cpu{cpu}/topology/{name}");
-            text(&String::try_format(path)?, what);
+        let files: [(&str, &dyn Display); 4] = [
+            ("core_id", &cpu),
+            ("physical_package_id", &0),
+            ("thread_siblings_list", &cpu),
+            ("core_siblings_list", &all),
+        ];
+        for (name, what) in files {
+            attribute(format_args!("sys/devices/system/cpu/cpu{cpu}/topology/{name}"), what)?;
         }
     }
-    text("sys/devices/system/node/online", "0\n");
-    text("sys/devices/system/node/possible", "0\n");
-    text("sys/devices/system/node/node0/cpulist", &list);
-    text("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
-    text("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
+    nodes::furnish(add)?;
+    let huge = "sys/kernel/mm/transparent_hugepage";
+    attribute(format_args!("{huge}/enabled"), &"always madvise [never]")?;
+    attribute(format_args!("{huge}/hpage_pmd_size"), &(2 << 20))?;
     text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
     text("etc/group", "root:x:0:\n");
     text("etc/hostname", "faultless\n");

@@ -1,6 +1,8 @@
 //! The texts in `/proc/PID` and `/proc/PID/task/TID`.
 
 use super::super::inode::path_of_tag;
+use super::super::nodes::nodes;
+use super::super::set::{list, mask};
 use super::{ProcessText, Subject, Text, field, oom, smaps};
 use crate::errno::{Errno, Result};
 use crate::ipc::shm::segment_of_tag;
@@ -43,6 +45,8 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
 /// Those of them to which one can write.
 pub(super) const CHANGEABLE: [&str; 4] = ["comm", "oom_score_adj", "oom_adj", "fail-nth"];
 
+/// The nodes that Linux could have: programs take the length of the mask for it.
+const MOST_NODES: u32 = 1024;
 /// Clock ticks per second.
 const TICK: u64 = 1_000_000_000 / 100;
 
@@ -189,9 +193,9 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     let all = u64::MAX >> (64 - cpus.min(64));
     let may = of.thread.as_ref().map_or(all, |thread| thread.affinity.load(Relaxed)) & all;
     field(text, "Cpus_allowed", format_args!("{may:x}"));
-    field(text, "Cpus_allowed_list", fmt::from_fn(|f| list(may, f)));
-    field(text, "Mems_allowed", 1);
-    field(text, "Mems_allowed_list", 0);
+    field(text, "Cpus_allowed_list", list(may));
+    field(text, "Mems_allowed", mask(nodes(), MOST_NODES));
+    field(text, "Mems_allowed_list", list(nodes()));
     let [given, taken] = switches(of);
     field(text, "voluntary_ctxt_switches", given);
     field(text, "nonvoluntary_ctxt_switches", taken);
@@ -209,30 +213,6 @@ fn signals(of: &Subject, name: &str) -> u64 {
         "SigIgn" => ignored,
         _ => caught,
     }
-}
-
-/// Writes a set of CPUs as a list of ranges.
-fn list(cpus: u64, text: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let has = |cpu: u32| cpu < 64 && cpus & 1 << cpu != 0;
-    let mut comma = "";
-    let mut cpu = 0;
-    while cpu < 64 {
-        if !has(cpu) {
-            cpu += 1;
-            continue;
-        }
-        let first = cpu;
-        while has(cpu + 1) {
-            cpu += 1;
-        }
-        write!(text, "{comma}{first}")?;
-        if cpu > first {
-            write!(text, "-{cpu}")?;
-        }
-        comma = ",";
-        cpu += 1;
-    }
-    Ok(())
 }
 
 fn stat(of: &Subject, text: &mut Text) -> Result<()> {
