@@ -110,7 +110,7 @@
 //! | [`Cpu::reclaim_ahead`] | evicts pages if few frames can be had | where programs wait for pages that are read, or every few milliseconds |
 //! | [`Cpu::balance`] | moves pages between fast and slow memory | every few milliseconds on a CPU near fast memory |
 //! | [`Cpu::zero_ahead`] | zeroes free frames, if the knob `zeroed_pool` says so, and frees what was retired | while a CPU is idle |
-//! | [`Cpu::compact_ahead`] | makes free blocks of 2 MiB, where memory has more than 32 MiB | while a CPU is idle |
+//! | [`Cpu::compact_ahead`] | makes free blocks of 2 MiB, where memory has at least 32 MiB | while a CPU is idle |
 //! | [`Space::collapse_text`] | puts program text that is in use on huge pages | after every second that a program ran |
 //! | [`Shared::write_back`](Shared) | writes pages of a file that are dirty | as the kernel's rules about dirty files say |
 //! | [`Cpu::serve_flushes`] | drops what other CPUs wait for | wherever the kernel waits |

@@ -113,7 +113,7 @@ impl<M: Machine> Cpu<'_, M> {
                     self.move_to(due, slower)
                 });
         }
-        // Frames of slower nodes that wait for a flush are room to be.
+        // Pages need not leave memory for frames that wait for a flush: those will be free.
         let coming: u64 =
             self.slower_than(node).map(|slower| self.vm().frames.owed_on(slower)).sum();
         let missing = pages.saturating_sub(balanced.demoted + coming);
