@@ -4,30 +4,15 @@
 //! a time slice, on the return of the thread that it runs to user mode: an idle CPU makes no node short. The work of one
 //! time is bounded by [`Cpu::balance`](faultless::Cpu::balance). `numa_balancing=disable` on the command line, a word that Linux knows, leaves all pages where they are.
 
-use core::sync::atomic::{AtomicU8, Ordering};
 use faultless_bare::boot::words;
 use faultless_bare::percpu;
 
 /// How many pages come to the CPU's node in one time slice, at most: 64 MB/s for each CPU.
 const PROMOTED: u64 = 64;
 
-/// Whether the command line allows it.
-fn is_enabled() -> bool {
-    const UNKNOWN: u8 = 2;
-    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
-    let known = KNOWN.load(Ordering::Relaxed);
-    if known != UNKNOWN {
-        return known != 0;
-    }
-    // Whoever comes first reads it; it is the same for all.
-    let enabled = words("numa_balancing").last() != Some("disable");
-    KNOWN.store(enabled.into(), Ordering::Relaxed);
-    enabled
-}
-
 /// Looks at this CPU's node. The caller holds no lock.
 pub(super) fn tend() {
-    if is_enabled() {
+    if words("numa_balancing").last() != Some("disable") {
         percpu::cpu().balance(PROMOTED);
     }
 }

@@ -9,7 +9,7 @@ use crate::addr::FrameNumber;
 use crate::knob::Setting;
 use crate::machine::MemoryRegion;
 use crate::reclaim::tiers::Balanced;
-use crate::space::{Prot, Space};
+use crate::space::{Lock, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
 use crate::vm::Vm;
@@ -112,6 +112,9 @@ fn pages_that_are_used_come_back_at_a_rate() {
     assert_eq!(before, vm.totals().get(Counter::Promoted));
     // The others were stored to once, before they were moved.
     assert!(before < 64, "{before}");
+    // The hand goes over 64 frames of 512 in one call, and translations are dropped twice in each round.
+    let dropped = vm.totals().get(Counter::FlushAged);
+    assert!((10..=15).contains(&dropped), "{dropped}");
     assert_eq!(vm.totals().get(Counter::Demoted), 0);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
@@ -374,15 +377,21 @@ fn a_node_without_a_free_frame_has_some_at_once() {
     space.exit(&cpu);
 }
 
+/// A space with 24 pages in the slower node that leave frames behind which wait for a flush.
+fn slow_read_only_pages(cpu: &TestCpu<'_>) -> TestSpace {
+    let space = read_only_pages(cpu, 24);
+    assert_eq!(moved(cpu, &space, (0, 24), 1), [Ok(1); 24]);
+    cpu.settle_flushes();
+    map(cpu, &space, 100, 800, RW);
+    space
+}
+
 /// The frames of a slower node that wait for a flush are had, where it has no others for what leaves the fast one.
 #[test]
 fn slower_nodes_make_room_by_a_flush() {
     let vm = tiers(2, &[256, 256]);
     let cpu = cpu(&vm, 0);
-    let space = read_only_pages(&cpu, 24);
-    assert_eq!(moved(&cpu, &space, (0, 24), 1), [Ok(1); 24]);
-    cpu.settle_flushes();
-    map(&cpu, &space, 100, 800, RW);
+    let space = slow_read_only_pages(&cpu);
     let page = fill(&cpu, &space, 100, 1, 6);
     fill(&cpu, &space, page, 0, 34);
     let demoted = beside(&vm, &space, || {
@@ -401,14 +410,11 @@ fn slower_nodes_make_room_by_a_flush() {
 fn nothing_is_evicted_for_room_that_is_to_be() {
     let vm = tiers(2, &[256, 256]);
     let cpu = cpu(&vm, 0);
-    let space = read_only_pages(&cpu, 24);
-    assert_eq!(moved(&cpu, &space, (0, 24), 1), [Ok(1); 24]);
-    cpu.settle_flushes();
+    let space = slow_read_only_pages(&cpu);
     let memory = Memory::new(20, 0);
     let file = file(&cpu, &memory);
     map_object(&cpu, &space, (900, 20), Prot::READ, SHARED, (&file, 0));
     (900..920).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page - 899)));
-    map(&cpu, &space, 100, 800, RW);
     let page = fill(&cpu, &space, 100, 1, 20);
     fill(&cpu, &space, page, 0, 34);
     let balanced = beside(&vm, &space, || {
@@ -418,5 +424,57 @@ fn nothing_is_evicted_for_room_that_is_to_be() {
     });
     assert!(balanced.demoted > 0 && balanced.evicted == 0, "{balanced:?}");
     assert_eq!(vm.totals().get(Counter::PageStolen), 0);
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// However much is missing, a call takes a bounded time.
+#[test]
+fn one_call_demotes_about_a_thousand_pages() {
+    let vm = tiers(1, &[17_408, 4096]);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 17_408, RW);
+    fill(&cpu, &space, 0, 0, 100);
+    let demoted = cpu.balance(0).demoted;
+    // By strides of 64 frames.
+    assert!((1024..1024 + 64).contains(&demoted), "{demoted}");
+    space.exit(&cpu);
+}
+
+/// The calls of `again` in which frames are looked at, of thirty.
+fn looking(cpu: &TestCpu<'_>, mut again: impl FnMut()) -> Vec<usize> {
+    let looks = || cpu.vm().totals().get(Counter::PageScanned);
+    let mut calls = Vec::new();
+    for call in 0..30 {
+        let before = looks();
+        again();
+        calls.extend((looks() != before).then_some(call));
+    }
+    calls
+}
+
+/// Calls in the background that find nothing are left out, one, three, seven and so on, until something is found.
+#[test]
+fn background_work_that_finds_nothing_is_done_less_often() {
+    let vm = tiers(1, &[128, 128]);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(120, 0);
+    let file = file(&cpu, &memory);
+    map_object(&cpu, &space, (0, 120), Prot::READ, SHARED, (&file, 0));
+    space.mlock(&cpu, AT, 120 * P, Lock::Now).unwrap();
+    (0..120).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    map(&cpu, &space, 200, 300, RW);
+    let mut page = fill(&cpu, &space, 200, 0, 0);
+    while free(&cpu, 1) > 2 {
+        store(&cpu, &space, AT + page * P, page).unwrap();
+        page += 1;
+    }
+    let seldom = [0, 2, 6, 14];
+    assert_eq!(looking(&cpu, || assert_eq!(cpu.reclaim_ahead(), 0)), seldom);
+    // Its hand looks at what cannot leave the node, and reclaim at all.
+    assert_eq!(looking(&cpu, || assert_eq!(cpu.balance(0), Balanced::default())), seldom);
+    space.mlock(&cpu, AT, 120 * P, Lock::No).unwrap();
+    assert_ne!((0..16).map(|_| cpu.reclaim_ahead()).sum::<u64>(), 0);
     finish(&cpu, space, Vec::from([file]));
 }
