@@ -91,6 +91,27 @@ fn more_is_stored_than_memory_holds() {
 }
 
 #[test]
+fn a_shared_page_stays_whichever_of_its_programs_uses_it() {
+    with_swap((256, 200, 160), |cpu, space, _| {
+        (0..160).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
+        let child = space.fork(cpu).unwrap();
+        // At first all seem used.
+        let mut freed = cpu.reclaim(1);
+        while freed < 60 {
+            for (space, pages) in [(space, 0..20), (&child, 20..40)] {
+                for page in pages {
+                    assert_eq!(load(cpu, space, AT + page * P), Ok(70 + page));
+                }
+            }
+            freed += cpu.reclaim(10);
+            let gone = (0..40).filter(|page| is_swapped(cpu, space, *page)).count();
+            assert_eq!(gone, 0, "pages that are used have left");
+        }
+        child.exit(cpu);
+    });
+}
+
+#[test]
 fn what_is_swapped_is_told() {
     with_swap((64, 16, 8), |cpu, space, _| {
         (0..4).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
