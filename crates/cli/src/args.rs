@@ -55,8 +55,8 @@ pub enum Command {
     /// explain is told as no difference.
     ///
     /// `xsbench` and `llm` are compared only where they are named, in tables of their own: shootdowns, flushes, TLB misses, run time, frames in use and
-    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them. That takes half an hour; --quick, with
-    /// less memory and fewer CPUs, a minute.
+    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them. That takes tens of minutes; --quick has
+    /// less memory and fewer CPUs.
     ///
     /// With --details each workload also runs on this machine under every policy, and on this host's own Linux; then workloads and
     /// recordings run with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed
@@ -349,7 +349,7 @@ pub struct BootArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     pub memory: u64,
     /// Nodes of memory, as shares of what the kernel leaves to programs: 1:4 gives the second node four fifths. CPUs are in the first,
-    /// whose pages are taken first. Pages that are used come to it, others make room; `move_pages` moves pages, too. One to eight nodes
+    /// whose pages are taken first. Pages that are used come to it, and others leave it; `move_pages` moves pages, too. One to eight nodes
     #[arg(long, value_name = "A:B", default_value_t)]
     pub nodes: Nodes,
     /// A directory that the program sees as its file system
