@@ -83,7 +83,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             None => match self.adopt(swap, seen, (name, now), meta) {
                 Some(taken) => {
                     taken.commit(Entry::NONE);
-                    held.commit(self.private_leaf(source));
+                    // It keeps the lives that it was read with.
+                    held.commit(self.private_leaf(source).aged().used());
                     FaultKind::Swapped
                 }
                 None => {

@@ -123,7 +123,7 @@ pub struct FrameMeta {
     order: AtomicU8,
     /// The arena that it is of, or [`NO_ARENA`]; never changes.
     arena: u8,
-    /// How often reclaim spares it: see [`clock`](crate::reclaim::clock). What it is of a new page is of no importance.
+    /// How often reclaim spares it: see [`clock`](crate::reclaim::clock). That of a private page counts from the first look at it on.
     pub(crate) lives: AtomicU8,
     /// How many mappings, transient references and pins a published frame has. The low 22 bits count mappings and transient
     /// references:

@@ -27,6 +27,8 @@
 //! | was not used, and has one or none | it is evicted |
 //! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
+//! A fault on private memory stores no lives: that such a page is new, with none, is seen by its entries, none of which is aged.
+//!
 //! So pages that were read ahead and never mapped go at once, pages that were used once go when the hand comes again, and those that are used all the time
 //! survive a scan through a large file. (A fault that maps pages around its own maps them as used, as Linux's does on x86.)
 
@@ -51,7 +53,7 @@ pub(super) const MOST_LIVES: u8 = 2;
 /// Frames by which a CPU advances a hand, at most.
 const STRIDE: u64 = 64;
 /// What part of a node's frames that is, at most.
-const PART: u64 = 32;
+pub(super) const PART: u64 = 32;
 /// How often the hand goes over a node before reclaim gives up: a page that was used has no life left by then.
 const ROUNDS: u64 = MOST_LIVES as u64 + 2;
 
@@ -262,7 +264,7 @@ impl<M: Machine> Cpu<'_, M> {
                 let section = self.section();
                 while at < places.end && due.count < BATCH {
                     let Some(frame) = self.frame_at(over, at % total) else { break };
-                    at += self.look(&section, frame, purpose, &mut due);
+                    at += self.look(&section, frame, (purpose, total), &mut due);
                     self.serve_flushes();
                 }
             }
@@ -283,12 +285,12 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
+    /// Looks at one frame of `total`, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
     fn look(
         &self,
         section: &Section<'_>,
         frame: FrameNumber,
-        purpose: Purpose,
+        (purpose, total): (Purpose, u64),
         due: &mut Due,
     ) -> u64 {
         let meta = self.vm().frames.meta(frame);
@@ -308,7 +310,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let goes = is_wanted(meta.kind())
             && !meta.is_pinned()
-            && self.is_due(section, frame, meta, purpose);
+            && self.is_due(section, frame, meta, (purpose, total));
         if goes {
             due.frames[due.count] = frame;
             due.count += 1;
@@ -325,15 +327,18 @@ impl<M: Machine> Cpu<'_, M> {
         section: &Section<'_>,
         frame: FrameNumber,
         meta: &FrameMeta,
-        purpose: Purpose,
+        (purpose, total): (Purpose, u64),
     ) -> bool {
-        let Some(used) = self.was_used(section, frame, meta, purpose) else { return false };
+        let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
+        let used = is_marked.then_some(true);
+        let used = used.or_else(|| self.was_used(section, frame, meta, (purpose, total)));
+        let Some(used) = used else { return false };
         self.count(Counter::PageScanned);
         // A page that nobody needs any more goes at once.
         if purpose == Purpose::Evict && self.is_dead(frame, meta) {
             return true;
         }
-        let lives = meta.lives.load(Ordering::Relaxed);
+        let (lives, _) = meta.lives();
         let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
         // Another CPU that looks at the same time makes no difference that matters.
         meta.lives.store(next, Ordering::Relaxed);
@@ -349,7 +354,7 @@ impl<M: Machine> Cpu<'_, M> {
         section: &Section<'_>,
         frame: FrameNumber,
         meta: &FrameMeta,
-        purpose: Purpose,
+        (purpose, total): (Purpose, u64),
     ) -> Option<bool> {
         let (mut used, mut own) = (false, 1);
         if meta.kind() == Kind::Used(Use::Shared) {
@@ -369,16 +374,27 @@ impl<M: Machine> Cpu<'_, M> {
         let mapped = meta.refs().saturating_sub(own);
         if mapped != 0 {
             let most = if own == 1 { mapped } else { u32::MAX };
+            let (mut is_found, mut is_aged) = (false, false);
             self.each_mapping(section, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
                     // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
-                    first.is_none_or(|first| first.lives.load(Ordering::Relaxed) != 0)
+                    first.is_none_or(|first| first.lives().0 != 0)
                 } else {
-                    take_accessed(found.slot, found.seen)
+                    is_found = true;
+                    is_aged |= found.seen.is_aged();
+                    let used = take_accessed(found.slot, found.seen);
+                    if used && own == 1 {
+                        self.look_around(&found, total);
+                    }
+                    used
                 };
                 ControlFlow::Continue(())
             });
+            // What the frame's last page had is not this one's.
+            if own == 1 && is_found && !is_aged {
+                meta.lives.store(0, Ordering::Relaxed);
+            }
         }
         Some(used)
     }

@@ -21,6 +21,7 @@ pub(crate) mod compact;
 mod evict;
 pub(crate) mod lazy;
 pub(crate) mod listed;
+mod look_around;
 pub(crate) mod migrate;
 mod refault;
 pub(crate) mod swap;

@@ -11,7 +11,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::format::USER_END;
-use crate::table::node::{self, LAST};
+use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::ops::ControlFlow;
@@ -30,6 +30,8 @@ pub(crate) struct Found<'s> {
     pub(crate) slot: &'s AtomicU64,
     /// Its value.
     pub(crate) seen: Entry,
+    /// All entries of its table, if it is of the last level.
+    pub(crate) table: Option<&'s [AtomicU64; ENTRIES]>,
 }
 
 /// What a walk looks for.
@@ -170,17 +172,20 @@ impl<M: Machine> Cpu<'_, M> {
         space.enter(self.id(), self, section);
         let place = node::index(addr, LAST);
         // SAFETY: a space that was entered has its tables, and they stay as long as the section.
-        let (slot, seen, part) = match unsafe { descend(self.vm().machine(), space.root, addr) } {
+        let reached = unsafe { descend(self.vm().machine(), space.root, addr) };
+        let (slot, seen, part, table) = match reached {
             Reached::Last(slots) => {
                 let seen = node::load(&slots[place]);
-                (&slots[place], seen, seen)
+                (&slots[place], seen, seen, Some(slots))
             }
-            Reached::Above { slot, seen, .. } if seen.is_huge() => (slot, seen, seen.part(place)),
+            Reached::Above { slot, seen, .. } if seen.is_huge() => {
+                (slot, seen, seen.part(place), None)
+            }
             Reached::Above { .. } => return ControlFlow::Continue(()),
         };
         let maps = part.is_mapped() && !part.is_locked() && !part.is_special();
         if maps && part.frame() == sought.frame {
-            return each(Found { space, addr, slot, seen });
+            return each(Found { space, addr, slot, seen, table });
         }
         ControlFlow::Continue(())
     }

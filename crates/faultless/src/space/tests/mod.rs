@@ -19,6 +19,7 @@ mod holes;
 mod huge;
 mod lazy;
 mod locks;
+mod look_around;
 mod lowest;
 mod mbind;
 mod memory;

@@ -251,6 +251,12 @@ impl Entry {
         Self(self.0 & !ACCESSED | AGED)
     }
 
+    /// Whether reclaim has looked at it since the page came.
+    #[inline]
+    pub const fn is_aged(self) -> bool {
+        self.0 & AGED != 0
+    }
+
     /// The same value, locked.
     #[inline]
     pub const fn locked(self) -> Self {
@@ -581,6 +587,7 @@ mod tests {
         let own = Entry::leaf(FrameNumber(7)).writable_dirty();
         let aged = own.aged();
         assert!(aged.was_used() && !aged.is_wasted() && !aged.is_accessed());
+        assert!(aged.is_aged() && aged.used().is_aged() && !own.is_aged());
         assert_eq!((aged.frame(), aged.is_writable()), (own.frame(), true));
         assert!(!aged.needs_flush(own) && !own.needs_flush(aged));
         assert!(!own.unused().was_used() && aged.clean().was_used());
