@@ -172,6 +172,17 @@ fn reclaim_takes_what_is_not_used_from_whichever_node_it_is_in() {
 }
 
 #[test]
+fn what_lies_between_regions_is_of_no_node() {
+    let mut machine = TestMachine::new(1, 64);
+    machine.regions = [(1, 4), (0, 40)]
+        .map(|(node, first)| MemoryRegion { node, first: FrameNumber(first), frames: 16 })
+        .into();
+    let vm = Vm::new(machine).unwrap();
+    let nodes = [3, 4, 19, 20, 39, 40, 55, 56].map(|frame| vm.frame_node(FrameNumber(frame)));
+    assert_eq!(nodes, [None, Some(1), Some(1), None, None, Some(0), Some(0), None]);
+}
+
+#[test]
 fn one_tier_is_left_alone() {
     let vm = tiers(1, &[128]);
     let cpu = cpu(&vm, 0);
@@ -477,4 +488,24 @@ fn background_work_that_finds_nothing_is_done_less_often() {
     space.mlock(&cpu, AT, 120 * P, Lock::No).unwrap();
     assert_ne!((0..16).map(|_| cpu.reclaim_ahead()).sum::<u64>(), 0);
     finish(&cpu, space, Vec::from([file]));
+}
+
+/// Two CPUs near a node do not both make the room that it lacks.
+#[test]
+fn one_cpu_at_a_time_makes_room_in_a_node() {
+    let vm = tiers(2, &[256, 512]);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = Space::new(&here).unwrap();
+    map(&here, &space, 0, 1000, RW);
+    let mut end = fill(&here, &space, 0, 0, 0);
+    // What is left has grown old.
+    here.balance(0);
+    end = fill(&here, &space, end, 0, 0);
+    vm.machine().interpose(
+        move || assert_eq!(other.balance(0), Balanced::default()),
+        || assert!((31..31 + 7).contains(&here.balance(0).demoted)),
+    );
+    use_all(&here, &space, 0..end);
+    check(&here, &[&space], &[], 0);
+    space.exit(&here);
 }
