@@ -14,7 +14,7 @@ use crate::addr::{FrameNumber, is_page_aligned};
 use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Predictor;
-use crate::frame::{Census, FrameMeta, Frames, Imbalance, Use};
+use crate::frame::{Census, FrameMeta, Frames, Imbalance, Kind, Use};
 use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
@@ -223,7 +223,9 @@ impl<M: Machine> Vm<M> {
 
     /// The memory node of `frame`, if it is of the machine's regions.
     pub fn frame_node(&self, frame: FrameNumber) -> Option<u8> {
-        self.frames.table().find(frame).map(|_| self.frames.node(frame))
+        // Holes between regions have metadata, too.
+        let is_memory = |meta: &&FrameMeta| meta.kind() != Kind::Reserved;
+        self.frames.table().find(frame).filter(is_memory).map(|_| self.frames.node(frame))
     }
 
     /// Whether `entry` maps the zero page.
