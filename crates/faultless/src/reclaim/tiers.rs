@@ -60,9 +60,7 @@ impl<M: Machine> Cpu<'_, M> {
             // This CPU may keep what seems to be missing, or it waits for a flush, which is one for all that is demoted meanwhile.
             let frames = &self.vm().frames;
             frames.drain(self.local(), self);
-            let coming = frames.owed_on(near);
-            let pages = self.missing_on(near, 2).saturating_sub(coming).min(MOST_DEMOTED);
-            self.demote(near, pages, &mut balanced);
+            self.demote(near, &mut balanced);
             // What was freed is seen by others that look, and not kept for this CPU.
             frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
@@ -90,12 +88,15 @@ impl<M: Machine> Cpu<'_, M> {
         balanced
     }
 
-    /// Moves about `pages` pages that are not used from `node` to slower ones.
-    fn demote(&self, node: u8, pages: u64, balanced: &mut Balanced) {
+    /// Moves pages that are not used from `node` to slower ones, about as many as it lacks.
+    fn demote(&self, node: u8, balanced: &mut Balanced) {
         let Some(backoff) = self.vm().clock.demotion.get(usize::from(node)) else { return };
-        if pages == 0 || backoff.leaves_out() {
+        let lacking = || self.missing_on(node, 2).saturating_sub(self.vm().frames.owed_on(node));
+        if lacking() == 0 || backoff.leaves_out() {
             return;
         }
+        // Another CPU may have made room meanwhile.
+        let pages = lacking().min(MOST_DEMOTED);
         for slower in self.slower_than(node) {
             let left = pages.saturating_sub(balanced.demoted);
             let lack = left.saturating_sub(self.spare_on(slower, SHORT));
