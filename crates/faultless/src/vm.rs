@@ -179,11 +179,8 @@ impl<M: Machine> Vm<M> {
 
     /// Those of them that are of memory node `node`.
     pub fn free_frames_on(&self, node: u8) -> u64 {
-        let cpus = (0..self.machine.cpus()).map(|cpu| CpuId(cpu as u16));
-        let near = cpus.filter(|cpu| self.machine.nearest_node(*cpu) == node);
-        let reserved: u64 = near.map(|cpu| self.frames.reserved_of(cpu)).sum();
         // As in `set`.
-        self.frames.free_on(node, &Spin) + reserved
+        self.frames.free_on(node, &Spin) + self.frames.reserved_on(node)
     }
 
     /// Those of them that are zeroed.

@@ -121,12 +121,13 @@ impl Frames {
             Stock::new(home, layout.arenas_of(layout.node(home)))
         };
         let stocks = PerCpu::try_new(cpus, stock)?;
+        let reserves = PerCpu::try_new(cpus, |cpu| Reserve::new(home(cpu)))?;
         Ok(Self {
             table,
             layout,
             arenas,
             stocks,
-            reserves: PerCpu::try_new(cpus, |_| Reserve::new())?,
+            reserves,
             cpus: cpus as u64,
             total,
             limit: AtomicU64::new(total),
@@ -515,9 +516,10 @@ impl Frames {
         arenas.map(|arena| arena.locked(wait, |lists| lists.free_count())).sum()
     }
 
-    /// Frames in the reserve of one CPU, which are of the node that is nearest to it.
-    pub fn reserved_of(&self, cpu: CpuId) -> u64 {
-        self.reserves.remote(cpu).len()
+    /// Frames of a node in the CPUs' reserves.
+    pub fn reserved_on(&self, node: u8) -> u64 {
+        let own = |reserve: &&Reserve| self.layout.node(reserve.home()) == node;
+        self.reserves.iter().filter(own).map(Reserve::len).sum()
     }
 
     /// How often frames were freed: the ownerships that have ended, of all frames. In time linear in the memory, so that a free need not count.

@@ -28,11 +28,17 @@ pub(super) const BATCH_ORDER: u8 = BATCH.ilog2() as u8;
 pub(super) struct Reserve {
     first: AtomicU32,
     batches: AtomicU32,
+    /// The arena that they are from, or one of the same node.
+    home: u8,
 }
 
 impl Reserve {
-    pub(super) fn new() -> Self {
-        Self { first: AtomicU32::new(NO_FRAME), batches: AtomicU32::new(0) }
+    pub(super) fn new(home: u8) -> Self {
+        Self { first: AtomicU32::new(NO_FRAME), batches: AtomicU32::new(0), home }
+    }
+
+    pub(super) fn home(&self) -> u8 {
+        self.home
     }
 
     fn batches(&self) -> u32 {

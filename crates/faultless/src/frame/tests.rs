@@ -62,7 +62,19 @@ fn nodes_are_counted_apart_and_frees_are_counted() {
     free_all(&frames, &local, all);
     frames.drain(&local, &Yield);
     assert_eq!((counts(0), counts(1), frames.freed()), ((58, 58), (17, 17), 75));
-    assert_eq!(frames.reserved_of(CpuId(0)), 0);
+    assert_eq!(frames.reserved_on(0), 0);
+}
+
+#[test]
+fn what_a_cpu_near_no_memory_keeps_is_of_the_node_that_serves_it() {
+    // SAFETY: as in `memory`.
+    let frames = unsafe { Frames::try_new(1, &[region(0, 16, 8192)], |_| 1) }.unwrap();
+    let local = cpu(0);
+    let frame = frames.alloc(&local, &Yield).unwrap();
+    let kept = frames.reserved_count();
+    assert_ne!(kept, 0);
+    assert_eq!([0, 1].map(|node| frames.reserved_on(node)), [kept, 0]);
+    frames.free(&local, frame, &Yield);
 }
 
 #[test]
