@@ -481,6 +481,18 @@ fn compaction() -> Verdict {
     Ok(())
 }
 
+/// What is read first may be any part of a text.
+fn parts() -> Verdict {
+    for path in ["/proc/version", "/sys/devices/system/cpu/online"] {
+        let whole = io(path, fs::read(path))?;
+        let mut rest = [0; 200];
+        let file = io(path, fs::File::open(path))?;
+        let read = io(path, file.read_at(&mut rest, 1))?;
+        same!(&rest[..read], &whole[1..], "{path} from the second letter on");
+    }
+    Ok(())
+}
+
 /// The files below `path`.
 fn below(path: &Path) -> Result<Vec<PathBuf>, String> {
     let mut all = Vec::new();
@@ -537,6 +549,7 @@ const CHECKS: &[Check] = &[
     ("published_paths", published_paths),
     ("compaction", compaction),
     ("settings", settings),
+    ("parts", parts),
 ];
 
 fn main() {
