@@ -248,7 +248,7 @@ impl File {
                 if let Some(result) = node.read(to, offset) {
                     return result;
                 }
-                if offset == 0 {
+                if offset == 0 || text.lock().is_empty() {
                     // Made without the lock: this accesses other files.
                     let made = node.text()?;
                     *text.lock() = made;
