@@ -180,6 +180,39 @@ fn what_lies_between_regions_is_of_no_node() {
     let vm = Vm::new(machine).unwrap();
     let nodes = [3, 4, 19, 20, 39, 40, 55, 56].map(|frame| vm.frame_node(FrameNumber(frame)));
     assert_eq!(nodes, [None, Some(1), Some(1), None, None, Some(0), Some(0), None]);
+    let frames = [0, 1].map(|node| (vm.usage_on(node).total(), vm.usage_on(node).reserved));
+    assert_eq!(frames, [(16, 0); 2]);
+}
+
+#[test]
+fn what_cpus_keep_beyond_their_lists_is_free_in_its_node() {
+    with_tiers(&[8192, 64], |cpu, space| {
+        store(cpu, space, AT, 1).unwrap();
+        assert_ne!(cpu.vm().frames.reserved_count(), 0);
+        let free = [0, 1].map(|node| cpu.vm().free_frames_on(node));
+        assert_eq!((free[0] + free[1], free[1]), (cpu.vm().free_frames(), 64));
+    });
+}
+
+/// A CPU that balances its node drops its translations if it was asked to.
+#[test]
+fn who_balances_flushes_when_asked() {
+    let vm = tiers(2, &[128, 512]);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&here, 100);
+    map(&here, &space, 100, 100, RW);
+    fill(&here, &space, 100, 0, 6);
+    space.activate(&other);
+    here.balance(0);
+    assert_eq!(here.balance(0), Balanced::default());
+    let own = || vm.totals().get(Counter::DeferredOwn);
+    let before = own();
+    other.balance(0);
+    assert_eq!(own(), before + 1);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&here, &[&space], &[], 0);
+    space.exit(&here);
 }
 
 #[test]
