@@ -3,10 +3,8 @@
 //! Where no page can be evicted or moved, a look at all of them shows it, and the next call would look at all of them again. So after a call that found
 //! nothing the next one is left out, then the next three, seven, and so on. One that finds something ends that. Whoever is out of
 //! memory does not ask.
-//!
-//! Calls beside one that is at work are left out, too: each CPU would do all that is missing.
 
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// The most calls that are left out.
 const MOST: u32 = 255;
@@ -18,22 +16,20 @@ pub(super) struct Backoff {
     next: AtomicU32,
     /// How many are left out still.
     left: AtomicU32,
-    /// A CPU is at work.
-    busy: AtomicBool,
 }
 
 impl Backoff {
     pub(super) fn new() -> Self {
-        Self { next: AtomicU32::new(1), left: AtomicU32::new(0), busy: AtomicBool::new(false) }
+        Self { next: AtomicU32::new(1), left: AtomicU32::new(0) }
     }
 
-    /// Whether this call is to be left out. If not, others are until [`tried`](Self::tried). (Calls of two CPUs at the same time may count as one.)
+    /// Whether this call is to be left out. (Calls of two CPUs at the same time may count as one.)
     pub(super) fn leaves_out(&self) -> bool {
         let left = self.left.load(Ordering::Relaxed);
         if left != 0 {
             self.left.store(left - 1, Ordering::Relaxed);
         }
-        left != 0 || self.busy.swap(true, Ordering::Acquire)
+        left != 0
     }
 
     /// A call was not left out, and has `found` something or not.
@@ -41,7 +37,6 @@ impl Backoff {
         let next = if found { 0 } else { self.next.load(Ordering::Relaxed) };
         self.left.store(next, Ordering::Relaxed);
         self.next.store((2 * next + 1).min(MOST), Ordering::Relaxed);
-        self.busy.store(false, Ordering::Release);
     }
 }
 
@@ -64,14 +59,5 @@ mod tests {
         assert_eq!(left_out(), 0);
         backoff.tried(false);
         assert_eq!(left_out(), 1);
-    }
-
-    #[test]
-    fn one_cpu_is_at_work() {
-        let backoff = Backoff::new();
-        assert!(!backoff.leaves_out());
-        assert!(backoff.leaves_out() && backoff.leaves_out());
-        backoff.tried(true);
-        assert!(!backoff.leaves_out());
     }
 }

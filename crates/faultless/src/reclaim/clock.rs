@@ -168,11 +168,11 @@ impl<M: Machine> Cpu<'_, M> {
         self.collect_owed();
         loop {
             // One flush is for the frames that wait, and for those that pages leave now.
-            let missing = || frames.missing().saturating_sub(frames.owed_count());
+            let missing = frames.missing().saturating_sub(frames.owed_count());
             let backoff = &self.vm().clock.ahead;
             let mut got = 0;
-            if missing() != 0 && !backoff.leaves_out() {
-                got = self.reclaim(missing());
+            if missing != 0 && !backoff.leaves_out() {
+                got = self.reclaim(missing);
                 backoff.tried(got != 0);
             }
             freed += got;

@@ -5,7 +5,8 @@
 //!
 //! - *Demotion* is reclaim of a node that has slower ones below it: where fewer than one frame in 16 is free, the [hand](super::clock) goes
 //!   over the node's frames, and pages whose time has come [move](super::migrate) to the next slower node that has room, until two in 16 are free. They stay
-//!   mapped. Only where no slower node has room are pages of files evicted.
+//!   mapped. Only where no slower node has room are pages of files evicted. CPUs that
+//!   call at the same time do so each: with many there is more room for a while.
 //! - *Promotion*: the hand goes over some frames of slower nodes. A page that was found used at two looks in a row moves to the CPU's node, if that keeps
 //!   one in 32 free: so what comes makes the node short, and others make room. How many frames it looks at, and how many pages may move, is limited: a page that moves costs a copy, and the
 //!   program waits for it meanwhile.
@@ -25,7 +26,8 @@ use crate::vm::Cpu;
 
 /// A node is short when less than one part in so many of its frames is free.
 const SHORT: u64 = 16;
-/// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is.
+/// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is, as long as slower nodes have room: where pages have to be
+/// evicted, and few can be, it may look at all of memory, but then [backs off](super::backoff).
 const MOST_DEMOTED: u64 = 1024;
 /// How many frames of slower nodes are looked at for each page that may move to a faster one.
 const LOOKS: u64 = 8;
@@ -60,7 +62,9 @@ impl<M: Machine> Cpu<'_, M> {
             // This CPU may keep what seems to be missing, or it waits for a flush, which is one for all that is demoted meanwhile.
             let frames = &self.vm().frames;
             frames.drain(self.local(), self);
-            self.demote(near, &mut balanced);
+            let coming = frames.owed_on(near);
+            let pages = self.missing_on(near, 2).saturating_sub(coming).min(MOST_DEMOTED);
+            self.demote(near, pages, &mut balanced);
             // What was freed is seen by others that look, and not kept for this CPU.
             frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
@@ -88,15 +92,12 @@ impl<M: Machine> Cpu<'_, M> {
         balanced
     }
 
-    /// Moves pages that are not used from `node` to slower ones, about as many as it lacks.
-    fn demote(&self, node: u8, balanced: &mut Balanced) {
+    /// Moves about `pages` pages that are not used from `node` to slower ones.
+    fn demote(&self, node: u8, pages: u64, balanced: &mut Balanced) {
         let Some(backoff) = self.vm().clock.demotion.get(usize::from(node)) else { return };
-        let lacking = || self.missing_on(node, 2).saturating_sub(self.vm().frames.owed_on(node));
-        if lacking() == 0 || backoff.leaves_out() {
+        if pages == 0 || backoff.leaves_out() {
             return;
         }
-        // Another CPU may have made room meanwhile.
-        let pages = lacking().min(MOST_DEMOTED);
         for slower in self.slower_than(node) {
             let left = pages.saturating_sub(balanced.demoted);
             let lack = left.saturating_sub(self.spare_on(slower, SHORT));

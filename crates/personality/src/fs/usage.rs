@@ -55,7 +55,7 @@ impl Usage {
         self.free + self.on_disk - self.dirty
     }
 
-    /// Frames that somebody has.
+    /// Frames that somebody has, or that wait for a flush.
     pub const fn in_use(&self) -> u64 {
         self.census.taken() - self.census.pooled - self.census.torn
     }

@@ -40,7 +40,7 @@ fn pages_that_were_used_together_need_few_walks() {
 fn what_is_not_used_leaves_from_among_what_is() {
     with_pages(|cpu, space| {
         let mut freed = cpu.reclaim(1);
-        let is_used = |page: &u64| page % 8 != 0;
+        let is_used = |page: &u64| !page.is_multiple_of(8);
         while freed < PAGES / 8 {
             for page in (0..PAGES).filter(is_used) {
                 assert_eq!(load(cpu, space, AT + page * P), Ok(page));

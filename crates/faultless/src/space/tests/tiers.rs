@@ -522,23 +522,3 @@ fn background_work_that_finds_nothing_is_done_less_often() {
     assert_ne!((0..16).map(|_| cpu.reclaim_ahead()).sum::<u64>(), 0);
     finish(&cpu, space, Vec::from([file]));
 }
-
-/// Two CPUs near a node do not both make the room that it lacks.
-#[test]
-fn one_cpu_at_a_time_makes_room_in_a_node() {
-    let vm = tiers(2, &[256, 512]);
-    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
-    let space = Space::new(&here).unwrap();
-    map(&here, &space, 0, 1000, RW);
-    let mut end = fill(&here, &space, 0, 0, 0);
-    // What is left has grown old.
-    here.balance(0);
-    end = fill(&here, &space, end, 0, 0);
-    vm.machine().interpose(
-        move || assert_eq!(other.balance(0), Balanced::default()),
-        || assert!((31..31 + 7).contains(&here.balance(0).demoted)),
-    );
-    use_all(&here, &space, 0..end);
-    check(&here, &[&space], &[], 0);
-    space.exit(&here);
-}
