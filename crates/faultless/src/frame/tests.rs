@@ -65,16 +65,22 @@ fn nodes_are_counted_apart_and_frees_are_counted() {
     assert_eq!(frames.reserved_on(0), 0);
 }
 
+/// A CPU keeps frames of the node that serves it: of its own, or if that has no memory, of another.
 #[test]
-fn what_a_cpu_near_no_memory_keeps_is_of_the_node_that_serves_it() {
-    // SAFETY: as in `memory`.
-    let frames = unsafe { Frames::try_new(1, &[region(0, 16, 8192)], |_| 1) }.unwrap();
-    let local = cpu(0);
-    let frame = frames.alloc(&local, &Yield).unwrap();
-    let kept = frames.reserved_count();
-    assert_ne!(kept, 0);
-    assert_eq!([0, 1].map(|node| frames.reserved_on(node)), [kept, 0]);
-    frames.free(&local, frame, &Yield);
+fn what_a_cpu_keeps_is_of_the_node_that_serves_it() {
+    for (regions, expected) in [(&[0][..], 0), (&[0, 1], 1)] {
+        let regions: Vec<_> =
+            regions.iter().map(|&node| region(node, 16 + 8192 * u32::from(node), 8192)).collect();
+        // SAFETY: as in `memory`.
+        let frames = unsafe { Frames::try_new(1, &regions, |_| 1) }.unwrap();
+        let local = cpu(0);
+        let frame = frames.alloc(&local, &Yield).unwrap();
+        let mut kept = [0; 2];
+        kept[expected] = frames.reserved_count();
+        assert_ne!(kept, [0; 2]);
+        assert_eq!([0, 1].map(|node| frames.reserved_on(node)), kept);
+        frames.free(&local, frame, &Yield);
+    }
 }
 
 #[test]

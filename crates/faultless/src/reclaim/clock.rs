@@ -27,7 +27,8 @@
 //! | was not used, and has one or none | it is evicted |
 //! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
-//! A fault on private memory stores no lives: that such a page is new, with none, is seen by its entries, none of which is aged.
+//! A fault on private memory stores no lives. A private page is new, with none, as long as none of its entries is aged. Where a page was used, its
+//! [neighbours](super::look_around) are looked at, too.
 //!
 //! So pages that were read ahead and never mapped go at once, pages that were used once go when the hand comes again, and those that are used all the time
 //! survive a scan through a large file. (A fault that maps pages around its own maps them as used, as Linux's does on x86.)
@@ -391,7 +392,7 @@ impl<M: Machine> Cpu<'_, M> {
                 };
                 ControlFlow::Continue(())
             });
-            // What the frame's last page had is not this one's.
+            // The lives are of the page that the frame had before.
             if own == 1 && is_found && !is_aged {
                 meta.lives.store(0, Ordering::Relaxed);
             }

@@ -1,18 +1,17 @@
 //! Pages beside one that was used: reclaim collects their accessed bits together.
 //!
 //! Most of what a look at a page costs is the walk to its entry. Programs use pages in runs, and the entries beside one that was found are in the same table.
-//! So where the hand finds that a private page was used, it clears the accessed bits of the entries behind and before it as well, up to the first
-//! that was not used or that is not marked, and *marks* their frames. Where it comes to a marked frame it takes the mark for the bit, and walks nowhere. (Linux looks
-//! around a used page, too, in its multi-generational LRU.)
+//! So where the hand finds that a private page was used, it also clears the accessed bits of the entries after and before it, and *marks* their frames. It stops
+//! at the first entry that was not accessed, or whose frame is not to be marked. Where the hand comes to a marked frame, it takes the mark for the bit, and does
+//! not walk. (Linux looks around a used page, too, in its multi-generational LRU.)
 //!
-//! Only pages with one mapping are marked: others have more entries to look at. And only those that the hand will come to within [one part in
+//! Only pages with one mapping are marked: others have more entries to look at. And only frames that the hand reaches within [one part in
 //! 32](PART) of its round: so the time from one look at a page to the next differs by no more than that.
 //!
-//! A mark is a hint, as are [lives](super::clock): one that is lost costs a walk, and a frame that gets a new page before the hand comes to it is spared
-//! once.
+//! A mark is a hint, as [lives](super::clock) are. One that is lost costs a walk. A frame that gets a new page before the hand reaches it keeps the mark, and
+//! the page counts as used once.
 
-use super::clock::PART;
-use super::clock::take_accessed;
+use super::clock::{PART, take_accessed};
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
@@ -39,7 +38,7 @@ impl FrameMeta {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Marks frames of pages that were used beside the one that was `found`, and used, as far as a hand that goes over `total` frames comes to them soon.
+    /// Marks the frames of used pages beside the used page that was `found`, if a hand that goes over `total` frames reaches them soon.
     pub(super) fn look_around(&self, found: &Found<'_>, total: u64) {
         let Some(table) = found.table else { return };
         let place = node::index(found.addr, node::LAST);

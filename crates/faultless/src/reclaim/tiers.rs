@@ -6,7 +6,7 @@
 //! - *Demotion* is reclaim of a node that has slower ones below it: where fewer than one frame in 16 is free, the [hand](super::clock) goes
 //!   over the node's frames, and pages whose time has come [move](super::migrate) to the next slower node that has room, until two in 16 are free. They stay
 //!   mapped. Only where no slower node has room are pages of files evicted. CPUs that
-//!   call at the same time do so each: with many there is more room for a while.
+//!   call [`Cpu::balance`] at the same time each make all the free frames that the node lacks, so it has more of them for a while.
 //! - *Promotion*: the hand goes over some frames of slower nodes. A page that was found used at two looks in a row moves to the CPU's node, if that keeps
 //!   one in 32 free: so what comes makes the node short, and others make room. How many frames it looks at, and how many pages may move, is limited: a page that moves costs a copy, and the
 //!   program waits for it meanwhile.
@@ -26,8 +26,8 @@ use crate::vm::Cpu;
 
 /// A node is short when less than one part in so many of its frames is free.
 const SHORT: u64 = 16;
-/// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is, as long as slower nodes have room: where pages have to be
-/// evicted, and few can be, it may look at all of memory, but then [backs off](super::backoff).
+/// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is. That holds as long as slower nodes have free frames. Where
+/// they have none, pages are evicted instead, and a call may look at all of memory to find them; if it finds none, later calls [back off](super::backoff).
 const MOST_DEMOTED: u64 = 1024;
 /// How many frames of slower nodes are looked at for each page that may move to a faster one.
 const LOOKS: u64 = 8;

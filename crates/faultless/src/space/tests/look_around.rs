@@ -28,10 +28,13 @@ fn looks(cpu: &TestCpu<'_>, work: impl FnOnce()) -> [u64; 2] {
 #[test]
 fn pages_that_were_used_together_need_few_walks() {
     with_pages(|cpu, _| {
-        let [scanned, walks] = looks(cpu, || assert!(cpu.reclaim(1) >= 1));
-        assert!((PAGES..PAGES + 200).contains(&scanned), "{scanned}");
-        // One for each 32 frames that follow, a stride of the second round, and those that leave.
-        assert!((PAGES / 33..PAGES / 4).contains(&walks), "{walks} for {scanned}");
+        let mut freed = 0;
+        let [scanned, walks] = looks(cpu, || freed = cpu.reclaim(1));
+        assert!(freed >= 1 && (PAGES..PAGES + 200).contains(&scanned), "{freed}, {scanned}");
+        // In the second round each page was unused, so it is walked to, and once more as it leaves.
+        let first = walks - (scanned - PAGES) - freed;
+        // One marks 32 at most.
+        assert!((PAGES / 33..PAGES / 16).contains(&first), "{first} of {walks} for {scanned}");
     });
 }
 
@@ -76,8 +79,10 @@ fn a_new_page_has_no_lives() {
         space.munmap(cpu, AT, PAGES * P).unwrap();
         map(cpu, space, 0, PAGES, RW);
         (0..PAGES).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
-        let [scanned, _] = looks(cpu, || assert!(cpu.reclaim(1) >= 1));
-        assert!(scanned < PAGES + 200, "{scanned}: they were spared once more");
+        // Those that were walked to, and those that were marked.
+        let most = PAGES - 10;
+        let [scanned, _] = looks(cpu, || assert!(cpu.reclaim(most) >= most));
+        assert!(scanned <= 2 * PAGES, "{scanned}: some were spared once more");
     });
 }
 

@@ -194,15 +194,21 @@ fn what_cpus_keep_beyond_their_lists_is_free_in_its_node() {
     });
 }
 
+/// A space that both CPUs run, with 100 pages that may only be read, which leave six frames of the fast node.
+fn short_of_frames(here: &TestCpu<'_>, other: &TestCpu<'_>) -> TestSpace {
+    let space = read_only_pages(here, 100);
+    map(here, &space, 100, 100, RW);
+    fill(here, &space, 100, 0, 6);
+    space.activate(other);
+    space
+}
+
 /// A CPU that balances its node drops its translations if it was asked to.
 #[test]
 fn who_balances_flushes_when_asked() {
     let vm = tiers(2, &[128, 512]);
     let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
-    let space = read_only_pages(&here, 100);
-    map(&here, &space, 100, 100, RW);
-    fill(&here, &space, 100, 0, 6);
-    space.activate(&other);
+    let space = short_of_frames(&here, &other);
     here.balance(0);
     assert_eq!(here.balance(0), Balanced::default());
     let own = || vm.totals().get(Counter::DeferredOwn);
@@ -387,10 +393,7 @@ fn nothing_is_evicted_while_slower_nodes_have_room() {
 fn frames_that_wait_for_a_flush_are_on_their_way() {
     let vm = tiers(2, &[128, 512]);
     let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
-    let space = read_only_pages(&here, 100);
-    map(&here, &space, 100, 100, RW);
-    fill(&here, &space, 100, 0, 6);
-    space.activate(&other);
+    let space = short_of_frames(&here, &other);
     let demoted = here.balance(0).demoted;
     assert!((9..9 + 3).contains(&demoted), "{demoted}");
     let owed = vm.frames.owed_on(0);
