@@ -163,6 +163,8 @@ counters! {
     AnonVmaPrepared = "anon_vma_prepared",
     /// Batches of pages that left read-only mappings, and whose flush was deferred.
     FlushDeferred = "flush_deferred",
+    /// Pages that were taken from programs without a flush: no CPU had used them since all had dropped their translations.
+    FlushNeedless = "flush_needless",
     /// Times that all deferred flushes were done.
     DeferredSettled = "deferred_settled",
     /// Times that a CPU dropped all of its translations by itself, since many frames waited for it.

@@ -170,6 +170,49 @@ impl Here {
     }
 }
 
+/// In the entries below, beside 1 for one that is mapped.
+const ACCESSED: u64 = 2;
+
+impl Here {
+    /// As [`load`](Self::load), where the MMU sets an accessed bit before it fills the TLB.
+    fn touch(&self, page: usize) {
+        self.serve();
+        let known = &self.world.tlbs.0[self.local.id().index()][page];
+        let slot = &self.world.mapped[page];
+        while !known.get() {
+            let seen = slot.load(Ordering::Acquire);
+            if seen == 0 {
+                return;
+            }
+            let order = (Ordering::AcqRel, Ordering::Relaxed);
+            let marked = slot.compare_exchange(seen, seen | ACCESSED, order.0, order.1);
+            known.set(seen & ACCESSED != 0 || marked.is_ok());
+        }
+        self.world.frames[page].get();
+    }
+
+    /// Clears the accessed bit of `page`, unmaps it, and uses its frame for something else: without a flush, if no CPU has a translation.
+    fn reuse_cold(&self, page: usize) {
+        let World { set, mapped, frames, deferred, .. } = &*self.world;
+        mapped[page].fetch_and(!ACCESSED, Ordering::Relaxed);
+        let cleared = deferred.after_clear();
+        let relaxed = Ordering::Relaxed;
+        let unused = mapped[page].compare_exchange(1, 0, Ordering::AcqRel, relaxed).is_ok();
+        if unused && deferred.flushed_by_all(|cpu| set.contains(cpu)) >= cleared {
+            frames[page].add();
+        } else {
+            self.reuse(page, self);
+        }
+    }
+
+    fn flush(&self) {
+        let World { tlbs, deferred, .. } = &*self.world;
+        let before = deferred.before_flush();
+        tlbs.invalidate_all(self.local.id());
+        deferred.flushed(&self.local, before);
+    }
+}
+
 type Program = fn(&Here);
 
 /// Runs a program on each CPU. The first `members` CPUs have joined and used all pages before.
@@ -183,7 +226,7 @@ fn programs<const CPUS: usize>(
             tlbs: Tlbs((0..CPUS).map(|_| Default::default()).collect()),
             inboxes: PerCpu::try_new(CPUS, |_| Inbox::new()).unwrap(),
             set: CpuSet::new(),
-            mapped: [(); PAGES].map(|()| AtomicU64::new(1)),
+            mapped: [(); PAGES].map(|()| AtomicU64::new(1 | ACCESSED)),
             frames: [(); PAGES].map(|()| Guarded::new()),
             deferred: Deferred::try_new(CPUS).unwrap(),
         });
@@ -311,6 +354,42 @@ fn use_against_collected_reuse() {
 #[test]
 fn no_cpu_uses_what_it_has_flushed_by_itself() {
     use_against_collected_reuse();
+}
+
+/// A CPU flushes by itself, and may use the page again, before it is taken without a flush.
+#[test]
+fn no_cpu_uses_what_was_cold() {
+    programs(
+        None,
+        &[1],
+        [
+            |here| here.reuse_cold(0),
+            |here| {
+                here.touch(0);
+                here.flush();
+                here.touch(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+/// A CPU joins while a page is aged, and taken without a flush.
+#[test]
+fn who_joins_finds_the_accessed_bit_clear() {
+    programs(
+        None,
+        &[],
+        [
+            |here| here.reuse_cold(0),
+            |here| {
+                here.join();
+                here.touch(0);
+                here.touch(0);
+                here.leave();
+            },
+        ],
+    );
 }
 
 /// A CPU joins while a flush is deferred, and collected.

@@ -237,6 +237,35 @@ fn loads_against_deferred_flushes() {
     world.finish(vec![space]);
 }
 
+/// A page whose accessed bit was cleared moves without a flush where no CPU can have a translation. One that begins to run the space, has dropped its
+/// translations, or uses the page again, does not lose what it stores.
+fn stores_against_migrations_of_aged_pages() {
+    let world = World::unwatched(2, FRAMES);
+    let object = world.object(1, 1);
+    let space = world.space(|guest| {
+        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
+        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
+        guest.space.mmap_object(guest.cpu, AT, PAGE, RW, flags, backing).unwrap();
+        guest.store(page(0), 1).unwrap();
+    });
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 100 * round).unwrap();
+                assert_eq!(guest.load(page(0)), Ok(100 * round));
+            }
+        }),
+        (&space, &|guest| {
+            for node in [1, 0] {
+                guest.advise(AT, 1, faultless::Advice::Cold);
+                guest.migrate(AT, 1, node);
+                guest.cpu.settle_flushes();
+            }
+        }),
+    ]);
+    world.finish_with(vec![space], vec![object]);
+}
+
 /// What the kernel writes to a page that moved is seen by a CPU that read it before it moved.
 fn writes_against_deferred_flushes() {
     let world = World::unwatched(2, FRAMES);
@@ -476,6 +505,7 @@ mod tests {
         stores_here_against_deferred_flushes,
         settlements_against_settlements,
         departures_against_settlements,
+        stores_against_migrations_of_aged_pages,
         accesses_against_migrations,
         writes_from_outside_against_migrations,
         forks_against_migrations,
@@ -506,6 +536,7 @@ mod needs {
         a_flush_before_stores_are_allowed: WriteSettles in [stores_here_against_deferred_flushes],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
         a_flush_of_what_is_hidden: FlushLooksAtClaims in [forbidding_against_migrations],
+        a_look_at_who_has_flushed: ColdLooksAtStamps in [stores_against_migrations_of_aged_pages],
         a_look_at_the_claims: DeferLooksAtClaims in [protection_against_migrations],
     );
 }

@@ -548,6 +548,8 @@ impl Shared<Object> {
         let mut run = ReadRun { reading: Some(reading) };
         order::before::<StoreCall>(cpu);
         cpu.count(Counter::StoreRead);
+        // A read takes many times as long.
+        cpu.flush_if_asked();
         let read = store.read(&mut run);
         if let Some(reading) = run.reading {
             reading.complete(cpu, read);

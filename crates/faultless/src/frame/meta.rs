@@ -115,7 +115,7 @@ impl Kind {
     }
 }
 
-/// The metadata of one frame. 64 bytes, of which the last 8 are the place of the flush stamp.
+/// The metadata of one frame: 64 bytes.
 #[repr(C, align(64))]
 pub struct FrameMeta {
     kind: AtomicU8,
@@ -146,6 +146,9 @@ pub struct FrameMeta {
     pub anchor: AtomicU64,
     /// The page index of this frame under `anchor`; written as `anchor` is.
     pub index: AtomicU64,
+    /// The stamp of the last time that reclaim cleared the accessed bit of an entry that maps this frame, of meaning where an entry is
+    /// [aged](crate::table::Entry::is_aged): see [`deferred`](crate::tlb::deferred).
+    pub(crate) aged: AtomicU64,
     /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,
     /// Neighbours on the buddy allocator's free list, where `kind` is `Free` or `Zeroed`. Of a used frame, `next` is the [count of
@@ -181,6 +184,7 @@ impl FrameMeta {
             owner: AtomicU64::new(0),
             anchor: AtomicU64::new(0),
             index: AtomicU64::new(0),
+            aged: AtomicU64::new(0),
             retire: RetireLink::new(Self::RETIRE_KIND),
             prev: AtomicU32::new(NO_FRAME),
             next: AtomicU32::new(0),

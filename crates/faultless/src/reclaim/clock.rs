@@ -24,7 +24,8 @@
 //! |---|---|
 //! | was used | one more, at most [`MOST_LIVES`] |
 //! | was not used, and has more than one | one less |
-//! | was not used, and has one or none | it is evicted |
+//! | was not used, and has one | it is evicted, if no other CPU must be [interrupted](super::cold) for that; otherwise it has none |
+//! | was not used, and has none | it is evicted |
 //! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
 //! A fault on private memory stores no lives. A private page is new, with none, as long as none of its entries is aged. Where a page was used, its
@@ -47,6 +48,7 @@ use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::table::node;
 use crate::vm::Cpu;
+use core::cell::OnceCell;
 use core::ops::{ControlFlow, Range};
 
 /// The most lives of a page.
@@ -141,6 +143,24 @@ struct Due {
     count: usize,
 }
 
+/// What a hand looks at frames with.
+struct Sight<'s> {
+    section: Section<'s>,
+    purpose: Purpose,
+    /// How many frames it goes over in a round.
+    total: u64,
+    /// Up to which stamp the other CPUs have dropped their translations, once it was asked for.
+    flushed: OnceCell<u64>,
+}
+
+/// What a look at a page finds.
+struct Seen {
+    /// It was used since the last one.
+    used: bool,
+    /// A mapping allows stores.
+    stores: bool,
+}
+
 impl<M: Machine> Cpu<'_, M> {
     /// Evicts pages of files that were not used for the longest time, about `pages` of them: clean ones are dropped, dirty ones written to their store
     /// first. Private pages are among them if there is a [swap area](Self::swap_on). Returns how many frames that gave, which are free at once, or when
@@ -149,11 +169,16 @@ impl<M: Machine> Cpu<'_, M> {
     /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
     /// [`reclaim_ahead`](Self::reclaim_ahead), or to make a group of programs smaller. Not inside a closure that lists areas, nor in a store's call.
     pub fn reclaim(&self, pages: u64) -> u64 {
+        self.reclaim_until(|freed| freed >= pages)
+    }
+
+    /// As [`reclaim`](Self::reclaim), until what it has freed `is_enough`.
+    fn reclaim_until(&self, is_enough: impl FnMut(u64) -> bool) -> u64 {
         if self.state().evicting.get() {
             return 0;
         }
         let looks = self.frames_of(Over::All) * ROUNDS;
-        self.go_over(Over::All, looks, pages, Purpose::Evict, |due| Some(self.evict(due)))
+        self.go_over(Over::All, looks, is_enough, Purpose::Evict, |due| Some(self.evict(due)))
     }
 
     /// Reclaims, in the background, if memory will be short soon: less than three parts in 32 of what may be out can still be had. It stops when that is two
@@ -166,14 +191,15 @@ impl<M: Machine> Cpu<'_, M> {
         if !frames.is_nearly_short() {
             return 0;
         }
+        self.age_translations();
         self.collect_owed();
+        // One flush is for the frames that wait, and for those that pages leave now. What other CPUs free meanwhile is not missing any more.
+        let is_enough = || frames.missing() <= frames.owed_count();
         loop {
-            // One flush is for the frames that wait, and for those that pages leave now.
-            let missing = frames.missing().saturating_sub(frames.owed_count());
             let backoff = &self.vm().clock.ahead;
             let mut got = 0;
-            if missing != 0 && !backoff.leaves_out() {
-                got = self.reclaim(missing);
+            if !is_enough() && !backoff.leaves_out() {
+                got = self.reclaim_until(|_| is_enough());
                 backoff.tried(got != 0);
             }
             freed += got;
@@ -182,7 +208,7 @@ impl<M: Machine> Cpu<'_, M> {
             if frames.is_short() {
                 self.settle_some();
             }
-            if got == 0 || frames.missing() <= frames.owed_count() {
+            if got == 0 || is_enough() {
                 return freed;
             }
         }
@@ -217,13 +243,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Lets the hand of `over` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until it has
-    /// said of about `wanted` that it did, or `None`: it can take no more. Returns of how many it said so.
+    /// Lets the hand of `over` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until
+    /// `is_enough` of as many as it has said that it did, or it says `None`: it can take no more. Returns of how many it said so.
     pub(super) fn go_over(
         &self,
         over: Over,
         looks: u64,
-        wanted: u64,
+        mut is_enough: impl FnMut(u64) -> bool,
         purpose: Purpose,
         mut then: impl FnMut(&[FrameNumber]) -> Option<u64>,
     ) -> u64 {
@@ -234,11 +260,14 @@ impl<M: Machine> Cpu<'_, M> {
         };
         let Some(hand) = hand.filter(|_| total != 0) else { return 0 };
         let stride = (total / PART).clamp(1, STRIDE);
-        let (mut left, mut done, mut goes_on) = (looks, 0, true);
-        while done < wanted && left != 0 && goes_on {
+        let (mut left, mut done, mut goes_on) = (looks, 0, !is_enough(0));
+        while left != 0 && goes_on {
             let at = hand.fetch_add(stride, Ordering::Relaxed);
             self.sweep(over, total, at..at + stride, purpose, |due| match then(due) {
-                Some(more) => done += more,
+                Some(more) => {
+                    done += more;
+                    goes_on &= !is_enough(done);
+                }
                 None => goes_on = false,
             });
             left = left.saturating_sub(stride);
@@ -262,10 +291,11 @@ impl<M: Machine> Cpu<'_, M> {
                 order::before::<Reclaim>(self);
                 // Spaces that are entered wait for this CPU when they end.
                 let _entered = order::hold::<Reclaim>(self);
-                let section = self.section();
+                let (section, flushed) = (self.section(), OnceCell::new());
+                let sight = Sight { section, purpose, total, flushed };
                 while at < places.end && due.count < BATCH {
                     let Some(frame) = self.frame_at(over, at % total) else { break };
-                    at += self.look(&section, frame, (purpose, total), &mut due);
+                    at += self.look(&sight, frame, &mut due);
                     self.serve_flushes();
                 }
             }
@@ -286,18 +316,14 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Looks at one frame of `total`, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
-    fn look(
-        &self,
-        section: &Section<'_>,
-        frame: FrameNumber,
-        (purpose, total): (Purpose, u64),
-        due: &mut Due,
-    ) -> u64 {
+    /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
+    fn look(&self, sight: &Sight<'_>, frame: FrameNumber, due: &mut Due) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
             Kind::Used(Use::Shared) => true,
-            Kind::Used(Use::Anon) => purpose != Purpose::Evict || self.swap_with_room().is_some(),
+            Kind::Used(Use::Anon) => {
+                sight.purpose != Purpose::Evict || self.swap_with_room().is_some()
+            }
             _ => false,
         };
         match meta.kind() {
@@ -309,10 +335,7 @@ impl<M: Machine> Cpu<'_, M> {
         if !meta.get_ref_unless_zero() {
             return 1;
         }
-        let goes = is_wanted(meta.kind())
-            && !meta.is_pinned()
-            && self.is_due(section, frame, meta, (purpose, total));
-        if goes {
+        if is_wanted(meta.kind()) && !meta.is_pinned() && self.is_due(sight, frame, meta) {
             due.frames[due.count] = frame;
             due.count += 1;
         } else {
@@ -323,44 +346,41 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Whether the time of the page in `frame`, to which the caller has a reference, has come. Otherwise it has one life more or less.
-    fn is_due(
-        &self,
-        section: &Section<'_>,
-        frame: FrameNumber,
-        meta: &FrameMeta,
-        (purpose, total): (Purpose, u64),
-    ) -> bool {
+    fn is_due(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
-        let used = is_marked.then_some(true);
-        let used = used.or_else(|| self.was_used(section, frame, meta, (purpose, total)));
-        let Some(used) = used else { return false };
+        let seen = is_marked.then_some(Seen { used: true, stores: false });
+        let seen = seen.or_else(|| self.was_used(sight, frame, meta));
+        let Some(Seen { used, stores }) = seen else { return false };
         self.count(Counter::PageScanned);
         // A page that nobody needs any more goes at once.
-        if purpose == Purpose::Evict && self.is_dead(frame, meta) {
+        if sight.purpose == Purpose::Evict && self.is_dead(frame, meta) {
             return true;
         }
         let (lives, _) = meta.lives();
         let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
         // Another CPU that looks at the same time makes no difference that matters.
         meta.lives.store(next, Ordering::Relaxed);
-        match purpose {
-            Purpose::Evict | Purpose::Demote => !used && lives <= 1,
+        match sight.purpose {
+            Purpose::Evict | Purpose::Demote if used => false,
+            // CPUs that drop their translations until the next look need not be interrupted then.
+            Purpose::Evict | Purpose::Demote => {
+                lives == 0
+                    || lives == 1
+                        && !(stores
+                            && self.interrupts(meta, || {
+                                *sight.flushed.get_or_init(|| self.flushed_by_others())
+                            }))
+            }
             Purpose::Promote => used && lives != 0,
         }
     }
 
-    /// Whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
-    fn was_used(
-        &self,
-        section: &Section<'_>,
-        frame: FrameNumber,
-        meta: &FrameMeta,
-        (purpose, total): (Purpose, u64),
-    ) -> Option<bool> {
-        let (mut used, mut own) = (false, 1);
+    /// Looks whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
+    fn was_used(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> Option<Seen> {
+        let (mut used, mut stores, mut own) = (false, false, 1);
         if meta.kind() == Kind::Used(Use::Shared) {
             let object = self.object_of(frame)?;
-            if purpose == Purpose::Evict && !object.is_stored() {
+            if sight.purpose == Purpose::Evict && !object.is_stored() {
                 return None;
             }
             let name = object.slot(self, meta.index.load(Ordering::Relaxed))?;
@@ -368,7 +388,7 @@ impl<M: Machine> Cpu<'_, M> {
             if !names(seen, frame) {
                 return None;
             }
-            (used, own) = (take_accessed(name, seen), 2);
+            (used, own) = (self.take_accessed(name, seen), 2);
         }
         // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one. A private page has no more
         // entries, and most have one, which the walk finds first.
@@ -376,7 +396,8 @@ impl<M: Machine> Cpu<'_, M> {
         if mapped != 0 {
             let most = if own == 1 { mapped } else { u32::MAX };
             let (mut is_found, mut is_aged) = (false, false);
-            self.each_mapping(section, frame, most, |found| {
+            self.each_mapping(&sight.section, frame, most, |found| {
+                stores |= found.seen.is_writable();
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
                     // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
@@ -384,9 +405,9 @@ impl<M: Machine> Cpu<'_, M> {
                 } else {
                     is_found = true;
                     is_aged |= found.seen.is_aged();
-                    let used = take_accessed(found.slot, found.seen);
+                    let used = self.take_accessed(found.slot, found.seen);
                     if used && own == 1 {
-                        self.look_around(&found, total);
+                        self.look_around(&found, sight.total);
                     }
                     used
                 };
@@ -397,7 +418,7 @@ impl<M: Machine> Cpu<'_, M> {
                 meta.lives.store(0, Ordering::Relaxed);
             }
         }
-        Some(used)
+        Some(Seen { used, stores })
     }
 
     /// Whether the page is one of the swap area whose slot no entry names any more.
@@ -411,13 +432,4 @@ impl<M: Machine> Cpu<'_, M> {
 /// Whether `entry` names `frame`, and no CPU has it.
 fn names(entry: Entry, frame: FrameNumber) -> bool {
     entry.is_present() && !entry.is_locked() && entry.frame() == frame
-}
-
-/// Clears the accessed bit of an entry that was `seen`. Returns whether it was set, or the entry changed.
-pub(crate) fn take_accessed(slot: &AtomicU64, seen: Entry) -> bool {
-    let order = (Ordering::Relaxed, Ordering::Relaxed);
-    seen.is_accessed()
-        && (seen.is_locked()
-            || slot.compare_exchange(seen.0, seen.aged().0, order.0, order.1).is_ok()
-            || node::load(slot).is_accessed())
 }

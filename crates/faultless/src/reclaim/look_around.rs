@@ -11,7 +11,7 @@
 //! A mark is a hint, as [lives](super::clock) are. One that is lost costs a walk. A frame that gets a new page before the hand reaches it keeps the mark, and
 //! the page counts as used once.
 
-use super::clock::{PART, take_accessed};
+use super::clock::PART;
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
@@ -52,10 +52,17 @@ impl<M: Machine> Cpu<'_, M> {
                 && soon.contains(&frame.0)
                 && let Some(meta) = self.vm().frames.table().find(frame)
                 && is_private(meta)
-                && take_accessed(slot, seen)
+                && meta.get_ref_unless_zero()
             {
-                meta.mark(seen);
-                return ControlFlow::Continue(());
+                let used = self.take_accessed(slot, seen);
+                if used {
+                    meta.mark(seen);
+                }
+                // SAFETY: the reference just taken, which never was a mapping.
+                unsafe { self.put_unmapped(frame) };
+                if used {
+                    return ControlFlow::Continue(());
+                }
             }
             ControlFlow::Break(())
         };

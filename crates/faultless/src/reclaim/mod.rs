@@ -17,6 +17,7 @@
 
 mod backoff;
 pub(crate) mod clock;
+pub(crate) mod cold;
 pub(crate) mod compact;
 mod evict;
 pub(crate) mod lazy;

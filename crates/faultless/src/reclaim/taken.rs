@@ -7,7 +7,7 @@
 //!    be had, or the frame has another number of references than entries were taken, the page stays: it is pinned, or the kernel reads or
 //!    writes it, or a fork or an `mremap` is under way;
 //! 3. [`flush`](Batch::flush): the translations of the whole batch, once for each space. The flush of a page all of whose mappings are read-only
-//!    is [deferred](crate::tlb::deferred), if it may be. Where an operation has a claim on a page, all of the space is flushed: the operation may have changed
+//!    is [deferred](crate::tlb::deferred), if it may be; a [cold](super::cold) page needs none. Where an operation has a claim on a page, all of the space is flushed: the operation may have changed
 //!    the entry, and not have flushed yet what CPUs could do before, here or at the address that the page has moved from;
 //! 4. the caller stores other entries, and [leaves](Batch::leave) the frames. Those whose flush is deferred are kept as they are, all at the [end](Batch::end).
 //!
@@ -79,6 +79,8 @@ pub(super) struct Page<'s> {
     taken: Option<(Taken<'s>, Entry)>,
     /// Its flush is deferred.
     defers: bool,
+    /// No CPU has a translation of it: see [`cold`](super::cold).
+    cold: bool,
 }
 
 impl Page<'_> {
@@ -137,6 +139,7 @@ impl<'s> Batch<'s> {
             name: None,
             taken: None,
             defers: false,
+            cold: false,
         };
         match find_entries(cpu, section, frame, &mut self.mappings) {
             Ok((range, object)) => {
@@ -154,8 +157,8 @@ impl<'s> Batch<'s> {
     pub(super) fn fail(&mut self, frame: FrameNumber, errno: Errno) {
         let failed = Some(errno);
         let (mappings, taken) = (0..0, None);
-        let (object, name, defers) = (None, None, false);
-        self.pages.push(Page { frame, failed, mappings, object, name, taken, defers });
+        let (object, name, defers, cold) = (None, None, false, false);
+        self.pages.push(Page { frame, failed, mappings, object, name, taken, defers, cold });
     }
 
     /// Step 2. Pages that are not `wanted`, each with its place, once their entries are taken, are put back, as are those that cannot be had. From here on entries are held, and the CPU waits for
@@ -188,8 +191,9 @@ impl<'s> Batch<'s> {
     /// Step 3.
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
         let quiet = Quiet::of(cpu, &self.mappings);
+        self.find_cold(cpu, quiet);
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
-        for page in self.pages.iter().filter(|page| !page.defers) {
+        for page in self.pages.iter().filter(|page| !page.defers && !page.cold) {
             for mapping in &mut self.mappings[page.mappings.clone()] {
                 mapping.flush = what_to_flush(cpu, mapping, quiet);
             }
@@ -277,6 +281,30 @@ impl<'s> Batch<'s> {
         cpu.vm().frames.keep_owed(&mut self.owed, cpu);
     }
 
+    /// Finds the pages that are [cold](super::cold): no CPU has a translation.
+    fn find_cold<M: Machine>(&mut self, cpu: &Cpu<'_, M>, quiet: Quiet) {
+        if !cpu.vm().knobs.deferred_flush() {
+            return;
+        }
+        let mut flushed = None;
+        for page in self.pages.iter_mut() {
+            let own = &self.mappings[page.mappings.clone()];
+            let unused = |it: &Mapping<'_>| {
+                let Found { space, addr, seen, .. } = &it.found;
+                let unused = seen.is_aged() && !seen.is_accessed();
+                it.taken.is_some() && unused && !is_claimed_in(cpu, space, *addr, quiet)
+            };
+            if own.is_empty() || !own.iter().all(unused) {
+                continue;
+            }
+            let flushed = *flushed.get_or_insert_with(|| cpu.flushed_by_all());
+            page.cold = cpu.is_cold(cpu.vm().frames.meta(page.frame), flushed);
+            if page.cold {
+                cpu.count(Counter::FlushNeedless);
+            }
+        }
+    }
+
     /// Chooses those of the pages whose entries are taken that need not be flushed at once, and returns the stamp of their flush.
     fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then, quiet: Quiet) -> u64 {
         let frames = &cpu.vm().frames;
@@ -286,7 +314,7 @@ impl<'s> Batch<'s> {
             return 0;
         }
         let mut any = false;
-        for page in self.pages.iter_mut() {
+        for page in self.pages.iter_mut().filter(|page| !page.cold) {
             let own = &self.mappings[page.mappings.clone()];
             let may = |mapping: &Mapping<'_>| may_defer(cpu, mapping, quiet);
             page.defers = !own.is_empty() && own.iter().all(may);

@@ -6,7 +6,7 @@
 //! - *Demotion* is reclaim of a node that has slower ones below it: where fewer than one frame in 16 is free, the [hand](super::clock) goes
 //!   over the node's frames, and pages whose time has come [move](super::migrate) to the next slower node that has room, until two in 16 are free. They stay
 //!   mapped. Only where no slower node has room are pages of files evicted. CPUs that
-//!   call [`Cpu::balance`] at the same time each make all the free frames that the node lacks, so it has more of them for a while.
+//!   call [`Cpu::balance`] at the same time share the work: each stops when the node has enough, whoever made it.
 //! - *Promotion*: the hand goes over some frames of slower nodes. A page that was found used at two looks in a row moves to the CPU's node, if that keeps
 //!   one in 32 free: so what comes makes the node short, and others make room. How many frames it looks at, and how many pages may move, is limited: a page that moves costs a copy, and the
 //!   program waits for it meanwhile.
@@ -28,7 +28,9 @@ use crate::vm::Cpu;
 const SHORT: u64 = 16;
 /// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is. That holds as long as slower nodes have free frames. Where
 /// they have none, pages are evicted instead, and a call may look at all of memory to find them; if it finds none, later calls [back off](super::backoff).
-const MOST_DEMOTED: u64 = 1024;
+const MOST_DEMOTED: u64 = 256;
+/// How many frames of its node it looks at for them, each three times, at most.
+const MOST_LOOKED_AT: u64 = 1 << 14;
 /// How many frames of slower nodes are looked at for each page that may move to a faster one.
 const LOOKS: u64 = 8;
 
@@ -44,7 +46,7 @@ pub struct Balanced {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, about 1,024 at most, and moves about `promoted` pages at most that are used from
+    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, about 256 at most, and moves about `promoted` pages at most that are used from
     /// slower nodes to it. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
     /// rate. Costs nothing where there is one node.
     ///
@@ -62,9 +64,7 @@ impl<M: Machine> Cpu<'_, M> {
             // This CPU may keep what seems to be missing, or it waits for a flush, which is one for all that is demoted meanwhile.
             let frames = &self.vm().frames;
             frames.drain(self.local(), self);
-            let coming = frames.owed_on(near);
-            let pages = self.missing_on(near, 2).saturating_sub(coming).min(MOST_DEMOTED);
-            self.demote(near, pages, &mut balanced);
+            self.demote(near, &mut balanced);
             // What was freed is seen by others that look, and not kept for this CPU.
             frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
@@ -82,7 +82,7 @@ impl<M: Machine> Cpu<'_, M> {
             balanced.promoted += self.go_over(
                 Over::Node(node),
                 (room * LOOKS).min(self.frames_of(Over::Node(node))),
-                room,
+                |promoted| promoted >= room,
                 Purpose::Promote,
                 |due| self.move_to(due, near),
             );
@@ -92,9 +92,12 @@ impl<M: Machine> Cpu<'_, M> {
         balanced
     }
 
-    /// Moves about `pages` pages that are not used from `node` to slower ones.
-    fn demote(&self, node: u8, pages: u64, balanced: &mut Balanced) {
+    /// Moves pages that are not used from `node` to slower ones, as long as it lacks free frames.
+    fn demote(&self, node: u8, balanced: &mut Balanced) {
         let Some(backoff) = self.vm().clock.demotion.get(usize::from(node)) else { return };
+        // What other CPUs move meanwhile is not lacking any more.
+        let lacking = || self.missing_on(node, 2).saturating_sub(self.vm().frames.owed_on(node));
+        let pages = lacking().min(MOST_DEMOTED);
         if pages == 0 || backoff.leaves_out() {
             return;
         }
@@ -109,16 +112,19 @@ impl<M: Machine> Cpu<'_, M> {
             }
             let room = self.spare_on(slower, SHORT).min(left);
             // A page that was used is looked at three times before its time has come: all are, where one in 16 is missing.
-            let looks = (pages * SHORT).min(self.frames_of(Over::Node(node))) * 3;
-            balanced.demoted +=
-                self.go_over(Over::Node(node), looks, room, Purpose::Demote, |due| {
-                    self.move_to(due, slower)
-                });
+            let looks = (lacking() * SHORT).min(self.frames_of(Over::Node(node)));
+            balanced.demoted += self.go_over(
+                Over::Node(node),
+                3 * looks.min(MOST_LOOKED_AT),
+                |demoted| demoted >= room || lacking() == 0,
+                Purpose::Demote,
+                |due| self.move_to(due, slower),
+            );
         }
         // Pages need not leave memory for frames that wait for a flush: those will be free.
         let coming: u64 =
             self.slower_than(node).map(|slower| self.vm().frames.owed_on(slower)).sum();
-        let missing = pages.saturating_sub(balanced.demoted + coming);
+        let missing = pages.saturating_sub(balanced.demoted + coming).min(lacking());
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
             balanced.evicted += self.reclaim(missing);
         }

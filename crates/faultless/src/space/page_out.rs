@@ -11,7 +11,6 @@ use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
-use crate::reclaim::clock::take_accessed;
 use crate::reclaim::taken::BATCH;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node;
@@ -23,7 +22,10 @@ impl<M: Machine> Space<M> {
     /// Lets reclaim take the pages in `range` first.
     pub(super) fn make_cold(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
         let all = self.each_page_to_leave(cpu, range, false, |slot, page| {
-            take_accessed(slot, node::load(slot));
+            let seen = node::load(slot);
+            if seen.is_mapped() && seen.frame() == page.frame() {
+                cpu.take_accessed(slot, seen);
+            }
             cpu.vm().frames.meta(page.frame()).lives.store(0, Ordering::Relaxed);
             Ok::<_, Infallible>(())
         });

@@ -12,7 +12,7 @@
 //!
 //! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then raises `owes` of each CPU that is in the set of a
 //!    space that mapped the page. A CPU that is not in the set yet will walk the changed tables.
-//! 2. *Flush.* A CPU reads the clock, drops all translations, and then stores what it read to `flushed`.
+//! 2. *Flush.* A CPU advances the clock, drops all translations, and then stores the number that it has made to `flushed`.
 //! 3. *Settle.* The CPU asks all CPUs that run a space, and whose `flushed` is below their `owes`, to drop everything, and waits until they
 //!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
 //!    that have flushed since are left alone.
@@ -25,6 +25,8 @@
 //! 5. *Collect.* Of the CPUs that run a space, and whose `flushed` is below their `owes`, the lowest `flushed` is paid.
 //!
 //! Deferrals, settlements and collections exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
+//!
+//! Pages of which no CPU can have a translation need [no flush at all](crate::reclaim::cold).
 //!
 //! # What must come after a settlement
 //!
@@ -123,10 +125,28 @@ impl Deferred {
         stamp
     }
 
-    /// The first half of step 2: what the CPU that drops all translations next has flushed then.
+    /// The first half of step 2: what the CPU that drops all translations next has flushed then. The clock advances, so that the flush is known to come after accessed bits
+    /// that were [cleared](crate::reclaim::cold) before.
     #[inline]
     pub fn before_flush(&self) -> u64 {
-        self.clock.load(Ordering::SeqCst)
+        let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
+        fence(Ordering::SeqCst);
+        stamp
+    }
+
+    /// Behind a clear of an accessed bit: flushes with the number that it returns, or a later one, begin after it.
+    #[inline]
+    pub fn after_clear(&self) -> u64 {
+        fence(Ordering::SeqCst);
+        self.clock.load(Ordering::SeqCst) + 1
+    }
+
+    /// Up to which stamp all CPUs for which `runs` says so have flushed. Behind changes of entries: a CPU that begins to run a space later sees them.
+    pub fn flushed_by_all(&self, runs: impl Fn(CpuId) -> bool) -> u64 {
+        fence(Ordering::SeqCst);
+        let cpus = (0..self.cpus.len()).map(|cpu| CpuId(cpu as u16));
+        let flushed = |cpu| self.cpus.remote(cpu).flushed.load(Ordering::Acquire);
+        cpus.filter(|cpu| runs(*cpu)).map(flushed).min().unwrap_or(u64::MAX)
     }
 
     /// The second half, on the CPU that dropped them.

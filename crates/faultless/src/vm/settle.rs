@@ -31,7 +31,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Whether another CPU runs a space. What it dropped when it left one comes before the answer that it runs none.
-    fn runs_a_space(&self, cpu: CpuId) -> bool {
+    pub(crate) fn runs_a_space(&self, cpu: CpuId) -> bool {
         self.vm().cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0
     }
 

@@ -18,7 +18,7 @@ use std::vec::Vec;
 const READ: Prot = Prot::READ;
 
 /// Makes a store of `slots` pages the swap area.
-fn swap_on(cpu: &TestCpu<'_>, slots: u64) -> Arc<Memory> {
+pub(super) fn swap_on(cpu: &TestCpu<'_>, slots: u64) -> Arc<Memory> {
     let memory = Memory::new(slots, 0);
     cpu.swap_on(memory.clone()).unwrap();
     memory

@@ -1,0 +1,133 @@
+//! Pages that no CPU has cached move and leave without a flush.
+
+use super::deferred::beside;
+use super::guest::{
+    AT, P, RW, TestCpu, TestSpace, TestVm, check, cpu, load, map, store, two_nodes,
+};
+use super::migrations::moved;
+use super::swap::{count, swap_on};
+use crate::fault::Access;
+use crate::knob::Setting;
+use crate::space::{Advice, Prot, Space};
+use crate::stat::Counter;
+
+const PAGES: u64 = 8;
+
+/// Private pages that were stored to. MADV_COLD ages them, since there is a swap area.
+fn pages(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
+    cpu.vm().set(Setting::PrefaultMaxOrder(0));
+    swap_on(cpu, 2000);
+    let space = Space::new(cpu).unwrap();
+    map(cpu, &space, 0, pages, RW);
+    (0..pages).for_each(|page| store(cpu, &space, AT + page * P, 7 + page).unwrap());
+    space
+}
+
+fn age(cpu: &TestCpu<'_>, space: &TestSpace) {
+    space.madvise(cpu, AT, PAGES * P, Advice::Cold).unwrap();
+}
+
+fn end(vm: &TestVm, cpu: &TestCpu<'_>, space: TestSpace) {
+    (0..PAGES).for_each(|page| assert_eq!(load(cpu, &space, AT + page * P), Ok(7 + page)));
+    check(cpu, &[&space], &[], 0);
+    assert_eq!(vm.usage().owed, 0);
+    space.exit(cpu);
+}
+
+/// How many pages move to `node` without a flush, and how many CPUs are interrupted.
+fn moves(cpu: &TestCpu<'_>, space: &TestSpace, (first, pages): (u64, u64), node: u8) -> [u64; 2] {
+    let counts =
+        || [Counter::FlushNeedless, Counter::TlbShootdownSent].map(|counter| count(cpu, counter));
+    let before = counts();
+    let all = moved(cpu, space, (first, pages), node);
+    assert!(all.iter().all(|page| *page == Ok(node)), "{all:?}");
+    core::array::from_fn(|at| counts()[at] - before[at])
+}
+
+#[test]
+fn what_all_cpus_have_dropped_since_moves_without_a_flush() {
+    let vm = two_nodes(256);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = pages(&here, PAGES);
+    // It answers no requests: whoever sent one would wait for ever.
+    space.activate(&other);
+    age(&here, &space);
+    other.flush_own();
+    let flushes = count(&here, Counter::TlbFlush);
+    assert_eq!(moves(&here, &space, (0, PAGES), 1), [PAGES, 0]);
+    assert_eq!((count(&here, Counter::TlbFlush), vm.usage().owed), (flushes, 0));
+    // Neither has any CPU a translation to where they are now.
+    assert_eq!(moves(&here, &space, (0, PAGES), 0), [PAGES, 0]);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    end(&vm, &here, space);
+}
+
+#[test]
+fn what_was_used_since_needs_a_flush() {
+    let vm = two_nodes(256);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = pages(&here, PAGES);
+    space.activate(&other);
+    age(&here, &space);
+    other.flush_own();
+    assert!(space.walk(&other, AT + 2 * P, Access::Read).is_some());
+    // SAFETY: it uses no translations from here on.
+    unsafe { space.deactivate(&other) };
+    let flushes = count(&here, Counter::TlbFlush);
+    assert_eq!(moves(&here, &space, (0, PAGES), 1), [PAGES - 1, 0]);
+    assert_eq!(count(&here, Counter::TlbFlush), flushes + 1);
+    end(&vm, &here, space);
+}
+
+/// A flush counts if it came after the bit was cleared.
+#[test]
+fn what_was_dropped_before_needs_a_flush() {
+    let vm = two_nodes(256);
+    let here = cpu(&vm, 0);
+    let space = pages(&here, PAGES);
+    beside(&vm, &space, || ());
+    age(&here, &space);
+    beside(&vm, &space, || assert_eq!(moves(&here, &space, (0, PAGES), 1), [0, 1]));
+    // As it leaves the space, it drops all that it has.
+    here.flush_own();
+    beside(&vm, &space, || ());
+    beside(&vm, &space, || {
+        assert_eq!(moves(&here, &space, (0, PAGES), 0), [PAGES, 0]);
+    });
+    end(&vm, &here, space);
+}
+
+#[test]
+fn without_deferred_flushes_every_page_is_flushed() {
+    let vm = two_nodes(256);
+    let here = cpu(&vm, 0);
+    vm.set(Setting::DeferredFlush(false));
+    let space = pages(&here, PAGES);
+    age(&here, &space);
+    let flushes = count(&here, Counter::TlbFlush);
+    assert_eq!(moves(&here, &space, (0, PAGES), 1), [0, 0]);
+    assert_eq!(count(&here, Counter::TlbFlush), flushes + 1);
+    end(&vm, &here, space);
+}
+
+/// A page that may be stored to, and that another CPU may have a translation of, is looked at once more before it leaves.
+#[test]
+fn what_would_cost_an_interrupt_has_time_until_the_next_look() {
+    const MANY: u64 = 100;
+    let looks = |deferred: bool, prot: Prot| {
+        let vm = two_nodes(1024);
+        let here = cpu(&vm, 0);
+        vm.set(Setting::DeferredFlush(deferred));
+        let space = pages(&here, MANY);
+        space.mprotect(&here, AT, MANY * P, prot).unwrap();
+        let before = count(&here, Counter::PageScanned);
+        beside(&vm, &space, || assert!(here.reclaim(MANY) >= MANY));
+        let looks = count(&here, Counter::PageScanned) - before;
+        end(&vm, &here, space);
+        looks
+    };
+    let [stored, read] = [RW, Prot::READ].map(|prot| [false, true].map(|on| looks(on, prot)));
+    assert_eq!(read[0], read[1]);
+    assert_eq!(stored, [read[0], read[0] + MANY]);
+}
