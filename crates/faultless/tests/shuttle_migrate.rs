@@ -252,14 +252,15 @@ fn stores_against_migrations_of_aged_pages() {
         (&space, &|guest| {
             for round in 1..=ROUNDS {
                 guest.store(page(0), 100 * round).unwrap();
-                assert_eq!(guest.load(page(0)), Ok(100 * round));
+                guest.cpu.flush_own();
+                assert_eq!(guest.load(page(0)), Ok(100 * round), "a lost store");
             }
         }),
         (&space, &|guest| {
             for node in [1, 0] {
                 guest.advise(AT, 1, faultless::Advice::Cold);
+                guest.cpu.flush_own();
                 guest.migrate(AT, 1, node);
-                guest.cpu.settle_flushes();
             }
         }),
     ]);

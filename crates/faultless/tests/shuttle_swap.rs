@@ -375,6 +375,33 @@ fn pages_that_cannot_be_read() {
     pending_reads(End::Error);
 }
 
+/// A page that was aged, and is freed lazily, moves: `MADV_FREE` has cleared the accessed bit, and not flushed yet.
+fn lazily_freed_pages_against_migrations() {
+    let (world, _, space) = swapping(3, 4, 1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.cpu.flush_own();
+                guest.store(page(0), 10 * round).unwrap();
+                guest.store(page(0), 10 * round + 1).unwrap();
+                assert_eq!(guest.load(page(0)), Ok(10 * round + 1), "a lost store");
+            }
+        }),
+        (&space, &|guest| {
+            guest.space.madvise(guest.cpu, AT, PAGE, Advice::Cold).unwrap();
+            guest.cpu.flush_own();
+            guest.space.madvise(guest.cpu, AT, PAGE, Advice::Free).unwrap();
+        }),
+        (&space, &|guest| {
+            guest.cpu.flush_own();
+            guest.migrate(AT, 1, 1);
+            guest.migrate(AT, 1, 0);
+        }),
+    ]);
+    world.within(&space, |guest| assert_eq!(guest.load(page(0)), Ok(10 * ROUNDS + 1)));
+    world.finish(vec![space]);
+}
+
 /// Pages that were freed lazily, stored to, away, and back again: they stay when memory is short.
 fn lazily_freed_pages_against_swap() {
     let (world, _, space) = swapping(2, 4, 2);
@@ -438,6 +465,7 @@ fn programs_in_little_memory() {
 mod tests {
     holds!(
         stores_against_swap,
+        lazily_freed_pages_against_migrations,
         slots_that_are_used_again,
         forks_against_swap,
         families_against_swap,
@@ -461,6 +489,7 @@ mod needs {
 
     needs!(
         a_flush_of_what_leaves: SwapFlush in [stores_against_swap],
+        a_look_at_the_claims_on_what_is_aged: ColdLooksAtClaims in [lazily_freed_pages_against_migrations],
         a_count_of_the_references: MigrateCounts in [stores_against_swap, pins_against_swap],
         a_second_look_at_the_slot: SwapInLooksAgain in [slots_that_are_used_again],
         a_ticket: SecondLook in [calls_against_swap],

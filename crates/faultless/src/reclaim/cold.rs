@@ -16,7 +16,8 @@
 //!
 //! What else changes accessed bits keeps this true:
 //!
-//! - A new entry is not aged, or is accessed, as are those that `fork` makes. An entry that moves keeps its frame and with it the stamp. Migration copies the stamp.
+//! - A new entry is not aged, or is accessed, as are those that `fork` makes. One that `mremap` moves keeps its frame, and with it the stamp.
+//! - Migration keeps the bit as it was when the entry was taken. If it was clear, no CPU has a translation to the new frame, whatever its stamp.
 //! - Where a huge leaf is split, its translations are dropped: no CPU has one of the entries that are made, which may be aged, whatever stamps their frames have.
 //! - `MADV_FREE` clears the bit of an entry that may be aged. It has a claim on the page until it has flushed, and no page is cold that an operation has a claim on.
 //!

@@ -125,7 +125,6 @@ impl<M: Machine> Cpu<'_, M> {
             .meta(to)
             .lives
             .store(meta.lives.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.vm().frames.meta(to).aged.store(meta.aged.load(Ordering::Relaxed), Ordering::Relaxed);
         batch.store(at, |found| found.seen.with_frame(to), |seen| seen.with_frame(to));
         // With the batch's own.
         batch.leave(self, at, refs + 1, free);

@@ -292,7 +292,9 @@ impl<'s> Batch<'s> {
             let unused = |it: &Mapping<'_>| {
                 let Found { space, addr, seen, .. } = &it.found;
                 let unused = seen.is_aged() && !seen.is_accessed();
-                it.taken.is_some() && unused && !is_claimed_in(cpu, space, *addr, quiet)
+                let claimed =
+                    || is_claimed_in(cpu, space, *addr, quiet) && !lost(Mutant::ColdLooksAtClaims);
+                it.taken.is_some() && unused && !claimed()
             };
             if own.is_empty() || !own.iter().all(unused) {
                 continue;

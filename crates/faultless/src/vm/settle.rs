@@ -76,8 +76,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Drops all translations of this CPU.
-    pub(crate) fn flush_own(&self) {
+    /// Drops all translations of this CPU. The subsystem does so itself where it must. A kernel may wherever it costs little, as before a CPU is idle: then the
+    /// CPU need not be interrupted for what was deferred so far, nor for pages that it does not use until they leave.
+    pub fn flush_own(&self) {
         let deferred = &self.vm().deferred;
         let before = deferred.before_flush();
         self.vm().machine().invalidate_all(self.id());

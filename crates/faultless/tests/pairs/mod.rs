@@ -50,9 +50,9 @@ pub mod seen;
 mod steps;
 pub mod table;
 
-use faultless::{MapFlags, Object, PAGE_SIZE, Setting, VirtRange};
+use faultless::{Advice, MapFlags, Object, PAGE_SIZE, Setting, VirtRange};
 use file::Which;
-use op::{Besides, Hand, How, Op, Ret, Span};
+use op::{Besides, Hand, How, Op, Ret, Span, WINDOW};
 use seen::{ObjectSeen, Placed, Seen};
 use std::fmt;
 use std::ops::Range;
@@ -161,8 +161,14 @@ impl Case {
         self.start.contains(&Op::SlowFile)
     }
 
-    /// Two CPUs are about to run: the store of a slow file begins to read some pages.
+    /// Two CPUs are about to run: pages may be aged, and the store of a slow file begins to read some.
     pub fn begin<H: Hand>(&self, hand: &H, besides: &Besides<H::Child>) {
+        if hand.random(2) != 0 {
+            let (start, len) = (hand.arena().addr(0), WINDOW as u64 * PAGE_SIZE);
+            // Where some pages are not mapped, the others are.
+            let _holes = hand.space().madvise(hand.cpu(), start, len, Advice::Cold);
+            hand.cpu().flush_own();
+        }
         let (true, Some(file), Some(words)) =
             (self.is_slow(), besides.object.get(), besides.words.get())
         else {
