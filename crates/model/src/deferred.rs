@@ -1,19 +1,21 @@
-//! Deferred flushes: one page, two CPUs that run the program, one that moves the page, evicts it and writes to it, settlements and collections.
+//! Deferred flushes: one page, two CPUs that run the program, one that ages the page, moves it, evicts it and writes to it, settlements and collections.
 //!
-//! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it allows that. Without one the MMU walks: it reads the entry, and
+//! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it allows that. Without one the MMU walks: it reads the entry, and sets its accessed bit, and
 //! fills the TLB in a later step. A store that the entry forbids is a fault: read the entry; look at the stamp of the space, and wait while its flush is
 //! pending; take the entry; commit one that allows stores. A page that was evicted is read from its store. The CPU leaves the space and comes back: it
 //! drops all translations, leaves the CPU set, and then notes the clock.
 //!
 //! **The kernel's CPU** does one thing after the other, for some rounds, in any order: it moves the page to another frame, or evicts it, or takes stores away, or
-//! writes to it. To move or evict it, it takes the entry. If the entry allows stores, the translations are flushed: posted to all CPUs in the set, and
+//! writes to it. To age it, it clears the accessed bit, and then notes the stamp after the clock's. To move or evict it, it takes the entry. If that is aged, was not used since,
+//! and all CPUs in the set have flushed since, nothing is flushed. If the entry allows stores, the translations are flushed: posted to all CPUs in the set, and
 //! awaited. Otherwise the flush is deferred: advance the clock; raise what each CPU in the set owes, one after the other; note the stamp for the space. Then the bytes are copied or
 //! stored, the entry changes, and the old frame is free, or kept with its stamp.
 //!
 //! **A settlement** looks at one CPU after the other, posts a flush to those that owe one and run the space, awaits them, and raises what is
 //! paid. Frames whose stamps are paid are then free. It excludes deferrals while it looks.
 //!
-//! **A flush** is served between two instructions, or while a fault waits: read the clock and drop the translation; then note what was flushed, and answer.
+//! **A flush** is served between two instructions, or while a fault waits: read the clock and drop the translation; then note what was flushed, and answer. A CPU that flushes by
+//! itself advances the clock first. (So does one that is told to drop everything, which is left out.)
 //!
 //! Stamps begin right below the end of their range. A frame that waits is in no list of the allocator, so there is no block to be split or merged that has a stamp, and none
 //! can be split between its taking and its flush: what gives frames back is a step here ([`Mutant::ReleaseLooksAtStamps`]).
@@ -96,6 +98,8 @@ pub enum Kernel {
     Idle,
     /// It has the entry, which was this leaf.
     Has(Then, Frame, bool),
+    /// It has cleared the accessed bit.
+    Ages,
     /// It has posted flushes, and waits.
     Awaits(Then, Frame, bool),
     /// It defers the flush with this stamp, and has looked at so many CPUs.
@@ -121,6 +125,10 @@ pub enum Settlement {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     entry: Slot,
+    /// Its accessed bit.
+    accessed: bool,
+    /// It was aged, and the stamp of its frame.
+    aged: Option<Stamp>,
     frames: [Owner; FRAMES],
     /// What is in each frame: the number of the store that was last.
     bytes: [u8; FRAMES],
@@ -141,6 +149,7 @@ pub struct State {
     owes: [Stamp; RUNNING],
     flushed: [Stamp; RUNNING],
     rounds: u8,
+    ages: u8,
     stores: u8,
     /// An access has reached a frame through a translation older than the frame's ownership.
     stale: bool,
@@ -161,7 +170,9 @@ pub enum Step {
     Leave(usize),
     /// A program's CPU flushes by itself: the first step of two.
     Own(usize),
-    /// The kernel begins to move the page.
+    /// The kernel begins to age the page.
+    Age,
+    /// The kernel begins to move it.
     Move,
     /// The kernel begins to evict it.
     Evict,
@@ -182,6 +193,8 @@ pub enum Step {
 pub struct Deferral {
     /// How many operations the kernel does.
     pub rounds: u8,
+    /// How often it ages the page.
+    pub ages: u8,
     /// How often the program stores.
     pub stores: u8,
     /// The line that is taken out.
@@ -205,13 +218,17 @@ impl Deferral {
                     state.load(frame);
                     At::Program
                 }
-                (None, Slot::Leaf(frame, stores)) => At::Walked(frame, stores),
+                (None, Slot::Leaf(frame, stores)) => {
+                    state.accessed = true;
+                    At::Walked(frame, stores)
+                }
                 (None, Slot::Busy) => return None,
                 (None, Slot::Out) => {
                     let frame = state.free()?;
                     state.frames[frame as usize] = Owner::Page;
                     state.bytes[frame as usize] = state.stored;
                     state.entry = Slot::Leaf(frame, false);
+                    state.accessed = true;
                     At::Program
                 }
             },
@@ -228,6 +245,7 @@ impl Deferral {
             At::Fault(_) => At::Program,
             At::Held(frame) => {
                 state.entry = Slot::Leaf(frame, true);
+                state.accessed = true;
                 state.tlb[cpu] = None;
                 At::Program
             }
@@ -278,11 +296,16 @@ impl Deferral {
         Some(())
     }
 
-    /// CPU `cpu`, which may hold translations for which a frame waits, drops all.
+    /// CPU `cpu`, which may hold translations for which a frame waits, or of a page that was aged, drops all.
     fn flush(state: &mut State, cpu: usize) -> Option<()> {
-        let due = state.flushed[cpu] < state.owes[cpu] && state.owes();
-        if state.cpus[cpu] != At::Program || !due {
+        let owes = state.flushed[cpu] < state.owes[cpu] && state.owes();
+        let is_aged = state.aged.is_some_and(|stamp| state.flushed[cpu] < stamp);
+        if state.cpus[cpu] != At::Program || !(owes || is_aged) {
             return None;
+        }
+        // Otherwise nobody looks at the number, and more states differ by it.
+        if state.aged.is_some() {
+            state.clock = state.clock.checked_add(1)?;
         }
         (state.tlb[cpu], state.cpus[cpu]) = (None, At::Flushing(state.clock));
         Some(())
@@ -294,6 +317,25 @@ impl Deferral {
         }
         (state.tlb[cpu], state.in_set[cpu], state.cpus[cpu]) = (None, false, At::Leaving);
         Some(())
+    }
+
+    fn age(state: &mut State) -> Option<()> {
+        let (Kernel::Idle, Slot::Leaf(..), true) = (state.kernel, state.entry, state.accessed)
+        else {
+            return None;
+        };
+        state.ages = state.ages.checked_sub(1)?;
+        (state.accessed, state.kernel) = (false, Kernel::Ages);
+        Some(())
+    }
+
+    /// Whether no CPU can have a translation of the page, whose entry is taken.
+    fn is_cold(&self, state: &State) -> bool {
+        let since = |stamp| {
+            let has_flushed = |cpu: usize| state.flushed[cpu] >= stamp || !state.in_set[cpu];
+            (0..RUNNING).all(has_flushed) || self.lost(Mutant::ColdLooksAtStamps)
+        };
+        !state.accessed && state.aged.is_some_and(since)
     }
 
     /// The kernel begins an operation.
@@ -332,6 +374,13 @@ impl Deferral {
     fn kernel(&self, state: &mut State) -> Option<()> {
         state.kernel = match state.kernel {
             Kernel::Idle => return None,
+            Kernel::Ages => {
+                state.aged = state.aged.max(Some(state.clock.checked_add(1)?));
+                Kernel::Idle
+            }
+            Kernel::Has(then, frame, stores) if then != Then::Protect && self.is_cold(state) => {
+                Kernel::Flushed(then, frame, stores, None)
+            }
             Kernel::Has(then, frame, stores) => {
                 let flushes = match then {
                     Then::Move(_) => !self.lost(Mutant::MigrateFlush),
@@ -384,11 +433,14 @@ impl Deferral {
                         state.frames[to as usize] = Owner::Page;
                         state.frames[frame as usize] = left;
                         state.entry = Slot::Leaf(to, stores);
+                        // The new frame has any stamp.
+                        state.aged = state.aged.map(|_| 0);
                     }
                     Then::Evict => {
                         state.stored = state.bytes[frame as usize];
                         state.frames[frame as usize] = left;
                         state.entry = Slot::Out;
+                        state.aged = None;
                     }
                     Then::Protect => state.entry = Slot::Leaf(frame, false),
                 }
@@ -495,7 +547,7 @@ impl State {
             let mapped = matches!(self.entry, Slot::Leaf(it, _) if it == frame);
             let in_fault = self.cpus.contains(&At::Held(frame));
             let (from, to) = match self.kernel {
-                Kernel::Idle => (None, None),
+                Kernel::Idle | Kernel::Ages => (None, None),
                 Kernel::Has(then, from, _)
                 | Kernel::Awaits(then, from, _)
                 | Kernel::Defers(then, from, ..)
@@ -526,10 +578,13 @@ impl Model for Deferral {
     fn init_states(&self) -> Vec<State> {
         let mut frames = [Owner::Free; FRAMES];
         frames[0] = Owner::Page;
-        // Each operation defers at most once.
-        let stamp = Stamp::MAX - Stamp::from(self.rounds);
+        // Each operation defers at most once, and each CPU flushes by itself for that, and for each time that the page is aged.
+        let flushes = if self.ages == 0 { 0 } else { (self.rounds + self.ages) * RUNNING as u8 };
+        let stamp = Stamp::MAX - Stamp::from(self.rounds + flushes);
         vec![State {
             entry: Slot::Leaf(0, false),
+            accessed: false,
+            aged: None,
             frames,
             bytes: [0; FRAMES],
             stored: 0,
@@ -546,6 +601,7 @@ impl Model for Deferral {
             owes: [0; RUNNING],
             flushed: [0; RUNNING],
             rounds: self.rounds,
+            ages: self.ages,
             stores: self.stores,
             stale: false,
             lost: false,
@@ -557,7 +613,7 @@ impl Model for Deferral {
             steps.extend([Step::Cpu(cpu), Step::Store(cpu), Step::Serve(cpu)]);
             steps.extend([Step::Own(cpu), Step::Leave(cpu)]);
         }
-        steps.extend([Step::Move, Step::Evict, Step::Protect, Step::Write]);
+        steps.extend([Step::Age, Step::Move, Step::Evict, Step::Protect, Step::Write]);
         steps.extend([Step::Kernel, Step::Settle, Step::Collect]);
     }
 
@@ -569,6 +625,7 @@ impl Model for Deferral {
             Step::Serve(cpu) => Self::serve(&mut next, cpu),
             Step::Own(cpu) => Self::flush(&mut next, cpu),
             Step::Leave(cpu) => Self::leave(&mut next, cpu),
+            Step::Age => Self::age(&mut next),
             Step::Move => Self::begin(&mut next, |state| {
                 let to = state.free()?;
                 state.frames[to as usize] = Owner::Taken;
@@ -585,7 +642,7 @@ impl Model for Deferral {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
+        let mut all = vec![
             Property::always("law 1: never a stale owner", |_, state: &State| !state.stale),
             Property::always("law 2: never a lost write", |_, state: &State| !state.lost),
             Property::always("law 6: every frame is accounted for", |_, state: &State| {
@@ -594,6 +651,19 @@ impl Model for Deferral {
             Property::sometimes("all rounds end", |_, state: &State| {
                 state.rounds == 0 && state.kernel == Kernel::Idle && !state.owes()
             }),
+        ];
+        if self.ages != 0 {
+            all.push(Property::sometimes(
+                "a page that may be stored to is cold",
+                |model: &Self, state: &State| {
+                    matches!(state.kernel, Kernel::Has(_, _, true)) && model.is_cold(state)
+                },
+            ));
+        }
+        if self.rounds == 1 {
+            return all;
+        }
+        all.extend([
             Property::sometimes("two frames wait for different flushes", |_, state: &State| {
                 let mut stamps = state.frames.iter().filter_map(|owner| match owner {
                     Owner::Owed(stamp) => Some(stamp),
@@ -625,6 +695,7 @@ impl Model for Deferral {
             Property::sometimes("the last stamp is given", |_, state: &State| {
                 state.clock == Stamp::MAX
             }),
-        ]
+        ]);
+        all
     }
 }
