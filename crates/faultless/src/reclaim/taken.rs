@@ -79,7 +79,7 @@ pub(super) struct Page<'s> {
     taken: Option<(Taken<'s>, Entry)>,
     /// Its flush is deferred.
     defers: bool,
-    /// No CPU has a translation of it: see [`cold`](super::cold).
+    /// All of its mappings' entries were [idle](Entry::is_idle) as they were taken. From [`flush`](Batch::flush) on: no CPU has a translation of it ([`cold`](super::cold)).
     cold: bool,
 }
 
@@ -179,7 +179,7 @@ impl<'s> Batch<'s> {
                 Err(Errno::EBUSY)
             };
             if let Err(errno) = taken {
-                page.failed = Some(errno);
+                (page.failed, page.cold) = (Some(errno), false);
                 mappings.iter_mut().filter_map(|it| it.taken.take()).for_each(Taken::revert);
                 if let Some((taken, _)) = page.taken.take() {
                     taken.revert();
@@ -191,7 +191,9 @@ impl<'s> Batch<'s> {
     /// Step 3.
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
         let quiet = Quiet::of(cpu, &self.mappings);
-        self.find_cold(cpu, quiet);
+        if self.pages.iter().any(|page| page.cold) {
+            self.find_cold(cpu, quiet);
+        }
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
         for page in self.pages.iter().filter(|page| !page.defers && !page.cold) {
             for mapping in &mut self.mappings[page.mappings.clone()] {
@@ -283,24 +285,15 @@ impl<'s> Batch<'s> {
 
     /// Finds the pages that are [cold](super::cold): no CPU has a translation.
     fn find_cold<M: Machine>(&mut self, cpu: &Cpu<'_, M>, quiet: Quiet) {
-        if !cpu.vm().knobs.deferred_flush() {
-            return;
-        }
-        let mut flushed = None;
-        for page in self.pages.iter_mut() {
-            let own = &self.mappings[page.mappings.clone()];
-            let unused = |it: &Mapping<'_>| {
-                let Found { space, addr, seen, .. } = &it.found;
-                let unused = seen.is_aged() && !seen.is_accessed();
-                let claimed =
-                    || is_claimed_in(cpu, space, *addr, quiet) && !lost(Mutant::ColdLooksAtClaims);
-                it.taken.is_some() && unused && !claimed()
+        let (defers, flushed) = (cpu.vm().knobs.deferred_flush(), cpu.flushed_by_all());
+        for page in self.pages.iter_mut().filter(|page| page.cold) {
+            let mut own = self.mappings[page.mappings.clone()].iter();
+            let claimed = |it: &Mapping<'_>| {
+                is_claimed_in(cpu, &it.found.space, it.found.addr, quiet)
+                    && !lost(Mutant::ColdLooksAtClaims)
             };
-            if own.is_empty() || !own.iter().all(unused) {
-                continue;
-            }
-            let flushed = *flushed.get_or_insert_with(|| cpu.flushed_by_all());
-            page.cold = cpu.is_cold(cpu.vm().frames.meta(page.frame), flushed);
+            let meta = cpu.vm().frames.meta(page.frame);
+            page.cold = defers && cpu.is_cold(meta, flushed) && !own.any(claimed);
             if page.cold {
                 cpu.count(Counter::FlushNeedless);
             }
@@ -408,12 +401,15 @@ fn take_page<'s, M: Machine>(
             return false;
         }
     }
+    let mut idle = !mappings.is_empty();
     for mapping in &mut *mappings {
         let Found { slot, seen, .. } = mapping.found;
         let Some((taken, seen)) = take_of(cpu, slot, seen, page.frame) else { return false };
+        idle &= seen.is_idle();
         mapping.found.seen = seen;
         mapping.taken = Some(taken);
     }
+    page.cold = idle;
     // The entries' references, and the caller's own.
     let known = page.entries() + 1;
     let alone = meta.refs() == known && !meta.is_pinned();

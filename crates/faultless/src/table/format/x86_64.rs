@@ -257,6 +257,12 @@ impl Entry {
         self.0 & AGED != 0
     }
 
+    /// Whether reclaim has looked at it, and it was not accessed since.
+    #[inline]
+    pub const fn is_idle(self) -> bool {
+        self.0 & (AGED | ACCESSED) == AGED
+    }
+
     /// The same value, locked.
     #[inline]
     pub const fn locked(self) -> Self {
