@@ -88,6 +88,8 @@ pub enum Invalidate {
 ///   (`huge_text`); [`Space::walk`](crate::Space::walk) does so for an MMU in software.
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
+/// - A CPU uses, and caches, a translation only of an entry whose accessed bit is set, and sets it first: pages whose bit stays clear leave without a flush. So
+///   does [`Space::walk`](crate::Space::walk).
 pub unsafe trait Machine: Send + Sync + 'static {
     /// What predicts which pages a fault maps beside its own: [`Streams`](crate::prefault::Streams), unless another policy is
     /// to be tried.

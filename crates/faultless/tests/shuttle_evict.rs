@@ -158,7 +158,7 @@ fn copies_against_evictions() {
 }
 
 /// A page that was evicted is unmapped, forbidden, moved, or replaced: the other CPU does not see it any more.
-fn calls_against_evictions(call: usize) {
+fn calls_against_evictions(call: usize, moves: bool) {
     let (world, disk, file, space) = mapped(2, 1, READ, MapFlags::SHARED);
     let segv = Err(FaultError::Segv { mapped: call == 1 });
     let new = if call == 3 { Ok(0) } else { segv };
@@ -166,6 +166,10 @@ fn calls_against_evictions(call: usize) {
     world.run(&[
         (&space, &|guest| sees(guest, &changed, (page(0), 1), new)),
         (&space, &|guest| {
+            if moves {
+                guest.advise(AT, 1, faultless::Advice::Cold);
+                guest.migrate(AT, 1, 1);
+            }
             guest.evict(&file, 0..1);
             match call {
                 0 => guest.unmap(AT, 1),
@@ -181,19 +185,24 @@ fn calls_against_evictions(call: usize) {
 }
 
 fn unmapping_against_evictions() {
-    calls_against_evictions(0);
+    calls_against_evictions(0, false);
 }
 
 fn forbidding_against_evictions() {
-    calls_against_evictions(1);
+    calls_against_evictions(1, false);
 }
 
 fn moving_against_evictions() {
-    calls_against_evictions(2);
+    calls_against_evictions(2, false);
 }
 
 fn replacing_against_evictions() {
-    calls_against_evictions(3);
+    calls_against_evictions(3, false);
+}
+
+/// The same for a page that was aged, and moved by a deferred flush: the other CPU may still come to its old frame.
+fn replacing_against_evictions_of_moved_pages() {
+    calls_against_evictions(3, true);
 }
 
 /// What is cut off a page that was evicted is not seen any more.
@@ -354,6 +363,7 @@ mod tests {
         forbidding_against_evictions,
         moving_against_evictions,
         replacing_against_evictions,
+        replacing_against_evictions_of_moved_pages,
         truncation_against_evictions,
         holes_against_evictions,
         writing_back_against_evictions,
@@ -372,6 +382,7 @@ mod needs {
         a_look_at_what_is_dirty: EvictLooksAtDirty in [kernel_writes_against_evictions],
         a_look_at_locks: EvictLooksAtLocks in [locking_against_evictions],
         a_count_of_the_references: MigrateCounts in [kernel_writes_against_evictions],
+        a_stamp_that_moves: MigrateKeepsStamp in [replacing_against_evictions_of_moved_pages],
         a_flush_before_pages_are_unmapped: BatchSettlesEvicted in [unmapping_against_evictions],
         a_flush_before_pages_are_forbidden: BatchSettlesEvicted in [forbidding_against_evictions],
         a_flush_before_pages_move: BatchSettlesEvicted in [moving_against_evictions],

@@ -489,7 +489,6 @@ mod needs {
 
     needs!(
         a_flush_of_what_leaves: SwapFlush in [stores_against_swap],
-        a_look_at_the_claims_on_what_is_aged: ColdLooksAtClaims in [lazily_freed_pages_against_migrations],
         a_count_of_the_references: MigrateCounts in [stores_against_swap, pins_against_swap],
         a_second_look_at_the_slot: SwapInLooksAgain in [slots_that_are_used_again],
         a_ticket: SecondLook in [calls_against_swap],

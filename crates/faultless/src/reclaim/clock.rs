@@ -200,7 +200,8 @@ impl<M: Machine> Cpu<'_, M> {
             let mut got = 0;
             if !is_enough() && !backoff.leaves_out() {
                 got = self.reclaim_until(|_| is_enough());
-                backoff.tried(got != 0);
+                // Others may have been faster.
+                backoff.tried(got != 0 || is_enough());
             }
             freed += got;
             // As long as there are frames, CPUs flush when it suits them.

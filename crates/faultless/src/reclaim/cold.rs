@@ -8,18 +8,19 @@
 //! 1. *Clear.* The CPU has a reference to the frame. It clears the bit, issues a full fence, reads the clock of the [deferred
 //!    flushes](crate::tlb::deferred), and raises the frame's [stamp](FrameMeta) to the number after it. Then it drops the reference.
 //! 2. *Flush.* A CPU that drops all translations advances the clock first, and afterwards notes the number that it has made. So a flush whose number is a
-//!    frame's stamp or above began after the clear.
+//!    frame's stamp or above began after the clear. (A CPU that leaves a space notes the clock after it has dropped them: it has none then.)
 //! 3. *Take.* The page's entries are [taken](super::taken), all of them aged, with the bit clear, and nobody has another reference: so no clear is under way, and the stamp is
 //!    that of the last one. Full fence. If each CPU that runs a space has flushed with that stamp or a later one, the page is cold. A CPU that
 //!    begins to run a space later finds the bit clear, and sets it; so does one that uses the page after its flush. Either has done so before the entry
 //!    was taken, and then the bit is set, or finds the entry taken.
 //!
-//! What else changes accessed bits keeps this true:
+//! This must stay true:
 //!
-//! - A new entry is not aged, or is accessed, as are those that `fork` makes. One that `mremap` moves keeps its frame, and with it the stamp.
-//! - Migration keeps the bit as it was when the entry was taken. If it was clear, no CPU has a translation to the new frame, whatever its stamp.
+//! - An entry is aged only if its frame has the stamp of the last clear. A new entry is not aged, or is accessed, as are those that `fork` makes. What `MADV_FREE` clears is
+//!   not aged any more. One that `mremap` moves keeps its frame.
+//! - Migration copies the stamp. No CPU has a translation to the new frame as long as the bit is clear. But where the flush of the move is deferred, one may still have one of the
+//!   page's address, to the old frame; it has flushed since, if it has flushed since the clear.
 //! - Where a huge leaf is split, its translations are dropped: no CPU has one of the entries that are made, which may be aged, whatever stamps their frames have.
-//! - `MADV_FREE` clears the bit of an entry that may be aged. It has a claim on the page until it has flushed, and no page is cold that an operation has a claim on.
 //!
 //! A page that may be stored to and is not cold would cost an interrupt at once. It is looked at once more before its time has come, and mostly is cold then.
 
@@ -31,7 +32,7 @@ use crate::table::{Entry, node};
 use crate::vm::Cpu;
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Step 1 for an entry that was `seen`, to whose frame the caller has a reference. Returns whether the bit was set, or the entry has changed.
+    /// Step 1 for an entry that was `seen`, to whose frame the caller has a reference. Returns whether the bit was set, or another CPU has changed the entry and it is set now.
     pub(crate) fn take_accessed(&self, slot: &AtomicU64, seen: Entry) -> bool {
         if !seen.is_accessed() || seen.is_locked() {
             return seen.is_accessed();

@@ -125,6 +125,11 @@ impl<M: Machine> Cpu<'_, M> {
             .meta(to)
             .lives
             .store(meta.lives.load(Ordering::Relaxed), Ordering::Relaxed);
+        // A CPU may still come from the address to the old frame. See `cold`.
+        if !lost(Mutant::MigrateKeepsStamp) {
+            let aged = meta.aged.load(Ordering::Relaxed);
+            self.vm().frames.meta(to).aged.store(aged, Ordering::Relaxed);
+        }
         batch.store(at, |found| found.seen.with_frame(to), |seen| seen.with_frame(to));
         // With the batch's own.
         batch.leave(self, at, refs + 1, free);

@@ -192,7 +192,7 @@ impl<'s> Batch<'s> {
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
         let quiet = Quiet::of(cpu, &self.mappings);
         if self.pages.iter().any(|page| page.cold) {
-            self.find_cold(cpu, quiet);
+            self.find_cold(cpu);
         }
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
         for page in self.pages.iter().filter(|page| !page.defers && !page.cold) {
@@ -284,16 +284,10 @@ impl<'s> Batch<'s> {
     }
 
     /// Finds the pages that are [cold](super::cold): no CPU has a translation.
-    fn find_cold<M: Machine>(&mut self, cpu: &Cpu<'_, M>, quiet: Quiet) {
+    fn find_cold<M: Machine>(&mut self, cpu: &Cpu<'_, M>) {
         let (defers, flushed) = (cpu.vm().knobs.deferred_flush(), cpu.flushed_by_all());
         for page in self.pages.iter_mut().filter(|page| page.cold) {
-            let mut own = self.mappings[page.mappings.clone()].iter();
-            let claimed = |it: &Mapping<'_>| {
-                is_claimed_in(cpu, &it.found.space, it.found.addr, quiet)
-                    && !lost(Mutant::ColdLooksAtClaims)
-            };
-            let meta = cpu.vm().frames.meta(page.frame);
-            page.cold = defers && cpu.is_cold(meta, flushed) && !own.any(claimed);
+            page.cold = defers && cpu.is_cold(cpu.vm().frames.meta(page.frame), flushed);
             if page.cold {
                 cpu.count(Counter::FlushNeedless);
             }

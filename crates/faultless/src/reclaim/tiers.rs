@@ -29,7 +29,7 @@ const SHORT: u64 = 16;
 /// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is. That holds as long as slower nodes have free frames. Where
 /// they have none, pages are evicted instead, and a call may look at all of memory to find them; if it finds none, later calls [back off](super::backoff).
 const MOST_DEMOTED: u64 = 256;
-/// How many frames of its node it looks at for them, each three times, at most.
+/// A third of the looks at frames of its node that it takes for them, at most.
 const MOST_LOOKED_AT: u64 = 1 << 14;
 /// How many frames of slower nodes are looked at for each page that may move to a faster one.
 const LOOKS: u64 = 8;
@@ -128,7 +128,8 @@ impl<M: Machine> Cpu<'_, M> {
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
             balanced.evicted += self.reclaim(missing);
         }
-        backoff.tried(*balanced != Balanced::default());
+        // Others may have been faster.
+        backoff.tried(*balanced != Balanced::default() || lacking() == 0);
     }
 
     /// Moves pages to `node`, and drops the references to their frames that the caller has. Returns how many moved; `None`: the node has no frame. No flush is

@@ -93,7 +93,7 @@ impl core::error::Error for AccessError {}
 
 impl<M: Machine> Space<M> {
     /// Where `addr` leads at present, if a page is mapped there. It may lead elsewhere a moment later, and the frame may
-    /// have another owner by then. Nothing changes, and no page is faulted in.
+    /// have another owner by then. Nothing changes, and no page is faulted in. It is not to be cached: see [`walk`](Self::walk).
     pub fn translate(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<Translation> {
         let section = self.section(cpu);
         let slot = self.slot(cpu, &section, addr)?;

@@ -239,8 +239,8 @@ pub enum Mutant {
     DeferLooksAtClaims,
     /// A page is taken without a flush where all CPUs have dropped their translations since its accessed bit was cleared. One has a translation still.
     ColdLooksAtStamps,
-    /// The same where no operation has claimed the page. A CPU stores by a translation whose flush is under way.
-    ColdLooksAtClaims,
+    /// A page that moves keeps the stamp of the last clear of its accessed bit. A CPU that came to the old frame does so still where the page has left since.
+    MigrateKeepsStamp,
     /// Who takes permissions away, or empties entries, does the deferred flush of pages that were evicted there. A CPU sees what is unmapped.
     BatchSettlesEvicted,
     /// A fault that copies an object's page to an empty entry does so, too. Another CPU sees the object's page where a program has stored to its own.

@@ -30,7 +30,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Whether another CPU runs a space. What it dropped when it left one comes before the answer that it runs none.
+    /// Whether a CPU runs a space. What it dropped when it left one comes before the answer that it runs none.
     pub(crate) fn runs_a_space(&self, cpu: CpuId) -> bool {
         self.vm().cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0
     }

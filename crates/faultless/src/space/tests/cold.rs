@@ -1,15 +1,16 @@
 //! Pages that no CPU has cached move and leave without a flush.
 
 use super::deferred::beside;
-use super::guest::{
-    AT, P, RW, TestCpu, TestSpace, TestVm, check, cpu, load, map, store, two_nodes,
-};
+use super::guest::{AT, P, RW, SHARED, TestCpu, TestSpace, TestVm};
+use super::guest::{check, cpu, load, map, map_object, store, two_nodes};
 use super::migrations::moved;
+use super::store::{Memory, file, finish};
 use super::swap::{count, swap_on};
 use crate::fault::Access;
 use crate::knob::Setting;
 use crate::space::{Advice, Prot, Space};
 use crate::stat::Counter;
+use std::vec::Vec;
 
 const PAGES: u64 = 8;
 
@@ -130,4 +131,76 @@ fn what_would_cost_an_interrupt_has_time_until_the_next_look() {
     let [stored, read] = [RW, Prot::READ].map(|prot| [false, true].map(|on| looks(on, prot)));
     assert_eq!(read[0], read[1]);
     assert_eq!(stored, [read[0], read[0] + MANY]);
+}
+
+/// `MADV_FREE` of a page that is clean flushes nothing, and clears the accessed bit all the same.
+#[test]
+fn what_was_freed_lazily_twice_needs_a_flush() {
+    let vm = two_nodes(256);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = pages(&here, PAGES);
+    age(&here, &space);
+    space.madvise(&here, AT, PAGES * P, Advice::Free).unwrap();
+    space.activate(&other);
+    other.flush_own();
+    assert!(space.walk(&other, AT, Access::Read).is_some());
+    space.madvise(&here, AT, P, Advice::Free).unwrap();
+    // SAFETY: it uses no translations from here on.
+    unsafe { space.deactivate(&other) };
+    let flushes = count(&here, Counter::TlbFlush);
+    assert_eq!(moves(&here, &space, (0, 1), 1), [0, 0]);
+    assert_eq!(count(&here, Counter::TlbFlush), flushes + 1);
+    end(&vm, &here, space);
+}
+
+/// A CPU comes from an address to the frame that the page left without a flush. It must have flushed before the page leaves without one.
+#[test]
+fn what_moved_by_a_deferred_flush_leaves_by_one() {
+    let vm = two_nodes(256);
+    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    vm.set(Setting::PrefaultMaxOrder(0));
+    let memory = Memory::new(8, 0);
+    let file = file(&here, &memory);
+    let space = Space::new(&here).unwrap();
+    map_object(&here, &space, (0, 1), Prot::READ, SHARED, (&file, 0));
+    space.activate(&other);
+    load(&here, &space, AT).unwrap();
+    assert!(space.walk(&other, AT, Access::Read).is_some());
+    space.madvise(&here, AT, P, Advice::Cold).unwrap();
+    assert_eq!(moves(&here, &space, (0, 1), 1), [0, 0]);
+    space.madvise(&here, AT, P, Advice::PageOut).unwrap();
+    assert!(space.entry_at(&here, AT).is_none());
+    assert!(here.is_pending(&space.core.evicted), "who unmaps it does the flush");
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    finish(&here, space, Vec::from([file]));
+}
+
+/// The CPU that takes a page may have used it.
+#[test]
+fn what_this_cpu_has_not_dropped_needs_a_flush() {
+    let vm = two_nodes(256);
+    let here = cpu(&vm, 0);
+    let space = pages(&here, PAGES);
+    space.activate(&here);
+    age(&here, &space);
+    assert_eq!(moves(&here, &space, (0, PAGES), 1), [0, 0]);
+    here.flush_own();
+    assert_eq!(moves(&here, &space, (0, PAGES), 0), [PAGES, 0]);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&here) };
+    end(&vm, &here, space);
+}
+
+/// All entries of a page must be idle.
+#[test]
+fn what_another_space_uses_needs_a_flush() {
+    let vm = two_nodes(256);
+    let here = cpu(&vm, 0);
+    let space = pages(&here, PAGES);
+    age(&here, &space);
+    let child = space.fork(&here).unwrap();
+    assert_eq!(moves(&here, &child, (0, PAGES), 1)[0], 0);
+    child.exit(&here);
+    end(&vm, &here, space);
 }

@@ -221,10 +221,10 @@ impl Entry {
         Self((self.0 & !HUGE) + ((at as u64) << PAGE_SHIFT))
     }
 
-    /// The same leaf with the dirty bit clear, as `MADV_FREE` wants it.
+    /// The same leaf with the dirty bit clear, as `MADV_FREE` wants it. It is not aged: that would say that its frame knows when the accessed bit was cleared.
     #[inline]
     pub const fn clean(self) -> Self {
-        Self(self.0 & !(DIRTY | ACCESSED))
+        Self(self.0 & !(DIRTY | ACCESSED | AGED))
     }
 
     /// The same leaf with the dirty bit clear.
@@ -596,7 +596,8 @@ mod tests {
         assert!(aged.is_aged() && aged.used().is_aged() && !own.is_aged());
         assert_eq!((aged.frame(), aged.is_writable()), (own.frame(), true));
         assert!(!aged.needs_flush(own) && !own.needs_flush(aged));
-        assert!(!own.unused().was_used() && aged.clean().was_used());
+        assert!(!own.unused().was_used() && aged.clean().was_used() && !aged.clean().is_aged());
+        assert!(aged.is_idle() && !aged.used().is_idle() && !own.unused().is_idle());
     }
 
     #[test]
