@@ -191,6 +191,25 @@ fn a_cpu_in_the_background_flushes_when_it_is_asked() {
     space.exit(&cpu0);
 }
 
+#[test]
+fn a_cpu_that_reads_from_a_store_flushes_when_it_is_asked() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&cpu0, 16);
+    let memory = Memory::new(64, 0);
+    let file = file(&cpu0, &memory);
+    space.activate(&other);
+    assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
+    file.read_ahead(&other, 0..1).unwrap();
+    assert_eq!(vm.totals().get(Counter::DeferredOwn), 0);
+    assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "it asks to flush");
+    file.read_ahead(&other, 40..41).unwrap();
+    assert_eq!(vm.totals().get(Counter::DeferredOwn), 1);
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    finish(&cpu0, space, Vec::from([file]));
+}
+
 /// Stores to new pages, which move to `node`, until it has no frame.
 fn fill(cpu: &TestCpu<'_>, space: &TestSpace, node: u8) {
     map(cpu, space, 100, 400, RW);

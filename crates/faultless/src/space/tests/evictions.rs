@@ -453,6 +453,9 @@ fn reclaim_in_the_background_makes_room() {
         }
         assert!(vm.free_frames() > 16, "page {page}");
     }
+    // So that accessed bits tell what is used.
+    let aged = count(&cpu, Counter::FlushAged);
+    assert!((2..8).contains(&aged), "{aged}");
     cpu.drain();
     finish(&cpu, space, Vec::from([file]));
 }
