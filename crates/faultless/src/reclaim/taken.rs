@@ -104,6 +104,8 @@ pub(super) struct Batch<'s> {
     stamp: u64,
     /// Frames that wait for it, up to the [end](Self::end).
     owed: OwedRun,
+    /// Some page may be cold.
+    idle: bool,
 }
 
 impl<'s> Batch<'s> {
@@ -120,7 +122,13 @@ impl<'s> Batch<'s> {
         let mut mappings = Vec::new();
         // Most pages have one.
         mappings.try_reserve(most).map_err(|_| OutOfMemory)?;
-        Ok(Self { pages: Bounded::try_new(most)?, mappings, stamp: 0, owed: OwedRun::new() })
+        Ok(Self {
+            pages: Bounded::try_new(most)?,
+            mappings,
+            stamp: 0,
+            owed: OwedRun::new(),
+            idle: false,
+        })
     }
 
     /// Adds a page that [`leave`](Self::leave) knows by its place: the one in `frame`, to which the caller has a reference; or one that fails.
@@ -185,13 +193,14 @@ impl<'s> Batch<'s> {
                     taken.revert();
                 }
             }
+            self.idle |= page.cold;
         }
     }
 
     /// Step 3.
     pub(super) fn flush<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then) {
         let quiet = Quiet::of(cpu, &self.mappings);
-        if self.pages.iter().any(|page| page.cold) {
+        if self.idle {
             self.find_cold(cpu);
         }
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
@@ -284,6 +293,8 @@ impl<'s> Batch<'s> {
     }
 
     /// Finds the pages that are [cold](super::cold): no CPU has a translation.
+    #[cold]
+    #[inline(never)]
     fn find_cold<M: Machine>(&mut self, cpu: &Cpu<'_, M>) {
         let (defers, flushed) = (cpu.vm().knobs.deferred_flush(), cpu.flushed_by_all());
         for page in self.pages.iter_mut().filter(|page| page.cold) {
