@@ -224,10 +224,12 @@ impl<M: Machine> Cpu<'_, M> {
             return Err(Errno::EPERM);
         }
         // What a slot of the swap area held for nobody is not written.
-        let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
-        let swap = self.vm().swap.get().filter(|swap| swap.is(object));
-        let dead = swap.is_some_and(|swap| swap.is_dead(index));
-        let dirty = name.is_dirty() && !dead && !lost(Mutant::EvictLooksAtDirty);
+        let dead = || {
+            let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
+            let swap = self.vm().swap.get().filter(|swap| swap.is(object));
+            swap.is_some_and(|swap| swap.is_dead(index))
+        };
+        let dirty = name.is_dirty() && !dead() && !lost(Mutant::EvictLooksAtDirty);
         // Who writes a page back marks it clean, then protects its mappings, and has a reference to it all the while.
         debug_assert!(name.is_dirty() || !mappings.iter().any(|it| it.found.seen.is_writable()));
         match wanted {

@@ -204,10 +204,15 @@ impl<'s> Batch<'s> {
             self.find_cold(cpu);
         }
         self.stamp = if then == Then::Stay { 0 } else { self.defer(cpu, then, quiet) };
+        let mut any = false;
         for page in self.pages.iter().filter(|page| !page.defers && !page.cold) {
             for mapping in &mut self.mappings[page.mappings.clone()] {
                 mapping.flush = what_to_flush(cpu, mapping, quiet);
+                any |= mapping.flush.is_some();
             }
+        }
+        if !any {
+            return;
         }
         let flushed = || self.mappings.iter().filter(|it| it.flush.is_some());
         for (at, Mapping { found: Found { space, .. }, .. }) in flushed().enumerate() {
