@@ -125,7 +125,7 @@ pub enum Settlement {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     entry: Slot,
-    /// Its accessed bit.
+    /// Its accessed bit, where the kernel ages the page.
     accessed: bool,
     /// It was aged, and the stamp of its frame.
     aged: Option<Stamp>,
@@ -219,7 +219,7 @@ impl Deferral {
                     At::Program
                 }
                 (None, Slot::Leaf(frame, stores)) => {
-                    state.accessed = true;
+                    state.accessed = self.ages != 0;
                     At::Walked(frame, stores)
                 }
                 (None, Slot::Busy) => return None,
@@ -228,7 +228,7 @@ impl Deferral {
                     state.frames[frame as usize] = Owner::Page;
                     state.bytes[frame as usize] = state.stored;
                     state.entry = Slot::Leaf(frame, false);
-                    state.accessed = true;
+                    state.accessed = self.ages != 0;
                     At::Program
                 }
             },
@@ -245,7 +245,7 @@ impl Deferral {
             At::Fault(_) => At::Program,
             At::Held(frame) => {
                 state.entry = Slot::Leaf(frame, true);
-                state.accessed = true;
+                state.accessed = self.ages != 0;
                 state.tlb[cpu] = None;
                 At::Program
             }
