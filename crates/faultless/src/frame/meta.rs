@@ -147,7 +147,7 @@ pub struct FrameMeta {
     /// The page index of this frame under `anchor`; written as `anchor` is.
     pub index: AtomicU64,
     /// The stamp of the last time that reclaim cleared the accessed bit of an entry that maps this frame, of meaning where an entry is
-    /// [aged](crate::table::Entry::is_aged): see [`deferred`](crate::tlb::deferred).
+    /// [aged](crate::table::Entry::is_aged): see [`cold`](crate::reclaim::cold).
     pub(crate) aged: AtomicU64,
     /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,

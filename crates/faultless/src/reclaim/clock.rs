@@ -361,17 +361,11 @@ impl<M: Machine> Cpu<'_, M> {
         let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
         // Another CPU that looks at the same time makes no difference that matters.
         meta.lives.store(next, Ordering::Relaxed);
+        // CPUs that drop their translations until the next look need not be interrupted then.
+        let flushed = || *sight.flushed.get_or_init(|| self.flushed_by_others());
+        let costly = || stores && self.interrupts(meta, flushed);
         match sight.purpose {
-            Purpose::Evict | Purpose::Demote if used => false,
-            // CPUs that drop their translations until the next look need not be interrupted then.
-            Purpose::Evict | Purpose::Demote => {
-                lives == 0
-                    || lives == 1
-                        && !(stores
-                            && self.interrupts(meta, || {
-                                *sight.flushed.get_or_init(|| self.flushed_by_others())
-                            }))
-            }
+            Purpose::Evict | Purpose::Demote => !used && (lives == 0 || lives == 1 && !costly()),
             Purpose::Promote => used && lives != 0,
         }
     }

@@ -6,7 +6,7 @@
 //! - *Demotion* is reclaim of a node that has slower ones below it: where fewer than one frame in 16 is free, the [hand](super::clock) goes
 //!   over the node's frames, and pages whose time has come [move](super::migrate) to the next slower node that has room, until two in 16 are free. They stay
 //!   mapped. Only where no slower node has room are pages of files evicted. CPUs that
-//!   call [`Cpu::balance`] at the same time share the work: each stops when the node has enough, whoever made it.
+//!   call [`Cpu::balance`] at the same time share the work: each stops when the node has enough free frames, whoever freed them.
 //! - *Promotion*: the hand goes over some frames of slower nodes. A page that was found used at two looks in a row moves to the CPU's node, if that keeps
 //!   one in 32 free: so what comes makes the node short, and others make room. How many frames it looks at, and how many pages may move, is limited: a page that moves costs a copy, and the
 //!   program waits for it meanwhile.

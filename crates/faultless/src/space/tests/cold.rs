@@ -35,6 +35,16 @@ fn end(vm: &TestVm, cpu: &TestCpu<'_>, space: TestSpace) {
     space.exit(cpu);
 }
 
+/// Pages that were aged before CPU 1 dropped what it had. It runs their space, and answers no requests: whoever sent one would wait for ever.
+fn dropped(vm: &TestVm) -> (TestCpu<'_>, TestCpu<'_>, TestSpace) {
+    let (here, other) = (cpu(vm, 0), cpu(vm, 1));
+    let space = pages(&here, PAGES);
+    space.activate(&other);
+    age(&here, &space);
+    other.flush_own();
+    (here, other, space)
+}
+
 /// How many pages move to `node` without a flush, and how many CPUs are interrupted.
 fn moves(cpu: &TestCpu<'_>, space: &TestSpace, (first, pages): (u64, u64), node: u8) -> [u64; 2] {
     let counts =
@@ -48,12 +58,7 @@ fn moves(cpu: &TestCpu<'_>, space: &TestSpace, (first, pages): (u64, u64), node:
 #[test]
 fn what_all_cpus_have_dropped_since_moves_without_a_flush() {
     let vm = two_nodes(256);
-    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
-    let space = pages(&here, PAGES);
-    // It answers no requests: whoever sent one would wait for ever.
-    space.activate(&other);
-    age(&here, &space);
-    other.flush_own();
+    let (here, other, space) = dropped(&vm);
     let flushes = count(&here, Counter::TlbFlush);
     assert_eq!(moves(&here, &space, (0, PAGES), 1), [PAGES, 0]);
     assert_eq!((count(&here, Counter::TlbFlush), vm.usage().owed), (flushes, 0));
@@ -67,11 +72,7 @@ fn what_all_cpus_have_dropped_since_moves_without_a_flush() {
 #[test]
 fn what_was_used_since_needs_a_flush() {
     let vm = two_nodes(256);
-    let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
-    let space = pages(&here, PAGES);
-    space.activate(&other);
-    age(&here, &space);
-    other.flush_own();
+    let (here, other, space) = dropped(&vm);
     assert!(space.walk(&other, AT + 2 * P, Access::Read).is_some());
     // SAFETY: it uses no translations from here on.
     unsafe { space.deactivate(&other) };
