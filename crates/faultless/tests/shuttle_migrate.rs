@@ -3,7 +3,7 @@
 
 use crate::scenario::{AT, Guest, PAGE, RW, World, page};
 use faultless::sync::atomic::{AtomicBool, Ordering};
-use faultless::{FaultError, Prot};
+use faultless::{FaultError, Object, Prot, Shared};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;
@@ -18,6 +18,13 @@ fn there_and_back(guest: &Guest<'_>) {
     for round in 0..2 {
         guest.migrate(AT, 2, 1 - round);
     }
+}
+
+/// Maps the first `pages` pages of `object` at `at`, shared.
+fn map_object(guest: &Guest<'_>, object: &Shared<Object>, (at, pages): (u64, u64), prot: Prot) {
+    let backing = faultless::Backing { object, first: 0, may_write: true };
+    let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
+    guest.space.mmap_object(guest.cpu, at, pages * PAGE, prot, flags, backing).unwrap();
 }
 
 /// Two CPUs load and store, each what the other stored, in pages that move.
@@ -153,9 +160,7 @@ fn objects_against_migrations() {
     let world = World::unwatched(3, FRAMES);
     let object = world.object(2, 2);
     let map = |guest: &Guest<'_>| {
-        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
-        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
-        guest.space.mmap_object(guest.cpu, AT, 2 * PAGE, RW, flags, backing).unwrap();
+        map_object(guest, &object, (AT, 2), RW);
         guest.load(page(0)).unwrap();
     };
     let spaces = [world.space(map), world.space(map)];
@@ -243,9 +248,7 @@ fn stores_against_migrations_of_aged_pages() {
     let world = World::unwatched(2, FRAMES);
     let object = world.object(1, 1);
     let space = world.space(|guest| {
-        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
-        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
-        guest.space.mmap_object(guest.cpu, AT, PAGE, RW, flags, backing).unwrap();
+        map_object(guest, &object, (AT, 1), RW);
         guest.store(page(0), 1).unwrap();
     });
     world.run(&[
@@ -272,9 +275,7 @@ fn writes_against_deferred_flushes() {
     let world = World::unwatched(2, FRAMES);
     let object = world.object(1, 1);
     let space = world.space(|guest| {
-        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
-        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
-        guest.space.mmap_object(guest.cpu, AT, PAGE, READ, flags, backing).unwrap();
+        map_object(guest, &object, (AT, 1), READ);
         guest.load(page(0)).unwrap();
     });
     let written = AtomicBool::new(false);
@@ -301,11 +302,7 @@ fn writes_against_deferred_flushes() {
 fn stores_against_deferred_flushes(elsewhere: bool) {
     let world = World::unwatched(2, FRAMES);
     let object = world.object(1, 1);
-    let map = |guest: &Guest<'_>, at, prot| {
-        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
-        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
-        guest.space.mmap_object(guest.cpu, at, PAGE, prot, flags, backing).unwrap();
-    };
+    let map = |guest: &Guest<'_>, at, prot| map_object(guest, &object, (at, 1), prot);
     let space = world.space(|guest| {
         map(guest, AT, READ);
         map(guest, TO, RW);
@@ -474,9 +471,7 @@ fn loads_of_two_spaces_against_deferred_flushes() {
     let world = World::unwatched(3, FRAMES);
     let object = world.object(1, 1);
     let map = |guest: &Guest<'_>| {
-        let backing = faultless::Backing { object: &object, first: 0, may_write: true };
-        let flags = faultless::MapFlags::SHARED | faultless::MapFlags::FIXED;
-        guest.space.mmap_object(guest.cpu, AT, PAGE, READ, flags, backing).unwrap();
+        map_object(guest, &object, (AT, 1), READ);
         guest.load(page(0)).unwrap();
     };
     let spaces = [world.space(map), world.space(map)];
