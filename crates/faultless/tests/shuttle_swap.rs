@@ -488,6 +488,7 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
+        a_page_that_is_not_aged_any_more: FreeUnages in [lazily_freed_pages_against_migrations],
         a_flush_of_what_leaves: SwapFlush in [stores_against_swap],
         a_count_of_the_references: MigrateCounts in [stores_against_swap, pins_against_swap],
         a_second_look_at_the_slot: SwapInLooksAgain in [slots_that_are_used_again],

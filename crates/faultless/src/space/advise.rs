@@ -299,6 +299,9 @@ impl<M: Machine> Visit<'_, '_, M> {
                     return;
                 }
                 let (old, new) = protocol::settle(slot, self.cpu, |entry| match entry {
+                    _ if private(entry) && entry.is_aged() && lost(Mutant::FreeUnages) => {
+                        entry.clean().aged()
+                    }
                     _ if private(entry) => entry.clean(),
                     // What a program does not need is not read in again.
                     _ if entry.is_swapped() => Entry::NONE,

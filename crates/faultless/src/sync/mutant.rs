@@ -239,6 +239,8 @@ pub enum Mutant {
     DeferLooksAtClaims,
     /// A page is taken without a flush where all CPUs have dropped their translations since its accessed bit was cleared. One has a translation still.
     ColdLooksAtStamps,
+    /// A page whose accessed bit `MADV_FREE` clears is not aged any more. It moves without a flush while a CPU stores to it.
+    FreeUnages,
     /// A page that moves keeps the stamp of the last clear of its accessed bit. A CPU that came to the old frame does so still where the page has left since.
     MigrateKeepsStamp,
     /// Who takes permissions away, or empties entries, does the deferred flush of pages that were evicted there. A CPU sees what is unmapped.
