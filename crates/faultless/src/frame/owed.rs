@@ -155,9 +155,9 @@ impl Frames {
         arenas.map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether one in `part` of the frames that may wait for their flush do.
+    /// Whether one in `part` of the frames that may wait for their flush do, and any.
     pub fn owes_some(&self, part: u64) -> bool {
-        self.owed_count() >= self.limit() / (part * PART)
+        self.owed_count() >= (self.limit() / (part * PART)).max(1)
     }
 
     /// Whether as many frames wait for their flush as may.

@@ -48,22 +48,17 @@ impl<M: Machine> Space<M> {
     /// Evicts the pages in `range` that have no other mapping, or `all` of them, as far as that is possible.
     pub(super) fn evict_pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, all: bool) {
         let mut left = range;
-        loop {
+        while !left.is_empty() {
             let mut frames = [FrameNumber(0); BATCH];
             let mut count = 0;
             let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
-                if count == BATCH {
-                    return Err(());
-                }
                 frames[count] = page.keep();
                 count += 1;
-                Ok(())
+                if count == BATCH { Err(()) } else { Ok(()) }
             });
             cpu.evict(&frames[..count]);
-            match gathered {
-                Ok(()) => break,
-                Err((at, ())) => left = VirtRange::new(at, left.end),
-            }
+            let next = gathered.map_or_else(|(last, ())| last + PAGE_SIZE, |()| left.end);
+            left.start = next;
         }
     }
 

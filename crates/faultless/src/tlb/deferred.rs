@@ -17,7 +17,7 @@
 //!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
 //!    that have flushed since are left alone.
 //!
-//! Where a quarter of the frames wait that may, the CPUs are *asked* (4) to flush when it suits them, by one word that they look at where they
+//! Where one in 32 of the frames wait that may, the CPUs are *asked* (4) to flush when it suits them, by one word that they look at where they
 //! reclaim or balance memory in the background: never in an allocation, which would take several times as long. Later the stamps that all of them have flushed by then are paid without a settlement (5),
 //! and nobody is interrupted.
 //!

@@ -350,7 +350,7 @@ fn read_only_pages_move_without_an_interrupt() {
 /// CPUs are asked to flush where many frames wait. Once all have, nobody is interrupted.
 #[test]
 fn cpus_flush_by_themselves() {
-    let vm = two_nodes(256);
+    let vm = two_nodes(2048);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_space(&cpu0);
     space.activate(&other);
