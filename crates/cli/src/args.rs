@@ -55,8 +55,8 @@ pub enum Command {
     /// explain is told as no difference.
     ///
     /// `xsbench` and `llm` are compared only where they are named, in tables of their own: shootdowns, flushes, TLB misses, run time, frames in use and
-    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them. That takes tens of minutes; --quick has
-    /// less memory and fewer CPUs.
+    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them. Each runs with several seeds, whose
+    /// means are compared. That takes tens of minutes; --quick has less memory, fewer CPUs and one seed.
     ///
     /// With --details each workload also runs on this machine under every policy, and on this host's own Linux; then workloads and
     /// recordings run with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed
@@ -166,6 +166,9 @@ pub struct CompareArgs {
     /// Threads of each workload of --details [default: the host's CPUs, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
+    /// Seeds that `xsbench` and `llm` run with, whose means are compared [default: 3, or 1 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub seeds: Option<u16>,
     #[command(flatten)]
     pub json: JsonArgs,
     #[command(flatten)]

@@ -334,11 +334,24 @@ fn compare_takes_what_replay_takes() {
 fn memory_in_tiers_is_compared_at_each_ratio() {
     let place = Place::new();
     let json = place.out("tiers.jsonl");
-    let out = faultless(&["compare", "xsbench", "llm", "--quick", "--json", text(&json)]);
+    let page = place.out("tiers.html");
+    let out = faultless(&[
+        "compare",
+        "xsbench",
+        "llm",
+        "--quick",
+        "--seeds",
+        "2",
+        "--json",
+        text(&json),
+        "--html",
+        text(&page),
+    ]);
     let out = out.succeeds();
     for told in [
         "1:99 |",
         "access=write on",
+        "mean of 2 seeds",
         "shootdown IPIs",
         "allocation p99.9, ns",
         "Simulated: ",
@@ -351,9 +364,18 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     for metric in ["tlb_shootdown_sent", "allocation_p99", "frames_in_use_mean", "wall_seconds"] {
         assert!(lines.contains(&format!("\"metric\":\"{metric}\"")), "{metric}");
     }
-    let page = place.out("tiers.html");
-    let error = faultless(&["compare", "llm", "--html", text(&page)]).fails(2);
-    assert!(error.contains("no plots of llm"), "{error}");
+    // Each seed has results of its own.
+    let times = lines.lines().filter(|line| line.contains("\"metric\":\"wall_seconds\""));
+    for seed in [0, 1] {
+        let of = times.clone().filter(|line| line.contains(&format!("\"seed\":{seed}")));
+        // Three subjects here and on simulated CPUs, at five, three and five ratios, without deferral and with it.
+        assert_eq!(of.count(), 2 * (5 + 3 + 5) * 2, "{seed}");
+    }
+    let shown = fs::read_to_string(&page).expect("written");
+    assert_eq!(shown.matches("<svg").count(), 6, "a plot of each table");
+    assert!(shown.contains("Tiers in figures") && shown.contains("shootdown interrupts"));
+    let error = faultless(&["compare", "--seeds", "2"]).fails(2);
+    assert!(error.contains("only xsbench and llm run with several"), "{error}");
     let error = faultless(&["compare", "llm", "--set", "deferred_flush=0"]).fails(2);
     assert!(error.contains("both settings of deferred_flush are compared"), "{error}");
     let error = faultless(&["stat", "xsbench", "fast=4K"]).fails(2);

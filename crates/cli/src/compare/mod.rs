@@ -77,9 +77,9 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
     let (tiered, chosen): (Vec<_>, Vec<_>) =
         args.chosen().into_iter().partition(|name| tiers::is_tiered(name));
-    if !tiered.is_empty() && chosen.is_empty() && args.html.html.is_some() {
-        let why = format!("--html: there are no plots of {}", tiered.join(" and "));
-        return Err(CliError::Usage(why));
+    if tiered.is_empty() && args.seeds.is_some() {
+        let why = "--seeds: only xsbench and llm run with several, and neither is named";
+        return Err(CliError::Usage(why.into()));
     }
     if !tiered.is_empty()
         && let Some(set) = args.set.set.iter().find(|set| set.is_deferred_flush())
@@ -98,14 +98,16 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         settings: Settings::new(&args.set.set),
     };
     let (mut out, style) = report::output(&args.json);
+    let mut tiers = Vec::new();
     if !tiered.is_empty() {
         let names: Vec<_> = tiered.iter().map(String::as_str).collect();
-        let scale = (args.quick, scale.threads);
-        tiers::run(&names, scale, &choice.settings, &mut json, (&mut *out, style))?;
+        let effort = tiers::Effort::new(args.quick, scale.threads, args.seeds);
+        tiers = tiers::run(&names, effort, &choice.settings, &mut json, (&mut *out, style))?;
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
         if chosen.is_empty() || interrupt::requested() {
+            html.write(|| page::of_tiers(&tiers, style).map(Some))?;
             return json.complete();
         }
     }
@@ -151,7 +153,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         let text = String::from_utf8_lossy(&text);
         let programs: Vec<_> = programs(&reports).collect();
         let measured = (&tables.faults, &tables.many);
-        html.write(|| page::page(measured, &programs, &text).map(Some))?;
+        html.write(|| page::page(measured, &programs, (&tiers, style), &text).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }

@@ -2,9 +2,11 @@
 
 use super::faults::Faults;
 use super::many::Many;
+use super::tiers;
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{Bar, Frame, bars};
+use crate::report::Style;
 use crate::report::columns::{Column, Measure, Report};
 
 /// The page.
@@ -14,6 +16,7 @@ use crate::report::columns::{Column, Measure, Report};
 pub fn page(
     (faults, many): (&Faults, &Many),
     programs: &[(&str, &Report)],
+    (tiers, style): (&[tiers::Rows], Style),
     text: &str,
 ) -> Result<Page, CliError> {
     let mut page = Page::new("What page faults without a lock change");
@@ -52,8 +55,32 @@ pub fn page(
             &bars(&frame, &names, &groups, false)?,
         );
     }
+    add_tiers(&mut page, tiers, style)?;
     page.text("In figures", text);
     Ok(page)
+}
+
+/// The page where only workloads in tiers ran.
+///
+/// # Errors
+/// The library failed.
+pub fn of_tiers(tiers: &[tiers::Rows], style: Style) -> Result<Page, CliError> {
+    let mut page = Page::new("What deferred flushes change where memory is in tiers");
+    add_tiers(&mut page, tiers, style)?;
+    Ok(page)
+}
+
+/// Adds a plot of each of `tiers`, and their tables.
+fn add_tiers(page: &mut Page, tiers: &[tiers::Rows], style: Style) -> Result<(), CliError> {
+    let mut text = Vec::new();
+    for rows in tiers {
+        rows.plot(page)?;
+        rows.print(&mut text, style)?;
+    }
+    if !tiers.is_empty() {
+        page.text("Tiers in figures", &String::from_utf8_lossy(&text));
+    }
+    Ok(())
 }
 
 /// The time of a replay, to `base`.

@@ -6,7 +6,7 @@
 //!
 //! The processes' CPUs do in turns what a thread of the system would: they move pages between the nodes, and evict pages where memory is short.
 
-use super::tiered::{FAST, Fresh, RATIO, tend, tiers};
+use super::tiered::{FAST, Fresh, RATIO, SEED, random, tend, tiers};
 use crate::file::{Contents, FileSpec};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
@@ -32,6 +32,7 @@ pub struct Llm {
     tiers: Tiers,
     threads: u64,
     passes: Passes,
+    seed: u64,
 }
 
 /// What a process has.
@@ -46,6 +47,16 @@ impl Llm {
     const fn pages(&self) -> u64 {
         self.tiers.bytes() / PAGE_SIZE * 5 / 4 / MODELS as u64
     }
+
+    /// The page that `worker` reads first: they are spread over the model, and with a seed each is somewhere in its part.
+    fn begin(&self, worker: Worker) -> u64 {
+        let (index, count) = (worker.index as u64, worker.count.max(1) as u64);
+        let first = self.pages() * index / count;
+        match self.seed {
+            0 => first,
+            seed => first + random(seed, worker.index).below((self.pages() / count).max(1)),
+        }
+    }
 }
 
 // SAFETY: a process loads from mappings of its own, which stay, and stores to fresh pages of its own.
@@ -53,14 +64,19 @@ unsafe impl Program for Llm {
     const NAME: &'static str = "llm";
     const SUMMARY: &'static str = "processes read model files larger than memory, again and again";
     const UNIT: &'static str = "pages";
-    const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &PASSES];
+    const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &PASSES, &SEED];
     const MODES: &'static [Mode] = &[Mode::Processes];
 
     type State = State;
 
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         let threads = settings.get(&THREADS);
-        Ok(Self { tiers: tiers(settings)?, threads, passes: Passes::new(settings, &PASSES) })
+        Ok(Self {
+            tiers: tiers(settings)?,
+            threads,
+            passes: Passes::new(settings, &PASSES),
+            seed: settings.get(&SEED),
+        })
     }
 
     fn needs(&self, _: &Crew) -> Needs {
@@ -86,7 +102,7 @@ unsafe impl Program for Llm {
     fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
         let mut own = state.fresh.of(Worker { index: 0, count: 1 });
         let mut tally = Tally::default();
-        let begin = self.pages() * worker.index as u64 / worker.count.max(1) as u64;
+        let begin = self.begin(worker);
         // With as many processes as models or more, one.
         let mine = (worker.index % MODELS..MODELS).step_by(worker.count.min(MODELS));
         let mine = mine.take(if worker.count < MODELS { MODELS } else { 1 });

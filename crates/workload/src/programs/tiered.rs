@@ -1,6 +1,7 @@
 //! What programs have in common that use more memory than the fast node has: the sizes of the nodes, and fresh pages that are
 //! allocated in between.
 
+use super::random::Random;
 use super::touch::{map, part};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::system::{Failure, Task, Tiers, Worker};
@@ -20,6 +21,13 @@ pub(super) static RATIO: Param = Param {
     default: 2,
     help: "the fast node's memory to the slow one's",
 };
+/// Another run of the same kind.
+pub(super) static SEED: Param = Param {
+    name: "seed",
+    kind: Kind::Count(0, 1 << 32),
+    default: 0,
+    help: "another run of the same kind: other places, or other beginnings",
+};
 /// Tenths of the fast node that the slow one has, by the choices of [`RATIO`].
 const TENTHS: [u64; 5] = [10, 23, 40, 80, 990];
 /// A smaller node has no room for what CPUs keep.
@@ -36,6 +44,11 @@ pub(super) fn tend<T: Task>(task: &mut T, worker: Worker, (used, each): (u64, u6
     if used.is_multiple_of(each) && (used / each) % worker.count as u64 == worker.index as u64 {
         task.tend(promoted);
     }
+}
+
+/// Numbers of chance for the worker of that `index`.
+pub(super) fn random(seed: u64, index: usize) -> Random {
+    Random::new((seed << 24) + index as u64 + 1)
 }
 
 /// The nodes that `settings` ask for.

@@ -6,8 +6,7 @@
 //!
 //! The workers' CPUs do in turns what a thread of the system would: they make room in the fast node, and bring back what is used.
 
-use super::random::Random;
-use super::tiered::{FAST, Fresh, RATIO, tend, tiers};
+use super::tiered::{FAST, Fresh, RATIO, SEED, random, tend, tiers};
 use super::touch::map;
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
@@ -48,6 +47,7 @@ pub struct XsBench {
     lookups: u64,
     passes: Passes,
     writes: bool,
+    seed: u64,
 }
 
 /// What the threads know in common.
@@ -76,7 +76,7 @@ unsafe impl Program for XsBench {
     const SUMMARY: &'static str =
         "threads look up places at random in a table that fast memory cannot hold";
     const UNIT: &'static str = "lookups";
-    const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &LOOKUPS, &PASSES, &ACCESS];
+    const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &LOOKUPS, &PASSES, &ACCESS, &SEED];
     const MODES: &'static [Mode] = &[Mode::Threads];
 
     type State = State;
@@ -88,6 +88,7 @@ unsafe impl Program for XsBench {
             lookups: settings.get(&LOOKUPS),
             passes: Passes::new(settings, &PASSES),
             writes: settings.get(&ACCESS) == 1,
+            seed: settings.get(&SEED),
         })
     }
 
@@ -111,7 +112,7 @@ unsafe impl Program for XsBench {
     }
 
     fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
-        let mut random = Random::new(worker.index as u64 + 1);
+        let mut random = random(self.seed, worker.index);
         let mut own = state.fresh.of(worker);
         let mut tally = Tally::default();
         // A word of each page for each worker; with more workers than words some have none, and only read.

@@ -1,0 +1,174 @@
+//! The figures of a run in tiers, and what deferral changes of them.
+
+use crate::report::number::grouped;
+use faultless::Counter;
+use faultless_workload::Outcome;
+
+/// The least count that a change is told of in percent.
+const FEWEST: f64 = 10.0;
+
+/// What ran with the same parameters, without deferral and with it: an outcome for each seed.
+#[derive(Clone, Debug, Default)]
+pub struct Runs {
+    pub off: Vec<Outcome>,
+    pub on: Vec<Outcome>,
+}
+
+/// A figure of a run: its name, as results have it, its unit, and how it is told.
+#[derive(Clone, Copy)]
+pub struct Figure {
+    pub title: &'static str,
+    pub metric: &'static str,
+    pub unit: &'static str,
+    /// What a unit of the table is of the figure's.
+    scale: f64,
+    pub of: fn(&Outcome) -> Option<f64>,
+}
+
+const fn counted(
+    title: &'static str,
+    metric: &'static str,
+    of: fn(&Outcome) -> Option<f64>,
+) -> Figure {
+    Figure { title, metric, unit: "count", scale: 1.0, of }
+}
+
+const fn timed(
+    title: &'static str,
+    metric: &'static str,
+    of: fn(&Outcome) -> Option<f64>,
+) -> Figure {
+    Figure { title, metric, unit: "ns", scale: 1.0, of }
+}
+
+fn count(outcome: &Outcome, name: &str) -> Option<f64> {
+    outcome.counter(name).map(|count| count as f64)
+}
+
+/// CPUs that were interrupted.
+pub const INTERRUPTS: Figure = counted("shootdown IPIs", "tlb_shootdown_sent", |it| {
+    count(it, Counter::TlbShootdownSent.name())
+});
+/// From the first worker's begin to the last one's end.
+pub const TIME: Figure = Figure {
+    title: "run time, ms",
+    metric: "wall_seconds",
+    unit: "s",
+    scale: 1e3,
+    of: |it| Some(it.wall),
+};
+/// Memory in use.
+pub const FRAMES: Figure =
+    counted("frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
+/// What all but one in a hundred allocations take at most.
+pub const P99: Figure = timed("allocation p99, ns", "allocation_p99", |it| it.allocation(990));
+
+/// All that are told, in this order.
+pub const FIGURES: [Figure; 14] = [
+    INTERRUPTS,
+    counted("flushes at once", "tlb_flush", |it| count(it, Counter::TlbFlush.name())),
+    counted("flushes deferred", "flush_deferred", |it| count(it, Counter::FlushDeferred.name())),
+    counted("settlements", "deferred_settled", |it| count(it, Counter::DeferredSettled.name())),
+    counted("TLB misses, loads", "dtlb_load_misses", |it| count(it, "dTLB-load-misses")),
+    counted("TLB misses, stores", "dtlb_store_misses", |it| count(it, "dTLB-store-misses")),
+    counted("TLB misses, code", "itlb_load_misses", |it| count(it, "iTLB-load-misses")),
+    counted("pages moved", "pgmigrate_success", |it| count(it, Counter::MigrateSuccess.name())),
+    counted("pages evicted", "pgsteal", |it| count(it, Counter::PageStolen.name())),
+    TIME,
+    FRAMES,
+    timed("allocation p50, ns", "allocation_p50", |it| it.allocation(500)),
+    P99,
+    timed("allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999)),
+];
+
+/// What deferral makes of a figure: the mean with it to the mean without, and the least and the most of that of one seed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    pub ratio: f64,
+    pub range: (f64, f64),
+}
+
+impl Change {
+    /// Whether seeds differ in whether there is more or less.
+    fn is_mixed(&self) -> bool {
+        let (least, most) = self.range;
+        least < 1.0 && most > 1.0
+    }
+}
+
+impl Figure {
+    fn mean(&self, outcomes: &[Outcome]) -> Option<f64> {
+        let values: Vec<f64> = outcomes.iter().map(self.of).collect::<Option<_>>()?;
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    }
+
+    /// Whether `value` is so few that a ratio to it says nothing.
+    fn is_few(&self, value: f64) -> bool {
+        self.unit == "count" && value < FEWEST
+    }
+
+    /// What deferral changes; `None` where there is nothing, or too little, to compare with.
+    pub fn change(&self, runs: &Runs) -> Option<Change> {
+        let (off, on) = (self.mean(&runs.off)?, self.mean(&runs.on)?);
+        if off == 0.0 || self.is_few(off) {
+            return None;
+        }
+        let each = runs.off.iter().zip(&runs.on);
+        let ratios = each.filter_map(|(off, on)| Some((self.of)(on)? / (self.of)(off)?));
+        Some(Change { ratio: on / off, range: crate::compare::words::ends(ratios) })
+    }
+
+    /// The figure without deferral, and its change with it, as a table has it.
+    pub fn cell(&self, runs: &Runs) -> String {
+        let (Some(off), Some(on)) = (self.mean(&runs.off), self.mean(&runs.on)) else {
+            return "-".into();
+        };
+        let [off, on] = [off, on].map(|value| value * self.scale);
+        let told = |value: f64| match value {
+            value if value >= 100.0 || value.fract() == 0.0 => grouped(value.round() as u64),
+            value => format!("{value:.1}"),
+        };
+        match self.change(runs) {
+            Some(change) => {
+                let mixed = if change.is_mixed() { "~" } else { "" };
+                format!("{} {mixed}{:+.1} %", told(off), 100.0 * (change.ratio - 1.0))
+            }
+            None if on == off => told(off),
+            None => format!("{} -> {}", told(off), told(on)),
+        }
+    }
+
+    /// Whether a cell is marked because seeds differ.
+    pub fn is_marked(&self, runs: &Runs) -> bool {
+        self.change(runs).is_some_and(|change| change.is_mixed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless_workload::Workload;
+
+    /// Runs whose times are those, in seconds.
+    fn runs(off: &[f64], on: &[f64]) -> Runs {
+        let workload = Workload::parse("pft", ["size=64K".to_owned()]).expect("a workload");
+        let native = crate::run::machine_for(&workload).expect("a machine");
+        let outcome = workload.run(&native).expect("it runs");
+        let of = |times: &[f64]| {
+            times.iter().map(|wall| Outcome { wall: *wall, ..outcome.clone() }).collect()
+        };
+        Runs { off: of(off), on: of(on) }
+    }
+
+    #[test]
+    fn means_are_compared_and_seeds_that_differ_are_marked() {
+        let same = runs(&[1.0, 3.0], &[0.5, 2.5]);
+        assert_eq!(TIME.cell(&same), "2,000 -25.0 %");
+        assert!(!TIME.is_marked(&same));
+        let mixed = runs(&[1.0, 3.0], &[1.5, 2.0]);
+        assert_eq!(TIME.change(&mixed).map(|it| it.range), Some((2.0 / 3.0, 1.5)));
+        assert_eq!(TIME.cell(&mixed), "2,000 ~-12.5 %");
+        // There are none: nothing to compare with.
+        assert_eq!((P99.cell(&mixed), P99.change(&mixed)), ("-".to_owned(), None));
+    }
+}

@@ -1,0 +1,254 @@
+//! `compare xsbench llm`: what deferred flushes change where memory is in tiers.
+//!
+//! Each workload runs at several ratios of the fast node to the slow one, with the knob `deferred_flush` off and on: on simulated CPUs, whose figures are the
+//! same again and again, and on this machine. The [figures] are those that were published for deferred flushes (shootdowns, flushes, TLB misses, run time), and memory
+//! in use and the latency of allocations.
+//!
+//! Which page is evicted or moved follows from all that came before, so a small difference at the beginning becomes a large one. Each therefore runs with several
+//! seeds of the workload, and means are compared. Runs on simulated CPUs take their time on as many threads as the host has CPUs, side by side.
+
+pub mod figures;
+mod rows;
+
+use super::words;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::Style;
+use crate::report::json::{Context, Json, Number};
+use crate::report::number::plural;
+use crate::report::progress::Progress;
+use crate::run;
+use crate::scale::subject::{self, PROFILE, profile};
+use crate::settings::Settings;
+use crate::stat::explained;
+use faultless_virtual::Profile;
+use faultless_workload::{Outcome, Workload};
+use figures::{FIGURES, Runs};
+pub use rows::Rows;
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{iter, thread};
+
+/// A workload that is compared.
+struct Subject {
+    name: &'static str,
+    /// What it is given for a short run and for a quick one.
+    given: [&'static [&'static str]; 2],
+    /// Of fast memory to slow memory, each with what a run that is not quick is given besides.
+    ratios: &'static [(&'static str, Option<&'static str>)],
+    /// Simulated CPUs.
+    cpus: &'static [usize],
+}
+
+/// With 64 processes, or at 1:99 with as much fast memory as elsewhere, `llm` would take an hour.
+const SUBJECTS: [Subject; 3] = [
+    Subject {
+        name: "xsbench",
+        given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
+        ratios: &[("1:1", None), ("1:2.3", None), ("1:4", None), ("1:8", None), ("1:99", None)],
+        cpus: &[16, 64],
+    },
+    // No flush can be deferred: it must cost nothing.
+    Subject {
+        name: "xsbench",
+        given: [
+            &["fast=64M", "lookups=20000", "access=write"],
+            &["fast=4M", "lookups=2000", "access=write"],
+        ],
+        ratios: &[("1:1", None), ("1:4", None), ("1:8", None)],
+        cpus: &[16],
+    },
+    Subject {
+        name: "llm",
+        given: [&["passes=1"], &["fast=2M", "passes=2"]],
+        ratios: &[
+            ("1:1", Some("fast=16M")),
+            ("1:2.3", Some("fast=16M")),
+            ("1:4", Some("fast=16M")),
+            ("1:8", Some("fast=16M")),
+            ("1:99", Some("fast=1M")),
+        ],
+        cpus: &[16],
+    },
+];
+/// Of a quick run.
+const FEW: usize = 4;
+/// Seeds that each is run with: without the choice of the user, and in a quick run.
+const SEEDS: [u16; 2] = [3, 1];
+
+/// The names of the workloads.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ["xsbench", "llm"].into_iter()
+}
+
+/// Whether `name` is one of the workloads here.
+pub fn is_tiered(name: &str) -> bool {
+    names().any(|known| known == name)
+}
+
+/// Where a workload runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    Simulated(usize),
+    Native(usize),
+}
+
+/// How much is done.
+#[derive(Clone, Copy)]
+pub struct Effort {
+    /// Less memory, fewer CPUs.
+    pub quick: bool,
+    /// Threads on this machine.
+    pub threads: usize,
+    /// Seeds of each.
+    pub seeds: u16,
+}
+
+impl Effort {
+    /// With so many `seeds`, or as many as there are where the user does not say.
+    pub fn new(quick: bool, threads: usize, seeds: Option<u16>) -> Self {
+        Self { quick, threads, seeds: seeds.unwrap_or(SEEDS[usize::from(quick)]) }
+    }
+}
+
+/// Runs the workloads `names`, prints a table for each and each machine, and returns them.
+///
+/// # Errors
+/// A run failed, or the output or the results cannot be written.
+pub fn run(
+    names: &[&str],
+    effort: Effort,
+    settings: &Settings,
+    json: &mut Json,
+    (out, style): (&mut dyn Write, Style),
+) -> Result<Vec<Rows>, CliError> {
+    let profile = profile(PROFILE)?;
+    let mut plan = Vec::new();
+    for subject in SUBJECTS.iter().filter(|subject| names.contains(&subject.name)) {
+        let cpus = if effort.quick { &[FEW] } else { subject.cpus };
+        let simulated = cpus.iter().map(|cpus| On::Simulated(*cpus));
+        plan.extend(simulated.chain([On::Native(effort.threads)]).map(|on| (subject, on)));
+    }
+    let ratios: usize = plan.iter().map(|(subject, _)| subject.ratios.len()).sum();
+    let progress = Progress::new(ratios as u64 * 2 * u64::from(effort.seeds));
+    let mut all = Vec::new();
+    for (subject, on) in plan {
+        let machine = (on, &profile, settings);
+        let Some(rows) = measure(subject, machine, effort, json, &progress)? else { break };
+        progress.print(|| rows.print(out, style))?;
+        all.push(rows);
+    }
+    Ok(all)
+}
+
+/// Runs one workload on one machine; `None` where the user interrupted it.
+fn measure(
+    subject: &Subject,
+    (on, profile, settings): (On, &Profile, &Settings),
+    effort: Effort,
+    json: &mut Json,
+    progress: &Progress,
+) -> Result<Option<Rows>, CliError> {
+    let threads = match on {
+        On::Simulated(cpus) | On::Native(cpus) => cpus,
+    };
+    let place = match on {
+        On::Simulated(cpus) => format!("{} simulated", plural(cpus as u64, "CPU")),
+        On::Native(cpus) => format!("this machine, {}", plural(cpus as u64, "thread")),
+    };
+    let name = subject.name;
+    let given = subject.given[usize::from(effort.quick)];
+    let mut settings = [settings.clone(), settings.clone()];
+    for (settings, knob) in settings.iter_mut().zip(["deferred_flush=0", "deferred_flush=1"]) {
+        settings.set(&knob.parse().map_err(CliError::Usage)?);
+    }
+    let mut all = Vec::new();
+    for &(ratio, besides) in subject.ratios {
+        progress.begin(&format!("{name} {ratio} on {place}"));
+        let besides = besides.filter(|_| !effort.quick);
+        let words = |seed: u16| -> Vec<_> {
+            let own =
+                [format!("ratio={ratio}"), format!("threads={threads}"), format!("seed={seed}")];
+            given.iter().copied().chain(besides).map(str::to_owned).chain(own).collect()
+        };
+        let seeds = (0..effort.seeds).map(words);
+        let jobs: Vec<_> =
+            seeds.flat_map(|words| settings.iter().map(move |it| (words.clone(), it))).collect();
+        let ran = side_by_side(on, jobs.len(), |at| {
+            let (words, settings) = &jobs[at];
+            let ran = one(name, words, on, profile, settings);
+            progress.advance(1);
+            ran
+        });
+        let mut runs = Runs::default();
+        for (at, ran) in ran.into_iter().enumerate() {
+            let Some((outcome, context)) = ran? else { return Ok(None) };
+            for figure in &FIGURES {
+                if let Some(value) = (figure.of)(&outcome) {
+                    json.write(&context, figure.metric, figure.unit, Number::Real(value))?;
+                }
+            }
+            let side = if at % 2 == 0 { &mut runs.off } else { &mut runs.on };
+            side.push(outcome);
+        }
+        all.push((besides.map_or(ratio.to_owned(), |word| format!("{ratio}, {word}")), runs));
+    }
+    let title = format!("{name} {} on {place}", given.join(" "));
+    let seeds = match effort.seeds {
+        1 => String::new(),
+        seeds => format!(", mean of {seeds} seeds"),
+    };
+    Ok(Some(Rows { title: format!("{title}{seeds}"), on, runs: all }))
+}
+
+/// What `run` returns for each of `count` numbers. Simulated machines run side by side; on this machine there is one at a time, since its times are
+/// measured.
+fn side_by_side<R: Send>(on: On, count: usize, run: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let width = match on {
+        On::Simulated(_) => thread::available_parallelism().map_or(1, usize::from),
+        On::Native(_) => 1,
+    };
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let numbers = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        numbers.take_while(|at| *at < count).map(|at| (at, run(at))).collect::<Vec<_>>()
+    };
+    let mut results: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..width.min(count)).map(|_| scope.spawn(work)).collect();
+        let joined = workers.into_iter().map(thread::ScopedJoinHandle::join);
+        joined.flat_map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// One run.
+fn one(
+    name: &'static str,
+    words: &[String],
+    on: On,
+    profile: &Profile,
+    settings: &Settings,
+) -> Result<Option<(Outcome, Context)>, CliError> {
+    // A simulated machine stays on the thread that made it.
+    let (words, profile, settings) = (words.to_vec(), profile.clone(), settings.clone());
+    let run = move || -> Result<(Outcome, Context), CliError> {
+        let workload =
+            Workload::parse(name, &words).map_err(|error| CliError::Usage(explained(&error)))?;
+        match on {
+            On::Simulated(cpus) => {
+                let system = subject::machine_for(&profile, cpus, &workload, 0)?;
+                settings.apply_to_simulated(&system).map_err(|it| CliError::failed(name, it))?;
+                let outcome = workload.run(&system).map_err(|it| CliError::failed(name, it))?;
+                let machine = faultless_workload::System::machine(&system);
+                Ok((outcome, Context::of(&workload, machine, Some(&settings))))
+            }
+            On::Native(_) => {
+                let native = run::machine_for(&workload)?;
+                let outcome = run::on_native(&native, &settings, &workload)?;
+                Ok((outcome, Context::of(&workload, "native".into(), Some(&settings))))
+            }
+        }
+    };
+    interrupt::unless_requested(run).transpose()
+}

@@ -1,0 +1,108 @@
+//! A workload on one machine at each ratio: the table, its verdict, and the plot.
+
+use super::figures::{Change, FIGURES, FRAMES, Figure, INTERRUPTS, P99, Runs, TIME};
+use super::{On, words};
+use crate::error::CliError;
+use crate::html::Page;
+use crate::html::plot::{Bar, Frame, bars};
+use crate::report::{Style, filled, table};
+use std::io::Write;
+
+/// What is plotted.
+const PLOTTED: [(&str, Figure); 4] = [
+    ("shootdown interrupts", INTERRUPTS),
+    ("run time", TIME),
+    ("frames in use", FRAMES),
+    ("allocation, 99th percentile", P99),
+];
+
+/// One workload on one machine, at each ratio without deferral and with it.
+pub struct Rows {
+    pub title: String,
+    pub(super) on: On,
+    /// Of each ratio.
+    pub runs: Vec<(String, Runs)>,
+}
+
+impl Rows {
+    /// Prints the table, and what it says.
+    ///
+    /// # Errors
+    /// The output is closed.
+    pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
+        writeln!(out, "\n{}: without deferred flushes, and what they change", self.title)?;
+        let head =
+            std::iter::once("fast:slow").chain(self.runs.iter().map(|(ratio, _)| ratio.as_str()));
+        let mut rows = table::numbers(&head.map(str::to_owned).collect::<Vec<_>>(), style);
+        for figure in &FIGURES {
+            let cells = self.runs.iter().map(|(_, runs)| figure.cell(runs));
+            table::row(&mut rows, std::iter::once(figure.title.to_owned()).chain(cells));
+        }
+        writeln!(out, "{rows}")?;
+        let all =
+            || FIGURES.iter().flat_map(|it| self.runs.iter().map(move |(_, runs)| (it, runs)));
+        if all().any(|(figure, runs)| figure.is_marked(runs)) {
+            let mark = "~: some seeds have more and some less, so the change may be chance.";
+            writeln!(out, "{}", filled(mark, style.width))?;
+        }
+        writeln!(out, "{}", filled(&self.verdict(), style.width))?;
+        Ok(())
+    }
+
+    /// What deferral changes of `figure` at each ratio where that can be told.
+    fn changes(&self, figure: &Figure) -> Vec<Change> {
+        self.runs.iter().filter_map(|(_, runs)| figure.change(runs)).collect()
+    }
+
+    /// What it comes to. A run or a few of each on this machine say nothing of times.
+    fn verdict(&self) -> String {
+        let [interrupts, time] = [INTERRUPTS, TIME].map(|figure| self.changes(&figure));
+        if interrupts.is_empty() {
+            return "CPUs were interrupted less than ten times.".into();
+        }
+        let ratios = |changes: Vec<Change>| changes.into_iter().map(|it| it.ratio);
+        let interrupts = words::fewer(ratios(interrupts), "interrupts");
+        match self.on {
+            On::Native(_) => format!(
+                "Counted: {interrupts}. Times are of few runs, and other programs are in them."
+            ),
+            On::Simulated(_) => {
+                let (least, most) = words::ends(ratios(time));
+                let change = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
+                let time = words::range(change(least), change(most));
+                format!("Simulated: {interrupts}; run time {time}.")
+            }
+        }
+    }
+
+    /// Adds a plot to `page`.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn plot(&self, page: &mut Page) -> Result<(), CliError> {
+        let bar = |(name, figure): &(&str, Figure)| {
+            let bar = |(_, runs): &(String, Runs)| match figure.change(runs) {
+                Some(Change { ratio, range }) => Bar { height: ratio, range: Some(range) },
+                None => Bar::from(0.0),
+            };
+            ((*name).to_owned(), self.runs.iter().map(bar).collect())
+        };
+        let groups: Vec<(String, Vec<Bar>)> = PLOTTED.iter().map(bar).collect();
+        let names: Vec<_> = self.runs.iter().map(|(ratio, _)| ratio.as_str()).collect();
+        let frame = Frame {
+            title: "With deferred flushes, to without",
+            x: "",
+            y: "to without",
+            show_x: |_| String::new(),
+            show_y: |value| format!("{value:.1}"),
+            white: false,
+        };
+        page.plot(
+            &self.title,
+            "What deferred flushes leave of each figure, at each ratio of fast to slow memory: 1 is as much as without them. A bar is the mean of \
+             all seeds, and the line on it reaches from the least to the most of one seed.",
+            &bars(&frame, &names, &groups, false)?,
+        );
+        Ok(())
+    }
+}
