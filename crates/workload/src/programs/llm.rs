@@ -48,6 +48,11 @@ impl Llm {
         self.tiers.bytes() / PAGE_SIZE * 5 / 4 / MODELS as u64
     }
 
+    /// How many models one of `processes` reads at most: with as many processes as models or more, one.
+    fn models_of(processes: usize) -> usize {
+        if processes < MODELS { MODELS } else { 1 }
+    }
+
     /// The page that `worker` reads first: they are spread over the model, and with a seed each is somewhere in its part.
     fn begin(&self, worker: Worker) -> u64 {
         let (index, count) = (worker.index as u64, worker.count.max(1) as u64);
@@ -95,7 +100,8 @@ unsafe impl Program for Llm {
             let start = task.mmap_file(file, (0, len), Prot::READ, MapFlags::SHARED, 0)?;
             *model = VirtRange::new(start, start + len);
         }
-        let fresh = Fresh::map(task, self.tiers, (1, self.threads), self.pages() * MODELS as u64)?;
+        let read = self.pages() * Self::models_of(self.threads as usize) as u64;
+        let fresh = Fresh::map(task, self.tiers, (1, self.threads), read)?;
         Ok(State { models, fresh })
     }
 
@@ -103,9 +109,8 @@ unsafe impl Program for Llm {
         let mut own = state.fresh.of(Worker { index: 0, count: 1 });
         let mut tally = Tally::default();
         let begin = self.begin(worker);
-        // With as many processes as models or more, one.
         let mine = (worker.index % MODELS..MODELS).step_by(worker.count.min(MODELS));
-        let mine = mine.take(if worker.count < MODELS { MODELS } else { 1 });
+        let mine = mine.take(Self::models_of(worker.count));
         while self.passes.more(task, tally.extra) {
             for model in mine.clone() {
                 let model = state.models[model];
