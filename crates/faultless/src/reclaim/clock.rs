@@ -187,7 +187,7 @@ impl<M: Machine> Cpu<'_, M> {
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;
-        self.flush_if_asked();
+        self.collect_ahead();
         if !frames.is_nearly_short() {
             return 0;
         }
@@ -301,6 +301,7 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             if due.count != 0 {
+                self.collect_ahead();
                 then(&due.frames[..due.count]);
             }
         }

@@ -54,7 +54,7 @@ impl<M: Machine> Cpu<'_, M> {
     pub fn balance(&self, promoted: u64) -> Balanced {
         let near = self.vm().machine().nearest_node(self.id());
         let mut balanced = Balanced::default();
-        self.flush_if_asked();
+        self.collect_ahead();
         if self.slower_than(near).next().is_none() {
             return balanced;
         }

@@ -8,6 +8,9 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::deferred::Pending;
 
+/// Where one in so many of the frames that may wait for their flush does, a CPU that works in the background looks whose flush is done.
+const COLLECTED: u64 = 16;
+
 impl<M: Machine> Cpu<'_, M> {
     /// Does all flushes that are deferred, and frees the frames that wait for them. CPUs that have dropped their translations since are
     /// not interrupted. Returns how many frames were freed.
@@ -65,6 +68,17 @@ impl<M: Machine> Cpu<'_, M> {
         self.flush_if_asked();
         vm.deferred.collect(self, |cpu| self.runs_a_space(cpu));
         self.release_owed()
+    }
+
+    /// What a CPU that reclaims or balances memory does about deferred flushes, before each batch. A program's own call has no part in it: it need not wait for
+    /// that.
+    #[inline]
+    pub(crate) fn collect_ahead(&self) {
+        if self.vm().frames.owes_some(COLLECTED) {
+            self.collect_owed();
+        } else {
+            self.flush_if_asked();
+        }
     }
 
     /// Drops all translations of this CPU, if CPUs were asked to since many frames wait for it.

@@ -375,6 +375,30 @@ fn cpus_flush_by_themselves() {
     space.exit(&cpu0);
 }
 
+/// What all CPUs have flushed is freed by one that works in the background, though memory is not short, and not by a program's call.
+#[test]
+fn frames_whose_flush_is_done_are_freed_in_the_background() {
+    let vm = two_nodes(2048);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&cpu0, 64);
+    space.activate(&other);
+    assert_eq!(moved(&cpu0, &space, (0, 32), 1), [Ok(1); 32]);
+    cpu0.reclaim_ahead();
+    assert_eq!(vm.usage().owed, 32, "the other CPU may use them");
+    vm.deferred.ask();
+    other.flush_if_asked();
+    assert_eq!(moved(&cpu0, &space, (32, 4), 1), [Ok(1); 4]);
+    assert_eq!(vm.usage().owed, 36);
+    cpu0.reclaim_ahead();
+    assert_eq!(vm.usage().owed, 4, "the last came after the flush");
+    let sent = vm.totals().get(Counter::TlbShootdownSent);
+    assert_eq!((sent, vm.totals().get(Counter::DeferredSettled)), (0, 0));
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&other) };
+    check(&cpu0, &[&space], &[], 0);
+    space.exit(&cpu0);
+}
+
 #[test]
 fn a_store_after_a_deferred_flush_does_it_first() {
     let vm = two_nodes(256);
