@@ -98,15 +98,10 @@ impl Clock {
         self.ended.fetch_add(1, Ordering::Release);
     }
 
-    /// How often one has.
-    pub(super) fn ended(&self) -> u64 {
-        self.ended.load(Ordering::Acquire)
-    }
-
     /// Whether a CPU is evicting pages.
     pub(super) fn is_evicting(&self) -> bool {
         // In this order: one that begins in between is one.
-        let ended = self.ended();
+        let ended = self.ended.load(Ordering::Acquire);
         self.begun.load(Ordering::Relaxed) != ended
     }
 }
@@ -163,7 +158,7 @@ struct Seen {
 
 impl<M: Machine> Cpu<'_, M> {
     /// Evicts pages of files that were not used for the longest time, about `pages` of them: clean ones are dropped, dirty ones written to their store
-    /// first. Private pages are among them if there is a [swap area](Self::swap_on). Returns how many frames that gave, which are free at once, or when
+    /// first. Private pages are among them if there is a [swap area](Self::swap_on) to which no other CPU is writing. Returns how many frames that gave, which are free at once, or when
     /// their [deferred flushes](Self::settle_flushes) are done.
     ///
     /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
@@ -178,7 +173,11 @@ impl<M: Machine> Cpu<'_, M> {
             return 0;
         }
         let looks = self.frames_of(Over::All) * ROUNDS;
-        self.go_over(Over::All, looks, is_enough, Purpose::Evict, |due| Some(self.evict(due)))
+        self.go_over(Over::All, looks, is_enough, Purpose::Evict, |due| {
+            let freed = self.evict(due);
+            // Others would stay, too, and seem unused the next time.
+            (freed != 0 || !self.swaps_elsewhere()).then_some(freed)
+        })
     }
 
     /// Reclaims, in the background, if memory will be short soon: less than three parts in 32 of what may be out can still be had. It stops when that is two
@@ -200,8 +199,8 @@ impl<M: Machine> Cpu<'_, M> {
             let mut got = 0;
             if !is_enough() && !backoff.leaves_out() {
                 got = self.reclaim_until(|_| is_enough());
-                // Others may have been faster.
-                backoff.tried(got != 0 || is_enough());
+                // Others may have been faster, or are at work.
+                backoff.tried(got != 0 || is_enough() || self.swaps_elsewhere());
             }
             freed += got;
             // As long as there are frames, CPUs flush when it suits them.

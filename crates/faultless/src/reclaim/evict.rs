@@ -10,7 +10,8 @@
 //!   it is still clean.
 //!
 //! Nobody had a reference to the page while its entries were taken. So what was stored to it before is in what is written, and what is stored later marks
-//! the page. Whoever writes must have the object's turn to write; if another CPU has it, the page is skipped, since that CPU may be waiting for memory.
+//! the page. Whoever writes must have the object's turn to write; if another CPU has it, the page is skipped, since that CPU may be waiting for memory. So
+//! private pages stay with their programs as long as another CPU writes to the swap area, and a CPU that finds nothing else waits until that one has evicted what it writes.
 //!
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 
@@ -48,7 +49,7 @@ impl<M: Machine> Cpu<'_, M> {
         let mut others = [FrameNumber(0); BATCH];
         let mut count = 0;
         // What becomes a page of the swap area is dirty.
-        let swapped = if nested { 0 } else { self.swap_out(frames) };
+        let swapped = if nested || self.swaps_elsewhere() { 0 } else { self.swap_out(frames) };
         for (at, frame) in frames.iter().enumerate() {
             if swapped & (1 << at) != 0 {
                 dirty[at] = Some(*frame);

@@ -110,12 +110,13 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     fn evict_some(&self, pages: u64) -> bool {
         let clock = &self.vm().clock;
-        let (before, ended) = (clock.evicted.count(), clock.ended());
+        let before = clock.evicted.count();
         let evicted = self.reclaim(pages);
         self.settle_some();
         if evicted == 0 && !self.state().evicting.get() {
             self.wait(0);
-            until(self, || !clock.is_evicting() || clock.ended() != ended);
+            // Not until one has ended: that may be one that found nothing either, while another waits for a disk.
+            until(self, || !clock.is_evicting() || clock.evicted.count() != before);
             self.settle_owed();
         }
         clock.evicted.count() != before

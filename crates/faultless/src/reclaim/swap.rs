@@ -327,6 +327,11 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
+    /// Whether another CPU has the turn to write to the swap area: no private page can leave meanwhile.
+    pub(super) fn swaps_elsewhere(&self) -> bool {
+        self.vm().swap.get().is_some_and(|swap| swap.object.try_launder(self).is_none())
+    }
+
     /// Makes those of the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs pages of the swap area, dirty. The caller has a
     /// reference to each, which it keeps. Returns which they are, a bit for each place. Not inside a grace section, and holding no lock.
     pub(super) fn swap_out(&self, frames: &[FrameNumber]) -> u32 {

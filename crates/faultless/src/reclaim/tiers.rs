@@ -128,8 +128,9 @@ impl<M: Machine> Cpu<'_, M> {
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
             balanced.evicted += self.reclaim(missing);
         }
-        // Others may have been faster.
-        backoff.tried(*balanced != Balanced::default() || lacking() == 0);
+        // Others may have been faster, or are at work.
+        let others = lacking() == 0 || self.swaps_elsewhere();
+        backoff.tried(*balanced != Balanced::default() || others);
     }
 
     /// Moves pages to `node`, and drops the references to their frames that the caller has. Returns how many moved; `None`: the node has no frame. No flush is

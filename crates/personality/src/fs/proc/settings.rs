@@ -36,7 +36,7 @@ const FIXED: &[(&str, &str)] = &[
     ("kernel/random/entropy_avail", "256"),
     ("kernel/random/boot_id", "00000000-0000-4000-8000-000000000000"),
     ("vm/max_map_count", "65530"),
-    ("vm/overcommit_memory", "1"),
+    ("vm/overcommit_memory", "0"),
     ("vm/overcommit_ratio", "50"),
     ("vm/mmap_min_addr", "65536"),
     ("vm/swappiness", "60"),
