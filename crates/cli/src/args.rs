@@ -166,7 +166,7 @@ pub struct CompareArgs {
     /// Threads of each workload of --details [default: the host's CPUs, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Seeds that `xsbench` and `llm` run with, whose means are compared [default: 3, or 1 with --quick]
+    /// How many seeds `xsbench` and `llm` run with; means are compared [default: 3, or 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: Option<u16>,
     #[command(flatten)]

@@ -107,7 +107,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
         if chosen.is_empty() || interrupt::requested() {
-            html.write(|| page::of_tiers(&tiers, style).map(Some))?;
+            html.write(|| page::of_tiers(&tiers, style))?;
             return json.complete();
         }
     }

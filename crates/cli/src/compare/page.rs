@@ -60,14 +60,17 @@ pub fn page(
     Ok(page)
 }
 
-/// The page where only workloads in tiers ran.
+/// The page where only workloads in tiers ran; none where none did.
 ///
 /// # Errors
 /// The library failed.
-pub fn of_tiers(tiers: &[tiers::Rows], style: Style) -> Result<Page, CliError> {
+pub fn of_tiers(tiers: &[tiers::Rows], style: Style) -> Result<Option<Page>, CliError> {
+    if tiers.is_empty() {
+        return Ok(None);
+    }
     let mut page = Page::new("What deferred flushes change where memory is in tiers");
     add_tiers(&mut page, tiers, style)?;
-    Ok(page)
+    Ok(Some(page))
 }
 
 /// Adds a plot of each of `tiers`, and their tables.

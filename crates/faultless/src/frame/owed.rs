@@ -155,13 +155,13 @@ impl Frames {
         arenas.map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether one in `part` of the frames that may wait for their flush do, and any.
+    /// Whether one in `part` of the frames that may wait for their flush do, and at least one.
     pub fn owes_some(&self, part: u64) -> bool {
         self.owed_count() >= (self.limit() / (part * PART)).max(1)
     }
 
     /// Whether as many frames wait for their flush as may.
     pub fn owes_most(&self) -> bool {
-        self.owes_some(1)
+        self.owed_count() >= self.limit() / PART
     }
 }

@@ -99,7 +99,7 @@ impl Clock {
     }
 
     /// Whether a CPU is evicting pages.
-    pub(super) fn is_evicting(&self) -> bool {
+    pub(crate) fn is_evicting(&self) -> bool {
         // In this order: one that begins in between is one.
         let ended = self.ended.load(Ordering::Acquire);
         self.begun.load(Ordering::Relaxed) != ended

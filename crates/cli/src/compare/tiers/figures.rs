@@ -81,7 +81,8 @@ pub const FIGURES: [Figure; 14] = [
     timed("allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999)),
 ];
 
-/// What deferral makes of a figure: the mean with it to the mean without, and the least and the most of that of one seed.
+/// What deferral makes of a figure: the mean with it to the mean without, and the least and the most of that of one seed. Seeds with too little to compare with
+/// are in the mean alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     pub ratio: f64,
@@ -113,9 +114,12 @@ impl Figure {
         if off == 0.0 || self.is_few(off) {
             return None;
         }
+        let ratio = on / off;
         let each = runs.off.iter().zip(&runs.on);
-        let ratios = each.filter_map(|(off, on)| Some((self.of)(on)? / (self.of)(off)?));
-        Some(Change { ratio: on / off, range: crate::compare::words::ends(ratios) })
+        let each = each.filter_map(|(off, on)| Some(((self.of)(off)?, (self.of)(on)?)));
+        let ratios = each.filter(|(off, _)| *off != 0.0 && !self.is_few(*off));
+        let ratios = ratios.map(|(off, on)| on / off);
+        Some(Change { ratio, range: crate::compare::words::ends(ratios.chain([ratio])) })
     }
 
     /// The figure without deferral, and its change with it, as a table has it.
@@ -168,6 +172,9 @@ mod tests {
         let mixed = runs(&[1.0, 3.0], &[1.5, 2.0]);
         assert_eq!(TIME.change(&mixed).map(|it| it.range), Some((2.0 / 3.0, 1.5)));
         assert_eq!(TIME.cell(&mixed), "2,000 ~-12.5 %");
+        // One of which nothing is known without deferral says nothing of a ratio.
+        let one = TIME.change(&runs(&[0.0, 30.0], &[5.0, 3.0])).expect("a change");
+        assert_eq!(one.range, (0.1, 8.0 / 30.0));
         // There are none: nothing to compare with.
         assert_eq!((P99.cell(&mixed), P99.change(&mixed)), ("-".to_owned(), None));
     }

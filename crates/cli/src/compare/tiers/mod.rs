@@ -5,7 +5,7 @@
 //! in use and the latency of allocations.
 //!
 //! Which page is evicted or moved follows from all that came before, so a small difference at the beginning becomes a large one. Each therefore runs with several
-//! seeds of the workload, and means are compared. Runs on simulated CPUs take their time on as many threads as the host has CPUs, side by side.
+//! seeds of the workload, and means are compared. Runs on simulated CPUs that differ in seed or deferral run side by side, one for each CPU of the host.
 
 pub mod figures;
 mod rows;
@@ -73,7 +73,7 @@ const SUBJECTS: [Subject; 3] = [
 ];
 /// Of a quick run.
 const FEW: usize = 4;
-/// Seeds that each is run with: without the choice of the user, and in a quick run.
+/// How many seeds each is run with unless the user says, and in a quick run.
 const SEEDS: [u16; 2] = [3, 1];
 
 /// The names of the workloads.
@@ -105,7 +105,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// With so many `seeds`, or as many as there are where the user does not say.
+    /// With so many `seeds`; [`SEEDS`] where the user does not say.
     pub fn new(quick: bool, threads: usize, seeds: Option<u16>) -> Self {
         Self { quick, threads, seeds: seeds.unwrap_or(SEEDS[usize::from(quick)]) }
     }

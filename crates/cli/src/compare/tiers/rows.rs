@@ -92,7 +92,7 @@ impl Rows {
         let frame = Frame {
             title: "With deferred flushes, to without",
             x: "",
-            y: "to without",
+            y: "ratio to no deferral",
             show_x: |_| String::new(),
             show_y: |value| format!("{value:.1}"),
             white: false,
@@ -100,7 +100,7 @@ impl Rows {
         page.plot(
             &self.title,
             "What deferred flushes leave of each figure, at each ratio of fast to slow memory: 1 is as much as without them. A bar is the mean of \
-             all seeds, and the line on it reaches from the least to the most of one seed.",
+             all seeds, and the line on it reaches from the least to the most of one seed. There is no bar where the figure was too small without them.",
             &bars(&frame, &names, &groups, false)?,
         );
         Ok(())

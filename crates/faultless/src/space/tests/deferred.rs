@@ -111,6 +111,29 @@ fn nothing_is_deferred_while_as_many_wait_as_may() {
     [space, second].into_iter().for_each(|space| space.exit(&cpu0));
 }
 
+/// Whichever pages of a batch allow stores, these are flushed at once, and the others wait.
+#[test]
+fn what_allows_stores_is_flushed_wherever_it_is_in_a_batch() {
+    for writable in 0..16_u64 {
+        let vm = two_nodes(2048);
+        let cpu = cpu(&vm, 0);
+        let space = read_only_pages(&cpu, 4);
+        for page in (0..4).filter(|page| writable & (1 << page) != 0) {
+            space.mprotect(&cpu, AT + page * P, P, RW).unwrap();
+            store(&cpu, &space, AT + page * P, page).unwrap();
+        }
+        let count = || [Counter::TlbFlush, Counter::FrameOwed].map(|it| vm.totals().get(it));
+        let [flushes, owed] = count();
+        beside(&vm, &space, || assert_eq!(moved(&cpu, &space, (0, 4), 1), [Ok(1); 4]));
+        let found = [count()[0] - flushes, count()[1] - owed];
+        let stay = 4 - u64::from(writable.count_ones());
+        assert_eq!(found, [u64::from(writable != 0), stay], "{writable:b}");
+        assert_eq!(vm.usage().owed, stay);
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+    }
+}
+
 /// A full node has the frames that wait for a flush.
 #[test]
 fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {

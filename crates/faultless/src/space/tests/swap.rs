@@ -11,8 +11,12 @@ use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
+use crate::sync::wait::{Yield, until};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 use std::vec::Vec;
 
 const READ: Prot = Prot::READ;
@@ -649,4 +653,34 @@ fn a_store_that_fails_hurts_those_alone_that_need_it() {
     for seed in 1..if cfg!(miri) { 2 } else { 40 } {
         random_run(seed, Locking::Speculative, true);
     }
+}
+
+/// A CPU that finds no frame, while another writes to the swap area, waits until that one has evicted its pages. It takes no page from the program meanwhile.
+#[test]
+fn who_finds_nothing_waits_for_the_cpu_that_writes() {
+    let vm = guest::vm(3, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    let memory = swap_on(&cpu0, 2000);
+    map(&cpu0, &space, 0, 600, RW);
+    thread::scope(|scope| {
+        // The store's calls wait for it.
+        let disk = memory.bytes.lock().unwrap();
+        let (vm, space) = (&vm, &space);
+        let stores = move |id, pages: Range<u64>| {
+            let cpu = cpu(vm, id);
+            pages.into_iter().try_for_each(|page| store(&cpu, space, AT + page * P, page))
+        };
+        let writer = scope.spawn(move || stores(1, 0..300));
+        until(&Yield, || vm.clock.is_evicting());
+        let other = scope.spawn(move || stores(2, 400..401));
+        thread::sleep(Duration::from_millis(100));
+        let ended = other.is_finished() || writer.is_finished();
+        drop(disk);
+        assert!(!ended, "there is no frame before the disk has written");
+        assert_eq!(writer.join().unwrap(), Ok(()));
+        assert_eq!(other.join().unwrap(), Ok(()), "memory is not out");
+    });
+    (0..300).for_each(|page| assert_eq!(load(&cpu0, &space, AT + page * P), Ok(page)));
+    space.exit(&cpu0);
 }
