@@ -30,7 +30,8 @@ impl Rows {
     /// # Errors
     /// The output is closed.
     pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
-        writeln!(out, "\n{}: without deferred flushes, and what they change", self.title)?;
+        let title = format!("{}: without deferred flushes, and what they change", self.title);
+        writeln!(out, "\n{}", filled(&title, style.width))?;
         let head =
             std::iter::once("fast:slow").chain(self.runs.iter().map(|(ratio, _)| ratio.as_str()));
         let mut rows = table::numbers(&head.map(str::to_owned).collect::<Vec<_>>(), style);
