@@ -6,6 +6,7 @@ mod common;
 use common::{Ran, command, faultless, json_lines, send, value};
 use faultless_trace::recordings;
 use nix::sys::signal::Signal;
+use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -371,6 +372,21 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
         // Three subjects here and on simulated CPUs, at five, three and five ratios, without deferral and with it.
         assert_eq!(of.count(), 2 * (5 + 3 + 5) * 2, "{seed}");
     }
+    let simulated = times.filter(|line| line.contains("\"machine\":\"simulated"));
+    let time = |line: &str| line.rsplit(':').next().map(str::to_owned);
+    let told: HashSet<_> = simulated.clone().filter_map(time).collect();
+    assert_eq!(told.len(), simulated.count(), "another seed is another run");
+    // First without deferral, where none are deferred.
+    let deferred: Vec<_> =
+        out.lines().filter(|line| line.starts_with("| flushes deferred")).collect();
+    assert_eq!(deferred.len(), 6, "{out}");
+    assert!(
+        deferred.iter().all(|line| line
+            .split('|')
+            .skip(2)
+            .all(|cell| cell.is_empty() || cell.trim().starts_with('0'))),
+        "{deferred:?}"
+    );
     let shown = fs::read_to_string(&page).expect("written");
     assert_eq!(shown.matches("<svg").count(), 6, "a plot of each table");
     assert!(shown.contains("Tiers in figures") && shown.contains("shootdown interrupts"));

@@ -43,7 +43,7 @@ use core::ops::{ControlFlow, Range};
 pub(crate) const BATCH: usize = 32;
 
 /// Where one in so many of the frames that may wait for their flush does, CPUs are asked to flush. By measurement: where they were asked at a quarter, twice as
-/// many frames waited, and 40 times as many CPUs were interrupted (`xsbench` at 1:1 on simulated CPUs).
+/// many frames waited, and more than ten times as many CPUs were interrupted (`xsbench` at 1:1 on simulated CPUs).
 const ASKED: u64 = 32;
 
 /// What becomes of the pages of a batch: it decides how they are flushed.

@@ -17,9 +17,9 @@
 //!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
 //!    that have flushed since are left alone.
 //!
-//! Where one in 32 of the frames wait that may, the CPUs are *asked* (4) to flush when it suits them, by one word that they look at where they
-//! reclaim or balance memory in the background: not in an allocation that finds a frame, which would take several times as long. Later the stamps that all of them have flushed by then are paid without a settlement (5),
-//! and nobody is interrupted.
+//! Where one in 32 of the frames that may wait does, the CPUs are *asked* (4) to flush when it suits them, by one word that they look at where they
+//! reclaim or balance memory in the background: not in an allocation that finds a frame, which would take several times as long. There, from one in 16 on, the stamps that all of them have flushed by then
+//! are paid without a settlement (5), and nobody is interrupted.
 //!
 //! 4. *Ask.* The clock's value is stored to `asked`. A CPU that finds its `flushed` below both that and its `owes` flushes (2).
 //! 5. *Collect.* Of the CPUs that run a space, and whose `flushed` is below their `owes`, the lowest `flushed` is paid.

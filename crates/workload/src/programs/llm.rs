@@ -52,15 +52,15 @@ impl Llm {
     fn models_of(processes: usize) -> usize {
         if processes < MODELS { MODELS } else { 1 }
     }
+}
 
-    /// The page that `worker` reads first: they are spread over the model, and with a seed each is somewhere in its part.
-    fn begin(&self, worker: Worker) -> u64 {
-        let (index, count) = (worker.index as u64, worker.count.max(1) as u64);
-        let first = self.pages() * index / count;
-        match self.seed {
-            0 => first,
-            seed => first + random(seed, worker.index).below((self.pages() / count).max(1)),
-        }
+/// Which of a model's `pages` a `worker` reads first: they are spread over the model, and with a seed each is somewhere in its part.
+fn begin(pages: u64, seed: u64, worker: Worker) -> u64 {
+    let (index, count) = (worker.index as u64, worker.count.max(1) as u64);
+    let first = pages * index / count;
+    match seed {
+        0 => first,
+        seed => first + random(seed, worker.index).below((pages / count).max(1)),
     }
 }
 
@@ -108,7 +108,7 @@ unsafe impl Program for Llm {
     fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
         let mut own = state.fresh.of(Worker { index: 0, count: 1 });
         let mut tally = Tally::default();
-        let begin = self.begin(worker);
+        let begin = begin(self.pages(), self.seed, worker);
         let mine = (worker.index % MODELS..MODELS).step_by(worker.count.min(MODELS));
         let mine = mine.take(Self::models_of(worker.count));
         while self.passes.more(task, tally.extra) {
@@ -126,5 +126,26 @@ unsafe impl Program for Llm {
             tally.extra += 1;
         }
         Ok(tally)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_process_begins_in_its_part_of_the_model() {
+        let begins = |seed| {
+            let begin = |index| begin(1000, seed, Worker { index, count: 16 });
+            (0..16).map(begin).collect::<Vec<_>>()
+        };
+        for seed in 0..20 {
+            for (index, begin) in (0..).zip(begins(seed)) {
+                let part = 1000 * index / 16..1000 * (index + 1) / 16;
+                assert!(part.contains(&begin), "{begin} of {part:?}, seed {seed}");
+            }
+        }
+        assert_eq!(begins(0)[1], 1000 / 16);
+        assert_ne!(begins(1), begins(2));
     }
 }

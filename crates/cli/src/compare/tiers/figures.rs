@@ -25,20 +25,16 @@ pub struct Figure {
     pub of: fn(&Outcome) -> Option<f64>,
 }
 
-const fn counted(
-    title: &'static str,
-    metric: &'static str,
-    of: fn(&Outcome) -> Option<f64>,
-) -> Figure {
-    Figure { title, metric, unit: "count", scale: 1.0, of }
-}
+const COUNT: &str = "count";
+const NS: &str = "ns";
 
-const fn timed(
+const fn figure(
+    unit: &'static str,
     title: &'static str,
     metric: &'static str,
     of: fn(&Outcome) -> Option<f64>,
 ) -> Figure {
-    Figure { title, metric, unit: "ns", scale: 1.0, of }
+    Figure { title, metric, unit, scale: 1.0, of }
 }
 
 fn count(outcome: &Outcome, name: &str) -> Option<f64> {
@@ -46,7 +42,7 @@ fn count(outcome: &Outcome, name: &str) -> Option<f64> {
 }
 
 /// CPUs that were interrupted.
-pub const INTERRUPTS: Figure = counted("shootdown IPIs", "tlb_shootdown_sent", |it| {
+pub const INTERRUPTS: Figure = figure(COUNT, "shootdown IPIs", "tlb_shootdown_sent", |it| {
     count(it, Counter::TlbShootdownSent.name())
 });
 /// From the first worker's begin to the last one's end.
@@ -59,26 +55,32 @@ pub const TIME: Figure = Figure {
 };
 /// Memory in use.
 pub const FRAMES: Figure =
-    counted("frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
+    figure(COUNT, "frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
 /// What all but one in a hundred allocations take at most.
-pub const P99: Figure = timed("allocation p99, ns", "allocation_p99", |it| it.allocation(990));
+pub const P99: Figure = figure(NS, "allocation p99, ns", "allocation_p99", |it| it.allocation(990));
 
 /// All that are told, in this order.
 pub const FIGURES: [Figure; 14] = [
     INTERRUPTS,
-    counted("flushes at once", "tlb_flush", |it| count(it, Counter::TlbFlush.name())),
-    counted("flushes deferred", "flush_deferred", |it| count(it, Counter::FlushDeferred.name())),
-    counted("settlements", "deferred_settled", |it| count(it, Counter::DeferredSettled.name())),
-    counted("TLB misses, loads", "dtlb_load_misses", |it| count(it, "dTLB-load-misses")),
-    counted("TLB misses, stores", "dtlb_store_misses", |it| count(it, "dTLB-store-misses")),
-    counted("TLB misses, code", "itlb_load_misses", |it| count(it, "iTLB-load-misses")),
-    counted("pages moved", "pgmigrate_success", |it| count(it, Counter::MigrateSuccess.name())),
-    counted("pages evicted", "pgsteal", |it| count(it, Counter::PageStolen.name())),
+    figure(COUNT, "flushes at once", "tlb_flush", |it| count(it, Counter::TlbFlush.name())),
+    figure(COUNT, "flushes deferred", "flush_deferred", |it| {
+        count(it, Counter::FlushDeferred.name())
+    }),
+    figure(COUNT, "settlements", "deferred_settled", |it| {
+        count(it, Counter::DeferredSettled.name())
+    }),
+    figure(COUNT, "TLB misses, loads", "dtlb_load_misses", |it| count(it, "dTLB-load-misses")),
+    figure(COUNT, "TLB misses, stores", "dtlb_store_misses", |it| count(it, "dTLB-store-misses")),
+    figure(COUNT, "TLB misses, code", "itlb_load_misses", |it| count(it, "iTLB-load-misses")),
+    figure(COUNT, "pages moved", "pgmigrate_success", |it| {
+        count(it, Counter::MigrateSuccess.name())
+    }),
+    figure(COUNT, "pages evicted", "pgsteal", |it| count(it, Counter::PageStolen.name())),
     TIME,
     FRAMES,
-    timed("allocation p50, ns", "allocation_p50", |it| it.allocation(500)),
+    figure(NS, "allocation p50, ns", "allocation_p50", |it| it.allocation(500)),
     P99,
-    timed("allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999)),
+    figure(NS, "allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999)),
 ];
 
 /// What deferral makes of a figure: the mean with it to the mean without, and the least and the most of that of one seed. Seeds with too little to compare with
@@ -105,7 +107,7 @@ impl Figure {
 
     /// Whether `value` is so few that a ratio to it says nothing.
     fn is_few(&self, value: f64) -> bool {
-        self.unit == "count" && value < FEWEST
+        self.unit == COUNT && value < FEWEST
     }
 
     /// What deferral changes; `None` where there is nothing, or too little, to compare with.

@@ -252,3 +252,22 @@ fn one(
     };
     interrupt::unless_requested(run).transpose()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_order_and_this_machine_runs_one_at_a_time() {
+        let numbers: Vec<usize> = (0..100).collect();
+        assert_eq!(side_by_side(On::Simulated(4), 100, |at| at), numbers);
+        let running = AtomicUsize::new(0);
+        let beside = side_by_side(On::Native(4), 20, |_| {
+            let beside = running.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(std::time::Duration::from_millis(1));
+            running.fetch_sub(1, Ordering::Relaxed);
+            beside
+        });
+        assert_eq!(beside, [0; 20]);
+    }
+}

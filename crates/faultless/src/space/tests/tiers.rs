@@ -410,6 +410,25 @@ fn frames_that_wait_for_a_flush_are_on_their_way() {
     space.exit(&here);
 }
 
+/// What this CPU alone has used, and flushes itself, is free after the batch that follows, and does not wait until the call ends.
+#[test]
+fn frames_of_earlier_batches_are_free_during_a_call() {
+    let vm = tiers(1, &[2048, 4096]);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 1000);
+    space.activate(&cpu);
+    map(&cpu, &space, 1000, 1100, RW);
+    fill(&cpu, &space, 1000, 0, 60);
+    let demoted = cpu.balance(0).demoted;
+    assert!(demoted >= 100, "{demoted}");
+    let owed = vm.frames.owed_on(0);
+    assert!(owed <= 2 * 32, "{owed} wait of {demoted}");
+    // SAFETY: it uses no translations.
+    unsafe { space.deactivate(&cpu) };
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
 #[test]
 fn a_node_without_a_free_frame_has_some_at_once() {
     let vm = tiers(2, &[128, 512]);
