@@ -9,7 +9,6 @@ use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::knob::{Locking, Setting};
-use crate::reclaim::taken::BATCH;
 use crate::space::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
@@ -657,6 +656,9 @@ fn a_store_that_fails_hurts_those_alone_that_need_it() {
     }
 }
 
+/// Pages of a batch: by so many frames of 256 the hand advances.
+const BATCH: u64 = 256 / 32;
+
 /// A CPU that finds no frame, while another writes to the swap area, waits until that one has evicted its pages. It takes no page from the program meanwhile.
 #[test]
 fn who_finds_nothing_waits_for_the_cpu_that_writes() {
@@ -682,7 +684,7 @@ fn who_finds_nothing_waits_for_the_cpu_that_writes() {
         let scanned = vm.totals().get(Counter::PageScanned);
         drop(disk);
         assert!(!ended, "there is no frame before the disk has written");
-        assert!(swapped <= BATCH as u64, "{swapped} pages have left the program, of one batch");
+        assert!(swapped <= BATCH, "{swapped} pages have left the program, and not one batch");
         assert!(scanned < 2 * 256, "{scanned} looks: the hand went on though nothing could leave");
         assert_eq!(writer.join().unwrap(), Ok(()));
         assert_eq!(other.join().unwrap(), Ok(()), "memory is not out");
