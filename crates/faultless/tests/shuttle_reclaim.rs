@@ -82,6 +82,34 @@ fn stores_against_reclaim_by_another_space() {
     world.finish(vec![space, other]);
 }
 
+/// What is stored to a lazily freed page is kept, whenever the page is evicted by advice.
+fn stores_against_eviction() {
+    let (world, space) = freed_lazily();
+    world.run(&[
+        (&space, &|guest| {
+            let _ = guest.load(page(0));
+            let _ = guest.store(page(0), 10);
+            let _ = guest.load(page(0));
+            let _ = guest.load(page(1));
+            let _ = guest.store(page(2), 11);
+            let _ = guest.load(page(2));
+        }),
+        (&space, &|guest| {
+            let _ = guest.store(page(1), 20);
+            let _ = guest.load(page(0));
+            guest.advise(page(2), 2, Advice::Free);
+            let _ = guest.store(page(0) + 8, 21);
+            let _ = guest.load(page(1));
+            let _ = guest.load(page(2));
+        }),
+        (&space, &|guest| {
+            guest.swap_out(AT, 2);
+            guest.swap_out(AT, LAZY);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 /// Advice, calls that move and take away, and a fork, while pages are reclaimed.
 fn calls_against_reclaim() {
     let (world, space) = freed_lazily();
@@ -197,6 +225,7 @@ mod tests {
         stores_against_reclaim,
         stores_against_reclaim_by_another_space,
         stores_against_advice_and_reclaim,
+        stores_against_eviction,
         calls_against_reclaim,
         the_end_of_a_space_against_reclaim,
         frames_that_an_idle_cpu_retired,
@@ -209,6 +238,8 @@ mod needs {
 
     needs!(
         looking_at_the_dirty_bit: ReclaimLooksAtDirty in [stores_against_reclaim],
+        looking_at_the_dirty_bit_of_what_is_evicted: ReclaimLooksAtDirty in [stores_against_eviction],
+        flushing_what_is_evicted: EvictFlush in [stores_against_eviction],
         flushing_before_reuse: ReclaimFlush in [stores_against_reclaim],
         flushing_another_space: ReclaimFlush in [stores_against_reclaim_by_another_space],
         flushing_what_is_freed_lazily: FreeFlush in [stores_against_advice_and_reclaim],

@@ -3,6 +3,8 @@
 //! A batch of pages is [taken](super::taken) from its programs, together with the entries that the pages have in their object. What then happens to a
 //! page depends on whether it is [dirty](crate::file::write_back):
 //!
+//! - a [lazily freed](super::lazy) page goes if no program that has it stored to it since. Its entries are emptied, and flushed at once: what is there then
+//!   is zeros;
 //! - a clean page goes. All of its entries are emptied: a fault finds no page, and reads it again. The flush may be deferred, for until
 //!   somebody stores to the page, a CPU that still sees it sees what the store has;
 //! - a dirty page is written first. Its mappings' entries are emptied, and flushed at once, and the object's entry becomes clean: from here on a
@@ -32,6 +34,8 @@ use crate::vm::Cpu;
 /// Which pages are taken.
 #[derive(Clone, Copy)]
 enum Wanted<'a> {
+    /// Lazily freed ones.
+    LazilyFreed,
     /// Clean ones.
     Clean,
     /// Dirty ones of one object.
@@ -48,6 +52,10 @@ impl<M: Machine> Cpu<'_, M> {
         let mut dirty = [None; BATCH];
         let mut others = [FrameNumber(0); BATCH];
         let mut count = 0;
+        let mut freed = 0;
+        if !self.vm().lazy.is_empty(self) {
+            freed += self.evict_lazily_freed(frames);
+        }
         // What becomes a page of the swap area is dirty.
         let swapped = if nested || self.swaps_elsewhere() { 0 } else { self.swap_out(frames) };
         for (at, frame) in frames.iter().enumerate() {
@@ -58,7 +66,6 @@ impl<M: Machine> Cpu<'_, M> {
                 count += 1;
             }
         }
-        let mut freed = 0;
         if count != 0 {
             freed += self.evict_clean(&others[..count], &mut dirty);
         }
@@ -72,6 +79,25 @@ impl<M: Machine> Cpu<'_, M> {
         clock.end();
         self.state().evicting.set(nested);
         self.state().counts.add(Counter::PageStolen, freed);
+        freed
+    }
+
+    /// Takes those of the pages that are lazily freed from their programs. The caller's reference, which it keeps, is then the last. Returns how many that were.
+    #[cold]
+    #[inline(never)]
+    fn evict_lazily_freed(&self, frames: &[FrameNumber]) -> u64 {
+        let mut freed = 0;
+        // Where the heap is exhausted, they stay.
+        let _taken = self.with_taken(frames, Wanted::LazilyFreed, |batch, at| {
+            if batch.pages()[at].failed.is_some() {
+                return;
+            }
+            let mappings = self.unmap(batch, at, |name| name);
+            let last = batch.leave(self, at, mappings, |frame| self.free(frame));
+            debug_assert!(!last, "the caller has a reference");
+            freed += 1;
+        });
+        self.state().counts.add(Counter::LazilyFreed, freed);
         freed
     }
 
@@ -198,7 +224,7 @@ impl<M: Machine> Cpu<'_, M> {
         batch.take(self, |_, page, mappings| self.is_evictable(page, mappings, wanted));
         let then = match wanted {
             Wanted::Clean => Then::Leave,
-            Wanted::DirtyOf(_) => Then::Stay,
+            Wanted::LazilyFreed | Wanted::DirtyOf(_) => Then::Stay,
         };
         if !lost(Mutant::EvictFlush) {
             batch.flush(self, then);
@@ -215,6 +241,10 @@ impl<M: Machine> Cpu<'_, M> {
         mappings: &[Mapping<'_>],
         wanted: Wanted<'_>,
     ) -> Result<(), Errno> {
+        if let Wanted::LazilyFreed = wanted {
+            let is_freed = |it: &Mapping<'_>| self.is_lazily_freed(it.found.seen);
+            return if mappings.iter().all(is_freed) { Ok(()) } else { Err(Errno::EBUSY) };
+        }
         let (Some(object), Some(name)) = (&page.object, page.name_of_object()) else {
             return Err(Errno::EOPNOTSUPP);
         };

@@ -92,6 +92,11 @@ impl Spaces {
         }
     }
 
+    /// Whether no space may have lazily freed pages.
+    pub(super) fn is_empty(&self, wait: &impl Wait) -> bool {
+        self.first.lock(wait).is_none()
+    }
+
     /// Takes a space that is about to end off the list.
     pub(crate) fn remove(&self, wait: &impl Wait, core: &Shared<Core>) {
         if !core.lazy.listed.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! `MADV_COLD` and `MADV_PAGEOUT`: pages of files, and private ones if there is a swap area, that a program does not need soon.
+//! `MADV_COLD` and `MADV_PAGEOUT`: pages of files, private ones if there is a swap area, and lazily freed ones, that a program does not need soon.
 //!
 //! Neither changes what a program sees. Nothing is claimed: entries are read as faults read them, and [eviction](crate::reclaim) takes them by its own
 //! rules. Pages that have other mappings, too, stay as they are: others may need them.
@@ -90,7 +90,7 @@ impl<M: Machine> Space<M> {
                 let still = now.is_mapped() && now.frame() == seen.frame();
                 let may_leave = match cpu.vm().frames.meta(page.frame()).kind() {
                     Kind::Used(Use::Shared) => true,
-                    Kind::Used(Use::Anon) => swaps,
+                    Kind::Used(Use::Anon) => swaps || cpu.is_lazily_freed(now),
                     _ => false,
                 };
                 if still && may_leave && (all || !is_shared(cpu, page.frame())) {

@@ -263,6 +263,28 @@ fn reclaim_waits_for_the_locks_of_every_policy() {
     }
 }
 
+/// By advice, without a swap area; another space that has the page, too, keeps it.
+#[test]
+fn lazily_freed_pages_are_evicted() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = freed_lazily(&cpu, 4);
+    store(&cpu, &space, AT, 15).unwrap();
+    space.madvise(&cpu, AT, 2 * P, Advice::PageOut).unwrap();
+    let child = space.fork(&cpu).unwrap();
+    space.madvise(&cpu, AT, 4 * P, Advice::PageOut).unwrap();
+    assert_eq!((space.resident_pages(&cpu), child.resident_pages(&cpu)), (3, 3));
+    assert_eq!(vm.totals().get(Counter::LazilyFreed), 1);
+    assert_eq!([0, 1, 2, 3].map(|at| load(&cpu, &space, AT + at * P).unwrap()), [15, 0, 3, 4]);
+    // A kernel that wants a program out of memory does not ask the others. Pages with other contents have no place to go.
+    space.evict(&cpu, AT, 4 * P).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|at| load(&cpu, &child, AT + at * P).unwrap()), [15, 0, 0, 0]);
+    assert_eq!(vm.totals().get(Counter::LazilyFreed), 3);
+    cpu.drain();
+    audit(&cpu, &[&space, &child]).unwrap();
+    [space, child].into_iter().for_each(|space| space.exit(&cpu));
+}
+
 /// Whichever of them had some first.
 #[test]
 fn lazily_freed_pages_of_all_spaces_are_found() {

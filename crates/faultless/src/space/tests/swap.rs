@@ -301,17 +301,44 @@ fn calls_carry_swapped_pages_along() {
     });
 }
 
-/// A page that is lazily freed, and was not when it was swapped out.
+/// A page that one of the programs which have it does not free is swapped out, and is nobody's to free when it comes back.
 #[test]
 fn a_page_that_came_back_is_not_freed_lazily() {
     with_swap((64, 16, 16), |cpu, space, _| {
         store(cpu, space, AT, 5).unwrap();
         store(cpu, space, AT + P, 6).unwrap();
         space.madvise(cpu, AT, 2 * P, Advice::Free).unwrap();
-        page_out(cpu, space, 0, 1);
-        assert_eq!(load(cpu, space, AT), Ok(5));
+        let child = space.fork(cpu).unwrap();
+        space.mlock(cpu, AT, P, Lock::Now).unwrap();
+        space.mlock(cpu, AT, P, Lock::No).unwrap();
+        space.evict(cpu, AT, P).unwrap();
+        assert!(is_swapped(cpu, space, 0) && is_swapped(cpu, &child, 0));
+        assert_eq!((load(cpu, space, AT), load(cpu, &child, AT)), (Ok(5), Ok(5)));
         cpu.reclaim_lazy(64);
-        assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(5), Ok(0)));
+        for space in [space, &child] {
+            assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(5), Ok(0)));
+        }
+        child.exit(cpu);
+    });
+}
+
+/// They are dropped and not written, by advice and where memory is short; those that were stored to since are swapped out.
+#[test]
+fn lazily_freed_pages_are_not_swapped_out() {
+    with_swap((64, 16, 16), |cpu, space, _| {
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        space.madvise(cpu, AT, 8 * P, Advice::Free).unwrap();
+        store(cpu, space, AT, 15).unwrap();
+        page_out(cpu, space, 0, 4);
+        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (1, 3));
+        assert_eq!(count(cpu, Counter::PageStolen), 4);
+        assert!(is_swapped(cpu, space, 0));
+        assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(15), Ok(0)));
+        // One that is locked is needed again.
+        space.mlock(cpu, AT + 4 * P, P, Lock::Now).unwrap();
+        space.evict(cpu, AT + 4 * P, 4 * P).unwrap();
+        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (0, 6));
+        assert_eq!((load(cpu, space, AT + 4 * P), load(cpu, space, AT + 7 * P)), (Ok(9), Ok(0)));
     });
 }
 
