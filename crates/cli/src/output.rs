@@ -41,6 +41,30 @@ pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliErr
     }
 }
 
+/// Refuses two outputs, each with its option, that are one file: the second would write over the first.
+pub fn apart(outputs: &[(&str, Option<&Path>)]) -> Result<(), CliError> {
+    // Where a file goes that may not be there yet.
+    let place = |path: &Path| {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        fs::canonicalize(path).ok().or_else(|| {
+            Some(fs::canonicalize(dir.unwrap_or(Path::new("."))).ok()?.join(path.file_name()?))
+        })
+    };
+    let is_file = |path: &&Path| fs::metadata(path).map_or(true, |meta| meta.is_file());
+    let given = outputs.iter().filter_map(|(option, path)| Some((option, (*path)?)));
+    let mut places = Vec::new();
+    for (option, path) in given.filter(|(_, path)| *path != Path::new("-") && is_file(path)) {
+        let Some(at) = place(path) else { continue };
+        if let Some((other, _)) = places.iter().find(|(_, place)| *place == at) {
+            let path = path.display();
+            let why = format!("{other} and {option}: both would write {path}: give each a file");
+            return Err(CliError::Usage(why));
+        }
+        places.push((*option, at));
+    }
+    Ok(())
+}
+
 /// A file that takes its place when it is complete; until then what is there stays as it is. Where a device or a
 /// pipe is there it is written to.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use crate::error::CliError;
 use crate::host;
 use crate::html::{Html, Page};
 use crate::interrupt;
+use crate::output;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
 use crate::report::perf_stat::PerfStat;
@@ -34,6 +35,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
         let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: give one of them";
         return Err(CliError::Usage(why.into()));
     }
+    output::apart(&[("--json", args.json.json.as_deref()), ("--html", args.html.html.as_deref())])?;
     let html = Html::open(&args.html, &[])?;
     let json = Arc::new(Mutex::new(Json::open(&args.json, &[])?));
     let title = {

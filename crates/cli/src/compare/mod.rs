@@ -26,6 +26,7 @@ use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
 use crate::html::Html;
 use crate::interrupt;
+use crate::output;
 use crate::replay;
 use crate::report::columns::{Report, Topic};
 use crate::report::json::Json;
@@ -33,7 +34,7 @@ use crate::report::progress::Progress;
 use crate::report::{self, Style, filled};
 use crate::scale::subject::Subject as Simulated;
 use crate::scale::subject::{PROFILE, profile};
-use crate::settings::{Settings, orders, policies, regimes};
+use crate::settings::{Assignment, Settings, orders, policies, regimes};
 use defaults::{Defaults, Needs};
 use faultless::PAGE_SIZE;
 use faults::Faults;
@@ -72,24 +73,47 @@ fn scale(args: &CompareArgs) -> Scale {
     }
 }
 
+/// Refuses options that say nothing of what is compared: the workloads `tiered` in tiers, and others that are `chosen`, or all.
+fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(), CliError> {
+    let usage = |why: String| Err(CliError::Usage(why));
+    if tiered.is_empty() {
+        return match args.seeds {
+            Some(_) => {
+                usage("--seeds: only xsbench and llm run with several, and neither is named".into())
+            }
+            None => Ok(()),
+        };
+    }
+    let names = tiered.join(" and ");
+    let given = &args.set.set;
+    if let Some(set) = given.iter().find(|set| set.is_deferred_flush()) {
+        let set = set.text();
+        return usage(format!(
+            "--set {set}: {names}: both settings of deferred_flush are compared"
+        ));
+    }
+    let twice = given.iter().enumerate().find(|(at, set)| {
+        let knob = |set: &Assignment| set.text().split('=').next().map(str::to_owned);
+        given[..*at].iter().any(|before| knob(before) == knob(set))
+    });
+    if let Some((_, set)) = twice {
+        return usage(format!("--set {}: {names}: a knob has one value there", set.text()));
+    }
+    if args.details && chosen.is_empty() {
+        return usage(format!("--details: {names}: the table has all that is measured"));
+    }
+    Ok(())
+}
+
 /// Compares.
 pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
     let (tiered, chosen): (Vec<_>, Vec<_>) =
         args.chosen().into_iter().partition(|name| tiers::is_tiered(name));
-    if tiered.is_empty() && args.seeds.is_some() {
-        let why = "--seeds: only xsbench and llm run with several, and neither is named";
-        return Err(CliError::Usage(why.into()));
-    }
-    if !tiered.is_empty()
-        && let Some(set) = args.set.set.iter().find(|set| set.is_deferred_flush())
-    {
-        let (set, names) = (set.text(), tiered.join(" and "));
-        let why = format!("--set {set}: {names}: both settings of deferred_flush are compared");
-        return Err(CliError::Usage(why));
-    }
+    check(args, &tiered, &chosen)?;
     let subjects = subjects(&chosen, &scale)?;
     let inputs: Vec<_> = chosen.iter().map(Path::new).collect();
+    output::apart(&[("--json", args.json.json.as_deref()), ("--html", args.html.html.as_deref())])?;
     let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let choice = Choice {

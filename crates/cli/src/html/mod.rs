@@ -91,6 +91,10 @@ impl Drawing {
         inputs: &[&Path],
     ) -> Result<Self, CliError> {
         let Some(path) = path else { return Ok(Self { option, file: None }) };
+        if path == Path::new("-") {
+            let why = format!("{option} -: it goes to a file, not to standard output: give a name");
+            return Err(CliError::Usage(why));
+        }
         output::spare(option, path, inputs)?;
         let file = Replacing::new(path);
         let file = file.map_err(|error| CliError::Failed(format!("{option} {error}")))?;

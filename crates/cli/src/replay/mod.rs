@@ -15,6 +15,7 @@ use crate::compare::turns::Turns;
 use crate::error::CliError;
 use crate::html::{Drawing, Html};
 use crate::interrupt;
+use crate::output;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
@@ -42,6 +43,11 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         Input::Recording(source) => Arc::new(*source),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
+    output::apart(&[
+        ("--json", args.json.json.as_deref()),
+        ("--html", args.html.html.as_deref()),
+        ("--plot", args.plot.as_deref()),
+    ])?;
     let html = Html::open(&args.html, &[&args.recording])?;
     let plot = Drawing::open("--plot", args.plot.as_deref(), &[&args.recording])?;
     let mut json = Json::open(&args.json, &[&args.recording])?;

@@ -17,6 +17,7 @@ use crate::args::ScaleArgs;
 use crate::error::CliError;
 use crate::html::{Drawing, Html};
 use crate::interrupt;
+use crate::output;
 use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
@@ -88,6 +89,11 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     let counts = subject.counts(args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
     let inputs = [Path::new(&args.profile), name.as_path()];
+    output::apart(&[
+        ("--json", args.json.json.as_deref()),
+        ("--html", args.html.html.as_deref()),
+        ("--plot", args.plot.as_deref()),
+    ])?;
     let plot = Drawing::open("--plot", args.plot.as_deref(), &inputs)?;
     let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;

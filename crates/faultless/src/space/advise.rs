@@ -9,14 +9,12 @@ use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::fault::Access;
-use crate::file::Object;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::stat::Counter;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
-use crate::table::node::ENTRIES;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 
@@ -31,7 +29,7 @@ pub enum Advice {
     Random = 1,
     /// Touched in order.
     Sequential = 2,
-    /// Wanted soon: pages of files with a store begin to be read. (Pages in the swap area are not read ahead.)
+    /// Wanted soon: pages of files with a store, and private ones in the swap area, begin to be read.
     WillNeed = 3,
     /// Not wanted any more: private pages read as zero, or as their object has them, again.
     DontNeed = 4,
@@ -139,7 +137,8 @@ impl<M: Machine> Space<M> {
                 let visit = self.visit(cpu, range);
                 let found = each_part(&visit, range, |_, _| Ok(()));
                 drop(visit);
-                self.read_wanted(cpu, range);
+                self.read_mapped(cpu, range);
+                self.read_swapped(cpu, range);
                 found
             }
             Advice::Cold | Advice::PageOut => {
@@ -158,36 +157,6 @@ impl<M: Machine> Space<M> {
                 let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
                 each_part(&writing, range, |vma, part| writing.advise_part(vma, part, advice))
             }
-        }
-    }
-
-    /// Begins to read the pages of files that are mapped in `range`, in runs of 2 MiB, as long as memory is not short. Nobody is told what could
-    /// not be read: an access will be.
-    fn read_wanted(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
-        const RUN: u64 = ENTRIES as u64;
-        let mut left = range;
-        while !left.is_empty() {
-            // One VMA at a time, as it is now. No section is open while its store is asked.
-            let mut found = None;
-            self.each_area(cpu, left, |area| {
-                let object = area.memory.object().filter(|object| object.is_stored());
-                found = object.map(|object| {
-                    let start = area.range.start.max(left.start);
-                    let end = area.range.end.min(left.end).min(start + RUN * PAGE_SIZE);
-                    (object.clone(), area.index_of(start), VirtRange::new(start, end))
-                });
-                found.is_none()
-            });
-            let Some((object, first, part)) = found else { break };
-            let spared = cpu.vm().frames.can_spare(2 * part.pages());
-            if spared {
-                let _unread = object.read_ahead(cpu, first..first + part.pages());
-            }
-            Object::release(object, cpu);
-            if !spared {
-                break;
-            }
-            left = VirtRange::new(part.end, left.end);
         }
     }
 }

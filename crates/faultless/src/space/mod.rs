@@ -48,6 +48,7 @@ mod unmap;
 mod versions;
 mod visit;
 pub(crate) mod vma;
+mod will_need;
 mod write;
 
 #[cfg(all(test, not(loom)))]

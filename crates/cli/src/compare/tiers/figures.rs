@@ -42,7 +42,7 @@ fn count(outcome: &Outcome, name: &str) -> Option<f64> {
 }
 
 /// CPUs that were interrupted.
-pub const INTERRUPTS: Figure = figure(COUNT, "shootdown IPIs", "tlb_shootdown_sent", |it| {
+pub const INTERRUPTS: Figure = figure(COUNT, "shootdown interrupts", "tlb_shootdown_sent", |it| {
     count(it, Counter::TlbShootdownSent.name())
 });
 /// From the first worker's begin to the last one's end.
@@ -58,13 +58,19 @@ pub const FRAMES: Figure =
     figure(COUNT, "frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
 /// What all but one in a hundred allocations take at most.
 pub const P99: Figure = figure(NS, "allocation p99, ns", "allocation_p99", |it| it.allocation(990));
+/// What all but one in a thousand take.
+pub const P999: Figure =
+    figure(NS, "allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999));
 
 /// All that are told, in this order.
-pub const FIGURES: [Figure; 14] = [
+pub const FIGURES: [Figure; 16] = [
     INTERRUPTS,
     figure(COUNT, "flushes at once", "tlb_flush", |it| count(it, Counter::TlbFlush.name())),
     figure(COUNT, "flushes deferred", "flush_deferred", |it| {
         count(it, Counter::FlushDeferred.name())
+    }),
+    figure(COUNT, "pages without a flush", "flush_needless", |it| {
+        count(it, Counter::FlushNeedless.name())
     }),
     figure(COUNT, "settlements", "deferred_settled", |it| {
         count(it, Counter::DeferredSettled.name())
@@ -78,9 +84,10 @@ pub const FIGURES: [Figure; 14] = [
     figure(COUNT, "pages evicted", "pgsteal", |it| count(it, Counter::PageStolen.name())),
     TIME,
     FRAMES,
+    figure(COUNT, "allocations", "allocations", |it| Some(it.allocations.len() as f64)),
     figure(NS, "allocation p50, ns", "allocation_p50", |it| it.allocation(500)),
     P99,
-    figure(NS, "allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999)),
+    P999,
 ];
 
 /// What deferral makes of a figure: the mean with it to the mean without, and the least and the most of that of one seed. Seeds with too little to compare with

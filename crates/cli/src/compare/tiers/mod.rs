@@ -40,8 +40,8 @@ struct Subject {
     cpus: &'static [usize],
 }
 
-/// With 64 processes, or at 1:99 with as much fast memory as elsewhere, `llm` would take an hour.
-const SUBJECTS: [Subject; 3] = [
+/// With 64 processes, or at 1:99, `llm` has less memory: with as much as elsewhere it would take an hour.
+const SUBJECTS: [Subject; 4] = [
     Subject {
         name: "xsbench",
         given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
@@ -69,6 +69,18 @@ const SUBJECTS: [Subject; 3] = [
             ("1:99", Some("fast=1M")),
         ],
         cpus: &[16],
+    },
+    Subject {
+        name: "llm",
+        given: [&["passes=1"], &["fast=2M", "passes=2"]],
+        ratios: &[
+            ("1:1", Some("fast=4M")),
+            ("1:2.3", Some("fast=4M")),
+            ("1:4", Some("fast=4M")),
+            ("1:8", Some("fast=4M")),
+            ("1:99", Some("fast=1M")),
+        ],
+        cpus: &[64],
     },
 ];
 /// Of a quick run.

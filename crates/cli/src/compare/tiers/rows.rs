@@ -1,6 +1,6 @@
 //! A workload on one machine at each ratio: the table, its verdict, and the plot.
 
-use super::figures::{Change, FIGURES, FRAMES, Figure, INTERRUPTS, P99, Runs, TIME};
+use super::figures::{Change, FIGURES, FRAMES, Figure, INTERRUPTS, P99, P999, Runs, TIME};
 use super::{On, words};
 use crate::error::CliError;
 use crate::html::Page;
@@ -55,23 +55,29 @@ impl Rows {
         self.runs.iter().filter_map(|(_, runs)| figure.change(runs)).collect()
     }
 
-    /// What it comes to. A run or a few of each on this machine say nothing of times.
+    /// What it comes to, what is worse included. A run or a few of each on this machine say nothing of times.
     fn verdict(&self) -> String {
-        let [interrupts, time] = [INTERRUPTS, TIME].map(|figure| self.changes(&figure));
+        let interrupts = self.changes(&INTERRUPTS);
         if interrupts.is_empty() {
             return "CPUs were interrupted less than ten times.".into();
         }
-        let ratios = |changes: Vec<Change>| changes.into_iter().map(|it| it.ratio);
-        let interrupts = words::fewer(ratios(interrupts), "interrupts");
+        let ratios = interrupts.into_iter().map(|it| it.ratio);
+        let interrupts = words::fewer(ratios, INTERRUPTS.title);
+        let of = |name: &str, figure: &Figure| {
+            let (least, most) = words::ends(self.changes(figure).into_iter().map(|it| it.ratio));
+            let change = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
+            format!("{name} {}", words::range(change(least), change(most)))
+        };
+        let frames = of("frames in use", &FRAMES);
         match self.on {
             On::Native(_) => format!(
-                "Counted: {interrupts}. Times are of few runs, and other programs are in them."
+                "Counted: {interrupts}; {frames}. Times are of few runs, and other programs are in them."
             ),
             On::Simulated(_) => {
-                let (least, most) = words::ends(ratios(time));
-                let change = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
-                let time = words::range(change(least), change(most));
-                format!("Simulated: {interrupts}; run time {time}.")
+                let [time, p99, p999] =
+                    [("run time", TIME), ("allocation p99", P99), ("p99.9", P999)]
+                        .map(|(name, figure)| of(name, &figure));
+                format!("Simulated: {interrupts}; {time}; {frames}; {p99}; {p999}.")
             }
         }
     }

@@ -342,6 +342,37 @@ fn lazily_freed_pages_are_not_swapped_out() {
     });
 }
 
+/// `MADV_WILLNEED`: read at once where slots lie side by side, and mapped by the fault that needs them. Not where memory is short.
+#[test]
+fn swapped_pages_that_are_needed_soon_are_read() {
+    with_swap((256, 64, 48), |cpu, space, memory| {
+        (0..48).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        page_out(cpu, space, 0, 40);
+        let cached = || {
+            let mut pages = 0;
+            cpu.each_swap_cached(|_| pages += 1);
+            pages
+        };
+        let reads = || core::mem::take(&mut *memory.reads.lock().unwrap());
+        let need = |pages| space.madvise(cpu, AT + 2 * P, pages * P, Advice::WillNeed).unwrap();
+        let vm = cpu.vm();
+        let taken = vm.total_frames() - vm.free_frames();
+        vm.set(Setting::FrameLimit(taken + 40));
+        need(37);
+        assert_eq!(cached(), 0);
+        vm.set(Setting::FrameLimit(u64::MAX));
+        need(37);
+        assert_eq!((cached(), space.swapped_pages(cpu), space.resident_pages(cpu)), (37, 40, 8));
+        let read = reads();
+        assert!(read.len() <= 3, "{read:?}");
+        for page in 2..39 {
+            assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page));
+        }
+        assert_eq!(reads(), [], "they were read again");
+        assert_eq!(space.swapped_pages(cpu), 3);
+    });
+}
+
 #[test]
 fn pins_bring_pages_back() {
     with_swap((64, 16, 16), |cpu, space, _| {
