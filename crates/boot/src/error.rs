@@ -64,6 +64,19 @@ pub enum BootError {
         /// What there is, in MiB.
         memory: u64,
     },
+    /// The swap disk's tables need more memory than the machine can give.
+    #[error(
+        "a swap disk of {swap} MiB needs {tables} MiB of memory for its tables, and half of the \
+         {memory} MiB that there are is for programs"
+    )]
+    Swap {
+        /// The disk, in MiB.
+        swap: u64,
+        /// What it needs, in MiB.
+        tables: u64,
+        /// What there is, in MiB.
+        memory: u64,
+    },
     /// An argument or variable that cannot be handed over.
     #[error("{what} {text:?} has a NUL inside")]
     Nul {

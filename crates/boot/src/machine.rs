@@ -413,12 +413,23 @@ impl Machine {
         Ok(Run { end, report, wall: ended.wall, skipped: initrd.skipped().to_vec() })
     }
 
-    /// Whether memory holds the archive and the files that come of it.
+    /// Whether memory holds the archive and the files that come of it, and the tables of the swap disk.
     fn holds(&self, initrd: &Initrd) -> Result<(), BootError> {
         let (files, memory) = (initrd.size() >> 20, self.memory >> 20);
-        if 2 * files >= memory { Err(BootError::Memory { files, memory }) } else { Ok(()) }
+        if 2 * files >= memory {
+            return Err(BootError::Memory { files, memory });
+        }
+        let swap = self.swap.unwrap_or(0);
+        let tables = (swap / DISK_PAGE * SWAP_TABLES).div_ceil(1 << 20);
+        match 2 * tables > memory {
+            true => Err(BootError::Swap { swap: swap >> 20, tables, memory }),
+            false => Ok(()),
+        }
     }
 }
+
+/// What the kernel keeps of each page of a swap disk, in bytes: an entry of a table, and a count (`Cpu::swap_on`).
+const SWAP_TABLES: u64 = 8 + 4;
 
 /// A file system as a file for QEMU.
 pub(crate) fn archive(initrd: &Initrd) -> Result<NamedTempFile, BootError> {

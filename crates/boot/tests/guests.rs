@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{Ran, deterministic, parallel, passes, run, tiered};
-use faultless_boot::Machine;
+use common::{Ran, deterministic, parallel, passes, run, tiered, try_boot};
+use faultless_boot::{BootError, Machine, Program, guest};
 
 /// Runs a program of checks on both machines.
 #[track_caller]
@@ -213,6 +213,11 @@ fn swap() {
         }
         assert!(ran.report.messages.is_empty(), "{ran}");
     }
+    // More than its tables find memory for.
+    let machine = Machine { memory: 96 << 20, swap: Some(32 << 30), ..deterministic() };
+    let program = Program::guest(guest("swap").expect("guest programs come along"));
+    let refused = try_boot(&machine, &program).err();
+    assert!(matches!(refused, Some(BootError::Swap { tables: 96, .. })), "{refused:?}");
     let none = run(&Machine { memory: 96 << 20, ..deterministic() }, "swap", &["none"]).exited(0);
     assert!(none.output.contains("ok none"), "{none}");
 }

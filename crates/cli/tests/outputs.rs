@@ -332,6 +332,27 @@ fn compare_takes_what_replay_takes() {
 }
 
 #[test]
+fn outputs_are_files_of_their_own() {
+    let place = Place::new();
+    let [one, link] = ["one", "link"].map(|name| place.out(name));
+    std::os::unix::fs::symlink(&one, &link).expect("a link");
+    for command in [&["stat", "pft"][..], &["compare", "xsbench", "--quick"], &["scale", "pft"]] {
+        for (json, html) in [(&one, &one), (&one, &link)] {
+            fs::write(&one, "kept").expect("written");
+            let outputs = ["--json", text(json), "--html", text(html)];
+            let error = faultless(&[command, &outputs[..]].concat()).fails(2);
+            assert!(error.contains("--json and --html: both would write"), "{error}");
+            assert_eq!(fs::read_to_string(&one).expect("there"), "kept");
+        }
+        fs::remove_file(&one).expect("there");
+        let error = faultless(&[command, &["--json", text(&one), "--html", text(&one)]].concat());
+        assert!(error.fails(2).contains("give each a file"));
+        let error = faultless(&[command, &["--html", "-"]].concat()).fails(2);
+        assert!(error.contains("--html -: it goes to a file"), "{error}");
+    }
+}
+
+#[test]
 fn memory_in_tiers_is_compared_at_each_ratio() {
     let place = Place::new();
     let json = place.out("tiers.jsonl");
@@ -353,9 +374,13 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
         "1:99 |",
         "access=write on",
         "mean of 2 seeds",
-        "shootdown IPIs",
+        "shootdown interrupts",
+        "pages without a flush",
+        "allocations ",
         "allocation p99.9, ns",
         "Simulated: ",
+        "; frames in use ",
+        "; allocation p99 ",
         "Counted: ",
     ] {
         assert!(out.contains(told), "{told}: {out}");
@@ -394,6 +419,11 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     assert!(error.contains("only xsbench and llm run with several"), "{error}");
     let error = faultless(&["compare", "llm", "--set", "deferred_flush=0"]).fails(2);
     assert!(error.contains("both settings of deferred_flush are compared"), "{error}");
+    let twice = ["--set", "locking=per_vma", "--set", "locking=mmap_lock"];
+    let error = faultless(&[&["compare", "llm"], &twice[..]].concat()).fails(2);
+    assert!(error.contains("--set locking=mmap_lock: llm: a knob has one value"), "{error}");
+    let error = faultless(&["compare", "xsbench", "--details"]).fails(2);
+    assert!(error.contains("--details: xsbench: the table has all"), "{error}");
     let error = faultless(&["stat", "xsbench", "fast=4K"]).fails(2);
     assert!(error.contains("fast=4K: expected a size from 1M on"), "{error}");
 }

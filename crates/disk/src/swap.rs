@@ -5,8 +5,8 @@ use crate::extent::OneByOne;
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 use faultless_collections::{Arc, OutOfMemory};
 
-/// How many pages are read or written at once. With a page come those in the next slots, which left memory with it; in a memory that is short they
-/// are not to be many. Linux has as many (`page-cluster`).
+/// How many pages are written at once, or read where several are wanted: in a memory that is short they are not to be many. Linux has as many
+/// (`page-cluster`).
 const PREFERRED_PAGES: usize = 8;
 
 /// All of the swap disk, as the store of the swap area ([`Cpu::swap_on`](faultless::Cpu::swap_on)).

@@ -34,19 +34,23 @@ struct Subject {
     name: &'static str,
     /// What it is given for a short run and for a quick one.
     given: [&'static [&'static str]; 2],
-    /// Of fast memory to slow memory, each with what a run that is not quick is given besides.
-    ratios: &'static [(&'static str, Option<&'static str>)],
+    /// Of fast memory to slow memory.
+    ratios: &'static [&'static str],
     /// Simulated CPUs.
     cpus: &'static [usize],
+    /// What a run at a ratio and with so many workers is given besides, if it is not quick.
+    besides: fn(&str, usize) -> Option<&'static str>,
 }
 
-/// With 64 processes, or at 1:99, `llm` has less memory: with as much as elsewhere it would take an hour.
-const SUBJECTS: [Subject; 4] = [
+const ALL: [&str; 5] = ["1:1", "1:2.3", "1:4", "1:8", "1:99"];
+
+const SUBJECTS: [Subject; 3] = [
     Subject {
         name: "xsbench",
         given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
-        ratios: &[("1:1", None), ("1:2.3", None), ("1:4", None), ("1:8", None), ("1:99", None)],
+        ratios: &ALL,
         cpus: &[16, 64],
+        besides: |_, _| None,
     },
     // No flush can be deferred: it must cost nothing.
     Subject {
@@ -55,32 +59,23 @@ const SUBJECTS: [Subject; 4] = [
             &["fast=64M", "lookups=20000", "access=write"],
             &["fast=4M", "lookups=2000", "access=write"],
         ],
-        ratios: &[("1:1", None), ("1:4", None), ("1:8", None)],
+        ratios: &["1:1", "1:4", "1:8"],
         cpus: &[16],
+        besides: |_, _| None,
     },
+    // Each of its processes goes over all of memory and more: with as much at 1:99, or with 64 processes, it would take an hour.
     Subject {
         name: "llm",
         given: [&["passes=1"], &["fast=2M", "passes=2"]],
-        ratios: &[
-            ("1:1", Some("fast=16M")),
-            ("1:2.3", Some("fast=16M")),
-            ("1:4", Some("fast=16M")),
-            ("1:8", Some("fast=16M")),
-            ("1:99", Some("fast=1M")),
-        ],
-        cpus: &[16],
-    },
-    Subject {
-        name: "llm",
-        given: [&["passes=1"], &["fast=2M", "passes=2"]],
-        ratios: &[
-            ("1:1", Some("fast=4M")),
-            ("1:2.3", Some("fast=4M")),
-            ("1:4", Some("fast=4M")),
-            ("1:8", Some("fast=4M")),
-            ("1:99", Some("fast=1M")),
-        ],
-        cpus: &[64],
+        ratios: &ALL,
+        cpus: &[16, 64],
+        besides: |ratio, workers| {
+            Some(match ratio {
+                "1:99" => "fast=1M",
+                _ if workers > 16 => "fast=4M",
+                _ => "fast=16M",
+            })
+        },
     },
 ];
 /// Of a quick run.
@@ -175,9 +170,9 @@ fn measure(
         settings.set(&knob.parse().map_err(CliError::Usage)?);
     }
     let mut all = Vec::new();
-    for &(ratio, besides) in subject.ratios {
+    for &ratio in subject.ratios {
         progress.begin(&format!("{name} {ratio} on {place}"));
-        let besides = besides.filter(|_| !effort.quick);
+        let besides = (subject.besides)(ratio, threads).filter(|_| !effort.quick);
         let words = |seed: u16| -> Vec<_> {
             let own =
                 [format!("ratio={ratio}"), format!("threads={threads}"), format!("seed={seed}")];
