@@ -197,8 +197,8 @@ pub use reclaim::compact::Compacted;
 pub use reclaim::tiers::Balanced;
 pub use space::{
     AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,
-    Maps, MemPolicy, Memory, NodeSet, PageInfo, Pins, Prot, RemapFlags, Space, Translation,
-    VmaFlags,
+    Maps, MemPolicy, Memory, NodeSet, PageInfo, PagePlace, Pins, Prot, RemapFlags, Space,
+    Translation, VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
 #[doc(hidden)]

@@ -5,9 +5,8 @@ use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
 use super::pages::{Leaf, each_leaf};
 use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
-use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
-use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
@@ -44,20 +43,6 @@ pub struct AreaInfo {
     pub huge: u64,
     /// Its pages in the swap area.
     pub swapped: u64,
-}
-
-/// What one page of a space is mapped to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PageInfo {
-    /// The frame.
-    pub frame: FrameNumber,
-    /// What that is; the zero page is [`Use::Zero`], device memory [`Use::Device`].
-    pub usage: Use,
-    /// Whether there is no other mapping of it.
-    pub exclusive: bool,
-    /// Whether a [pin](Space::pin) keeps it.
-    pub pinned: bool,
 }
 
 /// The name of a file in a listing.
@@ -226,33 +211,6 @@ impl<M: Machine> Space<M> {
                 return;
             }
         }
-    }
-
-    /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
-    pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
-        let section = self.section(cpu);
-        let entry = self.slot(cpu, &section, addr)?.look(cpu);
-        let entry = Some(entry).filter(|entry| entry.is_mapped())?;
-        let frame = entry.frame();
-        if entry.is_special() {
-            let usage = if cpu.vm().maps_zeros(entry) { Use::Zero } else { Use::Device };
-            return Some(PageInfo { frame, usage, exclusive: false, pinned: false });
-        }
-        let meta = cpu.vm().frames.meta(frame);
-        // Of an object's page the object has a reference too.
-        let (usage, alone) = match meta.kind() {
-            Kind::Used(Use::Shared) => (Use::Shared, 2),
-            _ => (Use::Anon, 1),
-        };
-        let exclusive = meta.refs() == alone;
-        Some(PageInfo { frame, usage, exclusive, pinned: meta.is_pinned() })
-    }
-
-    /// The slot of the swap area that has the page at `addr`, if the page is not in memory: it may be read in again a moment later.
-    pub fn swap_slot_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
-        let section = self.section(cpu);
-        let entry = self.slot(cpu, &section, addr)?.look(cpu);
-        entry.is_swapped().then(|| entry.slot())
     }
 
     fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {

@@ -2,7 +2,7 @@
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
-use faultless_guest::mem::{PAGE, READ, Region, WRITE, find_mapping};
+use faultless_guest::mem::{PAGE, READ, Region, Shared, WRITE, find_mapping};
 use faultless_guest::proc::{self, Status, pid};
 use faultless_guest::procfs::{fields, interrupts, kilobytes, text, vmstat};
 use faultless_guest::sys::{Errno, checked, doing};
@@ -12,6 +12,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The error of `std::io`, with what was being done.
 fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
@@ -101,6 +102,70 @@ fn proc_smaps() -> Verdict {
         }
     }
     same!(seen, 6 * AREAS, "values of the areas, six of each");
+    Ok(())
+}
+
+/// What `/proc/self/smaps` tells of pages that are shared, locked, used and lazily freed.
+fn proc_smaps_kinds() -> Verdict {
+    const PAGES: u64 = 16;
+    doing("sched_setaffinity", proc::pin(proc::current_cpu()))?;
+    // With a page around that keeps it apart from others.
+    let region = doing("mmap", Region::anonymous((PAGES + 2) * PAGE))?;
+    for around in [0, (PAGES + 1) * PAGE] {
+        doing("mprotect", region.protect(around, PAGE, 0))?;
+    }
+    let (start, end) = (region.start() + PAGE, PAGES * PAGE);
+    (PAGE..=end).step_by(PAGE as usize).for_each(|at| region.store(at, 1));
+    let kinds = |names: &[&str]| -> Result<Vec<u64>, String> {
+        let text = text("/proc/self/smaps")?;
+        let head = format!("{start:x}-");
+        let of = text.lines().skip_while(|line| !line.starts_with(&head)).skip(1);
+        let fields: Vec<_> = of
+            .map_while(|line| line.split_once(':'))
+            .take_while(|(name, _)| *name != "VmFlags")
+            .collect();
+        let value = |name: &&str| {
+            let (_, value) = fields.iter().find(|(known, _)| known == name)?;
+            value.trim().strip_suffix(" kB")?.parse().ok()
+        };
+        names.iter().map(|name| value(name).ok_or(format!("no {name}"))).collect()
+    };
+    let page = PAGE / 1024;
+    let shares = ["Rss", "Pss", "Private_Dirty", "Private_Clean", "Shared_Dirty"];
+    same!(kinds(&shares)?, [16 * page, 16 * page, 16 * page, 0, 0], "own pages");
+    same!(kinds(&["Referenced", "LazyFree", "Locked"])?, [16 * page, 0, 0], "used pages");
+    // A child that has stored to half of them shares the others.
+    let step = doing("mmap", Shared::new(AtomicU32::new(0)))?;
+    let reached = |count| proc::wait_until(|| step.load(Ordering::Acquire) == count);
+    let child = doing(
+        "fork",
+        proc::fork(|| {
+            (1..9).for_each(|at| region.store(at * PAGE, 2));
+            step.store(1, Ordering::Release);
+            reached(2);
+            0
+        }),
+    )?;
+    reached(1);
+    let shared = kinds(&shares);
+    step.store(2, Ordering::Release);
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
+    same!(shared?, [16 * page, 12 * page, 8 * page, 0, 8 * page], "pages shared with a child");
+    doing("madvise", region.advise(PAGE, 4 * PAGE, libc::MADV_FREE))?;
+    // Linux looks at pages that are lazily freed some later, many at once.
+    let more = doing("mmap", Region::anonymous(64 * PAGE))?;
+    more.fill(1);
+    doing("madvise", more.advise(0, 64 * PAGE, libc::MADV_FREE))?;
+    same!(
+        kinds(&["LazyFree", "Private_Clean", "Private_Dirty"])?,
+        [4 * page, 4 * page, 12 * page],
+        "after MADV_FREE"
+    );
+    region.store(PAGE, 1);
+    same!(kinds(&["LazyFree", "Private_Dirty"])?, [3 * page, 13 * page], "after a store");
+    // SAFETY: memory of this check's own.
+    doing("mlock", checked(unsafe { libc::syscall(libc::SYS_mlock, start, end) }))?;
+    same!(kinds(&["Locked"])?, [16 * page], "locked pages");
     Ok(())
 }
 
@@ -538,6 +603,7 @@ fn settings() -> Verdict {
 const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
     ("proc_smaps", proc_smaps),
+    ("proc_smaps_kinds", proc_smaps_kinds),
     ("proc_smaps_rollup", proc_smaps_rollup),
     ("proc_self", proc_self),
     ("proc_oom", proc_oom),

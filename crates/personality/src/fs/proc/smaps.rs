@@ -5,32 +5,63 @@ use super::{Subject, Text};
 use crate::errno::{Errno, Result};
 use core::fmt::{self, Write};
 use core::ops::AddAssign;
-use faultless::{AreaInfo, PAGE_SIZE, Prot, VirtRange, VmaFlags};
+use faultless::{AreaInfo, PAGE_SIZE, PageInfo, PagePlace, Prot, Space, Use, VirtRange, VmaFlags};
 use faultless_bare::heap::try_push;
+use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
 use faultless_collections::Vec;
 
-/// Pages of an area, or of several.
+/// A share of a page that several programs have is told in such parts of a byte, as Linux has it.
+const PARTS: u64 = 1 << 12;
+
+/// Pages of an area, or of several, by what is said of them.
 #[derive(Clone, Copy, Default)]
 struct Pages {
-    /// Those that are resident, by their kind.
+    /// Those in memory.
+    resident: u64,
+    /// Private ones, whatever lies below.
     anon: u64,
-    private_file: u64,
-    shared_file: u64,
-    shared_memory: u64,
-    /// Of the resident ones, those that huge leaves map.
+    /// Those that other mappings have, too, and those that none has; and of each those that have to be kept.
+    shared: [u64; 2],
+    private: [u64; 2],
+    referenced: u64,
+    lazily_freed: u64,
+    /// Those that huge leaves map.
     huge: u64,
+    swapped: u64,
+    /// Each divided by how many mappings it has, in [`PARTS`] of bytes: of all, of dirty ones, by kind, of locked areas, and of those in the swap area.
+    share: Shares,
+}
+
+/// Of what is divided among the programs that have it.
+#[derive(Clone, Copy, Default)]
+struct Shares {
+    dirty: u64,
+    anon: u64,
+    file: u64,
+    shared_memory: u64,
+    locked: u64,
     swapped: u64,
 }
 
 impl AddAssign for Pages {
     fn add_assign(&mut self, more: Self) {
+        self.resident += more.resident;
         self.anon += more.anon;
-        self.private_file += more.private_file;
-        self.shared_file += more.shared_file;
-        self.shared_memory += more.shared_memory;
+        for at in 0..2 {
+            self.shared[at] += more.shared[at];
+            self.private[at] += more.private[at];
+        }
+        self.referenced += more.referenced;
+        self.lazily_freed += more.lazily_freed;
         self.huge += more.huge;
         self.swapped += more.swapped;
+        self.share.dirty += more.share.dirty;
+        self.share.anon += more.share.anon;
+        self.share.file += more.share.file;
+        self.share.shared_memory += more.share.shared_memory;
+        self.share.locked += more.share.locked;
+        self.share.swapped += more.share.swapped;
     }
 }
 
@@ -39,25 +70,61 @@ const fn is_private(area: &AreaInfo) -> bool {
 }
 
 impl Pages {
-    fn of(area: &AreaInfo) -> Self {
-        let mut pages = Self { huge: area.huge, swapped: area.swapped, ..Self::default() };
-        *match (is_private(area), area.tag) {
-            (true, 0) => &mut pages.anon,
-            (true, _) => &mut pages.private_file,
-            (false, 0) => &mut pages.shared_memory,
-            (false, _) => &mut pages.shared_file,
-        } = area.resident;
+    fn of(space: &Space<Bare>, area: &AreaInfo) -> Self {
+        let mut pages = Self { huge: area.huge, ..Self::default() };
+        let locked = area.flags.contains(VmaFlags::LOCKED);
+        // Shared memory has no file that holds what is in it.
+        let is_memory = !is_private(area) && area.tag == 0;
+        let cpu = percpu::cpu();
+        space.pages(cpu, area.range, |_, place| match place {
+            PagePlace::Swapped { mappings, .. } => {
+                pages.swapped += 1;
+                pages.share.swapped += PAGE_SIZE * PARTS / u64::from(mappings);
+            }
+            PagePlace::Mapped(page) => pages.add(&page, is_memory, locked),
+            _ => {}
+        });
+        cpu.serve_flushes();
         pages
+    }
+
+    fn add(&mut self, page: &PageInfo, is_memory: bool, locked: bool) {
+        let anon = match page.usage {
+            Use::Anon => true,
+            Use::Shared => false,
+            _ => return,
+        };
+        let dirty = page.dirty || is_memory && !anon;
+        self.resident += 1;
+        self.anon += u64::from(anon);
+        self.referenced += u64::from(page.accessed);
+        self.lazily_freed += u64::from(anon && !page.dirty);
+        let of = if page.mappings > 1 { &mut self.shared } else { &mut self.private };
+        of[usize::from(dirty)] += 1;
+        let share = PAGE_SIZE * PARTS / u64::from(page.mappings);
+        let shares = &mut self.share;
+        *match (anon, is_memory) {
+            (true, _) => &mut shares.anon,
+            (false, true) => &mut shares.shared_memory,
+            (false, false) => &mut shares.file,
+        } += share;
+        shares.dirty += if dirty { share } else { 0 };
+        shares.locked += if locked { share } else { 0 };
     }
 
     /// Writes the rows that both texts have; the text about all together tells the kinds, too. A program with thousands of areas may read it often, so
     /// the constant part is one string.
     fn tell(&self, text: &mut Text, kinds: bool) {
-        let Self { anon, private_file, shared_file, shared_memory, huge, swapped } =
-            self.kilobytes();
-        let shared = shared_file + shared_memory;
-        let (file, dirty) = (private_file + shared_file, anon + shared);
-        let all = anon + private_file + shared;
+        const PAGE: u64 = PAGE_SIZE / 1024;
+        let [shared_clean, shared_dirty] = self.shared.map(|pages| pages * PAGE);
+        let [private_clean, private_dirty] = self.private.map(|pages| pages * PAGE);
+        let [resident, referenced, anonymous, lazily_freed, huge, swapped] =
+            [self.resident, self.referenced, self.anon, self.lazily_freed, self.huge, self.swapped]
+                .map(|pages| pages * PAGE);
+        let Shares { dirty, anon, file, shared_memory, locked, swapped: swap_share } = self.share;
+        let [all, dirty, anon, file, shared_memory, locked, swap_share] =
+            [anon + file + shared_memory, dirty, anon, file, shared_memory, locked, swap_share]
+                .map(|share| share / PARTS / 1024);
         let kinds = fmt::from_fn(|text| match kinds {
             true => write!(
                 text,
@@ -70,40 +137,27 @@ impl Pages {
         // Text remembers that it was cut.
         let _ = write!(
             text,
-            "Rss:            {all:8} kB\n\
+            "Rss:            {resident:8} kB\n\
              Pss:            {all:8} kB\n\
              Pss_Dirty:      {dirty:8} kB\n\
              {kinds}\
-             Shared_Clean:          0 kB\n\
-             Shared_Dirty:   {shared:8} kB\n\
-             Private_Clean:  {private_file:8} kB\n\
-             Private_Dirty:  {anon:8} kB\n\
-             Referenced:     {all:8} kB\n\
-             Anonymous:      {anon:8} kB\n\
+             Shared_Clean:   {shared_clean:8} kB\n\
+             Shared_Dirty:   {shared_dirty:8} kB\n\
+             Private_Clean:  {private_clean:8} kB\n\
+             Private_Dirty:  {private_dirty:8} kB\n\
+             Referenced:     {referenced:8} kB\n\
+             Anonymous:      {anonymous:8} kB\n\
              KSM:                   0 kB\n\
-             LazyFree:              0 kB\n\
+             LazyFree:       {lazily_freed:8} kB\n\
              AnonHugePages:         0 kB\n\
              ShmemPmdMapped:        0 kB\n\
              FilePmdMapped:  {huge:8} kB\n\
              Shared_Hugetlb:        0 kB\n\
              Private_Hugetlb:       0 kB\n\
              Swap:           {swapped:8} kB\n\
-             SwapPss:        {swapped:8} kB\n\
-             Locked:                0 kB\n",
+             SwapPss:        {swap_share:8} kB\n\
+             Locked:         {locked:8} kB\n",
         );
-    }
-
-    /// The same in kB.
-    const fn kilobytes(&self) -> Self {
-        const PAGE: u64 = PAGE_SIZE / 1024;
-        Self {
-            anon: self.anon * PAGE,
-            private_file: self.private_file * PAGE,
-            shared_file: self.shared_file * PAGE,
-            shared_memory: self.shared_memory * PAGE,
-            huge: self.huge * PAGE,
-            swapped: self.swapped * PAGE,
-        }
     }
 }
 
@@ -112,16 +166,8 @@ pub(super) fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
     let mut maps = Text::default();
     list_maps(&memory, &mut maps)?;
     let maps = maps.finish()?;
-    let mut areas = Vec::new();
-    let mut room = Ok(());
-    memory.space().areas(percpu::cpu(), |area| {
-        if room.is_ok() {
-            room = try_push(&mut areas, area);
-        }
-    });
-    room?;
     // The two listings are made at different times: an area that is missing in one is left out.
-    let mut areas = areas.into_iter().peekable();
+    let mut areas = areas(memory.space())?.into_iter().peekable();
     for line in maps.lines() {
         let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok());
         let start = start.ok_or(Errno::EIO)?;
@@ -135,15 +181,16 @@ pub(super) fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
              KernelPageSize:        4 kB\n\
              MMUPageSize:           4 kB\n",
         );
-        Pages::of(&area).tell(text, false);
+        Pages::of(memory.space(), &area).tell(text, false);
         let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
         let _ = writeln!(
             text,
-            "THPeligible:           0\nVmFlags: {}{}{}{}mr mw me ",
+            "THPeligible:           0\nVmFlags: {}{}{}{}mr mw me {}",
             mark(Prot::READ, "rd "),
             mark(Prot::WRITE, "wr "),
             mark(Prot::EXEC, "ex "),
             if is_private(&area) { "" } else { "sh " },
+            if area.flags.contains(VmaFlags::LOCKED) { "lo " } else { "" },
         );
     }
     Ok(())
@@ -153,10 +200,10 @@ pub(super) fn rollup(of: &Subject, text: &mut Text) -> Result<()> {
     let memory = memory(of)?;
     let mut range: Option<VirtRange> = None;
     let mut pages = Pages::default();
-    memory.space().areas(percpu::cpu(), |area| {
+    for area in areas(memory.space())? {
         range = Some(range.map_or(area.range, |range| range.hull(area.range)));
-        pages += Pages::of(&area);
-    });
+        pages += Pages::of(memory.space(), &area);
+    }
     let range = range.unwrap_or(VirtRange::new(0, 0));
     let (start, end) = (range.start, range.end);
     let _ = writeln!(
@@ -165,4 +212,17 @@ pub(super) fn rollup(of: &Subject, text: &mut Text) -> Result<()> {
     );
     pages.tell(text, true);
     Ok(())
+}
+
+/// The areas of a space.
+fn areas(space: &Space<Bare>) -> Result<Vec<AreaInfo>> {
+    let mut areas = Vec::new();
+    let mut room = Ok(());
+    space.areas(percpu::cpu(), |area| {
+        if room.is_ok() {
+            room = try_push(&mut areas, area);
+        }
+    });
+    room?;
+    Ok(areas)
 }

@@ -1,0 +1,136 @@
+//! What the pages of a space are mapped to, one by one.
+
+use super::Space;
+use super::move_pages::leaves_of;
+use super::pages::{Leaf, each_leaf};
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::frame::{Kind, Use};
+use crate::machine::Machine;
+use crate::table::Entry;
+use crate::table::node::{self, TABLE_ALIGN};
+use crate::vm::Cpu;
+
+/// What one page of a space is mapped to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PageInfo {
+    /// The frame.
+    pub frame: FrameNumber,
+    /// What that is; the zero page is [`Use::Zero`], device memory [`Use::Device`].
+    pub usage: Use,
+    /// How many mappings of it there are, in all spaces, at least 1; of the zero page and device memory 1 is told. A CPU that looks at the page
+    /// counts as one for that moment.
+    pub mappings: u32,
+    /// Whether there is no other mapping of it. Not so for the zero page and device memory.
+    pub exclusive: bool,
+    /// Whether a [pin](Space::pin) keeps it.
+    pub pinned: bool,
+    /// Whether this mapping was used since its accessed bit was cleared.
+    pub accessed: bool,
+    /// Of a private page: it is not [lazily freed](crate::Advice::Free), or was stored to since. Of an object's: this mapping allows stores, or has been
+    /// stored through.
+    pub dirty: bool,
+}
+
+/// Where a page of a space is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PagePlace {
+    /// In memory.
+    Mapped(PageInfo),
+    /// In the swap area, in this slot.
+    Swapped {
+        /// Its number.
+        slot: u64,
+        /// How many mappings there are, in all spaces.
+        mappings: u32,
+    },
+}
+
+impl<M: Machine> Space<M> {
+    /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
+    pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
+        let section = self.section(cpu);
+        let entry = self.slot(cpu, &section, addr)?.look(cpu);
+        entry.is_mapped().then(|| page_of(cpu, entry))
+    }
+
+    /// The slot of the swap area that has the page at `addr`, if the page is not in memory: it may be read in again a moment later.
+    pub fn swap_slot_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
+        let section = self.section(cpu);
+        let entry = self.slot(cpu, &section, addr)?.look(cpu);
+        entry.is_swapped().then(|| entry.slot())
+    }
+
+    /// Tells of each page of `range` that is in memory or in the swap area, in ascending order, and not of one moment. `tell` runs in a grace
+    /// section, and must obey what is said at [`areas`](Self::areas).
+    pub fn pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, mut tell: impl FnMut(u64, PagePlace)) {
+        let section = self.section(cpu);
+        // The tables of a space that another CPU owns may change in place.
+        self.core.enter(cpu.id(), cpu, &section);
+        let mut one = |addr: u64, entry: Entry| {
+            if entry.is_mapped() {
+                tell(addr, PagePlace::Mapped(page_of(cpu, entry)));
+            } else if entry.is_swapped() {
+                let slot = entry.slot();
+                let mappings = cpu.vm().swap.get().map_or(0, |swap| swap.count(slot)).max(1);
+                tell(addr, PagePlace::Swapped { slot, mappings });
+            }
+        };
+        let leaf = |leaf: Leaf<'_>| match leaf {
+            Leaf::Page { addr, slot } => one(addr, node::load(slot)),
+            Leaf::Huge { start, slot, .. } => {
+                let seen = node::load(slot);
+                let part = range.intersect(VirtRange::new(start, start + TABLE_ALIGN));
+                for addr in (part.start..part.end).step_by(PAGE_SIZE as usize) {
+                    one(addr, seen.part(node::index(addr, node::LAST)));
+                }
+            }
+        };
+        // SAFETY: in a section of the space.
+        unsafe { each_leaf(cpu, self.root(), range, leaf) };
+    }
+}
+
+/// What `entry`, which maps a page, leads to.
+fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
+    let frame = entry.frame();
+    let accessed = entry.is_accessed();
+    if entry.is_special() {
+        let usage = if cpu.vm().maps_zeros(entry) { Use::Zero } else { Use::Device };
+        return PageInfo {
+            frame,
+            usage,
+            mappings: 1,
+            exclusive: false,
+            pinned: false,
+            accessed,
+            dirty: false,
+        };
+    }
+    let meta = cpu.vm().frames.meta(frame);
+    let refs = meta.refs();
+    let (usage, others) = match meta.kind() {
+        // The object has a reference, and all huge leaves of a folio share one, of its first frame.
+        Kind::Used(Use::Shared) => (Use::Shared, 1),
+        _ => (Use::Anon, 0),
+    };
+    let mut mappings = refs.saturating_sub(others);
+    if usage == Use::Shared {
+        let (leaves, is_first) = leaves_of(cpu, frame);
+        mappings += leaves - u32::from(leaves != 0 && is_first);
+    }
+    let dirty = match usage {
+        Use::Anon => !cpu.is_lazily_freed(entry),
+        _ => entry.is_dirty() || entry.is_writable(),
+    };
+    PageInfo {
+        frame,
+        usage,
+        mappings: mappings.max(1),
+        exclusive: refs == others + 1,
+        pinned: meta.is_pinned(),
+        accessed,
+        dirty,
+    }
+}
