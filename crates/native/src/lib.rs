@@ -23,6 +23,33 @@
 //! });
 //! assert_eq!(sum, Ok(42));
 //! ```
+//!
+//! What a kernel does besides, in the background or once, is called on the [`Cpu`](faultless::Cpu) below a [`NativeCpu`]:
+//!
+//! ```
+//! use faultless::{Advice, MapFlags, Prot};
+//! use faultless_native::{Config, HostFile, Native};
+//! use std::sync::Arc;
+//!
+//! let native = Native::new(Config::default()).unwrap();
+//! let process = native.process().unwrap();
+//! let file = tempfile::tempfile().unwrap();
+//! file.set_len(1 << 20).unwrap();
+//! let area = Arc::new(HostFile::new(file).unwrap());
+//! let word = process.run(|cpu| {
+//!     cpu.cpu().swap_on(area).unwrap();
+//!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+//!     let a = cpu.mmap(0, 8192, Prot::READ | Prot::WRITE, flags)?;
+//!     cpu.store(a, 40u64)?;
+//!     cpu.madvise(a, 8192, Advice::PageOut)?;
+//!     assert_eq!(cpu.cpu().swap_usage(), (256, 1));
+//!     // Every few milliseconds:
+//!     cpu.cpu().reclaim_ahead();
+//!     cpu.cpu().balance(64);
+//!     Ok(cpu.load::<u64>(a)?)
+//! });
+//! assert_eq!(word, Ok(40));
+//! ```
 
 pub mod cpu;
 pub mod machine;

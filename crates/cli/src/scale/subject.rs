@@ -277,6 +277,11 @@ pub fn machine(
     of_memory(profile, cpus, Tiers { fast, slow: 0 }, seed)
 }
 
+/// What the host keeps of a simulated machine, in bytes.
+pub fn host_bytes(cpus: usize, memory: Tiers) -> u64 {
+    memory.bytes() / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64
+}
+
 fn of_memory(
     profile: &Profile,
     cpus: usize,
@@ -285,8 +290,7 @@ fn of_memory(
 ) -> Result<Virtual, CliError> {
     let (memory_bytes, slow_bytes) = (memory.fast, memory.slow);
     let what = format!("a simulated machine of {}", plural(cpus as u64, "CPU"));
-    let host = memory.bytes() / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64;
-    host::afford(&what, host)?;
+    host::afford(&what, host_bytes(cpus, memory))?;
     Virtual::new(profile, Config { cpus, memory_bytes, slow_bytes, seed })
         .map_err(|errno| CliError::failed(what, errno.name()))
 }

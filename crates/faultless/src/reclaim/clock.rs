@@ -300,7 +300,10 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             if due.count != 0 {
-                self.collect_ahead();
+                match purpose {
+                    Purpose::Evict => self.collect_ahead(),
+                    Purpose::Demote | Purpose::Promote => self.settle_ahead(),
+                }
                 then(&due.frames[..due.count]);
             }
         }

@@ -54,10 +54,11 @@ impl<M: Machine> Cpu<'_, M> {
     pub fn balance(&self, promoted: u64) -> Balanced {
         let near = self.vm().machine().nearest_node(self.id());
         let mut balanced = Balanced::default();
-        self.collect_ahead();
         if self.slower_than(near).next().is_none() {
+            self.collect_ahead();
             return balanced;
         }
+        self.settle_ahead();
         self.age_translations();
         if self.missing_on(near, 1) != 0 {
             self.collect_owed();

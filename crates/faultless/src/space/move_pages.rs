@@ -139,18 +139,17 @@ pub(super) fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> boo
     if meta.kind() != Kind::Used(Use::Shared) {
         return meta.refs() > 2;
     }
-    meta.refs() > 3 || leaves_of(cpu, frame).0 > 1
+    meta.refs() > 3 || leaves_of(cpu, frame) > 1
 }
 
-/// How many huge leaves map the folio that a frame of an object is in, if it is in one, and whether the frame is its first: that one has a reference, which all leaves share.
-pub(super) fn leaves_of<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> (u32, bool) {
+/// How many huge leaves map the folio that a frame of an object is in, if it is in one. All of them share one reference to each frame.
+pub(super) fn leaves_of<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> u32 {
     let first = folio::first_of(frame);
     let leaves = cpu.vm().frames.table().find(first).filter(|meta| meta.get_ref_unless_zero());
-    let leaves = leaves.map_or(0, |meta| {
+    leaves.map_or(0, |meta| {
         let leaves = meta.leaves();
         // SAFETY: the reference just taken, which never was a mapping.
         unsafe { cpu.put_unmapped(first) };
         leaves
-    });
-    (leaves, first == frame)
+    })
 }

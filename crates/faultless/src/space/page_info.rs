@@ -111,14 +111,13 @@ fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
     let meta = cpu.vm().frames.meta(frame);
     let refs = meta.refs();
     let (usage, others) = match meta.kind() {
-        // The object has a reference, and all huge leaves of a folio share one, of its first frame.
+        // The object has one.
         Kind::Used(Use::Shared) => (Use::Shared, 1),
         _ => (Use::Anon, 0),
     };
     let mut mappings = refs.saturating_sub(others);
     if usage == Use::Shared {
-        let (leaves, is_first) = leaves_of(cpu, frame);
-        mappings += leaves - u32::from(leaves != 0 && is_first);
+        mappings += leaves_of(cpu, frame).saturating_sub(1);
     }
     let dirty = match usage {
         Use::Anon => !cpu.is_lazily_freed(entry),
@@ -128,7 +127,7 @@ fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
         frame,
         usage,
         mappings: mappings.max(1),
-        exclusive: refs == others + 1,
+        exclusive: mappings == 1,
         pinned: meta.is_pinned(),
         accessed,
         dirty,

@@ -11,6 +11,11 @@ use crate::tlb::deferred::Pending;
 /// Where one in so many of the frames that may wait for their flush does, a CPU that works in the background looks whose flush is done.
 const COLLECTED: u64 = 16;
 
+/// Where one in so many does after that, and at least [`FOR_EACH`] for each CPU, a CPU that moves pages interrupts those that were asked and have not flushed.
+const SETTLED: u64 = 8;
+/// So many frames are worth an interrupt.
+const FOR_EACH: u64 = 16;
+
 impl<M: Machine> Cpu<'_, M> {
     /// Does all flushes that are deferred, and frees the frames that wait for them. CPUs that have dropped their translations since are
     /// not interrupted. Returns how many frames were freed.
@@ -78,6 +83,18 @@ impl<M: Machine> Cpu<'_, M> {
             self.collect_owed();
         } else {
             self.flush_if_asked();
+        }
+    }
+
+    /// As [`collect_ahead`](Self::collect_ahead), where pages move between nodes: memory is not short, so nothing else ends the wait for CPUs that do not flush, and
+    /// every frame that waits is one more in use.
+    #[inline]
+    pub(crate) fn settle_ahead(&self) {
+        self.collect_ahead();
+        let frames = &self.vm().frames;
+        let least = FOR_EACH * self.vm().cpus.len() as u64;
+        if frames.owes_some(SETTLED) && frames.owed_count() >= least {
+            self.settle_flushes();
         }
     }
 

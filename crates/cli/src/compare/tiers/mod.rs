@@ -12,6 +12,7 @@ mod rows;
 
 use super::words;
 use crate::error::CliError;
+use crate::host;
 use crate::interrupt;
 use crate::report::Style;
 use crate::report::json::{Context, Json, Number};
@@ -181,15 +182,27 @@ fn measure(
         let seeds = (0..effort.seeds).map(words);
         let jobs: Vec<_> =
             seeds.flat_map(|words| settings.iter().map(move |it| (words.clone(), it))).collect();
-        let ran = side_by_side(on, jobs.len(), |at| {
+        let bytes = jobs.first().map_or(0, |(words, _)| host_bytes(name, words, threads));
+        let ran = side_by_side(width(on, jobs.len(), bytes), jobs.len(), |at| {
             let (words, settings) = &jobs[at];
             let ran = one(name, words, on, profile, settings);
             progress.advance(1);
             ran
         });
         let mut runs = Runs::default();
+        let mut missing = None;
         for (at, ran) in ran.into_iter().enumerate() {
-            let Some((outcome, context)) = ran? else { return Ok(None) };
+            let (outcome, context) = match ran {
+                Ok(Some(ran)) => ran,
+                Ok(None) => {
+                    missing = missing.or(Some(Ok(None)));
+                    continue;
+                }
+                Err(error) => {
+                    missing = missing.or(Some(Err(error)));
+                    continue;
+                }
+            };
             for figure in &FIGURES {
                 if let Some(value) = (figure.of)(&outcome) {
                     json.write(&context, figure.metric, figure.unit, Number::Real(value))?;
@@ -197,6 +210,10 @@ fn measure(
             }
             let side = if at % 2 == 0 { &mut runs.off } else { &mut runs.on };
             side.push(outcome);
+        }
+        // The results of the others are kept.
+        if let Some(missing) = missing {
+            return missing;
         }
         all.push((besides.map_or(ratio.to_owned(), |word| format!("{ratio}, {word}")), runs));
     }
@@ -208,20 +225,39 @@ fn measure(
     Ok(Some(Rows { title: format!("{title}{seeds}"), on, runs: all }))
 }
 
-/// What `run` returns for each of `count` numbers. Simulated machines run side by side; on this machine there is one at a time, since its times are
-/// measured.
-fn side_by_side<R: Send>(on: On, count: usize, run: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let width = match on {
-        On::Simulated(_) => thread::available_parallelism().map_or(1, usize::from),
+/// What the host keeps of the simulated machine of a run, in bytes. A run that does not say is refused later.
+fn host_bytes(name: &str, words: &[String], cpus: usize) -> u64 {
+    let tiers = Workload::parse(name, words).ok().and_then(|workload| workload.needs().tiers);
+    tiers.map_or(0, |tiers| subject::host_bytes(cpus, tiers))
+}
+
+/// CPUs of the host.
+fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// How many of `count` runs there are at a time: simulated machines run side by side as far as the host's memory, of which each takes what `bytes` says, suffices; on
+/// this machine there is one, since its times are measured.
+fn width(on: On, count: usize, bytes: u64) -> usize {
+    match on {
+        On::Simulated(_) => {
+            let most = cpus().min(count);
+            let fits = |width: &usize| host::afford("", *width as u64 * bytes).is_ok();
+            (1..=most).rev().find(fits).unwrap_or(1)
+        }
         On::Native(_) => 1,
-    };
+    }
+}
+
+/// What `run` returns for each of `count` numbers, of which so many run at a time.
+fn side_by_side<R: Send>(width: usize, count: usize, run: impl Fn(usize) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {
         let numbers = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
         numbers.take_while(|at| *at < count).map(|at| (at, run(at))).collect::<Vec<_>>()
     };
     let mut results: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..width.min(count)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..width).map(|_| scope.spawn(work)).collect();
         let joined = workers.into_iter().map(thread::ScopedJoinHandle::join);
         joined.flat_map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
@@ -267,9 +303,11 @@ mod tests {
     #[test]
     fn results_are_in_order_and_this_machine_runs_one_at_a_time() {
         let numbers: Vec<usize> = (0..100).collect();
-        assert_eq!(side_by_side(On::Simulated(4), 100, |at| at), numbers);
+        let width = |bytes| width(On::Simulated(4), 100, bytes);
+        assert_eq!(side_by_side(width(0), 100, |at| at), numbers);
+        assert_eq!((width(0), width(u64::MAX / 1024)), (cpus().min(100), 1), "memory for one");
         let running = AtomicUsize::new(0);
-        let beside = side_by_side(On::Native(4), 20, |_| {
+        let beside = side_by_side(super::width(On::Native(4), 20, 0), 20, |_| {
             let beside = running.fetch_add(1, Ordering::Relaxed);
             thread::sleep(std::time::Duration::from_millis(1));
             running.fetch_sub(1, Ordering::Relaxed);

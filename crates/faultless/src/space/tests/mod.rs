@@ -30,6 +30,7 @@ mod objects;
 mod orders;
 mod overwrites;
 mod owner;
+mod page_info;
 mod pins;
 mod places;
 mod policies;

@@ -410,6 +410,29 @@ fn frames_that_wait_for_a_flush_are_on_their_way() {
     space.exit(&here);
 }
 
+/// Where many frames wait, and one CPU has not flushed though it was asked to, who moves pages interrupts it: one in 128 of all, and at least 16 for each CPU.
+#[test]
+fn who_moves_pages_interrupts_who_does_not_flush() {
+    for (frames, enough) in [([512, 1536], 32), ([2048, 6144], 63)] {
+        let vm = tiers(2, &frames);
+        let cpu = cpu(&vm, 0);
+        let space = read_only_pages(&cpu, 80);
+        let count = |counter| vm.totals().get(counter);
+        beside(&vm, &space, || {
+            moved(&cpu, &space, (0, enough - 1), 1);
+            assert_eq!(cpu.balance(0), Balanced::default());
+            assert_eq!((vm.usage().owed, count(Counter::TlbShootdownSent)), (enough - 1, 0));
+            moved(&cpu, &space, (enough, 1), 1);
+            assert_eq!(cpu.reclaim_ahead(), 0);
+            assert_eq!((vm.usage().owed, count(Counter::TlbShootdownSent)), (enough, 0));
+            assert_eq!(cpu.balance(0), Balanced::default());
+            assert_eq!((vm.usage().owed, count(Counter::TlbShootdownSent)), (0, 1));
+        });
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+    }
+}
+
 /// What this CPU alone has used, and flushes itself, is free after the batch that follows, and does not wait until the call ends.
 #[test]
 fn frames_of_earlier_batches_are_free_during_a_call() {

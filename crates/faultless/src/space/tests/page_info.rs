@@ -1,0 +1,119 @@
+//! What is told of single pages: how many mappings they have, and whether they are used, dirty and lazily freed.
+
+use super::guest::{AT, P, PRIVATE, RW, TestCpu, TestSpace, load, store};
+use super::huge::{F, PAGES, RWX, RX, Setup, each_policy};
+use super::swap::{page_out, with_swap};
+use crate::addr::VirtRange;
+use crate::frame::Use;
+use crate::space::{Advice, PageInfo, PagePlace};
+use std::vec::Vec;
+
+/// What is told of `pages` pages from `AT` on, each with its place in the range.
+fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlace)> {
+    let mut told = Vec::new();
+    let range = VirtRange::new(AT, AT + pages * P);
+    space.pages(cpu, range, |addr, place| told.push(((addr - AT) / P, place)));
+    for (at, place) in &told {
+        let alone = space.page_at(cpu, AT + at * P);
+        let same = match place {
+            PagePlace::Mapped(page) => alone == Some(*page),
+            PagePlace::Swapped { slot, .. } => space.swap_slot_at(cpu, AT + at * P) == Some(*slot),
+        };
+        assert!(same, "{at}: {place:?}, and alone {alone:?}");
+    }
+    told
+}
+
+/// Number, mappings, whether used and dirty, of those in memory.
+fn mapped(told: &[(u64, PagePlace)]) -> Vec<(u64, u32, bool, bool)> {
+    let of = |(at, place): &(u64, PagePlace)| match place {
+        PagePlace::Mapped(PageInfo { mappings, accessed, dirty, .. }) => {
+            Some((*at, *mappings, *accessed, *dirty))
+        }
+        PagePlace::Swapped { .. } => None,
+    };
+    told.iter().filter_map(of).collect()
+}
+
+#[test]
+fn private_pages_are_told_with_all_programs_that_have_them() {
+    with_swap((64, 16, 8), |cpu, space, _| {
+        (0..6).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        load(cpu, space, AT + 7 * P).unwrap();
+        page_out(cpu, space, 4, 2);
+        space.madvise(cpu, AT + P, 2 * P, Advice::Cold).unwrap();
+        let child = space.fork(cpu).unwrap();
+        store(cpu, &child, AT, 9).unwrap();
+        space.madvise(cpu, AT, P, Advice::Free).unwrap();
+        assert_eq!(load(cpu, &child, AT + 4 * P), Ok(9));
+        let told = pages(cpu, space, 8);
+        let expected = [
+            (0, 1, false, false),
+            (1, 2, false, true),
+            (2, 2, false, true),
+            (3, 2, true, true),
+            (7, 1, true, false),
+        ];
+        assert_eq!(mapped(&told), expected);
+        let usage = |at: usize| match told[at].1 {
+            PagePlace::Mapped(page) => Some((page.usage, page.exclusive)),
+            PagePlace::Swapped { .. } => None,
+        };
+        assert_eq!(usage(0), Some((Use::Anon, true)));
+        assert_eq!(usage(1), Some((Use::Anon, false)));
+        assert_eq!(usage(6), Some((Use::Zero, false)));
+        let swapped = |at: usize| match told[at] {
+            (at, PagePlace::Swapped { mappings, .. }) => (at, mappings),
+            _ => (0, 0),
+        };
+        // The child has a copy of one of them.
+        assert_eq!([swapped(4), swapped(5)], [(4, 1), (5, 2)]);
+        child.exit(cpu);
+    });
+}
+
+/// A huge leaf counts as a mapping of each of its pages.
+#[test]
+fn pages_of_files_are_told_with_huge_leaves_and_small_entries() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        let (cpu, space) = (&setup.cpu, &setup.space);
+        setup.fetch(7).unwrap();
+        setup.fetch(2 * F + 1).unwrap();
+        let expect = |leaf: u32, tail: u32| {
+            let told = mapped(&pages(cpu, space, PAGES));
+            let (huge, small): (Vec<_>, Vec<_>) = told.into_iter().partition(|page| page.0 < F);
+            assert_eq!(huge.len() as u64, F);
+            let other = huge.iter().find(|page| (page.1, page.3) != (leaf, false));
+            assert_eq!(other, None, "not mapped {leaf} times, or dirty");
+            assert!(small.iter().any(|page| (page.0, page.1) == (2 * F + 1, tail)), "{small:?}");
+        };
+        expect(1, 1);
+        let child = space.fork(cpu).unwrap();
+        for page in [0, 2 * F + 1] {
+            load(cpu, &child, AT + page * P).unwrap();
+        }
+        expect(2, 2);
+        // Small entries of a part of the folio.
+        child.mprotect(cpu, AT, P, RWX).unwrap();
+        let told = mapped(&pages(cpu, space, F));
+        assert_eq!(told.iter().find(|page| page.1 != 2), None);
+        child.exit(cpu);
+        expect(1, 1);
+        setup.finish();
+    });
+}
+
+/// Whoever can store to a page of an object has made it dirty.
+#[test]
+fn pages_that_a_mapping_stores_to_are_dirty() {
+    each_policy(|vm| {
+        let setup = Setup::new(vm);
+        setup.map(0, RW, super::guest::SHARED);
+        setup.load(0).unwrap();
+        store(&setup.cpu, &setup.space, AT + P, 1).unwrap();
+        let told = mapped(&pages(&setup.cpu, &setup.space, 2));
+        assert_eq!(told.iter().map(|page| page.3).collect::<Vec<_>>(), [false, true]);
+        setup.finish();
+    });
+}
