@@ -51,6 +51,8 @@ use crate::vm::Cpu;
 use core::cell::OnceCell;
 use core::ops::{ControlFlow, Range};
 
+/// So many frames are worth a look at all of memory. Fewer are found where the swap area is full but for slots of pages that come back one by one.
+const WORTH: u64 = BATCH as u64;
 /// The most lives of a page.
 pub(super) const MOST_LIVES: u8 = 2;
 /// Frames by which a CPU advances a hand, at most.
@@ -76,6 +78,12 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
+    /// How many frames the hand of all nodes has passed.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn passed(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+
     /// For a machine of `frames` frames.
     ///
     /// # Errors
@@ -200,7 +208,7 @@ impl<M: Machine> Cpu<'_, M> {
             if !is_enough() && !backoff.leaves_out() {
                 got = self.reclaim_until(|_| is_enough());
                 // Others may have been faster, or are at work.
-                backoff.tried(got != 0 || is_enough() || self.swaps_elsewhere());
+                backoff.tried(got >= WORTH || is_enough() || self.swaps_elsewhere());
             }
             freed += got;
             // As long as there are frames, CPUs flush when it suits them.
@@ -208,7 +216,7 @@ impl<M: Machine> Cpu<'_, M> {
             if frames.is_short() {
                 self.settle_some();
             }
-            if got == 0 || is_enough() {
+            if got < WORTH || is_enough() {
                 return freed;
             }
         }

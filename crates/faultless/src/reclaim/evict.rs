@@ -21,6 +21,7 @@ use super::taken::{BATCH, Batch, Mapping, Page, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
+use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
@@ -86,9 +87,20 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     #[inline(never)]
     fn evict_lazily_freed(&self, frames: &[FrameNumber]) -> u64 {
+        let mut anon = [FrameNumber(0); BATCH];
+        let mut count = 0;
+        for frame in frames {
+            if self.vm().frames.meta(*frame).kind() == Kind::Used(Use::Anon) {
+                anon[count] = *frame;
+                count += 1;
+            }
+        }
+        if count == 0 {
+            return 0;
+        }
         let mut freed = 0;
         // Where the heap is exhausted, they stay.
-        let _taken = self.with_taken(frames, Wanted::LazilyFreed, |batch, at| {
+        let _taken = self.with_taken(&anon[..count], Wanted::LazilyFreed, |batch, at| {
             if batch.pages()[at].failed.is_some() {
                 return;
             }
@@ -243,7 +255,9 @@ impl<M: Machine> Cpu<'_, M> {
     ) -> Result<(), Errno> {
         if let Wanted::LazilyFreed = wanted {
             let is_freed = |it: &Mapping<'_>| self.is_lazily_freed(it.found.seen);
-            return if mappings.iter().all(is_freed) { Ok(()) } else { Err(Errno::EBUSY) };
+            let is_private = page.object.is_none() && !mappings.is_empty();
+            let all = is_private && mappings.iter().all(is_freed);
+            return if all { Ok(()) } else { Err(Errno::EBUSY) };
         }
         let (Some(object), Some(name)) = (&page.object, page.name_of_object()) else {
             return Err(Errno::EOPNOTSUPP);

@@ -96,8 +96,7 @@ impl<M: Machine> Space<M> {
     /// have another owner by then. Nothing changes, and no page is faulted in. It is not to be cached: see [`walk`](Self::walk).
     pub fn translate(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<Translation> {
         let section = self.section(cpu);
-        let slot = self.slot(cpu, &section, addr)?;
-        let entry = slot.look(cpu);
+        let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
         entry.is_mapped().then(|| Translation::new(cpu, entry, addr))
     }
 
@@ -200,21 +199,29 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Where the page at `addr` has its entry, if there is a table for it, or a huge leaf.
-    pub(super) fn slot<'s>(
+    /// What `get` makes of the entry of the page at `addr`, if there is a table for it, or a huge leaf. Where such a leaf is split before `get` has seen it, the page has another
+    /// entry, and `get` is called again.
+    pub(super) fn entry_by(
         &self,
-        cpu: &Cpu<'s, M>,
-        _section: &'s Section<'_>,
+        cpu: &Cpu<'_, M>,
+        _section: &Section<'_>,
         addr: u64,
-    ) -> Option<Slot<'s>> {
+        mut get: impl FnMut(&Slot<'_>) -> Option<Entry>,
+    ) -> Option<Entry> {
         if addr >= USER_END {
             return None;
         }
         let at = node::index(addr, node::LAST);
-        // SAFETY: inside the grace section, which outlives the reference.
-        match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
-            Reached::Last(slots) => Some(Slot { slot: &slots[at], at }),
-            Reached::Above { slot, seen, .. } => seen.is_huge().then_some(Slot { slot, at }),
+        loop {
+            // SAFETY: inside the grace section, which outlives the reference.
+            let slot = match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
+                Reached::Last(slots) => Slot { slot: &slots[at], at: None },
+                Reached::Above { slot, seen, .. } if seen.is_huge() => Slot { slot, at: Some(at) },
+                Reached::Above { .. } => return None,
+            };
+            if let Some(entry) = get(&slot) {
+                return Some(entry);
+            }
         }
     }
 
@@ -239,7 +246,7 @@ impl<M: Machine> Space<M> {
             Access::Write => entry.used().dirty(),
             Access::Read | Access::Execute => entry.used(),
         };
-        let entry = self.slot(cpu, section, addr)?.settle(cpu, mark);
+        let entry = self.entry_by(cpu, section, addr, |slot| slot.settle(cpu, mark))?;
         allowed(entry).then_some(entry)
     }
 
@@ -253,7 +260,7 @@ impl<M: Machine> Space<M> {
         entry: Entry,
     ) -> Option<Lent<'a, 'v, M>> {
         let lent = Lent::try_new(cpu, entry.frame())?;
-        let now = self.slot(cpu, section, addr)?.load();
+        let now = self.entry_by(cpu, section, addr, |slot| slot.load())?;
         // The MMU may have set its bits.
         let same = !now.is_locked() && !now.needs_flush(entry) && now.is_present();
         (same || lost(Mutant::AccessLooksAgain)).then_some(lent)
@@ -263,28 +270,33 @@ impl<M: Machine> Space<M> {
 /// Where a page has its entry: in a last-level table, or in a huge leaf, whose [part](Entry::part) the page is.
 pub(super) struct Slot<'s> {
     slot: &'s crate::sync::atomic::AtomicU64,
-    /// The page's place among those that a table, or a huge leaf, maps.
-    at: usize,
+    /// The page's place in the huge leaf.
+    at: Option<usize>,
 }
 
 impl Slot<'_> {
-    /// What `entry`, the value of the slot, says of the page.
-    fn of_page(&self, entry: Entry) -> Entry {
-        if entry.is_huge() { entry.part(self.at) } else { entry }
+    /// What `entry`, the value of the slot, says of the page. `None`: it leads to a table now.
+    fn of_page(&self, entry: Entry) -> Option<Entry> {
+        match self.at {
+            None => Some(entry),
+            Some(at) => entry.is_huge().then(|| entry.part(at)),
+        }
     }
 
     /// The page's entry, which a CPU may have at the moment.
-    pub(super) fn load(&self) -> Entry {
+    pub(super) fn load(&self) -> Option<Entry> {
         self.of_page(node::load(self.slot))
     }
 
     /// The page's entry, once no CPU has it.
-    pub(super) fn look(&self, wait: &impl Wait) -> Entry {
+    pub(super) fn look(&self, wait: &impl Wait) -> Option<Entry> {
         self.of_page(protocol::look(self.slot, wait))
     }
 
     /// Changes the entry, of which a huge leaf's may change in its accessed bit alone. Returns what the page's is then.
-    fn settle(&self, wait: &impl Wait, change: impl FnMut(Entry) -> Entry) -> Entry {
+    fn settle(&self, wait: &impl Wait, mut change: impl FnMut(Entry) -> Entry) -> Option<Entry> {
+        let is_page = |entry: Entry| self.at.is_none() || entry.is_huge();
+        let change = |entry: Entry| if is_page(entry) { change(entry) } else { entry };
         self.of_page(protocol::settle(self.slot, wait, change).1)
     }
 }

@@ -115,8 +115,8 @@ impl<M: Machine> Space<M> {
         self.core.enter(cpu.id(), cpu, &section);
         let page = page_down(addr);
         loop {
-            let slot = self.slot(cpu, &section, page).ok_or(Errno::ENOENT)?;
-            let entry = slot.look(cpu);
+            let entry = self.entry_by(cpu, &section, page, |slot| slot.look(cpu));
+            let entry = entry.ok_or(Errno::ENOENT)?;
             if !entry.is_mapped() {
                 return Err(Errno::ENOENT);
             }
@@ -124,7 +124,8 @@ impl<M: Machine> Space<M> {
                 return Err(Errno::EFAULT);
             }
             let Some(lent) = Lent::try_new(cpu, entry.frame()) else { continue };
-            let now = slot.load();
+            let now =
+                self.entry_by(cpu, &section, page, |slot| slot.load()).ok_or(Errno::ENOENT)?;
             if now.is_mapped() && !now.is_locked() && now.frame() == entry.frame() {
                 return Ok(lent);
             }

@@ -2,13 +2,14 @@
 
 use super::Space;
 use super::move_pages::leaves_of;
-use super::pages::{Leaf, each_leaf};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::table::Entry;
 use crate::table::node::{self, TABLE_ALIGN};
+use crate::table::range::{self, Leaves};
 use crate::vm::Cpu;
+use core::convert::Infallible;
 
 /// What one page of a space is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,14 +52,14 @@ impl<M: Machine> Space<M> {
     /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
     pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
         let section = self.section(cpu);
-        let entry = self.slot(cpu, &section, addr)?.look(cpu);
+        let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
         entry.is_mapped().then(|| page_of(cpu, entry))
     }
 
     /// The slot of the swap area that has the page at `addr`, if the page is not in memory: it may be read in again a moment later.
     pub fn swap_slot_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
         let section = self.section(cpu);
-        let entry = self.slot(cpu, &section, addr)?.look(cpu);
+        let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
         entry.is_swapped().then(|| entry.slot())
     }
 
@@ -77,18 +78,28 @@ impl<M: Machine> Space<M> {
                 tell(addr, PagePlace::Swapped { slot, mappings });
             }
         };
-        let leaf = |leaf: Leaf<'_>| match leaf {
-            Leaf::Page { addr, slot } => one(addr, node::load(slot)),
-            Leaf::Huge { start, slot, .. } => {
-                let seen = node::load(slot);
-                let part = range.intersect(VirtRange::new(start, start + TABLE_ALIGN));
-                for addr in (part.start..part.end).step_by(PAGE_SIZE as usize) {
-                    one(addr, seen.part(node::index(addr, node::LAST)));
+        let visit = |leaves: Leaves<'_>| {
+            match leaves {
+                Leaves::Pages { start, slots } => {
+                    let addrs = (start..).step_by(PAGE_SIZE as usize);
+                    addrs.zip(slots).for_each(|(addr, slot)| one(addr, node::load(slot)));
+                }
+                Leaves::Huge { start, slot, .. } => {
+                    let seen = node::load(slot);
+                    let part = range.intersect(VirtRange::new(start, start + TABLE_ALIGN));
+                    for addr in (part.start..part.end).step_by(PAGE_SIZE as usize) {
+                        // One that is split meanwhile is a table, which comes next.
+                        if seen.is_huge() {
+                            one(addr, seen.part(node::index(addr, node::LAST)));
+                        }
+                    }
                 }
             }
+            cpu.serve_flushes();
+            Ok::<(), Infallible>(())
         };
         // SAFETY: in a section of the space.
-        unsafe { each_leaf(cpu, self.root(), range, leaf) };
+        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root(), range, cpu, visit) };
     }
 }
 

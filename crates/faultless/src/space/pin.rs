@@ -204,8 +204,8 @@ impl<M: Machine> Space<M> {
             (true, false) if !write && !area.prot.is_empty() => Miss::Unshare,
             _ => Miss::Fault(access),
         };
-        let Some(slot) = self.slot(cpu, &visit.section, page) else { return Err(missing()) };
-        let seen = slot.look(cpu);
+        let seen = self.entry_by(cpu, &visit.section, page, |slot| slot.look(cpu));
+        let seen = seen.ok_or_else(missing)?;
         if !seen.is_present() || seen.is_special() || write && !seen.is_writable() {
             return Err(missing());
         }

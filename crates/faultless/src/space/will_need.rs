@@ -80,6 +80,7 @@ impl<M: Machine> Space<M> {
                     count += 1;
                 }
             }
+            cpu.serve_flushes();
             Ok(())
         };
         // SAFETY: in a section of the space.

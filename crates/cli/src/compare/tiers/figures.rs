@@ -41,6 +41,12 @@ fn count(outcome: &Outcome, name: &str) -> Option<f64> {
     outcome.counter(name).map(|count| count as f64)
 }
 
+/// What all allocations but the slowest ones take at most; `None` where there are too few to tell: fewer than one is slower.
+fn percentile(outcome: &Outcome, of_thousand: usize) -> Option<f64> {
+    let slower = outcome.allocations.len() * (1000 - of_thousand) / 1000;
+    if slower == 0 { None } else { outcome.allocation(of_thousand) }
+}
+
 /// CPUs that were interrupted.
 pub const INTERRUPTS: Figure = figure(COUNT, "shootdown interrupts", "tlb_shootdown_sent", |it| {
     count(it, Counter::TlbShootdownSent.name())
@@ -57,10 +63,11 @@ pub const TIME: Figure = Figure {
 pub const FRAMES: Figure =
     figure(COUNT, "frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
 /// What all but one in a hundred allocations take at most.
-pub const P99: Figure = figure(NS, "allocation p99, ns", "allocation_p99", |it| it.allocation(990));
+pub const P99: Figure =
+    figure(NS, "allocation p99, ns", "allocation_p99", |it| percentile(it, 990));
 /// What all but one in a thousand take.
 pub const P999: Figure =
-    figure(NS, "allocation p99.9, ns", "allocation_p99_9", |it| it.allocation(999));
+    figure(NS, "allocation p99.9, ns", "allocation_p99_9", |it| percentile(it, 999));
 
 /// All that are told, in this order.
 pub const FIGURES: [Figure; 16] = [
@@ -85,7 +92,7 @@ pub const FIGURES: [Figure; 16] = [
     TIME,
     FRAMES,
     figure(COUNT, "allocations", "allocations", |it| Some(it.allocations.len() as f64)),
-    figure(NS, "allocation p50, ns", "allocation_p50", |it| it.allocation(500)),
+    figure(NS, "allocation p50, ns", "allocation_p50", |it| percentile(it, 500)),
     P99,
     P999,
 ];
@@ -100,7 +107,7 @@ pub struct Change {
 
 impl Change {
     /// Whether seeds differ in whether there is more or less.
-    fn is_mixed(&self) -> bool {
+    pub fn is_mixed(&self) -> bool {
         let (least, most) = self.range;
         least < 1.0 && most > 1.0
     }

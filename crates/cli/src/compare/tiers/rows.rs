@@ -62,22 +62,38 @@ impl Rows {
             return "CPUs were interrupted less than ten times.".into();
         }
         let ratios = interrupts.into_iter().map(|it| it.ratio);
-        let interrupts = words::fewer(ratios, INTERRUPTS.title);
+        let few = if ratios.len() < self.runs.len() { " where there were ten or more" } else { "" };
+        let interrupts = words::fewer(ratios, INTERRUPTS.title) + few;
         let of = |name: &str, figure: &Figure| {
-            let (least, most) = words::ends(self.changes(figure).into_iter().map(|it| it.ratio));
-            let change = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
-            format!("{name} {}", words::range(change(least), change(most)))
+            let changes = self.changes(figure);
+            let ends = |is_worse: fn(f64, f64) -> bool| {
+                changes
+                    .iter()
+                    .copied()
+                    .reduce(|most, it| if is_worse(it.ratio, most.ratio) { it } else { most })
+            };
+            let told = |it: Change| {
+                let mixed = if it.is_mixed() { "~" } else { "" };
+                format!("{mixed}{:+.1} %", 100.0 * (it.ratio - 1.0))
+            };
+            match (ends(|it, least| it < least), ends(|it, most| it > most)) {
+                (Some(least), Some(most)) => {
+                    format!("; {name} {}", words::range(told(least), told(most)))
+                }
+                // None was measured often enough.
+                _ => String::new(),
+            }
         };
         let frames = of("frames in use", &FRAMES);
         match self.on {
             On::Native(_) => format!(
-                "Counted: {interrupts}; {frames}. Times are of few runs, and other programs are in them."
+                "Counted: {interrupts}{frames}. Times are of few runs, and other programs are in them."
             ),
             On::Simulated(_) => {
                 let [time, p99, p999] =
                     [("run time", TIME), ("allocation p99", P99), ("p99.9", P999)]
                         .map(|(name, figure)| of(name, &figure));
-                format!("Simulated: {interrupts}; {time}; {frames}; {p99}; {p999}.")
+                format!("Simulated: {interrupts}{time}{frames}{p99}{p999}.")
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Lazily freed pages: who keeps them, who finds them, and what a move that runs out of frames does with them.
 
 use super::guest::{self, TestVm, cpu, load, store};
+use super::store::{Memory, file};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
 use crate::audit::audit;
 use crate::error::Errno;
 use crate::fault::FaultError;
+use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
@@ -283,6 +285,22 @@ fn lazily_freed_pages_are_evicted() {
     cpu.drain();
     audit(&cpu, &[&space, &child]).unwrap();
     [space, child].into_iter().for_each(|space| space.exit(&cpu));
+}
+
+/// Pages of files that nobody maps are none of these.
+#[test]
+fn unmapped_pages_of_files_are_evicted_once() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = freed_lazily(&cpu, 1);
+    let memory = Memory::new(16, 0);
+    let file = file(&cpu, &memory);
+    file.read_ahead(&cpu, 0..8).unwrap();
+    assert_eq!(file.evict(&cpu, 0..16), 8);
+    let count = |counter| vm.totals().get(counter);
+    assert_eq!((count(Counter::PageStolen), count(Counter::LazilyFreed)), (8, 0));
+    Object::release(file, &cpu);
+    end(&cpu, space);
 }
 
 /// Whichever of them had some first.

@@ -5,7 +5,7 @@ use super::huge::{F, PAGES, RWX, RX, Setup, each_policy};
 use super::swap::{page_out, with_swap};
 use crate::addr::VirtRange;
 use crate::frame::Use;
-use crate::space::{Advice, PageInfo, PagePlace};
+use crate::space::{Advice, PageInfo, PagePlace, Prot};
 use std::vec::Vec;
 
 /// What is told of `pages` pages from `AT` on, each with its place in the range.
@@ -89,6 +89,7 @@ fn pages_of_files_are_told_with_huge_leaves_and_small_entries() {
             assert!(small.iter().any(|page| (page.0, page.1) == (2 * F + 1, tail)), "{small:?}");
         };
         expect(1, 1);
+        assert_eq!(mapped(&pages(cpu, space, 9)).len(), 9, "no more than were asked for");
         let child = space.fork(cpu).unwrap();
         for page in [0, 2 * F + 1] {
             load(cpu, &child, AT + page * P).unwrap();
@@ -112,8 +113,14 @@ fn pages_that_a_mapping_stores_to_are_dirty() {
         setup.map(0, RW, super::guest::SHARED);
         setup.load(0).unwrap();
         store(&setup.cpu, &setup.space, AT + P, 1).unwrap();
-        let told = mapped(&pages(&setup.cpu, &setup.space, 2));
-        assert_eq!(told.iter().map(|page| page.3).collect::<Vec<_>>(), [false, true]);
+        let dirty = || {
+            let told = mapped(&pages(&setup.cpu, &setup.space, 2));
+            told.iter().map(|page| page.3).collect::<Vec<_>>()
+        };
+        assert_eq!(dirty(), [false, true]);
+        // It was stored through.
+        setup.space.mprotect(&setup.cpu, AT, 2 * P, Prot::READ).unwrap();
+        assert_eq!(dirty(), [false, true]);
         setup.finish();
     });
 }

@@ -342,6 +342,33 @@ fn lazily_freed_pages_are_not_swapped_out() {
     });
 }
 
+/// The area is full but for the slots of pages that come back, one by one, and memory is nearly short: the background does not look at all of memory for each of them.
+#[test]
+fn little_is_looked_at_for_a_slot_that_is_freed() {
+    const FRAMES: u32 = 1024;
+    let vm = guest::vm(1, FRAMES);
+    let cpu = cpu(&vm, 0);
+    swap_on(&cpu, 256);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 2000, RW);
+    let mut pages = 0;
+    while cpu.swap_usage().1 < 256 || vm.free_frames() > 80 {
+        store(&cpu, &space, AT + pages * P, pages).unwrap();
+        pages += 1;
+    }
+    let swapped: Vec<_> = (0..pages).filter(|page| is_swapped(&cpu, &space, *page)).collect();
+    let before = vm.clock.passed();
+    for page in &swapped[..40] {
+        assert_eq!(load(&cpu, &space, AT + page * P), Ok(*page));
+        (0..4).for_each(|_| {
+            cpu.reclaim_ahead();
+        });
+    }
+    let rounds = (vm.clock.passed() - before) / u64::from(FRAMES);
+    assert!(rounds < 40, "{rounds} rounds");
+    space.exit(&cpu);
+}
+
 /// `MADV_WILLNEED`: read at once where slots lie side by side, and mapped by the fault that needs them. Not where memory is short.
 #[test]
 fn swapped_pages_that_are_needed_soon_are_read() {
@@ -370,6 +397,12 @@ fn swapped_pages_that_are_needed_soon_are_read() {
         }
         assert_eq!(reads(), [], "they were read again");
         assert_eq!(space.swapped_pages(cpu), 3);
+        // What lies elsewhere in the area is read where it lies.
+        let mut at: Vec<_> = (0..48).collect();
+        at.sort_by_key(|page| page * 7 % 48);
+        at.iter().for_each(|page| page_out(cpu, space, *page, 1));
+        space.madvise(cpu, AT, 48 * P, Advice::WillNeed).unwrap();
+        (0..48).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page)));
     });
 }
 
