@@ -66,8 +66,8 @@ pub enum BootError {
     },
     /// The swap disk's tables need more memory than the machine can give.
     #[error(
-        "a swap disk of {swap} MiB needs {tables} MiB of memory for its tables, and half of the \
-         {memory} MiB that there are is for programs"
+        "a swap disk of {swap} MiB needs {tables} MiB of memory for its tables, and they get no more than a \
+         quarter of the {memory} MiB that there are"
     )]
     Swap {
         /// The disk, in MiB.

@@ -421,7 +421,7 @@ impl Machine {
         }
         let swap = self.swap.unwrap_or(0);
         let tables = (swap / DISK_PAGE * SWAP_TABLES).div_ceil(1 << 20);
-        match 2 * tables > memory {
+        match 4 * tables > memory {
             true => Err(BootError::Swap { swap: swap >> 20, tables, memory }),
             false => Ok(()),
         }
