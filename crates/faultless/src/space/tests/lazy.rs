@@ -1,5 +1,6 @@
 //! Lazily freed pages: who keeps them, who finds them, and what a move that runs out of frames does with them.
 
+use super::deferred::beside;
 use super::guest::{self, TestVm, cpu, load, store};
 use super::store::{Memory, file};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
@@ -285,6 +286,24 @@ fn lazily_freed_pages_are_evicted() {
     cpu.drain();
     audit(&cpu, &[&space, &child]).unwrap();
     [space, child].into_iter().for_each(|space| space.exit(&cpu));
+}
+
+/// Though nobody can store to it, since a fork shares it: what comes there next is zeros.
+#[test]
+fn a_lazily_freed_page_leaves_with_a_flush() {
+    let vm = guest::vm(2, 256);
+    let cpu = cpu(&vm, 0);
+    let space = freed_lazily(&cpu, 2);
+    let child = space.fork(&cpu).unwrap();
+    beside(&vm, &space, || {
+        assert_eq!(load(&cpu, &space, AT), Ok(1));
+        space.evict(&cpu, AT, 2 * P).unwrap();
+        let count = |counter| vm.totals().get(counter);
+        assert_eq!((count(Counter::LazilyFreed), count(Counter::FlushDeferred)), (2, 0));
+        assert_eq!((load(&cpu, &space, AT), vm.usage().owed), (Ok(0), 0));
+    });
+    child.exit(&cpu);
+    end(&cpu, space);
 }
 
 /// Pages of files that nobody maps are none of these.

@@ -433,6 +433,21 @@ fn who_moves_pages_interrupts_who_does_not_flush() {
     }
 }
 
+/// Before each batch, and not only as it begins.
+#[test]
+fn few_frames_wait_however_many_pages_one_call_moves() {
+    let vm = tiers(2, &[2048, 4096]);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 1000);
+    map(&cpu, &space, 1000, 1100, RW);
+    fill(&cpu, &space, 1000, 0, 60);
+    let demoted = beside(&vm, &space, || cpu.balance(0).demoted);
+    let owed = vm.usage().owed;
+    assert!(demoted >= 150 && owed < 48 + 2 * 32, "{owed} wait of {demoted}");
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
 /// What this CPU alone has used, and flushes itself, is free after the batch that follows, and does not wait until the call ends.
 #[test]
 fn frames_of_earlier_batches_are_free_during_a_call() {
