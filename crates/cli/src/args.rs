@@ -163,7 +163,7 @@ pub struct CompareArgs {
     pub details: bool,
     #[command(flatten)]
     pub set: SetArgs,
-    /// Threads of each workload of --details [default: the host's CPUs, at most 16]
+    /// Threads of each workload of --details, and of `xsbench` and `llm` on this machine [default: the host's CPUs, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// How many seeds `xsbench` and `llm` run with; means are compared [default: 3, or 1 with --quick]

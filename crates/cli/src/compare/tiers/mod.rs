@@ -172,7 +172,9 @@ fn measure(
     }
     let mut all = Vec::new();
     for &ratio in subject.ratios {
-        progress.begin(&format!("{name} {ratio} on {place}"));
+        let access = given.iter().find(|word| word.starts_with("access="));
+        let access = access.map_or(String::new(), |word| format!(" {word}"));
+        progress.begin(&format!("{name} {ratio}{access} on {place}"));
         let besides = (subject.besides)(ratio, threads).filter(|_| !effort.quick);
         let words = |seed: u16| -> Vec<_> {
             let own =
