@@ -35,8 +35,6 @@ use crate::vm::Cpu;
 /// Which pages are taken.
 #[derive(Clone, Copy)]
 enum Wanted<'a> {
-    /// Lazily freed ones.
-    LazilyFreed,
     /// Clean ones.
     Clean,
     /// Dirty ones of one object.
@@ -100,7 +98,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let mut freed = 0;
         // Where the heap is exhausted, they stay.
-        let _taken = self.with_taken(&anon[..count], Wanted::LazilyFreed, |batch, at| {
+        let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
+            // One that nobody maps, or has an object, was not advised.
+            let is_private = page.object.is_none() && !mappings.is_empty();
+            let all = is_private && mappings.iter().all(|it| self.is_lazily_freed(it.found.seen));
+            if all { Ok(()) } else { Err(Errno::EBUSY) }
+        };
+        let _taken = self.with_taken(&anon[..count], Then::Stay, wanted, |batch, at| {
             if batch.pages()[at].failed.is_some() {
                 return;
             }
@@ -127,7 +131,10 @@ impl<M: Machine> Cpu<'_, M> {
             // SAFETY: the caller's reference, which never was a mapping.
             unsafe { self.put_unmapped(frame) };
         };
-        let taken = self.with_taken(frames, Wanted::Clean, |batch, at| {
+        let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
+            self.is_evictable(page, mappings, Wanted::Clean)
+        };
+        let taken = self.with_taken(frames, Then::Leave, wanted, |batch, at| {
             let page = &batch.pages()[at];
             if let Some(errno) = page.failed {
                 return put(page.frame, errno);
@@ -195,7 +202,10 @@ impl<M: Machine> Cpu<'_, M> {
         let Some(mut laundry) = object.try_launder(self) else { return };
         let mut cleaned = [(0, FrameNumber(0)); BATCH];
         let mut count = 0;
-        let _taken = self.with_taken(frames, Wanted::DirtyOf(object), |batch, at| {
+        let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
+            self.is_evictable(page, mappings, Wanted::DirtyOf(object))
+        };
+        let _taken = self.with_taken(frames, Then::Stay, wanted, |batch, at| {
             let Page { frame, failed, .. } = batch.pages()[at];
             if failed.is_some() {
                 return;
@@ -219,12 +229,13 @@ impl<M: Machine> Cpu<'_, M> {
         batch.store(at, empty, name)
     }
 
-    /// Takes the pages in `frames` that are `wanted`, flushes them, and calls `each` with each place of the batch: of pages that
+    /// Takes the pages in `frames` that are `wanted`, flushes them, by what happens `then`, and calls `each` with each place of the batch: of pages that
     /// are taken, and of those that failed.
     fn with_taken(
         &self,
         frames: &[FrameNumber],
-        wanted: Wanted<'_>,
+        then: Then,
+        mut wanted: impl FnMut(&Page<'_>, &[Mapping<'_>]) -> Result<(), Errno>,
         mut each: impl FnMut(&mut Batch<'_>, usize),
     ) -> Result<(), OutOfMemory> {
         order::before::<Reclaim>(self);
@@ -233,11 +244,7 @@ impl<M: Machine> Cpu<'_, M> {
         let section = self.section();
         let mut batch = Batch::try_new(self, frames.len())?;
         frames.iter().for_each(|frame| batch.find(self, &section, *frame));
-        batch.take(self, |_, page, mappings| self.is_evictable(page, mappings, wanted));
-        let then = match wanted {
-            Wanted::Clean => Then::Leave,
-            Wanted::LazilyFreed | Wanted::DirtyOf(_) => Then::Stay,
-        };
+        batch.take(self, |_, page, mappings| wanted(page, mappings));
         if !lost(Mutant::EvictFlush) {
             batch.flush(self, then);
         }
@@ -253,12 +260,6 @@ impl<M: Machine> Cpu<'_, M> {
         mappings: &[Mapping<'_>],
         wanted: Wanted<'_>,
     ) -> Result<(), Errno> {
-        if let Wanted::LazilyFreed = wanted {
-            let is_freed = |it: &Mapping<'_>| self.is_lazily_freed(it.found.seen);
-            let is_private = page.object.is_none() && !mappings.is_empty();
-            let all = is_private && mappings.iter().all(is_freed);
-            return if all { Ok(()) } else { Err(Errno::EBUSY) };
-        }
         let (Some(object), Some(name)) = (&page.object, page.name_of_object()) else {
             return Err(Errno::EOPNOTSUPP);
         };
