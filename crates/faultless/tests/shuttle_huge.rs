@@ -7,7 +7,7 @@ use crate::scenario::disk::Disk;
 use crate::scenario::{AT, Guest, PAGE, RW, Regime, Space, World, page};
 use faultless::{
     Advice, Copies, Counter, Errno, FaultError, HugeText, MapFlags, Object, Prot, RemapFlags,
-    Setting, Shared,
+    Setting, Shared, VirtRange,
 };
 use shuttle::rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -310,7 +310,7 @@ fn call(guest: &Guest<'_>, made: Result<(), faultless::Error>) {
     );
 }
 
-const OPS: [Op; 16] = [
+const OPS: [Op; 17] = [
     ("load", |guest, _| [0, 300].into_iter().for_each(|at| look(guest, at))),
     ("store", |guest, _| put(guest, 7)),
     ("store elsewhere", |guest, _| put(guest, 300)),
@@ -358,6 +358,14 @@ const OPS: [Op; 16] = [
     ("pin", |guest, _| {
         guest.poll();
         drop(guest.space.pin(guest.cpu, page(7), PAGE, false));
+    }),
+    ("list", |guest, _| {
+        guest.poll();
+        let mut last = None;
+        guest.space.pages(guest.cpu, VirtRange::new(AT, page(F)), |addr, _| {
+            assert!(last < Some(addr), "{addr:#x} is told after {last:x?}");
+            last = Some(addr);
+        });
     }),
     ("write from outside", |guest, _| {
         guest.poll();

@@ -30,19 +30,22 @@ fn wants_frames(guest: &Guest<'_>, from: u64, pages: u64) {
     }
 }
 
+/// Uses three of the pages.
+fn uses(guest: &Guest<'_>) {
+    let _ = guest.load(page(0));
+    let _ = guest.store(page(0), 10);
+    let _ = guest.load(page(0));
+    let _ = guest.load(page(1));
+    let _ = guest.store(page(2) + 8, 11);
+    let _ = guest.load(page(2));
+}
+
 /// What is stored to a lazily freed page is kept, whenever its reclaim begins.
 fn stores_against_reclaim() {
     let (world, space) = freed_lazily();
     world.leave_frames(1);
     world.run(&[
-        (&space, &|guest| {
-            let _ = guest.load(page(0));
-            let _ = guest.store(page(0), 10);
-            let _ = guest.load(page(0));
-            let _ = guest.load(page(1));
-            let _ = guest.store(page(2) + 8, 11);
-            let _ = guest.load(page(2));
-        }),
+        (&space, &uses),
         (&space, &|guest| {
             let _ = guest.store(page(1), 20);
             let _ = guest.load(page(0));
@@ -86,14 +89,7 @@ fn stores_against_reclaim_by_another_space() {
 fn stores_against_eviction() {
     let (world, space) = freed_lazily();
     world.run(&[
-        (&space, &|guest| {
-            let _ = guest.load(page(0));
-            let _ = guest.store(page(0), 10);
-            let _ = guest.load(page(0));
-            let _ = guest.load(page(1));
-            let _ = guest.store(page(2), 11);
-            let _ = guest.load(page(2));
-        }),
+        (&space, &uses),
         (&space, &|guest| {
             let _ = guest.store(page(1), 20);
             let _ = guest.load(page(0));

@@ -1,7 +1,7 @@
 //! How often work in the background is tried that found nothing.
 //!
-//! Where no page can be evicted or moved, a look at all of them shows it, and the next call would look at all of them again. So after a call that found
-//! nothing the next one is left out, then the next three, seven, and so on. One that finds something ends that. Whoever is out of
+//! Where no page can be evicted or moved, or only a few, a look at all of them shows it, and the next call would look at all of them again. So after a call that found
+//! nothing, or too little, the next one is left out, then the next three, seven, and so on. One that finds something ends that. Whoever is out of
 //! memory does not ask.
 
 use crate::sync::atomic::{AtomicU32, Ordering};

@@ -21,7 +21,6 @@ use super::taken::{BATCH, Batch, Mapping, Page, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
-use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
@@ -87,11 +86,9 @@ impl<M: Machine> Cpu<'_, M> {
     fn evict_lazily_freed(&self, frames: &[FrameNumber]) -> u64 {
         let mut anon = [FrameNumber(0); BATCH];
         let mut count = 0;
-        for frame in frames {
-            if self.vm().frames.meta(*frame).kind() == Kind::Used(Use::Anon) {
-                anon[count] = *frame;
-                count += 1;
-            }
+        for frame in frames.iter().filter(|frame| self.is_anon(**frame)) {
+            anon[count] = *frame;
+            count += 1;
         }
         if count == 0 {
             return 0;

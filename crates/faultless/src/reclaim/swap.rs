@@ -332,16 +332,19 @@ impl<M: Machine> Cpu<'_, M> {
         self.vm().swap.get().is_some_and(|swap| swap.object.try_launder(self).is_none())
     }
 
+    /// Whether a frame has an anonymous page.
+    pub(super) fn is_anon(&self, frame: FrameNumber) -> bool {
+        self.vm().frames.meta(frame).kind() == Kind::Used(Use::Anon)
+    }
+
     /// Makes those of the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs pages of the swap area, dirty. The caller has a
     /// reference to each, which it keeps. Returns which they are, a bit for each place. Not inside a grace section, and holding no lock.
     pub(super) fn swap_out(&self, frames: &[FrameNumber]) -> u32 {
         let Some(swap) = self.swap_with_room() else { return 0 };
-        let is_anon =
-            |frame: &FrameNumber| self.vm().frames.meta(*frame).kind() == Kind::Used(Use::Anon);
         let mut anon = [(0, FrameNumber(0)); BATCH];
         let mut slots = [const { None }; BATCH];
         let mut count = 0;
-        for (at, frame) in frames.iter().enumerate().filter(|(_, frame)| is_anon(frame)) {
+        for (at, frame) in frames.iter().enumerate().filter(|(_, frame)| self.is_anon(**frame)) {
             slots[count] = swap.reserve(self);
             if slots[count].is_none() {
                 break;

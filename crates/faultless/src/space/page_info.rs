@@ -87,11 +87,10 @@ impl<M: Machine> Space<M> {
                 Leaves::Huge { start, slot, .. } => {
                     let seen = node::load(slot);
                     let part = range.intersect(VirtRange::new(start, start + TABLE_ALIGN));
-                    for addr in (part.start..part.end).step_by(PAGE_SIZE as usize) {
-                        // One that is split meanwhile is a table, which comes next.
-                        if seen.is_huge() {
-                            one(addr, seen.part(node::index(addr, node::LAST)));
-                        }
+                    // One that is split meanwhile is a table, which comes next.
+                    let pages = (part.start..part.end).step_by(PAGE_SIZE as usize);
+                    for addr in pages.filter(|_| seen.is_huge()) {
+                        one(addr, seen.part(node::index(addr, node::LAST)));
                     }
                 }
             }

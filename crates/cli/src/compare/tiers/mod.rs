@@ -196,12 +196,9 @@ fn measure(
         for (at, ran) in ran.into_iter().enumerate() {
             let (outcome, context) = match ran {
                 Ok(Some(ran)) => ran,
-                Ok(None) => {
-                    missing = missing.or(Some(Ok(None)));
-                    continue;
-                }
-                Err(error) => {
-                    missing = missing.or(Some(Err(error)));
+                // The results of the others are kept.
+                ended => {
+                    missing.get_or_insert(ended.map(|_| None));
                     continue;
                 }
             };
@@ -213,7 +210,6 @@ fn measure(
             let side = if at % 2 == 0 { &mut runs.off } else { &mut runs.on };
             side.push(outcome);
         }
-        // The results of the others are kept.
         if let Some(missing) = missing {
             return missing;
         }

@@ -66,17 +66,12 @@ impl Rows {
         let interrupts = words::fewer(ratios, INTERRUPTS.title) + few;
         let of = |name: &str, figure: &Figure| {
             let changes = self.changes(figure);
-            let ends = |is_worse: fn(f64, f64) -> bool| {
-                changes
-                    .iter()
-                    .copied()
-                    .reduce(|most, it| if is_worse(it.ratio, most.ratio) { it } else { most })
-            };
-            let told = |it: Change| {
+            let by_ratio = |one: &&Change, other: &&Change| one.ratio.total_cmp(&other.ratio);
+            let told = |it: &Change| {
                 let mixed = if it.is_mixed() { "~" } else { "" };
                 format!("{mixed}{:+.1} %", 100.0 * (it.ratio - 1.0))
             };
-            match (ends(|it, least| it < least), ends(|it, most| it > most)) {
+            match (changes.iter().min_by(by_ratio), changes.iter().max_by(by_ratio)) {
                 (Some(least), Some(most)) => {
                     format!("; {name} {}", words::range(told(least), told(most)))
                 }

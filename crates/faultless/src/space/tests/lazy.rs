@@ -3,6 +3,7 @@
 use super::deferred::beside;
 use super::guest::{self, TestVm, cpu, load, store};
 use super::store::{Memory, file};
+use super::swap::{count, is_swapped, page_out, with_swap};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
 use crate::audit::audit;
 use crate::error::Errno;
@@ -298,12 +299,53 @@ fn a_lazily_freed_page_leaves_with_a_flush() {
     beside(&vm, &space, || {
         assert_eq!(load(&cpu, &space, AT), Ok(1));
         space.evict(&cpu, AT, 2 * P).unwrap();
-        let count = |counter| vm.totals().get(counter);
-        assert_eq!((count(Counter::LazilyFreed), count(Counter::FlushDeferred)), (2, 0));
+        let counts = [Counter::LazilyFreed, Counter::FlushDeferred].map(|it| count(&cpu, it));
+        assert_eq!(counts, [2, 0]);
         assert_eq!((load(&cpu, &space, AT), vm.usage().owed), (Ok(0), 0));
     });
     child.exit(&cpu);
     end(&cpu, space);
+}
+
+/// A page that one of the programs which have it does not free is swapped out, and is nobody's to free when it comes back.
+#[test]
+fn a_page_that_came_back_is_not_freed_lazily() {
+    with_swap((64, 16, 16), |cpu, space, _| {
+        store(cpu, space, AT, 5).unwrap();
+        store(cpu, space, AT + P, 6).unwrap();
+        space.madvise(cpu, AT, 2 * P, Advice::Free).unwrap();
+        let child = space.fork(cpu).unwrap();
+        space.mlock(cpu, AT, P, Lock::Now).unwrap();
+        space.mlock(cpu, AT, P, Lock::No).unwrap();
+        space.evict(cpu, AT, P).unwrap();
+        assert!(is_swapped(cpu, space, 0) && is_swapped(cpu, &child, 0));
+        assert_eq!((load(cpu, space, AT), load(cpu, &child, AT)), (Ok(5), Ok(5)));
+        cpu.reclaim_lazy(64);
+        for space in [space, &child] {
+            assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(5), Ok(0)));
+        }
+        child.exit(cpu);
+    });
+}
+
+/// They are dropped and not written, by advice and where memory is short; those that were stored to since are swapped out.
+#[test]
+fn lazily_freed_pages_are_not_swapped_out() {
+    with_swap((64, 16, 16), |cpu, space, _| {
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
+        space.madvise(cpu, AT, 8 * P, Advice::Free).unwrap();
+        store(cpu, space, AT, 15).unwrap();
+        page_out(cpu, space, 0, 4);
+        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (1, 3));
+        assert_eq!(count(cpu, Counter::PageStolen), 4);
+        assert!(is_swapped(cpu, space, 0));
+        assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(15), Ok(0)));
+        // One that is locked is needed again.
+        space.mlock(cpu, AT + 4 * P, P, Lock::Now).unwrap();
+        space.evict(cpu, AT + 4 * P, 4 * P).unwrap();
+        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (0, 6));
+        assert_eq!((load(cpu, space, AT + 4 * P), load(cpu, space, AT + 7 * P)), (Ok(9), Ok(0)));
+    });
 }
 
 /// Pages of files that nobody maps are none of these.
@@ -316,8 +358,8 @@ fn unmapped_pages_of_files_are_evicted_once() {
     let file = file(&cpu, &memory);
     file.read_ahead(&cpu, 0..8).unwrap();
     assert_eq!(file.evict(&cpu, 0..16), 8);
-    let count = |counter| vm.totals().get(counter);
-    assert_eq!((count(Counter::PageStolen), count(Counter::LazilyFreed)), (8, 0));
+    let counts = [Counter::PageStolen, Counter::LazilyFreed].map(|it| count(&cpu, it));
+    assert_eq!(counts, [8, 0]);
     Object::release(file, &cpu);
     end(&cpu, space);
 }

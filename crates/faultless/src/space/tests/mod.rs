@@ -44,3 +44,4 @@ mod store;
 mod stores;
 mod swap;
 mod tiers;
+mod will_need;

@@ -5,7 +5,9 @@ use super::huge::{F, PAGES, RWX, RX, Setup, each_policy};
 use super::swap::{page_out, with_swap};
 use crate::addr::VirtRange;
 use crate::frame::Use;
+use crate::space::huge::split_leaf;
 use crate::space::{Advice, PageInfo, PagePlace, Prot};
+use crate::table::walk::{Reached, descend};
 use std::vec::Vec;
 
 /// What is told of `pages` pages from `AT` on, each with its place in the range.
@@ -101,6 +103,34 @@ fn pages_of_files_are_told_with_huge_leaves_and_small_entries() {
         assert_eq!(told.iter().find(|page| page.1 != 2), None);
         child.exit(cpu);
         expect(1, 1);
+        setup.finish();
+    });
+}
+
+/// Between the look at a leaf and the look at what it says of a page, another CPU may split it.
+#[test]
+fn a_leaf_that_is_split_meanwhile_is_looked_at_again() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        let (cpu, space) = (&setup.cpu, &setup.space);
+        setup.fetch(7).unwrap();
+        let before = space.page_at(cpu, AT + 5 * P).map(|page| page.frame);
+        let section = space.section(cpu);
+        // SAFETY: inside a grace section.
+        let Reached::Above { slot, .. } = (unsafe { descend(vm.machine(), space.root(), AT) })
+        else {
+            panic!("there is a leaf")
+        };
+        let mut looks = 0;
+        let entry = space.entry_by(cpu, &section, AT + 5 * P, |found| {
+            looks += 1;
+            if looks == 1 {
+                split_leaf(cpu, &space.core, AT, slot);
+            }
+            found.look(cpu)
+        });
+        assert_eq!((looks, entry.map(|entry| entry.frame())), (2, before));
+        drop(section);
         setup.finish();
     });
 }

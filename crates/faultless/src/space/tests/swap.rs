@@ -71,7 +71,7 @@ pub(super) fn page_out(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u
     space.madvise(cpu, AT + page * P, pages * P, Advice::PageOut).unwrap();
 }
 
-fn is_swapped(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> bool {
+pub(super) fn is_swapped(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> bool {
     space.entry_at(cpu, AT + page * P).is_swapped()
 }
 
@@ -298,111 +298,6 @@ fn calls_carry_swapped_pages_along() {
         space.mmap(cpu, AT + 7 * P, P, RW, FIXED).unwrap();
         assert_eq!((space.swapped_pages(cpu), cpu.swap_usage().1), (0, 0));
         assert_eq!((load(cpu, space, AT + 4 * P), load(cpu, space, AT + 7 * P)), (Ok(0), Ok(0)));
-    });
-}
-
-/// A page that one of the programs which have it does not free is swapped out, and is nobody's to free when it comes back.
-#[test]
-fn a_page_that_came_back_is_not_freed_lazily() {
-    with_swap((64, 16, 16), |cpu, space, _| {
-        store(cpu, space, AT, 5).unwrap();
-        store(cpu, space, AT + P, 6).unwrap();
-        space.madvise(cpu, AT, 2 * P, Advice::Free).unwrap();
-        let child = space.fork(cpu).unwrap();
-        space.mlock(cpu, AT, P, Lock::Now).unwrap();
-        space.mlock(cpu, AT, P, Lock::No).unwrap();
-        space.evict(cpu, AT, P).unwrap();
-        assert!(is_swapped(cpu, space, 0) && is_swapped(cpu, &child, 0));
-        assert_eq!((load(cpu, space, AT), load(cpu, &child, AT)), (Ok(5), Ok(5)));
-        cpu.reclaim_lazy(64);
-        for space in [space, &child] {
-            assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(5), Ok(0)));
-        }
-        child.exit(cpu);
-    });
-}
-
-/// They are dropped and not written, by advice and where memory is short; those that were stored to since are swapped out.
-#[test]
-fn lazily_freed_pages_are_not_swapped_out() {
-    with_swap((64, 16, 16), |cpu, space, _| {
-        (0..8).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
-        space.madvise(cpu, AT, 8 * P, Advice::Free).unwrap();
-        store(cpu, space, AT, 15).unwrap();
-        page_out(cpu, space, 0, 4);
-        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (1, 3));
-        assert_eq!(count(cpu, Counter::PageStolen), 4);
-        assert!(is_swapped(cpu, space, 0));
-        assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(15), Ok(0)));
-        // One that is locked is needed again.
-        space.mlock(cpu, AT + 4 * P, P, Lock::Now).unwrap();
-        space.evict(cpu, AT + 4 * P, 4 * P).unwrap();
-        assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (0, 6));
-        assert_eq!((load(cpu, space, AT + 4 * P), load(cpu, space, AT + 7 * P)), (Ok(9), Ok(0)));
-    });
-}
-
-/// The area is full but for the slots of pages that come back, one by one, and memory is nearly short: the background does not look at all of memory for each of them.
-#[test]
-fn little_is_looked_at_for_a_slot_that_is_freed() {
-    const FRAMES: u32 = 1024;
-    let vm = guest::vm(1, FRAMES);
-    let cpu = cpu(&vm, 0);
-    swap_on(&cpu, 256);
-    let space = Space::new(&cpu).unwrap();
-    map(&cpu, &space, 0, 2000, RW);
-    let mut pages = 0;
-    while cpu.swap_usage().1 < 256 || vm.free_frames() > 80 {
-        store(&cpu, &space, AT + pages * P, pages).unwrap();
-        pages += 1;
-    }
-    let swapped: Vec<_> = (0..pages).filter(|page| is_swapped(&cpu, &space, *page)).collect();
-    let before = vm.clock.passed();
-    for page in &swapped[..40] {
-        assert_eq!(load(&cpu, &space, AT + page * P), Ok(*page));
-        (0..4).for_each(|_| {
-            cpu.reclaim_ahead();
-        });
-    }
-    let rounds = (vm.clock.passed() - before) / u64::from(FRAMES);
-    assert!(rounds < 40, "{rounds} rounds");
-    space.exit(&cpu);
-}
-
-/// `MADV_WILLNEED`: read at once where slots lie side by side, and mapped by the fault that needs them. Not where memory is short.
-#[test]
-fn swapped_pages_that_are_needed_soon_are_read() {
-    with_swap((256, 64, 48), |cpu, space, memory| {
-        (0..48).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
-        page_out(cpu, space, 0, 40);
-        let cached = || {
-            let mut pages = 0;
-            cpu.each_swap_cached(|_| pages += 1);
-            pages
-        };
-        let reads = || core::mem::take(&mut *memory.reads.lock().unwrap());
-        let need = |pages| space.madvise(cpu, AT + 2 * P, pages * P, Advice::WillNeed).unwrap();
-        let vm = cpu.vm();
-        let taken = vm.total_frames() - vm.free_frames();
-        vm.set(Setting::FrameLimit(taken + 40));
-        need(37);
-        assert_eq!(cached(), 0);
-        vm.set(Setting::FrameLimit(u64::MAX));
-        need(37);
-        assert_eq!((cached(), space.swapped_pages(cpu), space.resident_pages(cpu)), (37, 40, 8));
-        let read = reads();
-        assert!(read.len() <= 3, "{read:?}");
-        for page in 2..39 {
-            assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page));
-        }
-        assert_eq!(reads(), [], "they were read again");
-        assert_eq!(space.swapped_pages(cpu), 3);
-        // What lies elsewhere in the area is read where it lies.
-        let mut at: Vec<_> = (0..48).collect();
-        at.sort_by_key(|page| page * 7 % 48);
-        at.iter().for_each(|page| page_out(cpu, space, *page, 1));
-        space.madvise(cpu, AT, 48 * P, Advice::WillNeed).unwrap();
-        (0..48).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page)));
     });
 }
 

@@ -5,6 +5,7 @@ use super::guest::map_object;
 use super::guest::{AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, check, cpu, load, map, store};
 use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
+use super::swap::{is_swapped, swap_on};
 use crate::addr::FrameNumber;
 use crate::knob::Setting;
 use crate::machine::MemoryRegion;
@@ -433,14 +434,20 @@ fn who_moves_pages_interrupts_who_does_not_flush() {
     }
 }
 
+/// A space with 1,000 pages that may only be read, and others that leave 60 frames of the fast node.
+fn far_short_of_frames(cpu: &TestCpu<'_>) -> TestSpace {
+    let space = read_only_pages(cpu, 1000);
+    map(cpu, &space, 1000, 1100, RW);
+    fill(cpu, &space, 1000, 0, 60);
+    space
+}
+
 /// Before each batch, and not only as it begins.
 #[test]
 fn few_frames_wait_however_many_pages_one_call_moves() {
     let vm = tiers(2, &[2048, 4096]);
     let cpu = cpu(&vm, 0);
-    let space = read_only_pages(&cpu, 1000);
-    map(&cpu, &space, 1000, 1100, RW);
-    fill(&cpu, &space, 1000, 0, 60);
+    let space = far_short_of_frames(&cpu);
     let demoted = beside(&vm, &space, || cpu.balance(0).demoted);
     let owed = vm.usage().owed;
     assert!(demoted >= 150 && owed < 48 + 2 * 32, "{owed} wait of {demoted}");
@@ -453,10 +460,8 @@ fn few_frames_wait_however_many_pages_one_call_moves() {
 fn frames_of_earlier_batches_are_free_during_a_call() {
     let vm = tiers(1, &[2048, 4096]);
     let cpu = cpu(&vm, 0);
-    let space = read_only_pages(&cpu, 1000);
+    let space = far_short_of_frames(&cpu);
     space.activate(&cpu);
-    map(&cpu, &space, 1000, 1100, RW);
-    fill(&cpu, &space, 1000, 0, 60);
     let demoted = cpu.balance(0).demoted;
     assert!(demoted >= 100, "{demoted}");
     let owed = vm.frames.owed_on(0);
@@ -581,4 +586,31 @@ fn background_work_that_finds_nothing_is_done_less_often() {
     space.mlock(&cpu, AT, 120 * P, Lock::No).unwrap();
     assert_ne!((0..16).map(|_| cpu.reclaim_ahead()).sum::<u64>(), 0);
     finish(&cpu, space, Vec::from([file]));
+}
+
+/// The area is full but for the slots of pages that come back, one by one, and memory is nearly short: the background does not look at all of memory for each of them.
+#[test]
+fn little_is_looked_at_for_a_slot_that_is_freed() {
+    const FRAMES: u32 = 1024;
+    let vm = tiers(1, &[FRAMES]);
+    let cpu = cpu(&vm, 0);
+    swap_on(&cpu, 256);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 2000, RW);
+    let mut pages = 0;
+    while cpu.swap_usage().1 < 256 || vm.free_frames() > 80 {
+        store(&cpu, &space, AT + pages * P, pages).unwrap();
+        pages += 1;
+    }
+    let swapped: Vec<_> = (0..pages).filter(|page| is_swapped(&cpu, &space, *page)).collect();
+    let before = vm.clock.passed();
+    for page in &swapped[..40] {
+        assert_eq!(load(&cpu, &space, AT + page * P), Ok(*page));
+        (0..4).for_each(|_| {
+            cpu.reclaim_ahead();
+        });
+    }
+    let rounds = (vm.clock.passed() - before) / u64::from(FRAMES);
+    assert!(rounds < 40, "{rounds} rounds");
+    space.exit(&cpu);
 }

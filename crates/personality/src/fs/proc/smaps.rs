@@ -4,7 +4,6 @@ use super::process::{list_maps, memory};
 use super::{Subject, Text};
 use crate::errno::{Errno, Result};
 use core::fmt::{self, Write};
-use core::ops::AddAssign;
 use faultless::{AreaInfo, PAGE_SIZE, PageInfo, PagePlace, Prot, Space, Use, VirtRange, VmaFlags};
 use faultless_bare::heap::try_push;
 use faultless_bare::machine::Bare;
@@ -15,7 +14,7 @@ use faultless_collections::Vec;
 const PARTS: u64 = 1 << 12;
 
 /// Pages of an area, or of several, by what is said of them.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Pages {
     /// Those in memory.
     resident: u64,
@@ -29,12 +28,11 @@ struct Pages {
     /// Those that huge leaves map.
     huge: u64,
     swapped: u64,
-    /// Each divided by how many mappings it has, in [`PARTS`] of bytes: of all, of dirty ones, by kind, of locked areas, and of those in the swap area.
     share: Shares,
 }
 
-/// Of what is divided among the programs that have it.
-#[derive(Clone, Copy, Default)]
+/// Pages divided by how many mappings they have, in [`PARTS`] of bytes: dirty ones, those of each kind, those of locked areas, and those in the swap area.
+#[derive(Default)]
 struct Shares {
     dirty: u64,
     anon: u64,
@@ -44,48 +42,25 @@ struct Shares {
     swapped: u64,
 }
 
-impl AddAssign for Pages {
-    fn add_assign(&mut self, more: Self) {
-        self.resident += more.resident;
-        self.anon += more.anon;
-        for at in 0..2 {
-            self.shared[at] += more.shared[at];
-            self.private[at] += more.private[at];
-        }
-        self.referenced += more.referenced;
-        self.lazily_freed += more.lazily_freed;
-        self.huge += more.huge;
-        self.swapped += more.swapped;
-        self.share.dirty += more.share.dirty;
-        self.share.anon += more.share.anon;
-        self.share.file += more.share.file;
-        self.share.shared_memory += more.share.shared_memory;
-        self.share.locked += more.share.locked;
-        self.share.swapped += more.share.swapped;
-    }
-}
-
 const fn is_private(area: &AreaInfo) -> bool {
     !area.flags.contains(VmaFlags::SHARED)
 }
 
 impl Pages {
-    fn of(space: &Space<Bare>, area: &AreaInfo) -> Self {
-        let mut pages = Self { huge: area.huge, ..Self::default() };
+    /// Adds those of an area.
+    fn add_area(&mut self, space: &Space<Bare>, area: &AreaInfo) {
         let locked = area.flags.contains(VmaFlags::LOCKED);
         // Shared memory has no file that holds what is in it.
         let is_memory = !is_private(area) && area.tag == 0;
-        let cpu = percpu::cpu();
-        space.pages(cpu, area.range, |_, place| match place {
+        self.huge += area.huge;
+        space.pages(percpu::cpu(), area.range, |_, place| match place {
             PagePlace::Swapped { mappings, .. } => {
-                pages.swapped += 1;
-                pages.share.swapped += PAGE_SIZE * PARTS / u64::from(mappings);
+                self.swapped += 1;
+                self.share.swapped += PAGE_SIZE * PARTS / u64::from(mappings);
             }
-            PagePlace::Mapped(page) => pages.add(&page, is_memory, locked),
+            PagePlace::Mapped(page) => self.add(&page, is_memory, locked),
             _ => {}
         });
-        cpu.serve_flushes();
-        pages
     }
 
     fn add(&mut self, page: &PageInfo, is_memory: bool, locked: bool) {
@@ -181,7 +156,9 @@ pub(super) fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
              KernelPageSize:        4 kB\n\
              MMUPageSize:           4 kB\n",
         );
-        Pages::of(memory.space(), &area).tell(text, false);
+        let mut pages = Pages::default();
+        pages.add_area(memory.space(), &area);
+        pages.tell(text, false);
         let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
         let _ = writeln!(
             text,
@@ -202,7 +179,7 @@ pub(super) fn rollup(of: &Subject, text: &mut Text) -> Result<()> {
     let mut pages = Pages::default();
     for area in areas(memory.space())? {
         range = Some(range.map_or(area.range, |range| range.hull(area.range)));
-        pages += Pages::of(memory.space(), &area);
+        pages.add_area(memory.space(), &area);
     }
     let range = range.unwrap_or(VirtRange::new(0, 0));
     let (start, end) = (range.start, range.end);
@@ -217,12 +194,12 @@ pub(super) fn rollup(of: &Subject, text: &mut Text) -> Result<()> {
 /// The areas of a space.
 fn areas(space: &Space<Bare>) -> Result<Vec<AreaInfo>> {
     let mut areas = Vec::new();
-    let mut room = Ok(());
+    let mut pushed = Ok(());
     space.areas(percpu::cpu(), |area| {
-        if room.is_ok() {
-            room = try_push(&mut areas, area);
+        if pushed.is_ok() {
+            pushed = try_push(&mut areas, area);
         }
     });
-    room?;
+    pushed?;
     Ok(areas)
 }
