@@ -310,7 +310,7 @@ fn call(guest: &Guest<'_>, made: Result<(), faultless::Error>) {
     );
 }
 
-const OPS: [Op; 17] = [
+const OPS: [Op; 18] = [
     ("load", |guest, _| [0, 300].into_iter().for_each(|at| look(guest, at))),
     ("store", |guest, _| put(guest, 7)),
     ("store elsewhere", |guest, _| put(guest, 300)),
@@ -365,6 +365,12 @@ const OPS: [Op; 17] = [
         guest.space.pages(guest.cpu, VirtRange::new(AT, page(F)), |addr, _| {
             assert!(last < Some(addr), "{addr:#x} is told after {last:x?}");
             last = Some(addr);
+        });
+    }),
+    ("list areas", |guest, _| {
+        guest.poll();
+        guest.space.areas(guest.cpu, |area| {
+            assert!(area.resident <= area.range.pages(), "a page is counted twice: {area:?}");
         });
     }),
     ("write from outside", |guest, _| {

@@ -2,14 +2,13 @@
 
 use super::Space;
 use super::move_pages::leaves_of;
+use super::pages::each_entry;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::table::Entry;
-use crate::table::node::{self, TABLE_ALIGN};
-use crate::table::range::{self, Leaves};
+use crate::table::node;
 use crate::vm::Cpu;
-use core::convert::Infallible;
 
 /// What one page of a space is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,27 +77,17 @@ impl<M: Machine> Space<M> {
                 tell(addr, PagePlace::Swapped { slot, mappings });
             }
         };
-        let visit = |leaves: Leaves<'_>| {
-            match leaves {
-                Leaves::Pages { start, slots } => {
-                    let addrs = (start..).step_by(PAGE_SIZE as usize);
-                    addrs.zip(slots).for_each(|(addr, slot)| one(addr, node::load(slot)));
-                }
-                Leaves::Huge { start, slot, .. } => {
-                    let seen = node::load(slot);
-                    let part = range.intersect(VirtRange::new(start, start + TABLE_ALIGN));
-                    // One that is split meanwhile is a table, which comes next.
-                    let pages = (part.start..part.end).step_by(PAGE_SIZE as usize);
-                    for addr in pages.filter(|_| seen.is_huge()) {
-                        one(addr, seen.part(node::index(addr, node::LAST)));
-                    }
-                }
-            }
-            cpu.serve_flushes();
-            Ok::<(), Infallible>(())
-        };
         // SAFETY: in a section of the space.
-        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root(), range, cpu, visit) };
+        unsafe {
+            each_entry(cpu, self.root(), range, |part, entry| {
+                if !entry.is_huge() {
+                    return one(part.start, entry);
+                }
+                for addr in (part.start..part.end).step_by(PAGE_SIZE as usize) {
+                    one(addr, entry.part(node::index(addr, node::LAST)));
+                }
+            });
+        }
     }
 }
 

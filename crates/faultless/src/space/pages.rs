@@ -76,6 +76,42 @@ pub(super) unsafe fn each_leaf<M: Machine>(
     let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) };
 }
 
+/// Calls `tell` with every entry of `range` that is there, in ascending order, each page in at most one of them: that of a page, or a huge leaf's with those
+/// of its pages that are in the range.
+///
+/// # Safety
+/// As [`range::visit`].
+pub(super) unsafe fn each_entry<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    root: FrameNumber,
+    range: VirtRange,
+    mut tell: impl FnMut(VirtRange, Entry),
+) {
+    let mut next = range.start;
+    let mut tell = |part: VirtRange, entry: Entry| {
+        // Once a table.
+        if node::index(part.start, LAST) == 0 {
+            cpu.serve_flushes();
+        }
+        tell(part, entry);
+    };
+    let leaf = |leaf: Leaf<'_>| match leaf {
+        // Where another CPU splits a huge leaf, the table comes after it, of pages that were told of.
+        Leaf::Page { addr, .. } if addr < next => {}
+        Leaf::Page { addr, slot } => tell(VirtRange::page(addr), node::load(slot)),
+        Leaf::Huge { start, slot, .. } => {
+            let seen = node::load(slot);
+            // Not if it was split before this.
+            if seen.is_huge() {
+                next = start + TABLE_ALIGN;
+                tell(range.intersect(VirtRange::new(start, next)), seen);
+            }
+        }
+    };
+    // SAFETY: handed on.
+    unsafe { each_leaf(cpu, root, range, leaf) };
+}
+
 /// Calls `each` with the address and the slot of every base page of `range` for which a table exists. Huge leaves are left out.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 use super::Space;
 use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
-use super::pages::{Leaf, each_leaf};
+use super::pages::{Leaf, each_entry, each_leaf};
 use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -12,7 +12,6 @@ use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
-use crate::table::node::TABLE_ALIGN;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::fmt;
@@ -217,19 +216,14 @@ impl<M: Machine> Space<M> {
         let (mut resident, mut zero, mut huge, mut swapped) = (0, 0, 0, 0);
         // SAFETY: the caller is in a grace section.
         unsafe {
-            each_leaf(cpu, self.root(), area.range, |leaf| match leaf {
-                Leaf::Page { slot, .. } => {
-                    let entry = node::load(slot);
-                    if entry.is_mapped() {
-                        resident += u64::from(!entry.is_special());
-                        zero += u64::from(cpu.vm().maps_zeros(entry));
-                    }
-                    swapped += u64::from(entry.is_swapped());
+            each_entry(cpu, self.root(), area.range, |part, entry| {
+                if entry.is_huge() {
+                    huge += part.pages();
+                } else if entry.is_mapped() {
+                    resident += u64::from(!entry.is_special());
+                    zero += u64::from(cpu.vm().maps_zeros(entry));
                 }
-                Leaf::Huge { start, .. } => {
-                    huge +=
-                        area.range.intersect(VirtRange::new(start, start + TABLE_ALIGN)).pages();
-                }
+                swapped += u64::from(entry.is_swapped());
             });
         }
         let grows = area.flags.contains(VmaFlags::GROWSDOWN);

@@ -56,6 +56,7 @@ use op::{Besides, Hand, How, Op, Ret, Span, WINDOW};
 use seen::{ObjectSeen, Placed, Seen};
 use std::fmt;
 use std::ops::Range;
+use steps::Fine;
 
 /// Pages of a slow file of which some are being read when two CPUs begin.
 const UNDER_WAY: Range<u64> = 2..3;
@@ -77,10 +78,8 @@ pub struct Case {
     pub after: Vec<Op>,
     /// Whether which pages are resident is promised.
     pub pages: bool,
-    /// Whether what populates does so page by page in [`Case::orders`].
-    by_page: bool,
-    /// The faults of an access that only begin in [`Case::orders`], a bit for each: what follows finds the page undone.
-    begun: u32,
+    /// What the operations do in [`Case::orders`].
+    fine: Fine,
 }
 
 impl Case {
@@ -91,7 +90,7 @@ impl Case {
         // Of a file the page cache has what it happens to have.
         let file = start.iter().any(|op| matches!(op, Op::File | Op::SlowFile | Op::Text));
         let pages = !around && !file && !any(|op| op.is_by_page());
-        Self { start, sides, after, pages, by_page: false, begun: 0 }
+        Self { start, sides, after, pages, fine: Fine::default() }
     }
 
     /// The case, in an arena: what is made and looked at there meets with other cases, so of an object no pages around one are promised.
@@ -301,7 +300,7 @@ impl Case {
     fn steps(&self, side: usize) -> Vec<(usize, Op, bool)> {
         let others = self.sides[1 - side].len();
         let each = |(number, op): (usize, &Op)| {
-            let steps = op.steps(others, self.begun, self.by_page).into_iter();
+            let steps = op.steps(others, self.fine).into_iter();
             steps.map(move |(step, tells)| (number, step, tells))
         };
         self.sides[side].iter().enumerate().flat_map(each).collect()
@@ -340,11 +339,15 @@ impl Case {
         } else {
             0
         };
-        let all = by_page
-            .iter()
-            .flat_map(move |&by_page| (0..1 << faults).map(move |begun| (by_page, begun)));
-        let others = all.filter(|&(by_page, begun)| by_page || begun != 0);
-        others.map(|(by_page, begun)| Self { by_page, begun, ..self.clone() })
+        let freed = self.sides.iter().flatten().filter_map(|op| op.lazily_freed());
+        let freed = freed.filter(|span| self.swaps() && span.pages <= WINDOW);
+        let used = freed.map(|span| span.pages).max().unwrap_or(0);
+        let ways = by_page.iter().flat_map(move |&by_page| {
+            let begun = move |begun| (0..1 << used).map(move |used| Fine { by_page, begun, used });
+            (0..1 << faults).flat_map(begun)
+        });
+        let others = ways.filter(|&fine| fine != Fine::default());
+        others.map(|fine| Self { fine, ..self.clone() })
     }
 
     /// The case whose mappings are asked for where they were found, if some were placed in a region of their CPU: only a CPU that maps alone

@@ -93,6 +93,8 @@ pub enum Op {
     /// `mremap` of the span to so many pages; the page is the target.
     Remap(Span, i64, RemapFlags, i64),
     Advise(Span, Advice),
+    /// [`Advice::Free`] while another CPU has references to some of the pages, a bit for each: those stay as they are.
+    FreeBut(Span, u32),
     /// `mlock`, or `munlock`.
     Lock(Span, Lock),
     /// `mbind`: new pages come from the last node.
@@ -366,6 +368,15 @@ impl Op {
                     }
                     done => done.into(),
                 }
+            }
+            Self::FreeBut(span, used) => {
+                let used = span.each().enumerate().filter(|(bit, _)| used >> bit & 1 != 0);
+                let pins = used.map(|(_, page)| (addr(page.at), page.bytes()));
+                // Of what is in memory: a pin reads in what is in the swap area.
+                let pins = pins.filter(|(at, _)| space.page_at(cpu, *at).is_some());
+                let pin = |(at, len)| space.pin(cpu, at, len, false);
+                let _pins = pins.map(pin).collect::<Vec<_>>();
+                Self::Advise(span, Advice::Free).apply(hand, besides, born)
             }
             Self::SwapOut(span) => space.evict(cpu, addr(span.at), span.bytes()).into(),
             Self::Lock(span, lock) => space.mlock(cpu, addr(span.at), span.bytes(), lock).into(),

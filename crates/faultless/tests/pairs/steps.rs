@@ -1,13 +1,25 @@
 //! What may happen to an operation while it goes on: its steps, and what is not promised of it.
 
-use super::op::{Op, Part};
+use super::op::{Op, Part, Span};
 use faultless::{Access, Advice, MapFlags, RemapFlags};
+
+/// Which of the ways that are open to an operation it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fine {
+    /// What populates does so page by page.
+    pub by_page: bool,
+    /// The faults of an access that only begin, a bit for each: what follows finds the page undone.
+    pub begun: u32,
+    /// The pages that another CPU takes for the swap area while they are lazily freed, a bit for each: who looks at a page has a reference to it.
+    pub used: u32,
+}
 
 impl Op {
     /// Another CPU may do something between these; those marked return something. The first that is refused is the
     /// last, and what it returns is what all return. The other CPU does `others` operations, so an access may fault
-    /// that often; those faults of which `begun` has the bit only begin. What populates does so at once, or `by_page`.
-    pub fn steps(self, others: usize, begun: u32, by_page: bool) -> Vec<(Self, bool)> {
+    /// that often.
+    pub fn steps(self, others: usize, fine: Fine) -> Vec<(Self, bool)> {
+        let Fine { begun, by_page, used } = fine;
         let (at, access) = match self {
             Self::Load(at) | Self::ReadOutside(at) => (at, Access::Read),
             Self::Store(at, _) | Self::WriteOutside(at, _) => (at, Access::Write),
@@ -29,6 +41,9 @@ impl Op {
                 let map = Self::Map(span, how, prot, flags - MapFlags::POPULATE);
                 let populate = span.each().map(|page| (Self::Populate(page.at), false));
                 return std::iter::once((map, true)).chain(populate).collect();
+            }
+            Self::Advise(span, Advice::Free) if used != 0 => {
+                return vec![(Self::FreeBut(span, used), true)];
             }
             _ => return vec![(self, true)],
         };
@@ -82,6 +97,7 @@ impl Op {
             | Self::Brk(_) => true,
             Self::Protect(..)
             | Self::Advise(..)
+            | Self::FreeBut(..)
             | Self::Lock(..)
             | Self::Bind(_)
             | Self::NoMoreAreas
@@ -126,6 +142,14 @@ impl Op {
     /// Whether it may let private pages leave memory.
     pub fn swaps(self) -> bool {
         matches!(self, Self::SwapOut(_) | Self::Advise(_, Advice::PageOut))
+    }
+
+    /// What it frees lazily.
+    pub fn lazily_freed(self) -> Option<Span> {
+        match self {
+            Self::Advise(span, Advice::Free) => Some(span),
+            _ => None,
+        }
     }
 
     /// Whether it maps pages of an object.

@@ -165,12 +165,12 @@ impl Figure {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use faultless_workload::Workload;
 
     /// Runs whose times are those, in seconds.
-    fn runs(off: &[f64], on: &[f64]) -> Runs {
+    pub fn runs(off: &[f64], on: &[f64]) -> Runs {
         let workload = Workload::parse("pft", ["size=64K".to_owned()]).expect("a workload");
         let native = crate::run::machine_for(&workload).expect("a machine");
         let outcome = workload.run(&native).expect("it runs");
@@ -193,5 +193,17 @@ mod tests {
         assert_eq!(one.range, (0.1, 8.0 / 30.0));
         // There are none: nothing to compare with.
         assert_eq!((P99.cell(&mixed), P99.change(&mixed)), ("-".to_owned(), None));
+    }
+
+    #[test]
+    fn percentiles_are_told_where_an_allocation_is_slower() {
+        let told = |allocations: usize| {
+            let mut runs = runs(&[1.0], &[1.0]);
+            runs.off[0].allocations = (1..=allocations).map(|it| it as f64).collect();
+            [P99, P999].map(|figure| (figure.of)(&runs.off[0]))
+        };
+        assert_eq!(told(99), [None, None]);
+        assert_eq!(told(100), [Some(100.0), None]);
+        assert_eq!(told(1000), [Some(991.0), Some(1000.0)]);
     }
 }

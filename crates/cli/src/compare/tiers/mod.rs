@@ -39,8 +39,8 @@ struct Subject {
     ratios: &'static [&'static str],
     /// Simulated CPUs.
     cpus: &'static [usize],
-    /// What a run at a ratio and with so many workers is given besides, if it is not quick.
-    besides: fn(&str, usize) -> Option<&'static str>,
+    /// What a run at a ratio is given besides, if it is not quick.
+    besides: fn(&str) -> Option<&'static str>,
 }
 
 const ALL: [&str; 5] = ["1:1", "1:2.3", "1:4", "1:8", "1:99"];
@@ -51,7 +51,7 @@ const SUBJECTS: [Subject; 3] = [
         given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
         ratios: &ALL,
         cpus: &[16, 64],
-        besides: |_, _| None,
+        besides: |_| None,
     },
     // No flush can be deferred: it must cost nothing.
     Subject {
@@ -62,21 +62,15 @@ const SUBJECTS: [Subject; 3] = [
         ],
         ratios: &["1:1", "1:4", "1:8"],
         cpus: &[16],
-        besides: |_, _| None,
+        besides: |_| None,
     },
-    // Each of its processes goes over all of memory and more: with as much at 1:99, or with 64 processes, it would take an hour.
+    // Each of its processes goes over all of memory and more: with as much at 1:99 it would take an hour, and with 64 processes many.
     Subject {
         name: "llm",
         given: [&["passes=1"], &["fast=2M", "passes=2"]],
         ratios: &ALL,
-        cpus: &[16, 64],
-        besides: |ratio, workers| {
-            Some(match ratio {
-                "1:99" => "fast=1M",
-                _ if workers > 16 => "fast=4M",
-                _ => "fast=16M",
-            })
-        },
+        cpus: &[16],
+        besides: |ratio| Some(if ratio == "1:99" { "fast=1M" } else { "fast=16M" }),
     },
 ];
 /// Of a quick run.
@@ -175,7 +169,7 @@ fn measure(
         let access = given.iter().find(|word| word.starts_with("access="));
         let access = access.map_or(String::new(), |word| format!(" {word}"));
         progress.begin(&format!("{name} {ratio}{access} on {place}"));
-        let besides = (subject.besides)(ratio, threads).filter(|_| !effort.quick);
+        let besides = (subject.besides)(ratio).filter(|_| !effort.quick);
         let words = |seed: u16| -> Vec<_> {
             let own =
                 [format!("ratio={ratio}"), format!("threads={threads}"), format!("seed={seed}")];

@@ -124,3 +124,31 @@ impl Rows {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::runs;
+    use super::*;
+
+    #[test]
+    fn a_verdict_tells_of_what_counts_and_marks_what_seeds_disagree_on() {
+        let counted = |times: [&[f64]; 2], counts: [u64; 2]| {
+            let mut runs = runs(times[0], times[1]);
+            for (side, count) in [&mut runs.off, &mut runs.on].into_iter().zip(counts) {
+                side.iter_mut().for_each(|it| it.counters = vec![(INTERRUPTS.metric, count)]);
+            }
+            runs
+        };
+        let many = counted([&[1.0, 1.0], &[0.5, 1.1]], [100, 10]);
+        let few = counted([&[1.0], &[1.3]], [4, 0]);
+        let runs = vec![("1:1".to_owned(), many), ("1:4".to_owned(), few.clone())];
+        let rows = |on, runs| Rows { title: String::new(), on, runs }.verdict();
+        let interrupts = "90 % fewer shootdown interrupts where there were ten or more";
+        let simulated = rows(On::Simulated(4), runs.clone());
+        assert_eq!(simulated, format!("Simulated: {interrupts}; run time ~-20.0 % to +30.0 %."));
+        let native = rows(On::Native(4), runs);
+        assert!(native.starts_with(&format!("Counted: {interrupts}. ")), "{native}");
+        let native = rows(On::Native(4), vec![("1:4".to_owned(), few)]);
+        assert!(native.contains("less than ten times"), "{native}");
+    }
+}
