@@ -30,6 +30,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::vm::Cpu;
+use core::ops::{Deref, DerefMut};
 
 /// Which pages are taken.
 #[derive(Clone, Copy)]
@@ -40,6 +41,42 @@ enum Wanted<'a> {
     DirtyOf(&'a Shared<Object>),
 }
 
+/// The frames of a batch of pages, or some of them.
+struct Few {
+    list: [FrameNumber; BATCH],
+    count: usize,
+}
+
+impl Few {
+    const fn none() -> Self {
+        Self { list: [FrameNumber(0); BATCH], count: 0 }
+    }
+
+    /// Adds a frame of the batch, which has no more than there are places.
+    const fn push(&mut self, frame: FrameNumber) {
+        self.list[self.count] = frame;
+        self.count += 1;
+    }
+
+    fn take(&mut self) -> Self {
+        core::mem::replace(self, Self::none())
+    }
+}
+
+impl Deref for Few {
+    type Target = [FrameNumber];
+
+    fn deref(&self) -> &[FrameNumber] {
+        &self.list[..self.count]
+    }
+}
+
+impl DerefMut for Few {
+    fn deref_mut(&mut self) -> &mut [FrameNumber] {
+        &mut self.list[..self.count]
+    }
+}
+
 impl<M: Machine> Cpu<'_, M> {
     /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
     /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
@@ -47,32 +84,31 @@ impl<M: Machine> Cpu<'_, M> {
         let clock = &self.vm().clock;
         let nested = self.state().evicting.replace(true);
         clock.begin();
-        let mut dirty = [None; BATCH];
-        let mut others = [FrameNumber(0); BATCH];
-        let mut count = 0;
+        let mut dirty = Few::none();
         let mut freed = 0;
         if !self.vm().lazy.is_empty(self) {
             freed += self.evict_lazily_freed(frames);
         }
-        // What becomes a page of the swap area is dirty.
         let swapped = if nested || self.swaps_elsewhere() { 0 } else { self.swap_out(frames) };
-        for (at, frame) in frames.iter().enumerate() {
-            if swapped & (1 << at) != 0 {
-                dirty[at] = Some(*frame);
-            } else {
-                others[count] = *frame;
-                count += 1;
+        if swapped == 0 {
+            freed += self.evict_clean(frames, &mut dirty);
+        } else {
+            // What becomes a page of the swap area is dirty.
+            let mut others = Few::none();
+            for (at, frame) in frames.iter().enumerate() {
+                let to = if swapped & (1 << at) != 0 { &mut dirty } else { &mut others };
+                to.push(*frame);
+            }
+            if !others.is_empty() {
+                freed += self.evict_clean(&others, &mut dirty);
             }
         }
-        if count != 0 {
-            freed += self.evict_clean(&others[..count], &mut dirty);
-        }
-        if !nested {
-            freed += self.evict_dirty(&mut dirty);
-        }
-        for frame in dirty.into_iter().flatten() {
-            // SAFETY: the caller's reference, which never was a mapping.
-            unsafe { self.put_unmapped(frame) };
+        if !dirty.is_empty() {
+            if nested {
+                self.put_all_unmapped(&dirty);
+            } else {
+                freed += self.evict_dirty(dirty);
+            }
         }
         clock.end();
         self.state().evicting.set(nested);
@@ -84,13 +120,9 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     #[inline(never)]
     fn evict_lazily_freed(&self, frames: &[FrameNumber]) -> u64 {
-        let mut anon = [FrameNumber(0); BATCH];
-        let mut count = 0;
-        for frame in frames.iter().filter(|frame| self.is_anon(**frame)) {
-            anon[count] = *frame;
-            count += 1;
-        }
-        if count == 0 {
+        let mut anon = Few::none();
+        frames.iter().filter(|frame| self.is_anon(**frame)).for_each(|frame| anon.push(*frame));
+        if anon.is_empty() {
             return 0;
         }
         let mut freed = 0;
@@ -101,7 +133,7 @@ impl<M: Machine> Cpu<'_, M> {
             let all = is_private && mappings.iter().all(|it| self.is_lazily_freed(it.found.seen));
             if all { Ok(()) } else { Err(Errno::EBUSY) }
         };
-        let _taken = self.with_taken(&anon[..count], Then::Stay, wanted, |batch, at| {
+        let _taken = self.with_taken(&anon, Then::Stay, wanted, |batch, at| {
             if batch.pages()[at].failed.is_some() {
                 return;
             }
@@ -114,27 +146,26 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it puts into free places of `dirty`.
-    fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut [Option<FrameNumber>; BATCH]) -> u64 {
-        let mut freed = 0;
-        let mut places = dirty.iter_mut().filter(|place| place.is_none());
-        let mut put = |frame: FrameNumber, errno: Errno| {
-            if errno == Errno::EAGAIN
-                && let Some(place) = places.next()
-            {
-                *place = Some(frame);
-                return;
-            }
+    /// Drops the caller's references to the frames.
+    fn put_all_unmapped(&self, frames: &[FrameNumber]) {
+        for frame in frames {
             // SAFETY: the caller's reference, which never was a mapping.
-            unsafe { self.put_unmapped(frame) };
-        };
+            unsafe { self.put_unmapped(*frame) };
+        }
+    }
+
+    /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it adds to `dirty`.
+    fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut Few) -> u64 {
+        let mut freed = 0;
         let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
             self.is_evictable(page, mappings, Wanted::Clean)
         };
         let taken = self.with_taken(frames, Then::Leave, wanted, |batch, at| {
             let page = &batch.pages()[at];
-            if let Some(errno) = page.failed {
-                return put(page.frame, errno);
+            match page.failed {
+                Some(Errno::EAGAIN) => return dirty.push(page.frame),
+                Some(_) => return self.put_all_unmapped(&[page.frame]),
+                None => {}
             }
             // With the caller's own.
             let refs = page.entries() + 1;
@@ -143,50 +174,35 @@ impl<M: Machine> Cpu<'_, M> {
             freed += u64::from(batch.leave(self, at, refs, |frame| self.free(frame)));
         });
         if let Err(OutOfMemory) = taken {
-            // SAFETY: as above.
-            frames.iter().for_each(|frame| unsafe {
-                self.put_unmapped(*frame);
-            });
+            self.put_all_unmapped(frames);
         }
         freed
     }
 
-    /// Writes pages that are dirty, and evicts them. It drops the references to those that it takes out of `dirty`.
-    fn evict_dirty(&self, dirty: &mut [Option<FrameNumber>; BATCH]) -> u64 {
+    /// Writes pages that are dirty, and evicts them. Drops the references to all.
+    fn evict_dirty(&self, mut dirty: Few) -> u64 {
         let mut freed = 0;
-        while let Some(first) = dirty.iter_mut().find(|place| place.is_some()) {
-            let Some(object) = first.and_then(|frame| self.object_of(frame)) else {
+        while let Some((first, rest)) = dirty.take().split_first() {
+            let object = self.object_of(*first);
+            let mut own = Few::none();
+            own.push(*first);
+            for frame in rest {
+                let other = self.object_of(*frame);
+                let is_own = object.as_ref().zip(other).is_some_and(|(it, other)| other.same(it));
+                let to = if is_own { &mut own } else { &mut dirty };
+                to.push(*frame);
+            }
+            let Some(object) = object else {
                 // A program's again.
-                if let Some(frame) = first.take() {
-                    // SAFETY: the caller's reference, which never was a mapping.
-                    unsafe { self.put_unmapped(frame) };
-                }
+                self.put_all_unmapped(&own);
                 continue;
             };
-            let mut own = [FrameNumber(0); BATCH];
-            let mut count = 0;
-            for place in dirty.iter_mut() {
-                let is_own = |frame: &mut FrameNumber| {
-                    self.object_of(*frame).is_some_and(|other| other.same(&object))
-                };
-                if let Some(frame) = place.take_if(is_own) {
-                    own[count] = frame;
-                    count += 1;
-                }
-            }
-            let own = &mut own[..count];
-            self.launder(&object, own);
+            self.launder(&object, &mut own);
             // Those that could not be written are dirty still.
-            let mut again = [None; BATCH];
-            freed += self.evict_clean(own, &mut again);
-            for frame in again.into_iter().flatten() {
-                // SAFETY: as in `evict`.
-                unsafe { self.put_unmapped(frame) };
-            }
+            let mut again = Few::none();
+            freed += self.evict_clean(&own, &mut again);
+            self.put_all_unmapped(&again);
             Object::release(object, self);
-            if count == 0 {
-                break;
-            }
         }
         self.state().counts.add(Counter::PageLaundered, freed);
         freed

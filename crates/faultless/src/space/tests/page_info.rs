@@ -1,12 +1,12 @@
 //! What is told of single pages: how many mappings they have, and whether they are used, dirty and lazily freed.
 
-use super::guest::{AT, P, PRIVATE, RW, TestCpu, TestSpace, load, store};
+use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, load, store};
 use super::huge::{F, PAGES, RWX, RX, Setup, each_policy};
 use super::swap::{page_out, with_swap};
 use crate::addr::VirtRange;
 use crate::frame::Use;
 use crate::space::huge::split_leaf;
-use crate::space::{Advice, PageInfo, PagePlace, Prot};
+use crate::space::{Advice, MapFlags, PageInfo, PagePlace, Prot};
 use crate::table::walk::{Reached, descend};
 use std::vec::Vec;
 
@@ -140,7 +140,7 @@ fn a_leaf_that_is_split_meanwhile_is_looked_at_again() {
 fn pages_that_a_mapping_stores_to_are_dirty() {
     each_policy(|vm| {
         let setup = Setup::new(vm);
-        setup.map(0, RW, super::guest::SHARED);
+        setup.map(0, RW, SHARED);
         setup.load(0).unwrap();
         store(&setup.cpu, &setup.space, AT + P, 1).unwrap();
         let dirty = || {
@@ -152,5 +152,26 @@ fn pages_that_a_mapping_stores_to_are_dirty() {
         setup.space.mprotect(&setup.cpu, AT, 2 * P, Prot::READ).unwrap();
         assert_eq!(dirty(), [false, true]);
         setup.finish();
+    });
+}
+
+/// Nothing need be noted of a page of memory that programs share, so its entries allow stores from the first load on: any of them may come unseen.
+#[test]
+fn pages_of_shared_memory_are_dirty_as_soon_as_stores_go_unnoticed() {
+    each_policy(|vm| {
+        let cpu = guest::cpu(vm, 0);
+        let space = TestSpace::new(&cpu).unwrap();
+        let flags = SHARED | MapFlags::ANONYMOUS | MapFlags::FIXED;
+        space.mmap(&cpu, AT, 2 * P, RW, flags).unwrap();
+        space.mmap(&cpu, AT + 2 * P, P, Prot::READ, flags).unwrap();
+        load(&cpu, &space, AT).unwrap();
+        load(&cpu, &space, AT + 2 * P).unwrap();
+        let told = mapped(&pages(&cpu, &space, 3));
+        assert_eq!(
+            told.iter().map(|page| (page.0, page.3)).collect::<Vec<_>>(),
+            [(0, true), (2, false)]
+        );
+        space.exit(&cpu);
+        cpu.drain();
     });
 }
