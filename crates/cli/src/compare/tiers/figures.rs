@@ -3,6 +3,8 @@
 use crate::report::number::grouped;
 use faultless::Counter;
 use faultless_workload::Outcome;
+use statrs::distribution::{ContinuousCDF, StudentsT};
+use statrs::statistics::Statistics;
 
 /// The least count that a change is told of in percent.
 const FEWEST: f64 = 10.0;
@@ -103,14 +105,25 @@ pub const FIGURES: [Figure; 16] = [
 pub struct Change {
     pub ratio: f64,
     pub range: (f64, f64),
+    /// Whether it may be chance: seeds differ by so much that the interval in which the mean of all of them is, at a confidence of 95 %, has no change in it. Not told of one seed.
+    pub by_chance: bool,
 }
 
 impl Change {
-    /// Whether seeds differ in whether there is more or less.
-    pub fn is_mixed(&self) -> bool {
-        let (least, most) = self.range;
-        least < 1.0 && most > 1.0
+    /// As a table has it.
+    pub fn told(&self) -> String {
+        let mark = if self.by_chance { "~" } else { "" };
+        format!("{mark}{:+.1} %", 100.0 * (self.ratio - 1.0))
     }
+}
+
+/// Whether the mean of more differences like these may be zero: Student's t for pairs, both sides, at a confidence of 95 %.
+fn may_be_zero(differences: &[f64]) -> bool {
+    let count = differences.len() as f64;
+    let Ok(t) = StudentsT::new(0.0, 1.0, count - 1.0) else { return false };
+    let error = differences.std_dev() / count.sqrt();
+    let mean = differences.mean();
+    mean != 0.0 && mean.abs() <= t.inverse_cdf(0.975) * error
 }
 
 impl Figure {
@@ -132,10 +145,16 @@ impl Figure {
         }
         let ratio = on / off;
         let each = runs.off.iter().zip(&runs.on);
-        let each = each.filter_map(|(off, on)| Some(((self.of)(off)?, (self.of)(on)?)));
-        let ratios = each.filter(|(off, _)| *off != 0.0 && !self.is_few(*off));
+        let each: Vec<_> =
+            each.filter_map(|(off, on)| Some(((self.of)(off)?, (self.of)(on)?))).collect();
+        let ratios = each.iter().filter(|(off, _)| *off != 0.0 && !self.is_few(*off));
         let ratios = ratios.map(|(off, on)| on / off);
-        Some(Change { ratio, range: crate::compare::words::ends(ratios.chain([ratio])) })
+        let differences: Vec<_> = each.iter().map(|(off, on)| on - off).collect();
+        Some(Change {
+            ratio,
+            range: crate::compare::words::ends(ratios.chain([ratio])),
+            by_chance: may_be_zero(&differences),
+        })
     }
 
     /// The figure without deferral, and its change with it, as a table has it.
@@ -149,18 +168,15 @@ impl Figure {
             value => format!("{value:.1}"),
         };
         match self.change(runs) {
-            Some(change) => {
-                let mixed = if change.is_mixed() { "~" } else { "" };
-                format!("{} {mixed}{:+.1} %", told(off), 100.0 * (change.ratio - 1.0))
-            }
+            Some(change) => format!("{} {}", told(off), change.told()),
             None if on == off => told(off),
             None => format!("{} -> {}", told(off), told(on)),
         }
     }
 
-    /// Whether a cell is marked because seeds differ.
+    /// Whether a cell is marked because it may be chance.
     pub fn is_marked(&self, runs: &Runs) -> bool {
-        self.change(runs).is_some_and(|change| change.is_mixed())
+        self.change(runs).is_some_and(|change| change.by_chance)
     }
 }
 
@@ -181,13 +197,18 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn means_are_compared_and_seeds_that_differ_are_marked() {
+    fn means_are_compared_and_changes_that_may_be_chance_are_marked() {
         let same = runs(&[1.0, 3.0], &[0.5, 2.5]);
         assert_eq!(TIME.cell(&same), "2,000 -25.0 %");
         assert!(!TIME.is_marked(&same));
         let mixed = runs(&[1.0, 3.0], &[1.5, 2.0]);
         assert_eq!(TIME.change(&mixed).map(|it| it.range), Some((2.0 / 3.0, 1.5)));
         assert_eq!(TIME.cell(&mixed), "2,000 ~-12.5 %");
+        // All have more, but differ so much that it says little.
+        let apart = runs(&[1.0, 1.0, 1.0], &[1.01, 1.02, 1.2]);
+        assert_eq!(TIME.cell(&apart), "1,000 ~+7.7 %");
+        let close = runs(&[1.0, 1.0, 1.0], &[1.06, 1.07, 1.1]);
+        assert_eq!(TIME.cell(&close), "1,000 +7.7 %");
         // One of which nothing is known without deferral says nothing of a ratio.
         let one = TIME.change(&runs(&[0.0, 30.0], &[5.0, 3.0])).expect("a change");
         assert_eq!(one.range, (0.1, 8.0 / 30.0));

@@ -42,8 +42,11 @@ impl Rows {
         writeln!(out, "{rows}")?;
         let all =
             || FIGURES.iter().flat_map(|it| self.runs.iter().map(move |(_, runs)| (it, runs)));
-        if all().any(|(figure, runs)| figure.is_marked(runs)) {
-            let mark = "~: some seeds have more and some less, so the change may be chance.";
+        if self.runs.iter().all(|(_, runs)| runs.on.len() < 2) {
+            let one = "With one seed, a change cannot be told from chance.";
+            writeln!(out, "{}", filled(one, style.width))?;
+        } else if all().any(|(figure, runs)| figure.is_marked(runs)) {
+            let mark = "~: may be chance, as seeds differ by more (Student's t, 95 %).";
             writeln!(out, "{}", filled(mark, style.width))?;
         }
         writeln!(out, "{}", filled(&self.verdict(), style.width))?;
@@ -67,13 +70,9 @@ impl Rows {
         let of = |name: &str, figure: &Figure| {
             let changes = self.changes(figure);
             let by_ratio = |one: &&Change, other: &&Change| one.ratio.total_cmp(&other.ratio);
-            let told = |it: &Change| {
-                let mixed = if it.is_mixed() { "~" } else { "" };
-                format!("{mixed}{:+.1} %", 100.0 * (it.ratio - 1.0))
-            };
             match (changes.iter().min_by(by_ratio), changes.iter().max_by(by_ratio)) {
                 (Some(least), Some(most)) => {
-                    format!("; {name} {}", words::range(told(least), told(most)))
+                    format!("; {name} {}", words::range(least.told(), most.told()))
                 }
                 // None was measured often enough.
                 _ => String::new(),
@@ -100,7 +99,7 @@ impl Rows {
     pub fn plot(&self, page: &mut Page) -> Result<(), CliError> {
         let bar = |(name, figure): &(&str, Figure)| {
             let bar = |(_, runs): &(String, Runs)| match figure.change(runs) {
-                Some(Change { ratio, range }) => Bar { height: ratio, range: Some(range) },
+                Some(Change { ratio, range, .. }) => Bar { height: ratio, range: Some(range) },
                 None => Bar::from(0.0),
             };
             ((*name).to_owned(), self.runs.iter().map(bar).collect())
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_tells_of_what_counts_and_marks_what_seeds_disagree_on() {
+    fn a_verdict_tells_of_what_counts_and_marks_what_may_be_chance() {
         let counted = |times: [&[f64]; 2], counts: [u64; 2]| {
             let mut runs = runs(times[0], times[1]);
             for (side, count) in [&mut runs.off, &mut runs.on].into_iter().zip(counts) {
