@@ -33,7 +33,8 @@ pub enum Advice {
     WillNeed = 3,
     /// Not wanted any more: private pages read as zero, or as their object has them, again.
     DontNeed = 4,
-    /// Not wanted any more, until written: pages may be dropped when memory is short.
+    /// Not wanted any more, until written: pages may be dropped when memory is short. Pages that another space has too, or that are in use at that
+    /// moment, stay as they are.
     Free = 8,
     /// Not in children.
     DontFork = 10,

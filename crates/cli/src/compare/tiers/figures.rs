@@ -105,7 +105,7 @@ pub const FIGURES: [Figure; 16] = [
 pub struct Change {
     pub ratio: f64,
     pub range: (f64, f64),
-    /// Whether it may be chance: seeds differ by so much that the interval in which the mean of all of them is, at a confidence of 95 %, has no change in it. Not told of one seed.
+    /// Whether it may be chance: no change at all lies within the confidence interval of the mean (95 %). Not told of one seed.
     pub by_chance: bool,
 }
 
