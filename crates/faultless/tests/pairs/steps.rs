@@ -3,14 +3,14 @@
 use super::op::{Op, Part, Span};
 use faultless::{Access, Advice, MapFlags, RemapFlags};
 
-/// Which of the ways that are open to an operation it goes.
+/// How operations are done that may be done in several ways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fine {
     /// What populates does so page by page.
     pub by_page: bool,
     /// The faults of an access that only begin, a bit for each: what follows finds the page undone.
     pub begun: u32,
-    /// The pages that another CPU takes for the swap area while they are lazily freed, a bit for each: who looks at a page has a reference to it.
+    /// The pages that eviction has references to while they are lazily freed, a bit for each: they stay as they are.
     pub used: u32,
 }
 

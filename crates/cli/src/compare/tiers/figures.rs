@@ -105,7 +105,7 @@ pub const FIGURES: [Figure; 16] = [
 pub struct Change {
     pub ratio: f64,
     pub range: (f64, f64),
-    /// Whether it may be chance: no change at all lies within the confidence interval of the mean (95 %). Not told of one seed.
+    /// Whether it may be chance: zero lies within the confidence interval (95 %) of the mean difference. Not told of one seed.
     pub by_chance: bool,
 }
 
