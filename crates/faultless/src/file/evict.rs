@@ -1,9 +1,9 @@
 //! Pages of an object that are to leave memory, whoever maps them.
 
 use super::object::Object;
-use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::addr::PAGE_SHIFT;
 use crate::machine::Machine;
-use crate::reclaim::taken::BATCH;
+use crate::reclaim::taken::FrameList;
 use crate::table::range::Leaves;
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -19,24 +19,22 @@ impl Object {
         self.check_vm(cpu);
         let (mut left, mut freed) = (pages, 0);
         loop {
-            let mut frames = [FrameNumber(0); BATCH];
-            let mut count = 0;
+            let mut frames = FrameList::new();
             let gather = |leaves: Leaves<'_>| {
                 let Leaves::Pages { start, slots } = leaves else { return Ok(()) };
                 for (index, slot) in (start >> PAGE_SHIFT..).zip(slots) {
-                    if count == BATCH {
+                    if frames.is_full() {
                         return Err(index);
                     }
                     if let Some(frame) = Self::refer_to_copy(cpu, slot) {
-                        frames[count] = frame;
-                        count += 1;
+                        frames.push(frame);
                     }
                 }
                 Ok(())
             };
             // SAFETY: the object's tables are unlinked only when no share is left.
             let gathered = unsafe { self.top().visit(cpu, left.clone(), gather) };
-            freed += cpu.evict(&frames[..count]);
+            freed += cpu.evict(&frames);
             match gathered {
                 Ok(()) => return freed,
                 Err(index) => left.start = index,

@@ -36,7 +36,7 @@
 
 use super::backoff::Backoff;
 use super::refault::Evicted;
-use super::taken::BATCH;
+use super::taken::{BATCH, FrameList};
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::frame::{FrameMeta, Kind, Use, folio};
@@ -138,12 +138,6 @@ impl Over {
     fn contains(self, node: u8) -> bool {
         self == Self::All || self == Self::Node(node)
     }
-}
-
-/// Pages whose time has come, with a reference to each.
-struct Due {
-    frames: [FrameNumber; BATCH],
-    count: usize,
 }
 
 /// What a hand looks at frames with.
@@ -294,25 +288,25 @@ impl<M: Machine> Cpu<'_, M> {
     ) {
         let mut at = places.start;
         while at < places.end {
-            let mut due = Due { frames: [FrameNumber(0); BATCH], count: 0 };
+            let mut due = FrameList::new();
             {
                 order::before::<Reclaim>(self);
                 // Spaces that are entered wait for this CPU when they end.
                 let _entered = order::hold::<Reclaim>(self);
                 let (section, flushed) = (self.section(), OnceCell::new());
                 let sight = Sight { section, purpose, total, flushed };
-                while at < places.end && due.count < BATCH {
+                while at < places.end && !due.is_full() {
                     let Some(frame) = self.frame_at(over, at % total) else { break };
                     at += self.look(&sight, frame, &mut due);
                     self.serve_flushes();
                 }
             }
-            if due.count != 0 {
+            if !due.is_empty() {
                 match purpose {
                     Purpose::Evict => self.collect_ahead(),
                     Purpose::Demote | Purpose::Promote => self.settle_ahead(),
                 }
-                then(&due.frames[..due.count]);
+                then(&due);
             }
         }
     }
@@ -329,7 +323,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
-    fn look(&self, sight: &Sight<'_>, frame: FrameNumber, due: &mut Due) -> u64 {
+    fn look(&self, sight: &Sight<'_>, frame: FrameNumber, due: &mut FrameList) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
             Kind::Used(Use::Shared) => true,
@@ -348,8 +342,7 @@ impl<M: Machine> Cpu<'_, M> {
             return 1;
         }
         if is_wanted(meta.kind()) && !meta.is_pinned() && self.is_due(sight, frame, meta) {
-            due.frames[due.count] = frame;
-            due.count += 1;
+            due.push(frame);
         } else {
             // SAFETY: the reference just taken, which never was a mapping.
             unsafe { self.put_unmapped(frame) };

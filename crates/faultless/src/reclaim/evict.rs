@@ -17,7 +17,7 @@
 //!
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 
-use super::taken::{BATCH, Batch, Mapping, Page, Then};
+use super::taken::{BATCH, Batch, FrameList, Mapping, Page, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
@@ -30,7 +30,6 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::vm::Cpu;
-use core::ops::{Deref, DerefMut};
 
 /// Which pages are taken.
 #[derive(Clone, Copy)]
@@ -41,42 +40,6 @@ enum Wanted<'a> {
     DirtyOf(&'a Shared<Object>),
 }
 
-/// The frames of a batch of pages, or some of them.
-struct Few {
-    list: [FrameNumber; BATCH],
-    count: usize,
-}
-
-impl Few {
-    const fn none() -> Self {
-        Self { list: [FrameNumber(0); BATCH], count: 0 }
-    }
-
-    /// Adds a frame of the batch, which has no more than there are places.
-    const fn push(&mut self, frame: FrameNumber) {
-        self.list[self.count] = frame;
-        self.count += 1;
-    }
-
-    fn take(&mut self) -> Self {
-        core::mem::replace(self, Self::none())
-    }
-}
-
-impl Deref for Few {
-    type Target = [FrameNumber];
-
-    fn deref(&self) -> &[FrameNumber] {
-        &self.list[..self.count]
-    }
-}
-
-impl DerefMut for Few {
-    fn deref_mut(&mut self) -> &mut [FrameNumber] {
-        &mut self.list[..self.count]
-    }
-}
-
 impl<M: Machine> Cpu<'_, M> {
     /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
     /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
@@ -84,7 +47,7 @@ impl<M: Machine> Cpu<'_, M> {
         let clock = &self.vm().clock;
         let nested = self.state().evicting.replace(true);
         clock.begin();
-        let mut dirty = Few::none();
+        let mut dirty = FrameList::new();
         let mut freed = 0;
         if !self.vm().lazy.is_empty(self) {
             freed += self.evict_lazily_freed(frames);
@@ -94,7 +57,7 @@ impl<M: Machine> Cpu<'_, M> {
             freed += self.evict_clean(frames, &mut dirty);
         } else {
             // What becomes a page of the swap area is dirty.
-            let mut others = Few::none();
+            let mut others = FrameList::new();
             for (at, frame) in frames.iter().enumerate() {
                 let to = if swapped & (1 << at) != 0 { &mut dirty } else { &mut others };
                 to.push(*frame);
@@ -120,7 +83,7 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     #[inline(never)]
     fn evict_lazily_freed(&self, frames: &[FrameNumber]) -> u64 {
-        let mut anon = Few::none();
+        let mut anon = FrameList::new();
         frames.iter().filter(|frame| self.is_anon(**frame)).for_each(|frame| anon.push(*frame));
         if anon.is_empty() {
             return 0;
@@ -146,7 +109,7 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Drops the caller's references to the frames.
+    /// Drops the reference that the caller has to each of the frames.
     fn put_all_unmapped(&self, frames: &[FrameNumber]) {
         for frame in frames {
             // SAFETY: the caller's reference, which never was a mapping.
@@ -155,7 +118,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it adds to `dirty`.
-    fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut Few) -> u64 {
+    fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut FrameList) -> u64 {
         let mut freed = 0;
         let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
             self.is_evictable(page, mappings, Wanted::Clean)
@@ -180,11 +143,11 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Writes pages that are dirty, and evicts them. Drops the references to all.
-    fn evict_dirty(&self, mut dirty: Few) -> u64 {
+    fn evict_dirty(&self, mut dirty: FrameList) -> u64 {
         let mut freed = 0;
         while let Some((first, rest)) = dirty.take().split_first() {
             let object = self.object_of(*first);
-            let mut own = Few::none();
+            let mut own = FrameList::new();
             own.push(*first);
             for frame in rest {
                 let other = self.object_of(*frame);
@@ -199,7 +162,7 @@ impl<M: Machine> Cpu<'_, M> {
             };
             self.launder(&object, &mut own);
             // Those that could not be written are dirty still.
-            let mut again = Few::none();
+            let mut again = FrameList::new();
             freed += self.evict_clean(&own, &mut again);
             self.put_all_unmapped(&again);
             Object::release(object, self);

@@ -37,10 +37,51 @@ use crate::table::node::{self, TABLE_ALIGN};
 use crate::table::protocol::{self, Taken};
 use crate::vm::Cpu;
 use alloc::vec::Vec;
-use core::ops::{ControlFlow, Range};
+use core::ops::{ControlFlow, Deref, DerefMut, Range};
 
 /// The most pages of a batch.
 pub(crate) const BATCH: usize = 32;
+
+/// At most [`BATCH`] frames, to each of which its owner has a reference.
+pub(crate) struct FrameList {
+    frames: [FrameNumber; BATCH],
+    count: usize,
+}
+
+impl FrameList {
+    pub(crate) const fn new() -> Self {
+        Self { frames: [FrameNumber(0); BATCH], count: 0 }
+    }
+
+    pub(crate) const fn is_full(&self) -> bool {
+        self.count == BATCH
+    }
+
+    /// Adds a frame: the list is not full.
+    pub(crate) const fn push(&mut self, frame: FrameNumber) {
+        self.frames[self.count] = frame;
+        self.count += 1;
+    }
+
+    /// What is in the list, which is empty then.
+    pub(crate) fn take(&mut self) -> Self {
+        core::mem::replace(self, Self::new())
+    }
+}
+
+impl Deref for FrameList {
+    type Target = [FrameNumber];
+
+    fn deref(&self) -> &[FrameNumber] {
+        &self.frames[..self.count]
+    }
+}
+
+impl DerefMut for FrameList {
+    fn deref_mut(&mut self) -> &mut [FrameNumber] {
+        &mut self.frames[..self.count]
+    }
+}
 
 /// Where one in so many of the frames that may wait for their flush does, CPUs are asked to flush. By measurement: where they were asked at a quarter, twice as
 /// many frames waited, and more than ten times as many CPUs were interrupted (`xsbench` at 1:1 on simulated CPUs).

@@ -6,12 +6,12 @@
 use super::Space;
 use super::move_pages::is_shared;
 use super::unmap::user_range;
-use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
-use crate::reclaim::taken::BATCH;
+use crate::reclaim::taken::FrameList;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node;
 use crate::table::range::{self, Leaves};
@@ -49,14 +49,12 @@ impl<M: Machine> Space<M> {
     pub(super) fn evict_pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, all: bool) {
         let mut left = range;
         while !left.is_empty() {
-            let mut frames = [FrameNumber(0); BATCH];
-            let mut count = 0;
+            let mut frames = FrameList::new();
             let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
-                frames[count] = page.keep();
-                count += 1;
-                if count == BATCH { Err(()) } else { Ok(()) }
+                frames.push(page.keep());
+                if frames.is_full() { Err(()) } else { Ok(()) }
             });
-            cpu.evict(&frames[..count]);
+            cpu.evict(&frames);
             let next = gathered.map_or_else(|(last, ())| last + PAGE_SIZE, |()| left.end);
             left.start = next;
         }
