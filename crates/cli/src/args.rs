@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::compare::tiers;
 use crate::scale::counts::Counts;
 use crate::scale::subject;
 use crate::settings::Assignment;
@@ -152,6 +153,7 @@ Examples:
   faultless compare --only python --set prefault_max_order=9
   faultless compare app.fltrace              a recording of your own
   faultless compare --details                every workload on this machine
+  faultless compare xsbench --ratios 1:4 --cpus 16 --seeds 10
   faultless compare --html compare.html      a page with plots
   faultless compare --json results.jsonl")]
 pub struct CompareArgs {
@@ -166,9 +168,8 @@ pub struct CompareArgs {
     /// Threads of each workload of --details, and of `xsbench` and `llm` on this machine [default: the host's CPUs, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// How many seeds `xsbench` and `llm` run with; means are compared [default: 3, or 1 with --quick]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub seeds: Option<u16>,
+    #[command(flatten)]
+    pub tiers: TierArgs,
     #[command(flatten)]
     pub json: JsonArgs,
     #[command(flatten)]
@@ -179,6 +180,20 @@ pub struct CompareArgs {
     /// Only these workloads and recordings, by name, or a recording of your own
     #[arg(long, value_name = "NAME|FILE")]
     pub only: Vec<String>,
+}
+
+/// What `xsbench` and `llm` are compared at.
+#[derive(Debug, clap::Args)]
+pub struct TierArgs {
+    /// How many seeds `xsbench` and `llm` run with; means are compared [default: 3, or 1 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub seeds: Option<u16>,
+    /// Ratios of fast to slow memory that `xsbench` and `llm` run at [default: 1:1,1:2.3,1:4,1:8,1:99]
+    #[arg(long, value_name = "1:N,...", value_delimiter = ',', value_parser = PossibleValuesParser::new(tiers::RATIOS))]
+    pub ratios: Vec<String>,
+    /// Numbers of simulated CPUs that `xsbench` and `llm` run on, and not on this machine [default: 16 and, for xsbench, 64; and this machine]
+    #[arg(long, value_name = "N,N..N")]
+    pub cpus: Option<Counts>,
 }
 
 impl CompareArgs {

@@ -353,6 +353,27 @@ fn outputs_are_files_of_their_own() {
 }
 
 #[test]
+fn memory_in_tiers_is_compared_at_the_ratios_and_cpus_that_are_named() {
+    let out = faultless(&[
+        "compare", "xsbench", "--quick", "--ratios", "1:8,1:1", "--cpus", "2,3", "--json", "-",
+    ]);
+    let out = out.succeeds();
+    let times = out.lines().filter(|line| line.contains("\"metric\":\"wall_seconds\""));
+    for cpus in [2, 3] {
+        for ratio in ["1:1", "1:8"] {
+            let ours = |line: &&str| {
+                [format!("\"threads\":{cpus}"), format!("\"ratio\":\"{ratio}\"")]
+                    .iter()
+                    .all(|told| line.contains(told))
+            };
+            // Reads and writes, without deferral and with it.
+            assert_eq!(times.clone().filter(ours).count(), 2 * 2, "{cpus} {ratio}: {out}");
+        }
+    }
+    assert_eq!(times.count(), 2 * 2 * 2 * 2, "{out}");
+}
+
+#[test]
 fn memory_in_tiers_is_compared_at_each_ratio() {
     let place = Place::new();
     let json = place.out("tiers.jsonl");
@@ -415,8 +436,12 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     let shown = fs::read_to_string(&page).expect("written");
     assert_eq!(shown.matches("<svg").count(), 6, "a plot of each table");
     assert!(shown.contains("Tiers in figures") && shown.contains("shootdown interrupts"));
-    let error = faultless(&["compare", "--seeds", "2"]).fails(2);
-    assert!(error.contains("only xsbench and llm run with several"), "{error}");
+    for (option, value) in [("--seeds", "2"), ("--ratios", "1:4"), ("--cpus", "4")] {
+        let error = faultless(&["compare", option, value]).fails(2);
+        assert!(error.contains(&format!("{option}: it is for xsbench and llm")), "{error}");
+    }
+    let error = faultless(&["compare", "llm", "--ratios", "1:5"]).fails(2);
+    assert!(error.contains("possible values: 1:1, 1:2.3"), "{error}");
     let error = faultless(&["compare", "llm", "--set", "deferred_flush=0"]).fails(2);
     assert!(error.contains("both settings of deferred_flush are compared"), "{error}");
     let twice = ["--set", "locking=per_vma", "--set", "locking=mmap_lock"];

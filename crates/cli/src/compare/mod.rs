@@ -14,7 +14,7 @@ mod page;
 pub mod programs;
 mod subject;
 mod summary;
-mod tiers;
+pub mod tiers;
 pub mod turns;
 mod words;
 
@@ -77,9 +77,15 @@ fn scale(args: &CompareArgs) -> Scale {
 fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(), CliError> {
     let usage = |why: String| Err(CliError::Usage(why));
     if tiered.is_empty() {
-        return match args.seeds {
-            Some(_) => {
-                usage("--seeds: only xsbench and llm run with several, and neither is named".into())
+        let tiers = &args.tiers;
+        let given = [
+            ("seeds", tiers.seeds.is_some()),
+            ("ratios", !tiers.ratios.is_empty()),
+            ("cpus", tiers.cpus.is_some()),
+        ];
+        return match given.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => {
+                usage(format!("--{option}: it is for xsbench and llm, and neither is named"))
             }
             None => Ok(()),
         };
@@ -125,7 +131,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let mut tiers = Vec::new();
     if !tiered.is_empty() {
         let names: Vec<_> = tiered.iter().map(String::as_str).collect();
-        let effort = tiers::Effort::new(args.quick, scale.threads, args.seeds);
+        let effort = tiers::Effort::new(args.quick, scale.threads, &args.tiers);
         tiers = tiers::run(&names, effort, &choice.settings, &mut json, (&mut *out, style))?;
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;

@@ -24,8 +24,7 @@
 //! |---|---|
 //! | was used | one more, at most [`MOST_LIVES`] |
 //! | was not used, and has more than one | one less |
-//! | was not used, and has one | it is evicted, if no other CPU must be [interrupted](super::cold) for that; otherwise it has none |
-//! | was not used, and has none | it is evicted |
+//! | was not used, and has one or none | it is evicted, or demoted |
 //! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
 //! A fault on private memory stores no lives. A private page is new, with none, as long as none of its entries is aged. Where a page was used, its
@@ -48,7 +47,6 @@ use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::table::node;
 use crate::vm::Cpu;
-use core::cell::OnceCell;
 use core::ops::{ControlFlow, Range};
 
 /// So many frames are worth a look at all of memory. Fewer are found where the swap area is full but for slots of pages that come back one by one.
@@ -146,16 +144,6 @@ struct Sight<'s> {
     purpose: Purpose,
     /// How many frames it goes over in a round.
     total: u64,
-    /// Up to which stamp the other CPUs have dropped their translations, once it was asked for.
-    flushed: OnceCell<u64>,
-}
-
-/// What a look at a page finds.
-struct Seen {
-    /// It was used since the last one.
-    used: bool,
-    /// A mapping allows stores.
-    stores: bool,
 }
 
 impl<M: Machine> Cpu<'_, M> {
@@ -166,11 +154,11 @@ impl<M: Machine> Cpu<'_, M> {
     /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
     /// [`reclaim_ahead`](Self::reclaim_ahead), or to make a group of programs smaller. Not inside a closure that lists areas, nor in a store's call.
     pub fn reclaim(&self, pages: u64) -> u64 {
-        self.reclaim_until(|freed| freed >= pages)
+        self.reclaim_until(|freed, found| freed + found >= pages)
     }
 
-    /// As [`reclaim`](Self::reclaim), until what it has freed `is_enough`.
-    fn reclaim_until(&self, is_enough: impl FnMut(u64) -> bool) -> u64 {
+    /// As [`reclaim`](Self::reclaim), until what it has freed, and what it has found besides, `is_enough`.
+    fn reclaim_until(&self, is_enough: impl FnMut(u64, u64) -> bool) -> u64 {
         if self.state().evicting.get() {
             return 0;
         }
@@ -195,14 +183,14 @@ impl<M: Machine> Cpu<'_, M> {
         self.age_translations();
         self.collect_owed();
         // One flush is for the frames that wait, and for those that pages leave now. What other CPUs free meanwhile is not missing any more.
-        let is_enough = || frames.missing() <= frames.owed_count();
+        let is_enough = |found| frames.missing() <= frames.owed_count() + found;
         loop {
             let backoff = &self.vm().clock.ahead;
             let mut got = 0;
-            if !is_enough() && !backoff.leaves_out() {
-                got = self.reclaim_until(|_| is_enough());
+            if !is_enough(0) && !backoff.leaves_out() {
+                got = self.reclaim_until(|_, found| is_enough(found));
                 // Others may have been faster, or are at work.
-                backoff.tried(got >= WORTH || is_enough() || self.swaps_elsewhere());
+                backoff.tried(got >= WORTH || is_enough(0) || self.swaps_elsewhere());
             }
             freed += got;
             // As long as there are frames, CPUs flush when it suits them.
@@ -210,7 +198,7 @@ impl<M: Machine> Cpu<'_, M> {
             if frames.is_short() {
                 self.settle_some();
             }
-            if got < WORTH || is_enough() {
+            if got < WORTH || is_enough(0) {
                 return freed;
             }
         }
@@ -246,12 +234,13 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Lets the hand of `over` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until
-    /// `is_enough` of as many as it has said that it did, or it says `None`: it can take no more. Returns of how many it said so.
+    /// `is_enough` of as many as it has said that it did and those that are found besides, or it says `None`: it can take no more. Returns of how many it said
+    /// so. Batches are full, but for the last: what a flush costs does not depend on how many pages it is for.
     pub(super) fn go_over(
         &self,
         over: Over,
         looks: u64,
-        mut is_enough: impl FnMut(u64) -> bool,
+        mut is_enough: impl FnMut(u64, u64) -> bool,
         purpose: Purpose,
         mut then: impl FnMut(&[FrameNumber]) -> Option<u64>,
     ) -> u64 {
@@ -262,52 +251,58 @@ impl<M: Machine> Cpu<'_, M> {
         };
         let Some(hand) = hand.filter(|_| total != 0) else { return 0 };
         let stride = (total / PART).clamp(1, STRIDE);
-        let (mut left, mut done, mut goes_on) = (looks, 0, !is_enough(0));
-        while left != 0 && goes_on {
-            let at = hand.fetch_add(stride, Ordering::Relaxed);
-            self.sweep(over, total, at..at + stride, purpose, |due| match then(due) {
-                Some(more) => {
-                    done += more;
-                    goes_on &= !is_enough(done);
-                }
-                None => goes_on = false,
-            });
-            left = left.saturating_sub(stride);
-        }
-        done
-    }
-
-    /// Looks at the frames of `over` that have the numbers `places` among them, modulo their `total`, and lets `then` have those whose time has come.
-    fn sweep(
-        &self,
-        over: Over,
-        total: u64,
-        places: Range<u64>,
-        purpose: Purpose,
-        mut then: impl FnMut(&[FrameNumber]),
-    ) {
-        let mut at = places.start;
-        while at < places.end {
-            let mut due = FrameList::new();
-            {
-                order::before::<Reclaim>(self);
-                // Spaces that are entered wait for this CPU when they end.
-                let _entered = order::hold::<Reclaim>(self);
-                let (section, flushed) = (self.section(), OnceCell::new());
-                let sight = Sight { section, purpose, total, flushed };
-                while at < places.end && !due.is_full() {
-                    let Some(frame) = self.frame_at(over, at % total) else { break };
-                    at += self.look(&sight, frame, &mut due);
-                    self.serve_flushes();
-                }
+        let (mut left, mut done, mut due) = (looks, 0, FrameList::new());
+        // What the hand goes over next, and where it was when the list was empty.
+        let (mut places, mut first) = (0..0, 0);
+        loop {
+            let is_enough = is_enough(done, due.len() as u64);
+            if places.is_empty() && left != 0 && !is_enough {
+                let at = hand.fetch_add(stride, Ordering::Relaxed);
+                (places, left) = (at..at + stride, left.saturating_sub(stride));
             }
-            if !due.is_empty() {
+            let is_last = places.is_empty() || is_enough;
+            // A page that is met in the next round must not be in the list.
+            let is_round = places.end - first > total;
+            if due.is_full() || (is_last || is_round) && !due.is_empty() {
                 match purpose {
                     Purpose::Evict => self.collect_ahead(),
                     Purpose::Demote | Purpose::Promote => self.settle_ahead(),
                 }
-                then(&due);
+                match then(&due.take()) {
+                    Some(more) => done += more,
+                    None => return done,
+                }
+            } else if is_last {
+                return done;
+            } else {
+                if due.is_empty() {
+                    first = places.start;
+                }
+                self.sweep(over, total, &mut places, purpose, &mut due);
             }
+        }
+    }
+
+    /// Looks at the frames of `over` that have the numbers `places` among them, modulo their `total`, until those whose time has come fill `due`. What is left
+    /// of `places` was not looked at.
+    fn sweep(
+        &self,
+        over: Over,
+        total: u64,
+        places: &mut Range<u64>,
+        purpose: Purpose,
+        due: &mut FrameList,
+    ) {
+        order::before::<Reclaim>(self);
+        // Spaces that are entered wait for this CPU when they end.
+        let _entered = order::hold::<Reclaim>(self);
+        let sight = Sight { section: self.section(), purpose, total };
+        while !places.is_empty() && !due.is_full() {
+            match self.frame_at(over, places.start % total) {
+                Some(frame) => places.start += self.look(&sight, frame, due),
+                None => places.start = places.end,
+            }
+            self.serve_flushes();
         }
     }
 
@@ -353,9 +348,8 @@ impl<M: Machine> Cpu<'_, M> {
     /// Whether the time of the page in `frame`, to which the caller has a reference, has come. Otherwise it has one life more or less.
     fn is_due(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
-        let seen = is_marked.then_some(Seen { used: true, stores: false });
-        let seen = seen.or_else(|| self.was_used(sight, frame, meta));
-        let Some(Seen { used, stores }) = seen else { return false };
+        let used = is_marked.then_some(true).or_else(|| self.was_used(sight, frame, meta));
+        let Some(used) = used else { return false };
         self.count(Counter::PageScanned);
         // A page that nobody needs any more goes at once.
         if sight.purpose == Purpose::Evict && self.is_dead(frame, meta) {
@@ -365,18 +359,15 @@ impl<M: Machine> Cpu<'_, M> {
         let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
         // Another CPU that looks at the same time makes no difference that matters.
         meta.lives.store(next, Ordering::Relaxed);
-        // CPUs that drop their translations until the next look need not be interrupted then.
-        let flushed = || *sight.flushed.get_or_init(|| self.flushed_by_others());
-        let costly = || stores && self.interrupts(meta, flushed);
         match sight.purpose {
-            Purpose::Evict | Purpose::Demote => !used && (lives == 0 || lives == 1 && !costly()),
+            Purpose::Evict | Purpose::Demote => !used && lives <= 1,
             Purpose::Promote => used && lives != 0,
         }
     }
 
     /// Looks whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
-    fn was_used(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> Option<Seen> {
-        let (mut used, mut stores, mut own) = (false, false, 1);
+    fn was_used(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> Option<bool> {
+        let (mut used, mut own) = (false, 1);
         if meta.kind() == Kind::Used(Use::Shared) {
             let object = self.object_of(frame)?;
             if sight.purpose == Purpose::Evict && !object.is_stored() {
@@ -396,7 +387,6 @@ impl<M: Machine> Cpu<'_, M> {
             let most = if own == 1 { mapped } else { u32::MAX };
             let (mut is_found, mut is_aged) = (false, false);
             self.each_mapping(&sight.section, frame, most, |found| {
-                stores |= found.seen.is_writable();
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
                     // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
@@ -417,7 +407,7 @@ impl<M: Machine> Cpu<'_, M> {
                 meta.lives.store(0, Ordering::Relaxed);
             }
         }
-        Some(Seen { used, stores })
+        Some(used)
     }
 
     /// Whether the page is one of the swap area whose slot no entry names any more.

@@ -21,11 +21,9 @@
 //! - Migration copies the stamp. No CPU has a translation to the new frame as long as the bit is clear. But where the flush of the move is deferred, one may still have one of the
 //!   page's address, to the old frame; it has flushed since, if it has flushed since the clear.
 //! - Where a huge leaf is split, its translations are dropped: no CPU has one of the entries that are made, which may be aged, whatever stamps their frames have.
-//!
-//! A page that may be stored to and is not cold would cost an interrupt at once. It is looked at once more before its time has come, and mostly is cold then.
 
 use crate::frame::FrameMeta;
-use crate::machine::{CpuId, Machine};
+use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::{Entry, node};
@@ -54,16 +52,5 @@ impl<M: Machine> Cpu<'_, M> {
     /// Up to which stamp all CPUs have dropped their translations, those aside that run no space.
     pub(super) fn flushed_by_all(&self) -> u64 {
         self.vm().deferred.flushed_by_all(|cpu| self.runs_a_space(cpu))
-    }
-
-    /// Up to which stamp the other CPUs have.
-    pub(super) fn flushed_by_others(&self) -> u64 {
-        let is_other = |cpu: CpuId| cpu != self.id();
-        self.vm().deferred.flushed_by_all(|cpu| is_other(cpu) && self.runs_a_space(cpu))
-    }
-
-    /// Whether a page that may be stored to, and was not used, would cost an interrupt now. `flushed` tells up to which stamp other CPUs have dropped their translations.
-    pub(super) fn interrupts(&self, meta: &FrameMeta, flushed: impl FnOnce() -> u64) -> bool {
-        self.vm().knobs.deferred_flush() && meta.aged.load(Ordering::Relaxed) > flushed()
     }
 }

@@ -83,7 +83,7 @@ impl<M: Machine> Cpu<'_, M> {
             balanced.promoted += self.go_over(
                 Over::Node(node),
                 (room * LOOKS).min(self.frames_of(Over::Node(node))),
-                |promoted| promoted >= room,
+                |promoted, found| promoted + found >= room,
                 Purpose::Promote,
                 |due| self.move_to(due, near),
             );
@@ -117,9 +117,14 @@ impl<M: Machine> Cpu<'_, M> {
             balanced.demoted += self.go_over(
                 Over::Node(node),
                 3 * looks.min(MOST_LOOKED_AT),
-                |demoted| demoted >= room || lacking() == 0,
+                |demoted, found| demoted + found >= room || lacking() <= found,
                 Purpose::Demote,
-                |due| self.move_to(due, slower),
+                |due| {
+                    let moved = self.move_to(due, slower);
+                    // Others that demote see what it gave, and stop.
+                    self.vm().frames.drain(self.local(), self);
+                    moved
+                },
             );
         }
         // Pages need not leave memory for frames that wait for a flush: those will be free.

@@ -11,6 +11,7 @@ pub mod figures;
 mod rows;
 
 use super::words;
+use crate::args::TierArgs;
 use crate::error::CliError;
 use crate::host;
 use crate::interrupt;
@@ -43,13 +44,14 @@ struct Subject {
     besides: fn(&str) -> Option<&'static str>,
 }
 
-const ALL: [&str; 5] = ["1:1", "1:2.3", "1:4", "1:8", "1:99"];
+/// All ratios of fast memory to slow memory.
+pub const RATIOS: [&str; 5] = ["1:1", "1:2.3", "1:4", "1:8", "1:99"];
 
 const SUBJECTS: [Subject; 3] = [
     Subject {
         name: "xsbench",
         given: [&["fast=64M", "lookups=20000"], &["fast=4M", "lookups=2000"]],
-        ratios: &ALL,
+        ratios: &RATIOS,
         cpus: &[16, 64],
         besides: |_| None,
     },
@@ -68,7 +70,7 @@ const SUBJECTS: [Subject; 3] = [
     Subject {
         name: "llm",
         given: [&["passes=1"], &["fast=2M", "passes=2"]],
-        ratios: &ALL,
+        ratios: &RATIOS,
         cpus: &[16],
         besides: |ratio| Some(if ratio == "1:99" { "fast=1M" } else { "fast=16M" }),
     },
@@ -97,19 +99,42 @@ enum On {
 
 /// How much is done.
 #[derive(Clone, Copy)]
-pub struct Effort {
+pub struct Effort<'a> {
     /// Less memory, fewer CPUs.
     pub quick: bool,
     /// Threads on this machine.
     pub threads: usize,
     /// Seeds of each.
     pub seeds: u16,
+    /// Ratios, where the user names some.
+    pub ratios: &'a [String],
+    /// Numbers of simulated CPUs, where the user names some: then this machine is left out.
+    pub cpus: Option<&'a [usize]>,
 }
 
-impl Effort {
-    /// With so many `seeds`; [`SEEDS`] where the user does not say.
-    pub fn new(quick: bool, threads: usize, seeds: Option<u16>) -> Self {
-        Self { quick, threads, seeds: seeds.unwrap_or(SEEDS[usize::from(quick)]) }
+impl<'a> Effort<'a> {
+    /// As the user says, and [`SEEDS`] where not.
+    pub fn new(quick: bool, threads: usize, args: &'a TierArgs) -> Self {
+        let seeds = args.seeds.unwrap_or(SEEDS[usize::from(quick)]);
+        let cpus = args.cpus.as_ref().map(|counts| &counts.0[..]);
+        Self { quick, threads, seeds, ratios: &args.ratios, cpus }
+    }
+
+    /// Where `subject` runs.
+    fn places(self, subject: &Subject) -> Vec<On> {
+        let own = if self.quick { &[FEW] } else { subject.cpus };
+        let simulated = self.cpus.unwrap_or(own).iter().map(|cpus| On::Simulated(*cpus));
+        let native = self.cpus.is_none().then_some(On::Native(self.threads));
+        simulated.chain(native).collect()
+    }
+
+    /// At which ratios.
+    fn ratios(self, subject: &Subject) -> Vec<&'static str> {
+        let is_wanted = |ratio: &&str| match self.ratios {
+            [] => subject.ratios.contains(ratio),
+            wanted => wanted.iter().any(|it| it == ratio),
+        };
+        RATIOS.into_iter().filter(is_wanted).collect()
     }
 }
 
@@ -119,7 +144,7 @@ impl Effort {
 /// A run failed, or the output or the results cannot be written.
 pub fn run(
     names: &[&str],
-    effort: Effort,
+    effort: Effort<'_>,
     settings: &Settings,
     json: &mut Json,
     (out, style): (&mut dyn Write, Style),
@@ -127,11 +152,9 @@ pub fn run(
     let profile = profile(PROFILE)?;
     let mut plan = Vec::new();
     for subject in SUBJECTS.iter().filter(|subject| names.contains(&subject.name)) {
-        let cpus = if effort.quick { &[FEW] } else { subject.cpus };
-        let simulated = cpus.iter().map(|cpus| On::Simulated(*cpus));
-        plan.extend(simulated.chain([On::Native(effort.threads)]).map(|on| (subject, on)));
+        plan.extend(effort.places(subject).into_iter().map(|on| (subject, on)));
     }
-    let ratios: usize = plan.iter().map(|(subject, _)| subject.ratios.len()).sum();
+    let ratios: usize = plan.iter().map(|(subject, _)| effort.ratios(subject).len()).sum();
     let progress = Progress::new(ratios as u64 * 2 * u64::from(effort.seeds));
     let mut all = Vec::new();
     for (subject, on) in plan {
@@ -147,7 +170,7 @@ pub fn run(
 fn measure(
     subject: &Subject,
     (on, profile, settings): (On, &Profile, &Settings),
-    effort: Effort,
+    effort: Effort<'_>,
     json: &mut Json,
     progress: &Progress,
 ) -> Result<Option<Rows>, CliError> {
@@ -165,7 +188,7 @@ fn measure(
         settings.set(&knob.parse().map_err(CliError::Usage)?);
     }
     let mut all = Vec::new();
-    for &ratio in subject.ratios {
+    for ratio in effort.ratios(subject) {
         let access = given.iter().find(|word| word.starts_with("access="));
         let access = access.map_or(String::new(), |word| format!(" {word}"));
         progress.begin(&format!("{name} {ratio}{access} on {place}"));

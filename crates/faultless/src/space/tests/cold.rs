@@ -113,27 +113,6 @@ fn without_deferred_flushes_every_page_is_flushed() {
     end(&vm, &here, space);
 }
 
-/// A page that may be stored to, and that another CPU may have a translation of, is looked at once more before it leaves.
-#[test]
-fn what_would_cost_an_interrupt_has_time_until_the_next_look() {
-    const MANY: u64 = 100;
-    let looks = |deferred: bool, prot: Prot| {
-        let vm = two_nodes(1024);
-        let here = cpu(&vm, 0);
-        vm.set(Setting::DeferredFlush(deferred));
-        let space = pages(&here, MANY);
-        space.mprotect(&here, AT, MANY * P, prot).unwrap();
-        let before = count(&here, Counter::PageScanned);
-        beside(&vm, &space, || assert!(here.reclaim(MANY) >= MANY));
-        let looks = count(&here, Counter::PageScanned) - before;
-        end(&vm, &here, space);
-        looks
-    };
-    let [stored, read] = [RW, Prot::READ].map(|prot| [false, true].map(|on| looks(on, prot)));
-    assert_eq!(read[0], read[1]);
-    assert_eq!(stored, [read[0], read[0] + MANY]);
-}
-
 /// `MADV_FREE` of a page that is clean flushes nothing, and clears the accessed bit all the same.
 #[test]
 fn what_was_freed_lazily_twice_needs_a_flush() {

@@ -10,11 +10,12 @@ use crate::addr::FrameNumber;
 use crate::knob::Setting;
 use crate::machine::MemoryRegion;
 use crate::reclaim::tiers::Balanced;
-use crate::space::{Lock, Prot, Space};
+use crate::space::{Advice, Lock, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
 use crate::vm::Vm;
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::vec;
 use std::vec::Vec;
 
@@ -472,6 +473,52 @@ fn frames_of_earlier_batches_are_free_during_a_call() {
     space.exit(&cpu);
 }
 
+/// So CPUs that demote side by side stop when there are enough.
+#[test]
+fn frames_of_earlier_batches_are_seen_by_others_during_a_call() {
+    // What others see at different moments of the call.
+    let seen_at = |look: u64| {
+        let vm = tiers(2, &[512, 1024]);
+        let here = cpu(&vm, 0);
+        let space = Space::new(&here).unwrap();
+        map(&here, &space, 0, 512, RW);
+        fill(&here, &space, 0, 0, 0);
+        let there = || vm.frames.free_on(0, &cpu(&vm, 1));
+        let (mut demoted, seen) = (0, AtomicU64::new(0));
+        let at_look = || seen.store(there(), Ordering::Relaxed);
+        let is_reached = vm.machine().at_look(look, at_look, || demoted = here.balance(0).demoted);
+        assert!(demoted >= 64, "two batches: {demoted}");
+        check(&here, &[&space], &[], 0);
+        space.exit(&here);
+        is_reached.then_some(seen.into_inner())
+    };
+    let seen: Vec<_> = (1..).map_while(|part| seen_at(part * 50)).collect();
+    assert!(seen.iter().any(|seen| (32..64).contains(seen)), "{seen:?}");
+}
+
+/// A flush is for a whole batch, however far apart its pages lie.
+#[test]
+fn pages_that_lie_apart_move_in_full_batches() {
+    let vm = tiers(2, &[1024, 2048]);
+    let here = cpu(&vm, 0);
+    vm.set(Setting::DeferredFlush(false));
+    swap_on(&here, 100);
+    let space = Space::new(&here).unwrap();
+    map(&here, &space, 0, 1024, RW);
+    let pages = fill(&here, &space, 0, 0, 0);
+    for page in (0..pages).step_by(8) {
+        space.madvise(&here, AT + page * P, P, Advice::Cold).unwrap();
+    }
+    let flushes = || vm.totals().get(Counter::TlbFlush);
+    let before = flushes();
+    let demoted = beside(&vm, &space, || here.balance(0).demoted);
+    let flushes = flushes() - before;
+    assert!(demoted >= 96, "{demoted}");
+    assert!(flushes != 0 && flushes <= demoted / 32 + 1, "{flushes} for {demoted}");
+    check(&here, &[&space], &[], 0);
+    space.exit(&here);
+}
+
 #[test]
 fn a_node_without_a_free_frame_has_some_at_once() {
     let vm = tiers(2, &[128, 512]);
@@ -603,14 +650,16 @@ fn little_is_looked_at_for_a_slot_that_is_freed() {
         pages += 1;
     }
     let swapped: Vec<_> = (0..pages).filter(|page| is_swapped(&cpu, &space, *page)).collect();
-    let before = vm.clock.passed();
+    let mut passed = 0;
     for page in &swapped[..40] {
         assert_eq!(load(&cpu, &space, AT + page * P), Ok(*page));
+        let before = vm.clock.passed();
         (0..4).for_each(|_| {
             cpu.reclaim_ahead();
         });
+        passed += vm.clock.passed() - before;
     }
-    let rounds = (vm.clock.passed() - before) / u64::from(FRAMES);
+    let rounds = passed / u64::from(FRAMES);
     assert!(rounds < 40, "{rounds} rounds");
     space.exit(&cpu);
 }
