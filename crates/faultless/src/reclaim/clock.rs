@@ -66,7 +66,7 @@ pub(crate) struct Clock {
     /// How many frames the hand of each node has gone over, and that of all nodes.
     hands: [AtomicU64; MAX_NODES],
     all: AtomicU64,
-    /// How often a CPU has begun to evict pages, and has ended.
+    /// How often a CPU has begun to evict pages, as it found the first of a batch, and has ended.
     begun: AtomicU64,
     ended: AtomicU64,
     pub(super) evicted: Evicted,
@@ -268,17 +268,26 @@ impl<M: Machine> Cpu<'_, M> {
                     Purpose::Evict => self.collect_ahead(),
                     Purpose::Demote | Purpose::Promote => self.settle_ahead(),
                 }
-                match then(&due.take()) {
+                let more = then(&due.take());
+                if purpose == Purpose::Evict {
+                    clock.end();
+                }
+                match more {
                     Some(more) => done += more,
                     None => return done,
                 }
             } else if is_last {
                 return done;
             } else {
-                if due.is_empty() {
+                let was_empty = due.is_empty();
+                if was_empty {
                     first = places.start;
                 }
                 self.sweep(over, total, &mut places, purpose, &mut due);
+                // From here on others can not have what it found: they wait, if it is all that there is.
+                if purpose == Purpose::Evict && was_empty && !due.is_empty() {
+                    clock.begin();
+                }
             }
         }
     }

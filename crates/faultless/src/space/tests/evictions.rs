@@ -402,6 +402,35 @@ fn reclaim_in_the_background_goes_on_until_others_have_enough() {
 }
 
 /// A store between the moment at which the entries are found, and the one at which they are taken.
+/// A CPU that has found pages, and looks for more, is told as one that evicts: others wait for it where these are all that there are.
+#[test]
+fn who_has_found_pages_is_evicting() {
+    // At different moments of a call: frames that were looked at, whether it is told, and whether a page has left.
+    let seen_at = |look: u64| {
+        let vm = guest::vm(1, 1024);
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let memory = Memory::new(512, 0);
+        let file = file(&cpu, &memory);
+        map(&cpu, &space, (0, 512), RW, SHARED, (&file, 0));
+        (0..512).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+        for page in (0..512).step_by(8) {
+            space.madvise(&cpu, AT + page * P, P, Advice::Cold).unwrap();
+        }
+        let [scanned, stolen] = [Counter::PageScanned, Counter::PageStolen];
+        let mut seen = (0, false, false);
+        let at_look = || {
+            let left = vm.totals().get(stolen) != 0;
+            seen = (vm.totals().get(scanned), vm.clock.is_evicting(), left);
+        };
+        let is_reached = vm.machine().at_look(look, at_look, || assert!(cpu.reclaim(32) >= 32));
+        finish(&cpu, space, Vec::from([file]));
+        is_reached.then_some(seen)
+    };
+    let seen: Vec<_> = (1..).map_while(|part| seen_at(part * 50)).collect();
+    assert!(seen.iter().any(|(scanned, told, left)| *scanned < 200 && *told && !left), "{seen:?}");
+}
+
 #[test]
 fn private_copies_stay() {
     let vm = guest::vm(1, 64);
