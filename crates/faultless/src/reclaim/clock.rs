@@ -284,7 +284,7 @@ impl<M: Machine> Cpu<'_, M> {
                     first = places.start;
                 }
                 self.sweep(over, total, &mut places, purpose, &mut due);
-                // From here on others can not have what it found: they wait, if it is all that there is.
+                // From here on others cannot have what it found: they wait if it is all that there is.
                 if purpose == Purpose::Evict && was_empty && !due.is_empty() {
                     clock.begin();
                 }
