@@ -401,7 +401,6 @@ fn reclaim_in_the_background_goes_on_until_others_have_enough() {
     finish(&here, space, Vec::from([file]));
 }
 
-/// A store between the moment at which the entries are found, and the one at which they are taken.
 /// A CPU that has found pages, and looks for more, is told as one that evicts: others wait for it where these are all that there are.
 #[test]
 fn who_has_found_pages_is_evicting() {

@@ -660,6 +660,6 @@ fn little_is_looked_at_for_a_slot_that_is_freed() {
         passed += vm.clock.passed() - before;
     }
     let rounds = passed / u64::from(FRAMES);
-    assert!(rounds < 40, "{rounds} rounds");
+    assert!(rounds < 32, "{rounds} rounds");
     space.exit(&cpu);
 }
