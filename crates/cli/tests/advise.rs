@@ -88,8 +88,9 @@ fn every_figure_is_in_the_json() {
     assert!(prefault.abs() < count("fault_seconds"), "{prefault}");
     let always = settings().contains("[always]");
     if Path::new(SIZES).join("hugepages-64kB").exists() && !always {
+        // It may cost, where the host has taken memory back: the unit tests know what it comes to.
         let saved = of("mTHP 64 kB", "predicted_saving_seconds").expect("predicted");
-        assert!(saved > 0.0 && saved < count("fault_seconds"), "{saved}");
+        assert!(saved != 0.0 && saved < count("fault_seconds"), "{saved}");
     }
 }
 

@@ -76,15 +76,18 @@ impl<'a> Answer<'a> {
                 "\n No setting of today's Linux is predicted to save {:.0} % of the run.",
                 100.0 * WORTH
             )?;
-        } else {
+        }
+        // What the kernel could do is told even where no setting is worth it.
+        let rows: Vec<_> = worth.iter().copied().chain(&self.prefault).collect();
+        if !rows.is_empty() {
             let head =
                 ["on today's Linux", "saves", "of the run", "unused memory"].map(str::to_owned);
-            let mut rows = table::numbers(&head, style);
-            for item in worth.iter().copied().chain(&self.prefault) {
-                table::row(&mut rows, self.cells(item));
+            let mut table = table::numbers(&head, style);
+            for item in &rows {
+                table::row(&mut table, self.cells(item));
             }
-            writeln!(out, "\n{rows}\n")?;
-            for item in worth.iter().copied().chain(&self.prefault) {
+            writeln!(out, "\n{table}\n")?;
+            for item in &rows {
                 writeln!(out, " {}: {}", item.name, item.action)?;
                 for remark in &item.remarks {
                     writeln!(out, "   note: {remark}")?;
@@ -302,4 +305,34 @@ impl<'a> Answer<'a> {
 
 fn is_size(item: &Item) -> bool {
     item.name.starts_with("mTHP")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::costs;
+    use super::super::items::tests::{findings, sizes};
+    use super::super::sysfs::Mode;
+    use super::*;
+    use crate::replay::source::{Input, open};
+    use std::path::Path;
+
+    #[test]
+    fn what_the_kernel_could_do_is_told_where_no_setting_is_worth_it() {
+        let Ok(Input::Recording(source)) = open(Path::new("python")) else {
+            panic!("python is bundled")
+        };
+        let findings = findings("python", sizes(Mode::Madvise));
+        let mut answer = Answer::new(&findings, costs(), None, &source.trace);
+        let printed = |answer: &Answer<'_>| {
+            let mut out = Vec::new();
+            answer.print(&mut out, Style { terminal: false, width: 100 }).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        let (none, kernel) = ("No setting of today's Linux", "prefault by the kernel: no setting");
+        let told = printed(&answer);
+        assert!(told.contains(kernel) && !told.contains(none), "{told}");
+        answer.items.clear();
+        let told = printed(&answer);
+        assert!(told.contains(kernel) && told.contains(none), "{told}");
+    }
 }
