@@ -7,6 +7,7 @@ use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE
 use shuttle::rand::Rng;
 use shuttle::sync::{Condvar, Mutex as Bed};
 use std::cell::{RefCell, UnsafeCell};
+use std::sync::atomic::AtomicBool as Reached;
 use std::sync::{Mutex, MutexGuard};
 
 /// Frames of device memory.
@@ -23,9 +24,44 @@ struct Page(UnsafeCell<[u8; PAGE_SIZE as usize]>);
 // SAFETY: reached as the subsystem and its page tables allow, by threads of which one runs at a time.
 unsafe impl Sync for Page {}
 
+impl Page {
+    const fn stale() -> Self {
+        Self(UnsafeCell::new([STALE; PAGE_SIZE as usize]))
+    }
+}
+
+/// The frames of a machine, and which of them somebody asked for.
+#[derive(Debug, Default)]
+struct Memory {
+    pages: Vec<Page>,
+    reached: Vec<Reached>,
+}
+
+impl Memory {
+    /// Makes it one of `frames` frames that nobody has zeroed. Most scenarios reach few.
+    fn renew(&mut self, frames: usize) {
+        for (page, reached) in self.pages.iter_mut().zip(&mut self.reached) {
+            if std::mem::take(reached.get_mut()) {
+                *page = Page::stale();
+            }
+        }
+        self.resize(frames);
+    }
+
+    fn resize(&mut self, frames: usize) {
+        self.pages.resize_with(frames, Page::stale);
+        self.reached.resize_with(frames, Reached::default);
+    }
+
+    fn bytes(&self, frame: FrameNumber) -> *mut u8 {
+        self.reached[frame.0 as usize].store(true, Ordering::Relaxed);
+        self.pages[frame.0 as usize].0.get().cast()
+    }
+}
+
 thread_local! {
     /// The memory of the last machine: the host takes longer to give new memory than a scenario lasts.
-    static SPARE: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+    static SPARE: RefCell<Memory> = RefCell::default();
 }
 
 /// What a TLB holds of a page.
@@ -135,7 +171,7 @@ impl Line {
 /// See the module.
 #[derive(Debug)]
 pub struct Board {
-    memory: Vec<Page>,
+    memory: Memory,
     regions: Vec<MemoryRegion>,
     lines: Vec<Line>,
     /// Whether another thread may run whenever bytes of a frame are about to be accessed.
@@ -146,9 +182,7 @@ impl Board {
     /// A machine of `cpus` CPUs and `frames` frames, the first numbered 1; and above these some of device memory.
     pub fn new(cpus: usize, frames: u32) -> Self {
         let mut memory = SPARE.take();
-        memory.clear();
-        memory
-            .resize_with(frames as usize + 1 + DEVICE, || Page([STALE; PAGE_SIZE as usize].into()));
+        memory.renew(frames as usize + 1 + DEVICE);
         let regions = vec![MemoryRegion { node: 0, first: FrameNumber(1), frames }];
         let lines = (0..cpus).map(|_| Line::default()).collect();
         Self { memory, regions, lines, steps_at_bytes: false }
@@ -164,15 +198,14 @@ impl Board {
     /// The same, with so many frames more, of another node.
     pub fn with_far_node(mut self, frames: u32) -> Self {
         let first = self.device();
-        let len = self.memory.len() + frames as usize;
-        self.memory.resize_with(len, || Page([STALE; PAGE_SIZE as usize].into()));
+        self.memory.resize(self.memory.pages.len() + frames as usize);
         self.regions.push(MemoryRegion { node: 1, first, frames });
         self
     }
 
     /// The first of 8 frames of device memory.
     pub fn device(&self) -> FrameNumber {
-        FrameNumber((self.memory.len() - DEVICE) as u32)
+        FrameNumber((self.memory.pages.len() - DEVICE) as u32)
     }
 
     /// The TLB of `cpu`, which is the calling CPU.
@@ -234,7 +267,7 @@ unsafe impl Machine for Board {
         if self.steps_at_bytes {
             step();
         }
-        self.memory[frame.0 as usize].0.get().cast()
+        self.memory.bytes(frame)
     }
 
     fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
