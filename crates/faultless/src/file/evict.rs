@@ -19,7 +19,7 @@ impl Object {
         self.check_vm(cpu);
         let (mut left, mut freed) = (pages, 0);
         loop {
-            let mut frames = FrameList::new();
+            let (_holds, mut frames) = (cpu.hold_pages(), FrameList::new());
             let gather = |leaves: Leaves<'_>| {
                 let Leaves::Pages { start, slots } = leaves else { return Ok(()) };
                 for (index, slot) in (start >> PAGE_SHIFT..).zip(slots) {

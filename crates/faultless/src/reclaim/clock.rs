@@ -66,9 +66,6 @@ pub(crate) struct Clock {
     /// How many frames the hand of each node has gone over, and that of all nodes.
     hands: [AtomicU64; MAX_NODES],
     all: AtomicU64,
-    /// How often a CPU has begun to evict pages, as it found the first of a batch, and has ended.
-    begun: AtomicU64,
-    ended: AtomicU64,
     pub(super) evicted: Evicted,
     /// Of [`reclaim_ahead`](Cpu::reclaim_ahead), and, for each node, of demotion.
     ahead: Backoff,
@@ -88,27 +85,9 @@ impl Clock {
     /// [`OutOfMemory`] when the heap is exhausted.
     pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
-        let [all, begun, ended] = [0; 3].map(AtomicU64::new);
         let evicted = Evicted::try_new(frames)?;
         let (ahead, demotion) = (Backoff::new(), core::array::from_fn(|_| Backoff::new()));
-        Ok(Self { hands, all, begun, ended, evicted, ahead, demotion })
-    }
-
-    /// A CPU begins to evict pages.
-    pub(super) fn begin(&self) {
-        self.begun.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// It has ended.
-    pub(super) fn end(&self) {
-        self.ended.fetch_add(1, Ordering::Release);
-    }
-
-    /// Whether a CPU is evicting pages.
-    pub(crate) fn is_evicting(&self) -> bool {
-        // In this order: one that begins in between is one.
-        let ended = self.ended.load(Ordering::Acquire);
-        self.begun.load(Ordering::Relaxed) != ended
+        Ok(Self { hands, all: AtomicU64::new(0), evicted, ahead, demotion })
     }
 }
 
@@ -251,6 +230,7 @@ impl<M: Machine> Cpu<'_, M> {
         };
         let Some(hand) = hand.filter(|_| total != 0) else { return 0 };
         let stride = (total / PART).clamp(1, STRIDE);
+        let _holds = self.hold_pages();
         let (mut left, mut done, mut due) = (looks, 0, FrameList::new());
         // What the hand goes over next, and where it was when the list was empty.
         let (mut places, mut first) = (0..0, 0);
@@ -268,26 +248,17 @@ impl<M: Machine> Cpu<'_, M> {
                     Purpose::Evict => self.collect_ahead(),
                     Purpose::Demote | Purpose::Promote => self.settle_ahead(),
                 }
-                let more = then(&due.take());
-                if purpose == Purpose::Evict {
-                    clock.end();
-                }
-                match more {
+                match then(&due.take()) {
                     Some(more) => done += more,
                     None => return done,
                 }
             } else if is_last {
                 return done;
             } else {
-                let was_empty = due.is_empty();
-                if was_empty {
+                if due.is_empty() {
                     first = places.start;
                 }
                 self.sweep(over, total, &mut places, purpose, &mut due);
-                // From here on others cannot have what it found: they wait if it is all that there is.
-                if purpose == Purpose::Evict && was_empty && !due.is_empty() {
-                    clock.begin();
-                }
             }
         }
     }

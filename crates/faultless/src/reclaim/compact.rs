@@ -167,6 +167,7 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn compact_by(&self, limits: Limits) -> Compacted {
         let mut done = Compacted::default();
         let Some(turn) = self.vm().compaction.begin() else { return done };
+        let _holds = self.hold_pages();
         self.gather_freed();
         let near = self.vm().machine().nearest_node(self.id());
         let mut limits = limits;

@@ -44,9 +44,8 @@ impl<M: Machine> Cpu<'_, M> {
     /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
     /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
     pub(crate) fn evict(&self, frames: &[FrameNumber]) -> u64 {
-        let clock = &self.vm().clock;
+        let _holds = self.hold_pages();
         let nested = self.state().evicting.replace(true);
-        clock.begin();
         let mut dirty = FrameList::new();
         let mut freed = 0;
         if !self.vm().lazy.is_empty(self) {
@@ -73,7 +72,6 @@ impl<M: Machine> Cpu<'_, M> {
                 freed += self.evict_dirty(dirty);
             }
         }
-        clock.end();
         self.state().evicting.set(nested);
         self.state().counts.add(Counter::PageStolen, freed);
         freed

@@ -20,6 +20,7 @@ pub(crate) mod clock;
 pub(crate) mod cold;
 pub(crate) mod compact;
 mod evict;
+pub(crate) mod holders;
 pub(crate) mod lazy;
 pub(crate) mod listed;
 mod look_around;
@@ -33,7 +34,7 @@ use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame, Zeroed};
 use crate::machine::{CpuId, Machine};
 use crate::sync::order::GracePeriod;
-use crate::sync::wait::{Wait, until};
+use crate::sync::wait::Wait;
 use crate::vm::Cpu;
 
 /// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
@@ -105,7 +106,7 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Evicts about `pages` pages, and frees their frames. If there are none, it waits until another CPU that is evicting has done so: its pages
+    /// Evicts about `pages` pages, and frees their frames. If there are none, it waits for other CPUs that [hold](holders) some: those
     /// may be all that there are, or those of the only file, of which one CPU at a time writes. Returns whether any CPU has evicted some.
     #[cold]
     fn evict_some(&self, pages: u64) -> bool {
@@ -113,10 +114,9 @@ impl<M: Machine> Cpu<'_, M> {
         let before = clock.evicted.count();
         let evicted = self.reclaim(pages);
         self.settle_some();
-        if evicted == 0 && !self.state().evicting.get() {
+        if evicted == 0 {
             self.wait(0);
-            // Not until one has ended: that may be one that found nothing either, while another waits for a disk.
-            until(self, || !clock.is_evicting() || clock.evicted.count() != before);
+            self.await_holders(|| clock.evicted.count() != before);
             self.settle_owed();
         }
         clock.evicted.count() != before

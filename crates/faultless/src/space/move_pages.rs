@@ -65,6 +65,7 @@ impl<M: Machine> Space<M> {
         all: bool,
         status: &mut [Result<u8, Errno>],
     ) {
+        let _holds = cpu.hold_pages();
         let nothing = |_| Moving { frame: cpu.vm().zero, outcome: Err(Errno::EBUSY) };
         let mut moving: [Moving; BATCH] = core::array::from_fn(nothing);
         // Which of them each page is: one that is asked for twice moves once.

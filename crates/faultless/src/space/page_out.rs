@@ -49,7 +49,7 @@ impl<M: Machine> Space<M> {
     pub(super) fn evict_pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, all: bool) {
         let mut left = range;
         while !left.is_empty() {
-            let mut frames = FrameList::new();
+            let (_holds, mut frames) = (cpu.hold_pages(), FrameList::new());
             let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
                 frames.push(page.keep());
                 if frames.is_full() { Err(()) } else { Ok(()) }

@@ -3,6 +3,7 @@
 use crate::error::OutOfMemory;
 use crate::file::PendingRead;
 use crate::machine::SpaceId;
+use crate::reclaim::holders::Holder;
 use crate::space::Apart;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
@@ -32,6 +33,8 @@ pub(crate) struct CpuState {
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.
     pub(crate) crowded: Cell<bool>,
+    /// The calls in which it holds pages that others may need.
+    pub(crate) holder: Holder,
     /// Whether this CPU is evicting pages: a store that it calls may need memory itself.
     pub(crate) evicting: Cell<bool>,
     /// The half rounds of all hands when it last dropped its translations so that accessed bits tell what is used ([`clock`](crate::reclaim)).
@@ -63,6 +66,7 @@ impl CpuState {
             apart: Cell::new(Apart::NOWHERE),
             starved: Cell::new(false),
             crowded: Cell::new(false),
+            holder: Holder::default(),
             evicting: Cell::new(false),
             half_rounds: Cell::new(0),
             pending: RefCell::new(None),
@@ -138,7 +142,7 @@ impl Hint {
 }
 
 // SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
-// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts` and `resident`, which are atomics.
+// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident` and `holder`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
 // the CPU, and that of the thread is null but during a call.

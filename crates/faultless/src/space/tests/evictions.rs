@@ -420,7 +420,7 @@ fn who_has_found_pages_is_evicting() {
         let mut seen = (0, false, false);
         let at_look = || {
             let left = vm.totals().get(stolen) != 0;
-            seen = (vm.totals().get(scanned), vm.clock.is_evicting(), left);
+            seen = (vm.totals().get(scanned), vm.is_held(), left);
         };
         let is_reached = vm.machine().at_look(look, at_look, || assert!(cpu.reclaim(32) >= 32));
         finish(&cpu, space, Vec::from([file]));

@@ -16,6 +16,7 @@ mod failing;
 mod flushes;
 mod folios;
 mod guest;
+mod holders;
 mod holes;
 mod huge;
 mod lazy;

@@ -662,7 +662,7 @@ fn who_finds_nothing_waits_for_the_cpu_that_writes() {
             pages.into_iter().try_for_each(|page| store(&cpu, space, AT + page * P, page))
         };
         let writer = scope.spawn(move || stores(1, 0..300));
-        until(&Yield, || vm.clock.is_evicting());
+        until(&Yield, || vm.is_held());
         let other = scope.spawn(move || stores(2, 400..401));
         thread::sleep(Duration::from_millis(100));
         let ended = other.is_finished() || writer.is_finished();
