@@ -7,8 +7,8 @@
 //!
 //! 1. *Clear.* The CPU has a reference to the frame. It clears the bit, issues a full fence, reads the clock of the [deferred
 //!    flushes](crate::tlb::deferred), and raises the frame's [stamp](FrameMeta) to the number after it. Then it drops the reference.
-//! 2. *Flush.* A CPU that drops all translations advances the clock first, and afterwards notes the number that it has made. So a flush whose number is a
-//!    frame's stamp or above began after the clear. (A CPU that leaves a space notes the clock after it has dropped them: it has none then.)
+//! 2. *Flush.* A CPU that drops all translations advances the clock first, or reads it where another CPU asked for that, and afterwards notes the number. The clock
+//!    had not advanced to a frame's stamp before the clear. So a flush whose number is that or above began after it. (A CPU that leaves a space notes the clock after it has dropped them: it has none then.)
 //! 3. *Take.* The page's entries are [taken](super::taken), all of them aged, with the bit clear, and nobody has another reference: so no clear is under way, and the stamp is
 //!    that of the last one. Full fence. If each CPU that runs a space has flushed with that stamp or a later one, the page is cold. A CPU that
 //!    begins to run a space later finds the bit clear, and sets it; so does one that uses the page after its flush. Either has done so before the entry

@@ -12,7 +12,7 @@
 //!
 //! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then raises `owes` of each CPU that is in the set of a
 //!    space that mapped the page. A CPU that is not in the set yet will walk the changed tables.
-//! 2. *Flush.* A CPU advances the clock, drops all translations, and then stores the number that it has made to `flushed`.
+//! 2. *Flush.* A CPU advances the clock, or reads it if another CPU asked for the flush; drops all translations; and then stores that number to `flushed`.
 //! 3. *Settle.* The CPU asks all CPUs that run a space, and whose `flushed` is below their `owes`, to drop everything, and waits until they
 //!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
 //!    that have flushed since are left alone.
@@ -130,6 +130,15 @@ impl Deferred {
     #[inline]
     pub fn before_flush(&self) -> u64 {
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
+        fence(Ordering::SeqCst);
+        stamp
+    }
+
+    /// As [`before_flush`](Self::before_flush), for a flush that another CPU asked for. The clock stays: all CPUs of a program that unmaps would write it, whether memory is
+    /// ever short or not. So what was cleared since it last advanced is not known to come before this flush.
+    #[inline]
+    pub fn before_served_flush(&self) -> u64 {
+        let stamp = self.clock.load(Ordering::SeqCst);
         fence(Ordering::SeqCst);
         stamp
     }

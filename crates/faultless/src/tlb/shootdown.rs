@@ -117,7 +117,7 @@ impl Inbox {
         // A CPU has translations of the space that it runs, and of no other. Then what was deferred so far is flushed, too. Looked at behind the
         // lock: a settlement has read the clock before it posted.
         let all = taken.everything || items.contains(&(runs, Invalidate::All));
-        let seen = all.then(|| deferred.before_flush());
+        let seen = all.then(|| deferred.before_served_flush());
         if lost(Mutant::DropTranslations) {
             // Nothing.
         } else if taken.everything {
