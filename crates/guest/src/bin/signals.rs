@@ -360,13 +360,19 @@ fn stop_and_continue() -> Verdict {
         let found = checked(unsafe { libc::waitpid(child.pid, &raw mut status, options) });
         found.map(|_| status)
     };
-    doing("kill", child.signal(libc::SIGSTOP))?;
-    let stopped = doing("wait4", status(libc::WUNTRACED))?;
-    ensure!(libc::WIFSTOPPED(stopped), "status {stopped:#x} is not of a stopped process");
-    same!(libc::WSTOPSIG(stopped), libc::SIGSTOP, "the signal that stopped it");
-    doing("kill", child.signal(libc::SIGCONT))?;
-    let continued = doing("wait4", status(libc::WCONTINUED))?;
-    ensure!(libc::WIFCONTINUED(continued), "status {continued:#x} is not of a continued process");
+    // The parent continues it as soon as it knows of the stop, when the child may still be telling it.
+    for _ in 0..200 {
+        doing("kill", child.signal(libc::SIGSTOP))?;
+        let stopped = doing("wait4", status(libc::WUNTRACED))?;
+        ensure!(libc::WIFSTOPPED(stopped), "status {stopped:#x} is not of a stopped process");
+        same!(libc::WSTOPSIG(stopped), libc::SIGSTOP, "the signal that stopped it");
+        doing("kill", child.signal(libc::SIGCONT))?;
+        let continued = doing("wait4", status(libc::WCONTINUED))?;
+        ensure!(
+            libc::WIFCONTINUED(continued),
+            "status {continued:#x} is not of a continued process"
+        );
+    }
     doing("kill", child.signal(libc::SIGKILL))?;
     same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGKILL), "the child");
     Ok(())

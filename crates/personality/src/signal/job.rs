@@ -15,7 +15,7 @@ pub struct Job {
     /// How often it got `SIGCONT`; changed with `news` locked.
     continues: AtomicU64,
     /// The last stop or continuation, until the parent has waited for it.
-    pub(super) news: Mutex<Option<ExitStatus>>,
+    news: Mutex<Option<ExitStatus>>,
 }
 
 impl Job {

@@ -64,8 +64,8 @@ pub(super) fn wait() {
     }
 }
 
+/// Tells the parent that there are news, which the job has: the parent may know them already, and newer ones.
 fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
-    *process.signals.job.news.lock() = Some(news);
     let Some(parent) = find(process.parent()) else { return };
     let action = parent.signals.action(linux::SIGCHLD);
     if !action.has(linux::SA_NOCLDSTOP) {
