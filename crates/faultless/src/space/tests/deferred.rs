@@ -6,6 +6,7 @@ use super::guest::{
 };
 use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
+use super::tiers::tiers;
 use crate::addr::VirtRange;
 use crate::knob::Setting;
 use crate::machine::{CpuId, Invalidate};
@@ -131,6 +132,53 @@ fn what_allows_stores_is_flushed_wherever_it_is_in_a_batch() {
         assert_eq!(vm.usage().owed, stay);
         check(&cpu, &[&space], &[], 0);
         space.exit(&cpu);
+    }
+}
+
+/// An operation that takes permissions away may not have flushed yet.
+#[test]
+fn what_is_claimed_is_flushed_wherever_it_is_in_a_batch() {
+    for claimed in [0, 7, 15] {
+        let vm = tiers(3, &[2048, 2048]);
+        let [cpu0, other] = [0, 2].map(|id| cpu(&vm, id));
+        let space = read_only_pages(&cpu0, 16);
+        let count = || [Counter::TlbFlush, Counter::FrameOwed].map(|it| vm.totals().get(it));
+        let [flushes, owed] = count();
+        let page = VirtRange::page(AT + claimed * P);
+        let claim = space.claim_shared(&other, page, Counter::RangeLockShared);
+        beside(&vm, &space, || assert_eq!(moved(&cpu0, &space, (0, 16), 1), [Ok(1); 16]));
+        drop(claim);
+        assert_eq!([count()[0] - flushes, count()[1] - owed], [1, 15], "page {claimed}");
+        check(&cpu0, &[&space], &[], 0);
+        space.exit(&cpu0);
+    }
+}
+
+/// Pages of a batch may have mappings in several spaces, whichever of which is found first.
+#[test]
+fn a_cpu_owes_the_flush_of_each_space_of_a_batch() {
+    for runs in 0..2 {
+        let vm = two_nodes(256);
+        let cpu = cpu(&vm, 0);
+        let memory = Memory::new(8, 0);
+        let file = file(&cpu, &memory);
+        let spaces = [(); 2].map(|()| {
+            let space = Space::new(&cpu).unwrap();
+            map_object(&cpu, &space, (0, 8), Prot::READ, SHARED, (&file, 0));
+            (0..8).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+            space
+        });
+        beside(&vm, &spaces[runs], || {
+            assert_eq!(moved(&cpu, &spaces[0], (0, 8), 1), [Ok(1); 8]);
+            assert_eq!((vm.usage().owed, vm.totals().get(Counter::TlbShootdownSent)), (8, 0));
+            cpu.settle_flushes();
+            assert_eq!(vm.totals().get(Counter::TlbShootdownSent), 1, "space {runs}");
+        });
+        let stamps = spaces.each_ref().map(|space| space.core.pending.stamp());
+        assert!(stamps[0] != 0 && stamps[0] == stamps[1], "{stamps:?}");
+        let [first, second] = spaces;
+        second.exit(&cpu);
+        finish(&cpu, first, Vec::from([file]));
     }
 }
 

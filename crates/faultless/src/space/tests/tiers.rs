@@ -205,6 +205,35 @@ fn short_of_frames(here: &TestCpu<'_>, other: &TestCpu<'_>) -> TestSpace {
     space
 }
 
+/// A CPU that demotes stops when the node has room again, whoever made it.
+#[test]
+fn what_others_free_meanwhile_is_not_demoted() {
+    let demoted_at = |nth| {
+        let vm = tiers(2, &[128, 512]);
+        let here = cpu(&vm, 0);
+        let [space, other] = [(); 2].map(|()| Space::new(&here).unwrap());
+        map(&here, &space, 0, 200, RW);
+        map(&here, &other, 0, 40, RW);
+        (0..40).for_each(|page| store(&here, &other, AT + page * P, page).unwrap());
+        fill(&here, &space, 0, 0, 6);
+        let mut other = Some(other);
+        let frees = || {
+            let there = cpu(&vm, 1);
+            other.take().unwrap().exit(&there);
+            there.drain();
+        };
+        let mut demoted = 0;
+        let is_reached = vm.machine().at_look(nth, frees, || demoted = here.balance(0).demoted);
+        if let Some(other) = other {
+            other.exit(&here);
+        }
+        space.exit(&here);
+        (is_reached, demoted)
+    };
+    assert!(demoted_at(u64::MAX).1 > 8, "what is lacking moves");
+    assert_eq!(demoted_at(20), (true, 0));
+}
+
 /// A CPU that balances its node drops its translations if it was asked to.
 #[test]
 fn who_balances_flushes_when_asked() {
