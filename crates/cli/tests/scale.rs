@@ -155,7 +155,7 @@ fn wrong_arguments_are_explained() {
     for (args, says) in [
         (&["pfft"][..], "did you mean pft?"),
         (&["pft", "sice=1M"], "did you mean size?"),
-        (&["pft", "threads=4"], "give --cpus"),
+        (&["pft", "threads=4"], "leave threads= out"),
         (&["pft", "--cpus", "0"], "from 1 to 1024"),
         (&["pft", "--cpus", "8..4"], "ends before it begins"),
         (&["pft", "--policies", "speculativ"], "did you mean speculative?"),

@@ -17,7 +17,11 @@ macro_rules! counters {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]
         #[non_exhaustive]
-        pub enum Counter { $($(#[doc = $doc])* $variant,)* }
+        pub enum Counter { $(
+            $(#[doc = $doc])*
+            #[doc = concat!(" Published as `", $name, "`.")]
+            $variant,
+        )* }
 
         impl Counter {
             /// Every counter.

@@ -196,7 +196,9 @@ impl Setup {
 
     /// The arguments of perf, without `perf` itself, that record `command` into `output`.
     pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
-        let mut args: Vec<OsString> = ["record", "-q", "-c", "1", "-d"].map(Into::into).to_vec();
+        // Without its cache of programs, which are not looked at afterwards: it would keep copies in the home directory.
+        let mut args: Vec<OsString> =
+            ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
         // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
         if self.privileged {
             args.extend(["-m", BUFFER_PAGES].map(Into::into));
@@ -429,6 +431,7 @@ mod tests {
         assert!(setup.shortfalls().is_empty());
         let args = setup.arguments(Path::new("out"), &["a".into(), "-b".into()]);
         assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
+        assert!(args.contains(&"-N".into()), "no copies of programs are kept");
         assert_eq!(args[args.len() - 4..], ["out", "--", "a", "-b"]);
         fs::remove_dir_all(dir).unwrap();
     }

@@ -158,6 +158,12 @@ impl<'a> Answer<'a> {
             100.0 * self.share(spent),
             grouped(census.faults())
         )?;
+        if self.share(spent) > 1.0 {
+            writeln!(
+                out,
+                " (More than all of it: a fault cost more when it was measured. Other programs may have kept the host busy.)"
+            )?;
+        }
         writeln!(
             out,
             " {} of them are the second to eighth page of a sequence.",

@@ -53,7 +53,7 @@ pub fn workload(name: &str, given: &[String], cpus: usize) -> Result<Workload, C
         given.iter().any(|argument| argument.split('=').next().is_some_and(|name| name == param))
     };
     if is_given("threads") {
-        let why = "threads is set to the numbers of CPUs: give --cpus";
+        let why = "threads is set to the numbers of --cpus: leave threads= out";
         return Err(CliError::Usage(format!("{name}: {why}")));
     }
     let sizes = SIZES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, sizes)| sizes);

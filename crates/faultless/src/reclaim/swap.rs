@@ -284,7 +284,8 @@ impl<M: Machine> Cpu<'_, M> {
     /// A page that cannot be written stays in memory. A program that needs a page which cannot be read gets SIGBUS.
     ///
     /// # Errors
-    /// `EBUSY`: there is one already. `EINVAL`: the store is only read, has no whole page, or more than 2^40. `EFBIG`, `ENOMEM`.
+    /// `EBUSY`: there is one already. `EINVAL`: the store is only read, has no whole page, or more than 2^40. `EFBIG`. `ENOMEM`: there are no frames for the tables, as
+    /// where memory is out already, or no room on the heap.
     pub fn swap_on(&self, store: impl Into<Store>) -> Result<(), Errno> {
         let cell = &self.vm().swap;
         if cell.get().is_some() {

@@ -83,7 +83,8 @@ impl<M: Machine> Space<M> {
     /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns where: at `addr` with
     /// `FIXED` or `FIXED_NOREPLACE`, at it if that is free, or as high as possible. Where another CPU is just mapping or unmapping the
     /// highest free range, it does not wait for that, but maps as high as possible in a region of the calling CPU (64 GiB each, below
-    /// the others), and so do that CPU's next mappings in this space. Knob `map_apart`.
+    /// the others), and so do that CPU's next mappings in this space. Knob `map_apart`. There is no file that it could be of: `ANONYMOUS` is taken for granted, where Linux
+    /// has `EBADF` without it. For a file there is [`mmap_object`](Self::mmap_object).
     ///
     /// # Errors
     /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,

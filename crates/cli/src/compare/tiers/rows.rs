@@ -42,7 +42,7 @@ impl Rows {
         writeln!(out, "{rows}")?;
         let all =
             || FIGURES.iter().flat_map(|it| self.runs.iter().map(move |(_, runs)| (it, runs)));
-        if self.runs.iter().all(|(_, runs)| runs.on.len() < 2) {
+        if self.is_of_one_seed() {
             let one = "With one seed, a change cannot be told from chance.";
             writeln!(out, "{}", filled(one, style.width))?;
         } else if all().any(|(figure, runs)| figure.is_marked(runs)) {
@@ -56,6 +56,10 @@ impl Rows {
     /// What deferral changes of `figure` at each ratio where that can be told.
     fn changes(&self, figure: &Figure) -> Vec<Change> {
         self.runs.iter().filter_map(|(_, runs)| figure.change(runs)).collect()
+    }
+
+    fn is_of_one_seed(&self) -> bool {
+        self.runs.iter().all(|(_, runs)| runs.on.len() < 2)
     }
 
     /// What it comes to, what is worse included. A run or a few of each on this machine say nothing of times.
@@ -87,7 +91,9 @@ impl Rows {
                 let [time, p99, p999] =
                     [("run time", TIME), ("allocation p99", P99), ("p99.9", P999)]
                         .map(|(name, figure)| of(name, &figure));
-                format!("Simulated: {interrupts}{time}{frames}{p99}{p999}.")
+                // One run each may differ by more.
+                let hedge = if self.is_of_one_seed() { ", as one seed has it" } else { "" };
+                format!("Simulated{hedge}: {interrupts}{time}{frames}{p99}{p999}.")
             }
         }
     }
