@@ -46,7 +46,7 @@ impl<M: Machine> Cpu<'_, M> {
             return Holds(None);
         }
         holder.0.store(holder.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        // Whoever finds a reference that is taken from here on finds the call.
+        // A CPU that finds a reference which is taken from here on finds the call.
         fence(Ordering::Release);
         Holds(Some(holder))
     }

@@ -285,7 +285,7 @@ impl<M: Machine> Cpu<'_, M> {
     ///
     /// # Errors
     /// `EBUSY`: there is one already. `EINVAL`: the store is only read, has no whole page, or more than 2^40. `EFBIG`. `ENOMEM`: there are no frames for the tables, as
-    /// where memory is out already, or no room on the heap.
+    /// where memory is out already, or the heap is exhausted.
     pub fn swap_on(&self, store: impl Into<Store>) -> Result<(), Errno> {
         let cell = &self.vm().swap;
         if cell.get().is_some() {

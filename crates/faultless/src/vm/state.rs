@@ -141,7 +141,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `half_rounds`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident` and `holder`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

@@ -1,4 +1,4 @@
-//! Memory is not out as long as another CPU holds pages that may leave; and it is out soon where others look for such pages in vain.
+//! Memory is not out as long as another CPU holds pages that may leave; and it is out soon where other CPUs look for such pages and find none.
 
 use super::guest::{
     AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, map_object, store,
@@ -141,7 +141,7 @@ fn memory_is_out_soon_while_others_look_for_pages() {
         let is_told = taker.is_finished();
         ended.store(true, Ordering::Relaxed);
         assert!(taker.join().unwrap().is_some());
-        assert!(is_told, "a CPU waits for others that look for pages in vain");
+        assert!(is_told, "a CPU waits for others that look for pages and find none");
     });
     assert_eq!(file.resident_pages(&here), PAGES);
 }

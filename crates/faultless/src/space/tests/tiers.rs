@@ -205,7 +205,7 @@ fn short_of_frames(here: &TestCpu<'_>, other: &TestCpu<'_>) -> TestSpace {
     space
 }
 
-/// A CPU that demotes stops when the node has room again, whoever made it.
+/// A CPU that demotes stops when the node has enough free frames again, whichever CPU freed them.
 #[test]
 fn what_others_free_meanwhile_is_not_demoted() {
     let demoted_at = |nth| {
