@@ -10,6 +10,8 @@ use crate::frame::{Census, Imbalance, Kind, Use, folio};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::reclaim::swap::Swap;
+use crate::rmap::visits::Visits;
+use crate::rmap::walker::Walk;
 use crate::space::Space;
 use crate::space::vma::{Memory, Prot, Vma};
 use crate::sync::grace::Section;
@@ -209,6 +211,7 @@ pub fn audit_with<M: Machine>(
             return Err(Discrepancy::Resident { recorded, found: resident });
         }
     }
+    drop(section);
     for object in core::mem::take(&mut found.objects).values() {
         let top = object.top();
         // SAFETY: the object is alive, and no call is under way.
@@ -246,8 +249,9 @@ pub fn audit_with<M: Machine>(
         }
     }
     let complete = spaces.iter().all(|space| space.core.moves.is_complete());
+    let (walk, visits) = (cpu.walk(), Visits::default());
     for (&number, &mapped) in &found.mapped {
-        audit_reverse_map(cpu, FrameNumber(number), mapped, complete)?;
+        audit_reverse_map(cpu, &walk, &visits, FrameNumber(number), mapped, complete)?;
     }
     for &first in found.leaves.keys() {
         for frame in folio::frames_of(FrameNumber(first)) {
@@ -423,23 +427,21 @@ fn audit_space<M: Machine>(
 
 /// Makes sure that the reverse map finds all entries of base pages that map `frame`, `mapped` ones, and no other; or fewer, if moves
 /// of shared pages were left out.
-fn audit_reverse_map<M: Machine>(
-    cpu: &Cpu<'_, M>,
+fn audit_reverse_map<'w, M: Machine>(
+    cpu: &'w Cpu<'_, M>,
+    walk: &'w Walk<'_>,
+    visits: &Visits<'w>,
     frame: FrameNumber,
     mapped: u32,
     complete: bool,
 ) -> Result<(), Discrepancy> {
-    let (section, mut found) = (cpu.section(), BTreeSet::new());
-    let object = cpu.each_mapping(&section, frame, u32::MAX, |entry| {
+    let mut found = BTreeSet::new();
+    cpu.each_mapping(walk, visits, frame, u32::MAX, |entry| {
         if !entry.seen.is_huge() {
             note(&mut found, (entry.space.id.0, entry.addr));
         }
         ControlFlow::Continue(())
     });
-    drop(section);
-    if let Some(object) = object {
-        Object::release(object, cpu);
-    }
     let found = found.len() as u32;
     let right = found == mapped || !complete && found < mapped;
     if right { Ok(()) } else { Err(Discrepancy::ReverseMap { frame, mapped, found }) }

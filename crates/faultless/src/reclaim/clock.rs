@@ -38,12 +38,14 @@ use super::refault::Evicted;
 use super::taken::{BATCH, FrameList};
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
+use crate::file::Object;
 use crate::frame::{FrameMeta, Kind, Use, folio};
+use crate::heap::Shared;
 use crate::machine::{MAX_NODES, Machine, MemoryRegion};
+use crate::rmap::visits::Visits;
+use crate::rmap::walker::Walk;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::grace::Section;
-use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::table::node;
 use crate::vm::Cpu;
@@ -118,8 +120,9 @@ impl Over {
 }
 
 /// What a hand looks at frames with.
-struct Sight<'s> {
-    section: Section<'s>,
+struct Sight<'w> {
+    walk: &'w Walk<'w>,
+    visits: Visits<'w>,
     purpose: Purpose,
     /// How many frames it goes over in a round.
     total: u64,
@@ -273,10 +276,8 @@ impl<M: Machine> Cpu<'_, M> {
         purpose: Purpose,
         due: &mut FrameList,
     ) {
-        order::before::<Reclaim>(self);
-        // Spaces that are entered wait for this CPU when they end.
-        let _entered = order::hold::<Reclaim>(self);
-        let sight = Sight { section: self.section(), purpose, total };
+        let walk = self.walk();
+        let sight = Sight { walk: &walk, visits: Visits::default(), purpose, total };
         while !places.is_empty() && !due.is_full() {
             match self.frame_at(over, places.start % total) {
                 Some(frame) => places.start += self.look(&sight, frame, due),
@@ -298,7 +299,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
-    fn look(&self, sight: &Sight<'_>, frame: FrameNumber, due: &mut FrameList) -> u64 {
+    fn look<'w>(&'w self, sight: &Sight<'w>, frame: FrameNumber, due: &mut FrameList) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
             Kind::Used(Use::Shared) => true,
@@ -326,13 +327,13 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Whether the time of the page in `frame`, to which the caller has a reference, has come. Otherwise it has one life more or less.
-    fn is_due(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
+    fn is_due<'w>(&'w self, sight: &Sight<'w>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
         let used = is_marked.then_some(true).or_else(|| self.was_used(sight, frame, meta));
         let Some(used) = used else { return false };
         self.count(Counter::PageScanned);
         // A page that nobody needs any more goes at once.
-        if sight.purpose == Purpose::Evict && self.is_dead(frame, meta) {
+        if sight.purpose == Purpose::Evict && self.is_dead(sight, frame, meta) {
             return true;
         }
         let (lives, _) = meta.lives();
@@ -346,19 +347,16 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Looks whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
-    fn was_used(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> Option<bool> {
+    fn was_used<'w>(
+        &'w self,
+        sight: &Sight<'w>,
+        frame: FrameNumber,
+        meta: &FrameMeta,
+    ) -> Option<bool> {
         let (mut used, mut own) = (false, 1);
         if meta.kind() == Kind::Used(Use::Shared) {
-            let object = self.object_of(frame)?;
-            if sight.purpose == Purpose::Evict && !object.is_stored() {
-                return None;
-            }
-            let name = object.slot(self, meta.index.load(Ordering::Relaxed))?;
-            let seen = node::load(name);
-            if !names(seen, frame) {
-                return None;
-            }
-            (used, own) = (self.take_accessed(name, seen), 2);
+            let was_read = |object: &Shared<Object>| self.was_read(sight, frame, meta, object);
+            (used, own) = (self.with_object(&sight.visits, frame, was_read)??, 2);
         }
         // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one. A private page has no more
         // entries, and most have one, which the walk finds first.
@@ -366,7 +364,7 @@ impl<M: Machine> Cpu<'_, M> {
         if mapped != 0 {
             let most = if own == 1 { mapped } else { u32::MAX };
             let (mut is_found, mut is_aged) = (false, false);
-            self.each_mapping(&sight.section, frame, most, |found| {
+            self.each_mapping(sight.walk, &sight.visits, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
                     // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
@@ -390,10 +388,26 @@ impl<M: Machine> Cpu<'_, M> {
         Some(used)
     }
 
+    /// As [`was_used`](Self::was_used), by the entry of the page in its object.
+    fn was_read(
+        &self,
+        sight: &Sight<'_>,
+        frame: FrameNumber,
+        meta: &FrameMeta,
+        object: &Object,
+    ) -> Option<bool> {
+        if sight.purpose == Purpose::Evict && !object.is_stored() {
+            return None;
+        }
+        let name = object.slot(self, meta.index.load(Ordering::Relaxed))?;
+        let seen = node::load(name);
+        names(seen, frame).then(|| self.take_accessed(name, seen))
+    }
+
     /// Whether the page is one of the swap area whose slot no entry names any more.
-    fn is_dead(&self, frame: FrameNumber, meta: &FrameMeta) -> bool {
+    fn is_dead(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let Some(swap) = self.vm().swap.get() else { return false };
-        self.object_of(frame).is_some_and(|object| swap.is(&object))
+        self.with_object(&sight.visits, frame, |object| swap.is(object)) == Some(true)
             && swap.is_dead(meta.index.load(Ordering::Relaxed))
     }
 }

@@ -27,7 +27,6 @@ use crate::rmap::walk::Found;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::vm::Cpu;
 
@@ -197,7 +196,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// there were.
     fn unmap(&self, batch: &mut Batch<'_>, at: usize, name: impl FnOnce(Entry) -> Entry) -> u32 {
         let empty = |found: &Found<'_>| {
-            self.add_resident_of(&found.space, -1);
+            self.add_resident_of(found.space, -1);
             Entry::NONE
         };
         batch.store(at, empty, name)
@@ -212,12 +211,9 @@ impl<M: Machine> Cpu<'_, M> {
         mut wanted: impl FnMut(&Page<'_>, &[Mapping<'_>]) -> Result<(), Errno>,
         mut each: impl FnMut(&mut Batch<'_>, usize),
     ) -> Result<(), OutOfMemory> {
-        order::before::<Reclaim>(self);
-        // Spaces that are entered wait for this CPU when they end.
-        let _entered = order::hold::<Reclaim>(self);
-        let section = self.section();
+        let walk = self.walk();
         let mut batch = Batch::try_new(self, frames.len())?;
-        frames.iter().for_each(|frame| batch.find(self, &section, *frame));
+        frames.iter().for_each(|frame| batch.find(self, &walk, *frame));
         batch.take(self, |_, page, mappings| wanted(page, mappings));
         if !lost(Mutant::EvictFlush) {
             batch.flush(self, then);

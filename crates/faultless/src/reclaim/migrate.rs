@@ -8,11 +8,10 @@ use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Bulk, Clean, Frame, Use};
 use crate::machine::Machine;
+use crate::rmap::walker::Walk;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
-use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::{self, Reclaim};
 use crate::vm::Cpu;
 
 /// A page that is to move.
@@ -47,13 +46,10 @@ impl<M: Machine> Cpu<'_, M> {
         frames: Bulk<'_, Clean>,
         free: impl FnMut(Frame<Clean>),
     ) {
-        order::before::<Reclaim>(self);
-        // Spaces that are entered wait for this CPU when they end.
-        let _entered = order::hold::<Reclaim>(self);
         {
-            let section = self.section();
+            let walk = self.walk();
             match Batch::try_new(self, moving.len()) {
-                Ok(batch) => self.migrate_in(&section, batch, moving, frames, free),
+                Ok(batch) => self.migrate_in(&walk, batch, moving, frames, free),
                 Err(OutOfMemory) => {
                     self.free_bulk(frames);
                     moving.iter_mut().for_each(|moving| moving.outcome = Err(Errno::ENOMEM));
@@ -73,7 +69,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     fn migrate_in<'s>(
         &'s self,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
         mut batch: Batch<'s>,
         moving: &mut [Moving],
         mut frames: Bulk<'_, Clean>,
@@ -81,7 +77,7 @@ impl<M: Machine> Cpu<'_, M> {
     ) {
         for (at, moving) in moving.iter().enumerate() {
             if at < frames.len() {
-                batch.find(self, section, moving.frame);
+                batch.find(self, walk, moving.frame);
             } else {
                 batch.fail(moving.frame, Errno::ENOMEM);
             }

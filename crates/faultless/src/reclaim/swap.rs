@@ -54,7 +54,6 @@ use crate::space::fixed::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence, made};
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::table::format::SLOTS;
 use crate::table::node;
@@ -364,12 +363,9 @@ impl<M: Machine> Cpu<'_, M> {
         frames: &[(usize, FrameNumber)],
         slots: &mut [Option<Slot<'_>>; BATCH],
     ) -> Result<u32, OutOfMemory> {
-        order::before::<Reclaim>(self);
-        // Spaces that are entered wait for this CPU when they end.
-        let _entered = order::hold::<Reclaim>(self);
-        let section = self.section();
+        let walk = self.walk();
         let mut batch = Batch::try_new(self, frames.len())?;
-        frames.iter().for_each(|(_, frame)| batch.find(self, &section, *frame));
+        frames.iter().for_each(|(_, frame)| batch.find(self, &walk, *frame));
         let mut names = [const { None }; BATCH];
         batch.take(self, |at, page, mappings| {
             if page.object.is_some() {
@@ -400,7 +396,7 @@ impl<M: Machine> Cpu<'_, M> {
                 let leaf = Entry::leaf(frame).unused().dirty();
                 name.commit(leaf);
                 let swapped = |found: &Found<'_>| {
-                    self.add_resident_of(&found.space, -1);
+                    self.add_resident_of(found.space, -1);
                     found.space.swapped.fetch_add(1, Ordering::Relaxed);
                     Entry::swapped(slot)
                 };

@@ -24,13 +24,14 @@ use crate::frame::owed::OwedRun;
 use crate::frame::{Clean, Frame, Kind, Use};
 use crate::heap::{Bounded, Shared, try_push};
 use crate::machine::{Machine, SpaceId};
+use crate::rmap::visits::Visits;
 use crate::rmap::walk::Found;
+use crate::rmap::walker::Walk;
 use crate::space::batch::shoot_core;
-use crate::space::fixed::{Core, Entered};
+use crate::space::fixed::Core;
 use crate::space::huge::split_leaf;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, TABLE_ALIGN};
@@ -145,6 +146,7 @@ impl Page<'_> {
 pub(super) struct Batch<'s> {
     pages: Bounded<Page<'s>>,
     mappings: Vec<Mapping<'s>>,
+    visits: Visits<'s>,
     /// The stamp of the flush that is deferred.
     stamp: u64,
     /// Frames that wait for it, up to the [end](Self::end).
@@ -172,6 +174,7 @@ impl<'s> Batch<'s> {
         Ok(Self {
             pages: Bounded::try_new(most)?,
             mappings,
+            visits: Visits::default(),
             stamp: 0,
             owed: OwedRun::new(),
             added: 0,
@@ -184,7 +187,7 @@ impl<'s> Batch<'s> {
     pub(super) fn find<M: Machine>(
         &mut self,
         cpu: &'s Cpu<'_, M>,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
         frame: FrameNumber,
     ) {
         let mut page = Page {
@@ -197,7 +200,7 @@ impl<'s> Batch<'s> {
             defers: false,
             cold: false,
         };
-        match find_entries(cpu, section, frame, &mut self.mappings) {
+        match find_entries(cpu, walk, &self.visits, frame, &mut self.mappings) {
             Ok((range, object)) => {
                 let index = cpu.vm().frames.meta(frame).index.load(Ordering::Relaxed);
                 page.mappings = range;
@@ -387,7 +390,7 @@ impl<'s> Batch<'s> {
         let mut before = None;
         let spaces =
             mappings.take(if quiet.alone { 1 } else { usize::MAX }).filter_map(move |it| {
-                let core = &*it.found.space;
+                let core = it.found.space;
                 (before.replace(core.id) != Some(core.id)).then_some(core)
             });
         let stamp = cpu.defer_flush(spaces.clone().map(|space| &*space.cpus));
@@ -410,7 +413,8 @@ impl<'s> Batch<'s> {
 /// Adds the entries that map `frame` to `mappings`, and returns which they are, and the page's object.
 fn find_entries<'s, M: Machine>(
     cpu: &'s Cpu<'_, M>,
-    section: &'s Section<'_>,
+    walk: &'s Walk<'_>,
+    visits: &Visits<'s>,
     frame: FrameNumber,
     mappings: &mut Vec<Mapping<'s>>,
 ) -> Result<(Range<usize>, Option<Shared<Object>>), Errno> {
@@ -423,7 +427,7 @@ fn find_entries<'s, M: Machine>(
         let most = meta.refs().saturating_sub(1 + u32::from(of_object));
         let most = if of_object && most != 0 { u32::MAX } else { most };
         let (mut leaf, mut failed) = (None, None);
-        let object = cpu.each_mapping(section, frame, most, |found| {
+        cpu.each_mapping(walk, visits, frame, most, |found| {
             if found.seen.is_huge() {
                 leaf = Some(found);
                 return ControlFlow::Break(());
@@ -444,10 +448,11 @@ fn find_entries<'s, M: Machine>(
             if of_object && mappings.len() > first + 1 {
                 drop_twice(mappings, first);
             }
+            let object = of_object.then(|| cpu.with_object(visits, frame, Shared::clone)).flatten();
             return Ok((first..mappings.len(), object));
         };
         mappings.truncate(first);
-        split_leaf(cpu, &space, addr & !(TABLE_ALIGN - 1), slot);
+        split_leaf(cpu, space, addr & !(TABLE_ALIGN - 1), slot);
     }
 }
 
@@ -511,7 +516,7 @@ impl Quiet {
     /// Called behind the barriers with which the entries were taken, as [`is_claimed`].
     fn of<M: Machine>(cpu: &Cpu<'_, M>, mappings: &[Mapping<'_>]) -> Self {
         let Some(first) = mappings.first() else { return Self { space: None, alone: true } };
-        let space = &first.found.space;
+        let space = first.found.space;
         let (mut low, mut high, mut alone) = (first.found.addr, first.found.addr, true);
         for mapping in mappings {
             if mapping.found.space.id == space.id {
@@ -528,14 +533,14 @@ impl Quiet {
 
 /// Whether no CPU can store by a translation of an entry, which is taken. In the space that is `quiet` nothing is claimed.
 fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Quiet) -> bool {
-    let Found { space, addr, seen, .. } = &mapping.found;
+    let Found { space, addr, seen, .. } = mapping.found;
     let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
-    let claimed = || is_claimed_in(cpu, space, *addr, quiet) && !lost(Mutant::DeferLooksAtClaims);
+    let claimed = || is_claimed_in(cpu, space, addr, quiet) && !lost(Mutant::DeferLooksAtClaims);
     mapping.taken.is_some() && !stores && !claimed()
 }
 
 /// [`is_claimed`] of one page, where nothing is claimed in the space that is `quiet`.
-fn is_claimed_in<M: Machine>(cpu: &Cpu<'_, M>, space: &Entered, addr: u64, quiet: Quiet) -> bool {
+fn is_claimed_in<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, addr: u64, quiet: Quiet) -> bool {
     quiet.space != Some(space.id) && is_claimed(cpu, space, VirtRange::page(addr))
 }
 
@@ -546,7 +551,7 @@ fn what_to_flush<M: Machine>(
     mapping: &Mapping<'_>,
     quiet: Quiet,
 ) -> Option<VirtRange> {
-    let Found { ref space, addr, seen, .. } = mapping.found;
+    let Found { space, addr, seen, .. } = mapping.found;
     if mapping.taken.is_none() {
         None
     } else if is_claimed_in(cpu, space, addr, quiet) && !lost(Mutant::FlushLooksAtClaims) {

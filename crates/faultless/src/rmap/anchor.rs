@@ -8,7 +8,8 @@ use crate::error::OutOfMemory;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::SpaceId;
-use crate::space::fixed::{Core, Entered};
+use crate::rmap::walker::Walk;
+use crate::space::fixed::Core;
 use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering, made};
 use crate::sync::order::{AnchorHolder, AnchorList};
 use crate::sync::spin::SpinLock;
@@ -46,7 +47,7 @@ impl Anchor {
     }
 
     /// Whether `word` says that the space `id` may have made the page.
-    const fn may_be_made_by(word: u64, id: SpaceId) -> bool {
+    pub(crate) const fn may_be_made_by(word: u64, id: SpaceId) -> bool {
         id.0 as u32 == (word >> u32::BITS) as u32
     }
 
@@ -184,20 +185,26 @@ impl Anchors {
         }
     }
 
-    /// Enters the space that made a page which names its anchor by `word`, if it is still there.
-    pub(super) fn maker(&self, word: u64, wait: &impl Wait) -> Option<Entered> {
+    /// The space that made a page which names its anchor by `word`, if it is still there.
+    pub(super) fn maker<'w>(
+        &self,
+        word: u64,
+        walk: &'w Walk<'_>,
+        wait: &impl Wait,
+    ) -> Option<&'w Core> {
         let holder = self.record(Anchor::named(word))?.holder.lock(wait);
         let maker = members(&holder).find(|core| Anchor::may_be_made_by(word, core.id))?;
-        Entered::new(maker)
+        walk.space(maker)
     }
 
-    /// Enters spaces of the family that `word` names, but for the page's maker: the next ones that joined before the one numbered `before`, as
+    /// Spaces of the family that `word` names, but for the page's maker: the next ones that joined before the one numbered `before`, as
     /// many as `to` has places. Returns the number of the last, which may be one that ends, if there may be more.
-    pub(super) fn members(
+    pub(super) fn members<'w>(
         &self,
         word: u64,
         before: u64,
-        to: &mut [Option<Entered>],
+        walk: &'w Walk<'_>,
+        to: &mut [Option<&'w Core>],
         wait: &impl Wait,
     ) -> Option<u64> {
         let holder = self.record(Anchor::named(word))?.holder.lock(wait);
@@ -209,7 +216,7 @@ impl Anchors {
         let mut last = None;
         for place in to {
             let core = others.next()?;
-            *place = Entered::new(core);
+            *place = walk.space(core);
             last = Some(core.kin.number.load(Ordering::Relaxed));
         }
         last

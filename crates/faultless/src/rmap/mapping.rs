@@ -8,11 +8,12 @@
 //! have none cost one test when they are made, and one when they end.
 
 use super::locked::Locked;
+use super::walker::Walk;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
 use crate::heap::{Shared, try_box_with};
 use crate::space::Lock;
-use crate::space::fixed::{Core, Entered};
+use crate::space::fixed::Core;
 use crate::space::vma::Area;
 use crate::sync::order::ObjectMappings;
 use crate::sync::spin::SpinLock;
@@ -162,13 +163,12 @@ impl Mappings {
         }
     }
 
-    /// Enters the spaces of the next mappings that were made before the one numbered `before`, as many as `to` has places, each with the
-    /// page number at which it has the page `index`. Returns the number of the last, whose space may be ending, if there may be more.
-    pub(super) fn next(
+    /// The spaces of the next mappings that were made before the one numbered `before`, as many as `to` has places, but for spaces that are ending, each with its distance. Returns the number of the last, whose space may be ending, if there may be more.
+    pub(super) fn next<'w>(
         &self,
-        index: u64,
         before: u64,
-        to: &mut [Option<(Entered, u64)>],
+        walk: &'w Walk<'_>,
+        to: &mut [Option<(&'w Core, u64)>],
         wait: &impl Wait,
     ) -> Option<u64> {
         let list = self.list.lock(wait);
@@ -176,8 +176,7 @@ impl Mappings {
         let mut last = None;
         for place in to {
             let mapping = earlier.next()?;
-            *place = Entered::new(&mapping.core)
-                .map(|core| (core, index.wrapping_add(mapping.distance)));
+            *place = walk.space(&mapping.core).map(|space| (space, mapping.distance));
             last = Some(mapping.number);
         }
         last

@@ -29,15 +29,16 @@
 //!
 //! # Locks
 //!
-//! A walk holds a lock for as long as it copies a few places from a list. It looks at tables in a grace section, and
-//! *enters* each space ([`Core`](crate::space::fixed::Core)): the space does not end before the walk leaves it. What changes an
-//! entry takes the entry alone, and claims nothing.
+//! A walk holds a lock for as long as it copies a few places from a list. It looks at tables in a grace section. Spaces that are about to end [wait](walker)
+//! for it. What changes an entry takes the entry alone, and claims nothing.
 
 pub(crate) mod anchor;
 mod anon_vma;
 pub(crate) mod locked;
 pub(crate) mod mapping;
 pub(crate) mod moved;
+pub(crate) mod visits;
 pub(crate) mod walk;
+pub(crate) mod walker;
 
 pub use anon_vma::{AnonVma, AnonVmaRef, AnonVmaSlot, SharedAnonVma};

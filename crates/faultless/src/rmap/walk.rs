@@ -1,14 +1,15 @@
 //! A walk of the reverse map: finds the entries that map a frame.
 
+use super::visits::{Known, Visits};
+use super::walker::Walk;
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::space::fixed::Entered;
+use crate::space::fixed::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::format::USER_END;
 use crate::table::node::{self, ENTRIES, LAST};
@@ -17,13 +18,13 @@ use crate::vm::Cpu;
 use core::ops::ControlFlow;
 
 /// Places that are copied from a list at a time. Most pages have one.
-const BATCH: usize = 4;
+pub(super) const BATCH: usize = 16;
 
 /// An entry that mapped the frame when it was looked at.
 #[derive(Debug)]
 pub(crate) struct Found<'s> {
-    /// The space, which does not end before this is dropped, and has no owner as long as the section of the walk is open.
-    pub(crate) space: Entered,
+    /// The space. It has no owner as long as the walk is.
+    pub(crate) space: &'s Core,
     /// The page's address there.
     pub(crate) addr: u64,
     /// The entry: of the last level, or a huge leaf's.
@@ -46,18 +47,20 @@ struct Sought {
 impl<M: Machine> Cpu<'_, M> {
     /// Calls `each` with the entries that map `frame`, to which the caller has a reference, until it breaks off, or `most` have been
     /// found. Entries that other CPUs hold are left out.
-    ///
-    /// Returns the object of the page, if it is one's.
+    /// What leads to the page stays in `visits`.
     ///
     /// The walk waits for the owners of spaces, so the CPU must hold no entry.
     pub(crate) fn each_mapping<'s>(
         &'s self,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
+        visits: &Visits<'s>,
         frame: FrameNumber,
         mut most: u32,
         mut each: impl FnMut(Found<'s>) -> ControlFlow<()>,
-    ) -> Option<Shared<Object>> {
-        let seeks = most != 0;
+    ) {
+        if most == 0 {
+            return;
+        }
         let mut each = |found| {
             most -= 1;
             each(found)?;
@@ -67,23 +70,38 @@ impl<M: Machine> Cpu<'_, M> {
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let sought = Sought { frame, anchor, index: meta.index.load(Ordering::Relaxed) };
         match meta.kind() {
-            Kind::Used(Use::Anon) if seeks => {
-                let _ = self.in_family(section, sought, &mut each);
-                None
+            Kind::Used(Use::Anon) => {
+                let _ = self.in_family(walk, visits, sought, &mut each);
             }
             Kind::Used(Use::Shared) => {
-                let object = self.object_of(frame)?;
-                if seeks {
-                    let _ = self.in_mappings(section, sought, &object, &mut each);
-                }
-                Some(object)
+                let Some(mut known) = self.known_of(visits, frame) else { return };
+                let _ = self.in_mappings(walk, sought, &mut known, &mut each);
+                visits.keep(known);
             }
-            _ => None,
+            _ => {}
         }
     }
 
-    /// The object that the page in `frame` names, if it names one. Whether the page is the object's is the caller's to check, by the object's
-    /// entry.
+    /// What `look` says of the object that the page in `frame` names, if it names one. Whether the page is the object's is the caller's to check, by the object's
+    /// entry. A share stays in `visits`.
+    pub(crate) fn with_object<R>(
+        &self,
+        visits: &Visits<'_>,
+        frame: FrameNumber,
+        look: impl FnOnce(&Shared<Object>) -> R,
+    ) -> Option<R> {
+        let known = self.known_of(visits, frame)?;
+        let said = look(&known.object);
+        visits.keep(known);
+        Some(said)
+    }
+
+    fn known_of<'w>(&self, visits: &Visits<'w>, frame: FrameNumber) -> Option<Known<'w>> {
+        let word = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
+        visits.object(word).or_else(|| self.object_of(frame).map(Known::new))
+    }
+
+    /// A share of the object that the page in `frame` names, for who looks for no others. As for the rest, see [`with_object`](Self::with_object).
     pub(crate) fn object_of(&self, frame: FrameNumber) -> Option<Shared<Object>> {
         let anchor = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
         self.vm().anchors.object(anchor, self)
@@ -92,20 +110,24 @@ impl<M: Machine> Cpu<'_, M> {
     /// An anonymous page, in the space that made it and then in the others of its family.
     fn in_family<'s>(
         &'s self,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
+        visits: &Visits<'s>,
         sought: Sought,
         each: &mut impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let anchors = &self.vm().anchors;
-        if let Some(maker) = anchors.maker(sought.anchor, self) {
-            self.in_member(section, sought, maker, each)?;
+        let made = |space: &&Core| space.may_have_made(sought.anchor);
+        let maker = visits.maker.get().filter(made);
+        if let Some(maker) = maker.or_else(|| anchors.maker(sought.anchor, walk, self)) {
+            visits.maker.set(Some(maker));
+            self.in_member(walk, sought, maker, each)?;
         }
         let mut before = u64::MAX;
         loop {
-            let mut members = [const { None }; BATCH];
-            let last = anchors.members(sought.anchor, before, &mut members, self);
-            for member in members.iter_mut().filter_map(Option::take) {
-                self.in_member(section, sought, member, each)?;
+            let mut members = [None; BATCH];
+            let last = anchors.members(sought.anchor, before, walk, &mut members, self);
+            for member in members.into_iter().flatten() {
+                self.in_member(walk, sought, member, each)?;
             }
             match last {
                 Some(last) => before = last,
@@ -116,50 +138,49 @@ impl<M: Machine> Cpu<'_, M> {
 
     fn in_member<'s>(
         &'s self,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
         sought: Sought,
-        space: Entered,
+        space: &'s Core,
         each: &mut impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let core = space.share();
-        self.at(section, sought, space, sought.index << PAGE_SHIFT, each)?;
-        core.moves.each(sought.index, self, |addr| {
-            let Some(space) = Entered::new(&core) else { return ControlFlow::Continue(()) };
-            self.at(section, sought, space, addr, each)
-        })
+        self.at(walk, sought, space, sought.index << PAGE_SHIFT, each)?;
+        let more = |addr| self.at(walk, sought, space, addr, each);
+        space.moves.each(sought.index, self, more)
     }
 
     /// A page of an object, in the spaces of the VMAs that map the object.
     fn in_mappings<'s>(
         &'s self,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
         sought: Sought,
-        object: &Object,
+        known: &mut Known<'s>,
         each: &mut impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let mut before = u64::MAX;
-        loop {
-            let mut places = [const { None }; BATCH];
-            let last = object.mappings.next(sought.index, before, &mut places, self);
-            for (space, page) in places.iter_mut().filter_map(Option::take) {
-                // A VMA may be far from where it would have the page.
-                if page < USER_END >> PAGE_SHIFT {
-                    self.at(section, sought, space, page << PAGE_SHIFT, each)?;
-                }
+        let mut look = |(space, distance): &(&'s Core, u64)| {
+            let page = sought.index.wrapping_add(*distance);
+            // A VMA may be far from where it would have the page.
+            if page < USER_END >> PAGE_SHIFT {
+                self.at(walk, sought, space, page << PAGE_SHIFT, each)?;
             }
-            match last {
-                Some(last) => before = last,
-                None => return ControlFlow::Continue(()),
-            }
+            ControlFlow::Continue(())
+        };
+        known.find(walk, self);
+        known.places.iter().try_for_each(&mut look)?;
+        let mut before = known.before;
+        while let Some(number) = before {
+            let mut places = [None; BATCH];
+            before = known.object.mappings.next(number, walk, &mut places, self);
+            places.iter().flatten().try_for_each(&mut look)?;
         }
+        ControlFlow::Continue(())
     }
 
     /// Looks at the entry of the page at `addr`.
     fn at<'s>(
         &'s self,
-        section: &'s Section<'_>,
+        walk: &'s Walk<'_>,
         sought: Sought,
-        space: Entered,
+        space: &'s Core,
         addr: u64,
         each: &mut impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
@@ -169,9 +190,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
         self.count(Counter::RmapLook);
         // No other CPU changes the tables as the space's owner while the section is open.
-        space.enter(self.id(), self, section);
+        space.enter(self.id(), self, walk.section());
         let place = node::index(addr, LAST);
-        // SAFETY: a space that was entered has its tables, and they stay as long as the section.
+        // SAFETY: a space that was entered has its tables, and they stay as long as the walk.
         let reached = unsafe { descend(self.vm().machine(), space.root, addr) };
         let (slot, seen, part, table) = match reached {
             Reached::Last(slots) => {

@@ -2,7 +2,7 @@
 
 use crate::addr::FrameNumber;
 use crate::heap::Shared;
-use crate::machine::{CpuId, SpaceId};
+use crate::machine::{CpuId, Machine, SpaceId};
 use crate::reclaim::listed::Lazy;
 use crate::rmap::anchor::Anchor;
 use crate::rmap::locked::LockedVmas;
@@ -18,6 +18,7 @@ use crate::sync::rwlock::RwLock;
 use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::deferred::Pending;
+use crate::vm::Cpu;
 use core::cell::UnsafeCell;
 
 /// What reclaim needs of a space: its tables, what excludes writers from them, and which CPUs may have cached
@@ -94,13 +95,26 @@ impl Core {
         }
     }
 
-    /// Waits until no CPU has entered the space, and lets none enter any more: its tables are about to be freed.
-    pub(super) fn close(&self, wait: &impl Wait) {
-        order::before::<Reclaim>(wait);
+    /// Lets no CPU enter the space any more, nor [walk](crate::rmap::walker) in it, and waits until none does: its tables are about to be freed.
+    pub(super) fn close<M: Machine>(&self, cpu: &Cpu<'_, M>) {
+        order::before::<Reclaim>(cpu);
         self.users.fetch_or(CLOSED, Ordering::Relaxed);
         if !lost(Mutant::ExitAwaitsReclaim) {
-            until(wait, || self.users.load(Ordering::Acquire) == CLOSED);
+            until(cpu, || self.users.load(Ordering::Acquire) == CLOSED);
         }
+        if !lost(Mutant::ExitAwaitsWalks) {
+            cpu.await_walks();
+        }
+    }
+
+    /// Whether the space is ending.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.users.load(Ordering::Relaxed) & CLOSED != 0
+    }
+
+    /// Whether the space may have made a page that names its anchor by `word`.
+    pub(crate) fn may_have_made(&self, word: u64) -> bool {
+        self.kin.anchor == Anchor::named(word) && Anchor::may_be_made_by(word, self.id)
     }
 
     /// Makes sure that no CPU but `cpu`, this one, owns the space, for as long as `section` is open.
@@ -131,12 +145,7 @@ impl Entered {
     }
 }
 
-impl Entered {
-    /// The space, to be entered again.
-    pub(crate) fn share(&self) -> Shared<Core> {
-        self.0.clone()
-    }
-}
+impl Entered {}
 
 impl core::ops::Deref for Entered {
     type Target = Core;

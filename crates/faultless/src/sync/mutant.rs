@@ -176,6 +176,8 @@ pub enum Mutant {
     ReclaimFlush,
     /// The end of a space waits for reclaim in it. It frees tables that reclaim reads.
     ExitAwaitsReclaim,
+    /// ... for walks of the reverse map.
+    ExitAwaitsWalks,
     /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and
     /// reclaim loses the store.
     FreeFlush,

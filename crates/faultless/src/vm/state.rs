@@ -4,6 +4,7 @@ use crate::error::OutOfMemory;
 use crate::file::PendingRead;
 use crate::machine::SpaceId;
 use crate::reclaim::holders::Holder;
+use crate::rmap::walker::Walker;
 use crate::space::Apart;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
@@ -35,6 +36,8 @@ pub(crate) struct CpuState {
     pub(crate) crowded: Cell<bool>,
     /// The calls in which it holds pages that others may need.
     pub(crate) holder: Holder,
+    /// Its walks of the reverse map, for which spaces that end wait.
+    pub(crate) walker: Walker,
     /// Whether this CPU is evicting pages: a store that it calls may need memory itself.
     pub(crate) evicting: Cell<bool>,
     /// The half rounds of all hands when it last dropped its translations so that accessed bits tell what is used ([`clock`](crate::reclaim)).
@@ -67,6 +70,7 @@ impl CpuState {
             starved: Cell::new(false),
             crowded: Cell::new(false),
             holder: Holder::default(),
+            walker: Walker::default(),
             evicting: Cell::new(false),
             half_rounds: Cell::new(0),
             pending: RefCell::new(None),
@@ -142,7 +146,7 @@ impl Hint {
 }
 
 // SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `half_rounds`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
-// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident` and `holder`, which are atomics.
+// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident`, `holder` and `walker`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
 // the CPU, and that of the thread is null but during a call.

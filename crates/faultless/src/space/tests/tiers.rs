@@ -216,18 +216,14 @@ fn what_others_free_meanwhile_is_not_demoted() {
         map(&here, &other, 0, 40, RW);
         (0..40).for_each(|page| store(&here, &other, AT + page * P, page).unwrap());
         fill(&here, &space, 0, 0, 6);
-        let mut other = Some(other);
         let frees = || {
             let there = cpu(&vm, 1);
-            other.take().unwrap().exit(&there);
-            there.drain();
+            other.munmap(&there, AT, 40 * P).unwrap();
+            vm.frames.drain(there.local(), &there);
         };
         let mut demoted = 0;
         let is_reached = vm.machine().at_look(nth, frees, || demoted = here.balance(0).demoted);
-        if let Some(other) = other {
-            other.exit(&here);
-        }
-        space.exit(&here);
+        [space, other].into_iter().for_each(|space| space.exit(&here));
         (is_reached, demoted)
     };
     assert!(demoted_at(u64::MAX).1 > 8, "what is lacking moves");
