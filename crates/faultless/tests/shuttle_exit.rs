@@ -1,5 +1,6 @@
 //! The end of spaces: by whoever leaves last, and of a whole family at once.
 
+use crate::scenario::disk::Disk;
 use crate::scenario::{AT, Guest, RW, Space, World, page};
 use std::sync::{Arc, Mutex};
 
@@ -76,6 +77,50 @@ fn stores_against_the_end_of_two_children() {
     world.finish(vec![space]);
 }
 
+/// A child ends while another CPU looks for the pages that it shares with its parent, to evict them. Its frames are soon others', who store there what looks like
+/// an entry of such a page.
+fn the_end_of_a_child_against_eviction() {
+    let world = World::unwatched(2, 48);
+    world.swap_on(Disk::scratch(8, 2));
+    let [parent, home] = [1, 2].map(|pages| world.numbered(pages, 2));
+    let frame = world.quietly(|cpu| parent.page_at(cpu, page(0)).unwrap().frame);
+    let entry = u64::from(frame.0) << 12 | 0x25;
+    let (words, untouched) = ([0, 8], 2..6);
+    let child = world.within(&parent, |guest| {
+        // That page, too, looks like a table of such entries.
+        words.map(|word| guest.store(page(0) + word, entry).unwrap());
+        guest.space.fork(guest.cpu).unwrap()
+    });
+    let child = Mutex::new(Some(child));
+    world.within(&home, |guest| guest.map(page(untouched.start), 4, RW));
+    world.run(&[
+        (&home, &|guest| {
+            child.lock().unwrap().take().unwrap().exit(guest.cpu);
+            for at in untouched.clone().map(page) {
+                words.map(|word| guest.store(at + word, entry).unwrap());
+            }
+            for at in untouched.clone().map(page) {
+                assert_eq!(words.map(|word| guest.load(at + word)), [Ok(entry); 2], "changed");
+            }
+        }),
+        (&home, &|guest| {
+            (0..2).for_each(|_| drop(guest.cpu.reclaim(1)));
+        }),
+    ]);
+    world.finish(vec![parent, home]);
+}
+
 mod tests {
-    holds!(whoever_leaves_last_ends_it, stores_against_the_end_of_two_children,);
+    holds!(
+        whoever_leaves_last_ends_it,
+        stores_against_the_end_of_two_children,
+        the_end_of_a_child_against_eviction,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(waiting_for_walks: ExitAwaitsWalks in [the_end_of_a_child_against_eviction]);
 }
