@@ -244,6 +244,41 @@ fn pages_of_an_object_move_with_all_of_their_mappings() {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
+/// More mappings of an object, and more objects, than a walk remembers from one page to the next.
+#[test]
+fn pages_of_many_objects_with_many_mappings_move() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let objects = [(); 6].map(|()| Object::try_new(&cpu, 2, 1).unwrap());
+    let spaces = [(); 2].map(|()| Space::new(&cpu).unwrap());
+    let at = |object: usize, mapping: u64| mapping * 12 + 2 * object as u64;
+    for (number, object) in objects.iter().enumerate() {
+        for mapping in 0..100 {
+            let space = &spaces[mapping as usize % 2];
+            map_object(&cpu, space, (at(number, mapping), 2), RW, SHARED, (object, 0));
+            for page in 0..2 {
+                let addr = AT + (at(number, mapping) + page) * P;
+                store(&cpu, space, addr, value(number as u64, page)).unwrap();
+            }
+        }
+    }
+    for node in [1, 0] {
+        assert_eq!(moved(&cpu, &spaces[0], (0, 12), node), [Ok(node); 12]);
+        check(&cpu, &[&spaces[0], &spaces[1]], &objects.each_ref(), 0);
+    }
+    for (number, object) in objects.iter().enumerate() {
+        for page in 0..2 {
+            let addr = AT + (at(number, 99) + page) * P;
+            assert_eq!(load(&cpu, &spaces[1], addr), Ok(value(number as u64, page)));
+            assert_eq!(read_object(&cpu, object, page), Some(value(number as u64, page)));
+        }
+    }
+    spaces.into_iter().for_each(|space| space.exit(&cpu));
+    objects.into_iter().for_each(|object| Object::release(object, &cpu));
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
 #[test]
 fn pages_without_permission_and_lazily_freed_ones_stay_what_they_are() {
     let vm = two_nodes(256);
