@@ -192,7 +192,7 @@ impl<M: Machine> Cpu<'_, M> {
         // No other CPU changes the tables as the space's owner while the section is open.
         space.enter(self.id(), self, walk.section());
         let place = node::index(addr, LAST);
-        // SAFETY: a space that was entered has its tables, and they stay as long as the walk.
+        // SAFETY: a space that was not closed has its tables as long as the walk ([`walker`](super::walker), step 2).
         let reached = unsafe { descend(self.vm().machine(), space.root, addr) };
         let (slot, seen, part, table) = match reached {
             Reached::Last(slots) => {

@@ -19,13 +19,13 @@ pub(crate) struct Stay<'a>(Option<&'a Stays>);
 impl Stays {
     /// The number of the stay in which the CPU is. What the CPU did in those before has happened.
     pub(crate) fn current(&self) -> Option<u64> {
-        Some(self.0.load(Ordering::Acquire)).filter(|number| number % 2 != 0)
+        Some(self.0.load(Ordering::Acquire)).filter(|number| !number.is_multiple_of(2))
     }
 
     /// The CPU of this comes. A stay within another is part of that one.
     pub(crate) fn begin(&self) -> Stay<'_> {
         let number = self.0.load(Ordering::Relaxed);
-        if number % 2 != 0 {
+        if !number.is_multiple_of(2) {
             return Stay(None);
         }
         self.0.store(number + 1, Ordering::Relaxed);
