@@ -249,9 +249,9 @@ pub fn audit_with<M: Machine>(
         }
     }
     let complete = spaces.iter().all(|space| space.core.moves.is_complete());
-    let (walk, visits) = (cpu.walk(), Visits::default());
+    let (walk, mut visits) = (cpu.walk(), Visits::default());
     for (&number, &mapped) in &found.mapped {
-        audit_reverse_map(cpu, &walk, &visits, FrameNumber(number), mapped, complete)?;
+        audit_reverse_map(cpu, &walk, &mut visits, FrameNumber(number), mapped, complete)?;
     }
     for &first in found.leaves.keys() {
         for frame in folio::frames_of(FrameNumber(first)) {
@@ -430,7 +430,7 @@ fn audit_space<M: Machine>(
 fn audit_reverse_map<'w, M: Machine>(
     cpu: &'w Cpu<'_, M>,
     walk: &'w Walk<'_>,
-    visits: &Visits<'w>,
+    visits: &mut Visits<'w>,
     frame: FrameNumber,
     mapped: u32,
     complete: bool,

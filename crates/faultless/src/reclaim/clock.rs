@@ -277,10 +277,10 @@ impl<M: Machine> Cpu<'_, M> {
         due: &mut FrameList,
     ) {
         let walk = self.walk();
-        let sight = Sight { walk: &walk, visits: Visits::default(), purpose, total };
+        let mut sight = Sight { walk: &walk, visits: Visits::default(), purpose, total };
         while !places.is_empty() && !due.is_full() {
             match self.frame_at(over, places.start % total) {
-                Some(frame) => places.start += self.look(&sight, frame, due),
+                Some(frame) => places.start += self.look(&mut sight, frame, due),
                 None => places.start = places.end,
             }
             self.serve_flushes();
@@ -299,7 +299,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
-    fn look<'w>(&'w self, sight: &Sight<'w>, frame: FrameNumber, due: &mut FrameList) -> u64 {
+    fn look<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, due: &mut FrameList) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
             Kind::Used(Use::Shared) => true,
@@ -327,7 +327,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Whether the time of the page in `frame`, to which the caller has a reference, has come. Otherwise it has one life more or less.
-    fn is_due<'w>(&'w self, sight: &Sight<'w>, frame: FrameNumber, meta: &FrameMeta) -> bool {
+    fn is_due<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
         let used = is_marked.then_some(true).or_else(|| self.was_used(sight, frame, meta));
         let Some(used) = used else { return false };
@@ -349,14 +349,15 @@ impl<M: Machine> Cpu<'_, M> {
     /// Looks whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
     fn was_used<'w>(
         &'w self,
-        sight: &Sight<'w>,
+        sight: &mut Sight<'w>,
         frame: FrameNumber,
         meta: &FrameMeta,
     ) -> Option<bool> {
         let (mut used, mut own) = (false, 1);
         if meta.kind() == Kind::Used(Use::Shared) {
-            let was_read = |object: &Shared<Object>| self.was_read(sight, frame, meta, object);
-            (used, own) = (self.with_object(&sight.visits, frame, was_read)??, 2);
+            let purpose = sight.purpose;
+            let was_read = |object: &Shared<Object>| self.was_read(purpose, frame, meta, object);
+            (used, own) = (self.with_object(&mut sight.visits, frame, was_read)??, 2);
         }
         // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one. A private page has no more
         // entries, and most have one, which the walk finds first.
@@ -364,7 +365,7 @@ impl<M: Machine> Cpu<'_, M> {
         if mapped != 0 {
             let most = if own == 1 { mapped } else { u32::MAX };
             let (mut is_found, mut is_aged) = (false, false);
-            self.each_mapping(sight.walk, &sight.visits, frame, most, |found| {
+            self.each_mapping(sight.walk, &mut sight.visits, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
                     // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
@@ -391,12 +392,12 @@ impl<M: Machine> Cpu<'_, M> {
     /// As [`was_used`](Self::was_used), by the entry of the page in its object.
     fn was_read(
         &self,
-        sight: &Sight<'_>,
+        purpose: Purpose,
         frame: FrameNumber,
         meta: &FrameMeta,
         object: &Object,
     ) -> Option<bool> {
-        if sight.purpose == Purpose::Evict && !object.is_stored() {
+        if purpose == Purpose::Evict && !object.is_stored() {
             return None;
         }
         let name = object.slot(self, meta.index.load(Ordering::Relaxed))?;
@@ -405,9 +406,9 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Whether the page is one of the swap area whose slot no entry names any more.
-    fn is_dead(&self, sight: &Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
+    fn is_dead(&self, sight: &mut Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let Some(swap) = self.vm().swap.get() else { return false };
-        self.with_object(&sight.visits, frame, |object| swap.is(object)) == Some(true)
+        self.with_object(&mut sight.visits, frame, |object| swap.is(object)) == Some(true)
             && swap.is_dead(meta.index.load(Ordering::Relaxed))
     }
 }

@@ -200,7 +200,7 @@ impl<'s> Batch<'s> {
             defers: false,
             cold: false,
         };
-        match find_entries(cpu, walk, &self.visits, frame, &mut self.mappings) {
+        match find_entries(cpu, walk, &mut self.visits, frame, &mut self.mappings) {
             Ok((range, object)) => {
                 let index = cpu.vm().frames.meta(frame).index.load(Ordering::Relaxed);
                 page.mappings = range;
@@ -414,7 +414,7 @@ impl<'s> Batch<'s> {
 fn find_entries<'s, M: Machine>(
     cpu: &'s Cpu<'_, M>,
     walk: &'s Walk<'_>,
-    visits: &Visits<'s>,
+    visits: &mut Visits<'s>,
     frame: FrameNumber,
     mappings: &mut Vec<Mapping<'s>>,
 ) -> Result<(Range<usize>, Option<Shared<Object>>), Errno> {
@@ -427,7 +427,7 @@ fn find_entries<'s, M: Machine>(
         let most = meta.refs().saturating_sub(1 + u32::from(of_object));
         let most = if of_object && most != 0 { u32::MAX } else { most };
         let (mut leaf, mut failed) = (None, None);
-        cpu.each_mapping(walk, visits, frame, most, |found| {
+        let object = cpu.each_mapping(walk, visits, frame, most, |found| {
             if found.seen.is_huge() {
                 leaf = Some(found);
                 return ControlFlow::Break(());
@@ -448,8 +448,7 @@ fn find_entries<'s, M: Machine>(
             if of_object && mappings.len() > first + 1 {
                 drop_twice(mappings, first);
             }
-            let object = of_object.then(|| cpu.with_object(visits, frame, Shared::clone)).flatten();
-            return Ok((first..mappings.len(), object));
+            return Ok((first..mappings.len(), object.cloned()));
         };
         mappings.truncate(first);
         split_leaf(cpu, space, addr & !(TABLE_ALIGN - 1), slot);

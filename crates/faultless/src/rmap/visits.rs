@@ -11,40 +11,52 @@ use crate::heap::Shared;
 use crate::space::fixed::Core;
 use crate::sync::wait::Wait;
 use alloc::vec::Vec;
-use core::cell::Cell;
-use core::fmt;
+
+/// Objects that are remembered.
+const OBJECTS: usize = 4;
+/// Mappings of an object that are remembered, about. Those that were made before are looked up for each page.
+const PLACES: usize = 64;
 
 /// What was found in a walk.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Visits<'w> {
     /// The space that made the last private page.
-    pub(super) maker: Cell<Option<&'w Core>>,
-    objects: Few<Known<'w>, 4>,
+    pub(super) maker: Option<&'w Core>,
+    objects: [Option<Known<'w>>; OBJECTS],
+    /// The object of the last page.
+    last: usize,
 }
 
 impl<'w> Visits<'w> {
-    /// The object whose pages name its anchor by `word`, if it was found before. It is the caller's until it is [kept](Self::keep).
-    pub(super) fn object(&self, word: u64) -> Option<Known<'w>> {
-        self.objects.take(|known| known.object.anchor() == word)
-    }
-
-    /// Keeps an object.
-    pub(super) fn keep(&self, known: Known<'w>) {
-        self.objects.keep(known);
+    /// The object whose pages name its anchor by `word`: one that was found before, or else what `find` finds, which may take the place of another.
+    #[inline]
+    pub(super) fn object(
+        &mut self,
+        word: u64,
+        find: impl FnOnce() -> Option<Shared<Object>>,
+    ) -> Option<&mut Known<'w>> {
+        let is = |place: &Option<Known<'_>>| place.as_ref().is_some_and(|known| known.word == word);
+        if !is(&self.objects[self.last]) {
+            self.last = match self.objects.iter().position(is) {
+                Some(at) => at,
+                None => {
+                    let object = find()?;
+                    let at = (self.last + 1) % OBJECTS;
+                    let places = Vec::new();
+                    self.objects[at] = Some(Known { word, object, places, before: Some(u64::MAX) });
+                    at
+                }
+            };
+        }
+        self.objects[self.last].as_mut()
     }
 }
-
-impl fmt::Debug for Visits<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Visits").finish_non_exhaustive()
-    }
-}
-
-/// Mappings of an object that are remembered, about. Those that were made before are looked up for each page.
-const MOST_PLACES: usize = 64;
 
 /// A share of an object, and where that is mapped.
+#[derive(Debug)]
 pub(super) struct Known<'w> {
+    /// How pages name the object.
+    word: u64,
     pub(super) object: Shared<Object>,
     /// Spaces that map it, the last mapping first, and the distance of each.
     pub(super) places: Vec<(&'w Core, u64)>,
@@ -53,124 +65,19 @@ pub(super) struct Known<'w> {
 }
 
 impl<'w> Known<'w> {
-    pub(super) const fn new(object: Shared<Object>) -> Self {
-        Self { object, places: Vec::new(), before: Some(u64::MAX) }
-    }
-
     /// Finds the spaces that map the object, but for those of the first mappings where there are many, or the heap is exhausted. The first call does so for all that follow.
+    #[inline]
     pub(super) fn find(&mut self, walk: &'w Walk<'_>, wait: &impl Wait) {
         while let Some(before) = self.before
-            && self.places.len() < MOST_PLACES
-            && self.places.try_reserve(BATCH).is_ok()
+            && self.places.len() < PLACES
         {
-            let mut places = [const { None }; BATCH];
-            self.before = self.object.mappings.next(before, walk, &mut places, wait);
+            let mut places = [None; BATCH];
+            let rest = self.object.mappings.next(before, walk, &mut places, wait);
+            if self.places.try_reserve(places.iter().flatten().count()).is_err() {
+                return;
+            }
+            self.before = rest;
             self.places.extend(places.into_iter().flatten());
         }
-    }
-}
-
-/// At most `N` values, of which each may be taken out for a while.
-struct Few<T, const N: usize> {
-    /// In the first places, but for those that are taken out.
-    places: [Cell<Option<T>>; N],
-    /// How many places were used.
-    used: Cell<usize>,
-    /// The place behind that of the last one that was taken, and of the last that was kept: what is looked for in an order is there in this order.
-    next: Cell<usize>,
-    kept: Cell<usize>,
-}
-
-impl<T, const N: usize> Default for Few<T, N> {
-    fn default() -> Self {
-        let places = [const { Cell::new(None) }; N];
-        Self { places, used: Cell::new(0), next: Cell::new(0), kept: Cell::new(0) }
-    }
-}
-
-impl<T, const N: usize> Few<T, N> {
-    /// Takes one that `is` it.
-    fn take(&self, is: impl Fn(&T) -> bool) -> Option<T> {
-        for at in self.from(self.next.get()) {
-            match self.places[at].take() {
-                Some(value) if is(&value) => {
-                    self.next.set(at + 1);
-                    return Some(value);
-                }
-                other => self.places[at].set(other),
-            }
-        }
-        None
-    }
-
-    /// Keeps one, in the place of the one that was kept the longest time ago if there are as many as may be.
-    fn keep(&self, value: T) {
-        let used = self.used.get();
-        let free = self.from(self.kept.get()).find(|at| {
-            let there = self.places[*at].take();
-            let is_free = there.is_none();
-            self.places[*at].set(there);
-            is_free
-        });
-        let at = free.unwrap_or(if used < N { used } else { self.kept.get() % N });
-        self.used.set(used.max(at + 1));
-        self.kept.set(at + 1);
-        self.places[at].set(Some(value));
-    }
-
-    /// The places that were used, from `first` on.
-    fn from(&self, first: usize) -> impl Iterator<Item = usize> + use<T, N> {
-        let used = self.used.get();
-        let first = if first < used { first } else { 0 };
-        (first..used).chain(0..first)
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use std::vec::Vec;
-
-    fn all<const N: usize>(few: &Few<u32, N>) -> Vec<u32> {
-        let mut all: Vec<u32> = few.places.iter().filter_map(Cell::take).collect();
-        all.sort_unstable();
-        all
-    }
-
-    #[test]
-    fn what_is_kept_is_found_until_others_take_its_place() {
-        let few = Few::<u32, 4>::default();
-        assert_eq!(few.take(|_| true), None);
-        (1..=4).for_each(|value| few.keep(value));
-        for round in 0..3 {
-            for value in [3, 1, 4, 2] {
-                assert_eq!(few.take(|it| *it == value), Some(value), "{round}");
-                assert_eq!(few.take(|it| *it == value), None, "taken out");
-                few.keep(value);
-            }
-        }
-        few.keep(5);
-        let kept = all(&few);
-        assert_eq!(kept.len(), 4, "{kept:?}");
-        assert!(kept.contains(&5), "{kept:?}");
-    }
-
-    #[test]
-    fn the_oldest_gives_its_place() {
-        let few = Few::<u32, 4>::default();
-        (1..=9).for_each(|value| few.keep(value));
-        assert_eq!(all(&few), [6, 7, 8, 9]);
-    }
-
-    #[test]
-    fn what_is_taken_together_is_kept_together() {
-        let few = Few::<u32, 8>::default();
-        (1..=5).for_each(|value| few.keep(value));
-        for _ in 0..10 {
-            let taken: Vec<_> = (1..=5).map(|value| few.take(|it| *it == value)).collect();
-            assert!(taken.iter().all(Option::is_some), "{taken:?}");
-            taken.into_iter().flatten().for_each(|value| few.keep(value));
-        }
-        assert_eq!((few.used.get(), all(&few)), (5, Vec::from([1, 2, 3, 4, 5])));
     }
 }

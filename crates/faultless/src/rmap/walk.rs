@@ -18,7 +18,7 @@ use crate::vm::Cpu;
 use core::ops::ControlFlow;
 
 /// Places that are copied from a list at a time. Most pages have one.
-pub(super) const BATCH: usize = 16;
+pub(super) const BATCH: usize = 8;
 
 /// An entry that mapped the frame when it was looked at.
 #[derive(Debug)]
@@ -46,21 +46,20 @@ struct Sought {
 
 impl<M: Machine> Cpu<'_, M> {
     /// Calls `each` with the entries that map `frame`, to which the caller has a reference, until it breaks off, or `most` have been
-    /// found. Entries that other CPUs hold are left out.
-    /// What leads to the page stays in `visits`.
+    /// found. Entries that other CPUs hold are left out. What leads to the page stays in `visits`.
+    ///
+    /// Returns the object of the page, if it is one's.
     ///
     /// The walk waits for the owners of spaces, so the CPU must hold no entry.
-    pub(crate) fn each_mapping<'s>(
+    pub(crate) fn each_mapping<'v, 's>(
         &'s self,
         walk: &'s Walk<'_>,
-        visits: &Visits<'s>,
+        visits: &'v mut Visits<'s>,
         frame: FrameNumber,
         mut most: u32,
         mut each: impl FnMut(Found<'s>) -> ControlFlow<()>,
-    ) {
-        if most == 0 {
-            return;
-        }
+    ) -> Option<&'v Shared<Object>> {
+        let seeks = most != 0;
         let mut each = |found| {
             most -= 1;
             each(found)?;
@@ -70,15 +69,18 @@ impl<M: Machine> Cpu<'_, M> {
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let sought = Sought { frame, anchor, index: meta.index.load(Ordering::Relaxed) };
         match meta.kind() {
-            Kind::Used(Use::Anon) => {
+            Kind::Used(Use::Anon) if seeks => {
                 let _ = self.in_family(walk, visits, sought, &mut each);
+                None
             }
             Kind::Used(Use::Shared) => {
-                let Some(mut known) = self.known_of(visits, frame) else { return };
-                let _ = self.in_mappings(walk, sought, &mut known, &mut each);
-                visits.keep(known);
+                let known = self.known_of(visits, anchor)?;
+                if seeks {
+                    let _ = self.in_mappings(walk, sought, known, &mut each);
+                }
+                Some(&known.object)
             }
-            _ => {}
+            _ => None,
         }
     }
 
@@ -86,19 +88,18 @@ impl<M: Machine> Cpu<'_, M> {
     /// entry. A share stays in `visits`.
     pub(crate) fn with_object<R>(
         &self,
-        visits: &Visits<'_>,
+        visits: &mut Visits<'_>,
         frame: FrameNumber,
         look: impl FnOnce(&Shared<Object>) -> R,
     ) -> Option<R> {
-        let known = self.known_of(visits, frame)?;
-        let said = look(&known.object);
-        visits.keep(known);
-        Some(said)
+        let word = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
+        self.known_of(visits, word).map(|known| look(&known.object))
     }
 
-    fn known_of<'w>(&self, visits: &Visits<'w>, frame: FrameNumber) -> Option<Known<'w>> {
-        let word = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
-        visits.object(word).or_else(|| self.object_of(frame).map(Known::new))
+    /// The object whose pages name its anchor by `word`.
+    #[inline]
+    fn known_of<'v, 'w>(&self, visits: &'v mut Visits<'w>, word: u64) -> Option<&'v mut Known<'w>> {
+        visits.object(word, || self.vm().anchors.object(word, self))
     }
 
     /// A share of the object that the page in `frame` names, for who looks for no others. As for the rest, see [`with_object`](Self::with_object).
@@ -111,15 +112,15 @@ impl<M: Machine> Cpu<'_, M> {
     fn in_family<'s>(
         &'s self,
         walk: &'s Walk<'_>,
-        visits: &Visits<'s>,
+        visits: &mut Visits<'s>,
         sought: Sought,
         each: &mut impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let anchors = &self.vm().anchors;
         let made = |space: &&Core| space.may_have_made(sought.anchor);
-        let maker = visits.maker.get().filter(made);
+        let maker = visits.maker.filter(made);
         if let Some(maker) = maker.or_else(|| anchors.maker(sought.anchor, walk, self)) {
-            visits.maker.set(Some(maker));
+            visits.maker = Some(maker);
             self.in_member(walk, sought, maker, each)?;
         }
         let mut before = u64::MAX;
