@@ -25,7 +25,7 @@ use crate::reclaim::listed;
 use crate::reclaim::swap::SwapCell;
 use crate::rmap::anchor::Anchors;
 use crate::stat::{Totals, Trace};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::grace::Grace;
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
@@ -63,6 +63,8 @@ pub struct Vm<M: Machine> {
     pub(crate) swap: SwapCell,
     /// Where the reverse map of each frame begins.
     pub(crate) anchors: Shared<Anchors>,
+    /// Whether a CPU ever looked from a frame to its mappings. Where none did, spaces that end wait for none.
+    pub(crate) walked: AtomicBool,
     /// Spaces and objects that were dropped.
     pub(crate) ended: Ended,
     next_space: AtomicU64,
@@ -122,6 +124,7 @@ impl<M: Machine> Vm<M> {
             compaction: Compaction::new(),
             swap: SwapCell::new(),
             anchors: Shared::try_new(Anchors::try_new()?)?,
+            walked: AtomicBool::new(false),
             ended: Ended::try_new()?,
             next_space: AtomicU64::new(1),
             machine,

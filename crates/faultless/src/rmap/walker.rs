@@ -8,7 +8,8 @@
 //! 2. *End.* The space is closed. Full fence. The CPU that ends it waits for each CPU whose number is odd, until it has another. Then it frees the tables, and
 //!    at last the [`Core`].
 //!
-//! Of the two fences one comes first: either the walk finds the space closed, or the end finds the walk.
+//! Of the two fences one comes first: either the walk finds the space closed, or the end finds the walk. As long as no CPU has walked, an end looks at one flag, which is set
+//! before the first fence.
 //!
 //! A walk is short. It waits for the owners of spaces, for the flushes of what it takes, and for leaf locks; not for stores, nor for locks of a space. So
 //! the end of a space does not wait long, though the CPUs that it waits for look at other spaces.
@@ -19,12 +20,13 @@ use crate::space::fixed::Core;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::grace::Section;
 use crate::sync::order::{self, Mark, Reclaim};
+use crate::sync::percpu::Padded;
 use crate::sync::stays::{Stay, Stays};
 use crate::vm::Cpu;
 
-/// The walks of a CPU.
+/// The walks of a CPU. Spaces that end read it, so it is on a line that the CPU writes for nothing else.
 #[derive(Debug, Default)]
-pub(crate) struct Walker(Stays);
+pub(crate) struct Walker(Padded<Stays>);
 
 /// A CPU looks into tables until this is dropped. It does so in a grace section.
 #[derive(Debug)]
@@ -53,6 +55,9 @@ impl<M: Machine> Cpu<'_, M> {
         order::before::<Reclaim>(self);
         let order = order::hold::<Reclaim>(self);
         let stay = self.state().walker.0.begin();
+        if !self.vm().walked.load(Ordering::Relaxed) {
+            self.vm().walked.store(true, Ordering::Relaxed);
+        }
         fence(Ordering::SeqCst);
         Walk { section: self.section(), _stay: stay, _order: order }
     }
@@ -60,6 +65,8 @@ impl<M: Machine> Cpu<'_, M> {
     /// Step 2, but for the closing.
     pub(crate) fn await_walks(&self) {
         fence(Ordering::SeqCst);
-        self.vm().cpus.iter().for_each(|of| of.walker.0.await_end(self, || false));
+        if self.vm().walked.load(Ordering::Relaxed) {
+            self.vm().cpus.iter().for_each(|of| of.walker.0.await_end(self, || false));
+        }
     }
 }
