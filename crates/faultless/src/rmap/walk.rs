@@ -102,7 +102,7 @@ impl<M: Machine> Cpu<'_, M> {
         visits.object(word, || self.vm().anchors.object(word, self))
     }
 
-    /// A share of the object that the page in `frame` names, for who looks for no others. As for the rest, see [`with_object`](Self::with_object).
+    /// A share of the object that the page in `frame` names, which is not kept for later pages. Otherwise as [`with_object`](Self::with_object).
     pub(crate) fn object_of(&self, frame: FrameNumber) -> Option<Shared<Object>> {
         let anchor = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
         self.vm().anchors.object(anchor, self)

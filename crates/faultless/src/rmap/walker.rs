@@ -1,6 +1,6 @@
 //! A CPU that looks into the tables of spaces which it does not run: they do not end meanwhile.
 //!
-//! To count in each space who looks into it would write a line of the space twice for each page that is looked for, and all CPUs that look at the same time would write the same line.
+//! To count in each space the CPUs that look into it would write a line of the space twice for each page that is looked for, and all CPUs that look at the same time would write the same line.
 //! So a space does not know. Each CPU has a [number](Stays) that is odd while it walks, and a space that ends waits for all that walk, wherever.
 //!
 //! 1. *Walk.* The CPU makes its number odd, and issues a full fence. Then it finds spaces in the lists that lead to them. Under the lock of the list it looks whether a

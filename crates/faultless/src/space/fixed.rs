@@ -145,8 +145,6 @@ impl Entered {
     }
 }
 
-impl Entered {}
-
 impl core::ops::Deref for Entered {
     type Target = Core;
 
