@@ -7,7 +7,7 @@
 use super::walk::BATCH;
 use super::walker::Walk;
 use crate::file::Object;
-use crate::heap::Shared;
+use crate::heap::{Shared, try_extend};
 use crate::space::fixed::Core;
 use crate::sync::wait::Wait;
 use alloc::vec::Vec;
@@ -73,11 +73,10 @@ impl<'w> Known<'w> {
         {
             let mut places = [None; BATCH];
             let rest = self.object.mappings.next(before, walk, &mut places, wait);
-            if self.places.try_reserve(places.iter().flatten().count()).is_err() {
+            if try_extend(&mut self.places, places.iter().flatten().copied()).is_err() {
                 return;
             }
             self.before = rest;
-            self.places.extend(places.into_iter().flatten());
         }
     }
 }
