@@ -6,7 +6,7 @@
 //!
 //! The processes' CPUs do in turns what a thread of the system would: they move pages between the nodes, and evict pages where memory is short.
 
-use super::tiered::{FAST, Fresh, RATIO, SEED, random, tend, tiers};
+use super::tiered::{FAST, Fresh, RATIO, SEED, moments, random, tend, tiers};
 use crate::file::{Contents, FileSpec};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
@@ -106,7 +106,8 @@ unsafe impl Program for Llm {
     }
 
     fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
-        let mut own = state.fresh.of(Worker { index: 0, count: 1 });
+        let moments = moments(self.seed, worker.index);
+        let mut own = state.fresh.of(Worker { index: 0, count: 1 }, moments);
         let mut tally = Tally::default();
         let begin = begin(self.pages(), self.seed, worker);
         let mine = (worker.index % MODELS..MODELS).step_by(worker.count.min(MODELS));

@@ -51,6 +51,11 @@ pub(super) fn random(seed: u64, index: usize) -> Random {
     Random::new((seed << 24) + index as u64 + 1)
 }
 
+/// Others for that worker.
+pub(super) fn moments(seed: u64, index: usize) -> Random {
+    random(seed, index + (1 << 23))
+}
+
 /// The nodes that `settings` ask for.
 pub(super) fn tiers(settings: &Settings) -> Result<Tiers, ParamError> {
     let fast = settings.get(&FAST);
@@ -84,28 +89,40 @@ impl Fresh {
         Ok(Self { pages, every: used / each })
     }
 
-    /// The part of `worker`.
-    pub(super) fn of(self, worker: Worker) -> Own {
+    /// The part of `worker`, which allocates when `random` says.
+    pub(super) fn of(self, worker: Worker, random: Random) -> Own {
         let part = part(self.pages, worker);
-        Own { next: part.start, end: part.end, every: self.every }
+        let mut own = Own { next: part.start, end: part.end, every: self.every, due: 0, random };
+        own.due = own.within(0);
+        own
     }
 }
 
-/// One worker's part of them.
-#[derive(Clone, Copy, Debug)]
+/// One worker's part of them. It allocates one in each so many uses, at a random moment: otherwise all workers, which use things at the same pace, would allocate at the same time.
 pub(super) struct Own {
     next: u64,
     end: u64,
     every: u64,
+    /// After how many uses the next is due.
+    due: u64,
+    random: Random,
 }
 
 impl Own {
+    /// A moment in the so many uses after `begin`.
+    fn within(&mut self, begin: u64) -> u64 {
+        begin + 1 + self.random.below(self.every)
+    }
+
     /// Allocates a page, if it is time after so many uses.
     #[inline]
     pub(super) fn after<T: Task>(&mut self, task: &mut T, used: u64) -> Result<(), Failure> {
-        if used.is_multiple_of(self.every) && self.next < self.end {
-            task.allocate(self.next, self.next)?;
-            self.next += PAGE_SIZE;
+        if used == self.due {
+            self.due = self.within(used.next_multiple_of(self.every));
+            if self.next < self.end {
+                task.allocate(self.next, self.next)?;
+                self.next += PAGE_SIZE;
+            }
         }
         Ok(())
     }

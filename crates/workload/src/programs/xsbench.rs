@@ -6,7 +6,7 @@
 //!
 //! The workers' CPUs do in turns what a thread of the system would: they make room in the fast node, and bring back what is used.
 
-use super::tiered::{FAST, Fresh, RATIO, SEED, random, tend, tiers};
+use super::tiered::{FAST, Fresh, RATIO, SEED, moments, random, tend, tiers};
 use super::touch::map;
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
@@ -113,7 +113,7 @@ unsafe impl Program for XsBench {
 
     fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
         let mut random = random(self.seed, worker.index);
-        let mut own = state.fresh.of(worker);
+        let mut own = state.fresh.of(worker, moments(self.seed, worker.index));
         let mut tally = Tally::default();
         // A word of each page for each worker; with more workers than words some have none, and only read.
         let word = 8 * (worker.index as u64 + 1);

@@ -34,7 +34,7 @@ use std::{iter, thread};
 /// A workload that is compared.
 struct Subject {
     name: &'static str,
-    /// What it is given for a short run and for a quick one.
+    /// What it is given for a short run and for a quick one. More than [`CPUS`] simulated CPUs have as much fast memory [each](scaled).
     given: [&'static [&'static str]; 2],
     /// Of fast memory to slow memory.
     ratios: &'static [&'static str],
@@ -77,6 +77,8 @@ const SUBJECTS: [Subject; 3] = [
 ];
 /// Of a quick run.
 const FEW: usize = 4;
+/// For so many simulated CPUs, and fewer, is the `fast=` that a workload is given.
+const CPUS: usize = 16;
 /// How many seeds each is run with unless the user says, and in a quick run.
 const SEEDS: [u16; 2] = [3, 1];
 
@@ -183,6 +185,7 @@ fn measure(
     };
     let name = subject.name;
     let given = subject.given[usize::from(effort.quick)];
+    let given: Vec<_> = given.iter().map(|word| scaled(word, on)).collect();
     let mut settings = [settings.clone(), settings.clone()];
     for (settings, knob) in settings.iter_mut().zip(["deferred_flush=0", "deferred_flush=1"]) {
         settings.set(&knob.parse().map_err(CliError::Usage)?);
@@ -193,10 +196,11 @@ fn measure(
         let access = access.map_or(String::new(), |word| format!(" {word}"));
         progress.begin(&format!("{name} {ratio}{access} on {place}"));
         let besides = (subject.besides)(ratio).filter(|_| !effort.quick);
+        let besides = besides.map(|word| scaled(word, on));
         let words = |seed: u16| -> Vec<_> {
             let own =
                 [format!("ratio={ratio}"), format!("threads={threads}"), format!("seed={seed}")];
-            given.iter().copied().chain(besides).map(str::to_owned).chain(own).collect()
+            given.iter().chain(&besides).cloned().chain(own).collect()
         };
         let seeds = (0..effort.seeds).map(words);
         let jobs: Vec<_> =
@@ -238,6 +242,16 @@ fn measure(
         seeds => format!(", mean of {seeds} seeds"),
     };
     Ok(Some(Rows { title: format!("{title}{seeds}"), on, runs: all }))
+}
+
+/// What a workload is given, with as much fast memory for each CPU as [`CPUS`] have: how often a flush cannot wait follows from how much memory there is for each.
+fn scaled(word: &str, on: On) -> String {
+    let scale = |amount: &str| match on {
+        On::Simulated(cpus) => Some(amount.parse::<usize>().ok()? * cpus.max(CPUS) / CPUS),
+        On::Native(_) => None,
+    };
+    let amount = word.strip_prefix("fast=").and_then(|word| word.strip_suffix('M'));
+    amount.and_then(scale).map_or(word.to_owned(), |amount| format!("fast={amount}M"))
 }
 
 /// What the host keeps of the simulated machine of a run, in bytes. A run that does not say is refused later.
@@ -314,6 +328,17 @@ fn one(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_cpus_have_as_much_memory_each() {
+        let scaled = |word, cpus| scaled(word, On::Simulated(cpus));
+        assert_eq!(
+            [4, 16, 64].map(|cpus| scaled("fast=64M", cpus)),
+            ["64M", "64M", "256M"].map(|it| format!("fast={it}"))
+        );
+        assert_eq!(scaled("lookups=20000", 64), "lookups=20000");
+        assert_eq!(super::scaled("fast=64M", On::Native(64)), "fast=64M");
+    }
 
     #[test]
     fn results_are_in_order_and_this_machine_runs_one_at_a_time() {
