@@ -87,20 +87,6 @@ pub(crate) fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory
     if push_within_capacity(list, value) { Ok(()) } else { Err(OutOfMemory) }
 }
 
-/// Adds all of `values` at the end of `list`, or none.
-///
-/// # Errors
-/// [`OutOfMemory`] when the heap is exhausted.
-pub(crate) fn try_extend<T: Copy>(
-    list: &mut Vec<T>,
-    values: impl Iterator<Item = T> + Clone,
-) -> Result<(), OutOfMemory> {
-    list.try_reserve(values.clone().count()).map_err(|_| OutOfMemory)?;
-    let all = values.fold(true, |all, value| all & push_within_capacity(list, value));
-    debug_assert!(all, "reserved above");
-    Ok(())
-}
-
 /// Adds `value` at the end, unless the list is full. Returns whether it did.
 fn push_within_capacity<T>(list: &mut Vec<T>, value: T) -> bool {
     // Not `Vec::push`, whose code for a full list ends the program when the heap is exhausted.

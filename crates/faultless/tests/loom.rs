@@ -19,6 +19,7 @@ mod loom_locks;
 mod loom_object;
 mod loom_owner;
 mod loom_space;
+mod loom_stays;
 mod loom_table;
 
 #[test]

@@ -1,7 +1,8 @@
 //! The end of spaces: by whoever leaves last, and of a whole family at once.
 
-use crate::scenario::disk::Disk;
+use crate::scenario::disk::{Disk, read_page};
 use crate::scenario::{AT, Guest, RW, Space, World, page};
+use faultless::{MapFlags, Object, Prot};
 use std::sync::{Arc, Mutex};
 
 /// Pages of the space that ends; there is one more, which nobody has touched.
@@ -85,10 +86,10 @@ fn the_end_of_a_child_against_eviction() {
     let [parent, home] = [1, 2].map(|pages| world.numbered(pages, 2));
     let frame = world.quietly(|cpu| parent.page_at(cpu, page(0)).unwrap().frame);
     let entry = u64::from(frame.0) << 12 | 0x25;
-    let (words, untouched) = ([0, 8], 2..6);
+    let untouched = 2..6;
     let child = world.within(&parent, |guest| {
         // That page, too, looks like a table of such entries.
-        words.map(|word| guest.store(page(0) + word, entry).unwrap());
+        [0, 8].map(|word| guest.store(page(0) + word, entry).unwrap());
         guest.space.fork(guest.cpu).unwrap()
     });
     let child = Mutex::new(Some(child));
@@ -96,12 +97,7 @@ fn the_end_of_a_child_against_eviction() {
     world.run(&[
         (&home, &|guest| {
             child.lock().unwrap().take().unwrap().exit(guest.cpu);
-            for at in untouched.clone().map(page) {
-                words.map(|word| guest.store(at + word, entry).unwrap());
-            }
-            for at in untouched.clone().map(page) {
-                assert_eq!(words.map(|word| guest.load(at + word)), [Ok(entry); 2], "changed");
-            }
+            fill_with(guest, entry, untouched.clone());
         }),
         (&home, &|guest| {
             (0..2).for_each(|_| drop(guest.cpu.reclaim(1)));
@@ -110,11 +106,74 @@ fn the_end_of_a_child_against_eviction() {
     world.finish(vec![parent, home]);
 }
 
+/// A space that maps a file ends while another CPU looks for the file's page. Its frames are soon others', who store there what looks like an entry of that page.
+fn the_end_of_a_space_against_eviction_of_its_file() {
+    let world = World::unwatched(2, 64);
+    let file = world.file(Disk::new(1, 2));
+    let [mapper, home] = [0, 2].map(|pages| world.numbered(pages, 2));
+    world.within(&mapper, |guest| {
+        guest.map_object(AT, 1, &file, Prot::READ, MapFlags::SHARED);
+        guest.load(page(0)).unwrap();
+    });
+    let frame = world.quietly(|cpu| mapper.page_at(cpu, page(0)).unwrap().frame);
+    let entry = u64::from(frame.0) << 12 | 0x25;
+    world.quietly(|cpu| {
+        // SAFETY: two words of a page that nobody uses now.
+        file.write_page(cpu, 0, |at| unsafe { at.cast::<[u64; 2]>().write([entry; 2]) }).unwrap();
+    });
+    let mapper = Mutex::new(Some(mapper));
+    world.run(&[
+        (&home, &|guest| {
+            mapper.lock().unwrap().take().unwrap().exit(guest.cpu);
+            fill_with(guest, entry, 2..8);
+        }),
+        (&home, &|guest| {
+            guest.cpu.reclaim(1);
+            guest.evict(&file, 0..1);
+        }),
+    ]);
+    assert_eq!(world.within(&home, |guest| read_page(guest, &file, 0)), Ok(entry));
+    world.finish_with(vec![home], vec![file]);
+}
+
+/// An object is released while another CPU looks at its pages; the CPU that released it needs their frames.
+fn the_end_of_an_object_against_reclaim() {
+    let world = World::unwatched(2, 64);
+    let home = world.space(|guest| {
+        guest.map(page(0), 16, RW);
+        guest.store(page(0), 1).unwrap();
+    });
+    let other = world.numbered(1, 1);
+    let object = Mutex::new(Some(world.object(8, 8)));
+    world.leave_frames(2);
+    world.run(&[
+        (&home, &|guest| {
+            Object::release(object.lock().unwrap().take().unwrap(), guest.cpu);
+            (1..9).for_each(|at| guest.store(page(at), at).expect("there is memory"));
+        }),
+        (&other, &|guest| (0..3).for_each(|_| drop(guest.cpu.reclaim(1)))),
+    ]);
+    world.finish(vec![home, other]);
+}
+
+/// Stores two words to each of `pages`, which stay as they are.
+fn fill_with(guest: &Guest<'_>, value: u64, pages: core::ops::Range<u64>) {
+    let words = [0, 8];
+    for at in pages.clone().map(page) {
+        words.map(|word| guest.store(at + word, value).unwrap());
+    }
+    for at in pages.map(page) {
+        assert_eq!(words.map(|word| guest.load(at + word)), [Ok(value); 2], "changed");
+    }
+}
+
 mod tests {
     holds!(
         whoever_leaves_last_ends_it,
         stores_against_the_end_of_two_children,
         the_end_of_a_child_against_eviction,
+        the_end_of_a_space_against_eviction_of_its_file,
+        the_end_of_an_object_against_reclaim,
     );
 }
 
@@ -122,5 +181,8 @@ mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
 
-    needs!(waiting_for_walks: ExitAwaitsWalks in [the_end_of_a_child_against_eviction]);
+    needs!(
+        waiting_for_walks: ExitAwaitsWalks in [the_end_of_a_child_against_eviction],
+        walking_in_no_space_that_ends: WalkLooksAtClosed in [the_end_of_a_space_against_eviction_of_its_file],
+    );
 }

@@ -29,7 +29,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Step 2, or until there is `enough`.
-    pub(super) fn await_holders(&self, enough: impl Fn() -> bool) {
+    pub(crate) fn await_holders(&self, enough: impl Fn() -> bool) {
         fence(Ordering::Acquire);
         if self.state().holder.0.current().is_some() {
             return;

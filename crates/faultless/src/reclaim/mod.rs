@@ -117,6 +117,8 @@ impl<M: Machine> Cpu<'_, M> {
         if evicted == 0 {
             self.wait(0);
             self.await_holders(|| clock.evicted.count() != before);
+            // A walk may have had the last share of an object.
+            self.end_dropped();
             self.settle_owed();
         }
         clock.evicted.count() != before

@@ -11,7 +11,7 @@ use super::locked::Locked;
 use super::walker::Walk;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
-use crate::heap::{Shared, try_box_with};
+use crate::heap::{Bounded, Shared, try_box_with};
 use crate::space::Lock;
 use crate::space::fixed::Core;
 use crate::space::vma::Area;
@@ -22,6 +22,9 @@ use alloc::boxed::Box;
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
+
+/// A space that maps an object, and the [distance](Mapping) of the mapping.
+pub(super) type Place<'w> = (&'w Core, u64);
 
 /// The mappings of one object, the last that was made first.
 #[derive(Debug, Default)]
@@ -163,23 +166,44 @@ impl Mappings {
         }
     }
 
-    /// The spaces of the next mappings that were made before the one numbered `before`, as many as `to` has places, but for spaces that are ending, each with its distance. Returns the number of the last, whose space may be ending, if there may be more.
+    /// The spaces of all mappings, or of the first `most`, but for spaces that are ending. As [`next`](Self::next) besides.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(super) fn all<'w>(
+        &self,
+        most: usize,
+        walk: &'w Walk<'_>,
+        wait: &impl Wait,
+    ) -> Result<(Bounded<Place<'w>>, Option<u64>), OutOfMemory> {
+        let count = self.list.lock(wait).iter().take(most).count();
+        let mut places = Bounded::try_new(count)?;
+        let add = |place| _ = places.push(place);
+        let rest = self.next(u64::MAX, count, walk, wait, add);
+        Ok((places, rest))
+    }
+
+    /// Calls `each` with the spaces of the next `most` mappings that were made before the one numbered `before`, but for spaces that are ending. Returns the number of the last, whose space may be
+    /// ending, if there are more.
     pub(super) fn next<'w>(
         &self,
         before: u64,
+        most: usize,
         walk: &'w Walk<'_>,
-        to: &mut [Option<(&'w Core, u64)>],
         wait: &impl Wait,
+        mut each: impl FnMut(Place<'w>),
     ) -> Option<u64> {
         let list = self.list.lock(wait);
         let mut earlier = list.iter().filter(|mapping| mapping.number < before);
-        let mut last = None;
-        for place in to {
+        let mut last = Some(before);
+        for _ in 0..most {
             let mapping = earlier.next()?;
-            *place = walk.space(&mapping.core).map(|space| (space, mapping.distance));
+            if let Some(space) = walk.space(&mapping.core) {
+                each((space, mapping.distance));
+            }
             last = Some(mapping.number);
         }
-        last
+        earlier.next().and(last)
     }
 }
 

@@ -4,18 +4,17 @@
 //! finds most of them in the same space, or of the same few objects, as do the others that look at the same time. So it keeps what it has found for one page as long as its
 //! [walk](super::walker) is, that is for some dozens of pages. What begins to map an object meanwhile is not looked at: as all that the reverse map says, this is a hint.
 
-use super::walk::BATCH;
+use super::mapping::Place;
 use super::walker::Walk;
 use crate::file::Object;
-use crate::heap::{Shared, try_extend};
+use crate::heap::{Bounded, Shared};
 use crate::space::fixed::Core;
 use crate::sync::wait::Wait;
-use alloc::vec::Vec;
 
 /// Objects that are remembered.
 const OBJECTS: usize = 4;
-/// Mappings of an object that are remembered, about. Those that were made before are looked up for each page.
-const PLACES: usize = 64;
+/// Mappings of an object that are remembered. Those that were made before are looked up for each page.
+const PLACES: usize = if cfg!(test) { 64 } else { 1 << 16 };
 
 /// What was found in a walk.
 #[derive(Debug, Default)]
@@ -42,8 +41,8 @@ impl<'w> Visits<'w> {
                 None => {
                     let object = find()?;
                     let at = (self.last + 1) % OBJECTS;
-                    let places = Vec::new();
-                    self.objects[at] = Some(Known { word, object, places, before: Some(u64::MAX) });
+                    let before = Some(u64::MAX);
+                    self.objects[at] = Some(Known { word, object, places: None, before });
                     at
                 }
             };
@@ -58,25 +57,21 @@ pub(super) struct Known<'w> {
     /// How pages name the object.
     word: u64,
     pub(super) object: Shared<Object>,
-    /// Spaces that map it, the last mapping first, and the distance of each.
-    pub(super) places: Vec<(&'w Core, u64)>,
+    /// Spaces that map it, the last mapping first, once they were looked for.
+    pub(super) places: Option<Bounded<Place<'w>>>,
     /// Where the others are: in the mappings that were made before the one of this number, if there may be any.
     pub(super) before: Option<u64>,
 }
 
 impl<'w> Known<'w> {
-    /// Finds the spaces that map the object, but for those of the first mappings where there are many, or the heap is exhausted. The first call does so for all that follow.
+    /// Finds the spaces that map the object, but for those of the first mappings where there are very many, or of all if the heap is exhausted. The first call does so for all that
+    /// follow: to find one mapping takes a look at all that were made later.
     #[inline]
     pub(super) fn find(&mut self, walk: &'w Walk<'_>, wait: &impl Wait) {
-        while let Some(before) = self.before
-            && self.places.len() < PLACES
+        if self.places.is_none()
+            && let Ok((places, before)) = self.object.mappings.all(PLACES, walk, wait)
         {
-            let mut places = [None; BATCH];
-            let rest = self.object.mappings.next(before, walk, &mut places, wait);
-            if try_extend(&mut self.places, places.iter().flatten().copied()).is_err() {
-                return;
-            }
-            self.before = rest;
+            (self.places, self.before) = (Some(places), before);
         }
     }
 }

@@ -166,11 +166,13 @@ impl<M: Machine> Cpu<'_, M> {
             ControlFlow::Continue(())
         };
         known.find(walk, self);
-        known.places.iter().try_for_each(&mut look)?;
+        known.places.iter().flat_map(|places| &**places).try_for_each(&mut look)?;
         let mut before = known.before;
         while let Some(number) = before {
             let mut places = [None; BATCH];
-            before = known.object.mappings.next(number, walk, &mut places, self);
+            let mut free = places.iter_mut();
+            let add = |place| _ = free.next().map(|free| *free = Some(place));
+            before = known.object.mappings.next(number, BATCH, walk, self, add);
             places.iter().flatten().try_for_each(&mut look)?;
         }
         ControlFlow::Continue(())

@@ -11,17 +11,17 @@
 //! Of the two fences one comes first: either the walk finds the space closed, or the end finds the walk. As long as no CPU has walked, an end looks at one flag, which is set
 //! before the first fence.
 //!
-//! A walk is short. It waits for the owners of spaces, for the flushes of what it takes, and for leaf locks; not for stores, nor for locks of a space. So
-//! the end of a space does not wait long, though the CPUs that it waits for look at other spaces.
+//! A walk is short: of some dozens of pages, whose objects' mappings are found [once](super::visits). It waits for the owners of spaces, for the flushes of what it takes,
+//! and for leaf locks; not for stores, nor for locks of a space. So the end of a space does not wait long, though the CPUs that it waits for look at other spaces.
 
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::fixed::Core;
-use crate::sync::atomic::{Ordering, fence};
 use crate::sync::grace::Section;
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Mark, Reclaim};
 use crate::sync::percpu::Padded;
-use crate::sync::stays::{Stay, Stays};
+use crate::sync::stays::{Stay, Stays, await_all};
 use crate::vm::Cpu;
 
 /// The walks of a CPU. Spaces that end read it, so it is on a line that the CPU writes for nothing else.
@@ -44,8 +44,9 @@ impl<'c> Walk<'c> {
 
     /// The space of `core`, unless it is ending.
     pub(super) fn space(&self, core: &Shared<Core>) -> Option<&Core> {
+        let is_open = !core.is_closed() || lost(Mutant::WalkLooksAtClosed);
         // SAFETY: a core that is not closed is there until its end has waited for this walk (step 2).
-        (!core.is_closed()).then(|| unsafe { Shared::peek_raw(core.as_raw()) })
+        is_open.then(|| unsafe { Shared::peek_raw(core.as_raw()) })
     }
 }
 
@@ -54,19 +55,13 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn walk(&self) -> Walk<'_> {
         order::before::<Reclaim>(self);
         let order = order::hold::<Reclaim>(self);
-        let stay = self.state().walker.0.begin();
-        if !self.vm().walked.load(Ordering::Relaxed) {
-            self.vm().walked.store(true, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
+        let stay = self.state().walker.0.begin_looking(&self.vm().walked);
         Walk { section: self.section(), _stay: stay, _order: order }
     }
 
     /// Step 2, but for the closing.
     pub(crate) fn await_walks(&self) {
-        fence(Ordering::SeqCst);
-        if self.vm().walked.load(Ordering::Relaxed) {
-            self.vm().cpus.iter().for_each(|of| of.walker.0.await_end(self, || false));
-        }
+        let walkers = self.vm().cpus.iter().map(|of| &*of.walker.0);
+        await_all(&self.vm().walked, walkers, self);
     }
 }

@@ -18,5 +18,5 @@ pub mod range;
 pub mod rwlock;
 pub mod sequence;
 pub mod spin;
-pub(crate) mod stays;
+pub mod stays;
 pub mod wait;

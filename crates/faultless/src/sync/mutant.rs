@@ -178,6 +178,12 @@ pub enum Mutant {
     ExitAwaitsReclaim,
     /// ... for walks of the reverse map.
     ExitAwaitsWalks,
+    /// A walk leaves out spaces that are closed. It reads tables that are freed.
+    WalkLooksAtClosed,
+    /// The fence between the beginning of a walk and its look whether a space is closed. Its end finds no walk.
+    LookFence,
+    /// The fence between the closing of a space and the look at the CPUs that walk. A walk that has begun finds it open.
+    CloseFence,
     /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and
     /// reclaim loses the store.
     FreeFlush,

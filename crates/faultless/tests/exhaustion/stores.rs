@@ -1,9 +1,10 @@
 //! Files with a store: pages that are read in, and written back.
 
-use super::guest::{AT, P, RW, SHARED, TestCpu, World};
-use super::{Case, Left, Refused, exhaust};
+use super::guest::{AT, P, RW, SHARED, Small, TestCpu, TestVm, World};
+use super::shim::{self, Plan};
+use super::{Case, FRAMES, Left, Refused, exhaust, new_world};
 use faultless::{
-    Access, Advice, AnonVmaCheck, BackingStore, Copies, Errno, FaultKind, MapFlags, Object,
+    Access, Advice, AnonVmaCheck, BackingStore, Copies, CpuId, Errno, FaultKind, MapFlags, Object,
     ReadRun, StoreError, ThreadStreams, WriteRun,
 };
 use std::cell::Cell;
@@ -253,4 +254,42 @@ fn a_length_that_changes() {
         assert_eq!(write_back(cpu, world), Ok(1));
         assert_eq!(WORDS.get(), [10, 0, 0, 0, 0, 0, 7, 8]);
     });
+}
+
+/// They leave where their mappings are not remembered, too; and a page stays if what it takes to take it is not to be had.
+#[test]
+fn pages_with_many_mappings_that_leave() {
+    const MAPPINGS: u64 = 20;
+    let (mut all, mut none) = (0, 0);
+    for step in 0.. {
+        let vm = TestVm::new(Small::new(FRAMES)).unwrap();
+        // SAFETY: the only one.
+        let cpu = unsafe { vm.cpu(CpuId(0)) };
+        let mut world = new_world(&cpu);
+        file(&cpu, &mut world);
+        for at in 0..MAPPINGS {
+            world.map_object(&cpu, 2 * at, 1, MapFlags::SHARED | MapFlags::FIXED, 0);
+            assert_eq!(
+                world.spaces[0].fault(&cpu, AT + 2 * at * P, Access::Read),
+                Ok(FaultKind::Shared)
+            );
+        }
+        let evict = || world.objects[0].evict(&cpu, 0..1);
+        let (left, refused) = shim::with(Plan::Only(step), evict);
+        assert_eq!(world.objects[0].resident_pages(&cpu), 1 - left, "step {step}");
+        cpu.drain();
+        world.audit(&cpu);
+        let mut word = [0; 8];
+        world.spaces[0].read_bytes(&cpu, AT + 2 * P, &mut word).unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 1);
+        world.end(&cpu);
+        if refused == 0 {
+            assert_eq!(left, 1);
+            break;
+        }
+        all += left;
+        none += 1 - left;
+    }
+    assert!(all > 0, "no page leaves where its mappings are not remembered");
+    assert!(none > 0, "nothing else was asked for");
 }

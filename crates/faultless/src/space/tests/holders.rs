@@ -5,9 +5,10 @@ use super::guest::{
 };
 use super::store::{Memory, file, finish};
 use super::tiers::tiers;
+use crate::file::Object;
 use crate::heap::Shared;
 use crate::space::{Advice, Lock, Prot, Space};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
@@ -17,12 +18,47 @@ const PAGES: u64 = 8;
 /// How long a CPU that waits for another is let wait.
 const WHILE: Duration = Duration::from_millis(20);
 
-/// One CPU does `what`, on two nodes, the first of which is short. In the middle of it, when it looks at a frame for the `nth` time, another takes frames until
-/// there are none. Returns whether it came to that, and how many pages that may leave were in memory then.
-fn taken_at(
+/// One CPU does `what`. In the middle of it, when it looks at a frame for the `nth` time, another does `then`, and may wait for it. Returns whether it came to that.
+fn beside(
+    vm: &TestVm,
+    here: &TestCpu<'_>,
     nth: u64,
-    what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<crate::file::Object>),
-) -> (bool, u64) {
+    what: impl FnOnce(),
+    then: impl FnOnce(&TestCpu<'_>) + Send,
+) -> bool {
+    let goes = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            while !goes.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            then(&cpu(vm, 1));
+        });
+        let meanwhile = || {
+            goes.store(true, Ordering::Release);
+            let since = Instant::now();
+            while !other.is_finished() && since.elapsed() < WHILE {
+                thread::yield_now();
+            }
+        };
+        let is_reached = vm.machine().at_look(nth, meanwhile, what);
+        goes.store(true, Ordering::Release);
+        while !other.is_finished() {
+            here.serve_flushes();
+            thread::yield_now();
+        }
+        is_reached
+    })
+}
+
+/// Stores to pages until there is no memory. Returns to how many.
+fn fill(cpu: &TestCpu<'_>, space: &TestSpace) -> u64 {
+    (0..1000).find(|page| store(cpu, space, AT + page * P, *page).is_err()).unwrap()
+}
+
+/// On two nodes, the first of which is short, another CPU takes frames until there are none in the middle of `what`. Returns whether it came to that, and how many
+/// pages that may leave were in memory then.
+fn taken_at(nth: u64, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) -> (bool, u64) {
     let vm = &tiers(2, &[128, 256]);
     let here = cpu(vm, 0);
     let [space, other] = [(); 2].map(|()| Space::new(&here).unwrap());
@@ -34,41 +70,24 @@ fn taken_at(
     (0..PAGES).for_each(|page| assert_eq!(load(&here, &space, AT + page * P), Ok(page + 1)));
     space.madvise(&here, AT, PAGES * P, Advice::Cold).unwrap();
     (0..105).for_each(|page| store(&here, &space, AT + (1000 + page) * P, page).unwrap());
-    let (goes, left) = (AtomicBool::new(false), AtomicU64::new(0));
-    let is_reached = thread::scope(|scope| {
-        let taker = scope.spawn(|| {
-            let there = cpu(vm, 1);
-            while !goes.load(Ordering::Acquire) {
-                thread::yield_now();
-            }
-            (0..1000).find(|page| store(&there, &other, AT + page * P, *page).is_err()).unwrap();
-            left.store(file.resident_pages(&there), Ordering::Relaxed);
-        });
-        let meanwhile = || {
-            goes.store(true, Ordering::Release);
-            let since = Instant::now();
-            while !taker.is_finished() && since.elapsed() < WHILE {
-                thread::yield_now();
-            }
-        };
-        let is_reached = vm.machine().at_look(nth, meanwhile, || what(&here, &space, &file));
-        goes.store(true, Ordering::Release);
-        while !taker.is_finished() {
-            here.serve_flushes();
-            thread::yield_now();
-        }
-        is_reached
-    });
+    let mut left = 0;
+    let is_reached = beside(
+        vm,
+        &here,
+        nth,
+        || what(&here, &space, &file),
+        |there| {
+            fill(there, &other);
+            left = file.resident_pages(there);
+        },
+    );
     other.exit(&here);
     finish(&here, space, Vec::from([file]));
-    (is_reached, left.load(Ordering::Relaxed))
+    (is_reached, left)
 }
 
 /// At one of `each` looks of `what`.
-fn nothing_is_left(
-    each: usize,
-    what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<crate::file::Object>),
-) {
+fn nothing_is_left(each: usize, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) {
     let mut reached = 0;
     for nth in (1..400).step_by(if cfg!(miri) { 100 } else { each }) {
         let (is_reached, left) = taken_at(nth, &what);
@@ -104,6 +123,72 @@ fn memory_is_not_out_while_another_cpu_moves_pages() {
 fn memory_is_not_out_while_another_cpu_pages_out() {
     nothing_is_left(2, |cpu, space, _| space.evict(cpu, AT, PAGES * P).unwrap());
     nothing_is_left(2, |cpu, _, file| _ = file.evict(cpu, 0..PAGES));
+}
+
+/// As [`taken_at`], but the other CPU releases an object first, of which the one that looks may have the last share. Returns how many objects were left to be ended when memory was out.
+fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, usize) {
+    let vm = &tiers(2, &[128, 256]);
+    let here = cpu(vm, 0);
+    let [space, other] = [(); 2].map(|()| Space::new(&here).unwrap());
+    map(&here, &space, 1000, 110, RW);
+    map(&here, &other, 0, 1000, RW);
+    let object = Object::try_new(&here, PAGES, 1).unwrap();
+    map_object(&here, &space, (0, PAGES), RW, SHARED, (&object, 0));
+    let private = |page| store(&here, &space, AT + (1000 + page) * P, page).unwrap();
+    (0..20).for_each(private);
+    (0..PAGES).for_each(|page| store(&here, &space, AT + page * P, page + 1).unwrap());
+    let memory = Memory::new(PAGES, 0);
+    let file = file(&here, &memory);
+    map_object(&here, &space, (50, PAGES), Prot::READ, SHARED, (&file, 0));
+    (0..PAGES).for_each(|page| assert_eq!(load(&here, &space, AT + (50 + page) * P), Ok(page + 1)));
+    space.madvise(&here, AT + 50 * P, PAGES * P, Advice::Cold).unwrap();
+    (20..95).for_each(private);
+    space.munmap(&here, AT, PAGES * P).unwrap();
+    here.settle_retired();
+    let mut left = 0;
+    let is_reached = beside(
+        vm,
+        &here,
+        nth,
+        || what(&here),
+        |there| {
+            Object::release(object, there);
+            fill(there, &other);
+            left = there.end_dropped();
+        },
+    );
+    other.exit(&here);
+    finish(&here, space, Vec::from([file]));
+    (is_reached, left)
+}
+
+/// At one of seven looks of `what`.
+fn objects_are_ended(what: impl Fn(&TestCpu<'_>)) {
+    let mut reached = 0;
+    for nth in (1..400).step_by(if cfg!(miri) { 100 } else { 7 }) {
+        let (is_reached, left) = released_at(nth, &what);
+        if !is_reached {
+            break;
+        }
+        reached += 1;
+        assert_eq!(left, 0, "an object could be ended when memory was out, at look {nth}");
+    }
+    assert!(reached > 0, "it looks at no frame");
+}
+
+#[test]
+fn objects_that_another_cpu_looks_at_are_ended_before_memory_is_out() {
+    objects_are_ended(|cpu| _ = cpu.reclaim(1));
+    objects_are_ended(|cpu| _ = cpu.balance(0));
+}
+
+/// As where a call that holds pages finds no memory.
+#[test]
+fn a_cpu_does_not_wait_for_its_own_call() {
+    let vm = super::guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let _stay = cpu.hold_pages();
+    cpu.await_holders(|| false);
 }
 
 /// Others look again and again, and find nothing that may leave.
