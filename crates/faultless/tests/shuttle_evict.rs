@@ -275,6 +275,24 @@ fn writing_back_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
+/// What was stored before a page is written back is in the store then, though other CPUs evict the page meanwhile.
+fn the_store_has_what_was_written_back() {
+    let (world, disk, file, space) = mapped(3, 1, RW, MapFlags::SHARED);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 10 * round).unwrap();
+                write_back(guest, &[&space], &file).unwrap();
+                assert_eq!(disk.word(0), 10 * round, "not in the store");
+            }
+        }),
+        (&space, &|guest| evict_all(guest, &file)),
+        (&space, &|guest| (0..2).for_each(|_| drop(guest.cpu.reclaim(1)))),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[10 * ROUNDS]);
+    world.finish_with(vec![space], vec![file]);
+}
+
 /// Once a program has locked a page and used it, it stays.
 fn locking_against_evictions() {
     let (world, disk, file, space) = mapped(2, 2, READ, MapFlags::SHARED);
@@ -367,6 +385,7 @@ mod tests {
         truncation_against_evictions,
         holes_against_evictions,
         writing_back_against_evictions,
+        the_store_has_what_was_written_back,
         locking_against_evictions,
         forks_against_evictions,
         programs_in_little_memory,
@@ -379,6 +398,7 @@ mod needs {
 
     needs!(
         a_flush_of_what_leaves: EvictFlush in [stores_against_evictions],
+        waiting_for_entries_that_others_have: WriteBackAwaits in [the_store_has_what_was_written_back],
         a_look_at_what_is_dirty: EvictLooksAtDirty in [kernel_writes_against_evictions],
         a_look_at_locks: EvictLooksAtLocks in [locking_against_evictions],
         a_count_of_the_references: MigrateCounts in [kernel_writes_against_evictions],

@@ -402,6 +402,36 @@ fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
     protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
 }
 
+/// Clears the dirty bit of the page that `slot` names, if it has one, and takes a reference to the page, which therefore stays until it is written.
+fn clean<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
+    loop {
+        // A CPU that evicts or moves the page may have the entry, and put it back as it was.
+        let seen = if lost(Mutant::WriteBackAwaits) {
+            node::load(slot)
+        } else {
+            protocol::settle(slot, cpu, |now| now).0
+        };
+        if !seen.is_present() || !seen.is_dirty() {
+            return None;
+        }
+        let meta = cpu.vm().frames.meta(seen.frame());
+        if !meta.get_ref_unless_zero() {
+            // It has as many references as can be counted; or another entry by now.
+            if meta.is_referred_to() && node::load(slot) == seen {
+                return None;
+            }
+            continue;
+        }
+        let (old, _) =
+            protocol::settle(slot, cpu, |now| if now == seen { now.undirtied() } else { now });
+        if old == seen {
+            return Some(seen.frame());
+        }
+        // SAFETY: the reference taken above, which never was a mapping.
+        unsafe { cpu.put_unmapped(seen.frame()) };
+    }
+}
+
 /// Clears the dirty bits of the next run of dirty pages in `pages`, as many as fit into `run`, and takes a reference to each.
 /// Returns the number of the first.
 ///
@@ -419,20 +449,7 @@ unsafe fn gather<M: Machine>(
         if ends || run.is_full() {
             return Err(());
         }
-        if !node::load(slot).is_dirty() {
-            return Ok(());
-        }
-        // A reference first: the page stays until it is written.
-        let Some(frame) = Object::refer_to_copy(cpu, slot) else { return Ok(()) };
-        let is_it = |now: Entry| now.is_present() && now.frame() == frame;
-        let clean = |now: Entry| if is_it(now) { now.undirtied() } else { now };
-        let (old, _) = protocol::settle(slot, cpu, clean);
-        if !is_it(old) {
-            // It has left the object.
-            // SAFETY: the reference taken above, which never was a mapping.
-            unsafe { cpu.put_unmapped(frame) };
-            return Ok(());
-        }
+        let Some(frame) = clean(cpu, slot) else { return Ok(()) };
         if run.is_empty() {
             first = index;
         }

@@ -265,6 +265,8 @@ pub enum Mutant {
     EvictLooksAtLocks,
     /// Dirty pages are not dropped. What was stored to them is lost.
     EvictLooksAtDirty,
+    /// Writing back waits for entries that other CPUs have. What was stored is not in the store when it returns.
+    WriteBackAwaits,
     /// Who takes a page that an operation has claimed flushes all of the space. A CPU stores by a translation of an entry that was moved or hidden, and whose flush
     /// is under way.
     FlushLooksAtClaims,
