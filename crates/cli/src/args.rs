@@ -191,7 +191,7 @@ pub struct TierArgs {
     /// Ratios of fast to slow memory that `xsbench` and `llm` run at [default: 1:1,1:2.3,1:4,1:8,1:99]
     #[arg(long, value_name = "1:N,...", value_delimiter = ',', value_parser = PossibleValuesParser::new(tiers::RATIOS))]
     pub ratios: Vec<String>,
-    /// Numbers of simulated CPUs that `xsbench` and `llm` run on, and not on this machine [default: 16 and, for xsbench, 64; and this machine]
+    /// Numbers of simulated CPUs that `xsbench` and `llm` run on, and not on this machine; more than 16 have as much fast memory each [default: 16 and, for xsbench, 64; and this machine]
     #[arg(long, value_name = "N,N..N")]
     pub cpus: Option<Counts>,
 }
