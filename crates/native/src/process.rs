@@ -67,7 +67,7 @@ impl Native {
     }
 
     /// Checks the subsystem's books (law 6), once no guest code runs on any CPU. `processes` are all
-    /// there are, and all objects that there are have pages in none but those: one that the caller keeps has no page that none of them maps.
+    /// there are, and map each object that has pages: pages of others are not found.
     ///
     /// # Errors
     /// What does not add up.
