@@ -4,7 +4,7 @@
 //! there is to free on a list of the subsystem. CPUs empty the list where they hold nothing, and seldom enough that the other
 //! calls need not look: when a space or an object is made or a space ends, when they free what they retired, before
 //! they say that memory is out, and when the kernel asks for it ([`Cpu::end_dropped`](crate::Cpu::end_dropped)). [`Space::exit`](crate::Space::exit) and
-//! [`Object::release`](crate::Object::release) end at once what they are given, unless another CPU that looks at pages, or a VMA in its grace period,
+//! [`Object::release`](crate::Object::release) end at once what they are given, unless another CPU that looks at pages or writes them, or a VMA in its grace period,
 //! has a share of it.
 //!
 //! The [`Place`] on the list is allocated together with the space or object, so a drop needs no memory. The list is a stack:

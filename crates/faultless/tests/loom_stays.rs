@@ -1,6 +1,6 @@
 //! CPUs that come to look at something, against one that closes it and waits for them.
 //!
-//! Bounds: one CPU that looks up to three times, all executions; two that look, or one flag beside, at most three forced switches.
+//! Bounds: one CPU that looks up to three times, all executions; two that look, at most three forced switches.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_stays`
 

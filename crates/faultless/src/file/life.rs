@@ -96,8 +96,8 @@ impl Object {
     /// Gives up a share. With the last one the object ends; pages of it from which another CPU is copying
     /// end a moment later.
     ///
-    /// The last one may be one of the subsystem's own: that of a VMA that was unmapped until its grace period is over, or of another CPU that looks at a page of the object to evict or
-    /// move it. Then the object ends later, and what programs stored to it is written to the store then. A kernel that is to use the store meanwhile
+    /// The last one may be one of the subsystem's own: that of a VMA that was unmapped until its grace period is over, or of another CPU that looks at a page of the object, or writes it, to evict or
+    /// move it. The end of a space does not wait for such a CPU. Then the object ends later, and what programs stored to it is written to the store then. A kernel that is to use the store meanwhile
     /// [writes back](Shared::write_back) first.
     pub fn release<M: Machine>(object: Shared<Self>, cpu: &Cpu<'_, M>) {
         object.check_vm(cpu);

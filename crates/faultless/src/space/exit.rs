@@ -29,8 +29,6 @@ impl<M: Machine> Space<M> {
             panic!("{:?} is to end while CPU {inside} runs it", self.id());
         }
         self.end(cpu);
-        // They may have the last share of an object that it mapped.
-        cpu.await_walks();
         cpu.end_dropped();
         cpu.collect();
     }

@@ -86,18 +86,23 @@ fn taken_at(nth: u64, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) 
     (is_reached, left)
 }
 
-/// At one of `each` looks of `what`.
-fn nothing_is_left(each: usize, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) {
+/// At one of `each` looks of a call, nothing is left of what `left_at` counts.
+fn at_looks(each: usize, left_at: impl Fn(u64) -> (bool, u64)) {
     let mut reached = 0;
     for nth in (1..400).step_by(if cfg!(miri) { 100 } else { each }) {
-        let (is_reached, left) = taken_at(nth, &what);
+        let (is_reached, left) = left_at(nth);
         if !is_reached {
             break;
         }
         reached += 1;
-        assert_eq!(left, 0, "pages might have left when memory was out, at look {nth}");
+        assert_eq!(left, 0, "left when memory was out, at look {nth}");
     }
     assert!(reached > 0, "it looks at no frame");
+}
+
+/// No page that may leave.
+fn nothing_is_left(each: usize, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) {
+    at_looks(each, |nth| taken_at(nth, &what));
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn memory_is_not_out_while_another_cpu_pages_out() {
 }
 
 /// As [`taken_at`], but the other CPU releases an object first, of which the one that looks may have the last share. Returns how many objects were left to be ended when memory was out.
-fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, usize) {
+fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, u64) {
     let vm = &tiers(2, &[128, 256]);
     let here = cpu(vm, 0);
     let [space, other] = [(); 2].map(|()| Space::new(&here).unwrap());
@@ -154,7 +159,7 @@ fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, usize) {
         |there| {
             Object::release(object, there);
             fill(there, &other);
-            left = there.end_dropped();
+            left = there.end_dropped() as u64;
         },
     );
     other.exit(&here);
@@ -162,24 +167,10 @@ fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, usize) {
     (is_reached, left)
 }
 
-/// At one of seven looks of `what`.
-fn objects_are_ended(what: impl Fn(&TestCpu<'_>)) {
-    let mut reached = 0;
-    for nth in (1..400).step_by(if cfg!(miri) { 100 } else { 7 }) {
-        let (is_reached, left) = released_at(nth, &what);
-        if !is_reached {
-            break;
-        }
-        reached += 1;
-        assert_eq!(left, 0, "an object could be ended when memory was out, at look {nth}");
-    }
-    assert!(reached > 0, "it looks at no frame");
-}
-
 #[test]
 fn objects_that_another_cpu_looks_at_are_ended_before_memory_is_out() {
-    objects_are_ended(|cpu| _ = cpu.reclaim(1));
-    objects_are_ended(|cpu| _ = cpu.balance(0));
+    at_looks(7, |nth| released_at(nth, |cpu| _ = cpu.reclaim(1)));
+    at_looks(7, |nth| released_at(nth, |cpu| _ = cpu.balance(0)));
 }
 
 /// As where a call that holds pages finds no memory.
