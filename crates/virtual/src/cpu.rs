@@ -314,7 +314,7 @@ impl<'a> VirtualCpu<'a> {
             if let Some(found) = self.space().walk(self.cpu, addr, wanted) {
                 let page = addr & !(PAGE_SIZE - 1);
                 let prot = found.prot;
-                let writable = access == Access::Write;
+                let writable = prot.contains(faultless_observed::Prot::WRITE);
                 let executable = prot.contains(faultless_observed::Prot::EXEC);
                 let frame = faultless::FrameNumber(found.frame.0);
                 let translation =

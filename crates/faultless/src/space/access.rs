@@ -51,7 +51,7 @@ pub struct Translation {
     pub frame: FrameNumber,
     /// The byte of the frame that the address names.
     pub offset: usize,
-    /// The accesses that need no fault. A page that a fault would copy before a store is not `WRITE`; a page of a
+    /// The accesses that need no fault, or, of a [walk](Space::walk), no further walk. A page that a fault would copy before a store is not `WRITE`; a page of a
     /// mapping without any permission has none.
     pub prot: Prot,
     /// How device memory is cached; none for the subsystem's own. The frame of device memory is the kernel's, and
@@ -105,11 +105,16 @@ impl<M: Machine> Space<M> {
     ///
     /// This is for machines whose MMU is software. The translation is good on a CPU that [runs](Self::activate) the space, until it
     /// [serves flushes](Cpu::serve_flushes) or makes another call of the subsystem; it then keeps only what
-    /// [`Machine::invalidate`] has not told it to drop.
+    /// [`Machine::invalidate`] has not told it to drop. It is good for the accesses of its `prot`, which has `WRITE` only where the
+    /// dirty bit is set: the first store to a page that was only loaded from is a walk of its own, as on hardware.
     pub fn walk(&self, cpu: &Cpu<'_, M>, addr: u64, access: Access) -> Option<Translation> {
         let section = self.section(cpu);
         let entry = self.touch(cpu, &section, addr, access)?;
-        Some(Translation::new(cpu, entry, addr))
+        let mut found = Translation::new(cpu, entry, addr);
+        if !entry.is_dirty() {
+            found.prot.remove(Prot::WRITE);
+        }
+        Some(found)
     }
 
     /// Reads the bytes from `addr` on into `to`, as a load of a program does: pages that are missing are faulted in, and

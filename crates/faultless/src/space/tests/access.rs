@@ -171,6 +171,25 @@ fn a_translation_says_what_the_mmu_allows() {
     });
 }
 
+/// A store through it would leave no mark.
+#[test]
+fn a_translation_of_a_page_that_was_only_loaded_from_is_not_good_for_stores() {
+    with_space(|cpu, space| {
+        let file = Object::try_new(cpu, 1, 1).unwrap();
+        map_object(cpu, space, (0, 1), RW, SHARED, (&file, 0));
+        load(cpu, space, AT).unwrap();
+        let walked = |access| space.walk(cpu, AT, access).map(|to| to.prot);
+        let allowed = space.translate(cpu, AT).map(|to| to.prot);
+        assert_eq!((walked(Access::Read), allowed), (Some(Prot::READ), Some(RW)));
+        assert!(!space.entry_at(cpu, AT).is_dirty());
+        // That of a store, and one after it, is.
+        assert_eq!([Access::Write, Access::Read].map(walked), [Some(RW); 2]);
+        space.munmap(cpu, AT, P).unwrap();
+        cpu.settle_retired();
+        Object::release(file, cpu);
+    });
+}
+
 /// Another CPU unmaps the page while the access has it faulted in: the access ends there, and leaves nothing.
 #[test]
 fn mappings_that_go_meanwhile_are_gone() {
