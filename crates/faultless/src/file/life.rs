@@ -36,7 +36,8 @@ impl Object {
     /// is. `tag` is as with [`try_new`](Self::try_new).
     ///
     /// There must be one object of a store at a time: each has a copy of its own of the pages. Pages that were stored to
-    /// are written back by [`write_back`](Shared::write_back), and at last when the object ends.
+    /// are written back by [`write_back`](Shared::write_back), and at last when the object ends. That may be after the kernel has [released](Self::release) it, so a kernel
+    /// that may open the store again writes back before it releases the object, which then writes nothing more; or it waits until the object has ended, and dropped its share of the store.
     ///
     /// # Errors
     /// `EFBIG`: it is longer than [`MAX_PAGES`](Self::MAX_PAGES). `ENOMEM`.
