@@ -279,6 +279,27 @@ fn pages_of_many_objects_with_many_mappings_move() {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
+/// A walk copies some mappings of the list at a time, and some times all of them are of a space that is ending, which has closed.
+#[test]
+fn mappings_before_those_of_a_space_that_is_ending_are_found() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let object = Object::try_new(&cpu, 1, 1).unwrap();
+    let [first, ending, last] = [(); 3].map(|()| Space::new(&cpu).unwrap());
+    for (space, mappings) in [(&first, 1), (&ending, 40), (&last, 70)] {
+        (0..mappings).for_each(|at| map_object(&cpu, space, (2 * at, 1), RW, SHARED, (&object, 0)));
+    }
+    store(&cpu, &first, AT, 7).unwrap();
+    ending.core.close(&cpu);
+    assert_eq!(moved(&cpu, &first, (0, 1), 1), [Ok(1)]);
+    check(&cpu, &[&first, &ending, &last], &[&object], 0);
+    assert_eq!(load(&cpu, &first, AT), Ok(7));
+    [first, ending, last].into_iter().for_each(|space| space.exit(&cpu));
+    Object::release(object, &cpu);
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
 #[test]
 fn pages_without_permission_and_lazily_freed_ones_stay_what_they_are() {
     let vm = two_nodes(256);

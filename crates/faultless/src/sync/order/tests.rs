@@ -292,6 +292,34 @@ fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
     Object::release(other, &cpu);
 }
 
+/// Each waits for CPUs that walk, and so for itself.
+#[test]
+fn nothing_that_awaits_walks_is_in_one() {
+    let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
+    // SAFETY: the only one.
+    let cpu = unsafe { vm.cpu(CpuId(0)) };
+    let spaces = [(); 2].map(|()| Space::new(&cpu).unwrap());
+    let [ended, dropped] = spaces;
+    drop(dropped);
+    let refused = |what: &mut dyn FnMut()| {
+        let walk = cpu.walk();
+        let told = catch_unwind(AssertUnwindSafe(what)).expect_err("the order was kept");
+        cpu.local().order().broken.set(false);
+        drop(walk);
+        assert_eq!(cpu.local().order().names().next(), None, "still held");
+        let reclaim = "a space's reclaim";
+        says(told.downcast_ref::<String>().unwrap(), reclaim, reclaim);
+    };
+    refused(&mut || drop(cpu.walk()));
+    refused(&mut || _ = cpu.end_dropped());
+    let mut ended = Some(ended);
+    refused(&mut || ended.take().unwrap().exit(&cpu));
+    // The space was dropped then.
+    assert_eq!(cpu.end_dropped(), 2);
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
 #[test]
 fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
     let here = here();
