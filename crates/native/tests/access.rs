@@ -1,8 +1,6 @@
 //! One thread: every kind of access moves real bytes, and is told Linux's signals.
 
-mod common;
-
-use common::{PAGE, PRIVATE, RW, SHARED, machine, map};
+use crate::common::{PAGE, PRIVATE, RW, SHARED, machine, map};
 use faultless::{Access, Errno, MapFlags, Prot};
 use faultless_native::{Signal, Stop};
 

@@ -1,8 +1,6 @@
 //! Checked mode: it sees a planted fault, and sees none in a storm of everything.
 
-mod common;
-
-use common::{PAGE, PRIVATE, RW, machine, map};
+use crate::common::{PAGE, PRIVATE, RW, machine, map};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless::{Advice, Counter, MapFlags, Prot, RemapFlags};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stop};

@@ -1,12 +1,10 @@
 //! Millions of checked accesses without a violation, and each kind of violation, planted, is seen. A
 //! thousand million are `cargo run --release -p faultless-native --example coherence`.
 
-mod common;
-
 #[path = "common/coherence.rs"]
 mod coherence;
 
-use common::{PAGE, PRIVATE, RW};
+use crate::common::{PAGE, PRIVATE, RW};
 use faultless::{Advice, Counter, MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Stale, Stop};
 

@@ -11,14 +11,11 @@
 //! - what a shared mapping shows behind the end of the file once a program has stored there (`mmap(2)`: it is not written to the
 //!   file). The file grows right after such a store, and then has zeros there.
 
-mod common;
-mod differential;
-
+use crate::differential::host::Host;
+use crate::differential::ours::Ours;
+use crate::differential::{Generator, Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View};
 use core::fmt::Write;
 use core::ops::Range;
-use differential::host::Host;
-use differential::ours::Ours;
-use differential::{Generator, Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View};
 use faultless::{Counter, HugeText, Locking, Object, Setting};
 use faultless_native::{HostFile, Native, Stop};
 use std::sync::Arc;
@@ -181,7 +178,7 @@ fn host_clears() -> bool {
 fn files_are_as_on_linux() {
     let operations = from_env("FAULTLESS_FILES_OPERATIONS", OPERATIONS);
     let first = from_env("FAULTLESS_FILES_SEED", 1);
-    let native = common::machine(1);
+    let native = crate::common::machine(1);
     let (mut seen, clears) = (Seen::default(), host_clears());
     let mut left = operations;
     for seed in first.. {

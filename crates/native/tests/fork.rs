@@ -1,8 +1,6 @@
 //! Processes: what one writes after a fork, the other does not see.
 
-mod common;
-
-use common::{PAGE, PRIVATE, RW, SHARED, machine, map};
+use crate::common::{PAGE, PRIVATE, RW, SHARED, machine, map};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::Advice;
 use faultless_native::{Signal, Stop};

@@ -1,8 +1,6 @@
 //! Leaves of 2 MiB: what a CPU does with one in the tables. They are written here by hand, below no VMA.
 
-mod common;
-
-use common::{PAGE, PRIVATE, RW, machine};
+use crate::common::{PAGE, PRIVATE, RW, machine};
 use faultless::format::{HUGE, PRESENT, USER, frame_of};
 use faultless::{Access, MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stale};

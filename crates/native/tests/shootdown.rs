@@ -1,8 +1,6 @@
 //! Two threads: what one takes away, the other traps on.
 
-mod common;
-
-use common::{PAGE, RW, machine, map};
+use crate::common::{PAGE, RW, machine, map};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::{Advice, Prot};
 use faultless_native::{NativeCpu, Signal, Stop};

@@ -1,10 +1,8 @@
 //! Threads that map, store, load and unmap pages, while one compacts memory again and again, forks, and takes blocks for a kernel: nothing that was
 //! stored is lost, and no CPU uses a frame that another owner has. With deferred flushes, and without.
 
-mod common;
-
-use common::stress::{storm, weather};
-use common::{PAGE, RW};
+use crate::common::stress::{storm, weather};
+use crate::common::{PAGE, RW};
 use faultless::{Advice, Counter, MapFlags, Prot, Setting};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stop};
 

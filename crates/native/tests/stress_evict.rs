@@ -2,10 +2,8 @@
 //! while, forks, and writes from the kernel's side: nothing that was stored is lost, and no CPU uses a frame that another owner has. With
 //! deferred flushes, and without.
 
-mod common;
-
-use common::stress::{machine, storm, weather};
-use common::{PAGE, RW};
+use crate::common::stress::{machine, storm, weather};
+use crate::common::{PAGE, RW};
 use faultless::{Advice, Backing, Counter, Errno, MapFlags, Object, Prot, Setting, Shared};
 use faultless_native::{HostFile, NativeCpu, Signal, Stop};
 use std::os::unix::fs::FileExt;

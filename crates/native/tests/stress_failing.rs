@@ -2,10 +2,8 @@
 //! that needs a page which cannot be read is a signal, and so is one for which no page can leave; a store that was refused has stored nothing, and
 //! all others see what they stored. When the disks work again, all is there.
 
-mod common;
-
-use common::stress::{machine, storm, weather};
-use common::{PAGE, RW};
+use crate::common::stress::{machine, storm, weather};
+use crate::common::{PAGE, RW};
 use faultless::{
     Advice, Backing, BackingStore, Counter, Errno, MapFlags, Object, ReadRun, Shared, StoreError,
     WriteRun,

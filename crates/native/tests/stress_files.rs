@@ -1,10 +1,8 @@
 //! Threads that map, read, write, copy and truncate the same files: nobody sees another page's bytes or
 //! those of a frame that is somebody else's by now, and no store is lost but to truncation.
 
-mod common;
-
-use common::stress::{Clock, machine, storm, weather};
-use common::{PAGE, RW, word};
+use crate::common::stress::{Clock, machine, storm, weather};
+use crate::common::{PAGE, RW, word};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::{Advice, Backing, Copies, Counter, MapFlags, Object, Prot, Setting, Shared};
 use faultless_native::{NativeCpu, Signal, Stop};

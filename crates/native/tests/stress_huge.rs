@@ -2,10 +2,8 @@
 //! to private copies of it, collapses it and drops it from memory: whoever finds a page finds the right one, and no CPU uses
 //! a translation of 2 MiB that was taken away.
 
-mod common;
-
-use common::stress::{machine, storm, weather};
-use common::{PAGE, RW};
+use crate::common::stress::{machine, storm, weather};
+use crate::common::{PAGE, RW};
 use faultless::{Access, Advice, Backing, Counter, Errno, HugeText, MapFlags, Object, PAGE_SIZE};
 use faultless::{Prot, Setting, Shared};
 use faultless_native::{HostFile, NativeCpu, Process, Signal, Stop};

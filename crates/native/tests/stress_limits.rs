@@ -1,10 +1,8 @@
 //! Threads that want more memory than there is, of their own and shared with their children: what is
 //! refused has changed nothing, and nothing is lost.
 
-mod common;
-
-use common::stress::{Clock, Latest, Value, machine, storm, weather};
-use common::{PAGE, PRIVATE, RW, SHARED};
+use crate::common::stress::{Clock, Latest, Value, machine, storm, weather};
+use crate::common::{PAGE, PRIVATE, RW, SHARED};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::{Advice, Counter, Errno, MapFlags, Prot, RemapFlags, Setting};
 use faultless_native::{NativeCpu, Signal, Stop};

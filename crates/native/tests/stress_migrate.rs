@@ -2,10 +2,8 @@
 //! file from the kernel's side: nothing that was stored is lost, and no CPU uses a frame that another owner has. With deferred
 //! flushes, and without.
 
-mod common;
-
-use common::stress::{storm, weather};
-use common::{PAGE, RW};
+use crate::common::stress::{storm, weather};
+use crate::common::{PAGE, RW};
 use faultless::{Backing, Counter, Errno, MapFlags, Object, Prot, Setting, Shared};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stop};
 use std::sync::atomic::{AtomicU64, Ordering};

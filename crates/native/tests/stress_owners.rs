@@ -5,10 +5,8 @@
 //! what it holds. What others do to it changes no byte. Beside it lies a region that belongs to
 //! nobody, in which everybody does everything.
 
-mod common;
-
-use common::stress::{Clock, Latest, Value, machine, storm, weather};
-use common::{PAGE, PRIVATE, RW};
+use crate::common::stress::{Clock, Latest, Value, machine, storm, weather};
+use crate::common::{PAGE, PRIVATE, RW};
 use faultless::{Access, Advice, Counter, MapFlags, Prot, RemapFlags};
 use faultless_native::{NativeCpu, Signal, Stop};
 use std::time::Duration;

@@ -1,9 +1,7 @@
 //! What the storms look for is found: each test plants one fault that they are there to find.
 
-mod common;
-
-use common::stress::{Latest, Value};
-use common::{PAGE, PRIVATE, RW};
+use crate::common::stress::{Latest, Value};
+use crate::common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicU32, Ordering};
 use faultless::{CpuId, MapFlags};
 use faultless_native::{Checked, Config, Native, NativeCpu, Stale, Stop};
@@ -58,7 +56,7 @@ fn a_frame_used_again_too_early_is_caught() {
             } else {
                 until(cpu, 1);
                 cpu.munmap(AT, PAGE)?;
-                let other = common::map(cpu, 64)?;
+                let other = crate::common::map(cpu, 64)?;
                 cpu.fill(other, 64 * PAGE, 2)?;
                 step.store(2, Ordering::Release);
             }

@@ -1,10 +1,8 @@
 //! Threads that store to words of the same pages of a file, through mappings, by calls of the kernel and by a device, while one writes the
 //! pages back and drops them all the time: no store is lost, and the file of the host has at last what was stored last.
 
-mod common;
-
-use common::stress::{Clock, machine, storm, weather};
-use common::{PAGE, RW, word};
+use crate::common::stress::{Clock, machine, storm, weather};
+use crate::common::{PAGE, RW, word};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::{Advice, Backing, Counter, Errno, Machine, MapFlags, Object, Setting, Shared};
 use faultless_native::{HostFile, NativeCpu, Process, Stop};

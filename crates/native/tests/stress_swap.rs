@@ -2,10 +2,8 @@
 //! protects them, discards some, and pins others: nothing that was stored is lost, no program sees another's page, and no CPU uses a frame that
 //! another owner has.
 
-mod common;
-
-use common::stress::{machine, storm, weather};
-use common::{PAGE, RW};
+use crate::common::stress::{machine, storm, weather};
+use crate::common::{PAGE, RW};
 use faultless::{Advice, Counter, MapFlags, Prot, RemapFlags, Setting};
 use faultless_native::{HostFile, NativeCpu, Process, Signal, Stop};
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! Upper-level entries that a CPU remembers: a table that is unlinked is not used any more.
 
-mod common;
-
-use common::{PAGE, PRIVATE, RW};
+use crate::common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicU32, Ordering};
 use faultless::{MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stale, Violation};
@@ -56,10 +54,10 @@ fn after_a_table_went(kept: bool) -> Vec<Violation> {
                 cpu.munmap(BESIDE, PAGE)?;
                 // After a grace period, which operations wait for now and then, its frame is used again. What these bytes say, read as an entry, is that nothing is there.
                 for _ in 0..1000 {
-                    let at = common::map(cpu, 1)?;
+                    let at = crate::common::map(cpu, 1)?;
                     cpu.munmap(at, PAGE)?;
                 }
-                let other = common::map(cpu, 256)?;
+                let other = crate::common::map(cpu, 256)?;
                 cpu.fill(other, 256 * PAGE, 2)?;
                 done(3);
             }

@@ -1,9 +1,7 @@
 //! Frames that are zeroed ahead, by threads that nobody needs and by calls that free: whatever a program
 //! maps anew is zero, and the books add up.
 
-mod common;
-
-use common::{PAGE, PRIVATE, RW};
+use crate::common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicBool, Ordering};
 use faultless::ZEROED_RUN;
 use faultless::{Counter, Setting};
@@ -79,7 +77,7 @@ fn what_is_mapped_anew_is_zero_whoever_zeroed_it() {
 
 #[test]
 fn nobody_zeroes_on_a_cpu_that_is_taken() {
-    let native = common::machine(1);
+    let native = crate::common::machine(1);
     native.vm().set(Setting::ZeroedPool(300));
     let process = native.process().unwrap();
     process
