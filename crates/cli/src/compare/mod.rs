@@ -105,6 +105,9 @@ fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(),
     if let Some((_, set)) = twice {
         return usage(format!("--set {}: {names}: a knob has one value there", set.text()));
     }
+    if args.threads.is_some() && args.tiers.cpus.is_some() && chosen.is_empty() {
+        return usage(format!("--threads: with --cpus, {names} does not run on this machine"));
+    }
     if args.details && chosen.is_empty() {
         return usage(format!("--details: {names}: the table has all that is measured"));
     }

@@ -48,10 +48,14 @@ pub fn ends(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
     ratios.fold((f64::INFINITY, 0.0), |(least, most), ratio| (ratio.min(least), ratio.max(most)))
 }
 
-/// A share in percent, with a place behind the point where it is small.
+/// A share in percent, with a place behind the point where it is small, or nearly all: what is not all is not told as 100 %.
 pub fn percent(share: f64) -> String {
     let share = 100.0 * share;
-    if share.abs() < 9.95 { format!("{share:.1} %") } else { format!("{share:.0} %") }
+    match share {
+        _ if share.abs() < 9.95 => format!("{share:.1} %"),
+        _ if (98.5..100.0).contains(&share) => format!("{:.1} %", share.min(99.9)),
+        _ => format!("{share:.0} %"),
+    }
 }
 
 /// A ratio, with two figures or more.
@@ -71,6 +75,8 @@ mod tests {
         assert_eq!(told, words.map(|words| format!("{words} time")));
         assert_eq!(fewer([0.5, 0.8].into_iter(), "lines"), "20 % to 50 % fewer lines");
         assert_eq!(fewer([0.5, 0.5].into_iter(), "lines"), "50 % fewer lines");
+        assert_eq!(fewer([0.0002, 0.021].into_iter(), "lines"), "98 % to 99.9 % fewer lines");
+        assert_eq!(fewer([0.0, 0.012].into_iter(), "lines"), "98.8 % to 100 % fewer lines");
         assert_eq!(fewer([1.0, 1.001].into_iter(), "lines"), "as many lines");
         assert_eq!(fewer([0.5, 2.0].into_iter(), "lines"), "0.5 to 2.0 times as many lines");
     }

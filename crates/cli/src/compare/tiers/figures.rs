@@ -132,6 +132,11 @@ impl Figure {
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 
+    /// Whether there is no mean of all seeds.
+    pub fn is_unknown(&self, runs: &Runs) -> bool {
+        self.mean(&runs.off).and(self.mean(&runs.on)).is_none()
+    }
+
     /// Whether `value` is so few that a ratio to it says nothing.
     fn is_few(&self, value: f64) -> bool {
         self.unit == COUNT && value < FEWEST
@@ -214,6 +219,7 @@ pub(super) mod tests {
         assert_eq!(one.range, (0.1, 8.0 / 30.0));
         // There are none: nothing to compare with.
         assert_eq!((P99.cell(&mixed), P99.change(&mixed)), ("-".to_owned(), None));
+        assert_eq!([P99, TIME].map(|it| it.is_unknown(&mixed)), [true, false]);
     }
 
     #[test]

@@ -16,6 +16,8 @@ const PLOTTED: [(&str, Figure); 4] = [
     ("allocation, 99th percentile", P99),
 ];
 
+const ONE_SEED: &str = "With one seed, a change cannot be told from chance.";
+
 /// One workload on one machine, at each ratio without deferral and with it.
 pub struct Rows {
     pub title: String,
@@ -43,11 +45,14 @@ impl Rows {
         let all =
             || FIGURES.iter().flat_map(|it| self.runs.iter().map(move |(_, runs)| (it, runs)));
         if self.is_of_one_seed() {
-            let one = "With one seed, a change cannot be told from chance.";
-            writeln!(out, "{}", filled(one, style.width))?;
+            writeln!(out, "{}", filled(ONE_SEED, style.width))?;
         } else if all().any(|(figure, runs)| figure.is_marked(runs)) {
             let mark = "~: may be chance, as seeds differ by more (Student's t, 95 %).";
             writeln!(out, "{}", filled(mark, style.width))?;
+        }
+        if all().any(|(figure, runs)| figure.is_unknown(runs)) {
+            let none = "-: fewer allocations than it takes to tell the slowest one in so many.";
+            writeln!(out, "{}", filled(none, style.width))?;
         }
         writeln!(out, "{}", filled(&self.verdict(), style.width))?;
         Ok(())
@@ -120,10 +125,17 @@ impl Rows {
             show_y: |value| format!("{value:.1}"),
             white: false,
         };
+        let seeds = if self.is_of_one_seed() {
+            ONE_SEED
+        } else {
+            "A bar is the mean of all seeds, and the line on it reaches from the least to the most of one seed."
+        };
         page.plot(
             &self.title,
-            "What deferred flushes leave of each figure, at each ratio of fast to slow memory: 1 is as much as without them. A bar is the mean of \
-             all seeds, and the line on it reaches from the least to the most of one seed. There is no bar where the figure was too small without them.",
+            &format!(
+                "What deferred flushes leave of each figure, at each ratio of fast to slow memory: 1 is as much as without them. {seeds} \
+                 There is no bar where the figure was too small without them."
+            ),
             &bars(&frame, &names, &groups, false)?,
         );
         Ok(())
