@@ -175,10 +175,10 @@ impl Object {
         }
     }
 
-    /// Whether the page at `index` is dirty: it was stored to, and not written back since.
+    /// Whether the page at `index` is dirty: it was stored to, and not written back since. It waits for a CPU that evicts or moves the page.
     pub fn is_dirty<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
         self.check_vm(cpu);
-        self.is_stored() && self.slot(cpu, index).is_some_and(|slot| node::load(slot).is_dirty())
+        self.is_stored() && self.slot(cpu, index).is_some_and(|slot| settled(cpu, slot).is_dirty())
     }
 
     /// Drops the pages of `range` that nobody maps or uses and that are not dirty, which are read again when they are needed
@@ -402,15 +402,16 @@ fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
     protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
 }
 
+/// The entry of an object, once no CPU has it: one that evicts or moves the page may put it back as it was.
+fn settled<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Entry {
+    protocol::settle(slot, cpu, |now| now).0
+}
+
 /// Clears the dirty bit of the page that `slot` names, if it has one, and takes a reference to the page, which therefore stays until it is written.
 fn clean<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
     loop {
-        // A CPU that evicts or moves the page may have the entry, and put it back as it was.
-        let seen = if lost(Mutant::WriteBackAwaits) {
-            node::load(slot)
-        } else {
-            protocol::settle(slot, cpu, |now| now).0
-        };
+        let seen =
+            if lost(Mutant::WriteBackAwaits) { node::load(slot) } else { settled(cpu, slot) };
         if !seen.is_present() || !seen.is_dirty() {
             return None;
         }

@@ -19,7 +19,7 @@ const PAGES: u64 = 8;
 const WHILE: Duration = Duration::from_millis(20);
 
 /// One CPU does `what`. In the middle of it, when it looks at a frame for the `nth` time, another does `then`, and may wait for it. Returns whether it came to that.
-fn beside(
+pub(super) fn beside(
     vm: &TestVm,
     here: &TestCpu<'_>,
     nth: u64,

@@ -2,7 +2,10 @@
 
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, store};
 use super::guest::{map_object as map, read_object, write_object};
+use super::holders::beside;
+use super::migrations::moved;
 use super::store::{File, Memory, PAGE, Plan, file, finish, write_back};
+use super::tiers::tiers;
 use crate::addr::PAGE_SIZE;
 use crate::audit::audit;
 use crate::error::Errno;
@@ -106,6 +109,28 @@ fn what_is_stored_is_written_back_once() {
         store(cpu, space, AT, 50).unwrap();
         assert!(file.is_dirty(cpu, 0));
     });
+}
+
+/// The page's entry is held at some of the moments.
+#[test]
+fn a_dirty_page_is_dirty_while_another_cpu_moves_it() {
+    for nth in 1.. {
+        let vm = &tiers(2, &[128, 256]);
+        let cpu = cpu(vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let file = file(&cpu, &Memory::new(1, 0));
+        map(&cpu, &space, (0, 1), RW, SHARED, (&file, 0));
+        store(&cpu, &space, AT, 7).unwrap();
+        let mut is_dirty = true;
+        let moves = || assert_eq!(moved(&cpu, &space, (0, 1), 1), [Ok(1)]);
+        let is_reached = beside(vm, &cpu, nth, moves, |other| is_dirty = file.is_dirty(other, 0));
+        assert!(is_dirty, "not dirty at look {nth}");
+        finish(&cpu, space, Vec::from([file]));
+        if !is_reached {
+            assert!(nth > 1, "it looks at no frame");
+            break;
+        }
+    }
 }
 
 #[test]
