@@ -3,12 +3,13 @@
 //! As on the native machine, an access takes a waiting interrupt, looks into the TLB, and else walks the tables; a page fault goes to
 //! the subsystem, and the access is tried again. Entering the kernel takes what the profile says.
 
+use crate::accounts::Spent;
 use crate::convert;
 use crate::machine::VirtualMachine;
 use crate::process::{File, Process, Virtual};
 use crate::profile::Time;
 use crate::rates::Operation;
-use crate::simulation::{Meeting, Spent};
+use crate::simulation::Meeting;
 use core::fmt;
 use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, RemapFlags};
 use faultless_native::mmu::{PageSize, Translation};

@@ -2,8 +2,9 @@
 //!
 //! A read takes as long as copying the pages does: what is measured is the memory that they are read to, and not the disk. Nothing is written.
 
+use crate::accounts::Spent;
 use crate::profile::Time;
-use crate::simulation::{Simulation, Spent};
+use crate::simulation::Simulation;
 use core::fmt;
 use faultless_observed::{BackingStore, Errno, ReadRun, StoreError, WriteRun};
 use std::rc::Rc;

@@ -33,6 +33,7 @@
 //! assert!(took.iter().all(|picoseconds| *picoseconds > 0));
 //! ```
 
+mod accounts;
 mod contents;
 mod convert;
 pub mod cpu;
@@ -47,10 +48,11 @@ pub mod rates;
 mod recent;
 mod simulation;
 
+pub use accounts::{Accounts, Spent};
 pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
 pub use faultless_native::TlbStats;
 pub use log::LineUse;
 pub use machine::VirtualMachine;
 pub use process::{Config, File, HotPlace, Process, Virtual};
 pub use profile::{Number, Profile, ProfileError};
-pub use simulation::{Accounts, Meeting, Spent};
+pub use simulation::Meeting;

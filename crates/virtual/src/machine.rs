@@ -1,9 +1,10 @@
 //! What the subsystem asks of the machine beneath it, charged to the running CPU's clock.
 
+use crate::accounts::Spent;
 use crate::contents::Contents;
 use crate::profile::Time;
 use crate::recent::{Nearness, Recent};
-use crate::simulation::{Simulation, Spent};
+use crate::simulation::Simulation;
 use core::fmt;
 use faultless_native::TlbStats;
 use faultless_native::tlb::Tlb;

@@ -3,6 +3,7 @@
 //! Values of the subsystem that it does not allocate itself (the `Vm`, a `Space`) are boxed here, and named, so that they have cache lines of
 //! their own wherever the host puts them.
 
+use crate::accounts::Accounts;
 use crate::contents::Contents;
 use crate::cpu::{Idle, Stop, VirtualCpu};
 use crate::disk::Disk;
@@ -10,7 +11,7 @@ use crate::log::LineUse;
 use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
 use crate::rates::{Operation, Rates};
-use crate::simulation::{Accounts, Simulation};
+use crate::simulation::Simulation;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
