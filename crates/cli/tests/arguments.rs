@@ -115,7 +115,7 @@ fn lists() {
 fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
     let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
-    let wrong: [(&[&str], &[&str]); 50] = [
+    let wrong: [(&[&str], &[&str]); 51] = [
         (&["text", "--size", "1"], &["size=1", "from 4K to 64T"]),
         (&["text", "--processes", "1"], &["--processes", "2..=64"]),
         (&["stat", "pft", "--set", order[0]], &order),
