@@ -72,6 +72,9 @@ fn rate(count: u64, seconds: f64) -> f64 {
 
 /// What the subsystem and the host take to manage the memory of a native machine: one part in so many of it.
 const MANAGED: u64 = 32;
+/// Memory for each CPU beyond so many: a CPU keeps free frames that no other finds. What a machine has [to spare](stat::memory) is enough for the first ones.
+const PER_CPU: u64 = 1 << 20;
+const SPARED: usize = 128;
 
 /// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
 pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
@@ -80,8 +83,10 @@ pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
 
 /// A native machine with the memory that `workload` asks for, or that suffices for it.
 pub fn machine_for(workload: &Workload) -> Result<Native, CliError> {
-    let all = Tiers { fast: stat::memory(workload), slow: 0 };
-    tiered(workload.needs().tiers.unwrap_or(all), workload.crew().workers)
+    let workers = workload.crew().workers;
+    let kept = PER_CPU * workers.saturating_sub(SPARED) as u64;
+    let all = Tiers { fast: stat::memory(workload).saturating_add(kept), slow: 0 };
+    tiered(workload.needs().tiers.unwrap_or(all), workers)
 }
 
 fn tiered(memory: Tiers, cpus: usize) -> Result<Native, CliError> {

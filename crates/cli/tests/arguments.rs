@@ -140,8 +140,11 @@ fn wrong_arguments_are_named_and_explained() {
         (&["stat", "pft", "--set", "locking"], &["--set", "KNOB=VALUE"]),
         (&["stat", "pft", "--machine", "vax"], &["--machine", "vax", "native"]),
         (&["stat", "pft", "--machine", "linux", "--set", "locking=per_vma"], &["--set", "linux"]),
-        (&["compare", "--only", "pfft"], &["pfft: no such", "small_allocs", "did you mean pft?"]),
-        (&["compare", "/no/such/file"], &["faultless: /no/such/file: no such", "or file"]),
+        (
+            &["compare", "--only", "pfft"],
+            &["\"pfft\": no such", "small_allocs", "did you mean pft?"],
+        ),
+        (&["compare", "/no/such/file"], &["faultless: \"/no/such/file\": no such", "or file"]),
         (&["compare", "--threads", "0"], &["--threads", "1..=256"]),
         (&["compare", "llm", "--cpus", "4", "--threads", "2"], &["--threads: with --cpus, llm"]),
         (&["replay", "no-such-recording"], &["no-such-recording", "python"]),

@@ -212,6 +212,10 @@ pub use vm::{Block, Cpu, Vm};
 ///
 /// A machine builds [`Machine::park`] and [`Machine::wake`] from a [`Permit`](locks::Permit). A lock asks how to wait:
 /// a CPU that may hold up others waits with its [`Cpu`], which serves their flush requests meanwhile.
+///
+/// A kernel's own lock that is held while it calls the subsystem, as one that keeps forks out of a [write-back](Shared::write_back), is a
+/// [`SpinLock`](locks::SpinLock). An [`RwLock`](locks::RwLock) counts as the one lock of a space that other systems have, and in builds with debug assertions most calls panic
+/// under it.
 pub mod locks {
     pub use crate::sync::park::Permit;
     pub use crate::sync::percpu::Padded;

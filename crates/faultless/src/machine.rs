@@ -161,7 +161,8 @@ pub unsafe trait Machine: Send + Sync + 'static {
 
     /// Called now and then by `cpu`, the calling CPU, while it [waits](crate::Cpu::await_read) for a read of a backing store. A machine on which
     /// nobody else may hear that a device is done, because this CPU's interrupts are off, looks for itself, and
-    /// [completes](crate::Reading::complete) reads.
+    /// [completes](crate::Reading::complete) reads. That takes the CPU's own [`Cpu`](crate::Cpu), which such a kernel keeps where this finds it. Calls that need a page
+    /// which is being read wait so, too: [`Space::pin`](crate::Space::pin), [`Space::read_bytes`](crate::Space::read_bytes) and their like.
     fn poll_reads(&self, cpu: CpuId) {
         let _ = cpu;
     }

@@ -25,6 +25,7 @@
 //! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: as many grace sections are counted |
 //! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic |
 //! | a closure that panics | sections close, lent pages go back, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten |
+//! | a [store](crate::BackingStore) that panics while it writes | the pages that it was writing stay allocated, and what was stored to them may not be written: a store must not panic there. A program whose page is being read gets SIGBUS |
 //! | an address of the kernel's half, an index beyond an object's end | as if nothing were there |
 //! | device memory that overlaps the machine's regions | `EINVAL` |
 //! | device memory that is reached from outside, or pinned | refused, as if the protection forbade it |

@@ -31,7 +31,7 @@ pub enum Signal {
         /// Whether something is mapped there: `SEGV_ACCERR` if so, else `SEGV_MAPERR`.
         mapped: bool,
     },
-    /// SIGBUS: the page lies beyond the end of its object.
+    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's store or the swap area.
     Bus {
         /// The address that was accessed.
         addr: u64,

@@ -18,7 +18,8 @@ use std::sync::{Mutex, PoisonError};
 pub struct Config {
     /// Bytes of physical memory, rounded down to whole frames.
     pub memory_bytes: u64,
-    /// Memory nodes, `1..=8`, which share the memory evenly.
+    /// Memory nodes, `1..=8`, which share the memory evenly. They are tiers: node 0 is the nearest to all CPUs, and each of the others
+    /// [costs](faultless::Machine::node_cost) more than the one before.
     pub nodes: usize,
     /// Bytes of one more node behind these, the slowest; 0: there is none.
     pub slow_bytes: u64,

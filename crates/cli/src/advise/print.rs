@@ -204,12 +204,8 @@ impl<'a> Answer<'a> {
         let alone = costs.quiet.touch;
         writeln!(
             out,
-            " A zeroed page costs {:.2} µs here: exception {:.2}, kernel path {:.2}, zeroing {:.2}; cold caches and unmapping {:.2}.",
-            costs.page / 1e3,
-            costs.quiet.exception() / 1e3,
-            costs.path() / 1e3,
-            costs.zeroing / 1e3,
-            (costs.page - alone).max(0.0) / 1e3
+            "{}",
+            page_told(costs.page, alone, [costs.quiet.exception(), costs.path(), costs.zeroing])
         )?;
         if costs.shadowed() {
             writeln!(
@@ -309,6 +305,23 @@ impl<'a> Answer<'a> {
     }
 }
 
+/// What a zeroed page costs a program, a first touch `alone`, and its parts: nanoseconds each.
+fn page_told(page: f64, alone: f64, parts: [f64; 3]) -> String {
+    let [page, alone] = [page, alone].map(|ns| ns / 1e3);
+    let [exception, path, zeroing] = parts.map(|ns| ns / 1e3);
+    let parts = format!("exception {exception:.2}, kernel path {path:.2}, zeroing {zeroing:.2}");
+    if page >= alone {
+        let rest = page - alone;
+        return format!(
+            " A zeroed page costs {page:.2} µs here: {parts}; cold caches and unmapping {rest:.2}."
+        );
+    }
+    format!(
+        " A zeroed page costs {page:.2} µs here, less than a first touch alone ({alone:.2} µs: {parts}): other programs were\n running \
+         while they were measured, and savings are uncertain."
+    )
+}
+
 fn is_size(item: &Item) -> bool {
     item.name.starts_with("mTHP")
 }
@@ -321,6 +334,18 @@ mod tests {
     use super::*;
     use crate::replay::source::{Input, open};
     use std::path::Path;
+
+    #[test]
+    fn a_page_that_costs_less_than_its_parts_was_measured_beside_others() {
+        let parts = [1000.0, 500.0, 500.0];
+        let told = page_told(2500.0, 2000.0, parts);
+        assert!(
+            told.contains("costs 2.50 µs here: exception 1.00, kernel path 0.50, zeroing 0.50")
+        );
+        assert!(told.ends_with("cold caches and unmapping 0.50."), "{told}");
+        let told = page_told(500.0, 2000.0, parts);
+        assert!(told.contains("0.50 µs here, less than a first touch alone (2.00 µs: "), "{told}");
+    }
 
     #[test]
     fn what_the_kernel_could_do_is_told_where_no_setting_is_worth_it() {

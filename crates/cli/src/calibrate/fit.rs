@@ -91,6 +91,17 @@ pub struct Fitted {
     pub simulated: f64,
 }
 
+/// By what part a simulated time may differ from the native one that it is fitted to.
+const FAR: f64 = 0.1;
+
+impl Fitted {
+    /// Whether the fitted profile simulates what was measured. It does not where no number within the bounds fits, as where other programs ran while the
+    /// path was measured.
+    pub fn fits(&self) -> bool {
+        (self.simulated - self.native).abs() <= FAR * self.native
+    }
+}
+
 /// Where the line through two points is at `target`, within bounds; the lower one where it is no line that rises.
 fn solve([(x0, t0), (x1, t1)]: [(f64, f64); 2], target: f64, (least, most): (f64, f64)) -> f64 {
     let slope = (t1 - t0) / (x1 - x0);

@@ -19,7 +19,7 @@ use crate::interrupt;
 use crate::output::{self, Replacing};
 use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
-use crate::report::{self, Style, table};
+use crate::report::{self, Style, filled, table};
 use crate::scale::subject;
 use crate::settings::{Settings, ahead_of_policies};
 use faultless_virtual::Profile;
@@ -155,10 +155,12 @@ fn print(
     )?;
     let head = ["path", "native", "simulated", "fitted", "to"].map(str::to_owned);
     let mut paths = table::numbers(&head, style);
-    for Fitted { step, native, simulated } in fitted {
+    for path in fitted {
+        let Fitted { step, native, simulated } = path;
         let number = profile.numbers().into_iter().find(|(name, _)| name == step.key);
+        let mark = if path.fits() { "" } else { " *" };
         let row = [
-            step.probe.name().to_owned(),
+            format!("{}{mark}", step.probe.name()),
             format!("{native:.1}"),
             format!("{simulated:.1}"),
             step.key.to_owned(),
@@ -167,6 +169,11 @@ fn print(
         table::row(&mut paths, row);
     }
     writeln!(out, "{paths}")?;
+    if fitted.iter().any(|path| !path.fits()) {
+        let apart = "* Could not be fitted: no number within its bounds makes the path take as long simulated. Other programs may have been running while it was \
+                     measured. What is simulated with this profile is off for such paths.";
+        writeln!(out, "{}", filled(apart, style.width))?;
+    }
     Ok(())
 }
 

@@ -203,17 +203,24 @@ fn threads(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<()
 
 /// Says of the numbers that were fitted what they were fitted to, and rounds them.
 pub fn explain(profile: &mut Profile, fitted: &[Fitted]) {
-    for Fitted { step, native, .. } in fitted {
+    for path in fitted {
+        let Fitted { step, native, simulated } = path;
         let Some(it) = profile.number_mut(step.key) else { continue };
         let unit = if step.kind == Kind::PerCycle {
             ", of the instructions that crates/virtual/instructions.toml has"
         } else {
             ""
         };
-        let how = format!(
-            "fitted: with it the path '{}' takes as long simulated as natively, {native:.1} ns{unit}",
-            step.probe.name()
-        );
+        let name = step.probe.name();
+        let how = if path.fits() {
+            format!(
+                "fitted: with it the path '{name}' takes as long simulated as natively, {native:.1} ns{unit}"
+            )
+        } else {
+            format!(
+                "not fitted: with it the path '{name}' takes {simulated:.1} ns simulated, and {native:.1} ns natively{unit}"
+            )
+        };
         *it = number(it.value, how);
     }
     let as_call =
@@ -245,6 +252,12 @@ mod tests {
         }
         let native = |step| Fitted { step, native: 20.0, simulated: 20.0 };
         explain(&mut profile, &super::super::fit::STEPS.map(native));
+        let apart = Fitted { simulated: 50.0, ..native(super::super::fit::STEPS[0]) };
+        let mut other = profile.clone();
+        explain(&mut other, &[apart]);
+        let key = super::super::fit::STEPS[0].key;
+        let source = other.number_mut(key).map(|number| number.source.clone());
+        assert!(source.is_some_and(|it| it.starts_with("not fitted: ")), "{key}");
         let text = profile.to_toml(&REMARKS);
         let again = Profile::parse(NAME, &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         for (name, Number { source, .. }) in again.numbers() {

@@ -213,7 +213,7 @@ fn unknown(name: &str) -> CliError {
     let mut named = HashSet::new();
     known.retain(|name| named.insert(*name));
     CliError::Usage(format!(
-        "{name}: no such workload, recording or file; there are {}{}",
+        "{name:?}: no such workload, recording or file; there are {}{}",
         known.join(", "),
         suggest::hint(name, known.iter().copied())
     ))

@@ -133,6 +133,8 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// kernel makes calls of the subsystem, except those of the store's own object that change what the store has. If it needs memory of the subsystem
     /// itself, no more pages are evicted for that.
     ///
+    /// It must not panic: the pages of `run` would stay in memory for ever, and count as written.
+    ///
     /// # Errors
     /// The bytes that were written before the error, and the error.
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError>;

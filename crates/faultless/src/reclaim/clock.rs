@@ -152,9 +152,8 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// Reclaims, in the background, if memory will be short soon: less than three parts in 32 of what may be out can still be had. It stops when that is two
-    /// parts in 16, those included that wait for a deferred flush, or nothing more can be evicted. CPUs flush when it suits them, unless less than one part in 16
-    /// can be had. Returns how many frames that gave. For a thread of the kernel that runs when other work does not, as often as it likes.
+    /// Reclaims, in the background, if memory will be short soon: less than 3/32 (9 %) of what may be out can still be had. It stops when that is 1/8, frames included
+    /// that wait for a deferred flush, or nothing more can be evicted. CPUs flush when it suits them, unless less than 1/16 can be had. Returns how many frames that gave. For a thread of the kernel that runs when other work does not, as often as it likes.
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;

@@ -282,8 +282,12 @@ impl<M: Machine> Cpu<'_, M> {
     ///
     /// A page that cannot be written stays in memory. A program that needs a page which cannot be read gets SIGBUS.
     ///
+    /// Pages that were read again stay in memory, as pages of the area, after their programs have ended, until memory is short: they count as in use by no slot
+    /// ([`swap_usage`](Self::swap_usage)), and [`reclaim`](Self::reclaim) drops them.
+    ///
     /// # Errors
-    /// `EBUSY`: there is one already. `EINVAL`: the store is only read, has no whole page, or more than 2^40. `EFBIG`. `ENOMEM`: there are no frames for the tables, as
+    /// `EBUSY`: there is one already. `EINVAL`: the store is only read, has no whole page, or more than 2^40. `EFBIG`: it has more than
+    /// [`MAX_PAGES`](Object::MAX_PAGES). `ENOMEM`: there are no frames for the tables, as
     /// where memory is out already, or the heap is exhausted.
     pub fn swap_on(&self, store: impl Into<Store>) -> Result<(), Errno> {
         let cell = &self.vm().swap;

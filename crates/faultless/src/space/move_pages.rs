@@ -26,7 +26,8 @@ impl<M: Machine> Space<M> {
     /// Moves the pages at the addresses `pages` to frames of `node`, as `move_pages` of Linux does: what programs do with the pages meanwhile
     /// is not lost. `status` tells for each page the node where it is then, or why it did not move: `ENOENT`, where no page is there; `EFAULT`,
     /// where nothing is mapped, and for the zero page and device memory; `EACCES`, if other mappings than this one have it, and not `all` pages are to move; `EBUSY`, if it
-    /// is pinned, or another call is using it; `ENOMEM`, if the node has no free frame.
+    /// is pinned, or another call is using it; `ENOMEM`, if the node has no free frame, which is found before whether the page may move. A page that is in `node`
+    /// already stays there, pinned or not.
     ///
     /// It waits for other CPUs; so not inside a closure that lists areas.
     ///

@@ -29,7 +29,8 @@ const DOWNGRADED: u32 = 4;
 /// In the word: one reader.
 const READER: u32 = 8;
 
-/// A reader-writer spin lock, in the order of arrival.
+/// A reader-writer spin lock, in the order of arrival. In the lock order it is the one lock of a space, under which nothing that comes before it is waited for: neither a
+/// grace period nor a store.
 #[derive(Debug)]
 pub struct RwLock {
     word: AtomicU32,

@@ -70,8 +70,13 @@ impl Rows {
     /// What it comes to, what is worse included. A run or a few of each on this machine say nothing of times.
     fn verdict(&self) -> String {
         let interrupts = self.changes(&INTERRUPTS);
+        let noise = "Times are of few runs, and other programs are in them.";
         if interrupts.is_empty() {
-            return "CPUs were interrupted less than ten times.".into();
+            let few = "CPUs were interrupted fewer than ten times.";
+            return match self.on {
+                On::Native(_) => format!("{few} {noise}"),
+                On::Simulated(_) => few.into(),
+            };
         }
         let ratios = interrupts.into_iter().map(|it| it.ratio);
         let few = if ratios.len() < self.runs.len() { " where there were ten or more" } else { "" };
@@ -89,9 +94,7 @@ impl Rows {
         };
         let frames = of("frames in use", &FRAMES);
         match self.on {
-            On::Native(_) => format!(
-                "Counted: {interrupts}{frames}. Times are of few runs, and other programs are in them."
-            ),
+            On::Native(_) => format!("Counted: {interrupts}{frames}. {noise}"),
             On::Simulated(_) => {
                 let [time, p99, p999] =
                     [("run time", TIME), ("allocation p99", P99), ("p99.9", P999)]
@@ -166,6 +169,6 @@ mod tests {
         let native = rows(On::Native(4), runs);
         assert!(native.starts_with(&format!("Counted: {interrupts}. ")), "{native}");
         let native = rows(On::Native(4), vec![("1:4".to_owned(), few)]);
-        assert!(native.contains("less than ten times"), "{native}");
+        assert!(native.contains("fewer than ten times. Times are of few runs"), "{native}");
     }
 }
