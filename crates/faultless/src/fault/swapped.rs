@@ -3,8 +3,8 @@
 //! A page that is not in memory is read in first, by a fault that holds nothing: see [`absent`](super::absent). Here it is in memory, as a page of the
 //! area's object.
 
-use super::{Attempt, FaultKind};
-use crate::addr::PAGE_SHIFT;
+use super::{Attempt, FaultKind, placed};
+use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
 use crate::file::Object;
@@ -39,7 +39,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             unsafe { cpu.put_unmapped(source) };
         };
         let meta = cpu.vm().frames.meta(source);
-        let own = is_own(swap, seen, meta);
+        let own = is_own(swap, seen, meta) && !self.is_misplaced(source, prepared);
         let frame = if own {
             None
         } else {
@@ -123,6 +123,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let left = meta.put_ref();
         debug_assert!(left != 0, "the fault's own");
         Some(taken)
+    }
+
+    /// Whether the VMA has a policy, and the page was read into a frame of another node, while there is one of the policy's in `prepared`.
+    fn is_misplaced(self, source: FrameNumber, prepared: &Prepared) -> bool {
+        let is_elsewhere = || {
+            let nodes = self.vma.area.mem_policy().nodes_for(self.page);
+            !nodes.is_empty() && !nodes.contains(self.cpu.vm().frames.node(source))
+        };
+        placed::has_policy(self.vma) && !prepared.is_nothing() && is_elsewhere()
     }
 
     /// A leaf for `frame`, which belongs to the space alone, whatever the access is: the store has nothing of it any more, so it is dirty.

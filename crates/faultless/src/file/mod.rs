@@ -21,5 +21,5 @@ pub use read::{PendingRead, Reading};
 #[cfg(all(test, not(loom)))]
 pub(crate) use root::Top;
 pub use store::{BackingStore, Buffer, MOST_PAGES, ReadRun, Store, StoreError, WriteRun};
-pub(crate) use write_back::Mark;
 pub use write_back::SeenErrors;
+pub(crate) use write_back::{Laundry, Mark};

@@ -362,6 +362,13 @@ impl Object {
     }
 }
 
+impl Object {
+    /// Whether a CPU has the turn to write pages of it.
+    pub(crate) fn is_laundered(&self) -> bool {
+        self.stored.as_deref().is_some_and(|stored| stored.turn.taken.load(Ordering::Relaxed))
+    }
+}
+
 impl Laundry<'_> {
     /// Writes `pages`, which are in order, each with its number and its frame, to the store: steps 3 and 4. They are no longer dirty, and not mapped. The
     /// caller has a reference to each, which it keeps. What could not be written is dirty again. Returns how many were written.

@@ -17,10 +17,11 @@
 //!
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 
+use super::swap::Swap;
 use super::taken::{BATCH, Batch, FrameList, Mapping, Page, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
-use crate::file::Object;
+use crate::file::{Laundry, Object};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
@@ -50,19 +51,15 @@ impl<M: Machine> Cpu<'_, M> {
         if !self.vm().lazy.is_empty(self) {
             freed += self.evict_lazily_freed(frames);
         }
-        let swapped = if nested || self.swaps_elsewhere() { 0 } else { self.swap_out(frames) };
-        if swapped == 0 {
-            freed += self.evict_clean(frames, &mut dirty);
-        } else {
-            // What becomes a page of the swap area is dirty.
-            let mut others = FrameList::new();
-            for (at, frame) in frames.iter().enumerate() {
-                let to = if swapped & (1 << at) != 0 { &mut dirty } else { &mut others };
-                to.push(*frame);
+        match self.vm().swap.get().filter(|_| !nested) {
+            Some(swap) => {
+                let (gone, others) = self.swap_out_and_evict(swap, frames);
+                freed += gone;
+                if !others.is_empty() {
+                    freed += self.evict_clean(&others, &mut dirty);
+                }
             }
-            if !others.is_empty() {
-                freed += self.evict_clean(&others, &mut dirty);
-            }
+            None => freed += self.evict_clean(frames, &mut dirty),
         }
         if !dirty.is_empty() {
             if nested {
@@ -74,6 +71,23 @@ impl<M: Machine> Cpu<'_, M> {
         self.state().evicting.set(nested);
         self.state().counts.add(Counter::PageStolen, freed);
         freed
+    }
+
+    /// Lets those of the pages leave that may become pages of the swap area, unless another CPU writes there: with the turn to write, which it takes first, so that no page
+    /// has left its program that cannot be written. Returns how many frames that gave, and the other pages.
+    #[cold]
+    #[inline(never)]
+    fn swap_out_and_evict(&self, swap: &Swap, frames: &[FrameNumber]) -> (u64, FrameList) {
+        let (mut own, mut others) = (FrameList::new(), FrameList::new());
+        let laundry = swap.object().try_launder(self);
+        let swapped = if laundry.is_some() { self.swap_out(swap, frames) } else { 0 };
+        for (at, frame) in frames.iter().enumerate() {
+            let to = if swapped & (1 << at) != 0 { &mut own } else { &mut others };
+            to.push(*frame);
+        }
+        let freed =
+            if own.is_empty() { 0 } else { self.write_and_evict(swap.object(), laundry, own) };
+        (freed, others)
     }
 
     /// Takes those of the pages that are lazily freed from their programs. The caller's reference, which it keeps, is then the last. Returns how many that were.
@@ -157,22 +171,39 @@ impl<M: Machine> Cpu<'_, M> {
                 self.put_all_unmapped(&own);
                 continue;
             };
-            self.launder(&object, &mut own);
-            // Those that could not be written are dirty still.
-            let mut again = FrameList::new();
-            freed += self.evict_clean(&own, &mut again);
-            self.put_all_unmapped(&again);
+            freed += self.write_and_evict(&object, object.try_launder(self), own);
             Object::release(object, self);
         }
+        freed
+    }
+
+    /// Writes those pages of `object` in `frames` that are dirty, if the CPU has the turn to, and evicts them. Drops the references to all.
+    fn write_and_evict(
+        &self,
+        object: &Shared<Object>,
+        laundry: Option<Laundry<'_>>,
+        mut frames: FrameList,
+    ) -> u64 {
+        if let Some(laundry) = laundry {
+            self.launder(object, laundry, &mut frames);
+        }
+        // Those that could not be written are dirty still.
+        let mut again = FrameList::new();
+        let freed = self.evict_clean(&frames, &mut again);
+        self.put_all_unmapped(&again);
         self.state().counts.add(Counter::PageLaundered, freed);
         freed
     }
 
     /// Unmaps those pages of `object` in `frames` that are dirty, marks them clean, and writes them to the store.
-    fn launder(&self, object: &Shared<Object>, frames: &mut [FrameNumber]) {
+    fn launder(
+        &self,
+        object: &Shared<Object>,
+        mut laundry: Laundry<'_>,
+        frames: &mut [FrameNumber],
+    ) {
         let index = |frame: FrameNumber| self.vm().frames.meta(frame).index.load(Ordering::Relaxed);
         frames.sort_unstable_by_key(|frame| index(*frame));
-        let Some(mut laundry) = object.try_launder(self) else { return };
         let mut cleaned = [(0, FrameNumber(0)); BATCH];
         let mut count = 0;
         let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {

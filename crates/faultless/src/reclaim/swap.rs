@@ -63,6 +63,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr::{self, NonNull};
 
+/// How many slots are looked at for a free one before flush requests are served.
+const LOOKS: u64 = 1 << 12;
+
 /// The swap area.
 #[derive(Debug)]
 pub(crate) struct Swap {
@@ -81,6 +84,10 @@ impl Swap {
         let slots = store.len() >> PAGE_SHIFT;
         if slots == 0 || slots > SLOTS || store.is_read_only() {
             return Err(Errno::EINVAL);
+        }
+        // No page is evicted for tables that there will not be.
+        if slots.div_ceil(node::ENTRIES as u64) > cpu.vm().total_frames() {
+            return Err(Errno::ENOMEM);
         }
         let mut counts = Vec::new();
         counts.try_reserve_exact(slots as usize).map_err(|_| Errno::ENOMEM)?;
@@ -172,11 +179,11 @@ impl Swap {
         if self.is_full.load(Ordering::Relaxed) {
             return None;
         }
-        let slot = self.find_free().or_else(|| {
+        let slot = self.find_free(cpu).or_else(|| {
             // Before a second look at all of them: one that is freed meanwhile is noted.
             self.is_full.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            let slot = self.find_free()?;
+            let slot = self.find_free(cpu)?;
             self.is_full.store(false, Ordering::Relaxed);
             Some(slot)
         })?;
@@ -185,11 +192,14 @@ impl Swap {
         Some(Slot { swap: self, slot, name: name? })
     }
 
-    /// Sets the count of the next free slot to 1.
-    fn find_free(&self) -> Option<u64> {
+    /// Sets the count of the next free slot to 1. It may look at all of them, and serves flush requests meanwhile.
+    fn find_free<M: Machine>(&self, cpu: &Cpu<'_, M>) -> Option<u64> {
         let (len, first) = (self.slots(), self.next.load(Ordering::Relaxed));
         let order = (Ordering::Acquire, Ordering::Relaxed);
         let is_free = |slot: &u64| {
+            if slot.is_multiple_of(LOOKS) {
+                cpu.serve_flushes();
+            }
             let count = &self.counts[*slot as usize];
             count.load(Ordering::Relaxed) == 0
                 && count.compare_exchange(0, 1, order.0, order.1).is_ok()
@@ -333,7 +343,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Whether another CPU has the turn to write to the swap area: no private page can leave meanwhile.
     pub(super) fn swaps_elsewhere(&self) -> bool {
-        self.vm().swap.get().is_some_and(|swap| swap.object.try_launder(self).is_none())
+        self.vm().swap.get().is_some_and(|swap| swap.object.is_laundered())
     }
 
     /// Whether a frame has an anonymous page.
@@ -343,8 +353,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Makes those of the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs pages of the swap area, dirty. The caller has a
     /// reference to each, which it keeps. Returns which they are, a bit for each place. Not inside a grace section, and holding no lock.
-    pub(super) fn swap_out(&self, frames: &[FrameNumber]) -> u32 {
-        let Some(swap) = self.swap_with_room() else { return 0 };
+    pub(super) fn swap_out(&self, swap: &Swap, frames: &[FrameNumber]) -> u32 {
         let mut anon = [(0, FrameNumber(0)); BATCH];
         let mut slots = [const { None }; BATCH];
         let mut count = 0;

@@ -51,7 +51,10 @@ impl<M: Machine> Space<M> {
         while !left.is_empty() {
             let (_holds, mut frames) = (cpu.hold_pages(), FrameList::new());
             let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
-                frames.push(page.keep());
+                // One that the range maps twice would be in use by its own second reference.
+                if !frames.contains(&page.frame()) {
+                    frames.push(page.keep());
+                }
                 if frames.is_full() { Err(()) } else { Ok(()) }
             });
             cpu.evict(&frames);

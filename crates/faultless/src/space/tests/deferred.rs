@@ -1,8 +1,8 @@
 //! How many frames wait for a deferred flush, and when it is done.
 
 use super::guest::{
-    AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, check, cpu, load, map, map_object, store,
-    two_nodes, vm,
+    AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, between, check, cpu, load, map, map_object,
+    store, two_nodes, vm,
 };
 use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
@@ -183,6 +183,41 @@ fn a_cpu_owes_the_flush_of_each_space_of_a_batch() {
 }
 
 /// A full node has the frames that wait for a flush.
+/// A flush that was collected is none for what is deferred after it.
+#[test]
+fn a_deferral_after_a_collection_waits() {
+    let vm = two_nodes(256);
+    let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = read_only_pages(&cpu0, 8);
+    space.activate(&other);
+    assert_eq!(moved(&cpu0, &space, (0, 1), 1), [Ok(1)]);
+    other.flush_own();
+    assert_eq!(cpu0.collect_owed(), 1);
+    assert_eq!(moved(&cpu0, &space, (1, 1), 1), [Ok(1)]);
+    assert_eq!((cpu0.release_owed(), vm.usage().owed), (0, 1));
+    // SAFETY: no access follows.
+    unsafe { space.deactivate(&other) };
+    cpu0.settle_flushes();
+    check(&cpu0, &[&space], &[], 0);
+    space.exit(&cpu0);
+}
+
+/// Its frame does not wait in a list, so what was deferred for it is done at once.
+#[test]
+fn a_page_that_moves_while_another_looks_at_it_is_flushed() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = read_only_pages(&cpu, 1);
+    let frame = space.entry_at(&cpu, AT).frame();
+    let refer = |_: &TestCpu<'_>| assert!(vm.frames.meta(frame).get_ref_unless_zero());
+    assert_eq!(between(&vm, refer, || moved(&cpu, &space, (0, 1), 1)), [Ok(1)]);
+    assert_eq!((vm.usage().owed, settled(&vm)), (0, 1));
+    // SAFETY: the reference above, which never was a mapping.
+    unsafe { cpu.put_unmapped(frame) };
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
 #[test]
 fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {
     let vm = two_nodes(4096);

@@ -403,6 +403,21 @@ fn reclaim_in_the_background_goes_on_until_others_have_enough() {
 
 /// A CPU that has found pages, and looks for more, is told as one that evicts: others wait for it where these are all that there are.
 #[test]
+fn a_page_that_the_range_maps_twice_leaves() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let file = file(&cpu, &Memory::new(8, 0));
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, (0, 8), Prot::READ, SHARED, (&file, 0));
+    map(&cpu, &space, (8, 8), Prot::READ, PRIVATE, (&file, 0));
+    load_all(&cpu, &space, 0..8);
+    (8..16).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page - 7)));
+    space.evict(&cpu, AT, 16 * P).unwrap();
+    assert_eq!(file.resident_pages(&cpu), 0);
+    finish(&cpu, space, Vec::from([file]));
+}
+
+#[test]
 fn who_has_found_pages_is_evicting() {
     // At different moments of a call: frames that were looked at, whether it is told, and whether a page has left.
     let seen_at = |look: u64| {

@@ -279,6 +279,23 @@ fn pages_of_many_objects_with_many_mappings_move() {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
+/// What was taken for them beyond the limit goes back.
+#[test]
+fn pages_move_as_far_as_the_limit_allows() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 32, RW);
+    (0..32).for_each(|page| store(&cpu, &space, AT + page * P, value(1, page)).unwrap());
+    cpu.drain();
+    vm.frames.set_limit(vm.total_frames() - vm.free_frames() + 3);
+    let status = moved(&cpu, &space, (0, 8), 1);
+    assert_eq!(status.iter().filter(|status| **status == Ok(1)).count(), 3, "{status:?}");
+    vm.frames.set_limit(u64::MAX);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
 /// A walk copies some mappings of the list at a time, and some times all of them are of a space that is ending, which has closed.
 #[test]
 fn mappings_before_those_of_a_space_that_is_ending_are_found() {
