@@ -157,9 +157,14 @@ Examples:
   faultless compare --html compare.html      a page with plots
   faultless compare --json results.jsonl
 
-Rows of xsbench and llm, by counter (`faultless counters` tells what each counts): shootdown interrupts: tlb_shootdown_sent;
-flushes at once: tlb_flush; flushes deferred: flush_deferred; pages without a flush: flush_needless; settlements: deferred_settled;
-pages moved: pgmigrate_success; pages evicted: pgsteal.")]
+Rows of xsbench and llm, and their counters (see `faultless counters`):
+  shootdown interrupts   tlb_shootdown_sent
+  flushes at once        tlb_flush
+  flushes deferred       flush_deferred
+  pages without a flush  flush_needless
+  settlements            deferred_settled
+  pages moved            pgmigrate_success
+  pages evicted          pgsteal")]
 pub struct CompareArgs {
     /// A quarter of the time: noisier, and fewer simulated CPUs
     #[arg(long)]

@@ -287,7 +287,7 @@ fn the_store_has_what_was_written_back() {
             }
         }),
         (&space, &|guest| evict_all(guest, &file)),
-        (&space, &|guest| (0..2).for_each(|_| drop(guest.cpu.reclaim(1)))),
+        (&space, &|guest| (0..2).for_each(|_| _ = guest.cpu.reclaim(1))),
     ]);
     nothing_is_lost(&world, &[&space], &file, &disk, &[10 * ROUNDS]);
     world.finish_with(vec![space], vec![file]);

@@ -89,7 +89,7 @@ fn the_end_of_a_child_against_eviction() {
     let untouched = 2..6;
     let child = world.within(&parent, |guest| {
         // That page, too, looks like a table of such entries.
-        [0, 8].map(|word| guest.store(page(0) + word, entry).unwrap());
+        [0, 8].into_iter().for_each(|word| guest.store(page(0) + word, entry).unwrap());
         guest.space.fork(guest.cpu).unwrap()
     });
     let child = Mutex::new(Some(child));
@@ -100,7 +100,7 @@ fn the_end_of_a_child_against_eviction() {
             fill_with(guest, entry, untouched.clone());
         }),
         (&home, &|guest| {
-            (0..2).for_each(|_| drop(guest.cpu.reclaim(1)));
+            (0..2).for_each(|_| _ = guest.cpu.reclaim(1));
         }),
     ]);
     world.finish(vec![parent, home]);
