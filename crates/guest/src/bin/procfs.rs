@@ -351,6 +351,8 @@ fn proc_memory() -> Verdict {
 /// The pages that `/proc/vmstat` says were allocated and freed are those of files, too.
 fn proc_counters() -> Verdict {
     const PAGES: u64 = 1024;
+    /// What other CPUs free while the numbers are read may be in both, or in none.
+    const FEW: u64 = 64;
     let seen = || {
         let all = vmstat()?;
         let made = all.iter().filter(|(name, _)| name.starts_with("pgalloc_"));
@@ -366,9 +368,9 @@ fn proc_counters() -> Verdict {
     io("remove", fs::remove_file(dir::path(&name)))?;
     let after = seen()?;
     let made = written[0].saturating_sub(before[0]);
-    ensure!(made >= PAGES, "{made} pages were allocated for {PAGES}");
+    ensure!(made + FEW >= PAGES, "{made} pages were allocated for {PAGES}");
     let freed = after[1].saturating_sub(written[1]);
-    ensure!(freed >= PAGES, "{freed} pages were freed of {PAGES}");
+    ensure!(freed + FEW >= PAGES, "{freed} pages were freed of {PAGES}");
     Ok(())
 }
 
