@@ -2,7 +2,7 @@
 //! thousand million are `cargo run --release -p faultless-native --example coherence`.
 
 #[path = "common/coherence.rs"]
-mod coherence;
+mod storm;
 
 use crate::common::{PAGE, PRIVATE, RW};
 use faultless::{Advice, Counter, MapFlags, Prot};
@@ -10,7 +10,7 @@ use faultless_native::{Checked, Config, Native, NativeCpu, Stale, Stop};
 
 #[test]
 fn no_translation_outlives_what_it_came_from() {
-    let done = coherence::run(4, 2_000_000, |_| {});
+    let done = storm::run(4, 2_000_000, |_| {});
     assert_eq!(done.violations, 0);
     assert!(done.accesses >= 2_000_000);
     for must in [Counter::TlbShootdownReceived, Counter::CowCopy, Counter::SharedPage] {
