@@ -52,7 +52,8 @@ impl<M: Machine> Space<M> {
             let (_holds, mut frames) = (cpu.hold_pages(), FrameList::new());
             let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
                 // One that the range maps twice would be in use by its own second reference.
-                if !frames.contains(&page.frame()) {
+                let is_twice = is_shared(cpu, page.frame()) && frames.contains(&page.frame());
+                if !is_twice {
                     frames.push(page.keep());
                 }
                 if frames.is_full() { Err(()) } else { Ok(()) }
