@@ -182,7 +182,6 @@ fn a_cpu_owes_the_flush_of_each_space_of_a_batch() {
     }
 }
 
-/// A full node has the frames that wait for a flush.
 /// A flush that was collected is none for what is deferred after it.
 #[test]
 fn a_deferral_after_a_collection_waits() {
@@ -218,6 +217,7 @@ fn a_page_that_moves_while_another_looks_at_it_is_flushed() {
     space.exit(&cpu);
 }
 
+/// A full node has the frames that wait for a flush.
 #[test]
 fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {
     let vm = two_nodes(4096);

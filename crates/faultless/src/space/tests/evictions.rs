@@ -401,7 +401,7 @@ fn reclaim_in_the_background_goes_on_until_others_have_enough() {
     finish(&here, space, Vec::from([file]));
 }
 
-/// A CPU that has found pages, and looks for more, is told as one that evicts: others wait for it where these are all that there are.
+/// Its own second reference does not count as another's use.
 #[test]
 fn a_page_that_the_range_maps_twice_leaves() {
     let vm = guest::vm(1, 256);
@@ -417,6 +417,7 @@ fn a_page_that_the_range_maps_twice_leaves() {
     finish(&cpu, space, Vec::from([file]));
 }
 
+/// A CPU that has found pages, and looks for more, is told as one that evicts: others wait for it where these are all that there are.
 #[test]
 fn who_has_found_pages_is_evicting() {
     // At different moments of a call: frames that were looked at, whether it is told, and whether a page has left.
