@@ -2,10 +2,13 @@
 //! asked to invalidate.
 
 use crate::addr::{FrameNumber, PAGE_SIZE};
+use crate::error::Errno;
+use crate::file::{BackingStore, ReadRun, StoreError, WriteRun};
 use crate::machine::{CpuId, Invalidate, LOWEST_ADDRESS, Machine, MemoryRegion, SpaceId};
 use crate::prefault::{Predictor, Streams};
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
+use core::ops::Range;
 use std::boxed::Box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -188,5 +191,35 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
         unsafe {
             self.frame_bytes(to).copy_from(self.frame_bytes(from), PAGE_SIZE as usize);
         }
+    }
+}
+
+/// A store of so many pages of zeros, for which nothing is written.
+#[derive(Debug)]
+pub(crate) struct Zeros(pub(crate) u64);
+
+impl BackingStore for Zeros {
+    fn len(&self) -> u64 {
+        self.0 * PAGE_SIZE
+    }
+
+    fn preferred_pages(&self) -> usize {
+        1
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        Ok(run.bytes())
+    }
+
+    fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn set_len(&self, _: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn punch(&self, _: Range<u64>) -> Result<(), Errno> {
+        Ok(())
     }
 }

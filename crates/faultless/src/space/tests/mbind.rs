@@ -1,6 +1,7 @@
 //! Policies of VMAs: which merge, who inherits them, and where new pages come from.
 
 use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, two_nodes};
+use super::swap::{is_swapped, page_out, swap_on};
 use super::tiers::tiers;
 use crate::addr::VirtRange;
 use crate::error::Errno::{self, EFAULT, EINVAL, ENOENT};
@@ -214,6 +215,42 @@ fn the_cheapest_of_the_nodes_that_have_a_free_frame_is_preferred() {
     touch(&cpu, &space, 0, &[1; 32]);
     touch(&cpu, &space, 32, &[2; 32]);
     touch(&cpu, &space, 64, &[0; 32]);
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+/// Read into whatever frame there was, it moves to one of the policy's.
+#[test]
+fn a_page_that_comes_back_follows_the_policy() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    swap_on(&cpu, 64);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    let bind = |policy| bind(&cpu, &space, (0, 4), policy).unwrap();
+    let nodes = || {
+        let all: Vec<_> = (0..4).map(|page| AT + page * P).collect();
+        let mut nodes = [Err(EINVAL); 4];
+        space.page_nodes(&cpu, &all, &mut nodes);
+        nodes.map(Result::unwrap)
+    };
+    let comes_back = || {
+        page_out(&cpu, &space, 0, 4);
+        assert!((0..4).all(|page| is_swapped(&cpu, &space, page)));
+        (0..4).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+        nodes()
+    };
+    bind(SLOW);
+    (0..4).for_each(|page| store(&cpu, &space, AT + page * P, page + 1).unwrap());
+    assert_eq!(comes_back(), [1; 4]);
+    // Shared with a child: copies.
+    page_out(&cpu, &space, 0, 4);
+    let child = space.fork(&cpu).unwrap();
+    (0..4).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    assert_eq!(nodes(), [1; 4]);
+    child.exit(&cpu);
+    bind(Local);
+    assert_eq!(comes_back(), [0; 4]);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }

@@ -7,12 +7,13 @@ use super::store::{Memory, PAGE, Plan, file};
 use crate::audit::{audit, audit_with};
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
-use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
+use crate::file::Object;
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, Copies, Lock, MapFlags, MemPolicy, NodeSet, Prot, RemapFlags, Space};
+use crate::space::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::wait::{Yield, until};
+use crate::testing::Zeros;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -160,28 +161,6 @@ fn there_is_one_area() {
     assert_eq!(audit(&cpu, &[]).unwrap().tables, 3);
 }
 
-/// As long as it says, with nothing behind it.
-#[derive(Debug)]
-struct Vast(u64);
-
-impl BackingStore for Vast {
-    fn len(&self) -> u64 {
-        self.0
-    }
-
-    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
-        Ok(run.bytes())
-    }
-
-    fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn set_len(&self, _: u64) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 #[test]
 fn no_page_leaves_for_an_area_whose_tables_cannot_be() {
     let vm = guest::vm(1, 64);
@@ -189,47 +168,10 @@ fn no_page_leaves_for_an_area_whose_tables_cannot_be() {
     let file = file(&cpu, &Memory::new(32, 0));
     (0..32).for_each(|page| assert_eq!(guest::read_object(&cpu, &file, page), Some(page + 1)));
     for frames in [65, 1 << 19, 1 << 30] {
-        let vast = Vast(frames * 512 * P);
-        let area: Arc<dyn BackingStore> = Arc::new(vast);
-        assert_eq!(cpu.swap_on(area), Err(Errno::ENOMEM), "{frames}");
+        assert_eq!(cpu.swap_on(Arc::new(Zeros(frames * 512))), Err(Errno::ENOMEM), "{frames}");
         assert_eq!(file.resident_pages(&cpu), 32, "{frames}");
     }
     Object::release(file, &cpu);
-}
-
-/// Read into whatever frame there was, it moves to one of the policy's.
-#[test]
-fn a_page_that_comes_back_follows_the_policy() {
-    let vm = guest::two_nodes(256);
-    let cpu = cpu(&vm, 0);
-    swap_on(&cpu, 64);
-    let space = Space::new(&cpu).unwrap();
-    map(&cpu, &space, 0, 4, RW);
-    let bind = |policy| space.mbind(&cpu, AT, 4 * P, policy).unwrap();
-    let nodes = || {
-        let all: Vec<_> = (0..4).map(|page| AT + page * P).collect();
-        let mut nodes = [Err(Errno::EIO); 4];
-        space.page_nodes(&cpu, &all, &mut nodes);
-        nodes.map(Result::unwrap)
-    };
-    let comes_back = || {
-        page_out(&cpu, &space, 0, 4);
-        assert!((0..4).all(|page| is_swapped(&cpu, &space, page)));
-        (0..4).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
-        nodes()
-    };
-    bind(MemPolicy::Preferred(NodeSet::only(1)));
-    (0..4).for_each(|page| store(&cpu, &space, AT + page * P, page + 1).unwrap());
-    assert_eq!(comes_back(), [1; 4]);
-    // Shared with a child: copies.
-    page_out(&cpu, &space, 0, 4);
-    let child = space.fork(&cpu).unwrap();
-    (0..4).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
-    assert_eq!(nodes(), [1; 4]);
-    child.exit(&cpu);
-    bind(MemPolicy::Local);
-    assert_eq!(comes_back(), [0; 4]);
-    finish(&cpu, Vec::from([space]));
 }
 
 /// Another CPU forbids stores while the page is copied.

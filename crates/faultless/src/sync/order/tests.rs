@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
-use crate::error::Errno;
 use crate::fault::Access;
-use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
+use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::machine::CpuId;
 use crate::space::{MapFlags, Prot, Space};
@@ -16,7 +15,7 @@ use crate::sync::range::{ClaimSlots, RangeLock};
 use crate::sync::rwlock::RwLock;
 use crate::sync::spin::SpinLock;
 use crate::table::{Entry, protocol};
-use crate::testing::TestMachine;
+use crate::testing::{TestMachine, Zeros};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::shootdown::{Inbox, shoot};
 use crate::{Invalidate, SpaceId, Vm};
@@ -216,43 +215,13 @@ fn nobody_waits_for_a_flush_while_holding_what_the_mmu_can_use() {
     held.revert();
 }
 
-/// A file of zeros, for which nothing is written.
-#[derive(Debug)]
-struct Zeros;
-
-impl BackingStore for Zeros {
-    fn len(&self) -> u64 {
-        4 * PAGE_SIZE
-    }
-
-    fn preferred_pages(&self) -> usize {
-        1
-    }
-
-    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
-        Ok(run.bytes())
-    }
-
-    fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn set_len(&self, _: u64) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn punch(&self, _: core::ops::Range<u64>) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 /// Nor does a CPU that protects pages in its turn keep anybody from a space for whom it waits.
 #[test]
 fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
     let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
     // SAFETY: the only one.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
-    let file = Object::of_store(&cpu, std::sync::Arc::new(Zeros), 1).unwrap();
+    let file = Object::of_store(&cpu, std::sync::Arc::new(Zeros(4)), 1).unwrap();
     file.write_page(&cpu, 0, |_| ()).unwrap();
     let (turn, claim) = ("an object's turn to write", "a space's range lock");
     let (fine, record) = (RangeLock::new(), cpu.local().order());
@@ -277,7 +246,7 @@ fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
     let read = || assert!(file.read_page(&cpu, 3, |_| ()).is_ok());
     refused(&read, "a store");
     // In the turn claims are made; and the turn of another object, of which the store may be made, is taken.
-    let other = Object::of_store(&cpu, std::sync::Arc::new(Zeros), 1).unwrap();
+    let other = Object::of_store(&cpu, std::sync::Arc::new(Zeros(4)), 1).unwrap();
     file.write_page(&cpu, 1, |_| ()).unwrap();
     let protected = core::cell::Cell::new(false);
     let protect = |_| {
