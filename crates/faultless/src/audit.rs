@@ -88,6 +88,8 @@ pub enum Discrepancy {
         /// Entries found.
         found: u32,
     },
+    /// Other slots of the swap area are free than it counts.
+    FreeSlots,
     /// An entry that must not be: locked, outside every VMA, or allowing more than its VMA.
     Entry {
         /// The page's address.
@@ -127,6 +129,7 @@ impl fmt::Display for Discrepancy {
             Self::Slot { slot, recorded, found } => {
                 write!(f, "slot {slot} is named by {recorded} entries as recorded, {found} found")
             }
+            Self::FreeSlots => write!(f, "the counts of free slots are not those of the slots"),
             Self::Entry { addr, what } => write!(f, "entry of {addr:#x}: {what}"),
             Self::Stopped { range } => write!(f, "VMA {range:?} is write-locked"),
         }
@@ -240,6 +243,9 @@ pub fn audit_with<M: Machine>(
                 },
             )?;
         }
+    }
+    if swap.is_some_and(|swap| !swap.agrees()) {
+        return Err(Discrepancy::FreeSlots);
     }
     for slot in 0..swap.map_or(0, Swap::slots) {
         let recorded = swap.map_or(0, |swap| swap.count(slot));

@@ -24,7 +24,10 @@ pub(super) enum ReadIn {
     Pending,
     /// The store failed.
     Failed,
+    /// There is no frame, and none to be had.
     NoMemory,
+    /// The heap is exhausted.
+    NoHeap,
 }
 
 /// The answer of a fault whose page is being read. As on Linux the fault is counted when it comes again.
@@ -104,7 +107,8 @@ impl<M: Machine> Space<M> {
                 ReadIn::Pending
             }
             Err(Lack::Beyond) => ReadIn::LookAgain,
-            Err(Lack::Memory | Lack::Heap) => ReadIn::NoMemory,
+            Err(Lack::Memory) => ReadIn::NoMemory,
+            Err(Lack::Heap) => ReadIn::NoHeap,
             Err(Lack::Store(_)) => {
                 if !decides {
                     state.unread.set(Some(this));

@@ -27,17 +27,19 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// Memory is out, or the page lies beyond the end of its object, or could not be read.
     pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
-        let mut prepared = Prepared::Nothing;
+        let (mut prepared, mut settled) = (Prepared::Nothing, false);
         let done = loop {
             match self.unshare_under_lock(cpu, page, &mut prepared) {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
+                Err(Abort::NoHeap) if cpu.settle_once(&mut settled) => {}
                 Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => break Err(FaultError::Bus),
                 Err(Abort::Absent) => match self.read_in(cpu, page, None, true) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending if cpu.await_read().is_ok() => {}
                     ReadIn::Pending | ReadIn::Failed => break Err(FaultError::Bus),
-                    ReadIn::NoMemory => break Err(FaultError::OutOfMemory),
+                    ReadIn::NoHeap if cpu.settle_once(&mut settled) => {}
+                    ReadIn::NoMemory | ReadIn::NoHeap => break Err(FaultError::OutOfMemory),
                 },
                 // Changed by another CPU, or done.
                 _ => break Ok(()),

@@ -237,12 +237,12 @@ impl<M: Machine> Cpu<'_, M> {
         // What the hand goes over next, and where it was when the list was empty.
         let (mut places, mut first) = (0..0, 0);
         loop {
-            let is_enough = is_enough(done, due.len() as u64);
-            if places.is_empty() && left != 0 && !is_enough {
+            let has_enough = is_enough(done, due.len() as u64);
+            if places.is_empty() && left != 0 && !has_enough {
                 let at = hand.fetch_add(stride, Ordering::Relaxed);
                 (places, left) = (at..at + stride, left.saturating_sub(stride));
             }
-            let is_last = places.is_empty() || is_enough;
+            let is_last = places.is_empty() || has_enough;
             // A page that is met in the next round must not be in the list.
             let is_round = places.end - first > total;
             if due.is_full() || (is_last || is_round) && !due.is_empty() {
@@ -260,13 +260,15 @@ impl<M: Machine> Cpu<'_, M> {
                 if due.is_empty() {
                     first = places.start;
                 }
-                self.sweep(over, total, &mut places, purpose, &mut due);
+                // A program waits for each page that is promoted. Of others a full batch costs less.
+                let stops = |found| purpose == Purpose::Promote && is_enough(done, found);
+                self.sweep(over, total, &mut places, purpose, &mut due, stops);
             }
         }
     }
 
-    /// Looks at the frames of `over` that have the numbers `places` among them, modulo their `total`, until those whose time has come fill `due`. What is left
-    /// of `places` was not looked at.
+    /// Looks at the frames of `over` that have the numbers `places` among them, modulo their `total`, until those whose time has come fill `due`, or are so
+    /// many that it `stops`. What is left of `places` was not looked at.
     fn sweep(
         &self,
         over: Over,
@@ -274,10 +276,11 @@ impl<M: Machine> Cpu<'_, M> {
         places: &mut Range<u64>,
         purpose: Purpose,
         due: &mut FrameList,
+        mut stops: impl FnMut(u64) -> bool,
     ) {
         let walk = self.walk();
         let mut sight = Sight { walk: &walk, visits: Visits::default(), purpose, total };
-        while !places.is_empty() && !due.is_full() {
+        while !places.is_empty() && !due.is_full() && !stops(due.len() as u64) {
             match self.frame_at(over, places.start % total) {
                 Some(frame) => places.start += self.look(&mut sight, frame, due),
                 None => places.start = places.end,

@@ -26,6 +26,7 @@ pub(crate) mod listed;
 mod look_around;
 pub(crate) mod migrate;
 mod refault;
+mod slots;
 pub(crate) mod swap;
 pub(crate) mod taken;
 pub(crate) mod tiers;
@@ -205,5 +206,15 @@ impl<M: Machine> Cpu<'_, M> {
             }
             self.serve_flushes();
         }
+    }
+
+    /// As [`settle_all`](Self::settle_all), for one operation, whose heap is exhausted: what was retired may be what is missing. Returns false if this was
+    /// done before: there is no more to wait for.
+    #[cold]
+    pub(crate) fn settle_once(&self, settled: &mut bool) -> bool {
+        if !*settled {
+            self.settle_all();
+        }
+        !core::mem::replace(settled, true)
     }
 }

@@ -7,8 +7,8 @@
 //! [eviction](super::evict), it is [read](crate::file::Reading) once however many faults wait for it, and errors of the store are handled in the same way.
 //! The object's tables are all made with the area, since pages leave when no frame is left.
 //!
-//! A program's entry that is [*swapped*](crate::table::Entry::swapped) names a slot. Each slot has a count of these entries. The count is raised before an
-//! entry is stored, and dropped after it was taken out, by who took it out, with one atomic operation and no wait. So while a CPU
+//! A program's entry that is [*swapped*](crate::table::Entry::swapped) names a slot. Each slot has a [count](super::slots) of these entries. The count is raised before an
+//! entry is stored, and dropped after it was taken out, by who took it out, without a wait. So while a CPU
 //! holds a swapped entry, the slot is not another's.
 //!
 //! | count of the slot | page in the object | |
@@ -41,6 +41,7 @@
 //! Only who has a claim on an address, or has validated a ticket, changes a swapped entry. So an entry cannot change while a `fork`, which has a claim on the
 //! whole space, raises its count.
 
+use super::slots::Slots;
 use super::taken::{BATCH, Batch, Mapping, Then};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::error::{Errno, OutOfMemory};
@@ -52,7 +53,7 @@ use crate::machine::Machine;
 use crate::rmap::walk::Found;
 use crate::space::fixed::Core;
 use crate::stat::Counter;
-use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence, made};
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::format::SLOTS;
@@ -60,49 +61,37 @@ use crate::table::node;
 use crate::table::protocol::{self, Taken};
 use crate::vm::{Cpu, Vm};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::ptr::{self, NonNull};
-
-/// How many slots are looked at for a free one before flush requests are served.
-const LOOKS: u64 = 1 << 12;
 
 /// The swap area.
 #[derive(Debug)]
 pub(crate) struct Swap {
     object: Shared<Object>,
-    /// How many entries name each slot, or 1 while it is reserved.
-    counts: Vec<AtomicU32>,
-    /// Where the search for a free slot goes on.
-    next: AtomicU64,
-    /// No slot was free when all were looked at, and none has become free since.
-    is_full: AtomicBool,
+    slots: Slots,
 }
 
 impl Swap {
     /// That `store`, with tables for all of its pages.
     fn try_new<M: Machine>(cpu: &Cpu<'_, M>, store: Store) -> Result<Self, Errno> {
-        let slots = store.len() >> PAGE_SHIFT;
-        if slots == 0 || slots > SLOTS || store.is_read_only() {
+        let pages = store.len() >> PAGE_SHIFT;
+        if pages == 0 || pages > SLOTS || store.is_read_only() {
             return Err(Errno::EINVAL);
         }
         // No page is evicted for tables that there will not be.
-        if slots.div_ceil(node::ENTRIES as u64) > cpu.vm().total_frames() {
+        if pages.div_ceil(node::ENTRIES as u64) > cpu.vm().total_frames() {
             return Err(Errno::ENOMEM);
         }
-        let mut counts = Vec::new();
-        counts.try_reserve_exact(slots as usize).map_err(|_| Errno::ENOMEM)?;
-        made(counts.as_ptr(), slots as usize);
-        counts.resize_with(slots as usize, || AtomicU32::new(0));
+        let slots = Slots::try_new(pages)?;
         let object = Object::of_store(cpu, store, 0)?;
         let mut prepared = Prepared::Nothing;
-        let mut tables = (0..slots).step_by(node::ENTRIES);
+        let mut tables = (0..pages).step_by(node::ENTRIES);
         let all = tables.try_for_each(|at| object.table_or_wait(cpu, at, &mut prepared).map(drop));
         prepared.finish(cpu);
         if let Err(lack) = all {
             Object::release(object, cpu);
             return Err(lack.into());
         }
-        Ok(Self { object, counts, next: AtomicU64::new(0), is_full: AtomicBool::new(false) })
+        Ok(Self { object, slots })
     }
 
     /// The object whose pages are the slots.
@@ -122,19 +111,17 @@ impl Swap {
 
     /// How many entries name a slot. For a CPU that holds one of them the answer 1 is final.
     pub(crate) fn count(&self, slot: u64) -> u32 {
-        let count = self.counts.get(slot as usize);
-        count.map_or(0, |count| count.load(Ordering::Acquire))
+        self.slots.count(slot)
     }
 
     /// How many slots there are.
     pub(crate) const fn slots(&self) -> u64 {
-        self.counts.len() as u64
+        self.slots.len()
     }
 
-    /// How many slots there are, and how many are in use.
-    fn usage(&self) -> (u64, u64) {
-        let used = self.counts.iter().filter(|count| count.load(Ordering::Relaxed) != 0);
-        (self.slots(), used.count() as u64)
+    /// Whether the counts of free slots are right. While nobody changes them.
+    pub(crate) fn agrees(&self) -> bool {
+        self.slots.agree()
     }
 
     /// Counts one more entry that names the slot of one that the caller keeps from changing.
@@ -142,71 +129,20 @@ impl Swap {
     /// # Errors
     /// [`OutOfMemory`]: there are as many as can be counted.
     pub(crate) fn add(&self, slot: u64) -> Result<(), OutOfMemory> {
-        let Some(count) = self.counts.get(slot as usize) else { return Err(OutOfMemory) };
-        let mut now = count.load(Ordering::Relaxed);
-        loop {
-            debug_assert!(now != 0, "an entry that is not counted");
-            let more = now.checked_add(1).ok_or(OutOfMemory)?;
-            let relaxed = Ordering::Relaxed;
-            match count.compare_exchange_weak(now, more, relaxed, relaxed) {
-                Ok(_) => return Ok(()),
-                Err(changed) => now = changed,
-            }
-        }
+        self.slots.add(slot)
     }
 
     /// Drops the count of an entry that was taken out.
     pub(crate) fn put(&self, slot: u64) {
-        let Some(count) = self.counts.get(slot as usize) else { return };
-        // What was done with the page comes before the next use of the slot.
-        let before = count.fetch_sub(1, Ordering::Release);
-        debug_assert!(before != 0, "a slot's count dropped twice");
-        if before == 1 {
-            self.freed();
-        }
-    }
-
-    fn freed(&self) {
-        // Either this CPU sees the mark, or the CPU that sets it sees the free slot when it looks again.
-        fence(Ordering::SeqCst);
-        if self.is_full.load(Ordering::Relaxed) {
-            self.is_full.store(false, Ordering::Relaxed);
-        }
+        self.slots.put(slot);
     }
 
     /// Reserves the next free slot.
     fn reserve<'a, M: Machine>(&'a self, cpu: &Cpu<'a, M>) -> Option<Slot<'a>> {
-        if self.is_full.load(Ordering::Relaxed) {
-            return None;
-        }
-        let slot = self.find_free(cpu).or_else(|| {
-            // Before a second look at all of them: one that is freed meanwhile is noted.
-            self.is_full.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            let slot = self.find_free(cpu)?;
-            self.is_full.store(false, Ordering::Relaxed);
-            Some(slot)
-        })?;
+        let slot = self.slots.reserve(|| cpu.serve_flushes())?;
         let name = self.object.slot(cpu, slot);
         debug_assert!(name.is_some(), "there are all tables");
         Some(Slot { swap: self, slot, name: name? })
-    }
-
-    /// Sets the count of the next free slot to 1. It may look at all of them, and serves flush requests meanwhile.
-    fn find_free<M: Machine>(&self, cpu: &Cpu<'_, M>) -> Option<u64> {
-        let (len, first) = (self.slots(), self.next.load(Ordering::Relaxed));
-        let order = (Ordering::Acquire, Ordering::Relaxed);
-        let is_free = |slot: &u64| {
-            if slot.is_multiple_of(LOOKS) {
-                cpu.serve_flushes();
-            }
-            let count = &self.counts[*slot as usize];
-            count.load(Ordering::Relaxed) == 0
-                && count.compare_exchange(0, 1, order.0, order.1).is_ok()
-        };
-        let found = (first..first + len).map(|slot| slot % len).find(is_free)?;
-        self.next.store(found + 1, Ordering::Relaxed);
-        Some(found)
     }
 }
 
@@ -221,8 +157,7 @@ struct Slot<'a> {
 impl Slot<'_> {
     /// From now on `count` entries name it.
     fn keep(self, count: u32) -> u64 {
-        // Nobody else changes the count of a slot that is reserved.
-        self.swap.counts[self.slot as usize].store(count, Ordering::Release);
+        self.swap.slots.set(self.slot, count);
         let slot = self.slot;
         core::mem::forget(self);
         slot
@@ -288,7 +223,7 @@ impl<M: Machine> Vm<M> {
 impl<M: Machine> Cpu<'_, M> {
     /// Makes `store` the swap area: where memory is short, private pages are written there, as pages of files are to their store, and read
     /// again where they are needed. There is one area, and it stays as long as the subsystem. The store's length says how many pages it holds. Besides a
-    /// frame for each 512 of them, for tables, it takes 4 bytes of the heap for each.
+    /// frame for each 512 of them, for tables, it takes some 4 bytes of the heap for each.
     ///
     /// A page that cannot be written stays in memory. A program that needs a page which cannot be read gets SIGBUS.
     ///
@@ -313,9 +248,10 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// How many pages the swap area holds, and how many of these are in use. It looks at each.
+    /// How many pages the swap area holds, and how many of these are in use.
     pub fn swap_usage(&self) -> (u64, u64) {
-        self.vm().swap.get().map_or((0, 0), Swap::usage)
+        let slots = self.vm().swap.get().map(|swap| &swap.slots);
+        slots.map_or((0, 0), |slots| (slots.len(), slots.len().saturating_sub(slots.free())))
     }
 
     /// Calls `tell` with the frame of each page of the swap area that is in memory: it has left its programs and is not written yet, or it was read again
@@ -328,7 +264,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// The swap area, if it may take pages.
     pub(super) fn swap_with_room(&self) -> Option<&Swap> {
-        self.vm().swap.get().filter(|swap| !swap.is_full.load(Ordering::Relaxed))
+        self.vm().swap.get().filter(|swap| swap.slots.free() != 0)
     }
 
     /// Drops what `old`, a swapped entry of the space of `core` that was taken out, counts.

@@ -2,6 +2,7 @@
 //! between its look at the entry and its taking of it: there another CPU does its worst.
 
 use super::guest::{self, between, cpu, load, store};
+use super::swap;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::{Access, FaultError, FaultKind};
@@ -317,4 +318,23 @@ fn a_stack_that_has_grown_meanwhile_is_not_grown_again() {
         assert_eq!(store(&cpu0, &space, page, 1), Ok(()));
         finish(cpu0, space);
     }
+}
+
+/// Another CPU forbids stores while a page that was swapped out is copied.
+#[test]
+fn a_page_that_comes_back_allows_what_its_mapping_does() {
+    let vm = guest::vm(2, 256);
+    let cpu = cpu(&vm, 0);
+    swap::swap_on(&cpu, 16);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 1, RW);
+    store(&cpu, &space, AT, 5).unwrap();
+    swap::page_out(&cpu, &space, 0, 1);
+    let child = space.fork(&cpu).unwrap();
+    let forbid =
+        |other: &Cpu<'_, TestMachine>| space.mprotect(other, AT, PAGE_SIZE, Prot::READ).unwrap();
+    let got = between(&vm, forbid, || space.fault(&cpu, AT, Access::Write));
+    assert!(got.is_err() && !space.entry_at(&cpu, AT).is_writable(), "{got:?}");
+    assert_eq!(load(&cpu, &child, AT), Ok(5));
+    swap::finish(&cpu, Vec::from([space, child]));
 }

@@ -51,7 +51,7 @@ pub(super) fn with_swap(
 }
 
 /// Nothing is left of the spaces but the area's tables, the zero page, and what is dead in the area.
-fn finish(cpu: &TestCpu<'_>, spaces: Vec<TestSpace>) {
+pub(super) fn finish(cpu: &TestCpu<'_>, spaces: Vec<TestSpace>) {
     cpu.drain();
     audit(cpu, &spaces.iter().collect::<Vec<_>>()).unwrap();
     spaces.into_iter().for_each(|space| space.exit(cpu));
@@ -172,24 +172,6 @@ fn no_page_leaves_for_an_area_whose_tables_cannot_be() {
         assert_eq!(file.resident_pages(&cpu), 32, "{frames}");
     }
     Object::release(file, &cpu);
-}
-
-/// Another CPU forbids stores while the page is copied.
-#[test]
-fn a_page_that_comes_back_allows_what_its_mapping_does() {
-    let vm = guest::vm(2, 256);
-    let cpu = cpu(&vm, 0);
-    swap_on(&cpu, 16);
-    let space = Space::new(&cpu).unwrap();
-    map(&cpu, &space, 0, 1, RW);
-    store(&cpu, &space, AT, 5).unwrap();
-    page_out(&cpu, &space, 0, 1);
-    let child = space.fork(&cpu).unwrap();
-    let forbid = |other: &TestCpu<'_>| space.mprotect(other, AT, P, READ).unwrap();
-    let got = guest::between(&vm, forbid, || space.fault(&cpu, AT, Access::Write));
-    assert!(got.is_err() && !space.entry_at(&cpu, AT).is_writable(), "{got:?}");
-    assert_eq!(load(&cpu, &child, AT), Ok(5));
-    finish(&cpu, Vec::from([space, child]));
 }
 
 #[test]

@@ -1,0 +1,313 @@
+//! The slots of the swap area: how many entries name each, and which are free.
+//!
+//! A free slot is found in three steps, each of which takes one from a count:
+//!
+//! 1. of all free slots; where this is 0 the area is full;
+//! 2. of those of a *cluster*, slots that lie side by side. As many as the first step has granted are free in some cluster;
+//! 3. the slot's own count, which the search in this cluster raises from 0 to 1.
+//!
+//! Who frees a slot goes the other way, so each count is at most what the next ones hold. Thus a search looks at each cluster once, and at the slots
+//! of one, however full the area is. It fails only in the first step. Two CPUs may come to the last slots in turn, and one
+//! look again; it does so only because the other has got one.
+//!
+//! The counts of all and of the clusters are written by each page that comes back, as is the space's count of its swapped pages.
+//! Linux has such counts, too, and takes a lock to write a cluster's.
+
+use crate::error::OutOfMemory;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, made};
+use alloc::vec::Vec;
+
+/// How many slots a cluster has.
+const CLUSTER: u64 = 512;
+/// How many clusters are looked at before flush requests are served.
+const LOOKS: u64 = 1 << 12;
+
+/// The counts.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// How many entries name each slot, or 1 while it is reserved.
+    counts: Vec<AtomicU32>,
+    /// How many slots of each cluster are free.
+    clusters: Vec<AtomicU64>,
+    /// How many are free at all.
+    free: AtomicU64,
+    /// Where the search for a free slot goes on.
+    next: AtomicU64,
+}
+
+impl Slots {
+    /// So many, all free.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(super) fn try_new(slots: u64) -> Result<Self, OutOfMemory> {
+        let in_cluster = |at: u64| AtomicU64::new((slots - at * CLUSTER).min(CLUSTER));
+        Ok(Self {
+            counts: all(slots, |_| AtomicU32::new(0))?,
+            clusters: all(slots.div_ceil(CLUSTER), in_cluster)?,
+            free: AtomicU64::new(slots),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// How many there are.
+    pub(super) const fn len(&self) -> u64 {
+        self.counts.len() as u64
+    }
+
+    /// How many of them are free.
+    pub(super) fn free(&self) -> u64 {
+        self.free.load(Ordering::Relaxed)
+    }
+
+    /// How many entries name `slot`, or 1 if it is reserved.
+    pub(super) fn count(&self, slot: u64) -> u32 {
+        let count = self.counts.get(slot as usize);
+        count.map_or(0, |count| count.load(Ordering::Acquire))
+    }
+
+    /// Counts one more entry for `slot`, which has some.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: there are as many as can be counted.
+    pub(super) fn add(&self, slot: u64) -> Result<(), OutOfMemory> {
+        let Some(count) = self.counts.get(slot as usize) else { return Err(OutOfMemory) };
+        let relaxed = Ordering::Relaxed;
+        let mut now = count.load(relaxed);
+        loop {
+            debug_assert!(now != 0, "an entry that is not counted");
+            let more = now.checked_add(1).ok_or(OutOfMemory)?;
+            match count.compare_exchange_weak(now, more, relaxed, relaxed) {
+                Ok(_) => return Ok(()),
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
+    /// Says that `count` entries name `slot`, which the caller has reserved.
+    pub(super) fn set(&self, slot: u64, count: u32) {
+        // Nobody else changes the count of a slot that is reserved.
+        self.counts[slot as usize].store(count, Ordering::Release);
+    }
+
+    /// Counts one entry less for `slot`, or that it is not reserved any more.
+    pub(super) fn put(&self, slot: u64) {
+        let Some(count) = self.counts.get(slot as usize) else { return };
+        // What was done with the page comes before the next use of the slot.
+        let before = count.fetch_sub(1, Ordering::Release);
+        debug_assert!(before != 0, "a slot's count dropped twice");
+        if before == 1 {
+            self.clusters[(slot / CLUSTER) as usize].fetch_add(1, Ordering::Release);
+            self.free.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Reserves the next free slot: its count is 1. `pause` is called now and then in a long search.
+    pub(super) fn reserve(&self, mut pause: impl FnMut()) -> Option<u64> {
+        if !take_one(&self.free) {
+            return None;
+        }
+        let (slots, clusters) = (self.len(), self.clusters.len() as u64);
+        let next = self.next.load(Ordering::Relaxed) % slots;
+        let has_one = |cluster: &u64| {
+            if cluster.is_multiple_of(LOOKS) {
+                pause();
+            }
+            take_one(&self.clusters[*cluster as usize])
+        };
+        let cluster = (next / CLUSTER..).map(|cluster| cluster % clusters).find(has_one)?;
+        let (first, order) = (cluster * CLUSTER, (Ordering::Acquire, Ordering::Relaxed));
+        let in_cluster = (slots - first).min(CLUSTER);
+        let is_free = |slot: &u64| {
+            let count = &self.counts[*slot as usize];
+            count.load(Ordering::Relaxed) == 0
+                && count.compare_exchange(0, 1, order.0, order.1).is_ok()
+        };
+        let from = next.saturating_sub(first);
+        let slot = (from..).map(|at| first + at % in_cluster).find(is_free)?;
+        self.next.store(slot + 1, Ordering::Relaxed);
+        Some(slot)
+    }
+
+    /// Whether the counts of clusters, and of all, are those of the slots. While nobody changes them.
+    pub(super) fn agree(&self) -> bool {
+        let free = |slots: &[AtomicU32]| {
+            slots.iter().filter(|count| count.load(Ordering::Relaxed) == 0).count() as u64
+        };
+        let mut clusters = self.counts.chunks(CLUSTER as usize).zip(&self.clusters);
+        free(&self.counts) == self.free()
+            && clusters.all(|(slots, count)| free(slots) == count.load(Ordering::Relaxed))
+    }
+}
+
+/// Takes one from `count`, unless it is 0.
+fn take_one(count: &AtomicU64) -> bool {
+    let mut now = count.load(Ordering::Relaxed);
+    while now != 0 {
+        let order = (Ordering::Acquire, Ordering::Relaxed);
+        match count.compare_exchange_weak(now, now - 1, order.0, order.1) {
+            Ok(_) => return true,
+            Err(changed) => now = changed,
+        }
+    }
+    false
+}
+
+/// A count for each of `len` things.
+fn all<T>(len: u64, count: impl Fn(u64) -> T) -> Result<Vec<T>, OutOfMemory> {
+    let mut counts = Vec::new();
+    counts.try_reserve_exact(len as usize).map_err(|_| OutOfMemory)?;
+    made(counts.as_ptr(), len as usize);
+    (0..len).for_each(|at| counts.push(count(at)));
+    Ok(counts)
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+    use std::thread;
+
+    fn reserve(slots: &Slots) -> Option<u64> {
+        slots.reserve(|| {})
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// Reserves so many.
+        Reserve(u64),
+        /// Counts one entry more, or less, for the slot in use at this place.
+        Add(usize),
+        Put(usize),
+        /// Gives up all slots from this place on.
+        PutFrom(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (1u64..700).prop_map(Step::Reserve),
+            (1u64..4).prop_map(Step::Reserve),
+            any::<usize>().prop_map(Step::Add),
+            any::<usize>().prop_map(Step::Put),
+            any::<usize>().prop_map(Step::PutFrom),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 96 }))]
+
+        #[test]
+        fn a_slot_is_found_as_long_as_one_is_free(
+            len in 1u64..if cfg!(miri) { 600 } else { 2000 },
+            steps in prop::collection::vec(step(), 1..if cfg!(miri) { 4 } else { 60 }),
+        ) {
+            let slots = Slots::try_new(len).unwrap();
+            let mut model = BTreeMap::new();
+            for step in steps {
+                let used: Vec<u64> = model.keys().copied().collect();
+                let at = |place: usize| place.checked_rem(used.len()).map(|at| used[at]);
+                match step {
+                    Step::Reserve(count) => for _ in 0..count {
+                        let slot = reserve(&slots);
+                        prop_assert_eq!(slot.is_none(), model.len() as u64 == len);
+                        if let Some(slot) = slot {
+                            prop_assert!(slot < len && model.insert(slot, 1).is_none());
+                        }
+                    },
+                    Step::Add(place) => if let Some(slot) = at(place) {
+                        slots.add(slot).unwrap();
+                        model.entry(slot).and_modify(|count| *count += 1);
+                    },
+                    Step::Put(place) => if let Some(slot) = at(place) {
+                        slots.put(slot);
+                        model.entry(slot).and_modify(|count| *count -= 1);
+                        model.retain(|_, count| *count != 0);
+                    },
+                    Step::PutFrom(place) => if let Some(first) = at(place) {
+                        for (slot, count) in model.split_off(&first) {
+                            (0..count).for_each(|_| slots.put(slot));
+                        }
+                    },
+                }
+                prop_assert!(slots.agree());
+                prop_assert_eq!(slots.free(), len - model.len() as u64);
+            }
+            for slot in 0..len {
+                prop_assert_eq!(slots.count(slot), model.get(&slot).copied().unwrap_or(0));
+            }
+        }
+    }
+
+    /// Slots are given in their order, so that pages that leave together are written together.
+    #[test]
+    fn neighbours_are_given_one_after_another() {
+        let slots = Slots::try_new(1200).unwrap();
+        let mut all = (0..1200).map(|_| reserve(&slots).unwrap());
+        assert!(all.by_ref().eq(0..1200));
+        assert_eq!(reserve(&slots), None);
+        (300..900).for_each(|slot| slots.put(slot));
+        assert!((300..900).all(|slot| reserve(&slots) == Some(slot)));
+    }
+
+    /// No slot of a cluster is looked at that has none left: not even one that seems to be free.
+    #[test]
+    fn clusters_without_a_free_slot_are_passed_over() {
+        let slots = Slots::try_new(4 * CLUSTER).unwrap();
+        while reserve(&slots).is_some() {}
+        slots.put(3 * CLUSTER + 7);
+        slots.counts[..3 * CLUSTER as usize].iter().for_each(|it| it.store(0, Ordering::Relaxed));
+        assert_eq!(reserve(&slots), Some(3 * CLUSTER + 7));
+        assert_eq!(reserve(&slots), None, "the area is full");
+    }
+
+    #[test]
+    fn long_searches_pause() {
+        let slots = Slots::try_new(3 * LOOKS * CLUSTER).unwrap();
+        slots.clusters.iter().for_each(|it| it.store(0, Ordering::Relaxed));
+        slots.clusters[3 * LOOKS as usize - 1].store(1, Ordering::Relaxed);
+        let mut pauses = 0;
+        assert_eq!(slots.reserve(|| pauses += 1), Some((3 * LOOKS - 1) * CLUSTER));
+        assert_eq!(pauses, 3);
+    }
+
+    #[test]
+    fn a_count_does_not_overflow() {
+        let slots = Slots::try_new(1).unwrap();
+        assert_eq!((reserve(&slots), slots.add(1)), (Some(0), Err(OutOfMemory)));
+        slots.set(0, u32::MAX);
+        assert_eq!((slots.add(0), slots.count(0)), (Err(OutOfMemory), u32::MAX));
+    }
+
+    /// Three CPUs use and give up the slots of an area that has fewer than they want.
+    #[test]
+    fn no_slot_is_of_two() {
+        let slots = Slots::try_new(CLUSTER + 1).unwrap();
+        // Two in one cluster, one in the next.
+        let taken = (0..CLUSTER - 2).map(|_| reserve(&slots).unwrap()).count();
+        let owners: Vec<_> = (0..=CLUSTER).map(|_| AtomicU32::new(0)).collect();
+        let rounds = if cfg!(miri) { 20 } else { 20_000 };
+        thread::scope(|scope| {
+            for cpu in 1..=3 {
+                let (slots, owners) = (&slots, &owners);
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        let own = [reserve(slots), reserve(slots)];
+                        for slot in own.into_iter().flatten() {
+                            let owner = &owners[slot as usize];
+                            assert_eq!(owner.swap(cpu, Ordering::Relaxed), 0, "two have {slot}");
+                            assert_eq!(slots.count(slot), 1);
+                        }
+                        for slot in own.into_iter().flatten() {
+                            let owner = owners[slot as usize].swap(0, Ordering::Relaxed);
+                            assert_eq!(owner, cpu, "another has {slot}");
+                            slots.put(slot);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(slots.agree());
+        assert_eq!(slots.free(), CLUSTER + 1 - taken as u64);
+    }
+}
