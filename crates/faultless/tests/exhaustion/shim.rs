@@ -16,6 +16,8 @@ pub(crate) enum Plan {
     Only(u64),
     /// This one and all that follow.
     From(u64),
+    /// All before this one.
+    Before(u64),
 }
 
 thread_local! {
@@ -56,6 +58,7 @@ fn refuses() -> bool {
     let refuses = match PLAN.get() {
         Plan::Grant => false,
         Plan::Only(this) => at == this,
+        Plan::Before(end) => at < end,
         Plan::From(first) => at >= first && !std::thread::panicking() && REFUSED.get() < PATIENCE,
     };
     REFUSED.set(REFUSED.get() + u64::from(refuses));

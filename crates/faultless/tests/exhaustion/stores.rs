@@ -4,8 +4,8 @@ use super::guest::{AT, P, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{self, Plan};
 use super::{Case, FRAMES, Left, Refused, exhaust, new_world};
 use faultless::{
-    Access, Advice, AnonVmaCheck, BackingStore, Copies, CpuId, Errno, FaultKind, MapFlags, Object,
-    ReadRun, StoreError, ThreadStreams, WriteRun,
+    Access, Advice, AnonVmaCheck, BackingStore, Copies, CpuId, Errno, FaultError, FaultKind,
+    MapFlags, Object, ReadRun, StoreError, ThreadStreams, WriteRun,
 };
 use std::cell::Cell;
 
@@ -292,4 +292,24 @@ fn pages_with_many_mappings_that_leave() {
     }
     assert!(all > 0, "no page leaves where its mappings are not remembered");
     assert!(none > 0, "nothing else was asked for");
+}
+
+/// A fault that must read its page finds the heap exhausted, without a lock and under it. It is tried again after what was retired has been freed, once.
+#[test]
+fn what_was_retired_may_be_what_a_read_lacks() {
+    for (refused, served) in [(2, Ok(FaultKind::Shared)), (3, Err(FaultError::OutOfMemory))] {
+        let vm = TestVm::new(Small::new(FRAMES)).unwrap();
+        // SAFETY: the only one.
+        let cpu = unsafe { vm.cpu(CpuId(0)) };
+        let mut world = new_world(&cpu);
+        file(&cpu, &mut world);
+        world.map_object(&cpu, 0, PAGES as u64, MapFlags::SHARED | MapFlags::FIXED, 0);
+        // Tables, and what the first read makes.
+        world.spaces[0].fault(&cpu, AT, Access::Read).unwrap();
+        let fault = || world.spaces[0].fault(&cpu, AT + P, Access::Read);
+        let (got, seen) = shim::with(Plan::Before(refused), fault);
+        assert_eq!((got, seen), (served, refused));
+        cpu.drain();
+        world.end(&cpu);
+    }
 }
