@@ -151,7 +151,11 @@ fn the_end_of_an_object_against_reclaim() {
             Object::release(object.lock().unwrap().take().unwrap(), guest.cpu);
             (1..9).for_each(|at| guest.store(page(at), at).expect("there is memory"));
         }),
-        (&other, &|guest| (0..3).for_each(|_| drop(guest.cpu.reclaim(1)))),
+        (&other, &|guest| {
+            (0..3).for_each(|_| {
+                guest.cpu.reclaim(1);
+            });
+        }),
     ]);
     world.finish(vec![home, other]);
 }
@@ -160,7 +164,7 @@ fn the_end_of_an_object_against_reclaim() {
 fn fill_with(guest: &Guest<'_>, value: u64, pages: core::ops::Range<u64>) {
     let words = [0, 8];
     for at in pages.clone().map(page) {
-        words.map(|word| guest.store(at + word, value).unwrap());
+        words.iter().for_each(|word| guest.store(at + word, value).unwrap());
     }
     for at in pages.map(page) {
         assert_eq!(words.map(|word| guest.load(at + word)), [Ok(value); 2], "changed");

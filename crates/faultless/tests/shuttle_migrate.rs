@@ -1,8 +1,8 @@
 //! Pages that move to other frames while programs use them: against accesses, accesses from outside, forks, and calls that
 //! change the mappings or take pages away.
 
-use crate::scenario::{AT, Guest, PAGE, RW, World, page};
-use faultless::sync::atomic::{AtomicBool, Ordering};
+use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
+use faultless::sync::atomic::{AtomicBool, Ordering, spin_hint};
 use faultless::{FaultError, Object, Prot, Shared};
 
 /// How often programs do the same: as long as a call may take.
@@ -335,6 +335,52 @@ fn stores_here_against_deferred_flushes() {
     stores_against_deferred_flushes(false);
 }
 
+/// A page moves away and back, to the frame that it had, while a fault that has done what was deferred comes to take its entry. What is stored then is seen
+/// by a CPU that has read the page where it was between. The fault is of a CPU that does not run the space: another would have to answer a flush.
+fn stores_against_moves_and_back(world: &World, space: Space, object: Option<Shared<Object>>) {
+    let other = world.numbered(0, 2);
+    let stored = AtomicBool::new(false);
+    world.run(&[
+        (&other, &|guest| {
+            space.write_bytes(guest.cpu, page(0), &9_u64.to_ne_bytes()).unwrap();
+            stored.store(true, Ordering::SeqCst);
+        }),
+        (&space, &|guest| {
+            guest.migrate(AT, 1, 1);
+            guest.cpu.settle_flushes();
+            assert!(matches!(guest.load(page(0)), Ok(1 | 9)));
+            guest.migrate(AT, 1, 0);
+            while !stored.load(Ordering::SeqCst) {
+                guest.load(page(0)).unwrap();
+                spin_hint();
+            }
+            assert_eq!(guest.load(page(0)), Ok(9), "an old page");
+        }),
+    ]);
+    world.finish_with(vec![space, other], object.into_iter().collect());
+}
+
+/// A private page, which another program had, too.
+fn stores_against_private_moves_and_back() {
+    let world = World::unwatched(2, FRAMES);
+    let space = world.numbered(1, 2);
+    world.within(&space, |guest| guest.space.fork(guest.cpu).unwrap().exit(guest.cpu));
+    stores_against_moves_and_back(&world, space, None);
+}
+
+/// A page of an object, which could only be read.
+fn stores_against_shared_moves_and_back() {
+    let world = World::unwatched(2, FRAMES);
+    let object = world.object(1, 1);
+    let space = world.space(|guest| {
+        map_object(guest, &object, (AT, 1), RW);
+        guest.store(page(0), 1).unwrap();
+        guest.protect(AT, 1, READ);
+        guest.protect(AT, 1, RW);
+    });
+    stores_against_moves_and_back(&world, space, Some(object));
+}
+
 /// A store by a translation that `mprotect` is about to flush is not lost.
 fn protection_against_migrations() {
     let (world, space) = World::with_pages(1);
@@ -499,6 +545,8 @@ mod tests {
         loads_of_two_spaces_against_deferred_flushes,
         stores_elsewhere_against_deferred_flushes,
         stores_here_against_deferred_flushes,
+        stores_against_private_moves_and_back,
+        stores_against_shared_moves_and_back,
         settlements_against_settlements,
         departures_against_settlements,
         stores_against_migrations_of_aged_pages,
@@ -530,6 +578,8 @@ mod needs {
         a_flush_before_the_write: WriteSettles in [writes_against_deferred_flushes],
         a_flush_before_the_first_store: WriteSettles in [stores_elsewhere_against_deferred_flushes],
         a_flush_before_stores_are_allowed: WriteSettles in [stores_here_against_deferred_flushes],
+        a_second_look_at_a_private_page: StoreLooksAgain in [stores_against_private_moves_and_back],
+        a_second_look_at_a_shared_page: StoreLooksAgain in [stores_against_shared_moves_and_back],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
         a_flush_of_what_is_hidden: FlushLooksAtClaims in [forbidding_against_migrations],
         a_look_at_who_has_flushed: ColdLooksAtStamps in [stores_against_migrations_of_aged_pages],

@@ -71,7 +71,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
-        if self.cpu.is_pending(pending) {
+        if self.cpu.is_pending(pending) && !lost(Mutant::StoreLooksAgain) {
             // It left another meanwhile.
             held.revert();
             return Ok(None);
@@ -106,7 +106,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
-        if pending.is_some_and(|pending| self.cpu.is_pending(pending)) {
+        let again = !lost(Mutant::StoreLooksAgain);
+        if again && pending.is_some_and(|pending| self.cpu.is_pending(pending)) {
             // It left another meanwhile.
             held.revert();
             return Ok(None);

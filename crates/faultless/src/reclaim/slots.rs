@@ -243,8 +243,16 @@ mod tests {
     #[test]
     fn neighbours_are_given_one_after_another() {
         let slots = Slots::try_new(1200).unwrap();
-        let mut all = (0..1200).map(|_| reserve(&slots).unwrap());
+        // Also where others became free meanwhile.
+        let mut all = (0..1200).map(|at| {
+            let slot = reserve(&slots).unwrap();
+            if at == 600 {
+                (300..320).for_each(|slot| slots.put(slot));
+            }
+            slot
+        });
         assert!(all.by_ref().eq(0..1200));
+        assert!((300..320).all(|slot| reserve(&slots) == Some(slot)));
         assert_eq!(reserve(&slots), None);
         (300..900).for_each(|slot| slots.put(slot));
         assert!((300..900).all(|slot| reserve(&slots) == Some(slot)));

@@ -241,6 +241,8 @@ pub enum Mutant {
     ReleaseLooksAtStamps,
     /// Who changes what a page shows does the flush that is deferred for it. Other CPUs see the page as it was.
     WriteSettles,
+    /// A fault that allows stores looks again whether a flush is deferred, once it has the entry. The page may have moved away and back since, and another CPU sees it where it was between.
+    StoreLooksAgain,
     /// A flush is deferred where no mapping allows stores. A CPU stores to a frame that was left.
     DeferLooksAtStores,
     /// A flush is deferred where no operation has claimed the page. A CPU stores by a translation whose flush is under way.
