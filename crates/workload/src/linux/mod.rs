@@ -66,8 +66,11 @@ fn kernel_release() -> String {
     unsafe { CStr::from_ptr(name.release.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// The machine's name for a kernel release: its first two numbers.
+/// The machine's name for a kernel release: its first two numbers, or that of the bare machine, whose kernel is of no Linux.
 fn machine(release: &str) -> String {
+    if release.ends_with("-faultless") {
+        return "bare".into();
+    }
     let numbers: Vec<_> = release
         .split(|letter: char| !letter.is_ascii_digit())
         .take(2)
@@ -256,6 +259,7 @@ mod tests {
         assert_eq!(machine("7.0"), "linux-7.0");
         assert_eq!(machine("6"), "linux-6");
         assert_eq!(machine("odd"), "linux-odd");
+        assert_eq!(machine("6.12.0-faultless"), "bare");
         assert!(Linux::new().machine().starts_with("linux-"));
     }
 }
