@@ -43,7 +43,7 @@ pub use file::{Contents, FUNCTION, FileSpec};
 pub use linux::{Linux, LinuxTask};
 #[cfg(feature = "native")]
 pub use native::NativeTask;
-pub use outcome::{Outcome, PFT_HEADER};
+pub use outcome::{Outcome, PFT_HEADER, percentile};
 pub use param::{Kind, Param, ParamError, Settings};
 pub use program::{MODE, Program, SECONDS, THREADS};
 pub use programs::{

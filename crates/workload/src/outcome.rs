@@ -46,6 +46,12 @@ pub struct Outcome {
 pub const PFT_HEADER: &str =
     " Gb Rep Threads CLine   User      System     Wall  pages/cpu/s   pages/wsec";
 
+/// What so many of a thousand of `sorted` values are at most; `None` where there are none.
+pub fn percentile(sorted: &[f64], of_thousand: usize) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    Some(sorted[(sorted.len() * of_thousand / 1000).min(last)])
+}
+
 impl Outcome {
     /// Runs `program` on `system`.
     pub(crate) fn of<S, P>(system: &S, program: &P, crew: &Crew) -> Result<Self, Failure>
@@ -114,8 +120,7 @@ impl Outcome {
 
     /// What so many of a thousand allocations took at most, in nanoseconds; `None` where none were measured.
     pub fn allocation(&self, of_thousand: usize) -> Option<f64> {
-        let last = self.allocations.len().checked_sub(1)?;
-        Some(self.allocations[(self.allocations.len() * of_thousand / 1000).min(last)])
+        percentile(&self.allocations, of_thousand)
     }
 
     /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.

@@ -24,7 +24,17 @@ pub struct Figure {
     pub unit: &'static str,
     /// What a unit of the table is of the figure's.
     scale: f64,
-    pub of: fn(&Outcome) -> Option<f64>,
+    of: Of,
+}
+
+/// What a figure is of.
+#[derive(Clone, Copy)]
+enum Of {
+    /// One run. Of several it is the mean.
+    Run(fn(&Outcome) -> Option<f64>),
+    /// Allocations: what so many of a thousand take at most. Of several runs it is that of all their allocations: few of one run are as slow, so that of each
+    /// differs by chance.
+    Allocations(usize),
 }
 
 const COUNT: &str = "count";
@@ -36,17 +46,23 @@ const fn figure(
     metric: &'static str,
     of: fn(&Outcome) -> Option<f64>,
 ) -> Figure {
-    Figure { title, metric, unit, scale: 1.0, of }
+    Figure { title, metric, unit, scale: 1.0, of: Of::Run(of) }
+}
+
+const fn latency(title: &'static str, metric: &'static str, of_thousand: usize) -> Figure {
+    Figure { title, metric, unit: NS, scale: 1.0, of: Of::Allocations(of_thousand) }
 }
 
 fn count(outcome: &Outcome, name: &str) -> Option<f64> {
     outcome.counter(name).map(|count| count as f64)
 }
 
-/// What all allocations but the slowest ones take at most; `None` where there are too few to tell: fewer than one is slower.
-fn percentile(outcome: &Outcome, of_thousand: usize) -> Option<f64> {
-    let slower = outcome.allocations.len() * (1000 - of_thousand) / 1000;
-    if slower == 0 { None } else { outcome.allocation(of_thousand) }
+/// What all allocations of these runs but the slowest ones take at most; `None` where there are too few to tell: fewer than one is slower.
+fn percentile<'o>(outcomes: impl Iterator<Item = &'o Outcome>, of_thousand: usize) -> Option<f64> {
+    let mut all: Vec<f64> = outcomes.flat_map(|it| &it.allocations).copied().collect();
+    all.sort_by(f64::total_cmp);
+    let slower = all.len() * (1000 - of_thousand) / 1000;
+    if slower == 0 { None } else { faultless_workload::percentile(&all, of_thousand) }
 }
 
 /// CPUs that were interrupted.
@@ -59,17 +75,15 @@ pub const TIME: Figure = Figure {
     metric: "wall_seconds",
     unit: "s",
     scale: 1e3,
-    of: |it| Some(it.wall),
+    of: Of::Run(|it| Some(it.wall)),
 };
 /// Memory in use.
 pub const FRAMES: Figure =
     figure(COUNT, "frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
 /// What all but one in a hundred allocations take at most.
-pub const P99: Figure =
-    figure(NS, "allocation p99, ns", "allocation_p99", |it| percentile(it, 990));
+pub const P99: Figure = latency("allocation p99, ns", "allocation_p99", 990);
 /// What all but one in a thousand take.
-pub const P999: Figure =
-    figure(NS, "allocation p99.9, ns", "allocation_p99_9", |it| percentile(it, 999));
+pub const P999: Figure = latency("allocation p99.9, ns", "allocation_p99_9", 999);
 
 /// All that are told, in this order.
 pub const FIGURES: [Figure; 16] = [
@@ -94,18 +108,18 @@ pub const FIGURES: [Figure; 16] = [
     TIME,
     FRAMES,
     figure(COUNT, "allocations", "allocations", |it| Some(it.allocations.len() as f64)),
-    figure(NS, "allocation p50, ns", "allocation_p50", |it| percentile(it, 500)),
+    latency("allocation p50, ns", "allocation_p50", 500),
     P99,
     P999,
 ];
 
-/// What deferral makes of a figure: the mean with it to the mean without, and the least and the most of that of one seed. Seeds with too little to compare with
-/// are in the mean alone.
+/// What deferral makes of a figure: its value with it to that without, and the least and the most of that of one seed. Seeds with too little to compare with
+/// are in the values alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     pub ratio: f64,
     pub range: (f64, f64),
-    /// Whether it may be chance: zero lies within the confidence interval (95 %) of the mean difference. Not told of one seed.
+    /// Whether it may be chance: zero lies within the confidence interval (95 %) of the difference. Not told of one seed.
     pub by_chance: bool,
 }
 
@@ -127,14 +141,44 @@ fn may_be_zero(differences: &[f64]) -> bool {
 }
 
 impl Figure {
-    fn mean(&self, outcomes: &[Outcome]) -> Option<f64> {
-        let values: Vec<f64> = outcomes.iter().map(self.of).collect::<Option<_>>()?;
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    /// Of several runs.
+    fn of_all<'o>(&self, outcomes: impl Iterator<Item = &'o Outcome>) -> Option<f64> {
+        match self.of {
+            Of::Allocations(of_thousand) => percentile(outcomes, of_thousand),
+            Of::Run(of) => {
+                let values: Vec<f64> = outcomes.map(of).collect::<Option<_>>()?;
+                (!values.is_empty()).then(|| values.mean())
+            }
+        }
     }
 
-    /// Whether there is no mean of all seeds.
+    /// Of one run.
+    pub fn of(&self, outcome: &Outcome) -> Option<f64> {
+        self.of_all(std::iter::once(outcome))
+    }
+
+    /// Without deferral, and with it, of all seeds that are not `left_out`; `None` where one of them is not known.
+    fn values(&self, runs: &Runs, left_out: Option<usize>) -> Option<(f64, f64)> {
+        let of_all = |side: &[Outcome]| {
+            let each = side.iter().enumerate().filter(|(seed, _)| Some(*seed) != left_out);
+            self.of_all(each.map(|(_, outcome)| outcome))
+        };
+        of_all(&runs.off).zip(of_all(&runs.on))
+    }
+
+    /// Whether there is no value of all seeds.
     pub fn is_unknown(&self, runs: &Runs) -> bool {
-        self.mean(&runs.off).and(self.mean(&runs.on)).is_none()
+        self.values(runs, None).is_none()
+    }
+
+    /// Differences that each seed makes: the jackknife's pseudo-values. Those of a mean are the seeds' own differences. For a
+    /// percentile it is sound, as a seed is many allocations (Shao and Wu, *A General Theory for Jackknife Variance Estimation*, Annals of Statistics 17, 1989).
+    fn differences(&self, runs: &Runs) -> Vec<f64> {
+        let count = runs.off.len();
+        let of_all = |left_out| self.values(runs, left_out).map(|(off, on)| on - off);
+        let Some(all) = of_all(None) else { return Vec::new() };
+        let pseudo = |others: f64| count as f64 * all - (count - 1) as f64 * others;
+        (0..count).filter_map(|seed| of_all(Some(seed))).map(pseudo).collect()
     }
 
     /// Whether `value` is so few that a ratio to it says nothing.
@@ -144,29 +188,25 @@ impl Figure {
 
     /// What deferral changes; `None` where there is nothing, or too little, to compare with.
     pub fn change(&self, runs: &Runs) -> Option<Change> {
-        let (off, on) = (self.mean(&runs.off)?, self.mean(&runs.on)?);
+        let (off, on) = self.values(runs, None)?;
         if off == 0.0 || self.is_few(off) {
             return None;
         }
         let ratio = on / off;
         let each = runs.off.iter().zip(&runs.on);
-        let each: Vec<_> =
-            each.filter_map(|(off, on)| Some(((self.of)(off)?, (self.of)(on)?))).collect();
-        let ratios = each.iter().filter(|(off, _)| *off != 0.0 && !self.is_few(*off));
+        let each = each.filter_map(|(off, on)| self.of(off).zip(self.of(on)));
+        let ratios = each.filter(|(off, _)| *off != 0.0 && !self.is_few(*off));
         let ratios = ratios.map(|(off, on)| on / off);
-        let differences: Vec<_> = each.iter().map(|(off, on)| on - off).collect();
         Some(Change {
             ratio,
             range: crate::compare::words::ends(ratios.chain([ratio])),
-            by_chance: may_be_zero(&differences),
+            by_chance: may_be_zero(&self.differences(runs)),
         })
     }
 
     /// The figure without deferral, and its change with it, as a table has it.
     pub fn cell(&self, runs: &Runs) -> String {
-        let (Some(off), Some(on)) = (self.mean(&runs.off), self.mean(&runs.on)) else {
-            return "-".into();
-        };
+        let Some((off, on)) = self.values(runs, None) else { return "-".into() };
         let [off, on] = [off, on].map(|value| value * self.scale);
         let told = |value: f64| match value {
             value if value >= 100.0 || value.fract() == 0.0 => grouped(value.round() as u64),
@@ -227,10 +267,34 @@ pub(super) mod tests {
         let told = |allocations: usize| {
             let mut runs = runs(&[1.0], &[1.0]);
             runs.off[0].allocations = (1..=allocations).map(|it| it as f64).collect();
-            [P99, P999].map(|figure| (figure.of)(&runs.off[0]))
+            [P99, P999].map(|figure| figure.of(&runs.off[0]))
         };
         assert_eq!(told(99), [None, None]);
         assert_eq!(told(100), [Some(100.0), None]);
         assert_eq!(told(1000), [Some(991.0), Some(1000.0)]);
+    }
+
+    /// One seed with slow allocations does not decide, as it would a mean.
+    #[test]
+    fn percentiles_are_of_the_allocations_of_all_seeds() {
+        let with = |slow: [[usize; 4]; 2]| {
+            let mut runs = runs(&[1.0; 4], &[1.0; 4]);
+            for (side, slow) in [&mut runs.off, &mut runs.on].into_iter().zip(slow) {
+                for (outcome, slow) in side.iter_mut().zip(slow) {
+                    let took = |at| if at < 200 - slow { 100.0 } else { 1000.0 };
+                    outcome.allocations = (0..200).map(took).collect();
+                }
+            }
+            runs
+        };
+        // Of 800 allocations the eighth from the end; that of the first seed alone is slow.
+        let one = with([[0; 4], [7, 0, 0, 0]]);
+        assert_eq!(P99.cell(&one), "100 ~+0.0 %");
+        let by_chance = with([[0; 4], [8, 0, 0, 0]]);
+        assert_eq!(P99.cell(&by_chance), "100 ~+900.0 %");
+        let all = with([[0; 4], [20; 4]]);
+        assert_eq!(P99.cell(&all), "100 +900.0 %");
+        // Too few without one of the seeds.
+        assert_eq!(P999.cell(&all), "-");
     }
 }

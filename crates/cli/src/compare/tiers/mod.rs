@@ -5,7 +5,7 @@
 //! in use and the latency of allocations.
 //!
 //! Which page is evicted or moved follows from all that came before, so a small difference at the beginning becomes a large one. Each therefore runs with several
-//! seeds of the workload, and means are compared. Runs on simulated CPUs that differ in seed or deferral run side by side, one for each CPU of the host.
+//! seeds of the workload, and means are compared, and percentiles of the allocations of all seeds. Runs on simulated CPUs that differ in seed or deferral run side by side, one for each CPU of the host.
 
 pub mod figures;
 mod rows;
@@ -224,7 +224,7 @@ fn measure(
                 }
             };
             for figure in &FIGURES {
-                if let Some(value) = (figure.of)(&outcome) {
+                if let Some(value) = figure.of(&outcome) {
                     json.write(&context, figure.metric, figure.unit, Number::Real(value))?;
                 }
             }

@@ -18,6 +18,8 @@ const PLOTTED: [(&str, Figure); 4] = [
 
 const ONE_SEED: &str = "With one seed, a change cannot be told from chance.";
 
+const PERCENTILES: &str = "p50, p99, p99.9: of the allocations of all seeds.";
+
 /// One workload on one machine, at each ratio without deferral and with it.
 pub struct Rows {
     pub title: String,
@@ -49,6 +51,9 @@ impl Rows {
         } else if all().any(|(figure, runs)| figure.is_marked(runs)) {
             let mark = "~: may be chance, as seeds differ by more (Student's t, 95 %).";
             writeln!(out, "{}", filled(mark, style.width))?;
+        }
+        if !self.is_of_one_seed() && !all().all(|(figure, runs)| figure.is_unknown(runs)) {
+            writeln!(out, "{}", filled(PERCENTILES, style.width))?;
         }
         if all().any(|(figure, runs)| figure.is_unknown(runs)) {
             let none = "-: fewer allocations than it takes to tell the slowest one in so many.";
@@ -131,7 +136,7 @@ impl Rows {
         let seeds = if self.is_of_one_seed() {
             ONE_SEED
         } else {
-            "A bar is the mean of all seeds, and the line on it reaches from the least to the most of one seed."
+            "A bar is the mean of all seeds, or the percentile of all their allocations, and the line on it reaches from the least to the most of one seed."
         };
         page.plot(
             &self.title,
