@@ -46,7 +46,7 @@ pub struct Balanced {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, about 256 at most, and moves about `promoted` pages at most that are used from
+    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, about 256 at most, and moves at most `promoted` pages that are used from
     /// slower nodes to it. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
     /// rate. Costs nothing where there is one node.
     ///
