@@ -16,8 +16,8 @@
 //! # Names of lines
 //!
 //! Results must not depend on where the host's allocator puts things, so lines have numbers of their own. Each value that the
-//! subsystem allocates ([`Lines::made`]) starts on a line of its own, as a kernel's slab caches place them, and belongs to the CPU that
-//! allocated it. All else keeps the host's lines, which do not change from run to run as it is aligned.
+//! subsystem allocates ([`Lines::made`]) starts on a line of its own, as a kernel's slab caches place them. A small one belongs to the CPU that
+//! allocated it; a large one, which is made with the machine, to nobody.
 
 use crate::profile::{Costs, Time};
 use core::panic::Location;
@@ -135,6 +135,7 @@ pub struct Heat {
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     ids: FxHashMap<usize, u32>,
+    /// The lines of all else, by their first byte.
     whole: FxHashMap<usize, u32>,
     /// The first line of each value that was ever allocated, by its address and its lines.
     values: FxHashMap<(usize, u32), u32>,
@@ -168,7 +169,6 @@ impl Lines {
         cpu: Option<(u16, u64)>,
     ) {
         let kind = self.kind(what);
-        // Arrays that are made with the machine keep the host's lines, which they are aligned to.
         if bytes > 4096 {
             return self.name_array(address, bytes, kind);
         }
@@ -191,13 +191,13 @@ impl Lines {
         }
     }
 
-    /// What is in `bytes` bytes at `address`, which keep the host's lines.
+    /// What is in `bytes` bytes at `address`, which nobody has yet.
     pub(crate) fn name(&mut self, address: usize, bytes: usize, what: &'static str) {
         let kind = self.kind(what);
         self.name_array(address, bytes, kind);
     }
 
-    /// Remembers what the lines of an array are.
+    /// Remembers where an array is, whose lines are counted from there.
     fn name_array(&mut self, address: usize, bytes: usize, kind: u16) {
         self.arrays.push((address, address + bytes, kind));
     }
@@ -208,12 +208,13 @@ impl Lines {
             return LineId(*id);
         }
         let next = self.lines.len() as u32;
-        let id = *self.whole.entry(address / LINE).or_insert(next);
+        let array =
+            self.arrays.iter().rev().find(|(start, end, _)| (*start..*end).contains(&address));
+        // What no value is keeps the host's line.
+        let (first, kind) = array.map_or((0, 0), |(start, _, kind)| (*start, *kind));
+        let id = *self.whole.entry(address - (address - first) % LINE).or_insert(next);
         if id == next {
             let home = socket(costs, cpu);
-            let named =
-                self.arrays.iter().rev().find(|(start, end, _)| (*start..*end).contains(&address));
-            let kind = named.map_or(0, |(_, _, kind)| *kind);
             self.lines.push(Line { holders: Holders::None, free_at: 0, used: 0, home, kind });
         }
         self.ids.insert(address / GRANULE, id);
