@@ -21,7 +21,7 @@ mod device;
 pub(crate) mod folio;
 mod object;
 mod outcome;
-mod placed;
+pub(crate) mod placed;
 pub mod prefault;
 pub(crate) mod prepared;
 mod swapped;
@@ -222,7 +222,12 @@ impl<M: Machine> Space<M> {
     ) -> Result<FaultKind, FaultError> {
         let served = match served {
             Some(kind) => Ok(kind),
-            None => self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared),
+            None => {
+                let served = self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared);
+                // What this fault could not read is no later one's.
+                cpu.state().unread.set(None);
+                served
+            }
         };
         prepared.finish(cpu);
         served

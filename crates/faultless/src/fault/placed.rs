@@ -1,4 +1,4 @@
-//! New pages of VMAs with a [policy](crate::MemPolicy): their frames come from its nodes.
+//! New pages of VMAs with a [policy](crate::MemPolicy): their frames come from its nodes. So do those of a child's copies of pinned pages.
 //!
 //! A frame is prepared where the VMA is looked up, before the fault's path begins. VMAs with a policy are never remembered as the last that a CPU used, so a
 //! fault that finds its VMA there does not even look for one.
@@ -6,7 +6,9 @@
 use super::Access;
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
+use crate::frame::{Clean, Frame};
 use crate::machine::Machine;
+use crate::space::MemPolicy;
 use crate::space::vma::{Vma, VmaFlags};
 use crate::vm::Cpu;
 
@@ -38,14 +40,25 @@ pub(super) fn prepare<M: Machine>(cpu: &Cpu<'_, M>, vma: &Vma, page: u64, prepar
     if !prepared.is_nothing() {
         return;
     }
+    if let Some(frame) = frame_for(cpu, vma.area.mem_policy(), page) {
+        prepared.keep_clean(frame);
+    }
+}
+
+/// A frame of a node that `policy` names for `page`, if one has a free one.
+pub(crate) fn frame_for<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    policy: MemPolicy,
+    page: u64,
+) -> Option<Frame<Clean>> {
     let vm = cpu.vm();
-    let mut nodes = vma.area.mem_policy().nodes_for(page);
+    let mut nodes = policy.nodes_for(page);
     while let Some(node) = nodes.iter().min_by_key(|node| vm.machine().node_cost(*node)) {
         let mut room = [FrameNumber(0)];
         if let Some(frame) = vm.frames.take_from(node, &mut room, cpu).pop() {
-            prepared.keep_clean(frame);
-            return;
+            return Some(frame);
         }
         nodes = nodes.without(node);
     }
+    None
 }

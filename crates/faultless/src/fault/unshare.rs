@@ -5,7 +5,7 @@
 
 use super::absent::ReadIn;
 use super::table::{Way, way_of};
-use super::{Access, Attempt, FaultError, FaultKind};
+use super::{Access, Attempt, FaultError, FaultKind, placed};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, Ticket};
@@ -67,6 +67,7 @@ impl<M: Machine> Space<M> {
         }
         // A store's way is never a huge leaf's.
         let access = Access::Write;
+        placed::place(cpu, vma, page, access, prepared);
         let Way::Table(table) = way_of(cpu, self, vma, ticket, page, access, prepared)? else {
             return Ok(None);
         };

@@ -357,12 +357,21 @@ pub(crate) struct Laundry<'a> {
 impl Object {
     /// The turn to write pages of it, if it has a store that can be written to, and no other CPU has the turn.
     pub(crate) fn try_launder<'a>(&'a self, wait: &'a impl Wait) -> Option<Laundry<'a>> {
-        let stored = self.stored.as_deref().filter(|stored| !stored.store.is_read_only())?;
+        let stored = self.written()?;
         stored.turn.try_take(wait).map(|turn| Laundry { object: self, stored, turn })
     }
-}
 
-impl Object {
+    /// The same, once no other CPU has it. This one has no turn.
+    pub(crate) fn launder<'a>(&'a self, wait: &'a impl Wait) -> Option<Laundry<'a>> {
+        let stored = self.written()?;
+        Some(Laundry { object: self, stored, turn: stored.turn.take(wait) })
+    }
+
+    /// What is stored of it, if that can be written to.
+    fn written(&self) -> Option<&Stored> {
+        self.stored.as_deref().filter(|stored| !stored.store.is_read_only())
+    }
+
     /// Whether a CPU has the turn to write pages of it.
     pub(crate) fn is_laundered(&self) -> bool {
         self.stored.as_deref().is_some_and(|stored| stored.turn.taken.load(Ordering::Relaxed))

@@ -148,7 +148,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.go_over(Over::All, looks, is_enough, Purpose::Evict, |due| {
             let freed = self.evict(due);
             // Others would stay, too, and seem unused the next time.
-            (freed != 0 || !self.swaps_elsewhere()).then_some(freed)
+            let goes_on = freed != 0 || self.state().awaits_turn.get() || !self.swaps_elsewhere();
+            goes_on.then_some(freed)
         })
     }
 
@@ -231,7 +232,8 @@ impl<M: Machine> Cpu<'_, M> {
             Over::Node(node) => clock.hands.get(usize::from(node)),
         };
         let Some(hand) = hand.filter(|_| total != 0) else { return 0 };
-        let stride = (total / PART).clamp(1, STRIDE);
+        // What is left of a stride when there is enough is passed over.
+        let stride = (total / PART).min(STRIDE).min(looks).max(1);
         let _holds = self.hold_pages();
         let (mut left, mut done, mut due) = (looks, 0, FrameList::new());
         // What the hand goes over next, and where it was when the list was empty.

@@ -13,7 +13,8 @@
 //!
 //! Nobody had a reference to the page while its entries were taken. So what was stored to it before is in what is written, and what is stored later marks
 //! the page. Whoever writes must have the object's turn to write; if another CPU has it, the page is skipped, since that CPU may be waiting for memory. So
-//! private pages stay with their programs as long as another CPU writes to the swap area, and a CPU that finds nothing else waits until that one has evicted what it writes.
+//! private pages stay with their programs as long as another CPU writes to the swap area. A CPU that finds nothing else looks again, and waits for the turn then: the other may
+//! be one that finds nothing that can leave, again and again.
 //!
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 
@@ -44,6 +45,9 @@ impl<M: Machine> Cpu<'_, M> {
     /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
     /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
     pub(crate) fn evict(&self, frames: &[FrameNumber]) -> u64 {
+        if frames.is_empty() {
+            return 0;
+        }
         let _holds = self.hold_pages();
         let nested = self.state().evicting.replace(true);
         let mut dirty = FrameList::new();
@@ -73,13 +77,14 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Lets those of the pages leave that may become pages of the swap area, unless another CPU writes there: with the turn to write, which it takes first, so that no page
+    /// Lets those of the pages leave that may become pages of the swap area, if the CPU has the turn to write there, which it takes first, so that no page
     /// has left its program that cannot be written. Returns how many frames that gave, and the other pages.
     #[cold]
     #[inline(never)]
     fn swap_out_and_evict(&self, swap: &Swap, frames: &[FrameNumber]) -> (u64, FrameList) {
         let (mut own, mut others) = (FrameList::new(), FrameList::new());
-        let laundry = swap.object().try_launder(self);
+        let is_private = frames.iter().any(|frame| self.is_anon(*frame));
+        let laundry = if is_private { self.turn_to_swap(swap) } else { None };
         let swapped = if laundry.is_some() { self.swap_out(swap, frames) } else { 0 };
         for (at, frame) in frames.iter().enumerate() {
             let to = if swapped & (1 << at) != 0 { &mut own } else { &mut others };
@@ -88,6 +93,18 @@ impl<M: Machine> Cpu<'_, M> {
         let freed =
             if own.is_empty() { 0 } else { self.write_and_evict(swap.object(), laundry, own) };
         (freed, others)
+    }
+
+    /// The turn to write to the swap area, if no other CPU has it, or this one [waits](Self::evict_some) for it.
+    fn turn_to_swap<'a>(&'a self, swap: &'a Swap) -> Option<Laundry<'a>> {
+        if self.state().awaits_turn.get() {
+            return swap.object().launder(self);
+        }
+        let laundry = swap.object().try_launder(self);
+        if laundry.is_none() {
+            self.state().missed_turn.set(true);
+        }
+        laundry
     }
 
     /// Takes those of the pages that are lazily freed from their programs. The caller's reference, which it keeps, is then the last. Returns how many that were.

@@ -34,6 +34,7 @@ pub(crate) mod tiers;
 use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame, Zeroed};
 use crate::machine::{CpuId, Machine};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::GracePeriod;
 use crate::sync::wait::Wait;
 use crate::vm::Cpu;
@@ -107,13 +108,21 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Evicts about `pages` pages, and frees their frames. If there are none, it waits for other CPUs that [hold](holders) some: those
+    /// Evicts about `pages` pages, and frees their frames. Private pages may have stayed since another CPU had the turn to write to the swap area: if there was nothing else,
+    /// it looks again, and waits for that turn. If there are none, it waits for other CPUs that [hold](holders) some: those
     /// may be all that there are, or those of the only file, of which one CPU at a time writes. Returns whether any CPU has evicted some.
     #[cold]
     fn evict_some(&self, pages: u64) -> bool {
         let clock = &self.vm().clock;
         let before = clock.evicted.count();
-        let evicted = self.reclaim(pages);
+        let (missed, awaits) = (&self.state().missed_turn, &self.state().awaits_turn);
+        missed.set(false);
+        let mut evicted = self.reclaim(pages);
+        if evicted == 0 && missed.get() && !lost(Mutant::ReclaimAwaitsTurn) {
+            awaits.set(true);
+            evicted = self.reclaim(pages);
+            awaits.set(false);
+        }
         self.settle_some();
         if evicted == 0 {
             self.wait(0);

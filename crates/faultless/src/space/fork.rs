@@ -8,11 +8,13 @@ use super::Space;
 use super::brk::bounds::HeapBounds;
 use super::made::State;
 use super::made::make_vma;
+use super::mbind::MemPolicy;
 use super::pages::{each_run, last_table};
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
+use crate::fault::placed;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
@@ -65,14 +67,14 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         self.write_lock_all();
         child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        let mut pinned = None;
+        let mut pinned = Pinned { first: None, policy: MemPolicy::Default };
         let copied = self.copy_vmas(child, &mut batch, &mut pinned);
         if lost(Mutant::ForkCopiesAfterFlush) {
-            self.copy_pinned(pinned.take());
+            self.copy_pinned(pinned.first.take());
         }
         batch.finish();
         // No CPU stores to the pages by an old translation any more.
-        self.copy_pinned(pinned);
+        self.copy_pinned(pinned.first);
         if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
         }
@@ -89,7 +91,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         &self,
         child: &mut Space<M>,
         batch: &mut FlushBatch<'_, '_, M>,
-        pinned: &mut Option<FrameNumber>,
+        pinned: &mut Pinned,
     ) -> Result<(), OutOfMemory> {
         let Space { tree, core, .. } = child;
         let grace = &self.cpu.vm().grace;
@@ -117,9 +119,11 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 result = Err(oom);
                 break;
             }
-            if has_private_pages(vma)
-                && let Err(oom) = self.share_pages(core, vma.area.range, batch, pinned)
-            {
+            if !has_private_pages(vma) {
+                continue;
+            }
+            pinned.policy = vma.area.mem_policy();
+            if let Err(oom) = self.share_pages(core, vma.area.range, batch, pinned) {
                 result = Err(oom);
                 break;
             }
@@ -137,13 +141,13 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
     }
 
     /// Maps the pages of `range` in the child too, read-only in both. In the place of pinned ones it maps frames that are to be
-    /// [filled](Self::copy_pinned), and makes each the first of the list `pinned`.
+    /// [filled](Self::copy_pinned), and makes each the first of the list of `pinned`.
     fn share_pages(
         &self,
         child: &Core,
         range: VirtRange,
         batch: &mut FlushBatch<'_, '_, M>,
-        pinned: &mut Option<FrameNumber>,
+        pinned: &mut Pinned,
     ) -> Result<(), OutOfMemory> {
         let mut shared = 0;
         let share = |start: u64, slots: &[AtomicU64]| {
@@ -165,7 +169,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         slots: &[AtomicU64],
         shared: &mut u64,
         batch: &mut FlushBatch<'_, '_, M>,
-        pinned: &mut Option<FrameNumber>,
+        pinned: &mut Pinned,
     ) -> Result<(), OutOfMemory> {
         let mut run = Run { ours: slots, theirs: &[], at: 0, resident: 0, stored: NONE };
         let mut result = Ok(());
@@ -198,7 +202,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         start: u64,
         seen: Entry,
         run: &mut Run<'_, 'v>,
-        pinned: &mut Option<FrameNumber>,
+        pinned: &mut Pinned,
     ) -> Result<(), OutOfMemory> {
         if run.theirs.is_empty() {
             // SAFETY: the child is this call's own.
@@ -208,7 +212,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         let (slot, their) = (&run.ours[run.at], &run.theirs[run.at]);
         let shared = match self.share_at_once(slot, seen) {
             Some(new) => Ok((seen.is_writable(), new)),
-            None => self.share_at_length(slot, pinned),
+            None => self.share_at_length(slot, start + run.at as u64 * PAGE_SIZE, pinned),
         };
         // On failure the entry may be read-only by now.
         let (stored, new) = shared.unwrap_or((true, Entry::NONE));
@@ -295,7 +299,8 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
     fn share_at_length(
         &self,
         slot: &AtomicU64,
-        pinned: &mut Option<FrameNumber>,
+        page: u64,
+        pinned: &mut Pinned,
     ) -> Result<(bool, Entry), OutOfMemory> {
         let mut stored = false;
         loop {
@@ -324,7 +329,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             if new.is_special() {
                 return Ok((stored, new));
             }
-            let Some(shown) = self.share_seldom(new, pinned)? else { continue };
+            let Some(shown) = self.share_seldom(new, page, pinned)? else { continue };
             if protocol::try_settle(slot, new, new).is_ok() {
                 return Ok((stored, shown));
             }
@@ -361,6 +366,14 @@ impl Run<'_, '_> {
     }
 }
 
+/// The child's frames in the place of pinned pages.
+struct Pinned {
+    /// The first of the list of those that are to be filled.
+    first: Option<FrameNumber>,
+    /// The policy of the VMA whose pages are shared.
+    policy: MemPolicy,
+}
+
 /// What a frame of the child holds until it is filled: the list of such frames needs no memory of its own.
 struct ToFill {
     /// The parent's page.
@@ -378,7 +391,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     fn share_seldom(
         &self,
         entry: Entry,
-        pinned: &mut Option<FrameNumber>,
+        page: u64,
+        pinned: &mut Pinned,
     ) -> Result<Option<Entry>, OutOfMemory> {
         let frames = &self.cpu.vm().frames;
         let meta = frames.meta(entry.frame());
@@ -397,7 +411,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         if !meta.get_ref_unless_zero() {
             return Ok(None);
         }
-        let Some(frame) = self.cpu.alloc() else {
+        let placed = placed::frame_for(self.cpu, pinned.policy, page);
+        let Some(frame) = placed.or_else(|| self.cpu.alloc()) else {
             // SAFETY: the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(entry.frame()) };
             self.cpu.note_starved();
@@ -408,18 +423,18 @@ impl<M: Machine> Writing<'_, '_, M> {
         // With a reference of the list's: until it is filled, reclaim leaves it.
         let refs = if lost(Mutant::FilledIsReferredTo) { 1 } else { 2 };
         let copy = frames.publish_shared(frame, Use::Anon, anchor, index, refs);
-        let to_fill = ToFill { from: entry.frame(), next: pinned.replace(copy) };
+        let to_fill = ToFill { from: entry.frame(), next: pinned.first.replace(copy) };
         // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };
         Ok(Some(entry.with_frame(copy)))
     }
 
     /// Takes the first frame off the list again: the entry has changed.
-    fn unlist(&self, pinned: &mut Option<FrameNumber>) {
-        let Some(first) = pinned.take() else { return };
+    fn unlist(&self, pinned: &mut Pinned) {
+        let Some(first) = pinned.first.take() else { return };
         // SAFETY: written when it was put into the list.
         let ToFill { from, next } = unsafe { self.to_fill(first).read() };
-        *pinned = next;
+        pinned.first = next;
         // SAFETY: a frame that is mapped nowhere, with the mapping's and the list's reference, and the reference taken for the copy.
         unsafe {
             self.cpu.put_unmapped(first);

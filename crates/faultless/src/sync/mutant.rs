@@ -229,6 +229,8 @@ pub enum Mutant {
     MigrateFlush,
     /// Compaction looks whether it has all frames of a block before it gives it back as one. It gives back what others have.
     CompactLooksAgain,
+    /// A CPU that is out of memory waits for the turn to write to the swap area. It says that memory is out where another has the turn.
+    ReclaimAwaitsTurn,
     /// Isolated frames are given back, whatever became of the block. They are lost.
     IsolatedGoBack,
     /// The fence between a deferral's stamp and its look at the CPUs that may hold translations. One that joins is missed.

@@ -40,6 +40,10 @@ pub(crate) struct CpuState {
     pub(crate) walker: Walker,
     /// Whether this CPU is evicting pages: a store that it calls may need memory itself.
     pub(crate) evicting: Cell<bool>,
+    /// Whether private pages stayed in memory since another CPU had the turn to write to the swap area.
+    pub(crate) missed_turn: Cell<bool>,
+    /// Whether this CPU waits for that turn.
+    pub(crate) awaits_turn: Cell<bool>,
     /// The half rounds of all hands when it last dropped its translations so that accessed bits tell what is used ([`clock`](crate::reclaim)).
     pub(crate) half_rounds: Cell<u64>,
     /// The read for which this CPU's last fault or call is pending.
@@ -72,6 +76,8 @@ impl CpuState {
             holder: Holder::default(),
             walker: Walker::default(),
             evicting: Cell::new(false),
+            missed_turn: Cell::new(false),
+            awaits_turn: Cell::new(false),
             half_rounds: Cell::new(0),
             pending: RefCell::new(None),
             unread: Cell::new(None),
@@ -145,7 +151,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `half_rounds`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `missed_turn`, `awaits_turn`, `half_rounds`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident`, `holder` and `walker`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

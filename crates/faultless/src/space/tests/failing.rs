@@ -9,19 +9,21 @@
 //! - when the device works again, all is there, and all that was stored reaches the file.
 
 use super::guest::{
-    self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, map, map_object, store,
+    self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, map_object, store,
 };
 use super::store::{Memory, PAGE, Plan, write_back};
 use crate::audit::audit_with;
 use crate::error::Errno;
-use crate::fault::FaultError;
+use crate::fault::{Access, FaultError};
 use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, Space};
+use crate::space::{Advice, Prot, Space};
+use core::fmt;
+use std::boxed::Box;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
 /// Pages of the file; all are mapped, shared, from page 0 of a program on.
@@ -357,4 +359,58 @@ fn a_device_that_fails_at_any_operation_hurts_those_alone_that_need_it() {
             assert!(errors > operations / 8, "{errors} errors of {operations} operations");
         }
     }
+}
+
+/// Does something in its first read, which fails.
+struct FirstFails {
+    memory: Arc<Memory>,
+    first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl fmt::Debug for FirstFails {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+impl BackingStore for FirstFails {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        let Some(first) = self.first.lock().unwrap().take() else { return self.memory.read(run) };
+        first();
+        Err(StoreError { done: 0, errno: Errno::EIO })
+    }
+
+    fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
+        self.memory.write(run)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        self.memory.set_len(bytes)
+    }
+}
+
+/// A fault cannot read its page, and finds other memory under the lock. When the file is mapped there again, and a pin needs the same page, the device works.
+#[test]
+fn what_one_fault_could_not_read_no_later_call_is_refused_for() {
+    let vm: &'static TestVm = Box::leak(Box::new(guest::vm(2, 256)));
+    let (cpu0, cpu1) = (cpu(vm, 0), cpu(vm, 1));
+    let first = FirstFails { memory: Memory::new(8, 0), first: Mutex::default() };
+    let store = Arc::new(first);
+    let file = Object::of_store(&cpu0, store.clone(), 5).unwrap();
+    let space: &'static TestSpace = Box::leak(Box::new(Space::new(&cpu0).unwrap()));
+    let map_file = || map_object(&cpu0, space, (0, 4), Prot::READ, PRIVATE, (&file, 0));
+    map_file();
+    *store.first.lock().unwrap() = Some(Box::new(move || {
+        space.munmap(&cpu1, AT, 4 * P).unwrap();
+        map(&cpu1, space, 0, 4, RW);
+    }));
+    space.fault(&cpu0, AT, Access::Read).unwrap();
+    map_file();
+    let pin = space.pin(&cpu0, AT, P, false).unwrap();
+    assert_eq!(load(&cpu0, space, AT), Ok(1));
+    drop(pin);
 }

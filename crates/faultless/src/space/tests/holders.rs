@@ -1,9 +1,10 @@
 //! Memory is not out as long as another CPU holds pages that may leave; and it is out soon where other CPUs look for such pages and find none.
 
 use super::guest::{
-    AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, map_object, store,
+    self, AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, map_object, store,
 };
 use super::store::{Memory, file, finish};
+use super::swap::swap_on;
 use super::tiers::tiers;
 use crate::file::Object;
 use crate::heap::Shared;
@@ -220,4 +221,48 @@ fn memory_is_out_soon_while_others_look_for_pages() {
         assert!(is_told, "a CPU waits for others that look for pages and find none");
     });
     assert_eq!(file.resident_pages(&here), PAGES);
+}
+
+/// A CPU stores to more private memory than there is, while another looks again and again for what can leave among pages of which none can: it has the turn to write to
+/// the swap area most of the time.
+fn stores_beside(
+    looks: impl Fn(&TestCpu<'_>, &TestSpace) + Sync,
+    keeps: impl Fn(&TestCpu<'_>, &TestSpace),
+) {
+    let vm = guest::vm(3, 512);
+    let main = cpu(&vm, 2);
+    swap_on(&main, 4096);
+    let [kept, space] = [0, 1].map(|_| Space::new(&main).unwrap());
+    map(&main, &kept, 0, 32, RW);
+    (0..32).for_each(|page| store(&main, &kept, AT + page * P, page).unwrap());
+    keeps(&main, &kept);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let cpu0 = cpu(&vm, 0);
+            while !done.load(Ordering::Relaxed) {
+                looks(&cpu0, &kept);
+            }
+        });
+        let cpu1 = cpu(&vm, 1);
+        map(&cpu1, &space, 0, 2000, RW);
+        let stored = (0..2000).filter(|page| store(&cpu1, &space, AT + page * P, *page).is_ok());
+        let stored = stored.count();
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(stored, 2000);
+    });
+    space.exit(&main);
+    kept.exit(&main);
+}
+
+#[test]
+fn who_evicts_nothing_leaves_the_turn_to_others() {
+    let locks =
+        |cpu: &TestCpu<'_>, space: &TestSpace| space.mlock(cpu, AT, 32 * P, Lock::Now).unwrap();
+    stores_beside(|cpu, space| space.evict(cpu, AT, 32 * P).unwrap(), locks);
+    // These pins last.
+    stores_beside(
+        |cpu, space| space.madvise(cpu, AT, 32 * P, Advice::PageOut).unwrap(),
+        |cpu, space| core::mem::forget(space.pin(cpu, AT, 32 * P, true).unwrap()),
+    );
 }

@@ -1,13 +1,18 @@
 //! Policies of VMAs: which merge, who inherits them, and where new pages come from.
 
-use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, two_nodes};
+use super::guest::{
+    AT, P, PRIVATE, RW, TestCpu, TestSpace, check, cpu, load, map, map_object, store, two_nodes,
+};
+use super::store::{Memory, file};
 use super::swap::{is_swapped, page_out, swap_on};
 use super::tiers::tiers;
 use crate::addr::VirtRange;
 use crate::error::Errno::{self, EFAULT, EINVAL, ENOENT};
+use crate::fault::{Access, FaultKind};
+use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::space::MemPolicy::{self, Default, Interleave, Local, Preferred};
-use crate::space::{Lock, NodeSet, RemapFlags, Space};
+use crate::space::{Lock, NodeSet, Prot, RemapFlags, Space};
 use std::vec;
 use std::vec::Vec;
 
@@ -252,5 +257,80 @@ fn a_page_that_comes_back_follows_the_policy() {
     bind(Local);
     assert_eq!(comes_back(), [0; 4]);
     check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
+
+/// Where the first four pages are, of one space.
+fn nodes_of(cpu: &TestCpu<'_>, space: &TestSpace) -> [Result<u8, Errno>; 4] {
+    let addrs = [0, 1, 2, 3].map(|page| AT + page * P);
+    let mut nodes = [Err(Errno::EINVAL); 4];
+    space.page_nodes(cpu, &addrs, &mut nodes);
+    nodes
+}
+
+/// Of memory that can only be read, a pin makes private pages, whether they were swapped out, never touched, or are a file's.
+#[test]
+fn pages_that_a_pin_makes_follow_the_policy() {
+    for kind in ["swapped", "untouched", "file"] {
+        let vm = two_nodes(256);
+        let cpu = cpu(&vm, 0);
+        swap_on(&cpu, 64);
+        let space = Space::new(&cpu).unwrap();
+        let object = file(&cpu, &Memory::new(8, 0));
+        if kind == "file" {
+            map_object(&cpu, &space, (0, 4), RW, PRIVATE, (&object, 0));
+        } else {
+            map(&cpu, &space, 0, 4, RW);
+        }
+        space.mbind(&cpu, AT, 4 * P, SLOW).unwrap();
+        if kind == "swapped" {
+            (0..4).for_each(|page| store(&cpu, &space, AT + page * P, page + 1).unwrap());
+            page_out(&cpu, &space, 0, 4);
+            assert!((0..4).all(|page| is_swapped(&cpu, &space, page)));
+        }
+        space.mprotect(&cpu, AT, 4 * P, Prot::READ).unwrap();
+        let pins = space.pin(&cpu, AT, 4 * P, false).unwrap();
+        assert_eq!(nodes_of(&cpu, &space), [Ok(1); 4], "{kind}");
+        drop(pins);
+        space.exit(&cpu);
+        Object::release(object, &cpu);
+    }
+}
+
+#[test]
+fn a_childs_copies_of_pinned_pages_follow_the_policy() {
+    let vm = two_nodes(256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    space.mbind(&cpu, AT, 4 * P, SLOW).unwrap();
+    let pins = space.pin(&cpu, AT, 4 * P, true).unwrap();
+    let child = space.fork(&cpu).unwrap();
+    assert_eq!([&space, &child].map(|of| nodes_of(&cpu, of)), [[Ok(1); 4]; 2]);
+    drop(pins);
+    child.exit(&cpu);
+    space.exit(&cpu);
+}
+
+/// Where the policy's nodes have no frame, a page that comes back stays where it was read to.
+#[test]
+fn a_page_that_comes_back_is_not_copied_within_other_nodes() {
+    let vm = two_nodes(64);
+    let cpu = cpu(&vm, 0);
+    swap_on(&cpu, 64);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 200, RW);
+    space.mbind(&cpu, AT, P, SLOW).unwrap();
+    store(&cpu, &space, AT, 7).unwrap();
+    page_out(&cpu, &space, 0, 1);
+    let mut full = Vec::new();
+    let mut room = [crate::addr::FrameNumber(0)];
+    while let Some(frame) = vm.frames.take_from(1, &mut room, &cpu).pop() {
+        full.push(frame);
+    }
+    assert!(!full.is_empty());
+    assert_eq!(space.fault(&cpu, AT, Access::Read), Ok(FaultKind::Swapped));
+    assert_eq!((load(&cpu, &space, AT), nodes_of(&cpu, &space)[0]), (Ok(7), Ok(0)));
+    full.into_iter().for_each(|frame| cpu.free(frame));
     space.exit(&cpu);
 }
