@@ -56,7 +56,7 @@ pub enum Command {
     /// explain is told as no difference.
     ///
     /// `xsbench` and `llm` are compared only where they are named, in tables of their own: shootdowns, flushes, TLB misses, run time, frames in use and
-    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them. Each runs with several seeds, whose
+    /// latencies of allocations at several ratios of fast to slow memory, without deferred flushes and with them; `xsbench` also with stores in place of loads. Each runs with several seeds, whose
     /// means are compared. That takes tens of minutes; --quick has less memory, fewer CPUs and one seed.
     ///
     /// With --details each workload also runs on this machine under every policy, and on this host's own Linux; then workloads and

@@ -68,6 +68,15 @@ fn signal_name(number: u8) -> String {
 
 /// The program: a file, or a bundled one.
 fn program(args: &BootArgs) -> Result<Program, CliError> {
+    if let Some(files) = &args.files {
+        let said = |why: &dyn std::fmt::Display| format!("--files {}: {why}", files.display());
+        let is_folder = std::fs::metadata(files).map(|it| it.is_dir());
+        match is_folder {
+            Ok(true) => {}
+            Ok(false) => return Err(CliError::Usage(said(&"not a directory"))),
+            Err(error) => return Err(CliError::Usage(said(&error))),
+        }
+    }
     let file = match &args.files {
         Some(files) => Program::file_among(files, args.program()),
         None => Program::file(args.program()),

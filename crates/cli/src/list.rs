@@ -58,7 +58,8 @@ pub fn counters() -> Result<(), CliError> {
     writeln!(
         out,
         "\n`stat`, `replay` and `boot` print those that counted something; --json has all of them.\n\
-         TLBs are simulated on the native machine only, with the sizes of {PROCESSOR}, and counted by `stat`."
+         `spf` is `speculative_pgfault` where a program prints all totals, as the event of the original patches.\n\
+         `stat` simulates TLBs on the native machine, with the sizes of {PROCESSOR}; simulated CPUs have those of their profile (`compare xsbench`)."
     )?;
     Ok(())
 }

@@ -179,6 +179,9 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     for (name, count) in &outcome.left {
         stat.row(*count, name, "at the end");
     }
+    if !outcome.allocations.is_empty() {
+        stat.row(outcome.allocations.len() as u64, "allocations", "first touches");
+    }
     for (of_thousand, name) in [(500, "p50"), (990, "p99"), (999, "p99.9")] {
         if let Some(took) = outcome.allocation(of_thousand) {
             stat.row(took.round() as u64, &format!("ns-allocation-{name}"), "of first touches");
@@ -238,6 +241,10 @@ pub fn write_json(
     }
     for (name, count) in &outcome.left {
         json.write(context, name, "count", Number::Whole(*count))?;
+    }
+    if !outcome.allocations.is_empty() {
+        let count = Number::Whole(outcome.allocations.len() as u64);
+        json.write(context, "allocations", "count", count)?;
     }
     for (of_thousand, name) in
         [(500, "allocation_p50"), (990, "allocation_p99"), (999, "allocation_p99_9")]

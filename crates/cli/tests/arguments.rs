@@ -115,7 +115,7 @@ fn lists() {
 fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
     let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
-    let wrong: [(&[&str], &[&str]); 51] = [
+    let wrong: [(&[&str], &[&str]); 53] = [
         (&["text", "--size", "1"], &["size=1", "from 4K to 64T"]),
         (&["text", "--processes", "1"], &["--processes", "2..=64"]),
         (&["stat", "pft", "--set", order[0]], &order),
@@ -168,6 +168,11 @@ fn wrong_arguments_are_named_and_explained() {
         (&["boot", "no-such-program"], &["no-such-program: No such file"]),
         (&["boot", "no-such-program", "--cpus", "0"], &["no-such-program: No such file"]),
         (&["boot", "/no/such/program"], &["/no/such/program: No such file"]),
+        (&["boot", "--files", "/no/such", "workload"], &["--files /no/such: No such file"]),
+        (
+            &["boot", "--files", "/etc/passwd", "workload"],
+            &["--files /etc/passwd: not a directory"],
+        ),
         (&["versus", "--cpus", "2,1"], &["--cpus", "2..=64"]),
         (&["versus", "--set", "colour=red"], &["--set", "colour=red"]),
     ];

@@ -167,7 +167,7 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
     (
         "deferred_flush",
         "0 | 1",
-        "1: the flush of pages that move, all of whose mappings are read-only, waits until their frames are needed",
+        "1: the flush of pages that move or are evicted, all of whose mappings are read-only, waits until their frames are needed",
     ),
     (
         "map_apart",

@@ -195,9 +195,9 @@ counters! {
     CompactSuccess = "compact_success",
     /// 2 MiB blocks that compaction made free.
     CompactBlock = "compact_block",
-    /// Pages that reclaim looked at.
+    /// Pages that reclaim looked at, or demotion, or promotion.
     PageScanned = "pgscan",
-    /// Of those, pages that it freed.
+    /// Pages that reclaim freed.
     PageStolen = "pgsteal",
     /// Pages that reclaim had written to their store first.
     PageLaundered = "pgsteal_written",

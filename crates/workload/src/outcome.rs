@@ -46,10 +46,10 @@ pub struct Outcome {
 pub const PFT_HEADER: &str =
     " Gb Rep Threads CLine   User      System     Wall  pages/cpu/s   pages/wsec";
 
-/// What so many of a thousand of `sorted` values are at most; `None` where there are none.
+/// What so many of a thousand of `sorted` values are at most. `None` where there are too few to tell: fewer than one is above it.
 pub fn percentile(sorted: &[f64], of_thousand: usize) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
-    Some(sorted[(sorted.len() * of_thousand / 1000).min(last)])
+    let above = sorted.len() * 1000_usize.saturating_sub(of_thousand) / 1000;
+    if above == 0 { None } else { sorted.get(sorted.len() * of_thousand / 1000).copied() }
 }
 
 impl Outcome {
@@ -118,7 +118,7 @@ impl Outcome {
             .map(|(_, count)| *count)
     }
 
-    /// What so many of a thousand allocations took at most, in nanoseconds; `None` where none were measured.
+    /// What so many of a thousand allocations took at most, in nanoseconds; `None` where too few were measured to tell, as of 99 or 999 with fewer than 100 or 1000.
     pub fn allocation(&self, of_thousand: usize) -> Option<f64> {
         percentile(&self.allocations, of_thousand)
     }

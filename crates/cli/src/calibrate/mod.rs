@@ -72,7 +72,8 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         None => match measure(scope)? {
             Some((profile, fitted, faults)) => {
                 print(&mut *out, &profile, &fitted, style)?;
-                prefault::print(&mut *out, &faults, &profile, style)?;
+                let fits = fitted.iter().all(fit::Fitted::fits);
+                prefault::print(&mut *out, &faults, (&profile, fits), style)?;
                 write_json(&mut json, &profile, &faults)?;
                 if let Some(output) = output {
                     output.write(profile.to_toml(&profile::REMARKS).as_bytes())?;

@@ -6,7 +6,7 @@
 
 use super::faults::Faults;
 use crate::error::CliError;
-use crate::report::{Style, table};
+use crate::report::{Style, filled, table};
 use faultless_virtual::Profile;
 use std::io::Write;
 
@@ -123,7 +123,7 @@ fn recorded_on(here: Costs, style: Style) -> Result<String, CliError> {
 pub fn print(
     out: &mut dyn Write,
     faults: &Faults,
-    profile: &Profile,
+    (profile, fits): (&Profile, bool),
     style: Style,
 ) -> Result<(), CliError> {
     let costs = Costs::of(profile, faults.exception());
@@ -198,6 +198,10 @@ pub fn print(
             format!("pays from {:.1} ns on", pays_from(five, instruction))
         },
     )?;
+    if !fits {
+        let rests = "This rests on what an instruction takes, which was fitted beside paths that could not be (*): run it again where no other programs run.";
+        writeln!(out, "{}", filled(rests, style.width))?;
+    }
     Ok(())
 }
 

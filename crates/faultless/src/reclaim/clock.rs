@@ -129,7 +129,7 @@ struct Sight<'w> {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Evicts pages of files that were not used for the longest time, about `pages` of them: clean ones are dropped, dirty ones written to their store
+    /// Evicts pages of files that were not used for the longest time, about `pages` of them, in batches of up to 32: clean ones are dropped, dirty ones written to their store
     /// first. Private pages are among them if there is a [swap area](Self::swap_on) to which no other CPU is writing. Returns how many frames that gave, which are free at once, or when
     /// their [deferred flushes](Self::settle_flushes) are done.
     ///
@@ -153,8 +153,8 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// Reclaims, in the background, if memory will be short soon: less than 3/32 (9 %) of what may be out can still be had. It stops when that is 1/8, frames included
-    /// that wait for a deferred flush, or nothing more can be evicted. CPUs flush when it suits them, unless less than 1/16 can be had. Returns how many frames that gave. For a thread of the kernel that runs when other work does not, as often as it likes.
+    /// Reclaims, in the background, if memory will be short soon: less than 3/32 (9 %) of all memory, or of the knob `frame_limit`, is free. It stops when 1/8 is, frames included
+    /// that wait for a deferred flush, or nothing more can be evicted. CPUs flush when it suits them, unless less than 1/16 is free. Returns how many frames that gave. For a thread of the kernel that runs when other work does not, as often as it likes.
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;

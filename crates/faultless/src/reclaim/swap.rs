@@ -225,7 +225,8 @@ impl<M: Machine> Cpu<'_, M> {
     /// again where they are needed. There is one area, and it stays as long as the subsystem. The store's length says how many pages it holds. Besides a
     /// frame for each 512 of them, for tables, it takes some 4 bytes of the heap for each.
     ///
-    /// A page that cannot be written stays in memory. A program that needs a page which cannot be read gets SIGBUS.
+    /// A page that cannot be written stays in memory, though it may have left its program, as a page of the area: its slot counts as in use, and the program's next access finds
+    /// the page without a read. A program that needs a page which cannot be read gets SIGBUS.
     ///
     /// Pages that were read again stay in memory, as pages of the area, after their programs have ended, until memory is short: they count as in use by no slot
     /// ([`swap_usage`](Self::swap_usage)), and [`reclaim`](Self::reclaim) drops them.

@@ -29,7 +29,7 @@ const SHORT: u64 = 16;
 /// How many pages one call demotes, at most, so that it takes some milliseconds however large the node is. That holds as long as slower nodes have free frames. Where
 /// they have none, pages are evicted instead, and a call may look at all of memory to find them; if it finds none, later calls [back off](super::backoff).
 const MOST_DEMOTED: u64 = 256;
-/// A third of the looks at frames of its node that it takes for them, at most.
+/// A call looks at frames of its node for them three times as often, at most.
 const MOST_LOOKED_AT: u64 = 1 << 14;
 /// How many frames of slower nodes are looked at for each page that may move to a faster one.
 const LOOKS: u64 = 8;
@@ -46,8 +46,9 @@ pub struct Balanced {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes room in the CPU's nearest node if it is short, by moving pages that are not used to slower nodes, about 256 at most, and moves at most `promoted` pages that are used from
-    /// slower nodes to it. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
+    /// Makes room in the CPU's nearest node if it is short, less than 1/16 of its frames being free, by moving pages that are not used to slower nodes, about 256 at most, until
+    /// 2/16 are free; and moves at most `promoted` pages that are used from slower nodes to it, as long as that leaves 1/32 free. It looks at eight frames of slower nodes for each of
+    /// `promoted`, of which few may be used: mostly fewer move. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
     /// rate. Costs nothing where there is one node.
     ///
     /// Not inside a closure that lists areas, nor in a store's call.

@@ -57,12 +57,11 @@ fn count(outcome: &Outcome, name: &str) -> Option<f64> {
     outcome.counter(name).map(|count| count as f64)
 }
 
-/// What all allocations of these runs but the slowest ones take at most; `None` where there are too few to tell: fewer than one is slower.
+/// What so many of a thousand allocations of these runs take at most.
 fn percentile<'o>(outcomes: impl Iterator<Item = &'o Outcome>, of_thousand: usize) -> Option<f64> {
     let mut all: Vec<f64> = outcomes.flat_map(|it| &it.allocations).copied().collect();
     all.sort_by(f64::total_cmp);
-    let slower = all.len() * (1000 - of_thousand) / 1000;
-    if slower == 0 { None } else { faultless_workload::percentile(&all, of_thousand) }
+    faultless_workload::percentile(&all, of_thousand)
 }
 
 /// CPUs that were interrupted.

@@ -83,9 +83,10 @@ impl Rows {
                 On::Simulated(_) => few.into(),
             };
         }
+        let chance = if interrupts.iter().any(|it| it.by_chance) { "~" } else { "" };
         let ratios = interrupts.into_iter().map(|it| it.ratio);
         let few = if ratios.len() < self.runs.len() { " where there were ten or more" } else { "" };
-        let interrupts = words::fewer(ratios, INTERRUPTS.title) + few;
+        let interrupts = format!("{chance}{}{few}", words::fewer(ratios, INTERRUPTS.title));
         let of = |name: &str, figure: &Figure| {
             let changes = self.changes(figure);
             let by_ratio = |one: &&Change, other: &&Change| one.ratio.total_cmp(&other.ratio);
@@ -171,6 +172,17 @@ mod tests {
         let interrupts = "90 % fewer shootdown interrupts where there were ten or more";
         let simulated = rows(On::Simulated(4), runs.clone());
         assert_eq!(simulated, format!("Simulated: {interrupts}; run time ~-20.0 % to +30.0 %."));
+        let differ = |counts: [[u64; 2]; 2]| {
+            let mut runs = counted([&[1.0; 2], &[1.0; 2]], [0; 2]);
+            for (side, counts) in [&mut runs.off, &mut runs.on].into_iter().zip(counts) {
+                for (outcome, count) in side.iter_mut().zip(counts) {
+                    outcome.counters = vec![(INTERRUPTS.metric, count)];
+                }
+            }
+            rows(On::Simulated(4), vec![("1:1".to_owned(), runs)])
+        };
+        let by_chance = differ([[100, 100], [99, 41]]);
+        assert!(by_chance.starts_with("Simulated: ~30 % fewer shootdown"), "{by_chance}");
         let native = rows(On::Native(4), runs);
         assert!(native.starts_with(&format!("Counted: {interrupts}. ")), "{native}");
         let native = rows(On::Native(4), vec![("1:4".to_owned(), few)]);
