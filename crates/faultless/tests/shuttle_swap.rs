@@ -3,7 +3,7 @@
 
 use crate::scenario::disk::{Disk, End, Plan, end_read};
 use crate::scenario::{AT, Guest, NONE, PAGE, RW, Space, World, page};
-use faultless::sync::atomic::{AtomicBool, Ordering};
+use faultless::sync::atomic::{AtomicBool, Ordering, spin_hint};
 use faultless::{Advice, FaultError, Lock, Machine, RemapFlags};
 use std::sync::Arc;
 
@@ -431,6 +431,30 @@ fn lazily_freed_pages_against_swap() {
     world.finish(vec![space]);
 }
 
+/// A program stores to more than memory holds, while another takes the turn to write again and again for pages that cannot leave.
+fn stores_against_futile_evictions() {
+    let (world, _, space) = swapping(2, 16, 1);
+    let locked = world.numbered(2, 2);
+    world.within(&locked, |guest| {
+        guest.space.mlock(guest.cpu, AT, 2 * PAGE, Lock::Now).unwrap();
+    });
+    world.leave_frames(3);
+    let done = AtomicBool::new(false);
+    world.run(&[
+        (&locked, &|guest| {
+            while !done.load(Ordering::SeqCst) {
+                guest.swap_out(AT, 2);
+                spin_hint();
+            }
+        }),
+        (&space, &|guest| {
+            (0..8).for_each(|at| guest.store(page(at), 50 + at).expect("pages can leave"));
+            done.store(true, Ordering::SeqCst);
+        }),
+    ]);
+    world.finish(vec![space, locked]);
+}
+
 /// Two programs store to more than memory holds.
 fn programs_in_little_memory() {
     const PAGES: u64 = 6;
@@ -480,6 +504,7 @@ mod tests {
         pages_that_cannot_be_read,
         lazily_freed_pages_against_swap,
         programs_in_little_memory,
+        stores_against_futile_evictions,
     );
 }
 
@@ -498,6 +523,7 @@ mod needs {
         a_flush_where_pages_are_being_forbidden: FlushLooksAtClaims in [forbidding_against_swap],
         a_look_at_locks: EvictLooksAtLocks in [locking_against_swap],
         a_reference_until_a_page_is_filled: FilledIsReferredTo in [pins_and_forks_against_swap],
+        a_wait_for_the_turn_to_write: ReclaimAwaitsTurn in [stores_against_futile_evictions],
         a_dirty_page: SwappedIsDirty in [lazily_freed_pages_against_swap],
     );
 }

@@ -288,7 +288,7 @@ mod tests {
         let mut out = Vec::new();
         let faults = Faults { touch: 900.0, populate: 500.0, call: 100.0 };
         let style = Style { terminal: false, width: 100 };
-        print(&mut out, &faults, &profile, style).expect("it is a vector");
+        print(&mut out, &faults, (&profile, true), style).expect("it is a vector");
         let out = String::from_utf8(out).expect("text");
         for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 90.4 ×", "1/8"]
         {
