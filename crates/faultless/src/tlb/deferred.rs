@@ -262,3 +262,89 @@ impl Deferred {
         sent
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::testing::TestMachine;
+    use core::cell::Cell;
+
+    /// Gives up soon.
+    struct Impatient;
+
+    impl Wait for Impatient {
+        fn wait(&self, looks: u32) {
+            assert!(looks < 1000, "it waits for ever");
+        }
+    }
+
+    fn local(cpu: usize) -> Local {
+        // SAFETY: each test claims a CPU of its own flushes once.
+        unsafe { Local::claim(CpuId(cpu as u16)) }
+    }
+
+    /// Flushes of two CPUs, of which the second has translations that one is deferred for.
+    fn owed() -> (Deferred, CpuSet) {
+        let (deferred, set) = (Deferred::try_new(2).unwrap(), CpuSet::new());
+        set.insert(CpuId(1));
+        assert_eq!(deferred.defer([&set].into_iter(), &Impatient), 1);
+        (deferred, set)
+    }
+
+    /// Settles while `runs` tells which CPUs run a space. Returns how many were interrupted.
+    fn settle(deferred: &Deferred, runs: impl Fn(CpuId) -> bool) -> u64 {
+        let inboxes = PerCpu::try_new(2, |_| Inbox::new()).unwrap();
+        deferred.settle(&TestMachine::new(2, 8), &inboxes, &local(0), &Impatient, runs)
+    }
+
+    #[test]
+    fn a_cpu_that_runs_no_space_keeps_nothing_unpaid() {
+        let (deferred, _) = owed();
+        deferred.collect(&Impatient, |_| true);
+        assert_eq!(deferred.paid(), 0);
+        deferred.collect(&Impatient, |_| false);
+        assert_eq!(deferred.paid(), 1);
+        let (deferred, _) = owed();
+        assert_eq!((settle(&deferred, |_| false), deferred.paid()), (0, 1));
+    }
+
+    /// It has left its space, which is all that it says.
+    #[test]
+    fn a_cpu_that_leaves_need_not_answer() {
+        let (deferred, _) = owed();
+        let looks = Cell::new(0);
+        let runs = |_| looks.replace(looks.get() + 1) == 0;
+        assert_eq!((settle(&deferred, runs), deferred.paid()), (1, 1));
+    }
+
+    /// Others go on deferring while a CPU settles.
+    #[test]
+    fn what_is_deferred_later_is_not_waited_for() {
+        let (deferred, set) = owed();
+        let (there, looks) = (local(1), Cell::new(0));
+        let runs = |_| {
+            if looks.replace(looks.get() + 1) == 1 {
+                deferred.flushed(&there, 1);
+                deferred.defer([&set].into_iter(), &Impatient);
+            }
+            true
+        };
+        assert_eq!((settle(&deferred, runs), deferred.paid()), (1, 1));
+    }
+
+    #[test]
+    fn who_was_asked_is_not_asked_for_more_until_that_is_paid() {
+        let (deferred, set) = owed();
+        let there = local(1);
+        assert!(!deferred.is_asked(&there));
+        deferred.ask();
+        assert!(deferred.is_asked(&there));
+        deferred.flushed(&there, 1);
+        deferred.defer([&set].into_iter(), &Impatient);
+        deferred.ask();
+        assert!(!deferred.is_asked(&there), "the first is not paid");
+        deferred.collect(&Impatient, |_| true);
+        deferred.ask();
+        assert!(deferred.is_asked(&there));
+    }
+}
