@@ -16,6 +16,17 @@ use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
+/// Who needs a page that must be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// A fault without a lock.
+    Attempt,
+    /// The same fault under the lock, which does not read again what it could not read.
+    UnderLock,
+    /// A pin, which reads for itself.
+    Pin,
+}
+
 /// What came of the read.
 pub(super) enum ReadIn {
     /// The page is there, or the mapping is not.
@@ -35,6 +46,8 @@ pub(super) enum ReadIn {
 #[inline(never)]
 pub(super) fn pending<M: Machine>(cpu: &Cpu<'_, M>) -> FaultKind {
     cpu.state().counts.take(Counter::Faults, 1);
+    // The next fault has the number of this one, and reads for itself.
+    cpu.state().unread.set(None);
     FaultKind::Pending
 }
 
@@ -60,7 +73,7 @@ impl<M: Machine> Space<M> {
 
     /// Reads the page at `page` from the swap area, alone, if it is there; or the page of an object that is mapped at `page` from the object's
     /// store, with the block that the store prefers, and those after it that the thread of `ahead` is predicted to use; in a mapping that is used
-    /// at random (`MADV_RANDOM`) it alone. What a fault without a lock could not read, it does not read again under the lock (`decides`).
+    /// at random (`MADV_RANDOM`) it alone.
     #[cold]
     #[inline(never)]
     pub(super) fn read_in(
@@ -68,7 +81,7 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         page: u64,
         ahead: Option<&ThreadPredictor<M>>,
-        decides: bool,
+        reader: Reader,
     ) -> ReadIn {
         let wanted = self.with_vma(cpu, page, |Vma { area, .. }| {
             let entry = self.entry_at(cpu, page);
@@ -83,7 +96,7 @@ impl<M: Machine> Space<M> {
         let Some((object, index, at_random)) = wanted else { return ReadIn::LookAgain };
         let state = cpu.state();
         let this = (state.counts.get(Counter::Faults), object.id(), index);
-        if decides && state.unread.take() == Some(this) {
+        if reader == Reader::UnderLock && state.unread.take() == Some(this) {
             Object::release(object, cpu);
             return ReadIn::Failed;
         }
@@ -110,7 +123,7 @@ impl<M: Machine> Space<M> {
             Err(Lack::Memory) => ReadIn::NoMemory,
             Err(Lack::Heap) => ReadIn::NoHeap,
             Err(Lack::Store(_)) => {
-                if !decides {
+                if reader == Reader::Attempt {
                     state.unread.set(Some(this));
                 }
                 ReadIn::Failed

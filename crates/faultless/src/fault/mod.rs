@@ -47,7 +47,7 @@ use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
-use absent::ReadIn;
+use absent::{ReadIn, Reader};
 pub use outcome::{FaultError, FaultKind};
 use prefault::ThreadPredictor;
 use prepared::Prepared;
@@ -222,12 +222,7 @@ impl<M: Machine> Space<M> {
     ) -> Result<FaultKind, FaultError> {
         let served = match served {
             Some(kind) => Ok(kind),
-            None => {
-                let served = self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared);
-                // What this fault could not read is no later one's.
-                cpu.state().unread.set(None);
-                served
-            }
+            None => self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared),
         };
         prepared.finish(cpu);
         served
@@ -286,7 +281,7 @@ impl<M: Machine> Space<M> {
             match abort {
                 Abort::VmaChanged | Abort::TableChanged => {}
                 // No section is open here: a read may take long.
-                Abort::Absent => match self.read_in(cpu, page, ahead, false) {
+                Abort::Absent => match self.read_in(cpu, page, ahead, Reader::Attempt) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending => return Some(absent::pending(cpu)),
                     ReadIn::Failed | ReadIn::NoMemory | ReadIn::NoHeap => break,
@@ -456,7 +451,7 @@ impl<M: Machine> Space<M> {
                     }
                     folios += 1;
                 }
-                Err(Refusal::Absent) => match self.read_in(cpu, page, ahead, true) {
+                Err(Refusal::Absent) => match self.read_in(cpu, page, ahead, Reader::UnderLock) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending => return Ok(absent::pending(cpu)),
                     ReadIn::Failed => {

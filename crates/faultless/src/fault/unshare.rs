@@ -3,7 +3,7 @@
 //!
 //! It is what a store to the page would do, under a lock, and the entry stays read-only.
 
-use super::absent::ReadIn;
+use super::absent::{ReadIn, Reader};
 use super::table::{Way, way_of};
 use super::{Access, Attempt, FaultError, FaultKind, placed};
 use crate::addr::VirtRange;
@@ -34,7 +34,7 @@ impl<M: Machine> Space<M> {
                 Err(Abort::NoHeap) if cpu.settle_once(&mut settled) => {}
                 Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => break Err(FaultError::Bus),
-                Err(Abort::Absent) => match self.read_in(cpu, page, None, true) {
+                Err(Abort::Absent) => match self.read_in(cpu, page, None, Reader::Pin) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending if cpu.await_read().is_ok() => {}
                     ReadIn::Pending | ReadIn::Failed => break Err(FaultError::Bus),
