@@ -35,10 +35,8 @@ pub(super) enum ReadIn {
     Pending,
     /// The store failed.
     Failed,
-    /// There is no frame, and none to be had.
+    /// There is no frame, and none to be had, or the heap is exhausted.
     NoMemory,
-    /// The heap is exhausted.
-    NoHeap,
 }
 
 /// The answer of a fault whose page is being read. As on Linux the fault is counted when it comes again.
@@ -107,7 +105,12 @@ impl<M: Machine> Space<M> {
             let more = ahead.map_or(1, |thread| self.predicted(cpu, page, thread, block));
             Reach::Block(index + more)
         };
-        let fetched = object.fetch(cpu, index, reach);
+        let mut fetched = object.fetch(cpu, index, reach);
+        if reader != Reader::Attempt && matches!(fetched, Err(Lack::Heap)) {
+            // What was retired may be what is missing. There is no more to wait for.
+            cpu.settle_all();
+            fetched = object.fetch(cpu, index, reach);
+        }
         Object::release(object, cpu);
         match fetched {
             Ok(Fetched::There) => {
@@ -120,8 +123,7 @@ impl<M: Machine> Space<M> {
                 ReadIn::Pending
             }
             Err(Lack::Beyond) => ReadIn::LookAgain,
-            Err(Lack::Memory) => ReadIn::NoMemory,
-            Err(Lack::Heap) => ReadIn::NoHeap,
+            Err(Lack::Memory | Lack::Heap) => ReadIn::NoMemory,
             Err(Lack::Store(_)) => {
                 if reader == Reader::Attempt {
                     state.unread.set(Some(this));

@@ -284,7 +284,7 @@ impl<M: Machine> Space<M> {
                 Abort::Absent => match self.read_in(cpu, page, ahead, Reader::Attempt) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending => return Some(absent::pending(cpu)),
-                    ReadIn::Failed | ReadIn::NoMemory | ReadIn::NoHeap => break,
+                    ReadIn::Failed | ReadIn::NoMemory => break,
                 },
                 Abort::NoFolio => {
                     if let ReadIn::Pending = self.read_folio(cpu, page, 0) {
@@ -427,9 +427,14 @@ impl<M: Machine> Space<M> {
                     looks += 1;
                 }
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
-                Err(Refusal::NoHeap) if cpu.settle_once(&mut settled) => {}
+                Err(Refusal::NoHeap) if !settled => {
+                    // What was retired may be what is missing. There is no more to wait for.
+                    cpu.settle_all();
+                    settled = true;
+                }
                 Err(Refusal::NoMemory | Refusal::NoHeap | Refusal::TooManyMappings) => {
-                    return Err(out_of_memory(cpu));
+                    cpu.count(Counter::Oom);
+                    return Err(FaultError::OutOfMemory);
                 }
                 Err(Refusal::Unmapped) => {
                     // A stack above may have been unmapped just now, too.
@@ -458,8 +463,10 @@ impl<M: Machine> Space<M> {
                         cpu.count(Counter::Bus);
                         return Err(FaultError::Bus);
                     }
-                    ReadIn::NoHeap if cpu.settle_once(&mut settled) => {}
-                    ReadIn::NoMemory | ReadIn::NoHeap => return Err(out_of_memory(cpu)),
+                    ReadIn::NoMemory => {
+                        cpu.count(Counter::Oom);
+                        return Err(FaultError::OutOfMemory);
+                    }
                 },
             }
         }
@@ -594,14 +601,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.cpu.count(Counter::Spurious);
         Ok(Some(FaultKind::Spurious))
     }
-}
-
-/// The answer of a fault that finds no memory.
-#[cold]
-#[inline(never)]
-fn out_of_memory<M: Machine>(cpu: &Cpu<'_, M>) -> FaultError {
-    cpu.count(Counter::Oom);
-    FaultError::OutOfMemory
 }
 
 /// The rest of [`Attempt::serve`] for the page alone, whatever its entry is. It takes an attempt's parts, and not the whole, so that

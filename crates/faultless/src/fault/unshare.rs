@@ -31,15 +31,17 @@ impl<M: Machine> Space<M> {
         let done = loop {
             match self.unshare_under_lock(cpu, page, &mut prepared) {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
-                Err(Abort::NoHeap) if cpu.settle_once(&mut settled) => {}
+                Err(Abort::NoHeap) if !settled => {
+                    cpu.settle_all();
+                    settled = true;
+                }
                 Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => break Err(FaultError::Bus),
                 Err(Abort::Absent) => match self.read_in(cpu, page, None, Reader::Pin) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending if cpu.await_read().is_ok() => {}
                     ReadIn::Pending | ReadIn::Failed => break Err(FaultError::Bus),
-                    ReadIn::NoHeap if cpu.settle_once(&mut settled) => {}
-                    ReadIn::NoMemory | ReadIn::NoHeap => break Err(FaultError::OutOfMemory),
+                    ReadIn::NoMemory => break Err(FaultError::OutOfMemory),
                 },
                 // Changed by another CPU, or done.
                 _ => break Ok(()),

@@ -216,14 +216,4 @@ impl<M: Machine> Cpu<'_, M> {
             self.serve_flushes();
         }
     }
-
-    /// As [`settle_all`](Self::settle_all), for one operation, whose heap is exhausted: what was retired may be what is missing. Returns false if this was
-    /// done before: there is no more to wait for.
-    #[cold]
-    pub(crate) fn settle_once(&self, settled: &mut bool) -> bool {
-        if !*settled {
-            self.settle_all();
-        }
-        !core::mem::replace(settled, true)
-    }
 }
