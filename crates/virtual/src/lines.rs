@@ -197,9 +197,12 @@ impl Lines {
         self.name_array(address, bytes, kind);
     }
 
-    /// Remembers where an array is, whose lines are counted from there.
+    /// Remembers where an array is, whose lines are counted from there, and forgets what was there before.
     fn name_array(&mut self, address: usize, bytes: usize, kind: u16) {
-        self.arrays.push((address, address + bytes, kind));
+        let all = address..address + bytes;
+        forget(&mut self.ids, all.start / GRANULE..all.end.div_ceil(GRANULE), 1);
+        forget(&mut self.whole, all.clone(), GRANULE);
+        self.arrays.push((all.start, all.end, kind));
     }
 
     /// The line of `address`.
@@ -329,6 +332,17 @@ impl Lines {
     }
 }
 
+/// Removes the keys in `range`, of which only those at multiples of `step` from its begin can be there.
+fn forget(known: &mut FxHashMap<usize, u32>, range: core::ops::Range<usize>, step: usize) {
+    if known.len() < range.len() / step {
+        known.retain(|key, _| !range.contains(key));
+    } else {
+        range.step_by(step).for_each(|key| {
+            known.remove(&key);
+        });
+    }
+}
+
 pub(crate) fn socket(costs: &Costs, cpu: u16) -> u16 {
     (usize::from(cpu) / costs.per_socket) as u16
 }
@@ -340,4 +354,33 @@ fn between(costs: &Costs, to: u16, from: u16, home: u16) -> Time {
     }
     let (to, from) = (socket(costs, to), socket(costs, from));
     if to == from && to == home { costs.socket } else { costs.remote }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Profile;
+
+    const AT: usize = 0x10_0010;
+
+    /// Wherever an array begins, and whatever was there before.
+    #[test]
+    fn lines_of_an_array_are_counted_from_its_begin() {
+        let costs = Costs::new(&Profile::bundled("two-socket").expect("it is bundled"));
+        let mut lines = Lines::new();
+        lines.made(&costs, AT, 64, "value", Some((1, 0)));
+        let value = lines.find(&costs, AT, 0);
+        let mut arrays = Vec::new();
+        for _ in 0..2 {
+            lines.made(&costs, AT, 8192, "array", None);
+            let [first, same, next] = [0, 48, 64].map(|at| lines.find(&costs, AT + at, 0));
+            assert_eq!(first, same);
+            assert_ne!(first, next);
+            arrays.push(first);
+        }
+        assert_ne!(arrays[0], value, "that was freed");
+        assert_ne!(arrays[0], arrays[1], "as was that");
+        lines.made(&costs, AT, 64, "value", Some((1, 0)));
+        assert_eq!(lines.find(&costs, AT, 0), value, "values keep their numbers");
+    }
 }
