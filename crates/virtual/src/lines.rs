@@ -17,7 +17,7 @@
 //!
 //! Results must not depend on where the host's allocator puts things, so lines have numbers of their own. Each value that the
 //! subsystem allocates ([`Lines::made`]) starts on a line of its own, as a kernel's slab caches place them. A small one belongs to the CPU that
-//! allocated it; a large one, which is made with the machine, to nobody.
+//! allocated it; a large one, which is made with the machine, to nobody. What was never announced keeps the host's lines.
 
 use crate::profile::{Costs, Time};
 use core::panic::Location;

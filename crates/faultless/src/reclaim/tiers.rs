@@ -46,7 +46,7 @@ pub struct Balanced {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes room in the CPU's nearest node if it is short, less than 1/16 of its frames being free, by moving pages that are not used to slower nodes, about 256 at most, until
+    /// Frees frames of the CPU's nearest node if less than 1/16 of them is free, by moving pages that are not used to slower nodes, about 256 at most, until
     /// 2/16 are free; and moves at most `promoted` pages that are used from slower nodes to it, as long as that leaves 1/32 free. It looks at eight frames of slower nodes for each of
     /// `promoted`, of which few may be used: mostly fewer move. For a thread of the kernel that runs in the background on a CPU near the node, again and again: `promoted` pages each time is the
     /// rate. Costs nothing where there is one node.

@@ -19,6 +19,14 @@ use std::vec::Vec;
 const SLOW: MemPolicy = Preferred(NodeSet::only(1));
 const BOTH: NodeSet = NodeSet::of_bits(0b11);
 
+/// Where the first four pages are, of one space.
+fn nodes_of(cpu: &TestCpu<'_>, space: &TestSpace) -> [Result<u8, Errno>; 4] {
+    let addrs = [0, 1, 2, 3].map(|page| AT + page * P);
+    let mut nodes = [Err(Errno::EINVAL); 4];
+    space.page_nodes(cpu, &addrs, &mut nodes);
+    nodes
+}
+
 /// How many pages each VMA has, and its policy.
 fn policies(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, MemPolicy)> {
     let mut policies = Vec::new();
@@ -233,12 +241,7 @@ fn a_page_that_comes_back_follows_the_policy() {
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, 0, 4, RW);
     let bind = |policy| bind(&cpu, &space, (0, 4), policy).unwrap();
-    let nodes = || {
-        let all: Vec<_> = (0..4).map(|page| AT + page * P).collect();
-        let mut nodes = [Err(EINVAL); 4];
-        space.page_nodes(&cpu, &all, &mut nodes);
-        nodes.map(Result::unwrap)
-    };
+    let nodes = || nodes_of(&cpu, &space).map(Result::unwrap);
     let comes_back = || {
         page_out(&cpu, &space, 0, 4);
         assert!((0..4).all(|page| is_swapped(&cpu, &space, page)));
@@ -258,14 +261,6 @@ fn a_page_that_comes_back_follows_the_policy() {
     assert_eq!(comes_back(), [0; 4]);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
-}
-
-/// Where the first four pages are, of one space.
-fn nodes_of(cpu: &TestCpu<'_>, space: &TestSpace) -> [Result<u8, Errno>; 4] {
-    let addrs = [0, 1, 2, 3].map(|page| AT + page * P);
-    let mut nodes = [Err(Errno::EINVAL); 4];
-    space.page_nodes(cpu, &addrs, &mut nodes);
-    nodes
 }
 
 /// Of memory that can only be read, a pin makes private pages, whether they were swapped out, never touched, or are a file's.
@@ -324,8 +319,8 @@ fn a_page_that_comes_back_is_not_copied_within_other_nodes() {
     store(&cpu, &space, AT, 7).unwrap();
     page_out(&cpu, &space, 0, 1);
     let mut full = Vec::new();
-    let mut room = [crate::addr::FrameNumber(0)];
-    while let Some(frame) = vm.frames.take_from(1, &mut room, &cpu).pop() {
+    let mut one = [crate::addr::FrameNumber(0)];
+    while let Some(frame) = vm.frames.take_from(1, &mut one, &cpu).pop() {
         full.push(frame);
     }
     assert!(!full.is_empty());

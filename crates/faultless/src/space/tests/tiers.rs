@@ -5,12 +5,12 @@ use super::guest::map_object;
 use super::guest::{AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, check, cpu, load, map, store};
 use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
-use super::swap::{is_swapped, swap_on};
+use super::swap::swap_on;
 use crate::addr::FrameNumber;
 use crate::knob::Setting;
 use crate::machine::MemoryRegion;
 use crate::reclaim::tiers::Balanced;
-use crate::space::{Advice, Lock, Prot, Space};
+use crate::space::{Advice, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
 use crate::vm::Vm;
@@ -279,13 +279,13 @@ fn one_tier_is_left_alone() {
 }
 
 /// Free frames of a node, those included that this CPU keeps.
-fn free(cpu: &TestCpu<'_>, node: u8) -> u64 {
+pub(super) fn free(cpu: &TestCpu<'_>, node: u8) -> u64 {
     cpu.vm().frames.drain(cpu.local(), cpu);
     cpu.vm().frames.free_on(node, cpu)
 }
 
 /// Stores to pages from `first` on, each of which moves to `node`, until that has no more than `left` free frames. Returns the page behind the last.
-fn fill(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, node: u8, left: u64) -> u64 {
+pub(super) fn fill(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, node: u8, left: u64) -> u64 {
     let mut page = first;
     while free(cpu, node) > left {
         store(cpu, space, AT + page * P, page).unwrap();
@@ -394,8 +394,8 @@ fn few_frames_are_looked_at_for_a_few_pages() {
         let looks = || cpu.vm().totals().get(Counter::PageScanned);
         let before = looks();
         assert_eq!(cpu.balance(1), Balanced::default());
-        // Eight for each, by strides of 16 frames.
-        assert!(looks() - before <= 16, "{}", looks() - before);
+        // Eight for each, and not all of a stride.
+        assert!(looks() - before <= 8, "{}", looks() - before);
     });
 }
 
@@ -637,72 +637,5 @@ fn one_call_demotes_some_hundred_pages() {
     let demoted = cpu.balance(0).demoted;
     // By strides of 64 frames.
     assert!((256..256 + 64).contains(&demoted), "{demoted}");
-    space.exit(&cpu);
-}
-
-/// The calls of `again` in which frames are looked at, of thirty.
-fn looking(cpu: &TestCpu<'_>, mut again: impl FnMut()) -> Vec<usize> {
-    let looks = || cpu.vm().totals().get(Counter::PageScanned);
-    let mut calls = Vec::new();
-    for call in 0..30 {
-        let before = looks();
-        again();
-        calls.extend((looks() != before).then_some(call));
-    }
-    calls
-}
-
-/// Calls in the background that find nothing are left out, one, three, seven and so on, until something is found.
-#[test]
-fn background_work_that_finds_nothing_is_done_less_often() {
-    let vm = tiers(1, &[128, 128]);
-    let cpu = cpu(&vm, 0);
-    let space = Space::new(&cpu).unwrap();
-    let memory = Memory::new(120, 0);
-    let file = file(&cpu, &memory);
-    map_object(&cpu, &space, (0, 120), Prot::READ, SHARED, (&file, 0));
-    space.mlock(&cpu, AT, 120 * P, Lock::Now).unwrap();
-    (0..120).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
-    map(&cpu, &space, 200, 300, RW);
-    let mut page = fill(&cpu, &space, 200, 0, 0);
-    while free(&cpu, 1) > 2 {
-        store(&cpu, &space, AT + page * P, page).unwrap();
-        page += 1;
-    }
-    let seldom = [0, 2, 6, 14];
-    assert_eq!(looking(&cpu, || assert_eq!(cpu.reclaim_ahead(), 0)), seldom);
-    // Its hand looks at what cannot leave the node, and reclaim at all.
-    assert_eq!(looking(&cpu, || assert_eq!(cpu.balance(0), Balanced::default())), seldom);
-    space.mlock(&cpu, AT, 120 * P, Lock::No).unwrap();
-    assert_ne!((0..16).map(|_| cpu.reclaim_ahead()).sum::<u64>(), 0);
-    finish(&cpu, space, Vec::from([file]));
-}
-
-/// The area is full but for the slots of pages that come back, one by one, and memory is nearly short: the background does not look at all of memory for each of them.
-#[test]
-fn little_is_looked_at_for_a_slot_that_is_freed() {
-    const FRAMES: u32 = 1024;
-    let vm = tiers(1, &[FRAMES]);
-    let cpu = cpu(&vm, 0);
-    swap_on(&cpu, 256);
-    let space = Space::new(&cpu).unwrap();
-    map(&cpu, &space, 0, 2000, RW);
-    let mut pages = 0;
-    while cpu.swap_usage().1 < 256 || vm.free_frames() > 80 {
-        store(&cpu, &space, AT + pages * P, pages).unwrap();
-        pages += 1;
-    }
-    let swapped: Vec<_> = (0..pages).filter(|page| is_swapped(&cpu, &space, *page)).collect();
-    let mut passed = 0;
-    for page in &swapped[..40] {
-        assert_eq!(load(&cpu, &space, AT + page * P), Ok(*page));
-        let before = vm.clock.passed();
-        (0..4).for_each(|_| {
-            cpu.reclaim_ahead();
-        });
-        passed += vm.clock.passed() - before;
-    }
-    let rounds = passed / u64::from(FRAMES);
-    assert!(rounds < 32, "{rounds} rounds");
     space.exit(&cpu);
 }
