@@ -34,6 +34,7 @@
 
 pub(crate) mod anchor;
 mod anon_vma;
+mod interval_tree;
 pub(crate) mod locked;
 pub(crate) mod mapping;
 pub(crate) mod moved;

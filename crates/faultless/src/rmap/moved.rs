@@ -1,209 +1,295 @@
-//! Where shared anonymous pages are that `mremap` moved.
+//! The places of shared anonymous pages that `mremap` has moved.
 //!
-//! A page that a move finds mapped once takes the page number of its new address. One that other spaces of the family map too keeps
-//! its number, which they share. So the space notes the move, and a walk looks there as well. Moves of what has moved before are
-//! noted from where the pages were made, and notes of ranges that were moved away again are dropped: there are as many notes
-//! as there are moved ranges with shared pages, but no more than [`MOST`]. Pages of which there is no note are not found, and stay in their
-//! frames.
+//! If a page that `mremap` moves has no other mapping, it takes the page number of its new address. A page
+//! that other spaces map too keeps its number, which all of them share. The space that moves such a page
+//! notes the move, and a walk of the reverse map reads the notes.
+//!
+//! - A note is of a run of pages: their numbers, and the addresses at which they are. It is made from the
+//!   numbers of the pages themselves, so it is independent of former notes.
+//! - An address belongs to at most one note, since one page is there. So there are at most as many notes
+//!   as addresses with shared pages that moved. Neighbouring notes with the same distance merge.
+//! - Two trees lead to the notes: by the numbers of the pages, for walks, and by their addresses. Each
+//!   operation takes logarithmic time for each note that it finds.
+//! - A note is dropped when its address is unmapped, or another page moves there.
+//! - The number of notes is not limited. If the heap is exhausted when a page moves, the space lacks a
+//!   note, and it is not [complete](Moves::is_complete).
 
+use super::interval_tree::{IntervalTree, Item, Spare};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
-use crate::heap::try_box;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::order::MovedPages;
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
-use alloc::boxed::Box;
 use core::ops::ControlFlow;
 
-/// Notes of one space. A walk and a fork look at all of them.
-pub(crate) const MOST: usize = if cfg!(test) { 64 } else { 512 };
-
-/// Pages made at `from` may be mapped at `to`.
+/// Notes that a fork copies between two releases of the parent's lock.
+const COPIED: usize = 32;
+/// Pages with the numbers of the addresses `from` are mapped from `to` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Note {
-    from: VirtRange,
-    to: u64,
+pub(crate) struct Note {
+    pub(crate) from: VirtRange,
+    pub(crate) to: u64,
 }
 
 impl Note {
+    /// The note of the page with number `index`, at `addr`.
+    pub(crate) const fn page(index: u64, addr: u64) -> Self {
+        Self { from: VirtRange::page(index << PAGE_SHIFT), to: addr }
+    }
+
+    /// Adds the page with number `index`, at `addr`, if it continues the run. Returns whether it does.
+    pub(crate) fn extend(&mut self, index: u64, addr: u64) -> bool {
+        let page = Self::page(index, addr);
+        let continues =
+            page.from.start == self.from.end && addr == self.target().end && !self.is_at_home();
+        if continues {
+            self.from.end = page.from.end;
+        }
+        continues
+    }
+
     const fn target(self) -> VirtRange {
         VirtRange::new(self.to, self.to + self.from.len())
     }
 
-    /// The part of it whose pages are in `range` now, as a note of a move on to `next`, where `range` moves to.
-    fn moved_on(self, range: VirtRange, next: u64) -> Option<Self> {
+    /// Whether the pages are at the addresses of their numbers.
+    const fn is_at_home(self) -> bool {
+        self.from.start == self.to
+    }
+
+    /// The part whose pages are in `range`.
+    fn part(self, range: VirtRange) -> Option<Self> {
         let part = self.target().intersect(range);
         let start = self.from.start + part.start.saturating_sub(self.to);
         let from = VirtRange::new(start, start + part.len());
-        let to = next + part.start.saturating_sub(range.start);
-        (!part.is_empty() && to != from.start).then_some(Self { from, to })
+        (!part.is_empty()).then_some(Self { from, to: part.start })
+    }
+
+    const fn by_source(self) -> Item {
+        Item { range: self.from, other: self.to }
+    }
+
+    const fn by_target(self) -> Item {
+        Item { range: self.target(), other: self.from.start }
+    }
+
+    const fn of_source(item: Item) -> Self {
+        Self { from: item.range, to: item.other }
+    }
+
+    const fn of_target(item: Item) -> Self {
+        let Item { range, other } = item;
+        Self { from: VirtRange::new(other, other + range.len()), to: range.start }
     }
 }
 
-#[derive(Debug)]
-struct Node {
-    note: Note,
-    next: Option<Box<Self>>,
+/// Each note is in both trees.
+#[derive(Debug, Default)]
+struct Notes {
+    by_source: IntervalTree,
+    by_target: IntervalTree,
+    count: u64,
+}
+
+impl Notes {
+    /// How many spare nodes it takes to cut `target` out of all notes.
+    fn needed_to_cut(&self, target: VirtRange) -> usize {
+        let first = self.by_target.next(target, None);
+        let splits = |item: Item| item.range.start < target.start && item.range.end > target.end;
+        if first.is_some_and(splits) { 2 } else { 0 }
+    }
+
+    /// Removes all that the notes contain about the addresses in `target`.
+    fn cut(&mut self, target: VirtRange, spare: &mut Spare) {
+        while let Some(item) = self.by_target.next(target, None) {
+            let note = Note::of_target(item);
+            self.remove(note, spare);
+            let rest = [
+                VirtRange::new(item.range.start, target.start.max(item.range.start)),
+                VirtRange::new(target.end.min(item.range.end), item.range.end),
+            ];
+            for part in rest.into_iter().filter_map(|rest| note.part(rest)) {
+                self.add(part, spare);
+            }
+        }
+    }
+
+    /// Adds `note`, of addresses of which there is no other, and merges it with its neighbours.
+    fn join(&mut self, mut note: Note, spare: &mut Spare) {
+        let Note { from, to } = note;
+        let end = note.target().end;
+        let at = |addr| self.by_target.next(VirtRange::new(addr, addr + 1), None);
+        let below = to.checked_sub(1).and_then(at).map(Note::of_target);
+        let above = at(end).map(Note::of_target);
+        if let Some(below) = below
+            && below.from.end == from.start
+        {
+            self.remove(below, spare);
+            (note.from.start, note.to) = (below.from.start, below.to);
+        }
+        if let Some(above) = above
+            && above.from.start == from.end
+        {
+            self.remove(above, spare);
+            note.from.end = above.from.end;
+        }
+        self.add(note, spare);
+    }
+
+    fn add(&mut self, note: Note, spare: &mut Spare) {
+        let all = self.by_source.insert(note.by_source(), spare)
+            && self.by_target.insert(note.by_target(), spare);
+        debug_assert!(all, "the caller has reserved nodes");
+        self.count += 1;
+    }
+
+    fn remove(&mut self, note: Note, spare: &mut Spare) {
+        self.by_source.remove(note.by_source(), spare);
+        self.by_target.remove(note.by_target(), spare);
+        self.count -= 1;
+    }
 }
 
 /// The notes of a space.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    first: SpinLock<Option<Box<Node>>, MovedPages>,
-    /// Whether a note was left out.
-    left_out: AtomicBool,
-}
-
-/// The shared pages that a move found, by where they were made.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Behind {
-    /// Some where the move found them.
-    pub(crate) here: bool,
-    /// Some elsewhere: they have moved before.
-    pub(crate) elsewhere: bool,
+    notes: SpinLock<Notes, MovedPages>,
+    /// How many notes there are. It is written under the lock.
+    count: AtomicU64,
+    /// Whether a note was not made since the heap was exhausted.
+    missed: AtomicBool,
 }
 
 impl Moves {
-    /// Notes that shared pages of `from`, those `behind`, have moved to `to`. The caller has claimed both. Where the heap is exhausted, or
-    /// there are too many notes, some are left out.
-    pub(crate) fn note(&self, from: VirtRange, to: u64, behind: Behind, wait: &impl Wait) {
-        let (mut seen, mut all) = (0, true);
-        // What was moved there before, one by one, so that no memory is asked for under the lock.
-        while behind.elsewhere
-            && let Some(on) = self.nth_moved_on(from, to, seen, wait)
-        {
-            seen += 1;
-            all &= self.push(on, wait).is_ok();
-        }
-        if behind.here {
-            all &= self.push(Note { from, to }, wait).is_ok();
-        }
-        self.forget(from, wait);
-        if !all {
-            self.left_out.store(true, Ordering::Relaxed);
+    /// Notes the move of shared pages. The caller has claimed their addresses. If the heap is exhausted, the
+    /// space is not complete afterwards.
+    pub(crate) fn note(&self, note: Note, wait: &impl Wait) {
+        if self.try_note(note, wait).is_err() {
+            self.missed.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether all moves of shared pages were noted.
+    fn try_note(&self, note: Note, wait: &impl Wait) -> Result<(), OutOfMemory> {
+        if note.is_at_home() {
+            self.forget(note.target(), wait);
+            return Ok(());
+        }
+        let mut spare = Spare::default();
+        loop {
+            {
+                let mut notes = self.notes.lock(wait);
+                if spare.count() >= notes.needed_to_cut(note.target()) + 2 {
+                    notes.cut(note.target(), &mut spare);
+                    notes.join(note, &mut spare);
+                    self.count.store(notes.count, Ordering::Relaxed);
+                    return Ok(());
+                }
+            }
+            // Not under the lock: the heap may be slow.
+            let more = if spare.count() < 2 { 2 } else { 4 };
+            spare.fill(more)?;
+        }
+    }
+
+    /// Drops all notes about the addresses in `target`, whose pages are gone. If the heap is exhausted, some of
+    /// these notes may stay. A walk finds no page by them.
+    #[inline]
+    pub(crate) fn forget(&self, target: VirtRange, wait: &impl Wait) {
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.forget_some(target, wait);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget_some(&self, target: VirtRange, wait: &impl Wait) {
+        let mut spare = Spare::default();
+        loop {
+            {
+                let mut notes = self.notes.lock(wait);
+                if spare.count() >= notes.needed_to_cut(target) {
+                    notes.cut(target, &mut spare);
+                    self.count.store(notes.count, Ordering::Relaxed);
+                    return;
+                }
+            }
+            if spare.fill(2).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether there is a note for each shared page that has moved.
     pub(crate) fn is_complete(&self) -> bool {
-        !self.left_out.load(Ordering::Relaxed)
+        !self.missed.load(Ordering::Relaxed)
     }
 
-    /// Takes over the notes of a parent.
+    /// Copies the notes of a parent, all of whose addresses the caller has claimed.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
     pub(crate) fn copy_from(&self, parent: &Self, wait: &impl Wait) -> Result<(), OutOfMemory> {
-        let mut seen = 0;
-        self.left_out.store(!parent.is_complete(), Ordering::Relaxed);
-        loop {
-            let nth = notes(&parent.first.lock(wait)).nth(seen);
-            let Some(note) = nth else { return Ok(()) };
-            self.push(note, wait)?;
-            seen += 1;
+        self.missed.store(!parent.is_complete(), Ordering::Relaxed);
+        let mut after = None;
+        while parent.count.load(Ordering::Relaxed) != 0 {
+            let mut copied = [None; COPIED];
+            {
+                let notes = parent.notes.lock(wait);
+                for place in &mut copied {
+                    *place = notes.by_target.next(VirtRange::USER, after);
+                    let Some(item) = place else { break };
+                    after = Some(item.key());
+                }
+            }
+            for item in copied {
+                let Some(item) = item else { return Ok(()) };
+                self.try_note(Note::of_target(item), wait)?;
+            }
         }
+        Ok(())
     }
 
-    /// Calls `look` with each other address at which the page that was made at page `index` may be mapped: once, though notes of several ranges may lead there.
+    /// Calls `look` with each other address at which the page with number `index` may be mapped.
+    #[inline]
     pub(super) fn each(
+        &self,
+        index: u64,
+        wait: &impl Wait,
+        look: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return ControlFlow::Continue(());
+        }
+        self.each_noted(index, wait, look)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn each_noted(
         &self,
         index: u64,
         wait: &impl Wait,
         mut look: impl FnMut(u64) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let addr = index << PAGE_SHIFT;
-        let mut seen = 0;
+        let page = VirtRange::page(index << PAGE_SHIFT);
+        let mut after = None;
         loop {
-            let nth = {
-                let first = self.first.lock(wait);
-                let targets = || {
-                    let there = notes(&first).filter(|note| note.from.contains(addr));
-                    there.map(|Note { from, to }| to + (addr - from.start))
-                };
-                let nth = targets().nth(seen);
-                nth.map(|target| (target, targets().take(seen).any(|before| before == target)))
-            };
-            let Some((target, again)) = nth else { return ControlFlow::Continue(()) };
-            if !again {
-                look(target)?;
-            }
-            seen += 1;
+            let next = self.notes.lock(wait).by_source.next(page, after);
+            let Some(item) = next else { return ControlFlow::Continue(()) };
+            after = Some(item.key());
+            let Note { from, to } = Note::of_source(item);
+            look(to + (page.start - from.start))?;
         }
     }
 
     /// How many notes there are.
     #[cfg(test)]
-    pub(crate) fn count(&self) -> usize {
-        notes(&self.first.lock(&crate::sync::wait::Spin)).count()
-    }
-
-    /// The nth note about pages that are in `range`, as one of their move on to `to`. What is added meanwhile comes first, and is about
-    /// pages elsewhere.
-    fn nth_moved_on(
-        &self,
-        range: VirtRange,
-        to: u64,
-        nth: usize,
-        wait: &impl Wait,
-    ) -> Option<Note> {
-        let first = self.first.lock(wait);
-        notes(&first).filter_map(|note| note.moved_on(range, to)).nth(nth)
-    }
-
-    fn push(&self, note: Note, wait: &impl Wait) -> Result<(), OutOfMemory> {
-        let mut node = try_box(Node { note, next: None })?;
-        let mut first = self.first.lock(wait);
-        let (mut count, mut known) = (0, false);
-        for other in notes(&first) {
-            count += 1;
-            known |= other == note;
-        }
-        if known {
-            return Ok(());
-        }
-        if count >= MOST {
-            return Err(OutOfMemory);
-        }
-        node.next = first.take();
-        *first = Some(node);
-        Ok(())
-    }
-
-    /// Drops the notes of pages that were in `range`, all of which have moved on.
-    fn forget(&self, range: VirtRange, wait: &impl Wait) {
-        let mut gone: Option<Box<Node>> = None;
-        {
-            let mut first = self.first.lock(wait);
-            let (mut rest, mut kept) = (first.take(), &mut *first);
-            while let Some(mut node) = rest {
-                rest = node.next.take();
-                if range.covers(node.note.target()) {
-                    node.next = gone.take();
-                    gone = Some(node);
-                } else {
-                    kept = &mut kept.insert(node).next;
-                }
-            }
-        }
-        drop_all(gone);
-    }
-}
-
-fn notes(first: &Option<Box<Node>>) -> impl Iterator<Item = Note> {
-    core::iter::successors(first.as_deref(), |node| node.next.as_deref()).map(|node| node.note)
-}
-
-/// One by one: there may be too many for a recursion.
-fn drop_all(mut next: Option<Box<Node>>) {
-    while let Some(mut node) = next {
-        next = node.next.take();
-    }
-}
-
-impl Drop for Moves {
-    fn drop(&mut self) {
-        drop_all(self.first.get_mut().take());
+    pub(crate) fn count(&self) -> u64 {
+        let notes = self.notes.lock(&crate::sync::wait::Spin);
+        assert_eq!(notes.by_source.check() as u64, notes.count);
+        assert_eq!(notes.by_target.check() as u64, notes.count);
+        notes.count
     }
 }
 
@@ -211,12 +297,15 @@ impl Drop for Moves {
 mod tests {
     use super::*;
     use crate::sync::wait::Spin;
+    use std::collections::BTreeMap;
     use std::vec::Vec;
-
-    const BOTH: Behind = Behind { here: true, elsewhere: true };
 
     fn pages(start: u64, end: u64) -> VirtRange {
         VirtRange::new(start << PAGE_SHIFT, end << PAGE_SHIFT)
+    }
+
+    fn note(start: u64, end: u64, to: u64) -> Note {
+        Note { from: pages(start, end), to: to << PAGE_SHIFT }
     }
 
     fn places(moves: &Moves, index: u64) -> Vec<u64> {
@@ -230,59 +319,93 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_twice_is_found_by_where_it_was_made() {
+    fn pages_of_a_part_that_moved_on_are_found_by_their_numbers() {
         let moves = Moves::default();
-        moves.note(pages(10, 20), 100 << PAGE_SHIFT, BOTH, &Spin);
+        moves.note(note(10, 20, 100), &Spin);
         assert_eq!(places(&moves, 12), [102]);
-        // A part moves on; what was made at the second place moves with it.
-        moves.note(pages(105, 108), 300 << PAGE_SHIFT, BOTH, &Spin);
-        assert_eq!(places(&moves, 16), [106, 301]);
-        assert_eq!(places(&moves, 106), [301]);
-        assert!(places(&moves, 30).is_empty());
+        // Pages 105 to 107 move on.
+        moves.note(note(15, 18, 300), &Spin);
+        moves.forget(pages(105, 108), &Spin);
+        assert_eq!((places(&moves, 16), moves.count()), (Vec::from([301]), 3));
+        assert_eq!((places(&moves, 14), places(&moves, 18)), (Vec::from([104]), Vec::from([108])));
         let child = Moves::default();
         child.copy_from(&moves, &Spin).unwrap();
-        assert_eq!(places(&child, 16), [106, 301]);
+        assert_eq!((places(&child, 16), child.count()), (Vec::from([301]), 3));
+        // They come back.
+        moves.note(note(15, 18, 105), &Spin);
+        moves.forget(pages(300, 303), &Spin);
+        assert_eq!((places(&moves, 16), moves.count()), (Vec::from([106]), 1), "notes merge");
     }
 
     #[test]
-    fn moves_there_and_back_leave_no_more_notes_than_ranges() {
+    fn a_page_that_comes_home_needs_no_note() {
         let moves = Moves::default();
-        let (here, there) = (pages(10, 20), pages(50, 60));
         for _ in 0..100 {
-            moves.note(here, there.start, BOTH, &Spin);
-            assert_eq!(places(&moves, 15), [55]);
-            moves.note(there, here.start, BOTH, &Spin);
-            assert_eq!(places(&moves, 55), [15]);
-            assert_eq!(places(&moves, 15), [], "what is at home again needs no note");
-            assert_eq!(moves.count(), 1);
-        }
-        assert!(moves.is_complete());
-    }
-
-    #[test]
-    fn one_page_that_moves_on_and_on_has_one_note() {
-        let moves = Moves::default();
-        let mut at = pages(10, 11);
-        for number in 1..200 {
-            let to = pages(100 * number, 100 * number + 1);
-            let behind = Behind { here: number == 1, elsewhere: number != 1 };
-            moves.note(at, to.start, behind, &Spin);
-            assert_eq!((places(&moves, 10), moves.count()), (Vec::from([100 * number]), 1));
-            at = to;
+            moves.note(note(10, 20, 50), &Spin);
+            moves.forget(pages(10, 20), &Spin);
+            assert_eq!((places(&moves, 15), moves.count()), (Vec::from([55]), 1));
+            moves.note(note(10, 20, 10), &Spin);
+            moves.forget(pages(50, 60), &Spin);
+            assert_eq!((places(&moves, 15), moves.count()), (Vec::new(), 0));
         }
     }
 
     #[test]
-    fn what_is_too_much_is_left_out() {
+    fn notes_end_with_what_is_unmapped() {
         let moves = Moves::default();
-        for number in 0..MOST as u64 + 1 {
-            assert!(moves.is_complete());
-            let from = pages(10 + number, 11 + number);
-            moves.note(from, (1000 + 2 * number) << PAGE_SHIFT, BOTH, &Spin);
+        for number in 0..1000 {
+            moves.note(note(10, 12, 100 * number + 100), &Spin);
+            moves.forget(pages(100 * number + 100, 100 * number + 102), &Spin);
         }
-        assert_eq!((moves.count(), moves.is_complete()), (MOST, false));
+        assert_eq!(moves.count(), 0);
+    }
+
+    #[test]
+    fn thousands_of_notes_are_kept_and_copied() {
+        let moves = Moves::default();
+        let number = if cfg!(miri) { 100 } else { 5000 };
+        (0..number).for_each(|at| moves.note(note(10 + at, 11 + at, 100_000 - 2 * at), &Spin));
         let child = Moves::default();
         child.copy_from(&moves, &Spin).unwrap();
-        assert!(!child.is_complete());
+        for moves in [&moves, &child] {
+            assert_eq!((moves.count(), moves.is_complete()), (number, true));
+            (0..number).for_each(|at| assert_eq!(places(moves, 10 + at), [100_000 - 2 * at]));
+        }
+    }
+
+    /// Random notes, compared with a map from each address to the number of its page.
+    #[test]
+    fn notes_agree_with_a_map_of_pages() {
+        let (moves, mut map) = (Moves::default(), BTreeMap::new());
+        let mut seed = 1_u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for _ in 0..if cfg!(miri) { 100 } else { 3000 } {
+            let (from, to, len) = (draw(60), draw(60), 1 + draw(8));
+            if draw(3) == 0 {
+                moves.forget(pages(to, to + len), &Spin);
+                (to..to + len).for_each(|addr| _ = map.remove(&addr));
+            } else {
+                moves.note(note(from, from + len, to), &Spin);
+                for at in 0..len {
+                    map.insert(to + at, from + at);
+                }
+                map.retain(|addr, index| addr != index);
+            }
+            for index in 0..70 {
+                let expected = map.iter().filter(|(_, it)| **it == index).map(|(addr, _)| *addr);
+                assert_eq!(places(&moves, index), expected.collect::<Vec<_>>());
+            }
+            let continues = |(addr, index): (&u64, &u64)| {
+                addr.checked_sub(1).and_then(|before| map.get(&before))
+                    == index.checked_sub(1).as_ref()
+                    && *index != 0
+                    && *addr != 0
+            };
+            let runs = map.iter().filter(|page| !continues(*page)).count() as u64;
+            assert_eq!(moves.count(), runs, "neighbours merge");
+        }
     }
 }

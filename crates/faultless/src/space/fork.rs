@@ -42,7 +42,9 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         let once = || -> Result<Self, Errno> {
             let mut child = Self::new_of(cpu, Some(self)).map_err(|error| error.errno)?;
-            child.core.moves.copy_from(&self.core.moves, cpu)?;
+            if lost(Mutant::ForkCopiesMoves) {
+                child.core.moves.copy_from(&self.core.moves, cpu)?;
+            }
             // Let go of this space before the child ends, which takes locks of its own.
             let copied = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&mut child);
             match copied {
@@ -68,7 +70,10 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let mut pinned = Pinned { first: None, policy: MemPolicy::Default };
-        let copied = self.copy_vmas(child, &mut batch, &mut pinned);
+        // After the claim: a move that ends before the copy is in the notes, and later moves wait.
+        let moves = || child.core.moves.copy_from(&self.space.core.moves, self.cpu);
+        let noted = if lost(Mutant::ForkCopiesMoves) { Ok(()) } else { moves() };
+        let copied = noted.and_then(|()| self.copy_vmas(child, &mut batch, &mut pinned));
         if lost(Mutant::ForkCopiesAfterFlush) {
             self.copy_pinned(pinned.first.take());
         }

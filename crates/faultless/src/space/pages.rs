@@ -232,6 +232,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         if gone != 0 {
             self.cpu.add_resident(self.space, -(gone as i64));
         }
+        self.space.core.moves.forget(range, self.cpu);
         tables
     }
 

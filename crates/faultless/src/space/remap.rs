@@ -15,7 +15,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
-use crate::rmap::moved::Behind;
+use crate::rmap::moved::Note;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
 use crate::sync::atomic::Ordering;
@@ -417,7 +417,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
     fn move_pages(&self, from: VirtRange, to: u64, batch: &mut FlushBatch<'_, '_, M>) {
         let machine = self.cpu.vm().machine();
-        let mut behind = Behind::default();
+        let mut run = None;
         // SAFETY: both ranges are locked.
         unsafe {
             each_leaf(self.cpu, self.space.root(), from, |leaf| {
@@ -437,7 +437,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                self.take_along(old, addr, there, &mut behind);
+                self.take_along(old, there, &mut run);
                 // A fault of an earlier mapping may still hold the empty entry busy, and
                 // will store "empty" again: wait for it.
                 let slot = &slots[node::index(there, LAST)];
@@ -448,15 +448,18 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
             });
         }
-        if behind.here || behind.elsewhere {
-            self.space.core.moves.note(from, to, behind, self.cpu);
+        let moves = &self.space.core.moves;
+        if let Some(note) = run {
+            moves.note(note, self.cpu);
         }
+        moves.forget(from, self.cpu);
     }
 
-    /// Makes the reverse map find the page of `entry`, which moves from `addr` to `to` and has no entry at the moment. An anonymous page that
-    /// others map keeps its index, and is told to `behind`.
+    /// Makes the reverse map find the page of `entry`, which moves to `to` and has no entry at the moment. An
+    /// anonymous page that others map keeps its index. It is added to the `run` of such pages, or the run
+    /// is noted, and the page begins the next one.
     #[inline]
-    fn take_along(&self, entry: Entry, addr: u64, to: u64, behind: &mut Behind) {
+    fn take_along(&self, entry: Entry, to: u64, run: &mut Option<Note>) {
         if !entry.is_mapped() || entry.is_special() {
             return;
         }
@@ -468,10 +471,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         if meta.refs() == 1 && !lost(Mutant::MoveKeepsIndex) {
             meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
             meta.index.store(to >> PAGE_SHIFT, Ordering::Relaxed);
-        } else if meta.index.load(Ordering::Relaxed) == addr >> PAGE_SHIFT {
-            behind.here = true;
-        } else {
-            behind.elsewhere = true;
+            return;
+        }
+        let index = meta.index.load(Ordering::Relaxed);
+        if run.as_mut().is_some_and(|run| run.extend(index, to)) {
+            return;
+        }
+        if let Some(note) = run.replace(Note::page(index, to)) {
+            self.space.core.moves.note(note, self.cpu);
         }
     }
 }

@@ -221,6 +221,8 @@ pub enum Mutant {
     BatchGivesBack,
     /// A fork looks at an entry again once it has a reference to its frame. The frame may be another's by then.
     ForkLooksAgain,
+    /// A fork copies the notes of moved pages under its claim. The reverse map of the child lacks a move.
+    ForkCopiesMoves,
     /// A page that `mremap` moves takes the index of its new place. The reverse map does not find it.
     MoveKeepsIndex,
     /// A migration compares the entries that it took with the frame's references. What the kernel stores to the old frame is lost.

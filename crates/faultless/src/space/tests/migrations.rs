@@ -679,3 +679,66 @@ fn a_shared_page_that_moved_away_and_back_is_found_once() {
     child.exit(&cpu);
     space.exit(&cpu);
 }
+
+/// One CPU forks while another moves pages that an earlier child shares: the notes of the child lead to all
+/// of its entries.
+#[test]
+fn fork_beside_mremap_copies_all_notes() {
+    let rounds = if cfg!(miri) { 3 } else { 1000 };
+    for round in 0..rounds {
+        let vm = two_nodes(512);
+        vm.set(Setting::EditInPlace(false));
+        let cpu0 = cpu(&vm, 0);
+        let space = Space::new(&cpu0).unwrap();
+        map(&cpu0, &space, 0, 4, RW);
+        (0..4).for_each(|page| store(&cpu0, &space, AT + page * P, page + 1).unwrap());
+        let first = space.fork(&cpu0).unwrap();
+        let start = std::sync::Barrier::new(2);
+        let child = std::thread::scope(|scope| {
+            let (vm, space, start) = (&vm, &space, &start);
+            scope.spawn(move || {
+                let other = cpu(vm, 1);
+                let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                start.wait();
+                (0..round % 64).for_each(|_| core::hint::spin_loop());
+                space.mremap(&other, AT, 4 * P, 4 * P, flags, AT + 100 * P).unwrap();
+            });
+            start.wait();
+            space.fork(&cpu0).unwrap()
+        });
+        check(&cpu0, &[&space, &first, &child], &[], 0);
+        [space, first, child].into_iter().for_each(|space| space.exit(&cpu0));
+    }
+}
+
+/// Pages that moved one by one, shared with a child that ends: each can be moved to another node.
+#[test]
+fn thousands_of_pages_that_moved_alone_are_found() {
+    let vm = two_nodes(8192);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let pages = 1500;
+    map(&cpu, &space, 0, pages, RW);
+    (0..pages).for_each(|page| store(&cpu, &space, AT + page * P, page + 1).unwrap());
+    let child = space.fork(&cpu).unwrap();
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    let to = |page| AT + (10_000 + 2 * page) * P;
+    for page in 0..pages {
+        space.mremap(&cpu, AT + page * P, P, P, flags, to(page)).unwrap();
+    }
+    assert_eq!(space.core.moves.count(), pages);
+    let migrate = |node| {
+        let mut status = vec![Err(Errno::EIO); pages as usize];
+        let at: Vec<_> = (0..pages).map(to).collect();
+        space.move_pages(&cpu, &at, node, true, &mut status).unwrap();
+        assert!(status.iter().all(|status| *status == Ok(node)), "all are found");
+    };
+    migrate(1);
+    check(&cpu, &[&space, &child], &[], 0);
+    child.exit(&cpu);
+    migrate(0);
+    (0..pages).for_each(|page| assert_eq!(load(&cpu, &space, to(page)), Ok(page + 1)));
+    space.munmap(&cpu, to(0), 2 * pages * P).unwrap();
+    assert_eq!(space.core.moves.count(), 0, "notes end with their pages");
+    space.exit(&cpu);
+}
