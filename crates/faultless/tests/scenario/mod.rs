@@ -100,15 +100,15 @@ fn run(scheduler: impl Scheduler + 'static, scenario: impl Fn() + Send + Sync + 
     });
 }
 
-/// Runs a scenario in a regime, under all schedules that were asked for.
+/// Runs a scenario in a regime, under the requested number of schedules.
 pub fn explore(regime: Regime, scenario: Scenario) {
-    explore_times(1, regime, scenario);
+    explore_some(schedules(), regime, scenario);
 }
 
-/// [`explore`], under so many times as many schedules.
-fn explore_times(times: usize, regime: Regime, scenario: Scenario) {
-    let all = if regime == SPECULATIVE { schedules() } else { schedules().div_ceil(4) };
-    explore_under(regime, times * all, scenario);
+/// Runs a scenario under `all` schedules, or under a quarter of them in a regime other than [`SPECULATIVE`].
+fn explore_some(all: usize, regime: Regime, scenario: Scenario) {
+    let all = if regime == SPECULATIVE { all } else { all.div_ceil(4) };
+    explore_under(regime, all, scenario);
 }
 
 /// Runs a scenario in a regime, under `all` schedules.
@@ -176,8 +176,10 @@ pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]
         return mutant::with(mutant, || {
             // It ends at the first schedule that fails, so it may have many: but what one scheduler seldom finds another
             // finds soon, so at first each has few.
+            // Fewer schedules for scenarios do not weaken this search: it always begins with SCHEDULES or more.
+            let base = schedules().max(SCHEDULES);
             for times in [1, 4, 16, 40] {
-                scenarios.iter().for_each(|&each| explore_times(times, regime, each));
+                scenarios.iter().for_each(|&each| explore_some(times * base, regime, each));
             }
         });
     }
