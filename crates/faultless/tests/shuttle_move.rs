@@ -2,6 +2,7 @@
 
 use crate::scenario::{AT, NONE, PAGE, RW, World, page};
 use faultless::RemapFlags;
+use std::sync::Mutex;
 
 /// Where pages are moved: below another last-level table.
 const TO: u64 = AT + (4 << 20);
@@ -261,8 +262,27 @@ fn a_first_store_in_a_table_against_a_move() {
     world.finish(vec![space]);
 }
 
+/// A fork beside a move of pages that an earlier child shares. The reverse map of both children finds each page.
+fn a_fork_against_a_move_of_shared_pages() {
+    let (world, space) = World::with_pages(2);
+    let first = world.within(&space, |guest| guest.fork(|_| false));
+    let born = Mutex::new(None);
+    world.run(&[
+        (&space, &|guest| {
+            *born.lock().unwrap() = Some(guest.fork(|_| false));
+        }),
+        (&space, &|guest| {
+            guest.relocate(AT, TO, 2);
+            guest.load(TO).unwrap();
+        }),
+    ]);
+    let second = born.into_inner().unwrap().unwrap();
+    world.finish(vec![space, first, second]);
+}
+
 mod tests {
     holds!(
+        a_fork_against_a_move_of_shared_pages,
         a_first_store_in_a_table_against_a_move,
         accesses_against_moves,
         accesses_against_moves_over,
@@ -282,5 +302,6 @@ mod needs {
         waiting_for_held_entries: SettleWaits in [accesses_against_moves],
         a_move_looked_at_twice: SecondLook in [one_store_against_a_move_that_leaves_pages],
         awaiting_answers: AwaitAnswers in [accesses_against_moves],
+        notes_copied_under_the_claim: ForkCopiesMoves in [a_fork_against_a_move_of_shared_pages],
     );
 }
