@@ -1,74 +1,122 @@
-//! The consoles: the program's input and output, and the kernel's report.
+//! The consoles: the program's input and outputs, and the kernel's report.
 //!
-//! The program's input and output are the first serial port, its errors port 0xea, and the kernel's report,
-//! line by line, port 0xe9. The last two are debug consoles, which take one byte per `out`.
+//! The program's output is port 0xeb, its error output port 0xea, and the kernel's report, line by
+//! line, port 0xe9. All three are debug consoles, which take one byte per `out`. QEMU completes the
+//! `out` only after the host's pipe has accepted the byte, so no byte is lost: if the reader
+//! pauses, the machine pauses with it. A serial port drops a byte after a few retries. The check
+//! for lost flush requests allows for such [pauses](last_pause), and the host compares the number
+//! of bytes that it received with the number [sent](power_off).
 //!
-//! After reset the serial port's FIFOs are disabled, and each byte of input takes a round through the
-//! emulator. Enabling them discards a received byte. So the host first sends one byte to be
-//! discarded: until it is read no other arrives, and nothing is lost.
+//! The program's input is the first serial port. After reset its FIFOs are disabled, and each byte
+//! of input takes a round through the emulator. Enabling them discards a received byte. So the host
+//! first sends one byte to be discarded: the port accepts no other before the kernel has read that
+//! byte, so no input is lost.
 
+use crate::arch::clock;
 use crate::percpu;
 use core::fmt::{self, Write};
-use core::hint::spin_loop;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::locks::SpinLock;
 use x86_64::instructions::port::Port;
 
-const REPORT: u16 = 0xe9;
-const ERROR: u16 = 0xea;
 const SERIAL: u16 = 0x3f8;
 const SERIAL_QUEUES: u16 = SERIAL + 2;
 const SERIAL_STATUS: u16 = SERIAL + 5;
 /// FIFO control of the serial port: enabled, with the longest input FIFO.
 const QUEUES: u8 = 0xc1;
-/// Status of the serial port: a byte has come in.
+/// Status of the serial port: a byte was received.
 const RECEIVED: u8 = 1;
-/// Status of the serial port: a byte may be sent.
-const SENDABLE: u8 = 1 << 5;
-/// Status of the serial port: every byte has been sent.
-const SENT: u8 = 1 << 6;
 const EXIT: u16 = 0xf4;
 /// The exit status of the machine after a panic.
 const PANICKED: u8 = 0x7f;
+/// The shortest time in which an output counts as paused, in nanoseconds.
+const PAUSE_NS: u64 = 500_000_000;
 
-/// Each protects its port. Holders do not wait; waiters serve flush requests.
-static OUTPUT: SpinLock<()> = SpinLock::new(());
-static ERRORS: SpinLock<()> = SpinLock::new(());
-static LINE: SpinLock<()> = SpinLock::new(());
+/// A debug console.
+struct Channel {
+    port: u16,
+    /// The bytes that were sent.
+    sent: AtomicU64,
+    /// The start of the current write, in nanoseconds since boot; 0: there is none.
+    since: AtomicU64,
+    /// The end of the last pause, in nanoseconds since boot.
+    paused: AtomicU64,
+    /// Held while bytes are sent. Waiters serve flush requests.
+    lock: SpinLock<()>,
+}
+
+impl Channel {
+    const fn new(port: u16) -> Self {
+        Self {
+            port,
+            sent: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            paused: AtomicU64::new(0),
+            lock: SpinLock::new(()),
+        }
+    }
+
+    /// Sends bytes. The caller holds the lock, or is the only one that runs.
+    fn send(&self, bytes: &[u8]) {
+        let start = clock::now().max(1);
+        self.since.store(start, Ordering::Relaxed);
+        bytes.iter().for_each(|&byte| out(self.port, byte));
+        self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let end = clock::now();
+        if end.saturating_sub(start) > PAUSE_NS {
+            self.paused.store(end, Ordering::Relaxed);
+        }
+        self.since.store(0, Ordering::Relaxed);
+    }
+
+    fn last_pause(&self, now: u64) -> u64 {
+        let since = self.since.load(Ordering::Relaxed);
+        if since != 0 && now.saturating_sub(since) > PAUSE_NS {
+            return now;
+        }
+        self.paused.load(Ordering::Relaxed)
+    }
+}
+
+static OUTPUT: Channel = Channel::new(0xeb);
+static ERRORS: Channel = Channel::new(0xea);
+static REPORT: Channel = Channel::new(0xe9);
+/// Protects the input port.
+static INPUT: SpinLock<()> = SpinLock::new(());
 
 fn out(port: u16, byte: u8) {
     // SAFETY: the devices behind these ports take bytes, and do not access memory.
     unsafe { Port::new(port).write(byte) };
 }
 
-fn serial_status() -> u8 {
-    // SAFETY: reading the status changes nothing.
-    unsafe { Port::new(SERIAL_STATUS).read() }
+/// Returns the end of the last pause of an output, in nanoseconds since boot; `now` if one is
+/// paused. Other CPUs may be unable to take interrupts meanwhile: an emulator may hold its own lock
+/// during the pause.
+pub(crate) fn last_pause(now: u64) -> u64 {
+    [&OUTPUT, &ERRORS, &REPORT]
+        .map(|channel| channel.last_pause(now))
+        .into_iter()
+        .max()
+        .unwrap_or(0)
 }
 
 /// Sends bytes to the program's output.
 pub fn write(bytes: &[u8]) {
-    let _held = OUTPUT.lock(percpu::cpu());
-    for &byte in bytes {
-        while serial_status() & SENDABLE == 0 {
-            spin_loop();
-        }
-        out(SERIAL, byte);
-    }
+    let _held = OUTPUT.lock.lock(percpu::cpu());
+    OUTPUT.send(bytes);
 }
 
-/// The next byte of the program's input, if one has come in.
+/// Returns the next byte of the program's input, if one was received.
 pub fn read() -> Option<u8> {
     /// Whether the FIFOs are enabled.
     static QUEUED: AtomicBool = AtomicBool::new(false);
-    let _held = OUTPUT.lock(percpu::cpu());
-    if serial_status() & RECEIVED == 0 {
+    let _held = INPUT.lock(percpu::cpu());
+    // SAFETY: reading the status changes nothing.
+    let status: u8 = unsafe { Port::new(SERIAL_STATUS).read() };
+    if status & RECEIVED == 0 {
         return None;
     }
     if !QUEUED.swap(true, Ordering::Relaxed) {
-        while serial_status() & SENT == 0 {
-            spin_loop();
-        }
         out(SERIAL_QUEUES, QUEUES);
         return None;
     }
@@ -78,8 +126,8 @@ pub fn read() -> Option<u8> {
 
 /// Sends bytes to the program's error output.
 pub fn error(bytes: &[u8]) {
-    let _held = ERRORS.lock(percpu::cpu());
-    bytes.iter().for_each(|&byte| out(ERROR, byte));
+    let _held = ERRORS.lock.lock(percpu::cpu());
+    ERRORS.send(bytes);
 }
 
 /// The report's port.
@@ -87,17 +135,18 @@ struct Report;
 
 impl Write for Report {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.bytes().for_each(|byte| out(REPORT, byte));
+        REPORT.send(text.as_bytes());
         Ok(())
     }
 }
 
 /// One line of the report. See [`report!`](crate::report!).
 pub fn line(text: fmt::Arguments<'_>) {
-    let held = LINE.try_lock();
+    let held = REPORT.lock.try_lock();
     let held = held.or_else(|| {
         // At boot no flush request can be served, and after a panic none has to be.
-        (percpu::has_cpu() && !PANICKING.load(Ordering::Relaxed)).then(|| LINE.lock(percpu::cpu()))
+        (percpu::has_cpu() && !PANICKING.load(Ordering::Relaxed))
+            .then(|| REPORT.lock.lock(percpu::cpu()))
     });
     // Writing to a port does not fail.
     let _ = Report.write_fmt(text);
@@ -143,8 +192,11 @@ pub fn stop() -> ! {
     }
 }
 
-/// Ends the machine with the program's exit status, 0 to 255.
+/// Ends the machine with the program's exit status, 0 to 255. Reports the numbers of bytes that
+/// were sent to the two outputs, with which the host checks that it received all.
 pub fn power_off(status: u8) -> ! {
+    let [output, errors] = [&OUTPUT, &ERRORS].map(|channel| channel.sent.load(Ordering::Relaxed));
+    report!("sent {output} {errors}");
     report!("exit {status}");
     end(status)
 }

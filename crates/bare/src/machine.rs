@@ -245,7 +245,8 @@ pub(crate) fn tick() {
     }
 }
 
-/// Panics if a CPU has not served a flush request for too long.
+/// Panics if a CPU has not served a flush request for too long. The time before the end of the last
+/// pause of an output does not count.
 #[cold]
 fn watch() {
     let here = percpu::id();
@@ -253,9 +254,10 @@ fn watch() {
     percpu::remote(here).asked.store(0, Ordering::Relaxed);
     let now = clock::now();
     let patience = if plant::any() { PATIENCE_PLANTED_NS } else { PATIENCE_NS };
+    let pause = console::last_pause(now);
     for other in (0..percpu::cpus() as u16).map(CpuId).filter(|&other| other != here) {
         let since = percpu::remote(other).asked.load(Ordering::Relaxed);
-        if since != 0 && now.saturating_sub(since) > patience {
+        if since != 0 && now.saturating_sub(since.max(pause)) > patience {
             console::panic(format_args!("cpu {} waits for a flush by cpu {}", here.0, other.0));
         }
     }

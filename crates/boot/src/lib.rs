@@ -26,7 +26,7 @@
 //! | pages that leave memory | on another virtio disk; on the command line, `swap=SIZE@ADDRESS:LINE` |
 //! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
 //! | where it starts | in it, `.boot/cwd`, a path; the root without it |
-//! | its output | the first serial port |
+//! | its output | the debug console at port `0xeb` |
 //! | its input | the same; the first byte means nothing, byte `0x04` ends it, and byte `0x10` goes before a `0x04` or `0x10` that is data |
 //! | its standard error | the debug console at port `0xea` |
 //! | what the kernel says | the debug console at port `0xe9`, in lines: see [`report`] |

@@ -289,6 +289,43 @@ pub enum End {
     Closed,
     /// The output could not be written: where to, and why.
     Unwritten(String),
+    /// The program ended, but its outputs did not arrive whole: the bytes that the kernel sent to
+    /// the output and the error output, and those that were received.
+    Lost {
+        /// The bytes that were sent.
+        sent: [u64; 2],
+        /// The bytes that were received.
+        received: [u64; 2],
+    },
+}
+
+impl End {
+    /// How a run ended that was cut so and whose outputs were `received` in these numbers of bytes.
+    /// `complaint` is QEMU's.
+    fn of(
+        report: &Report,
+        cut: Option<Cut>,
+        received: [u64; 2],
+        complaint: String,
+        is_stopped: impl Fn() -> bool,
+    ) -> Self {
+        let lost = report.sent.filter(|sent| *sent != received);
+        match (report.exit, &report.panic, cut) {
+            (_, Some(why), _) => Self::Panicked(why.clone()),
+            // A part of the output is lost, whatever the status of the program is.
+            (_, None, Some(Cut::Unwritten(why))) => Self::Unwritten(why),
+            (Some(status), None, _) => match lost {
+                None => Self::Exited(status),
+                Some(sent) => Self::Lost { sent, received },
+            },
+            (None, None, Some(Cut::Timeout)) => Self::TimedOut,
+            (None, None, Some(Cut::Stop)) => Self::Stopped,
+            (None, None, Some(Cut::Closed)) => Self::Closed,
+            // Ctrl-C on a terminal reaches QEMU too, which then may be faster.
+            (None, None, None) if is_stopped() => Self::Stopped,
+            (None, None, None) => Self::Silent(complaint),
+        }
+    }
 }
 
 impl fmt::Display for End {
@@ -304,6 +341,11 @@ impl fmt::Display for End {
             Self::Stopped => f.write_str("interrupted"),
             Self::Closed => f.write_str("the output was closed"),
             Self::Unwritten(why) => write!(f, "its output cannot be written to {why}"),
+            Self::Lost { sent: [output, errors], received: [out, err] } => write!(
+                f,
+                "its output was lost: {out} of {output} bytes of standard output and {err} of {errors} bytes of \
+                 standard error arrived"
+            ),
         }
     }
 }
@@ -398,18 +440,8 @@ impl Machine {
         };
         let ended = qemu.run(streams, limits)?;
         let report = Report::read(&String::from_utf8_lossy(&ended.report));
-        let end = match (report.exit, &report.panic, ended.cut) {
-            (_, Some(why), _) => End::Panicked(why.clone()),
-            // Whatever its status: a part of its output is lost.
-            (_, None, Some(Cut::Unwritten(why))) => End::Unwritten(why),
-            (Some(status), None, _) => End::Exited(status),
-            (None, None, Some(Cut::Timeout)) => End::TimedOut,
-            (None, None, Some(Cut::Stop)) => End::Stopped,
-            (None, None, Some(Cut::Closed)) => End::Closed,
-            // Ctrl-C on a terminal reaches QEMU too, which then may be faster.
-            (None, None, None) if limits.stop.is_some_and(|stop| stop()) => End::Stopped,
-            (None, None, None) => End::Silent(ended.complaint),
-        };
+        let is_stopped = || limits.stop.is_some_and(|stop| stop());
+        let end = End::of(&report, ended.cut, ended.received, ended.complaint, is_stopped);
         Ok(Run { end, report, wall: ended.wall, skipped: initrd.skipped().to_vec() })
     }
 
@@ -454,4 +486,25 @@ fn temporary(
     buffered.flush().map_err(at)?;
     drop(buffered);
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(text: &str, received: [u64; 2]) -> End {
+        End::of(&Report::read(text), None, received, String::new(), || false)
+    }
+
+    #[test]
+    fn a_run_whose_output_is_incomplete_is_no_success() {
+        assert_eq!(end("sent 12 3\nexit 0", [12, 3]), End::Exited(0));
+        for received in [[11, 3], [12, 2], [12, 4], [0, 0]] {
+            let lost = End::Lost { sent: [12, 3], received };
+            assert_eq!(end("sent 12 3\nexit 0", received), lost);
+            assert_eq!(end("sent 12 3\nexit 1", received), lost);
+        }
+        // A kernel that reports no numbers.
+        assert_eq!(end("exit 7", [5, 5]), End::Exited(7));
+    }
 }

@@ -1,6 +1,7 @@
 //! Running QEMU: its arguments, its consoles, its end.
 //!
-//! A guest has up to three consoles, and each is a pipe that a thread here empties into its [`Streams`]
+//! A guest has up to three consoles for output, and each is a pipe that a thread here empties into
+//! its [`Streams`]
 //! as the bytes come. The run is over when QEMU has closed all of them.
 
 use crate::accel::Accel;
@@ -33,9 +34,15 @@ const FIRST: u8 = 0x16;
 /// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
 const END_OF_INPUT: u8 = 0x04;
 const LITERAL: u8 = 0x10;
-/// The descriptors of the consoles beside the serial port, in QEMU.
+/// The descriptors of the debug consoles in QEMU.
 const ERRORS: i32 = 3;
 const REPORT: i32 = 4;
+const OUTPUT: i32 = 5;
+/// The debug consoles: the port, QEMU's name, and the descriptor. QEMU blocks the guest at each
+/// byte until the pipe has accepted it, so these lose nothing. QEMU's serial port drops bytes while
+/// the pipe is full.
+const CONSOLES: [(&str, &str, i32); 3] =
+    [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT), ("0xeb", "output", OUTPUT)];
 
 /// What time is in a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,6 +165,8 @@ pub(crate) struct Ended {
     pub complaint: String,
     /// What came from the kernel's own console.
     pub report: Vec<u8>,
+    /// The bytes that came from the output and the error output.
+    pub received: [u64; 2],
     pub wall: Duration,
 }
 
@@ -323,8 +332,7 @@ impl Qemu<'_> {
         command.args(["-serial", "chardev:serial"]);
         command.args(self.disks.iter().flat_map(|disk| disk.args(self.board)));
         if self.debug {
-            for (port, name, descriptor) in [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT)]
-            {
+            for (port, name, descriptor) in CONSOLES {
                 command.args(["-chardev", &format!("file,id={name},path=/dev/fd/{descriptor}")]);
                 command.args(["-device", &format!("isa-debugcon,iobase={port},chardev={name}")]);
             }
@@ -343,39 +351,53 @@ impl Qemu<'_> {
             |error: io::Error| BootError::Qemu(format!("no pipes for its consoles: {error}"));
         let (errors_end, errors) = io::pipe().map_err(pipes)?;
         let (report_end, report) = io::pipe().map_err(pipes)?;
-        let mut child = self.start(errors, report)?;
+        let (output_end, output) = io::pipe().map_err(pipes)?;
+        let mut child = self.start(errors, report, output)?;
 
         let Streams { input, output, errors } = streams;
         feed(child.stdin.take(), input);
         let started = Instant::now();
         let (mut complaint, mut report) = (Vec::new(), Vec::new());
         let (sender, events) = mpsc::channel();
+        // A machine without debug consoles has its output at the serial port.
+        let serial = child.stdout.take();
+        let output_end: Source = if self.debug { Box::new(output_end) } else { readable(serial) };
         let consoles: [(&str, Source, Sink<'_>); 4] = [
             ("standard error", Box::new(errors_end), errors),
             ("the report", Box::new(report_end), Box::new(&mut report)),
-            ("standard output", readable(child.stdout.take()), output),
+            ("standard output", output_end, output),
             ("QEMU's messages", readable(child.stderr.take()), Box::new(&mut complaint)),
         ];
-        let cut = thread::scope(|scope| {
-            for (name, from, into) in consoles {
+        let (cut, received) = thread::scope(|scope| {
+            let drains = consoles.map(|(name, from, into)| {
                 let sender = sender.clone();
-                scope.spawn(move || drain(name, from, into, &sender));
-            }
+                scope.spawn(move || drain(name, from, into, &sender))
+            });
             drop(sender);
-            watch(&mut child, &events, started, limits)
+            let cut = watch(&mut child, &events, started, limits);
+            (cut, drains.map(|drain| drain.join().expect("a drain does not panic")))
         });
+        let [errors, _, output, _] = received;
+        let received = [output, errors];
         let status = child.wait().map_err(|error| BootError::Qemu(error.to_string()))?;
         let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
-        Ok(Ended { cut, status, complaint, report, wall: started.elapsed() })
+        Ok(Ended { cut, status, complaint, report, received, wall: started.elapsed() })
     }
 
-    fn start(&self, errors: io::PipeWriter, report: io::PipeWriter) -> Result<Child, BootError> {
+    fn start(
+        &self,
+        errors: io::PipeWriter,
+        report: io::PipeWriter,
+        output: io::PipeWriter,
+    ) -> Result<Child, BootError> {
         // The command holds our copies of the pipes' ends; they close as it goes at the end of this.
         let mut command = self.command();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stderr(Stdio::piped());
+        command.stdout(if self.debug { Stdio::null() } else { Stdio::piped() });
         let mapped = command.fd_mappings(vec![
             FdMapping { parent_fd: errors.into(), child_fd: ERRORS },
             FdMapping { parent_fd: report.into(), child_fd: REPORT },
+            FdMapping { parent_fd: output.into(), child_fd: OUTPUT },
         ]);
         if let Err(collision) = mapped {
             return Err(BootError::Qemu(collision.to_string()));
@@ -440,17 +462,19 @@ fn watch(
     }
 }
 
-/// Passes on what comes `from` a console, as it comes, to its end.
-fn drain(name: &str, mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
+/// Passes on what comes `from` a console, as it comes, to its end; returns the number of bytes.
+fn drain(name: &str, mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) -> u64 {
     let mut buffer = [0; 1 << 14];
     let mut taken = true;
+    let mut received = 0;
     loop {
         let count = match from.read(&mut buffer) {
-            Ok(0) => return,
+            Ok(0) => return received,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) => return,
+            Err(_) => return received,
         };
+        received += count as u64;
         // The rest is read all the same: QEMU must not wait for us.
         let written = if taken {
             into.write_all(&buffer[..count]).and_then(|()| into.flush())

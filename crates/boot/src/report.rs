@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `exit STATUS` | the program ended: its exit status, or 128 and the number of the signal |
 //! | `signal N` | the signal that ended it |
+//! | `sent OUTPUT ERRORS` | the bytes that the kernel sent to the output and the error output |
 //! | `counter NAME VALUE` | a counter of the kernel's |
 //! | `message TEXT` | something that the user should know |
 //! | `panic TEXT` | the kernel cannot go on |
@@ -17,6 +18,8 @@ pub struct Report {
     pub exit: Option<u8>,
     /// The signal that ended it.
     pub signal: Option<u8>,
+    /// The bytes that the kernel sent to the output and the error output.
+    pub sent: Option<[u64; 2]>,
     /// The counters, in the kernel's order.
     pub counters: Vec<(String, u64)>,
     /// The messages, and lines that are nothing else.
@@ -58,6 +61,13 @@ impl Report {
                 let place = if kind == "exit" { &mut self.exit } else { &mut self.signal };
                 *place = Some(number);
             }
+            "sent" => {
+                let Some((output, errors)) = rest.split_once(' ') else { return false };
+                let (Ok(output), Ok(errors)) = (output.parse(), errors.parse()) else {
+                    return false;
+                };
+                self.sent = Some([output, errors]);
+            }
             "counter" => {
                 let Some((name, value)) = rest.split_once(' ') else { return false };
                 let Ok(value) = value.parse() else { return false };
@@ -82,8 +92,9 @@ mod tests {
     fn every_line_is_taken_in() {
         let report = Report::read(
             "message system call 321 (bpf) is not there\ncounter faults 12\r\n\
-             counter spf 18446744073709551615\nsignal 11\n\nexit 139\n",
+             counter spf 18446744073709551615\nsignal 11\nsent 12 0\n\nexit 139\n",
         );
+        assert_eq!(report.sent, Some([12, 0]));
         assert_eq!(report.messages, ["system call 321 (bpf) is not there"]);
         assert_eq!(report.counter("faults"), Some(12));
         assert_eq!(report.counter("spf"), Some(u64::MAX));
@@ -103,6 +114,8 @@ mod tests {
             "counter faults",
             "counter faults 1x",
             "counter faults 1 2",
+            "sent 1",
+            "sent 1 -1",
             "hello",
             "Exit 3",
         ] {

@@ -11,16 +11,16 @@ use tempfile::TempDir;
 
 // Entered in 32-bit protected mode with `ebx` at the start information, whose command line has, after
 // `cpus=1 `, a letter for what to do:
-// `e`: echoes the serial port's input to its output, up to and with the byte 4, and ends;
+// `e`: echoes the serial port's input to the output's console, up to and with the byte 4, and ends;
 // `h`: hangs;
-// `w`: writes a byte to the serial port and hangs;
+// `w`: writes a byte to the output's console and hangs;
 // anything else: says a word on each console and ends.
 global_asm!(
     ".pushsection .rodata",
     ".code32",
     "faultless_boot_fake_start:",
     // Ports, and what is said there; 64 bytes at 0x100000.
-    "  .word 0x3f8",
+    "  .word 0xeb",
     "  .byte 4",
     "  .ascii \"out\\n\"",
     "  .word 0xea",
@@ -57,6 +57,7 @@ global_asm!(
     "  jz 4b",
     "  mov dx, 0x3f8",
     "  in al, dx",
+    "  mov dx, 0xeb",
     "  out dx, al",
     "  cmp al, 4",
     "  jne 4b",
@@ -64,7 +65,7 @@ global_asm!(
     "  out dx, eax",
     "6: hlt",
     "  jmp 6b",
-    "7: mov dx, 0x3f8",
+    "7: mov dx, 0xeb",
     "  out dx, al",
     "  jmp 6b",
     "faultless_boot_fake_end:",
