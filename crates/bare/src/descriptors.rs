@@ -2,6 +2,7 @@
 
 use crate::arch::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
 use crate::paging;
+use core::arch::asm;
 use core::cell::UnsafeCell;
 use faultless::PAGE_SIZE;
 use x86_64::registers::segmentation::{CS, DS, ES, FS, GS, SS, Segment};
@@ -102,6 +103,9 @@ impl Descriptors {
             FS::set_reg(selector(0));
             GS::set_reg(selector(0));
             tables::load_tss(selector(TASK));
+            // Otherwise the table of local descriptors could be any memory: after reset it starts
+            // at address 0.
+            asm!("lldt {:x}", in(reg) 0u16, options(nostack, preserves_flags));
             tables::lidt(&table(GATES.0.get().cast(), size_of::<[Gate; 256]>()));
         }
     }
