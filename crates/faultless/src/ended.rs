@@ -75,15 +75,41 @@ impl List {
     }
 
     /// Takes what was left so far, the last first.
-    fn take(&self) -> impl Iterator<Item = Left> {
-        let mut next = self.first.swap(ptr::null_mut(), Ordering::SeqCst);
-        core::iter::from_fn(move || {
-            let node = NonNull::new(next)?;
-            // SAFETY: `push` leaked the box, and the swap took it off the list for this CPU alone.
-            let node = unsafe { Box::from_raw(node.as_ptr()) };
-            next = node.next.load(Ordering::Relaxed);
-            node.left
-        })
+    fn take(&self) -> Taken<'_> {
+        Taken { list: self, next: self.first.swap(ptr::null_mut(), Ordering::SeqCst) }
+    }
+}
+
+/// What was taken off a list. The drop puts the rest back, which is there if ending an item panicked.
+#[derive(Debug)]
+pub(crate) struct Taken<'l> {
+    list: &'l List,
+    next: *mut Node,
+}
+
+impl Taken<'_> {
+    fn next_node(&mut self) -> Option<Box<Node>> {
+        let node = NonNull::new(self.next)?;
+        // SAFETY: `push` leaked the box, and the swap took it off the list for this CPU alone.
+        let node = unsafe { Box::from_raw(node.as_ptr()) };
+        self.next = node.next.load(Ordering::Relaxed);
+        Some(node)
+    }
+}
+
+impl Iterator for Taken<'_> {
+    type Item = Left;
+
+    fn next(&mut self) -> Option<Left> {
+        self.next_node()?.left
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        while let Some(node) = self.next_node() {
+            self.list.push(node);
+        }
     }
 }
 
@@ -106,7 +132,7 @@ impl Ended {
     }
 
     /// Takes what was left so far, the last first.
-    pub(crate) fn take(&self) -> impl Iterator<Item = Left> {
+    pub(crate) fn take(&self) -> Taken<'_> {
         self.0.take()
     }
 

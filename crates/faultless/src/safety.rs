@@ -24,8 +24,8 @@
 //! | a `Vm` that is dropped before its spaces and objects | these free their memory on the heap |
 //! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: as many grace sections are counted |
 //! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic |
-//! | a closure that panics | sections close, lent pages go back, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten |
-//! | a [store](crate::BackingStore) that panics while it writes | the pages that it was writing stay allocated, and what was stored to them may not be written: a store must not panic there. A program whose page is being read gets SIGBUS |
+//! | a closure that panics | sections close, lent pages go back, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten. Pages that were to be written back, or stored to, are dirty |
+//! | a [store](crate::BackingStore) that panics | no frame is lost, and no CPU stays in a call. Pages that it was writing are dirty, and open files receive `EIO`. A program whose page is being read gets SIGBUS. If the object is ending, its pages are lost, as after an error |
 //! | an address of the kernel's half, an index beyond an object's end | as if nothing were there |
 //! | device memory that overlaps the machine's regions | `EINVAL` |
 //! | device memory that is reached from outside, or pinned | refused, as if the protection forbade it |

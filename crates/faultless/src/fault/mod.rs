@@ -50,7 +50,7 @@ use crate::vm::Cpu;
 use absent::{ReadIn, Reader};
 pub use outcome::{FaultError, FaultKind};
 use prefault::ThreadPredictor;
-use prepared::Prepared;
+use prepared::{Prepared, Preparing};
 use ticket::{Abort, Ticket};
 
 /// What the program was doing.
@@ -201,7 +201,7 @@ impl<M: Machine> Space<M> {
             let Asked { page, access, ahead } = asked;
             return self.answer_per_vma(cpu, page, access, ahead, grow);
         }
-        let mut prepared = Prepared::Nothing;
+        let mut prepared = Preparing::new(cpu);
         let served = if locking == Locking::Speculative {
             self.speculate(cpu, asked, &mut prepared)
         } else {
@@ -218,14 +218,12 @@ impl<M: Machine> Space<M> {
         Asked { page, access, ahead }: Asked<'_, M>,
         grow: Grow,
         served: Option<FaultKind>,
-        mut prepared: Prepared,
+        mut prepared: Preparing<'_, '_, M>,
     ) -> Result<FaultKind, FaultError> {
-        let served = match served {
+        match served {
             Some(kind) => Ok(kind),
             None => self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared),
-        };
-        prepared.finish(cpu);
-        served
+        }
     }
 
     /// The fault without a lock. `None`: it was given up.

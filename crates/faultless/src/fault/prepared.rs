@@ -4,6 +4,7 @@
 use crate::frame::{Clean, Frame, Zeroed};
 use crate::machine::Machine;
 use crate::vm::Cpu;
+use core::ops::{Deref, DerefMut};
 
 /// At most one frame, with the state of its preparation.
 #[derive(Debug, Default)]
@@ -87,7 +88,7 @@ impl Prepared {
         !self.is_nothing()
     }
 
-    /// Ends the fault: what was not needed goes back.
+    /// Frees the frame.
     #[inline(always)]
     pub(crate) fn finish<M: Machine>(self, cpu: &Cpu<'_, M>) {
         match self {
@@ -95,5 +96,43 @@ impl Prepared {
             Self::Clean(frame) => cpu.free(frame),
             Self::Zeroed(frame) => cpu.free(frame),
         }
+    }
+}
+
+/// The [`Prepared`] frame of a fault or a call. The drop frees a frame that was not needed, also when a store or a predictor
+/// panics.
+pub(crate) struct Preparing<'c, 'v, M: Machine> {
+    cpu: &'c Cpu<'v, M>,
+    frame: Prepared,
+}
+
+impl<'c, 'v, M: Machine> Preparing<'c, 'v, M> {
+    /// No frame yet.
+    #[inline(always)]
+    pub(crate) const fn new(cpu: &'c Cpu<'v, M>) -> Self {
+        Self { cpu, frame: Prepared::Nothing }
+    }
+}
+
+impl<M: Machine> Deref for Preparing<'_, '_, M> {
+    type Target = Prepared;
+
+    #[inline(always)]
+    fn deref(&self) -> &Prepared {
+        &self.frame
+    }
+}
+
+impl<M: Machine> DerefMut for Preparing<'_, '_, M> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Prepared {
+        &mut self.frame
+    }
+}
+
+impl<M: Machine> Drop for Preparing<'_, '_, M> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        core::mem::take(&mut self.frame).finish(self.cpu);
     }
 }

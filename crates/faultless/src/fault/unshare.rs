@@ -7,7 +7,7 @@ use super::absent::{ReadIn, Reader};
 use super::table::{Way, way_of};
 use super::{Access, Attempt, FaultError, FaultKind, placed};
 use crate::addr::VirtRange;
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::{Prepared, Preparing};
 use crate::fault::ticket::{Abort, Ticket};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
@@ -27,28 +27,26 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// Memory is out, or the page lies beyond the end of its object, or could not be read.
     pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
-        let (mut prepared, mut settled) = (Prepared::Nothing, false);
-        let done = loop {
+        let (mut prepared, mut settled) = (Preparing::new(cpu), false);
+        loop {
             match self.unshare_under_lock(cpu, page, &mut prepared) {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Abort::NoHeap) if !settled => {
                     cpu.settle_all();
                     settled = true;
                 }
-                Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
-                Err(Abort::BeyondObject) => break Err(FaultError::Bus),
+                Err(Abort::NoMemory | Abort::NoHeap) => return Err(FaultError::OutOfMemory),
+                Err(Abort::BeyondObject) => return Err(FaultError::Bus),
                 Err(Abort::Absent) => match self.read_in(cpu, page, None, Reader::Pin) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending if cpu.await_read().is_ok() => {}
-                    ReadIn::Pending | ReadIn::Failed => break Err(FaultError::Bus),
-                    ReadIn::NoMemory => break Err(FaultError::OutOfMemory),
+                    ReadIn::Pending | ReadIn::Failed => return Err(FaultError::Bus),
+                    ReadIn::NoMemory => return Err(FaultError::OutOfMemory),
                 },
                 // Changed by another CPU, or done.
-                _ => break Ok(()),
+                _ => return Ok(()),
             }
-        };
-        prepared.finish(cpu);
-        done
+        }
     }
 
     fn unshare_under_lock(

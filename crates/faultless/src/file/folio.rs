@@ -20,7 +20,7 @@ use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, Reach, State, table_bit};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::Preparing;
 use crate::frame::{Use, folio};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
@@ -171,9 +171,9 @@ impl Shared<Object> {
     ) -> Result<Fetched, Errno> {
         // Each look reads at least one page.
         for _ in 0..=ENTRIES {
-            let mut prepared = Prepared::Nothing;
+            let mut prepared = Preparing::new(cpu);
             let names = self.table(cpu, first, &mut prepared);
-            prepared.finish(cpu);
+            drop(prepared);
             let names = names.map_err(|lack| match lack {
                 NoPage::OutOfMemory => Errno::ENOMEM,
                 NoPage::Beyond | NoPage::Absent => Errno::EINVAL,

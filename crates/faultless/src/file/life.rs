@@ -133,14 +133,31 @@ impl Parts {
     /// The tables are the caller's alone.
     pub(crate) unsafe fn end<M: Machine>(self, cpu: &Cpu<'_, M>) {
         let Self { top, pages, stored } = self;
+        // It is dropped last, also if the store panics.
+        let mut ending = Ending { cpu, top, pages, is_lost: stored.is_some() };
         if let Some(stored) = stored {
-            // Nobody is left whom an error could be told.
-            let written = stored.write_back(cpu, top, 0..pages, |_| {});
-            if written.is_err() {
-                cpu.count(Counter::WriteBackLost);
-            }
+            // No open file is left that could receive an error.
+            ending.is_lost = stored.write_back(cpu, top, 0..pages, |_| {}).is_err();
         }
-        // SAFETY: the caller's promise.
+    }
+}
+
+/// The pages and tables of an object that ends. The drop frees them.
+struct Ending<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    top: Top,
+    pages: u64,
+    /// Whether some pages were not written back.
+    is_lost: bool,
+}
+
+impl<M: Machine> Drop for Ending<'_, '_, M> {
+    fn drop(&mut self) {
+        let Self { cpu, top, pages, is_lost } = *self;
+        if is_lost {
+            cpu.count(Counter::WriteBackLost);
+        }
+        // SAFETY: the promise of the caller of `Parts::end`.
         unsafe {
             Object::free_below(cpu, top, 0..pages);
             cpu.free_tables(top.table, top.level);

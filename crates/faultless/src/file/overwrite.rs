@@ -12,7 +12,7 @@ use super::object::Object;
 use super::pages::Lent;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Errno;
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::Preparing;
 use crate::frame::Use;
 use crate::heap::Shared;
 use crate::machine::Machine;
@@ -43,10 +43,10 @@ impl Shared<Object> {
         if let Some(frame) = self.get(cpu, index) {
             return Ok(self.write_frame(cpu, index, frame, write).min(PAGE));
         }
-        let mut prepared = Prepared::Nothing;
+        let mut prepared = Preparing::new(cpu);
         let slots = self.table_or_wait(cpu, index, &mut prepared);
         let frame = slots.is_ok().then(|| prepared.clean(cpu)).flatten();
-        prepared.finish(cpu);
+        drop(prepared);
         let slot = &slots?[index as usize % ENTRIES];
         let frame = frame.map_or_else(|| cpu.alloc_or_wait().map_err(|_| Errno::ENOMEM), Ok)?;
         let own = Lent::new(cpu, cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index));

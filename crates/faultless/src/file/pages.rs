@@ -5,7 +5,7 @@ use super::read::{Fetched, Lack, Reach};
 use super::root::Top;
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::error::Errno;
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::{Prepared, Preparing};
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::frame::{FrameMeta, Use};
@@ -347,7 +347,7 @@ impl Shared<Object> {
         write: impl FnOnce(*mut u8) -> R,
     ) -> Result<R, Errno> {
         self.check_vm(cpu);
-        let mut prepared = Prepared::Nothing;
+        let mut prepared = Preparing::new(cpu);
         let frame = loop {
             if let Some(frame) = self.get(cpu, index) {
                 break Ok(frame);
@@ -368,7 +368,7 @@ impl Shared<Object> {
                 Err(NoPage::OutOfMemory) => break Err(Errno::ENOMEM),
             }
         };
-        prepared.finish(cpu);
+        drop(prepared);
         Ok(self.write_frame(cpu, index, frame?, write))
     }
 
@@ -411,11 +411,23 @@ impl Object {
         let lent = Lent::new(cpu, frame);
         // Programs may see the page in a frame that it left. From now on the reference keeps it in this one.
         cpu.settle(&self.pending);
-        let written = write(lent.bytes());
-        if self.is_stored() {
-            self.mark_dirty(cpu, index, frame);
-        }
-        written
+        let _stored = self.is_stored().then(|| StoredTo { cpu, object: self, index, frame });
+        write(lent.bytes())
+    }
+}
+
+/// The kernel stores to a page of an object with a store. The drop marks the page dirty, also if the kernel's closure panics after
+/// a part.
+struct StoredTo<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    object: &'a Object,
+    index: u64,
+    frame: FrameNumber,
+}
+
+impl<M: Machine> Drop for StoredTo<'_, '_, M> {
+    fn drop(&mut self) {
+        self.object.mark_dirty(self.cpu, self.index, self.frame);
     }
 }
 

@@ -33,7 +33,7 @@ use super::store::{Buffer, MOST_PAGES, ReadRun, StoreError, wanted};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::ended::{Left, Place};
 use crate::error::Errno;
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::{Prepared, Preparing};
 use crate::frame::{Clean, Frame, Use};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
@@ -300,36 +300,31 @@ impl Shared<Object> {
         index: u64,
         reach: Reach,
     ) -> Result<Fetched, Lack> {
-        let mut prepared = Prepared::Nothing;
-        let fetched = loop {
-            let slots = match self.table_or_wait(cpu, index, &mut prepared) {
-                Ok(slots) => slots,
-                Err(lack) => break Err(lack),
-            };
+        let mut prepared = Preparing::new(cpu);
+        loop {
+            let slots = self.table_or_wait(cpu, index, &mut prepared)?;
             let slot = &slots[index as usize % ENTRIES];
             let seen = protocol::look(slot, cpu);
             if seen.is_present() {
-                break Ok(Fetched::There);
+                return Ok(Fetched::There);
             }
             if seen.is_hidden() {
                 match self.join(cpu, slot, seen, index) {
-                    Some(pending) => break Ok(Fetched::Pending(pending)),
+                    Some(pending) => return Ok(Fetched::Pending(pending)),
                     None => continue,
                 }
             }
             until(cpu, || !self.is_cut(index));
             match self.begin(cpu, slots, index, reach) {
-                Ok(Some(reading)) => break self.ask(cpu, reading, index),
+                Ok(Some(reading)) => return self.ask(cpu, reading, index),
                 Ok(None) => {}
                 Err(Lack::Memory) if prepared.wait_for_one(cpu) => {
                     // The allocator has frames again: the prepared one goes back to it.
-                    core::mem::take(&mut prepared).finish(cpu);
+                    core::mem::take(&mut *prepared).finish(cpu);
                 }
-                Err(lack) => break Err(lack),
+                Err(lack) => return Err(lack),
             }
-        };
-        prepared.finish(cpu);
-        fetched
+        }
     }
 
     /// The last-level table of the page at `index`, made if it was not there, with a wait for the frame if need be. The caller holds no

@@ -133,7 +133,7 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// kernel makes calls of the subsystem, except those of the store's own object that change what the store has. If it needs memory of the subsystem
     /// itself, no more pages are evicted for that.
     ///
-    /// It must not panic: the pages of `run` would stay in memory for ever, and count as written.
+    /// A panic counts as an error of no bytes written: the pages of `run` stay dirty.
     ///
     /// # Errors
     /// The bytes that were written before the error, and the error.

@@ -289,40 +289,27 @@ impl Stored {
                 break;
             }
             at = first + run.len() as u64;
+            let run = Unwritten { cpu, top, first, pages: run, written: 0 };
             if !lost(Mutant::WriteBackProtects) {
                 protect(first..at);
             }
-            let (good, error) = self.write_cleaned(cpu, top, first, run);
+            let (good, error) = self.write_cleaned(run);
             written += good;
             first_error = first_error.and(error);
         }
         first_error.map(|()| written)
     }
 
-    /// Steps 3 and 4 for a run of pages that were marked clean, from page `first` on, and drops the references to them. Returns how many were written. The caller
-    /// has the turn.
-    fn write_cleaned<M: Machine>(
-        &self,
-        cpu: &Cpu<'_, M>,
-        top: Top,
-        first: u64,
-        run: &[Buffer],
-    ) -> (u64, Result<(), Errno>) {
-        let done = self.write_run(cpu, first, run);
-        let good = done.map_or_else(|(good, _)| good, |()| run.len()) as u64;
+    /// Steps 3 and 4 for a run of pages that were marked clean. Returns how many were written. The caller has the turn.
+    fn write_cleaned<M: Machine>(&self, mut run: Unwritten<'_, '_, M>) -> (u64, Result<(), Errno>) {
+        let cpu = run.cpu;
+        let done = self.write_run(cpu, run.first, run.pages);
+        run.written = done.map_or_else(|(good, _)| good, |()| run.pages.len());
         if let Err((_, errno)) = done {
             self.errors.note(errno);
         }
-        for (index, page) in (first..).zip(run) {
-            if index - first >= good && !lost(Mutant::FailedStaysDirty) {
-                // SAFETY: the object's tables are unlinked only when no share is left.
-                unsafe {
-                    each_page(cpu, top, index..index + 1, |_, slot| mark(cpu, slot, page.frame));
-                }
-            }
-            // SAFETY: the reference that the page was written under, which never was a mapping.
-            unsafe { cpu.put_unmapped(page.frame) };
-        }
+        let good = run.written as u64;
+        drop(run);
         cpu.state().counts.add(Counter::PageWritten, good);
         (good, done.map_err(|(_, errno)| errno))
     }
@@ -342,8 +329,59 @@ impl Stored {
         let pages = &run[..bytes.div_ceil(PAGE_SIZE as usize)];
         order::before::<StoreCall>(cpu);
         cpu.count(Counter::StoreWrite);
+        let unwinds = Unwinds(&self.errors);
         let written = self.store.write(&WriteRun { first, bytes, pages });
+        core::mem::forget(unwinds);
         written.map_err(|error| (error.done.min(bytes) / PAGE_SIZE as usize, error.errno))
+    }
+}
+
+/// A run of pages, from page `first` on, that are marked clean, with a reference to each. The drop marks those dirty again that
+/// the store has not written, and drops the references. So no store is lost if the store or the caller's closure panics.
+struct Unwritten<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    /// The root of the object's tables.
+    top: Top,
+    first: u64,
+    pages: &'a [Buffer],
+    /// How many of them the store has written.
+    written: usize,
+}
+
+impl<M: Machine> Drop for Unwritten<'_, '_, M> {
+    fn drop(&mut self) {
+        for (at, page) in self.pages.iter().enumerate() {
+            if at >= self.written && !lost(Mutant::FailedStaysDirty) {
+                mark_at(self.cpu, self.top, self.first + at as u64, page.frame);
+            }
+            // SAFETY: the reference that the page was written under, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(page.frame) };
+        }
+    }
+}
+
+/// A call of a store that writes. Its drop, which is a panic of the store, is an error for open files.
+struct Unwinds<'a>(&'a WriteErrors);
+
+impl Drop for Unwinds<'_> {
+    fn drop(&mut self) {
+        self.0.note(Errno::EIO);
+    }
+}
+
+/// Pages, each with its number and its frame, that are marked clean and not given to the store yet. The drop marks them dirty
+/// again. Their owner has a reference to each.
+struct Cleaned<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    top: Top,
+    pages: &'a [(u64, FrameNumber)],
+}
+
+impl<M: Machine> Drop for Cleaned<'_, '_, M> {
+    fn drop(&mut self) {
+        for (index, frame) in self.pages {
+            mark_at(self.cpu, self.top, *index, *frame);
+        }
     }
 }
 
@@ -386,27 +424,28 @@ impl Laundry<'_> {
         cpu: &Cpu<'_, M>,
         pages: &[(u64, FrameNumber)],
     ) -> u64 {
-        let mut written = 0;
-        for run in pages.chunk_by(|(before, _), (index, _)| before + 1 == *index) {
-            let mut left = run;
-            while let Some((first, _)) = left.first().copied() {
-                let list = self.turn.run();
-                list.clear();
-                while let Some(((_, frame), rest)) = left.split_first().filter(|_| !list.is_full())
+        let (mut written, top) = (0, self.object.top());
+        let mut left = Cleaned { cpu, top, pages };
+        while let Some((first, _)) = left.pages.first().copied() {
+            let list = self.turn.run();
+            list.clear();
+            for ((index, frame), next) in left.pages.iter().zip(first..) {
+                // The caller's reference is one already. Another can be refused only if there are as many as can be counted.
+                if *index != next
+                    || list.is_full()
+                    || !cpu.vm().frames.meta(*frame).get_ref_unless_zero()
                 {
-                    // The caller's reference is one already.
-                    if !cpu.vm().frames.meta(*frame).get_ref_unless_zero() {
-                        break;
-                    }
-                    list.push(Buffer { frame: *frame, at: cpu.vm().machine().frame_bytes(*frame) });
-                    left = rest;
+                    break;
                 }
-                if list.is_empty() {
-                    return written;
-                }
-                // Errors are told to open files.
-                written += self.stored.write_cleaned(cpu, self.object.top(), first, list).0;
+                list.push(Buffer { frame: *frame, at: cpu.vm().machine().frame_bytes(*frame) });
             }
+            if list.is_empty() {
+                break;
+            }
+            left.pages = &left.pages[list.len()..];
+            // Open files receive the errors.
+            let run = Unwritten { cpu, top, first, pages: list, written: 0 };
+            written += self.stored.write_cleaned(run).0;
         }
         written
     }
@@ -416,6 +455,12 @@ impl Laundry<'_> {
 fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
     let is_it = |entry: Entry| entry.is_present() && entry.frame() == frame;
     protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
+}
+
+/// Marks page `index` of the object with the root `top` dirty, if it still is the one in `frame`.
+fn mark_at<M: Machine>(cpu: &Cpu<'_, M>, top: Top, index: u64, frame: FrameNumber) {
+    // SAFETY: the object's tables are unlinked only when no share is left.
+    unsafe { each_page(cpu, top, index..index + 1, |_, slot| mark(cpu, slot, frame)) };
 }
 
 /// The entry of an object, once no CPU has it: one that evicts or moves the page may put it back as it was.

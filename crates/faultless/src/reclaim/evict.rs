@@ -18,8 +18,9 @@
 //!
 //! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
 
+use super::Set;
 use super::swap::Swap;
-use super::taken::{BATCH, Batch, FrameList, Mapping, Page, Then};
+use super::taken::{BATCH, Batch, FrameList, Mapping, Page, Referred, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::{Laundry, Object};
@@ -49,50 +50,42 @@ impl<M: Machine> Cpu<'_, M> {
             return 0;
         }
         let _holds = self.hold_pages();
-        let nested = self.state().evicting.replace(true);
-        let mut dirty = FrameList::new();
+        // The flag and the references go back, also if a store panics.
+        let evicting = Set::new(&self.state().evicting);
+        let nested = evicting.was_set();
+        let mut frames = Referred::of(self, frames);
+        let mut dirty = Referred::new(self);
         let mut freed = 0;
         if !self.vm().lazy.is_empty(self) {
-            freed += self.evict_lazily_freed(frames);
+            freed += self.evict_lazily_freed(&frames);
         }
-        match self.vm().swap.get().filter(|_| !nested) {
-            Some(swap) => {
-                let (gone, others) = self.swap_out_and_evict(swap, frames);
-                freed += gone;
-                if !others.is_empty() {
-                    freed += self.evict_clean(&others, &mut dirty);
-                }
-            }
-            None => freed += self.evict_clean(frames, &mut dirty),
+        if let Some(swap) = self.vm().swap.get().filter(|_| !nested) {
+            freed += self.swap_out_and_evict(swap, &mut frames);
         }
-        if !dirty.is_empty() {
-            if nested {
-                self.put_all_unmapped(&dirty);
-            } else {
-                freed += self.evict_dirty(dirty);
-            }
+        if !frames.is_empty() {
+            freed += self.evict_clean(frames.take(), &mut dirty);
         }
-        self.state().evicting.set(nested);
+        if !dirty.is_empty() && !nested {
+            freed += self.evict_dirty(dirty);
+        }
         self.state().counts.add(Counter::PageStolen, freed);
         freed
     }
 
     /// Lets those of the pages leave that may become pages of the swap area, if the CPU has the turn to write there, which it takes first, so that no page
-    /// has left its program that cannot be written. Returns how many frames that gave, and the other pages.
+    /// has left its program that cannot be written. Returns how many frames that gave. The other pages stay in `frames`.
     #[cold]
     #[inline(never)]
-    fn swap_out_and_evict(&self, swap: &Swap, frames: &[FrameNumber]) -> (u64, FrameList) {
-        let (mut own, mut others) = (FrameList::new(), FrameList::new());
+    fn swap_out_and_evict(&self, swap: &Swap, frames: &mut Referred<'_, '_, M>) -> u64 {
+        let mut own = Referred::new(self);
         let is_private = frames.iter().any(|frame| self.is_anon(*frame));
         let laundry = if is_private { self.turn_to_swap(swap) } else { None };
         let swapped = if laundry.is_some() { self.swap_out(swap, frames) } else { 0 };
-        for (at, frame) in frames.iter().enumerate() {
-            let to = if swapped & (1 << at) != 0 { &mut own } else { &mut others };
-            to.push(*frame);
+        for (at, frame) in frames.take().iter().enumerate() {
+            let is_own = swapped & (1 << at) != 0;
+            if is_own { own.push(*frame) } else { frames.push(*frame) }
         }
-        let freed =
-            if own.is_empty() { 0 } else { self.write_and_evict(swap.object(), laundry, own) };
-        (freed, others)
+        if own.is_empty() { 0 } else { self.write_and_evict(swap.object(), laundry, own) }
     }
 
     /// The turn to write to the swap area, if no other CPU has it, or this one [waits](Self::evict_some) for it.
@@ -138,7 +131,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Drops the reference that the caller has to each of the frames.
-    fn put_all_unmapped(&self, frames: &[FrameNumber]) {
+    pub(super) fn put_all_unmapped(&self, frames: &[FrameNumber]) {
         for frame in frames {
             // SAFETY: the caller's reference, which never was a mapping.
             unsafe { self.put_unmapped(*frame) };
@@ -146,12 +139,12 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it adds to `dirty`.
-    fn evict_clean(&self, frames: &[FrameNumber], dirty: &mut FrameList) -> u64 {
+    fn evict_clean(&self, frames: FrameList, dirty: &mut Referred<'_, '_, M>) -> u64 {
         let mut freed = 0;
         let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
             self.is_evictable(page, mappings, Wanted::Clean)
         };
-        let taken = self.with_taken(frames, Then::Leave, wanted, |batch, at| {
+        let taken = self.with_taken(&frames, Then::Leave, wanted, |batch, at| {
             let page = &batch.pages()[at];
             match page.failed {
                 Some(Errno::EAGAIN) => return dirty.push(page.frame),
@@ -165,27 +158,25 @@ impl<M: Machine> Cpu<'_, M> {
             freed += u64::from(batch.leave(self, at, refs, |frame| self.free(frame)));
         });
         if let Err(OutOfMemory) = taken {
-            self.put_all_unmapped(frames);
+            self.put_all_unmapped(&frames);
         }
         freed
     }
 
     /// Writes pages that are dirty, and evicts them. Drops the references to all.
-    fn evict_dirty(&self, mut dirty: FrameList) -> u64 {
+    fn evict_dirty(&self, mut dirty: Referred<'_, '_, M>) -> u64 {
         let mut freed = 0;
         while let Some((first, rest)) = dirty.take().split_first() {
             let object = self.object_of(*first);
-            let mut own = FrameList::new();
+            let mut own = Referred::new(self);
             own.push(*first);
             for frame in rest {
                 let other = self.object_of(*frame);
                 let is_own = object.as_ref().zip(other).is_some_and(|(it, other)| other.same(it));
-                let to = if is_own { &mut own } else { &mut dirty };
-                to.push(*frame);
+                if is_own { own.push(*frame) } else { dirty.push(*frame) }
             }
             let Some(object) = object else {
                 // A program's again.
-                self.put_all_unmapped(&own);
                 continue;
             };
             freed += self.write_and_evict(&object, object.try_launder(self), own);
@@ -199,15 +190,14 @@ impl<M: Machine> Cpu<'_, M> {
         &self,
         object: &Shared<Object>,
         laundry: Option<Laundry<'_>>,
-        mut frames: FrameList,
+        mut frames: Referred<'_, '_, M>,
     ) -> u64 {
         if let Some(laundry) = laundry {
             self.launder(object, laundry, &mut frames);
         }
         // Those that could not be written are dirty still.
-        let mut again = FrameList::new();
-        let freed = self.evict_clean(&frames, &mut again);
-        self.put_all_unmapped(&again);
+        let mut again = Referred::new(self);
+        let freed = self.evict_clean(frames.take(), &mut again);
         self.state().counts.add(Counter::PageLaundered, freed);
         freed
     }

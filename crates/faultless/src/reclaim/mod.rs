@@ -38,6 +38,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::GracePeriod;
 use crate::sync::wait::Wait;
 use crate::vm::Cpu;
+use core::cell::Cell;
 
 /// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
 const BATCH: usize = crate::table::protocol::MOST_TAKEN;
@@ -54,6 +55,26 @@ const ATTEMPTS: u32 = 8;
 /// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
 /// a look at the tree, so not for every few.
 const IDLE_ABOVE: usize = 16;
+
+/// A flag of a CPU that is set until the drop of this, which puts the former value back.
+struct Set<'c>(&'c Cell<bool>, bool);
+
+impl<'c> Set<'c> {
+    fn new(flag: &'c Cell<bool>) -> Self {
+        Self(flag, flag.replace(true))
+    }
+
+    /// Returns whether the flag was set before.
+    const fn was_set(&self) -> bool {
+        self.1
+    }
+}
+
+impl Drop for Set<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.1);
+    }
+}
 
 impl<M: Machine> Cpu<'_, M> {
     /// Allocates a frame, after reclaiming some when there is none. Not inside a grace section, and holding
@@ -119,9 +140,8 @@ impl<M: Machine> Cpu<'_, M> {
         missed.set(false);
         let mut evicted = self.reclaim(pages);
         if evicted == 0 && missed.get() && !lost(Mutant::ReclaimAwaitsTurn) {
-            awaits.set(true);
+            let _awaits = Set::new(awaits);
             evicted = self.reclaim(pages);
-            awaits.set(false);
         }
         self.settle_some();
         if evicted == 0 {

@@ -45,7 +45,7 @@ use super::slots::Slots;
 use super::taken::{BATCH, Batch, Mapping, Then};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::error::{Errno, OutOfMemory};
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::Preparing;
 use crate::file::{Object, Store};
 use crate::frame::{Kind, Use};
 use crate::heap::{Shared, try_box};
@@ -83,10 +83,10 @@ impl Swap {
         }
         let slots = Slots::try_new(pages)?;
         let object = Object::of_store(cpu, store, 0)?;
-        let mut prepared = Prepared::Nothing;
+        let mut prepared = Preparing::new(cpu);
         let mut tables = (0..pages).step_by(node::ENTRIES);
         let all = tables.try_for_each(|at| object.table_or_wait(cpu, at, &mut prepared).map(drop));
-        prepared.finish(cpu);
+        drop(prepared);
         if let Err(lack) = all {
             Object::release(object, cpu);
             return Err(lack.into());

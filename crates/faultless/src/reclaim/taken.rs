@@ -84,6 +84,50 @@ impl DerefMut for FrameList {
     }
 }
 
+/// A [`FrameList`] whose references are dropped with it.
+pub(super) struct Referred<'c, 'v, M: Machine> {
+    cpu: &'c Cpu<'v, M>,
+    frames: FrameList,
+}
+
+impl<'c, 'v, M: Machine> Referred<'c, 'v, M> {
+    pub(super) const fn new(cpu: &'c Cpu<'v, M>) -> Self {
+        Self { cpu, frames: FrameList::new() }
+    }
+
+    /// The list of `frames`, at most [`BATCH`]. It takes over the caller's reference to each.
+    pub(super) fn of(cpu: &'c Cpu<'v, M>, frames: &[FrameNumber]) -> Self {
+        let mut list = Self::new(cpu);
+        frames.iter().for_each(|frame| list.push(*frame));
+        list
+    }
+
+    /// What is in the list, which is empty then, with the references.
+    pub(super) fn take(&mut self) -> FrameList {
+        self.frames.take()
+    }
+}
+
+impl<M: Machine> Deref for Referred<'_, '_, M> {
+    type Target = FrameList;
+
+    fn deref(&self) -> &FrameList {
+        &self.frames
+    }
+}
+
+impl<M: Machine> DerefMut for Referred<'_, '_, M> {
+    fn deref_mut(&mut self) -> &mut FrameList {
+        &mut self.frames
+    }
+}
+
+impl<M: Machine> Drop for Referred<'_, '_, M> {
+    fn drop(&mut self) {
+        self.cpu.put_all_unmapped(&self.frames);
+    }
+}
+
 /// Where one in so many of the frames that may wait for their flush does, CPUs are asked to flush. By measurement: where they were asked at a quarter, twice as
 /// many frames waited, and more than ten times as many CPUs were interrupted (`xsbench` at 1:1 on simulated CPUs).
 const ASKED: u64 = 32;

@@ -3,7 +3,7 @@
 use super::Space;
 use super::brk::bounds::{Heap, HeapBounds};
 use super::remains::{Remains, each_vma};
-use crate::addr::VirtRange;
+use crate::addr::{FrameNumber, VirtRange};
 use crate::ended::{Left, Place};
 use crate::fault::prefault::history::HistoryCell;
 use crate::machine::{CpuId, MAX_CPUS, Machine};
@@ -51,9 +51,8 @@ impl<M: Machine> Space<M> {
         }
         // `self` is by value: no other CPU can find a VMA or a table of it any more, and so none needs
         // to wait for a grace period.
+        let _tables = Tables { cpu, root: self.root() };
         each_vma(&mut self.tree, |vma| cpu.drop_vma(vma));
-        // SAFETY: flushed above, and unreachable.
-        unsafe { cpu.free_tables(self.root(), ROOT) };
     }
 
     /// The space again, of what was left of it.
@@ -72,6 +71,20 @@ impl<M: Machine> Space<M> {
             place: Place::none(),
             machine: PhantomData,
         }
+    }
+}
+
+/// The tables of a space that ends: flushed, and unreachable. The drop frees them, also if the store of an object that ends with
+/// its last VMA panics.
+struct Tables<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    root: FrameNumber,
+}
+
+impl<M: Machine> Drop for Tables<'_, '_, M> {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { self.cpu.free_tables(self.root, ROOT) };
     }
 }
 

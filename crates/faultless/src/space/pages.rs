@@ -5,7 +5,7 @@ use super::Space;
 use super::write::Writing;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
-use crate::fault::prepared::Prepared;
+use crate::fault::prepared::Preparing;
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::machine::Machine;
@@ -183,11 +183,11 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
     addr: u64,
     split: impl Fn(u64, &AtomicU64),
 ) -> Result<&'v [AtomicU64; ENTRIES], OutOfMemory> {
-    let mut prepared = Prepared::Nothing;
-    let table = loop {
+    let mut prepared = Preparing::new(cpu);
+    loop {
         // SAFETY: handed on.
         match unsafe { descend(cpu.vm().machine(), root, addr) } {
-            Reached::Last(slots) => break Ok(slots),
+            Reached::Last(slots) => return Ok(slots),
             Reached::Above { slot, level, .. } => {
                 if protocol::look(slot, cpu).is_huge() {
                     split(addr & !(TABLE_ALIGN - 1), slot);
@@ -197,13 +197,11 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
                         == Err(Abort::NoMemory)
                 {
                     cpu.note_starved();
-                    break Err(OutOfMemory);
+                    return Err(OutOfMemory);
                 }
             }
         }
-    };
-    prepared.finish(cpu);
-    table
+    }
 }
 
 impl<M: Machine> Writing<'_, '_, M> {

@@ -26,9 +26,27 @@ impl Drop for Remains {
 
 /// Takes each VMA out of a tree that nothing else refers to.
 pub(super) fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
-    for entry in tree.view_mut().iter_from(0) {
+    let rest = &mut Rest { tree, next: 0 };
+    for entry in rest.tree.view_mut().iter_from(0) {
+        rest.next = entry.end;
         // SAFETY: the tree's only pointer to it, which the tree does not follow; made by `heap::try_box`.
         take(unsafe { Box::from_raw(entry.value.as_ptr()) });
     }
-    tree.destroy();
+}
+
+/// A tree whose VMAs below an address were taken out. The drop frees the tree and its other VMAs, of which there are some if the end
+/// of a VMA panicked.
+struct Rest<'t> {
+    tree: &'t mut Tree<Vma>,
+    next: u64,
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        for entry in self.tree.view_mut().iter_from(self.next) {
+            // SAFETY: as in `each_vma`.
+            drop(unsafe { Box::from_raw(entry.value.as_ptr()) });
+        }
+        self.tree.destroy();
+    }
 }

@@ -78,12 +78,19 @@ impl<M: Machine> Cpu<'_, M> {
         if self.state.gone.get().is_empty() {
             return;
         }
-        let mut gone = self.state.gone.take();
-        // SAFETY: ours alone; see `leave_gone`.
-        while let Some(link) = unsafe { gone.pop() } {
-            // SAFETY: as above, and it comes out once.
+        // The end of an object, whose store may panic, may come with a VMA: the others stay to be freed.
+        while let Some(link) = self.pop_gone() {
+            // SAFETY: ours alone; see `leave_gone`. It comes out once.
             unsafe { self.free_retired(link) };
         }
+    }
+
+    fn pop_gone(&self) -> Option<NonNull<RetireLink>> {
+        let mut gone = self.state.gone.take();
+        // SAFETY: ours alone; see `leave_gone`.
+        let link = unsafe { gone.pop() };
+        self.state.gone.set(gone);
+        link
     }
 
     #[cold]

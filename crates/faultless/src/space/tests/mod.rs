@@ -46,4 +46,5 @@ mod store;
 mod stores;
 mod swap;
 mod tiers;
+mod unwinding;
 mod will_need;

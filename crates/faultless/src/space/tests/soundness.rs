@@ -268,43 +268,6 @@ fn who_is_told_of_areas_cannot_wait_for_their_end() {
     assert_clean(&vm);
 }
 
-/// A closure that panics leaves no section open and keeps no reference.
-#[test]
-fn a_closure_that_panics_leaves_nothing_behind() {
-    let vm = guest::vm(1, FRAMES);
-    {
-        let cpu = cpu(&vm, 0);
-        let space = Space::new(&cpu).unwrap();
-        let object = Object::try_new(&cpu, 2, 0).unwrap();
-        space.mmap(&cpu, AT, P, RW, FIXED).unwrap();
-        store(&cpu, &space, AT, 1).unwrap();
-        object.write_page(&cpu, 0, |_| ()).unwrap();
-        let planted = "planted";
-        let all: [(&str, &dyn Fn()); 7] = [
-            ("areas", &|| space.areas(&cpu, |_| panic!("{planted}"))),
-            ("each_area", &|| space.each_area(&cpu, VirtRange::USER, |_| panic!("{planted}"))),
-            ("mincore", &|| space.mincore(&cpu, AT, P, |_| panic!("{planted}")).unwrap()),
-            ("read_page", &|| object.read_page(&cpu, 0, |_| panic!("{planted}")).unwrap()),
-            ("write_page", &|| object.write_page(&cpu, 0, |_| panic!("{planted}")).unwrap()),
-            ("write_page, a new one", &|| {
-                object.write_page(&cpu, 1, |_| panic!("{planted}")).unwrap();
-            }),
-            ("for_thread", &|| cpu.for_thread(&ThreadStreams::new(), || panic!("{planted}"))),
-        ];
-        for (name, closure) in all {
-            assert_eq!(says(name, closure), planted, "{name}");
-        }
-        assert!(cpu.thread().is_none());
-        // Sections that were left open would be waited for.
-        space.munmap(&cpu, AT, P).unwrap();
-        cpu.drain();
-        audit_with(&cpu, &[&space], &[&object]).unwrap();
-        space.exit(&cpu);
-        Object::release(object, &cpu);
-    }
-    assert_clean(&vm);
-}
-
 /// The upper half of a root table is the kernel's, and leads to tables in frames that the machine need not know.
 #[test]
 fn nothing_is_looked_up_in_the_kernels_half() {
