@@ -126,15 +126,16 @@ fn advice_is_tried_beside_runs_without_it() {
     let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
     let said = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
-    for words in ["| tried ", " predicted | ", "95 % of samples", "saved in 2 pairs of runs"] {
+    for words in
+        ["| tried ", " predicted | ", "95 % interval", "too few rounds", "saved in 2 pairs of runs"]
+    {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
     let tried: Vec<_> = lines.iter().filter(|line| line["metric"] == "measured_seconds").collect();
     for line in &tried {
         let setting = line["setting"].as_str().expect("text");
-        let figure = |metric: &str| value(&lines, "linux-", setting, metric).expect(metric);
-        let within = figure("interval_from_seconds")..=figure("interval_to_seconds");
-        assert!(within.contains(&figure("measured_seconds")), "{setting}: {within:?}");
+        // Two rounds have no interval of 95 %.
+        assert_eq!(value(&lines, "linux-", setting, "interval_from_seconds"), None, "{setting}");
     }
     let written = fs::read_to_string(&file).expect("the program ran");
     let runs = |with: &str| written.lines().filter(|line| line.contains(with)).count();

@@ -18,6 +18,7 @@ use faultless::SpaceId;
 use faultless::prefault::BLOCK;
 use faultless::prefault::{self, History, Miss, Predictor, Seen, Window};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
+use rangemap::RangeMap;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
@@ -25,6 +26,8 @@ use std::ops::Range;
 const TABLE: u64 = faultless::format::ENTRIES as u64;
 const MADV_DONTNEED: u32 = 4;
 const MADV_DONTNEED_LOCKED: u32 = 24;
+const MADV_HUGEPAGE: u32 = 14;
+const MADV_NOHUGEPAGE: u32 = 15;
 const MREMAP_DONTUNMAP: u32 = 4;
 
 /// What prefault did, or could have done, to one recording. Pages and faults.
@@ -170,6 +173,12 @@ struct Fault<'a> {
     instruction: Option<u16>,
     /// What may be mapped: the part of the mapping in the page's table.
     reach: Range<u64>,
+    /// Whether the program asked for huge pages here (`MADV_HUGEPAGE`) or refused them
+    /// (`MADV_NOHUGEPAGE`).
+    huge: Option<bool>,
+    /// The part of `reach` with the same advice. The kernel splits a mapping where its advice
+    /// changes.
+    alike: Range<u64>,
     pages: &'a Pages,
 }
 
@@ -194,6 +203,8 @@ enum State {
 struct Memory {
     areas: Space,
     pages: Pages,
+    /// Advice about huge pages, by page number.
+    huge: RangeMap<u64, bool>,
     threads: u32,
 }
 
@@ -321,6 +332,12 @@ impl Walk<'_> {
             Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
                 self.take(bytes(start, len));
             }
+            Kind::Advise { start, len, advice: advice @ (MADV_HUGEPAGE | MADV_NOHUGEPAGE) } => {
+                let pages = page_numbers(bytes(start, len));
+                if !pages.is_empty() {
+                    self.here().huge.insert(pages, advice == MADV_HUGEPAGE);
+                }
+            }
             Kind::Remap { old, old_len, new, new_len, flags } => {
                 let keep = flags & MREMAP_DONTUNMAP != 0;
                 self.remap(bytes(old, old_len), bytes(new, new_len), keep);
@@ -341,12 +358,22 @@ impl Walk<'_> {
 
     fn map(&mut self, range: VirtRange, prot: Prot, backing: Backing) {
         self.take(range);
+        self.forget_advice(range);
         self.here().areas.insert(range, Area { prot, backing, assumed: false });
     }
 
     fn unmap(&mut self, range: VirtRange) {
         self.take(range);
+        self.forget_advice(range);
         self.here().areas.remove(range);
+    }
+
+    /// Drops the advice about huge pages for `range`: a new mapping has none.
+    fn forget_advice(&mut self, range: VirtRange) {
+        let pages = page_numbers(range);
+        if !pages.is_empty() {
+            self.here().huge.remove(pages);
+        }
     }
 
     /// The pages in `range` are taken away.
@@ -376,11 +403,15 @@ impl Walk<'_> {
         let area = areas.first().map(|(_, area)| (area.prot, area.backing));
         let (prot, backing) = area.unwrap_or((Prot::READ | Prot::WRITE, Backing::Anon));
         let (from, to) = (page_numbers(old), page_numbers(new));
+        let huge = self.here().huge.get(&from.start).copied();
         let moved: Vec<_> = self.here().pages.extract_if(from.clone(), |_, _| true).collect();
         if !keep {
             self.unmap(old);
         }
         self.map(new, prot, backing);
+        if let Some(huge) = huge.filter(|_| !to.is_empty()) {
+            self.here().huge.insert(to.clone(), huge);
+        }
         let (stay, cut): (Vec<_>, Vec<_>) = moved
             .into_iter()
             .map(|(page, state)| (page - from.start + to.start, state))
@@ -434,7 +465,12 @@ impl Walk<'_> {
         let table = page / TABLE * TABLE;
         let area = page_numbers(range);
         let reach = area.start.max(table)..area.end.min(table + TABLE);
-        let pages = &self.spaces[self.space].pages;
+        let Memory { pages, huge, .. } = &self.spaces[self.space];
+        let advised = huge.get_key_value(&page);
+        let around = match advised {
+            Some((range, _)) => range.clone(),
+            None => huge.gaps(&reach).find(|gap| gap.contains(&page)).unwrap_or(reach.clone()),
+        };
         let chosen = self.policy.fault(&Fault {
             thread: self.thread,
             space: self.space,
@@ -442,6 +478,8 @@ impl Walk<'_> {
             access,
             instruction,
             reach: reach.clone(),
+            huge: advised.map(|(_, huge)| *huge),
+            alike: reach.start.max(around.start)..reach.end.min(around.end),
             pages,
         });
         let ahead = if access == Access::Read { State::AheadReadOnly } else { State::Ahead };

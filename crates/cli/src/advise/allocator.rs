@@ -3,7 +3,7 @@
 use super::costs::Costs;
 use super::findings::Findings;
 use super::heap::LARGER_PAD;
-use super::items::{Apply, Item, Open, folio_time, size};
+use super::items::{Apply, Item, Open, fewer, folio_time, size, touch_time};
 use super::sysfs::Mode;
 use crate::report::number::plural;
 use faultless::PAGE_SIZE;
@@ -33,6 +33,7 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "malloc on THP".into(),
         action: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (glibc 2.35 or newer)".into(),
         saving: folio_time(off, costs) - folio_time(on, costs),
+        spared: Some(fewer(off, on)),
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
         at_best: 0.0,
@@ -46,7 +47,8 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
     // The same threshold holds for arenas.
     let refilled: u64 = arenas(findings).map(|one| one.refilled).sum();
     let free: u64 = arenas(findings).filter(|one| one.refilled > 0).map(|one| one.touched).sum();
-    let saving = (kept.saved + refilled) as f64 * costs.page + kept.calls as f64 * costs.mapping
+    let touches = (kept.saved + refilled) as f64;
+    let saving = touches * touch_time(findings, costs) + kept.calls as f64 * costs.mapping
         - kept.copied as f64 * costs.copying;
     let settings = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", NEVER)];
     (findings.program.glibc && kept.saved + kept.calls + refilled > 0).then(|| Item {
@@ -54,6 +56,7 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
         action: settings.map(|(name, value)| format!("{name}={value}")).join(" "),
         saving,
         unused: (kept.peak_free + free) * PAGE_SIZE,
+        spared: Some(touches * findings.single()),
         apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
         at_best: 0.0,
         remarks: Vec::new(),
@@ -70,6 +73,7 @@ fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "malloc grows by more".into(),
         action: format!("MALLOC_TOP_PAD_={LARGER_PAD} spares {} calls of brk", padded.calls),
         saving,
+        spared: None,
         unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("MALLOC_TOP_PAD_", LARGER_PAD.to_string())]),
         at_best: 0.0,

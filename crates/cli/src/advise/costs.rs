@@ -192,6 +192,24 @@ impl Costs {
         Self { fresh: None, ..self.clone() }
     }
 
+    /// All costs, multiplied by `factor`.
+    pub fn scaled(&self, factor: f64) -> Self {
+        let Faults { touch, populate, call } = self.quiet;
+        let by = |value: f64| factor * value;
+        Self {
+            quiet: Faults { touch: by(touch), populate: by(populate), call: by(call) },
+            zeroing: by(self.zeroing),
+            copying: by(self.copying),
+            page: by(self.page),
+            populated: by(self.populated),
+            pretouched: by(self.pretouched),
+            mapping: by(self.mapping),
+            folios: self.folios.map(|folio| folio.map(by)),
+            fresh: self.fresh.map(by),
+            virtual_machine: self.virtual_machine,
+        }
+    }
+
     /// A fault that zeroes nothing: on a file, or of the zero page.
     pub fn unzeroed(&self) -> f64 {
         (self.page - self.zeroing).max(self.quiet.exception())

@@ -10,6 +10,7 @@ use crate::replay::source::Source;
 use crate::report::effect::Effect;
 use crate::settings::{Ahead, Settings};
 use faultless::PAGE_SIZE;
+use faultless_trace::anticipate;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios};
 use faultless_trace::census::Census;
 use faultless_trace::keep::{Kept, kept};
@@ -53,6 +54,30 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// The faults that a run without a recorder is expected to take, with the host's huge pages.
+    pub fn expected_faults(&self) -> u64 {
+        let Census { copies, file, .. } = self.census;
+        self.now.outcome.left + copies + file
+    }
+
+    /// The share of the recorded first touches that take a fault for a single page, from 0 to 1. A
+    /// setting that maps pages in another way has no effect on the touches in larger folios.
+    pub fn single(&self) -> f64 {
+        match self.now.outcome.faults {
+            0 => 1.0,
+            faults => self.now.mapped[0] as f64 / faults as f64,
+        }
+    }
+
+    /// Corrects the counts for a program that switches huge pages off for itself.
+    pub fn switch_huge_off(&mut self) {
+        self.sizes = Sizes { all: None, sizes: Vec::new() };
+        self.with.clear();
+        self.now = self.without;
+        self.padded_folios = self.without;
+        self.malloc_huge = [self.without; 2];
+    }
+
     /// The most bytes of anonymous memory at one moment, with any of the settings.
     pub fn most_bytes(&self) -> u64 {
         let with = self.with.iter().map(|(_, folios)| folios);
@@ -68,14 +93,15 @@ impl Findings {
     pub fn of(source: &Source, program: Program, sizes: Sizes) -> Result<Self, CliError> {
         let trace = &source.trace;
         let wrong = |error: PlanError| CliError::Usage(format!("{}: {error}", source.name));
-        let always = sizes.always();
+        let (always, asked) = (sizes.always(), sizes.asked());
+        let folios = |trace, orders: &[u8]| folios(trace, orders, &asked).map_err(wrong);
         let mut with = Vec::new();
         for order in SMALLEST..=LARGEST {
             let there = sizes.sizes.iter().any(|(size, _)| *size == order)
                 || order == LARGEST && sizes.all.is_some();
             if there && !always.contains(&order) {
                 let orders = [&always[..], &[order]].concat();
-                with.push((order, folios(trace, &orders).map_err(wrong)?));
+                with.push((order, folios(trace, &orders)?));
             }
         }
         let heap = of_malloc(trace);
@@ -86,15 +112,15 @@ impl Findings {
             name: source.name.clone(),
             program,
             census: Census::of(trace).map_err(wrong)?,
-            now: folios(trace, &always).map_err(wrong)?,
+            now: folios(trace, &always)?,
             with,
-            without: folios(trace, &[]).map_err(wrong)?,
+            without: anticipate::folio::folios(trace, &[], &[]).map_err(wrong)?,
             malloc_huge: [
-                folios(&heap, &always).map_err(wrong)?,
-                folios(&heap, &[&always[..], &[LARGEST]].concat()).map_err(wrong)?,
+                folios(&heap, &always)?,
+                folios(&heap, &[&always[..], &[LARGEST]].concat())?,
             ],
             padded,
-            padded_folios: folios(&padded_trace, &always).map_err(wrong)?,
+            padded_folios: folios(&padded_trace, &always)?,
             reserved: reserved(trace).map_err(wrong)?,
             collector: None,
             kept: kept(trace).map_err(wrong)?,

@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 
 /// The share of a mapping's pages that must be used for populating it.
 const MOSTLY: f64 = 0.9;
+/// Faults below which a change is not told from chance.
+const FEW_FAULTS: f64 = 200.0;
+/// The smallest share of the predicted change in faults that shows an effect.
+const LEAST_MOVED: f64 = 0.1;
 /// Pages of a mapping below which populating it is not worth a line.
 const FEW: u64 = 256;
 
@@ -44,6 +48,8 @@ pub struct Item {
     pub at_best: f64,
     /// Bytes that would be resident and unused, at the worst moment.
     pub unused: u64,
+    /// Faults that it spares, negative if it takes more; `None` if it saves in another way.
+    pub spared: Option<f64>,
     /// What applies it.
     pub apply: Apply,
     /// Of what the prediction does not tell, or what others met.
@@ -71,8 +77,8 @@ pub fn open(findings: &Findings) -> Vec<Open> {
 /// Nanoseconds that the faults of a run take, as the host is set now.
 pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
     let Census { zero_page, copies, file, .. } = findings.census;
-    let anonymous =
-        folio_time(&findings.now, costs) - zero_page as f64 * (costs.page - costs.unzeroed());
+    let single = zero_page.min(findings.now.mapped[0]) as f64;
+    let anonymous = folio_time(&findings.now, costs) - single * (costs.page - costs.unzeroed());
     anonymous + file as f64 * costs.unzeroed() + copies as f64 * costs.copied()
 }
 
@@ -85,7 +91,29 @@ pub fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
     (0..).zip(&folios.mapped).map(time).sum()
 }
 
+/// By how many faults `with` has fewer than `now`.
+pub fn fewer(now: &Folios, with: &Folios) -> f64 {
+    now.outcome.left as f64 - with.outcome.left as f64
+}
+
+/// Nanoseconds that the first touch of a page takes on average, in single pages and in folios.
+pub fn touch_time(findings: &Findings, costs: &Costs) -> f64 {
+    let touches = findings.now.outcome.faults;
+    if touches == findings.now.mapped[0] {
+        return costs.page;
+    }
+    folio_time(&findings.now, costs) / touches as f64
+}
+
 impl Item {
+    /// Whether the faults of a run with it, fewer by `spared`, agree with what it is for. A run
+    /// whose number of faults stays shows no effect of a setting that spares faults.
+    pub fn moved(&self, spared: f64) -> bool {
+        self.spared.is_none_or(|predicted| {
+            predicted.abs() < FEW_FAULTS || spared / predicted >= LEAST_MOVED
+        })
+    }
+
     /// Whether it saves or costs depends on whether the host has taken memory back.
     pub fn depends(&self) -> bool {
         (self.saving < 0.0) != (self.at_best < 0.0)
@@ -117,7 +145,8 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
 /// What no setting of Linux gives: that the kernel maps pages before they are touched.
 pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
     let effect = findings.prefault.as_ref()?;
-    let (saved, unused) = (effect.saved as f64, effect.unused() as f64);
+    let single = findings.single();
+    let (saved, unused) = (effect.saved as f64 * single, effect.unused() as f64 * single);
     let saving = saved * (costs.page - costs.populated) - unused * costs.populated;
     Some(Item {
         name: "prefault by the kernel".into(),
@@ -127,6 +156,7 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
         ),
         saving,
         at_best: saving,
+        spared: Some(saved),
         unused: effect.unused() * PAGE_SIZE,
         apply: Apply::Nothing,
         remarks: Vec::new(),
@@ -159,6 +189,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
             name,
             action: format!("echo always > {}", file.display()),
             saving: now - folio_time(with, costs),
+            spared: Some(fewer(&findings.now, with)),
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
             apply: Apply::Sysfs(file, "always"),
@@ -176,6 +207,7 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "no THP".into(),
         action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
         saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
+        spared: Some(fewer(&findings.now, &findings.without)),
         unused: 0,
         apply: Apply::WithoutThp,
         at_best: 0.0,
@@ -195,7 +227,9 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
         count += group.count;
         unused += group.unused;
         let vain = pages.saturating_sub(touched) as f64;
-        let saving = touched as f64 * (costs.page - costs.populated) - vain * costs.populated;
+        let single = findings.single();
+        let spared = touched as f64 * single;
+        let saving = spared * (costs.page - costs.populated) - vain * single * costs.populated;
         let mostly = touched as f64 >= MOSTLY * pages as f64 && touched >= FEW;
         if mostly && best.as_ref().is_none_or(|best| saving > best.saving) {
             best = Some(Item {
@@ -206,9 +240,12 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                     size(group.len)
                 ),
                 saving,
+                spared: Some(spared),
                 unused: unused * PAGE_SIZE,
                 // A block of malloc's lies in a mapping that is a little larger.
-                apply: if findings.program.glibc || findings.program.java {
+                apply: if (findings.program.glibc || findings.program.java)
+                    && !findings.program.fixed
+                {
                     Apply::Populate(group.len - PAGE_SIZE)
                 } else {
                     Apply::Nothing
@@ -229,6 +266,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "text on huge pages".into(),
         action: "MADV_COLLAPSE, or code remapped to anonymous memory by the program".into(),
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
+        spared: Some(text.saturating_sub(left) as f64),
         unused: 0,
         apply: Apply::Nothing,
         at_best: 0.0,
@@ -317,6 +355,29 @@ pub mod tests {
     }
 
     #[test]
+    fn a_setting_that_spares_faults_is_confirmed_by_fewer_faults_alone() {
+        let findings = findings("python", sizes(Mode::Madvise));
+        let items = predict(&findings, &costs());
+        let item = find(&items, "mTHP 64 kB");
+        let spared = item.spared.expect("it spares faults");
+        assert!(spared > 10_000.0);
+        assert!(!item.moved(13.0) && !item.moved(-spared) && item.moved(0.8 * spared));
+        assert!(find(&items, "malloc grows by more").moved(0.0), "it spares calls");
+    }
+
+    #[test]
+    fn a_program_without_huge_pages_gets_no_advice_about_their_size() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        let names = |findings: &Findings| {
+            let items = predict(findings, &costs());
+            items.into_iter().filter(|item| item.name.contains("THP")).count()
+        };
+        assert!(names(&findings) > 0);
+        findings.switch_huge_off();
+        assert_eq!(names(&findings), 0);
+    }
+
+    #[test]
     fn only_what_applies_is_said() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         findings.program = Program { go: true, ..Program::default() };
@@ -326,7 +387,7 @@ pub mod tests {
         let others = ["malloc on THP", "malloc keeps memory", "Java heap on THP"];
         assert!(items.iter().all(|item| !others.contains(&&*item.name)), "{items:?}");
         findings.sizes = sizes(Mode::Never);
-        findings.program = Program { glibc: true, java: true, go: false };
+        findings.program = Program { glibc: true, java: true, ..Program::default() };
         let items = predict(&findings, &costs());
         assert!(items.iter().all(|item| item.name != "malloc on THP"), "it needs madvise");
         assert!(items.iter().all(|item| item.name != "Java heap on THP"), "it needs madvise");

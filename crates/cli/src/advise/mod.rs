@@ -7,15 +7,19 @@
 mod allocator;
 mod collector;
 mod costs;
+mod counter;
 mod findings;
 mod heap;
+mod interval;
 mod items;
 mod once;
 mod preload;
 mod print;
 mod program;
 mod runtime;
+mod supervise;
 mod sysfs;
+mod thp_flag;
 mod trial;
 
 use crate::args::AdviseArgs;
@@ -94,25 +98,32 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let mut findings = Findings::of(&source, program, Sizes::read())?;
     let mut meter = Meter::new(args.sysfs)?;
     let mut plain = None;
-    for _ in 0..ROUNDS {
-        if interrupt::requested() {
-            return Ok(code);
+    for round in 0..ROUNDS {
+        // After one round there is an answer; without a plain run, it has the recording's time.
+        if round > 0 && interrupt::requested() {
+            break;
         }
         meter.round()?;
         // In the midst of the rounds, so that both meet the same load.
         if plain.is_none() && status.is_some() {
+            say!(
+                "faultless: the program runs a second time, without the recorder; its output is dropped, and Ctrl-C ends this run"
+            );
             plain = once(&args.program, &Apply::Nothing)?;
             if program.go && !runtime::chosen() && !interrupt::requested() {
                 findings.collector = Some(Collector::of_run(&args.program)?);
             }
         }
     }
+    if plain.is_some_and(|run| run.thp_off) {
+        findings.switch_huge_off();
+    }
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
     let (mut out, style) = report::output(&args.json);
     let context = answer.context(&source, args);
     answer.print(&mut *out, style)?;
     answer.json(&mut json, &context)?;
-    if args.trial {
+    if args.trial && !interrupt::requested() {
         trial::run(
             args,
             &findings,

@@ -1,21 +1,22 @@
-//! One run of the program without a recorder, and what it took.
+//! One run of the program without a recorder, and its usage.
 
+use super::counter::FaultCounter;
 use super::items::Apply;
 use super::preload::Preload;
+use super::supervise::Supervised;
 use super::sysfs::Loan;
+use super::thp_flag::ThpFlags;
 use crate::error::CliError;
 use crate::interrupt;
 use nix::sys::prctl::set_thp_disable;
-use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::time::TimeValLike;
 use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
-/// What a run took, with all processes that it waited for.
+/// The usage of a run, with all processes that the program started.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// Seconds.
@@ -24,13 +25,21 @@ pub struct Run {
     pub processor: f64,
     /// The kernel's part.
     pub system: f64,
-    /// Faults that needed no disk.
+    /// Page faults. Pages that a call populates are not among them, unless `counts_populated`.
     pub faults: u64,
+    /// Whether `faults` is the count of `getrusage`, which includes populated pages: there is no
+    /// permission for the kernel's counter of exceptions.
+    pub counts_populated: bool,
+    /// Whether the program switched huge pages off for itself.
+    pub thp_off: bool,
     /// How it ended.
     pub status: ExitStatus,
+    /// Processes that ran on after the program, and were ended.
+    pub ended: u32,
 }
 
-/// Runs `command` with `applied` in force. It reads nothing, and what it prints is dropped. `None` where the user interrupted it.
+/// Runs `command` with `applied` in force. The program reads nothing, and its output is dropped.
+/// Returns `None` if the user interrupted the run.
 pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliError> {
     let mut program = silent(command)?;
     let name = program.get_program().to_owned();
@@ -56,28 +65,32 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
             _library = Some(library);
         }
     }
-    let children = || getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| failed(error.into()));
-    let before = children()?;
+    let mut counter = FaultCounter::new();
     let begin = Instant::now();
-    let mut child = program.spawn().map_err(failed)?;
-    let pid = i32::try_from(child.id()).map(Pid::from_raw);
+    let supervised = Supervised::spawn(&mut program).map_err(failed)?;
+    let pid = supervised.pid();
     let guard = interrupt::on_request(move || {
         // From the keyboard it comes to the program, too.
-        _ = pid.map(|pid| kill(pid, Signal::SIGTERM));
+        _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     });
-    let status = child.wait().map_err(failed)?;
+    let mut flags = ThpFlags::default();
+    let usage = supervised.wait(|| flags.look(pid)).map_err(failed)?;
     let wall = begin.elapsed().as_secs_f64();
     drop(guard);
-    let after = children()?;
     if interrupt::requested() {
         return Ok(None);
     }
-    let seconds = |time: fn(&Usage) -> nix::sys::time::TimeVal| {
-        (time(&after).num_microseconds() - time(&before).num_microseconds()) as f64 / 1e6
-    };
-    let (user, system) = (seconds(Usage::user_time), seconds(Usage::system_time));
-    let faults = (after.minor_page_faults() - before.minor_page_faults()).cast_unsigned();
-    Ok(Some(Run { wall, processor: user + system, system, faults, status }))
+    let counted = counter.count();
+    Ok(Some(Run {
+        wall,
+        processor: usage.user + usage.system,
+        system: usage.system,
+        faults: counted.unwrap_or(usage.minor_faults),
+        counts_populated: counted.is_none(),
+        thp_off: flags.mostly_off(),
+        status: usage.status,
+        ended: usage.ended,
+    }))
 }
 
 /// The program to start, which reads nothing, and whose output is dropped.
@@ -118,9 +131,21 @@ mod tests {
     fn large_blocks_are_populated() {
         let dd = ["dd", "if=/dev/null", "of=/dev/null", "bs=64M"];
         let populated = |bytes| faults(&dd, &Apply::Populate(bytes));
-        assert!(populated(64 << 20) > 16_384, "its pages count as faults");
+        let counts_populated = FaultCounter::new().count().is_none();
+        // A populated page takes no exception.
+        assert_eq!(populated(64 << 20) > 16_384, counts_populated);
         assert!(populated(65 << 20) < 8_192, "it is smaller than that");
         assert!(faults(&dd, &Apply::Nothing) < 8_192);
+    }
+
+    #[test]
+    fn a_program_that_switches_huge_pages_off_is_noticed() {
+        let thp_off = |applied: &Apply| {
+            let command = ["sleep", "0.2"].map(OsString::from);
+            once(&command, applied).expect("it runs").expect("nobody interrupts it").thp_off
+        };
+        assert!(thp_off(&Apply::WithoutThp));
+        assert!(!thp_off(&Apply::Nothing));
     }
 
     #[test]

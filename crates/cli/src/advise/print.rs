@@ -26,6 +26,9 @@ pub struct Answer<'a> {
     findings: &'a Findings,
     costs: Costs,
     plain: Option<Run>,
+    /// Nanoseconds that faults can have taken: the kernel time of the run, or of a recording the
+    /// processor time of its threads.
+    limit: f64,
     /// Seconds of the run: processor time, or of a recording the time from its first event to its last.
     seconds: f64,
     /// What can be done, the largest saving first.
@@ -39,10 +42,38 @@ impl<'a> Answer<'a> {
     /// From counts, costs and the run without a recorder, if there was one.
     pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &Trace) -> Self {
         let recorded = trace.events.last().map_or(0, |event| event.time_us);
-        let seconds = plain.map_or(recorded as f64 / 1e6, |run| run.processor);
-        let items = predict(findings, &costs);
-        let (open, prefault) = (open(findings), prefault(findings, &costs));
-        Self { findings, costs, plain, seconds, items, open, prefault }
+        let recorded = recorded as f64 / 1e6;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
+        let at_once = trace.threads.len().clamp(1, cpus) as f64;
+        let limit = plain.map_or(recorded * at_once, |run| run.system) * 1e9;
+        let bounded = bounded(findings, &costs, limit);
+        // Threads that run at once take more processor time than passes.
+        let busy = spent(findings, &bounded) / 1e9;
+        let seconds = plain.map_or(recorded.max(busy), |run| run.processor);
+        let (open, prefault) = (open(findings), prefault(findings, &bounded));
+        let mut answer =
+            Self { findings, costs, plain, limit, seconds, items: Vec::new(), open, prefault };
+        answer.items = answer.predict(&answer.costs);
+        answer
+    }
+
+    /// Predicts all items with these costs, each at most what the run can have taken.
+    pub fn predict(&self, costs: &Costs) -> Vec<Item> {
+        let mut items = predict(self.findings, &bounded(self.findings, costs, self.limit));
+        let most = self.seconds * 1e9;
+        for item in &mut items {
+            // Faults and calls are kernel time; fewer collections save time of the program.
+            let most = if item.spared.is_some() { self.limit.min(most) } else { most };
+            item.saving = item.saving.min(most);
+            item.at_best = item.at_best.min(most);
+        }
+        items
+    }
+
+    /// The costs with which the faults of the run take no more than they can have taken.
+    fn bounded(&self) -> Costs {
+        bounded(self.findings, &self.costs, self.limit)
     }
 
     /// Of a saving: the share of the run, from 0 to 1.
@@ -149,19 +180,35 @@ impl<'a> Answer<'a> {
     /// What the faults cost now.
     fn print_faults(&self, out: &mut dyn Write) -> Result<(), CliError> {
         let Findings { name, census, .. } = self.findings;
-        let spent = spent(self.findings, &self.costs);
+        let measured = spent(self.findings, &self.costs);
+        let spent = spent(self.findings, &self.bounded());
         writeln!(
             out,
             "\n {name}: {:.2} s of {:.2} s ({:.0} %) are spent in {} faults;",
             spent / 1e9,
             self.seconds,
             100.0 * self.share(spent),
-            grouped(census.faults())
+            grouped(self.findings.expected_faults())
         )?;
-        if self.share(spent) > 1.0 {
+        if measured > spent {
             writeln!(
                 out,
-                " (More than all of it: a fault cost more when it was measured. Other programs may have kept the host busy.)"
+                " At most: a fault cost {:.1} times as much when it was measured, which is more than the run had{}. Savings are reduced to match.",
+                measured / spent.max(1.0),
+                if self.plain.is_some() { " in the kernel" } else { "" }
+            )?;
+        }
+        if self.findings.expected_faults() < census.faults() {
+            writeln!(
+                out,
+                " {} were recorded, without huge pages; with huge pages as they are set here {} remain{}.",
+                grouped(census.faults()),
+                grouped(self.findings.expected_faults()),
+                if census.asks_for_huge {
+                    ", as the program asks for huge pages (MADV_HUGEPAGE)"
+                } else {
+                    ""
+                }
             )?;
         }
         writeln!(
@@ -199,6 +246,24 @@ impl<'a> Answer<'a> {
                 out,
                 " The time of the run is that of the recording, which the recorder made longer."
             )?,
+        }
+        if let Some(run) = self.plain {
+            if run.thp_off {
+                writeln!(
+                    out,
+                    " The program switches huge pages off for itself (PR_SET_THP_DISABLE): their settings have no effect on it."
+                )?;
+            }
+            if let Some(why) = disagrees(self.findings.expected_faults(), run) {
+                writeln!(out, " {why}")?;
+            }
+            if run.ended > 0 {
+                writeln!(
+                    out,
+                    " {} of its processes ran on after the program had ended, and were ended: their time is not complete.",
+                    run.ended
+                )?;
+            }
         }
         let costs = &self.costs;
         let alone = costs.quiet.touch;
@@ -253,7 +318,8 @@ impl<'a> Answer<'a> {
     /// Writes every figure.
     pub fn json(&self, json: &mut Json, context: &Context) -> Result<(), CliError> {
         let Self { findings, costs, .. } = self;
-        let times = [("seconds", self.seconds), ("fault_seconds", spent(findings, costs) / 1e9)];
+        let times =
+            [("seconds", self.seconds), ("fault_seconds", spent(findings, &self.bounded()) / 1e9)];
         for (metric, value) in times {
             json.write(context, metric, "s", Number::Real(value))?;
         }
@@ -272,6 +338,7 @@ impl<'a> Answer<'a> {
         let census = &findings.census;
         for (metric, count) in [
             ("faults", census.faults()),
+            ("faults_expected", findings.expected_faults()),
             ("faults_in_sequence", census.in_sequence),
             ("faults_zeroed", census.zeroed),
             ("faults_zero_page", census.zero_page),
@@ -303,6 +370,36 @@ impl<'a> Answer<'a> {
         }
         Ok(())
     }
+}
+
+/// Reduces `costs` until the faults of the recording take `limit` nanoseconds at most. All costs of
+/// faults are reduced alike: the run bounds their sum alone.
+fn bounded(findings: &Findings, costs: &Costs, limit: f64) -> Costs {
+    let spent = spent(findings, costs);
+    if spent > limit { costs.scaled(limit / spent) } else { costs.clone() }
+}
+
+/// The smallest difference in faults that is reported, of all faults and as a number.
+const DISAGREES: (f64, u64) = (0.2, 500);
+
+/// Explains why a run without the recorder took other faults than the recording leads to expect.
+fn disagrees(expected: u64, run: Run) -> Option<String> {
+    let (share, few) = DISAGREES;
+    let off = expected.abs_diff(run.faults);
+    let populated =
+        if run.counts_populated { ", or pages that a call populates are counted" } else { "" };
+    (off >= few && off as f64 > share * expected.max(run.faults) as f64).then(|| {
+        let why = if run.faults < expected {
+            "the program takes another course when it is recorded, or the kernel collapses its memory to huge pages".to_owned()
+        } else {
+            format!("the program takes another course when it is recorded{populated}")
+        };
+        format!(
+            "Predictions are uncertain: the recording leads to expect {} faults, the run without the recorder had {}: {why}.",
+            grouped(expected),
+            grouped(run.faults)
+        )
+    })
 }
 
 /// What a zeroed page costs a program, a first touch `alone`, and its parts: nanoseconds each.
@@ -345,6 +442,51 @@ mod tests {
         assert!(told.ends_with("cold caches and unmapping 0.50."), "{told}");
         let told = page_told(500.0, 2000.0, parts);
         assert!(told.contains("0.50 µs here, less than a first touch alone (2.00 µs: "), "{told}");
+    }
+
+    /// A run with so much kernel time, in seconds.
+    fn run(system: f64, faults: u64) -> Run {
+        Run {
+            wall: 1.2,
+            processor: 1.1,
+            system,
+            faults,
+            counts_populated: false,
+            thp_off: false,
+            status: std::process::ExitStatus::default(),
+            ended: 0,
+        }
+    }
+
+    #[test]
+    fn faults_never_take_more_than_the_kernel_time_of_the_run() {
+        let Ok(Input::Recording(source)) = open(Path::new("python")) else {
+            panic!("python is bundled")
+        };
+        let findings = findings("python", sizes(Mode::Madvise));
+        let all = spent(&findings, &costs()) / 1e9;
+        for system in [all / 3.0, 2.0 * all] {
+            let answer = Answer::new(&findings, costs(), Some(run(system, 1)), &source.trace);
+            let took = spent(&findings, &answer.bounded()) / 1e9;
+            assert!((took - all.min(system)).abs() < 1e-6, "{took} of {system}");
+            let most = answer.items.iter().map(|item| item.saving).fold(0.0, f64::max);
+            assert!(most > 0.0 && most <= system * 1e9 + 1.0, "{most} of {system}");
+        }
+        // A recording alone: its threads cannot take more than the time of all of them.
+        let dear = costs().scaled(1e4);
+        let answer = Answer::new(&findings, dear, None, &source.trace);
+        assert!(answer.share(spent(&findings, &answer.bounded())) <= 1.0 + 1e-9);
+        assert!(answer.items.iter().all(|item| answer.share(item.saving) <= 1.0 + 1e-9));
+    }
+
+    #[test]
+    fn a_run_with_other_faults_than_expected_is_remarked() {
+        assert_eq!(disagrees(20_000, run(1.0, 19_000)), None);
+        assert_eq!(disagrees(100, run(1.0, 300)), None);
+        let fewer = disagrees(20_000, run(1.0, 1_000)).expect("far off");
+        assert!(fewer.contains("expect 20,000 faults") && fewer.contains("huge pages"), "{fewer}");
+        let populated = Run { counts_populated: true, ..run(1.0, 90_000) };
+        assert!(disagrees(20_000, populated).expect("far off").contains("populates"));
     }
 
     #[test]

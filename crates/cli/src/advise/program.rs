@@ -19,11 +19,16 @@ const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
 /// What the messages of an allocator begin with that a program is linked with statically, as `rustc` is.
 const BUILT_IN: [&str; 2] = ["<jemalloc>: ", "mimalloc: "];
 
+/// A name that glibc's own code contains since version 2.26.
+const TUNABLE: &str = "glibc.malloc.trim_threshold";
+
 /// What is known of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Its memory comes from glibc's `malloc`, as far as its file says.
     pub glibc: bool,
+    /// It is linked statically: no library can be preloaded.
+    pub fixed: bool,
     /// Made by Go's compiler.
     pub go: bool,
     /// A Java virtual machine.
@@ -59,9 +64,13 @@ impl Program {
         let others = LINKED.iter().any(|name| has(needed, name))
             || BUILT_IN.iter().any(|words| has(constants, words));
         let java = has(needed, "libjli.so") || has(needed, "libjvm.so");
-        let glibc =
-            interpreter(&file).is_some_and(|loader| !loader.contains("musl")) && !others && !go;
-        Self { glibc, go, java }
+        let loader = interpreter(&file);
+        // A program that is linked with glibc statically contains the names of its tunables.
+        let glibc = match &loader {
+            Some(loader) => !loader.contains("musl"),
+            None => has(bytes, TUNABLE),
+        };
+        Self { glibc: glibc && !others && !go, fixed: loader.is_none(), go, java }
     }
 }
 
@@ -106,13 +115,28 @@ mod tests {
     #[test]
     fn a_program_is_known_by_its_file_and_its_threads() {
         let got = Program::of("sh".as_ref(), &Trace::default());
-        assert_eq!(got, Program { glibc: cfg!(target_env = "gnu"), go: false, java: false });
+        assert_eq!(got, Program { glibc: cfg!(target_env = "gnu"), ..Program::default() });
         let nothing = Program::of("/no/such/program".as_ref(), &Trace::default());
         assert_eq!(nothing, Program::default());
         let trace =
             faultless_trace::recordings::find("java").expect("bundled").trace().expect("good");
         assert!(Program::of("/no/such/program".as_ref(), &trace).java);
         assert_eq!(Program::of_file(b"#!/bin/sh\n"), Program::default());
+    }
+
+    #[test]
+    fn static_glibc_is_found() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let program = dir.path().join("program");
+        let mut gcc = std::process::Command::new("gcc");
+        gcc.args(["-static", "-x", "c", "-o"]).arg(&program).arg("-");
+        let mut gcc = gcc.stdin(std::process::Stdio::piped()).spawn().expect("gcc links Rust here");
+        let source =
+            b"#include <stdlib.h>\nint main(int n, char **v) { return !malloc(n + !*v); }\n";
+        std::io::Write::write_all(&mut gcc.stdin.take().expect("piped"), source).expect("it reads");
+        assert!(gcc.wait().expect("it ends").success(), "glibc's static library is installed");
+        let got = Program::of(program.as_os_str(), &Trace::default());
+        assert_eq!(got, Program { glibc: true, fixed: true, ..Program::default() });
     }
 
     /// This test has the words of such an allocator among its constants, as a program has that is linked with it.

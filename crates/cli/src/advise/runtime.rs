@@ -3,7 +3,7 @@
 use super::collector::{GOGC, Saved};
 use super::costs::Costs;
 use super::findings::Findings;
-use super::items::{Apply, Item, Open, folio_time, size};
+use super::items::{Apply, Item, Open, fewer, folio_time, size, touch_time};
 use super::sysfs::Mode;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
@@ -30,7 +30,8 @@ fn lazily(findings: &Findings, costs: &Costs) -> Option<Item> {
     (findings.program.go && findings.census.discarded > 0).then(|| Item {
         name: "Go frees lazily".into(),
         action: "GODEBUG=madvdontneed=0".into(),
-        saving: findings.census.discarded as f64 * costs.page,
+        saving: findings.census.discarded as f64 * touch_time(findings, costs),
+        spared: Some(findings.census.discarded as f64 * findings.single()),
         unused: 0,
         apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
         at_best: 0.0,
@@ -48,6 +49,7 @@ fn collects_less(findings: &Findings, costs: &Costs) -> Option<Item> {
             (bytes / PAGE_SIZE) as f64 * costs.page / 1e6
         ),
         saving: cpu_ms * 1e6 - (bytes / PAGE_SIZE) as f64 * costs.page,
+        spared: None,
         unused: bytes,
         apply: Apply::Environment(vec![("GOGC", GOGC.to_string())]),
         at_best: 0.0,
@@ -65,6 +67,7 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "Java heap on THP".into(),
         action: "-XX:+UseTransparentHugePages".into(),
         saving: folio_time(&findings.now, costs) - folio_time(with, costs),
+        spared: Some(fewer(&findings.now, with)),
         unused: with.outcome.peak_untouched * PAGE_SIZE,
         apply: java("-XX:+UseTransparentHugePages".into()),
         at_best: 0.0,
@@ -76,8 +79,8 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
 fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
     let heap = java_heap(findings)?;
     let unused = (heap.usable / PAGE_SIZE).saturating_sub(heap.touched);
-    let saving =
-        heap.touched as f64 * (costs.page - costs.pretouched) - unused as f64 * costs.taken();
+    let saving = heap.touched as f64 * findings.single() * (costs.page - costs.pretouched)
+        - unused as f64 * costs.taken();
     Some(Item {
         name: "Java touches its heap".into(),
         action: format!(
@@ -86,6 +89,7 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
             size(heap.touched * PAGE_SIZE)
         ),
         saving,
+        spared: None,
         unused: unused * PAGE_SIZE,
         apply: java("-XX:+AlwaysPreTouch".into()),
         at_best: 0.0,

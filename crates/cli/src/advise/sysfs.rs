@@ -85,6 +85,11 @@ impl Sizes {
         }
     }
 
+    /// The orders that memory gets for which the program asks (`MADV_HUGEPAGE`).
+    pub fn asked(&self) -> Vec<u8> {
+        (SMALLEST..=LARGEST).filter(|order| self.mode(*order) != Mode::Never).collect()
+    }
+
     /// The orders that all memory gets.
     pub fn always(&self) -> Vec<u8> {
         (SMALLEST..=LARGEST).filter(|order| self.mode(*order) == Mode::Always).collect()

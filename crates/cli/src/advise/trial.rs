@@ -6,7 +6,8 @@
 
 use super::costs::{Meter, median};
 use super::findings::Findings;
-use super::items::{Apply, Item, Open, predict};
+use super::interval::{FEWEST, Saving};
+use super::items::{Apply, Item, Open};
 use super::once::{Run, once};
 use super::print::{Answer, WORTH};
 use crate::args::AdviseArgs;
@@ -16,10 +17,6 @@ use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use std::io::Write;
-
-/// Samples that are drawn again for an interval, which holds so much of them.
-const DRAWN: usize = 4000;
-const WITHIN: f64 = 0.95;
 
 /// What is tried: an advice with a prediction or without one.
 #[derive(Debug)]
@@ -107,19 +104,20 @@ pub fn run(
         }
     }
     drop(progress);
-    let predicted = predict(findings, &meter.costs());
-    let head = ["tried", "predicted", "measured", "95 % of samples", "elapsed", "faults"]
-        .map(str::to_owned);
+    let predicted = answer.predict(&meter.costs());
+    let head =
+        ["tried", "predicted", "measured", "95 % interval", "elapsed", "faults"].map(str::to_owned);
     let mut rows = table::numbers(&head, style);
     let change = |[before, with]: &[Vec<Run>; 2], of: fn(&Run) -> f64| {
         let middle = |runs: &[Run]| median(&runs.iter().map(of).collect::<Vec<_>>());
         middle(with).unwrap_or(0.0) - middle(before).unwrap_or(0.0)
     };
-    let (mut off, mut right) = (Vec::new(), 0);
+    let (mut off, mut right, mut unmoved) = (Vec::new(), 0, Vec::new());
     for (item, runs) in tried.iter().zip(&runs) {
         let times = |runs: &[Run]| runs.iter().map(|run| run.processor).collect::<Vec<_>>();
         let [before, with] = runs.each_ref().map(|runs| times(runs));
-        let Some((saved, interval)) = difference(&before, &with) else { continue };
+        let Some(saving) = Saving::of(&before, &with) else { continue };
+        let saved = saving.middle;
         let elapsed = change(runs, |run| run.wall);
         let faults = change(runs, |run| run.faults as f64);
         // With what was measured meanwhile.
@@ -127,8 +125,12 @@ pub fn run(
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
             now.at_best / 1e9
         });
-        // One pair, of a trial that was interrupted, tells nothing of the noise.
-        let sure = with.len() > 1 && (interval[0] > 0.0 || interval[1] < 0.0);
+        // The count of `getrusage` includes populated pages, so it does not show their effect.
+        let counted = !runs.iter().flatten().any(|run| run.counts_populated)
+            || !matches!(item.apply, Apply::Populate(_));
+        let moved = !counted || item.item.is_none_or(|item| item.moved(-faults));
+        unmoved.extend((!moved).then_some(item.name));
+        let sure = saving.is_sure() && moved;
         if let Some(told) = told.filter(|_| sure) {
             off.push((told - saved).abs() / saved.abs());
             right += u32::from((told < 0.0) == (saved < 0.0));
@@ -139,7 +141,9 @@ pub fn run(
                 item.name.to_owned(),
                 told.map_or("-".into(), |told| format!("{told:.3} s")),
                 format!("{}{saved:.3} s", if sure { "" } else { "~" }),
-                format!("{:.3} to {:.3} s", interval[0], interval[1]),
+                saving.interval.map_or("too few rounds".into(), |[low, high]| {
+                    format!("{low:.3} to {high:.3} s")
+                }),
                 format!("{elapsed:+.3} s"),
                 format!("{faults:.0}"),
             ],
@@ -150,13 +154,15 @@ pub fn run(
         }
         for (metric, value) in [
             ("measured_seconds", saved),
-            ("interval_from_seconds", interval[0]),
-            ("interval_to_seconds", interval[1]),
             ("processor_seconds", median(&with).unwrap_or(0.0)),
             ("processor_seconds_before", median(&before).unwrap_or(0.0)),
             ("elapsed_saving_seconds", -elapsed),
         ] {
             json.write(&context, metric, "s", Number::Real(value))?;
+        }
+        if let Some([low, high]) = saving.interval {
+            json.write(&context, "interval_from_seconds", "s", Number::Real(low))?;
+            json.write(&context, "interval_to_seconds", "s", Number::Real(high))?;
         }
         for (metric, runs) in [("run_seconds", &with), ("run_seconds_before", &before)] {
             for value in runs {
@@ -176,6 +182,16 @@ pub fn run(
         " ~: within the noise. Predictions use what pages cost between these runs: {:.2} µs each.",
         meter.costs().page / 1e3
     )?;
+    if !unmoved.is_empty() {
+        writeln!(
+            out,
+            " Not confirmed, as the number of faults did not change as predicted: {}.",
+            unmoved.join(", ")
+        )?;
+    }
+    if pairs < FEWEST {
+        writeln!(out, " An interval of 95 % needs {FEWEST} rounds: --rounds {FEWEST} or more.")?;
+    }
     if let Some(median) = median(&off) {
         let (beyond, error) = (off.len(), 100.0 * median);
         writeln!(
@@ -189,6 +205,13 @@ pub fn run(
             " Memory was used and freed before each run: the host takes free memory back, and what it has taken is only predicted, above."
         )?;
     }
+    let populated = |run: &Run| run.counts_populated;
+    if runs.iter().flatten().flatten().any(populated) {
+        writeln!(
+            out,
+            " The faults include populated pages: there is no permission for the kernel's counter of page faults."
+        )?;
+    }
     let failed = runs.iter().flatten().flatten().filter(|run| !run.status.success()).count();
     if failed > 0 {
         writeln!(out, " {failed} of the runs did not end with status 0.")?;
@@ -197,43 +220,4 @@ pub fn run(
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     }
     Ok(())
-}
-
-/// What `with` takes less than `before`, of which each pair of runs is of one round and met about the same load: the median of the averages of
-/// any two differences (Hodges and Lehmann), and the interval of it, percentiles of the bootstrap. None of nothing.
-fn difference(before: &[f64], with: &[f64]) -> Option<(f64, [f64; 2])> {
-    let saved: Vec<f64> = before.iter().zip(with).map(|(before, with)| before - with).collect();
-    let middle = |saved: &[f64]| {
-        let averages = |at: usize| saved[at..].iter().map(move |other| (saved[at] + other) / 2.0);
-        median(&(0..saved.len()).flat_map(averages).collect::<Vec<_>>())
-    };
-    // The same samples give the same interval.
-    let mut random = fastrand::Rng::with_seed(1);
-    let mut again =
-        || -> Vec<f64> { saved.iter().map(|_| saved[random.usize(..saved.len())]).collect() };
-    let mut drawn: Vec<f64> = (0..DRAWN).filter_map(|_| middle(&again())).collect();
-    drawn.sort_by(f64::total_cmp);
-    let tail = (DRAWN as f64 * (1.0 - WITHIN) / 2.0) as usize;
-    Some((middle(&saved)?, [drawn[tail], drawn[DRAWN - 1 - tail]]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_difference_beyond_the_noise_has_an_interval_without_zero() {
-        let before = [2.0, 2.1, 2.05, 1.95, 2.0];
-        let (saved, [low, high]) =
-            difference(&before, &[1.5, 1.52, 1.49, 1.6, 1.48]).expect("runs");
-        assert!((saved - 0.51).abs() < 0.02 && low > 0.3 && high < 0.7, "{saved}");
-        assert!(low <= saved && saved <= high);
-        let (_, [low, high]) = difference(&before, &[2.2, 1.8, 2.02, 1.9, 2.1]).expect("runs");
-        assert!(low < 0.0 && high > 0.0);
-        // Load that comes and goes is in both runs of a round.
-        let loaded = [2.0, 3.0, 4.0, 3.0, 2.0];
-        let (saved, [low, high]) = difference(&loaded, &loaded.map(|run| run - 0.1)).expect("runs");
-        assert!((saved - 0.1).abs() < 1e-9 && (high - low) < 1e-9, "{low} to {high}");
-        assert!(difference(&[], &[1.0]).is_none());
-    }
 }

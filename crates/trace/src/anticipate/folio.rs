@@ -20,22 +20,33 @@ pub struct Folios {
     pub mapped: [u64; LARGEST as usize + 1],
 }
 
-/// What `trace` comes to where folios of these `orders`, each 1 to [`LARGEST`], are enabled for all anonymous memory. Without any,
-/// each fault maps one page.
+/// The faults and folios of `trace` if folios of the orders `all`, each 1 to [`LARGEST`], are
+/// enabled for all anonymous memory, and those of `asked` for memory with `MADV_HUGEPAGE`. Memory
+/// with `MADV_NOHUGEPAGE` gets single pages. Without any order, each fault maps one page.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
-pub fn folios(trace: &Trace, orders: &[u8]) -> Result<Folios, PlanError> {
-    let mut orders: Vec<_> = orders.iter().copied().filter(|order| *order <= LARGEST).collect();
-    orders.sort_unstable_by(|a, b| b.cmp(a));
-    let mut policy = Enabled { orders, mapped: [0; LARGEST as usize + 1] };
+pub fn folios(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanError> {
+    let sorted = |orders: &[&[u8]]| {
+        let mut orders = orders.concat();
+        orders.retain(|order| *order <= LARGEST);
+        orders.sort_unstable_by(|a, b| b.cmp(a));
+        orders
+    };
+    let mut policy = Enabled {
+        all: sorted(&[all]),
+        asked: sorted(&[all, asked]),
+        mapped: [0; LARGEST as usize + 1],
+    };
     let outcome = walk(trace, &mut policy)?;
     Ok(Folios { outcome, mapped: policy.mapped })
 }
 
 /// The orders that are enabled, the largest first.
 struct Enabled {
-    orders: Vec<u8>,
+    all: Vec<u8>,
+    /// For memory with `MADV_HUGEPAGE`.
+    asked: Vec<u8>,
     mapped: [u64; LARGEST as usize + 1],
 }
 
@@ -47,11 +58,16 @@ impl Policy for Enabled {
         };
         let fits = |order: &u8| {
             let block = block(*order);
-            let inside = fault.reach.start <= block.start && block.end <= fault.reach.end;
+            let inside = fault.alike.start <= block.start && block.end <= fault.alike.end;
             inside && fault.pages.range(block).all(|(page, _)| *page == fault.page)
         };
         let reads = matches!(fault.access, Access::Read | Access::Exec);
-        let order = self.orders.iter().copied().find(fits).filter(|_| !reads).unwrap_or(0);
+        let orders: &[u8] = match fault.huge {
+            None => &self.all,
+            Some(true) => &self.asked,
+            Some(false) => &[],
+        };
+        let order = orders.iter().copied().find(fits).filter(|_| !reads).unwrap_or(0);
         self.mapped[usize::from(order)] += 1;
         block(order).collect()
     }
@@ -68,7 +84,7 @@ mod tests {
 
     fn with(orders: &[u8], events: &[Kind]) -> Folios {
         let trace = Trace::of_one_thread(events.iter().copied());
-        folios(&trace, orders).unwrap()
+        folios(&trace, orders, &[]).unwrap()
     }
 
     fn map(page: u64, pages: u64) -> Kind {
@@ -112,12 +128,38 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_asks_for_huge_pages_gets_those_of_madvise() {
+        let advise = |page: u64, pages: u64, advice| {
+            let (start, len) = (START + page * PAGE_SIZE, pages * PAGE_SIZE);
+            Kind::Advise { start, len, advice }
+        };
+        let of = |all: &[u8], asked: &[u8], events: &[Kind]| {
+            let trace = Trace::of_one_thread(events.iter().copied());
+            folios(&trace, all, asked).unwrap()
+        };
+        let touches: Vec<_> = (0..2048).map(|page| touch(page, Access::Write)).collect();
+        // The middle of the mapping asks, so the kernel splits the mapping in three.
+        let asks = [&[map(0, 2048), advise(512, 1024, 14)], &touches[..]].concat();
+        let got = of(&[], &[9], &asks);
+        assert_eq!((got.outcome.left, got.mapped[0], got.mapped[9]), (1026, 1024, 2));
+        assert_eq!(of(&[], &[], &asks).outcome.left, 2048);
+        let refuses = [&[map(0, 2048), advise(512, 1024, 15)], &touches[..]].concat();
+        assert_eq!(of(&[9], &[], &refuses).outcome.left, 1026);
+        // A folio does not reach beyond the memory that asks.
+        let part = [&[map(0, 2048), advise(256, 512, 14)], &touches[..]].concat();
+        assert_eq!(of(&[], &[9], &part).outcome.left, 2048);
+        // A new mapping has no advice.
+        let again = [&[map(0, 2048), advise(0, 2048, 14), map(0, 2048)], &touches[..]].concat();
+        assert_eq!(of(&[], &[9], &again).outcome.left, 2048);
+    }
+
+    #[test]
     fn without_orders_each_fault_maps_a_page() {
         let trace = crate::recordings::find("python").unwrap().trace().unwrap();
-        let none = folios(&trace, &[]).unwrap();
+        let none = folios(&trace, &[], &[]).unwrap();
         assert_eq!(none.outcome.left, none.outcome.faults);
         assert_eq!(none.mapped[0], none.outcome.faults);
-        let some = folios(&trace, &[4]).unwrap();
+        let some = folios(&trace, &[4], &[]).unwrap();
         assert!(some.outcome.left < none.outcome.left / 2, "{some:?}");
         assert_eq!(some.mapped.iter().sum::<u64>(), some.outcome.left);
     }

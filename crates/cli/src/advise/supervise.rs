@@ -1,0 +1,250 @@
+//! A process between this command and the program: it waits for everything that the program starts.
+//!
+//! A daemon and its like leave their parent, so the parent's resource usage lacks their time. The
+//! supervisor is the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`), waits for each of
+//! them, and reports their usage. It does not execute a program of its own: it is forked before the
+//! program's `exec`.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time that processes may run on after the program's first process has ended.
+const LINGER: Duration = Duration::from_secs(2);
+/// Time between two looks at what still runs.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The usage of all processes of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// Seconds in the program.
+    pub user: f64,
+    /// Seconds in the kernel.
+    pub system: f64,
+    /// Faults that needed no disk, and populated pages.
+    pub minor_faults: u64,
+    /// The end of the first process.
+    pub status: ExitStatus,
+    /// Processes that ran on after the first one, and were ended.
+    pub ended: u32,
+}
+
+/// A program that runs under a supervisor.
+#[derive(Debug)]
+pub struct Supervised {
+    supervisor: Child,
+    report: File,
+    pid: i32,
+}
+
+/// Words of a report: the process identifier, the wait status, seconds and microseconds of user and
+/// system time, and faults.
+type Word = i64;
+
+impl Supervised {
+    /// Starts `command`.
+    ///
+    /// # Errors
+    /// The program cannot be executed.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let (report, sender) = nix::unistd::pipe()?;
+        let fd = sender.as_raw_fd();
+        // SAFETY: `supervise` makes system calls only, all of them async-signal-safe.
+        unsafe { command.pre_exec(move || supervise(fd)) };
+        let supervisor = command.spawn()?;
+        drop::<OwnedFd>(sender);
+        let mut report = File::from(report);
+        let pid = word(&mut report)?;
+        let pid = i32::try_from(pid).map_err(io::Error::other)?;
+        Ok(Self { supervisor, report, pid })
+    }
+
+    /// Returns the identifier of the program's first process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Waits until all processes have ended. Calls `look` now and then while the first one runs.
+    /// Ends processes that run on for longer than [`LINGER`].
+    ///
+    /// # Errors
+    /// The supervisor was killed.
+    pub fn wait(mut self, mut look: impl FnMut()) -> io::Result<Usage> {
+        let mut pause = LOOK / 2;
+        while !self.is_ready(pause)? {
+            look();
+            pause = (pause * 2).min(10 * LOOK);
+        }
+        let status = word(&mut self.report)? as i32;
+        let end = Instant::now() + LINGER;
+        let mut ended = 0;
+        while !self.is_ready(LOOK)? {
+            if Instant::now() < end {
+                continue;
+            }
+            let left = descendants(self.supervisor.id().cast_signed());
+            ended = ended.max(left.len() as u32);
+            for pid in left {
+                // A process that has ended by now gets nothing: the supervisor alone reaps it.
+                _ = nix::sys::signal::kill(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGKILL,
+                );
+            }
+            thread::sleep(LOOK);
+        }
+        let mut next = || word(&mut self.report);
+        let mut seconds = || Ok::<f64, io::Error>(next()? as f64 + next()? as f64 / 1e6);
+        let (user, system) = (seconds()?, seconds()?);
+        let minor_faults = word(&mut self.report)?.cast_unsigned();
+        self.supervisor.wait()?;
+        let status = ExitStatus::from_raw(status);
+        Ok(Usage { user, system, minor_faults, status, ended })
+    }
+
+    /// Waits for the next word of the report, for `time` at most.
+    fn is_ready(&self, time: Duration) -> io::Result<bool> {
+        let mut fd = libc::pollfd { fd: self.report.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: `fd` is one valid structure.
+        match unsafe { libc::poll(&raw mut fd, 1, time) } {
+            0 => Ok(false),
+            1.. => Ok(true),
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+                error => Err(error),
+            },
+        }
+    }
+}
+
+fn word(report: &mut File) -> io::Result<Word> {
+    let mut bytes = [0; size_of::<Word>()];
+    report.read_exact(&mut bytes)?;
+    Ok(Word::from_ne_bytes(bytes))
+}
+
+/// Returns all processes below `pid` that have not ended.
+pub fn descendants(pid: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    let mut next = vec![pid];
+    while let Some(pid) = next.pop() {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        for list in lists {
+            let children: Vec<i32> =
+                list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+            found.extend(&children);
+            next.extend(children);
+        }
+    }
+    found
+}
+
+/// Forks. The child returns, to execute the program; the parent is the supervisor and never returns.
+fn supervise(report: RawFd) -> io::Result<()> {
+    // SAFETY: these calls touch no memory of this process but the local structures that they are
+    // given. After the fork the parent runs no code but the calls below, and ends with `_exit`.
+    unsafe {
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        // Not `fork`, which runs handlers that may allocate.
+        let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
+        match pid {
+            0 => return Ok(()),
+            ..0 => return Err(io::Error::last_os_error()),
+            _ => {}
+        }
+        // `Command::spawn` waits until its own pipe is closed; so does a reader of the program's output.
+        libc::syscall(libc::SYS_close_range, 0, report - 1, 0);
+        libc::syscall(libc::SYS_close_range, report + 1, u32::MAX, 0);
+        let send = |value: Word| {
+            let bytes = value.to_ne_bytes();
+            libc::write(report, bytes.as_ptr().cast(), bytes.len());
+        };
+        send(pid);
+        let mut all = Usages::default();
+        loop {
+            let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
+            match libc::wait4(-1, &raw mut status, 0, &raw mut usage) {
+                ended if ended > 0 => {
+                    all.add(&usage);
+                    if libc::c_long::from(ended) == pid {
+                        send(status.into());
+                    }
+                }
+                _ if *libc::__errno_location() == libc::EINTR => {}
+                _ => break,
+            }
+        }
+        all.words().into_iter().for_each(send);
+        libc::_exit(0);
+    }
+}
+
+/// The sums of a supervisor.
+#[derive(Default)]
+struct Usages {
+    user: i64,
+    system: i64,
+    faults: i64,
+}
+
+impl Usages {
+    fn add(&mut self, usage: &libc::rusage) {
+        let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+        self.user += micros(usage.ru_utime);
+        self.system += micros(usage.ru_stime);
+        self.faults += usage.ru_minflt;
+    }
+
+    fn words(&self) -> [Word; 5] {
+        const SECOND: i64 = 1_000_000;
+        let Self { user, system, faults } = *self;
+        [user / SECOND, user % SECOND, system / SECOND, system % SECOND, faults]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(script: &str) -> Usage {
+        let mut command = Command::new("sh");
+        let run = Supervised::spawn(command.args(["-c", script])).expect("sh starts");
+        run.wait(|| ()).expect("the supervisor reports")
+    }
+
+    #[test]
+    fn a_grandchild_that_nobody_waits_for_is_part_of_the_run() {
+        // The shell in the middle ends at once, so its child has no parent that waits for it.
+        let busy = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done";
+        let used = usage(&format!("sh -c '({busy}) & exit 0'; exit 3"));
+        assert_eq!((used.status.code(), used.ended), (Some(3), 0));
+        let alone = usage("sh -c 'exit 0'; exit 3");
+        assert!(used.user + used.system > alone.user + alone.system + 0.01, "{used:?}, {alone:?}");
+    }
+
+    #[test]
+    fn a_daemon_that_runs_on_is_ended() {
+        let begin = Instant::now();
+        let used = usage("(sleep 1000 &) ; exit 0");
+        assert_eq!((used.status.code(), used.ended), (Some(0), 1));
+        assert!(begin.elapsed() < 10 * LINGER);
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_executed_is_an_error() {
+        let error = Supervised::spawn(&mut Command::new("/no/such/program"))
+            .expect_err("there is no such program");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_signal_that_ends_the_first_process_is_reported() {
+        assert_eq!(usage("kill -9 $$").status.signal(), Some(9));
+    }
+}
