@@ -112,6 +112,20 @@ fn the_program_passes_through_and_decides_the_exit_status() {
     );
 }
 
+/// The stand-in ends with the program's first process, as perf does.
+#[test]
+fn a_daemon_is_named_and_not_started_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let starts = dir.path().join("starts");
+    let script = format!("echo one >> {}; (exec sleep 3 >/dev/null 2>&1 &)", starts.display());
+    let ran = Ran::of(&mut advise(dir.path(), &["--", "sh", "-c", &script]));
+    for said in ["still run and are not recorded further: sleep", "runs on in the background"] {
+        assert!(ran.err.contains(said), "no {said:?} in {}", ran.err);
+    }
+    assert_eq!(fs::read_to_string(&starts).expect("the program ran"), "one\n");
+    ran.succeeds();
+}
+
 /// The recording that stands in is of a program with many faults, the program one that runs for a moment: so each advice is tried.
 #[test]
 fn advice_is_tried_beside_runs_without_it() {

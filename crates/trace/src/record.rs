@@ -13,6 +13,7 @@
 mod huge;
 mod program;
 mod signals;
+mod survivors;
 
 pub use program::find as find_program;
 pub use signals::Signals;
@@ -27,6 +28,7 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use survivors::Survivors;
 
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
@@ -119,6 +121,8 @@ pub struct Recorded {
     pub trace: Trace,
     /// How the program ended, which perf passes on.
     pub status: ExitStatus,
+    /// Names of processes that still ran when the recording ended: the program is a daemon.
+    pub left: Vec<String>,
     /// What the user should know beside what there was a warning of.
     pub notes: Vec<String>,
 }
@@ -251,15 +255,18 @@ impl Setup {
         let mut perf = Command::new(&self.perf);
         perf.args(self.arguments(output, command));
         let signals = Signals::hold();
+        let survivors = Survivors::watch();
         prepare(&mut perf);
         let run = |e| RecordError::Run(self.perf.display().to_string(), e);
         let mut perf = perf.spawn().map_err(run)?;
-        let forwarder = signals.forward(perf.id());
+        let pid = perf.id();
+        let forwarder = signals.forward(pid);
         signals::await_end(perf.id());
         drop(forwarder);
         drop(around);
-        let status = perf.wait().map_err(run);
-        let status = status?;
+        let status = perf.wait().map_err(run)?;
+        let left = survivors.find(pid);
+        drop(survivors);
         let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
         let mut trace = crate::read(output).map_err(unwritten)?;
         let ended = (!status.success()).then(|| format!("the program ended with {status}"));
@@ -269,8 +276,9 @@ impl Setup {
         header.made = format!("faultless record -- {}; {}", words.join(" "), header.made);
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
-        header.notes.extend(hidden.into_iter().chain(ended.clone()));
-        Ok(Recorded { trace, status, notes: ended.into_iter().collect() })
+        let notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
+        header.notes.extend(hidden.into_iter().chain(notes.clone()));
+        Ok(Recorded { trace, status, left, notes })
     }
 }
 

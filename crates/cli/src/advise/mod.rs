@@ -82,7 +82,13 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
             }
         }
         None => {
-            let (source, status) = recorded(args)?;
+            let (source, status, daemon) = recorded(args)?;
+            if daemon {
+                say!(
+                    "faultless: nothing is predicted for a program that runs on in the background"
+                );
+                return Ok(exit_code(status));
+            }
             interrupt::install();
             (source, Some(status))
         }
@@ -138,7 +144,8 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Records the program, whose input and output are its own.
-fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus), CliError> {
+/// Returns whether processes of the program still run, too.
+fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
     // What is sent to us is the program's.
     let _signals = Signals::hold();
     let setup = record::setup(args.lesser)?;
@@ -151,5 +158,5 @@ fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus), CliError> {
         say!("faultless: {note}");
     }
     let name = recorded.trace.header.program.clone();
-    Ok((Source::new(name, recorded.trace)?, recorded.status))
+    Ok((Source::new(name, recorded.trace)?, recorded.status, !recorded.left.is_empty()))
 }

@@ -128,7 +128,7 @@ pub(super) fn await_end(pid: u32) {
 }
 
 /// The processes whose parent is `parent`.
-fn children(parent: u32) -> io::Result<Vec<u32>> {
+pub(super) fn children(parent: u32) -> io::Result<Vec<u32>> {
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let is_child = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
