@@ -126,7 +126,11 @@ fn a_daemon_is_named_and_not_started_again() {
     ran.succeeds();
 }
 
-/// The recording that stands in is of a program with many faults, the program one that runs for a moment: so each advice is tried.
+/// Takes about as many faults as the recording of python that stands in, so that its time in the
+/// kernel is that of so many.
+const FAULTS: &str = "dd if=/dev/zero of=/dev/null bs=96M count=1 2>/dev/null";
+
+/// The program has about the faults of the recording that stands in: so each advice is tried.
 #[test]
 fn advice_is_tried_beside_runs_without_it() {
     let _settled = settled();
@@ -134,8 +138,10 @@ fn advice_is_tried_beside_runs_without_it() {
     let recording = dir.path().join("python.fltrace");
     fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
     let file = dir.path().join("variables");
-    let shell =
-        format!("echo \"${{MALLOC_MMAP_MAX_-}};${{GLIBC_TUNABLES-}}\" >> {}", file.display());
+    let shell = format!(
+        "echo \"${{MALLOC_MMAP_MAX_-}};${{GLIBC_TUNABLES-}}\" >> {}; {FAULTS}",
+        file.display()
+    );
     let args = ["--try", "--rounds", "2", "--json", "-", "--", "sh", "-c", &shell];
     let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
     let said = ran.err.clone();
@@ -199,7 +205,9 @@ fn an_interrupt_ends_a_trial_with_what_it_has() {
     let dir = tempfile::tempdir().expect("a directory");
     let recording = dir.path().join("python.fltrace");
     fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
-    let mut advise = advise(dir.path(), &["--try", "--rounds", "1000", "--", "sleep", "0.2"]);
+    let script = format!("{FAULTS}; sleep 0.2");
+    let args = ["--try", "--rounds", "1000", "--", "sh", "-c", &script];
+    let mut advise = advise(dir.path(), &args);
     advise.env("FIXTURE", &recording);
     let mut child =
         advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");

@@ -38,6 +38,17 @@ pub struct Run {
     pub ended: u32,
 }
 
+/// Seconds of processor time below which the kernel's part is not reliable: many kernels divide the
+/// time by what they find at timer ticks, and a short run meets few of them.
+const FEW_TICKS: f64 = 0.25;
+
+impl Run {
+    /// Returns the seconds that faults can have taken at most.
+    pub fn fault_limit(&self) -> f64 {
+        if self.processor < FEW_TICKS { self.processor } else { self.system }
+    }
+}
+
 /// Runs `command` with `applied` in force. The program reads nothing, and its output is dropped.
 /// Returns `None` if the user interrupted the run.
 pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliError> {

@@ -46,7 +46,7 @@ impl<'a> Answer<'a> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
         let at_once = trace.threads.len().clamp(1, cpus) as f64;
-        let limit = plain.map_or(recorded * at_once, |run| run.system) * 1e9;
+        let limit = plain.map_or(recorded * at_once, |run| run.fault_limit()) * 1e9;
         let bounded = bounded(findings, &costs, limit);
         // Threads that run at once take more processor time than passes.
         let busy = spent(findings, &bounded) / 1e9;
@@ -195,7 +195,11 @@ impl<'a> Answer<'a> {
                 out,
                 " At most: a fault cost {:.1} times as much when it was measured, which is more than the run had{}. Savings are reduced to match.",
                 measured / spent.max(1.0),
-                if self.plain.is_some() { " in the kernel" } else { "" }
+                if self.plain.is_some_and(|run| run.fault_limit() == run.system) {
+                    " in the kernel"
+                } else {
+                    ""
+                }
             )?;
         }
         if self.findings.expected_faults() < census.faults() {
@@ -465,6 +469,10 @@ mod tests {
         };
         let findings = findings("python", sizes(Mode::Madvise));
         let all = spent(&findings, &costs()) / 1e9;
+        // A short run has an unreliable division of its time.
+        let short = Run { processor: all / 2.0, ..run(0.0, 1) };
+        let answer = Answer::new(&findings, costs(), Some(short), &source.trace);
+        assert!((spent(&findings, &answer.bounded()) / 1e9 - all / 2.0).abs() < 1e-6);
         for system in [all / 3.0, 2.0 * all] {
             let answer = Answer::new(&findings, costs(), Some(run(system, 1)), &source.trace);
             let took = spent(&findings, &answer.bounded()) / 1e9;
