@@ -126,8 +126,8 @@ fn a_daemon_is_named_and_not_started_again() {
     ran.succeeds();
 }
 
-/// Takes about as many faults as the recording of python that stands in, so that its time in the
-/// kernel is that of so many.
+/// A command with about the faults of the bundled recording of python, and so with about its time
+/// in the kernel.
 const FAULTS: &str = "dd if=/dev/zero of=/dev/null bs=96M count=1 2>/dev/null";
 
 /// The program has about the faults of the recording that stands in: so each advice is tried.

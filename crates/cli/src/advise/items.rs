@@ -106,7 +106,7 @@ pub fn touch_time(findings: &Findings, costs: &Costs) -> f64 {
 }
 
 impl Item {
-    /// Whether the faults of a run with it, fewer by `spared`, agree with what it is for. A run
+    /// Returns whether a run that took `spared` fewer faults shows the effect of the item. A run
     /// whose number of faults stays shows no effect of a setting that spares faults.
     pub fn moved(&self, spared: f64) -> bool {
         self.spared.is_none_or(|predicted| {
@@ -151,8 +151,7 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
     Some(Item {
         name: "prefault by the kernel".into(),
         action: format!(
-            "no setting gives it: windows of up to 32 pages would spare {} faults",
-            effect.saved
+            "no setting gives it: windows of up to 32 pages would spare {saved:.0} faults"
         ),
         saving,
         at_best: saving,

@@ -190,7 +190,7 @@ impl<'a> Answer<'a> {
             100.0 * self.share(spent),
             grouped(self.findings.expected_faults())
         )?;
-        if measured > spent {
+        if measured > 1.05 * spent {
             writeln!(
                 out,
                 " At most: a fault cost {:.1} times as much when it was measured, which is more than the run had{}. Savings are reduced to match.",

@@ -71,11 +71,11 @@ mod tests {
         // The shell ends at once; the sleep has no parent then.
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 1234 & echo $!"]).stdout(Stdio::piped());
-        let shell = shell.spawn().unwrap();
+        let mut shell = shell.spawn().unwrap();
         let own = shell.id();
-        // Nothing but the number is read: the sleep keeps the pipe open.
+        // The sleep keeps the pipe open, so only the number is read.
         let mut line = String::new();
-        let mut out = std::io::BufReader::new(shell.stdout.unwrap());
+        let mut out = std::io::BufReader::new(shell.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut out, &mut line).unwrap();
         super::super::signals::await_end(own);
         let names = survivors.find(own);
@@ -84,8 +84,8 @@ mod tests {
         unsafe {
             libc::kill(pid, libc::SIGKILL);
             libc::waitpid(pid, ptr::null_mut(), 0);
-            libc::waitpid(own.cast_signed(), ptr::null_mut(), 0);
         }
+        shell.wait().unwrap();
         // Other tests may run programs meanwhile.
         assert!(names.iter().any(|name| name == "sleep" || name == "sh"), "{names:?}");
         let note = note(&names).unwrap();
