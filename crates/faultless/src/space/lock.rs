@@ -54,9 +54,11 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, or the range wraps), `ENOMEM` (a hole, or VMAs cannot be split). VMAs
-    /// below a hole are changed.
+    /// below a hole are changed. A length that rounds up to 2^64 counts as 0.
     pub fn mlock(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, lock: Lock) -> Result<(), Error> {
-        let end = page_up(len).and_then(|len| addr.checked_add(len));
+        self.check_vm(cpu);
+        // As on Linux, a length that wraps when it is rounded up counts as 0.
+        let end = addr.checked_add(page_up(len).unwrap_or(0));
         let done = match end.filter(|_| is_page_aligned(addr)) {
             None => Err(Errno::EINVAL),
             Some(end) if end == addr => Ok(()),

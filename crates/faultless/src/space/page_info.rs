@@ -62,10 +62,16 @@ impl<M: Machine> Space<M> {
         entry.is_swapped().then(|| entry.slot())
     }
 
-    /// Tells of each page of `range` that is in memory or in the swap area, in ascending order, and not of one moment. `tell` runs in a grace
-    /// section, and must obey what is said at [`areas`](Self::areas).
+    /// Calls `tell` with each page that `range` touches and that is in memory or in the swap area, in
+    /// ascending order, not at one moment. An empty or reversed range touches no page. `tell` runs in a
+    /// grace section, and must obey the rules of [`areas`](Self::areas).
     pub fn pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, mut tell: impl FnMut(u64, PagePlace)) {
         let section = self.section(cpu);
+        if range.end <= range.start {
+            return;
+        }
+        // A visit of entries requires whole pages.
+        let range = range.widen(PAGE_SIZE);
         // The tables of a space that another CPU owns may change in place.
         self.core.enter(cpu.id(), cpu, &section);
         let mut one = |addr: u64, entry: Entry| {

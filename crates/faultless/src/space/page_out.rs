@@ -39,6 +39,7 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space.
     pub fn evict(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64) -> Result<(), Error> {
+        self.check_vm(cpu);
         let range = VirtRange::new(addr, addr.saturating_add(len));
         let refused = Error { operation: "evict", range, errno: Errno::EINVAL };
         self.evict_pages(cpu, user_range(addr, len).ok_or(refused)?, true);

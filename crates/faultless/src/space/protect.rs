@@ -26,6 +26,7 @@ impl<M: Machine> Space<M> {
     /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split), `EACCES` (a shared mapping of
     /// what may not be written). As there, VMAs below a hole are changed.
     pub fn mprotect(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
+        self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(len));
         self.protect(cpu, addr, len, prot).map_err(|errno| Error {
             operation: "mprotect",

@@ -193,8 +193,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Tells of each area that overlaps `range`, in ascending order and whole, all of one moment, until
-    /// `tell` says no. No page is looked at.
+    /// Calls `tell` with each area that overlaps `range`, in ascending order and whole, all of one
+    /// moment, until `tell` returns `false`. Reads no page. An empty or reversed range overlaps no area.
     ///
     /// `tell` is called in a grace section, and must obey what is said at [`areas`](Self::areas).
     pub fn each_area(
@@ -204,6 +204,9 @@ impl<M: Machine> Space<M> {
         mut tell: impl FnMut(&Area) -> bool,
     ) {
         let section = self.section(cpu);
+        if range.end <= range.start {
+            return;
+        }
         for entry in self.view(cpu, &section).iter_from(range.start) {
             // SAFETY: VMAs in a view live as long as the section.
             if entry.start >= range.end || !tell(unsafe { &entry.value.as_ref().area }) {
@@ -266,6 +269,7 @@ impl<M: Machine> Space<M> {
         len: u64,
         mut tell: impl FnMut(bool),
     ) -> Result<(), Error> {
+        self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let refused = |errno| Error { operation: "mincore", range: given, errno };
         if !is_page_aligned(addr) {
@@ -340,7 +344,8 @@ impl<M: Machine> Space<M> {
         !vma.area.memory.is_device() && (present || in_object())
     }
 
-    /// Whether all of `range` is mapped, by VMAs that need not be alike.
+    /// Returns whether VMAs, which may differ, map each byte of `range`. An empty or reversed range
+    /// contains no byte, so the result is `true`.
     pub fn is_mapped(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
         let section = self.section(cpu);
         let view = self.view(cpu, &section);

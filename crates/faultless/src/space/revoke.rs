@@ -40,6 +40,7 @@ impl<M: Machine> Space<M> {
         pages: Range<u64>,
         copies: Copies,
     ) {
+        object.check_vm(cpu);
         let mut mapped = self.hull(cpu, object, &pages);
         while let Some(hull) = mapped {
             // A full fence between the object, which the pages have left, and the entries: its section begins with one.

@@ -80,7 +80,11 @@ impl<M: Machine> Space<M> {
     pub fn munmap(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64) -> Result<(), Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let refused = |errno| Error { operation: "munmap", range: given, errno };
-        let range = user_range(addr, len).ok_or(refused(Errno::EINVAL))?;
+        let Some(range) = user_range(addr, len) else {
+            // A valid range is checked when it is claimed.
+            self.check_vm(cpu);
+            return Err(refused(Errno::EINVAL));
+        };
         // As the owner, claiming whole tables costs nothing.
         match self.write_alone(cpu, [range, NOWHERE], TABLE_ALIGN) {
             Some(writing) => writing.unmap(range, |_| true).map(drop),

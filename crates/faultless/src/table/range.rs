@@ -37,6 +37,9 @@ pub enum Leaves<'a> {
 /// # Errors
 /// What `visit` returned.
 ///
+/// # Panics
+/// Builds with debug assertions: if `range` does not consist of whole pages.
+///
 /// # Safety
 /// `root` is the root of a live space whose tables over `range` cannot be unlinked meanwhile: the
 /// caller holds the range lock over it, or is in a grace section.
@@ -70,6 +73,11 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
     wait: &impl Wait,
     mut visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
+    // Otherwise the rest of a page never ends: it has no entry.
+    debug_assert!(
+        (range.start | range.end).is_multiple_of(PAGE_SIZE),
+        "{range:?} is not of whole pages"
+    );
     let (mut addr, mut met) = (range.start, None);
     while addr < range.end {
         let mut table = root;

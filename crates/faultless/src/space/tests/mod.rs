@@ -38,6 +38,7 @@ mod policies;
 mod predictors;
 mod prefault;
 mod races;
+mod ranges;
 mod seldom;
 mod shards;
 mod slots;

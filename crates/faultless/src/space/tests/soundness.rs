@@ -82,6 +82,27 @@ const OPERATIONS: &[Operation] = &[
     ("pin", |cpu, space, _| done(space.pin(cpu, AT, P, true))),
     ("munmap", |cpu, space, _| done(space.munmap(cpu, AT, P))),
     ("mprotect", |cpu, space, _| done(space.mprotect(cpu, AT, P, Prot::READ))),
+    ("munmap, no length", |cpu, space, _| done(space.munmap(cpu, AT, 0))),
+    ("munmap, unaligned", |cpu, space, _| done(space.munmap(cpu, AT + 1, P))),
+    ("mprotect, no length", |cpu, space, _| done(space.mprotect(cpu, AT, 0, Prot::READ))),
+    ("mprotect, unaligned", |cpu, space, _| done(space.mprotect(cpu, AT + 1, P, Prot::READ))),
+    ("mlock, no length", |cpu, space, _| done(space.mlock(cpu, AT, 0, Lock::Now))),
+    ("mlock, unaligned", |cpu, space, _| done(space.mlock(cpu, AT + 1, P, Lock::Now))),
+    ("mbind, no length", |cpu, space, _| done(space.mbind(cpu, AT, 0, MemPolicy::Local))),
+    ("madvise, no length", |cpu, space, _| done(space.madvise(cpu, AT, 0, Advice::DontNeed))),
+    ("mremap, no length", |cpu, space, _| {
+        done(space.mremap(cpu, AT, 0, 0, RemapFlags::empty(), 0));
+    }),
+    ("mmap, no length", |cpu, space, _| done(space.mmap(cpu, 0, 0, RW, PRIVATE))),
+    ("mincore, no length", |cpu, space, _| done(space.mincore(cpu, AT, 0, drop))),
+    ("mincore, unaligned", |cpu, space, _| done(space.mincore(cpu, AT + 1, P, drop))),
+    ("evict, no length", |cpu, space, _| done(space.evict(cpu, AT, 0))),
+    ("pin, no length", |cpu, space, _| done(space.pin(cpu, AT, 0, true))),
+    ("read_bytes, no length", |cpu, space, _| done(space.read_bytes(cpu, AT, &mut []))),
+    ("pages, no length", |cpu, space, _| {
+        space.pages(cpu, VirtRange { start: AT, end: AT }, |_, _| ());
+    }),
+    ("write_protect", |cpu, space, object| space.write_protect(cpu, object, 0..1)),
     ("mremap", |cpu, space, _| {
         done(space.mremap(cpu, AT, P, 4 * P, RemapFlags::MAYMOVE, 0));
     }),
@@ -144,6 +165,10 @@ fn spaces_and_objects_go_with_the_cpus_of_their_vm_only() {
         let said = says("mmap_object", || {
             elsewhere.mmap_object(&other, 0, P, RW, MapFlags::SHARED, backing)
         });
+        assert!(said.contains("of another Vm"), "{said}");
+        let said = says("revoke", || elsewhere.revoke(&other, &object, 0..1, Copies::Keep));
+        assert!(said.contains("of another Vm"), "{said}");
+        let said = says("write_protect", || elsewhere.write_protect(&other, &object, 0..1));
         assert!(said.contains("of another Vm"), "{said}");
         elsewhere.exit(&other);
         assert_eq!(guest::load(&mine, &space, AT), Ok(42));
