@@ -2,12 +2,13 @@
 
 use super::guest::{
     AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, between, check, cpu, load, map, map_object,
-    store, two_nodes, vm,
+    store, two_nodes, vm, write_object,
 };
 use super::migrations::{moved, read_only_pages};
 use super::store::{Memory, file, finish};
 use super::tiers::tiers;
 use crate::addr::VirtRange;
+use crate::file::Object;
 use crate::knob::Setting;
 use crate::machine::{CpuId, Invalidate};
 use crate::space::{Prot, Space};
@@ -315,6 +316,37 @@ fn a_cpu_that_reads_from_a_store_flushes_when_it_is_asked() {
     // SAFETY: it uses no translations.
     unsafe { space.deactivate(&other) };
     finish(&cpu0, space, Vec::from([file]));
+}
+
+/// A store of the kernel to an object does the flush that a moved page of the object waits for. Each
+/// object of a batch is marked, in whatever order the pages of the objects come.
+#[test]
+fn a_store_to_an_object_waits_for_the_flush_of_its_moved_pages() {
+    for order in [[0, 0, 1], [0, 1, 0], [1, 0, 0]] {
+        for stored in 0..2 {
+            let vm = two_nodes(256);
+            let cpu = cpu(&vm, 0);
+            let objects = [(); 2].map(|()| Object::try_new(&cpu, 3, 0).unwrap());
+            let space = Space::new(&cpu).unwrap();
+            for (page, object) in (0..).zip(order.map(|object: usize| &objects[object])) {
+                write_object(&cpu, object, page, page + 1).unwrap();
+                map_object(&cpu, &space, (page, 1), Prot::READ, SHARED, (object, page));
+                assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1));
+            }
+            beside(&vm, &space, || {
+                assert_eq!(moved(&cpu, &space, (0, 3), 1), [Ok(1); 3]);
+                assert_eq!((vm.usage().owed, settled(&vm)), (3, 0), "the flush is deferred");
+                for object in &objects {
+                    assert!(cpu.is_pending(&object.pending), "{order:?}");
+                }
+                let page = order.iter().position(|object| *object == stored).unwrap() as u64;
+                write_object(&cpu, &objects[stored], page, 9).unwrap();
+                assert_eq!(settled(&vm), 1, "{order:?}: the store came before the flush");
+            });
+            space.exit(&cpu);
+            objects.into_iter().for_each(|object| Object::release(object, &cpu));
+        }
+    }
 }
 
 /// Stores to new pages, which move to `node`, until it has no frame.
