@@ -71,8 +71,25 @@ impl std::error::Error for Error {}
 
 /// The bytes of the file at `path`, at most [`MAX_FILE`] of them.
 pub(crate) fn load(path: &Path) -> Result<Vec<u8>, Error> {
-    let file = std::fs::File::open(path).map_err(|error| Error::io(path, &error))?;
-    load_from(path, file)
+    load_from(path, open(path)?)
+}
+
+/// Opens the file at `path`. The error for a directory that perf wrote says so.
+pub(crate) fn open(path: &Path) -> Result<std::fs::File, Error> {
+    if path.is_dir() {
+        let data = path.join("data");
+        let why = if path.join("data.0").exists() {
+            "a directory of perf record --threads, with a file for each thread; record without \
+             --threads"
+                .to_owned()
+        } else if data.exists() {
+            format!("a directory of perf; its recording is the file {}", data.display())
+        } else {
+            "a directory, not a recording".to_owned()
+        };
+        return Err(Error::new(path, Place::File, why));
+    }
+    std::fs::File::open(path).map_err(|error| Error::io(path, &error))
 }
 
 /// What is left of `file`, at most [`MAX_FILE`] bytes.

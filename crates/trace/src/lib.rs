@@ -42,7 +42,6 @@ pub mod reserve;
 mod zstd;
 
 use lackey::Addresses;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -68,7 +67,7 @@ const START: u64 = 4096;
 /// As [`read`]; of addresses only that they cannot be read at all, as they are not looked at yet.
 pub fn open(path: &Path) -> Result<Input, Error> {
     let failed = |error: io::Error| Error::io(path, &error);
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = error::open(path)?;
     let mut start = Vec::new();
     (&mut file).take(START).read_to_end(&mut start).map_err(failed)?;
     if !lackey::recognise(&start) {
@@ -100,7 +99,8 @@ pub fn read(path: &Path) -> Result<Trace, Error> {
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if bytes.starts_with(compact::MAGIC) {
         compact::parse(path, bytes)
-    } else if bytes.starts_with(b"PERFILE2") {
+    } else if [b"PERFILE2", b"2ELIFREP", b"PERFFILE"].iter().any(|magic| bytes.starts_with(*magic))
+    {
         perf::parse(path, bytes)
     } else {
         let what = match bytes {

@@ -82,8 +82,12 @@ pub fn print(
     for (at, column) in first.columns.iter().enumerate().rev().skip(1) {
         let pairs =
             reports.iter().filter_map(|(_, report)| Pair::of(report, report.columns.get(at)?));
+        let pairs: Vec<_> = pairs.collect();
+        if pairs.is_empty() {
+            continue;
+        }
         let begin = if verdict.is_empty() { "Verdict, of programs:" } else { ";" };
-        verdict += &format!("{begin} beside {}, {}", policy(column), tally(pairs.collect()));
+        verdict += &format!("{begin} beside {}, {}", policy(column), tally(pairs));
     }
     if !verdict.is_empty() {
         writeln!(out, "{}", filled(&format!("{verdict}."), style.width))?;

@@ -64,15 +64,20 @@ pub struct Access {
 /// What a line is.
 enum Line {
     Access(Access),
-    /// Valgrind's own, or nothing.
-    Other,
+    /// Valgrind's own, with the number of its process, if the line has one.
+    Valgrind(Option<u64>),
+    /// Nothing.
+    Empty,
 }
 
 impl Line {
     fn parse(line: &[u8]) -> Result<Self, &'static str> {
         let line = line.trim_ascii_end();
-        if line.is_empty() || line.starts_with(b"==") || line.starts_with(b"--") {
-            return Ok(Self::Other);
+        if line.is_empty() {
+            return Ok(Self::Empty);
+        }
+        if line.starts_with(b"==") || line.starts_with(b"--") {
+            return Ok(Self::Valgrind(process(line)));
         }
         let form = "expected `I  ADDRESS,SIZE`, ` L ADDRESS,SIZE`, ` S ...` or ` M ...`";
         let (kind, rest) = line.split_first_chunk::<3>().ok_or(form)?;
@@ -93,6 +98,13 @@ impl Line {
         }
         Ok(Self::Access(Access { kind, addr, size }))
     }
+}
+
+/// The process that wrote a line of valgrind: `==PID== text`, or `==TIME PID== text`.
+fn process(line: &[u8]) -> Option<u64> {
+    let (mark, rest) = line.split_at_checked(2)?;
+    let end = rest.windows(2).position(|pair| pair == mark)?;
+    number(rest[..end].rsplit(|byte| *byte == b' ').next()?, 10)
 }
 
 /// The number that `digits` spell in base `radix`.
@@ -181,7 +193,7 @@ pub fn read<'a>(path: &'a Path, source: impl BufRead + 'a) -> Result<Reader<'a>,
     if source.fill_buf().map_err(|error| Error::io(path, &error))?.starts_with(ZSTD) {
         source = Box::new(BufReader::with_capacity(BUFFER, zstd::Frames::new(source)));
     }
-    Ok(Reader { path, source, line: Vec::new(), number: 0 })
+    Ok(Reader { path, source, line: Vec::new(), number: 0, process: None })
 }
 
 /// Reads a trace line by line.
@@ -191,6 +203,8 @@ pub struct Reader<'a> {
     line: Vec<u8>,
     /// The line read last, from 1.
     number: u64,
+    /// The process that wrote the lines of valgrind.
+    process: Option<u64>,
 }
 
 impl fmt::Debug for Reader<'_> {
@@ -219,7 +233,16 @@ impl Reader<'_> {
             }
             match Line::parse(&self.line) {
                 Ok(Line::Access(access)) => return Ok(Some(access)),
-                Ok(Line::Other) => {}
+                Ok(Line::Valgrind(Some(process))) => {
+                    let first = *self.process.get_or_insert(process);
+                    if first != process {
+                        return Err(self.wrong(format!(
+                            "the log has accesses of the processes {first} and {process}, which \
+                             cannot be told apart: give each its own, with --log-file=NAME.%p"
+                        )));
+                    }
+                }
+                Ok(Line::Valgrind(None) | Line::Empty) => {}
                 Err(reason) => {
                     let text = String::from_utf8_lossy(&self.line[..self.line.len().min(40)]);
                     return Err(self.wrong(format!("{reason}; it is {:?}", text.trim_end())));

@@ -18,7 +18,7 @@
 //! outside any it becomes [`Kind::Area`].
 
 use super::format;
-use super::roles::{CALLS, Call, Role, raw_field, raw_u64, role};
+use super::roles::{CALLS, COMPLETE, Call, Role, raw_field, raw_u64, role};
 use crate::event::{
     Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
     Recorded, ThreadInfo, Trace,
@@ -69,6 +69,10 @@ pub(super) struct Import {
     now_us: u64,
     failed: u64,
     lost: [u64; 2],
+    /// THROTTLE records: the kernel stopped an event for the rest of a tick.
+    throttled: u64,
+    /// Records of guests of virtual machines, whose memory is not the host's.
+    guests: u64,
 }
 
 impl Import {
@@ -88,11 +92,7 @@ impl Import {
             .map(|attr| role(attr, attrs, &layouts, &mut recorded, &mut exits))
             .collect::<Result<_, _>>()?;
         if !recorded.intersects(Recorded::USER_FAULTS | Recorded::KERNEL_FAULTS) {
-            return Err(
-                "no page faults were recorded: record with `-e exceptions:page_fault_user \
-                        -e exceptions:page_fault_kernel`, or with `-d -e page-faults`"
-                    .into(),
-            );
+            return Err(format!("no page faults were recorded: {COMPLETE}"));
         }
         // A gift without its result is unknown; mapping records must stand in for it.
         for (call, bit) in [
@@ -129,6 +129,8 @@ impl Import {
             now_us: 0,
             failed: 0,
             lost: [0; 2],
+            throttled: 0,
+            guests: 0,
         })
     }
 
@@ -140,6 +142,14 @@ impl Import {
         if let Some(ns) = record.timestamp().filter(|ns| *ns > 0) {
             let start = *self.start_ns.get_or_insert(ns);
             self.now_us = self.now_us.max(ns.saturating_sub(start) / 1000);
+        }
+        if matches!(CpuMode::from_misc(record.misc), CpuMode::GuestKernel | CpuMode::GuestUser) {
+            self.guests += 1;
+            return Ok(());
+        }
+        if record.record_type == RecordType::THROTTLE {
+            self.throttled += 1;
+            return Ok(());
         }
         if record.record_type == RecordType::LOST_SAMPLES {
             self.lost[1] = self.lost[1].saturating_add(raw_u64(record.data, 0).unwrap_or(0));
@@ -200,6 +210,16 @@ impl Import {
         }
         // Since 6.1, perf writes what it lost a second time when it ends.
         self.header.lost = self.lost[0].max(self.lost[1]);
+        if self.throttled > 0 {
+            // The number of events lost is not known; it is at least one each time.
+            self.header.lost = self.header.lost.saturating_add(self.throttled);
+            let note = format!("the kernel throttled events {} times", self.throttled);
+            self.header.notes.push(note);
+        }
+        if self.guests > 0 {
+            let note = format!("{} records of virtual machines' guests are left out", self.guests);
+            self.header.notes.push(note);
+        }
         if self.failed > 0 {
             let note = format!("{} calls that the kernel refused are left out", self.failed);
             self.header.notes.push(note);

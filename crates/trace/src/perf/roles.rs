@@ -4,7 +4,7 @@ use super::format::{Field, Fields};
 use crate::event::Recorded;
 use linux_perf_data::AttributeDescription;
 use linux_perf_data::linux_perf_event_reader::{
-    AttrFlags, PerfEventType, RawData, SampleFormat, SoftwareCounterType,
+    AttrFlags, PerfEventType, RawData, SampleFormat, SamplingPolicy, SoftwareCounterType,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -18,6 +18,11 @@ pub(super) enum Call {
     Mremap,
     Madvise,
 }
+
+/// Commands that record every event.
+pub(super) const COMPLETE: &str = "record with `faultless record`, with `perf record -c 1 -e \
+     exceptions:page_fault_user -e exceptions:page_fault_kernel`, or with `perf record -c 1 -d -e \
+     page-faults`";
 
 pub(super) const CALLS: [(Call, u64, &str, Recorded); 6] = [
     (Call::Mmap, 9, "mmap", Recorded::MMAP),
@@ -38,8 +43,38 @@ pub(super) enum Role {
     Other,
 }
 
-/// What the samples of `attr` mean. Notes what they record, and which calls' exits they are.
+/// The meaning of the samples of `attr`. Adds what they record to `recorded`, and the calls whose
+/// exits they are to `exits`.
+///
+/// # Errors
+/// The samples lack a field that is needed, or the file holds only a part of the events.
 pub(super) fn role(
+    attr: &AttributeDescription,
+    all: &[AttributeDescription],
+    layouts: &HashMap<String, Fields>,
+    recorded: &mut Recorded,
+    exits: &mut HashSet<Call>,
+) -> Result<Role, String> {
+    let role = meaning(attr, all, layouts, recorded, exits)?;
+    if !matches!(role, Role::Other) {
+        every_event(attr)?;
+    }
+    Ok(role)
+}
+
+/// Refuses an event of which perf wrote only some occurrences.
+fn every_event(attr: &AttributeDescription) -> Result<(), String> {
+    let name = attr.name().unwrap_or("an event");
+    let part = match attr.attr.sampling_policy {
+        SamplingPolicy::Period(period) if period.get() == 1 => return Ok(()),
+        SamplingPolicy::Period(period) => format!("one in {period} of its events"),
+        SamplingPolicy::Frequency(rate) => format!("some {rate} of its events in a second"),
+        SamplingPolicy::NoSampling => "none of its events".to_owned(),
+    };
+    Err(format!("{name} was recorded with {part}; every event is needed: {COMPLETE}"))
+}
+
+fn meaning(
     attr: &AttributeDescription,
     all: &[AttributeDescription],
     layouts: &HashMap<String, Fields>,
@@ -127,7 +162,7 @@ fn software(
         return Ok(Role::Other);
     }
     if !attr.attr.sample_format.contains(SampleFormat::ADDR) {
-        return Err("page faults were recorded without their addresses: record with -d".into());
+        return Err(format!("page faults were recorded without their addresses: {COMPLETE}"));
     }
     if attr.attr.sample_format.contains(SampleFormat::IP) {
         *recorded |= Recorded::INSTRUCTIONS;

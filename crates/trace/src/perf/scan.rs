@@ -16,6 +16,8 @@ const HEADER: u64 = 104;
 const EVENT_DESC: u32 = 12;
 /// Features from here on are simpleperf's.
 const FIRST_FOREIGN: u32 = 128;
+const NO_NAMES: &str =
+    "the file does not name its events (EVENT_DESC): perf before Linux 3.2 wrote it";
 const RECORD_AUXTRACE: u32 = 71;
 pub(super) const RECORD_COMPRESSED: u32 = 81;
 pub(super) const RECORD_COMPRESSED2: u32 = 83;
@@ -81,8 +83,17 @@ impl<'a> Scan<'_, 'a> {
     }
 
     fn file(&self) -> Result<Cow<'a, [u8]>, Error> {
-        if self.slice(0, 8)? != b"PERFILE2" {
-            return self.wrong(0, "not a perf.data file of a little-endian machine");
+        match self.slice(0, 8)? {
+            b"PERFILE2" => {}
+            b"2ELIFREP" => {
+                let why = "a perf.data file of a big-endian machine; x86-64 is understood";
+                return self.wrong(0, why);
+            }
+            b"PERFFILE" => {
+                let why = "a perf.data file of the first format, of perf before Linux 3.5";
+                return self.wrong(0, why);
+            }
+            _ => return self.wrong(0, "not a perf.data file"),
         }
         match self.u64(8)? {
             HEADER => {}
@@ -101,15 +112,13 @@ impl<'a> Scan<'_, 'a> {
         }
         let attrs = self.section(24)?;
         let data = self.section(40)?;
-        let types = self.section(56)?;
+        // perf before Linux 3.11 writes a table of event names here. EVENT_DESC has the names, too.
+        self.section(56)?;
         if data.size == 0 {
             return self.wrong(
                 data.told_at,
                 "there are no records: was perf record interrupted before it could finish?",
             );
-        }
-        if types.size != 0 {
-            return self.wrong(types.told_at, "a file of a perf older than Linux 3.6");
         }
         let table = self.features(data, attrs)?;
         let packed = self.records(data)?;
@@ -155,7 +164,7 @@ impl<'a> Scan<'_, 'a> {
             told_at += 16;
         }
         if !described {
-            return self.wrong(attrs.told_at, "the file does not name its events (EVENT_DESC)");
+            return self.wrong(attrs.told_at, NO_NAMES);
         }
         Ok(Section { told_at: data.told_at, offset: start, size: told_at - start })
     }
