@@ -283,6 +283,17 @@ pub struct Trace {
     pub events: Vec<Event>,
 }
 
+impl Header {
+    /// A warning if events were lost while recording.
+    pub fn loss(&self) -> Option<String> {
+        let count = self.lost;
+        let events = if count == 1 { "event was" } else { "events were" };
+        (count > 0).then(|| {
+            format!("warning: {count} {events} lost while recording: faults are missing")
+        })
+    }
+}
+
 #[cfg(test)]
 impl Kind {
     /// A fault of a program on the page at `page`, which is not there.

@@ -11,6 +11,7 @@
 //!   it cannot be written, that is said, and first touches of file pages are fewer than they were.
 
 mod huge;
+mod probe;
 mod program;
 mod signals;
 mod survivors;
@@ -73,6 +74,8 @@ pub enum RecordError {
     Run(String, io::Error),
     /// perf ended without a recording that can be read back, and why.
     Perf(ExitStatus, String),
+    /// The recording has no fault, which no program that runs can have.
+    NoFaults(PathBuf),
 }
 
 impl fmt::Display for RecordError {
@@ -86,6 +89,18 @@ impl fmt::Display for RecordError {
             Self::Perf(status, why) => {
                 write!(f, "perf record ended with {status} and no recording: {why}")
             }
+            Self::NoFaults(program) if program::changes_user(program) => write!(
+                f,
+                "{} runs as another user (setuid, setgid or capabilities), and the kernel ends the \
+                 recording of such a program when it begins\n  remedy: record as root",
+                program.display()
+            ),
+            Self::NoFaults(program) => write!(
+                f,
+                "no fault of {} was recorded: the kernel permits no recording of it, or it executed \
+                 a program that runs as another user (setuid)\n  remedy: record as root",
+                program.display()
+            ),
         }
     }
 }
@@ -139,6 +154,7 @@ impl Setup {
             tracefs: TRACEFS.iter().map(PathBuf::from).collect(),
             paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
             privileged: has_privilege(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
+            user_faults: probe::user_faults(),
         };
         Self::choose(&system, accept_lesser)
     }
@@ -174,7 +190,8 @@ impl Setup {
             ));
         } else if !system.privileged && paranoid > -1 {
             extent = if paranoid > 1 { Extent::UserFaultsOnly } else { Extent::FaultsOnly };
-            possible &= paranoid <= 2;
+            // Vanilla kernels take 3 for 2. Those of Debian, Ubuntu and Android refuse all there.
+            possible &= system.user_faults;
             shortfalls.push(Shortfall::new(
                 format!(
                     "kernel.perf_event_paranoid is {paranoid}; tracepoints need -1 or privilege"
@@ -247,7 +264,7 @@ impl Setup {
         warn: impl Fn(&str),
     ) -> Result<Recorded, RecordError> {
         let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
-        find_program(program)
+        let file = find_program(program)
             .map_err(|error| RecordError::Run(program.display().to_string(), error))?;
         let around = FaultAround::turn_off();
         let hidden: Vec<_> = HugePages::find().note().into_iter().chain(around.note()).collect();
@@ -269,6 +286,10 @@ impl Setup {
         drop(survivors);
         let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
         let mut trace = crate::read(output).map_err(unwritten)?;
+        let counts = trace.summary();
+        if counts.user_faults + counts.kernel_faults == 0 {
+            return Err(RecordError::NoFaults(file));
+        }
         let ended = (!status.success()).then(|| format!("the program ended with {status}"));
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let header = &mut trace.header;
@@ -276,8 +297,9 @@ impl Setup {
         header.made = format!("faultless record -- {}; {}", words.join(" "), header.made);
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
-        let notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
+        let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
+        notes.extend(trace.header.loss());
         Ok(Recorded { trace, status, left, notes })
     }
 }
@@ -311,6 +333,8 @@ struct System {
     tracefs: Vec<PathBuf>,
     paranoid: Option<i32>,
     privileged: bool,
+    /// Whether the kernel permits this user to record faults in user mode.
+    user_faults: bool,
 }
 
 impl System {
@@ -425,7 +449,8 @@ mod tests {
 
     fn system(tracefs: PathBuf, paranoid: i32, privileged: bool) -> System {
         let perf = Some("/bin/perf".into());
-        System { perf, tracefs: vec![tracefs], paranoid: Some(paranoid), privileged }
+        let paranoid = Some(paranoid);
+        System { perf, tracefs: vec![tracefs], paranoid, privileged, user_faults: true }
     }
 
     const ALL: [&str; 3] =
@@ -456,7 +481,11 @@ mod tests {
         assert!(missing[1].what.contains("perf_event_paranoid is 2"));
         let lesser = Setup::choose(&system(none.clone(), 2, false), true).unwrap();
         assert_eq!(lesser.extent(), Extent::UserFaultsOnly);
-        assert!(Setup::choose(&system(none.clone(), 3, false), true).is_err());
+        // Vanilla kernels permit at 3 what they permit at 2; those of Debian do not.
+        let lesser = Setup::choose(&system(none.clone(), 3, false), true).unwrap();
+        assert_eq!(lesser.extent(), Extent::UserFaultsOnly);
+        let refusing = System { user_faults: false, ..system(none.clone(), 3, false) };
+        assert!(Setup::choose(&refusing, true).is_err());
         let no_perf = System { perf: None, ..system(none, -1, true) };
         let Err(error) = Setup::choose(&no_perf, true) else { panic!("recorded without perf") };
         assert!(error.to_string().contains("apt install linux-perf"));

@@ -148,6 +148,25 @@ mod tests {
     }
 
     #[test]
+    fn an_interrupted_comparison_has_no_verdict_of_what_did_not_run() {
+        let mut interrupted = report([&[1.0, 1.01, 1.02], &[]]);
+        let printed = |report: &Report| {
+            let mut out = Vec::new();
+            let style = Style { terminal: false, width: 100 };
+            print(&mut out, &[("it", report)], style).expect("it is a vector");
+            String::from_utf8(out).expect("text")
+        };
+        assert!(!printed(&interrupted).contains("Verdict"), "{}", printed(&interrupted));
+        let last = report([&[1.0, 1.01, 1.02], &[0.8, 0.81, 0.82]]);
+        let before = report([&[], &[]]).columns.remove(0);
+        interrupted.columns = last.columns;
+        interrupted.columns.insert(1, before);
+        let text = printed(&interrupted);
+        assert!(text.contains("beside mmap_lock, 1 with 20 % less time."), "{text}");
+        assert!(!text.contains(", ;"), "{text}");
+    }
+
+    #[test]
     fn a_difference_within_the_noise_is_no_number() {
         let apart = report([&[1.0, 1.01, 1.02], &[0.8, 0.81, 0.82]]);
         let alike = report([&[1.0, 1.1, 1.2], &[0.9, 1.05, 1.1]]);

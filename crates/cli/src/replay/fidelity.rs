@@ -17,6 +17,8 @@ pub struct Fidelity {
     pub unserved: u64,
     /// Faults of the replay.
     pub replayed: u64,
+    /// Events that were lost while recording, some of which may be faults.
+    pub lost: u64,
 }
 
 impl Fidelity {
@@ -25,7 +27,7 @@ impl Fidelity {
         let summary = trace.summary();
         let (all, unserved) =
             (summary.user_faults + summary.kernel_faults, summary.unserved_faults as u64);
-        Self { recorded: all as u64 - unserved, unserved, replayed }
+        Self { recorded: all as u64 - unserved, unserved, replayed, lost: trace.header.lost }
     }
 
     /// By how much there are more faults in the replay, in percent of the recorded ones; negative where there are
@@ -43,7 +45,11 @@ impl Fidelity {
             0 => String::new(),
             count => format!("; {} more that Linux did not serve", grouped(count)),
         };
-        format!("{replayed} in the replay with prefault off, {part:.2} % {way}{unserved}")
+        let lost = match self.lost {
+            0 => String::new(),
+            count => format!("; {} events were lost while recording", grouped(count)),
+        };
+        format!("{replayed} in the replay with prefault off, {part:.2} % {way}{unserved}{lost}")
     }
 
     /// What to say of the replay of `name` where the difference is beyond the allowance.
@@ -64,6 +70,7 @@ impl Fidelity {
             ("recorded_faults", self.recorded),
             ("recorded_faults_unserved", self.unserved),
             ("replayed_faults", self.replayed),
+            ("lost_events", self.lost),
         ] {
             json.write(context, metric, "faults", Number::Whole(count))?;
         }
@@ -78,13 +85,15 @@ mod tests {
 
     #[test]
     fn more_than_the_allowance_is_told_either_way() {
-        let of = |replayed| Fidelity { recorded: 1000, unserved: 0, replayed };
+        let of = |replayed| Fidelity { recorded: 1000, unserved: 0, replayed, lost: 0 };
         for (replayed, told) in
             [(1000, false), (980, false), (979, true), (1020, false), (1021, true)]
         {
             assert_eq!(of(replayed).warning("x").is_some(), told, "{replayed}");
         }
         assert!(of(966).warning("pg").is_some_and(|text| text.contains("3.40 % fewer")));
-        assert_eq!(Fidelity { recorded: 0, unserved: 0, replayed: 0 }.difference(), 0.0);
+        assert!(!of(1000).remark().contains("lost"));
+        assert!(Fidelity { lost: 7, ..of(1000) }.remark().contains("; 7 events were lost"));
+        assert_eq!(Fidelity { recorded: 0, ..of(0) }.difference(), 0.0);
     }
 }

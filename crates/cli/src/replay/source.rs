@@ -2,6 +2,7 @@
 
 use crate::error::CliError;
 use crate::interrupt;
+use crate::report::say;
 use crate::suggest;
 use faultless::PAGE_SIZE;
 use faultless_trace::lackey::Addresses;
@@ -103,6 +104,9 @@ impl Source {
     }
 
     fn of_file(file: &Path, trace: Trace) -> Result<Self, CliError> {
+        if let Some(loss) = trace.header.loss() {
+            say!("faultless: {}: {loss}", file.display());
+        }
         let name = stem(file);
         // What perf calls every file tells nothing.
         let name = if name == "perf" { trace.header.program.clone() } else { name };

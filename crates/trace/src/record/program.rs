@@ -5,6 +5,7 @@ use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The longest first line of a script that the kernel reads.
@@ -30,6 +31,23 @@ pub fn find(name: &OsStr) -> io::Result<PathBuf> {
         }
     }
     Err(found)
+}
+
+/// Returns whether the program in the file at `path` gets other rights than its user has: the kernel
+/// then ends recordings of users without privilege.
+pub(super) fn changes_user(path: &Path) -> bool {
+    let rights = libc::S_ISUID | libc::S_ISGID;
+    let attribute = || {
+        let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+        // SAFETY: both strings end with a zero. A size of 0 asks for the length alone.
+        let len = unsafe {
+            let key = c"security.capability".as_ptr();
+            libc::getxattr(name.as_ptr(), key, std::ptr::null_mut(), 0)
+        };
+        Some(len > 0)
+    };
+    fs::metadata(path).is_ok_and(|meta| meta.mode() & rights != 0)
+        || attribute().unwrap_or(false)
 }
 
 fn executable(path: &Path) -> io::Result<()> {
@@ -88,6 +106,8 @@ mod tests {
         assert!(error.contains("interpreter /no/such/interpreter: No such file"), "{error}");
         assert_eq!(told(Path::new("")), Err(Some(libc::ENOENT)));
         assert!(find("sh".as_ref()).unwrap().ends_with("sh"));
+        assert!(!changes_user(&good));
+        assert!(changes_user(&file("root", "", 0o4755)) && changes_user(&file("group", "", 0o2755)));
         fs::remove_dir_all(dir).unwrap();
     }
 }
