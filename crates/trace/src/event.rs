@@ -288,9 +288,8 @@ impl Header {
     pub fn loss(&self) -> Option<String> {
         let count = self.lost;
         let events = if count == 1 { "event was" } else { "events were" };
-        (count > 0).then(|| {
-            format!("warning: {count} {events} lost while recording: faults are missing")
-        })
+        (count > 0)
+            .then(|| format!("warning: {count} {events} lost while recording: faults are missing"))
     }
 }
 

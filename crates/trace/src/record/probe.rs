@@ -26,14 +26,7 @@ pub(super) fn user_faults() -> bool {
     // only reads it. The other arguments are this process, any CPU, and no group.
     let fd = unsafe {
         let (process, cpu, group) = (0, -1, -1);
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            attr.as_ptr(),
-            process,
-            cpu,
-            group,
-            CLOSE_ON_EXEC,
-        )
+        libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), process, cpu, group, CLOSE_ON_EXEC)
     };
     if fd < 0 {
         return false;

@@ -46,8 +46,7 @@ pub(super) fn changes_user(path: &Path) -> bool {
         };
         Some(len > 0)
     };
-    fs::metadata(path).is_ok_and(|meta| meta.mode() & rights != 0)
-        || attribute().unwrap_or(false)
+    fs::metadata(path).is_ok_and(|meta| meta.mode() & rights != 0) || attribute().unwrap_or(false)
 }
 
 fn executable(path: &Path) -> io::Result<()> {
@@ -107,7 +106,9 @@ mod tests {
         assert_eq!(told(Path::new("")), Err(Some(libc::ENOENT)));
         assert!(find("sh".as_ref()).unwrap().ends_with("sh"));
         assert!(!changes_user(&good));
-        assert!(changes_user(&file("root", "", 0o4755)) && changes_user(&file("group", "", 0o2755)));
+        assert!(
+            changes_user(&file("root", "", 0o4755)) && changes_user(&file("group", "", 0o2755))
+        );
         fs::remove_dir_all(dir).unwrap();
     }
 }
