@@ -21,6 +21,33 @@
 //!
 //! The kernel is not preempted: interrupts are off in it, except in the idle wait.
 //!
+//! # A kernel of your own
+//!
+//! A kernel lives in a crate of its own, outside this workspace. It needs four files. `Cargo.toml` names the crates by the path to a copy of
+//! this repository:
+//!
+//! ```toml
+#![doc = include_str!("../template/Cargo.toml")]
+//! ```
+//!
+//! `.cargo/config.toml` asks for code that runs at a fixed address; a build script cannot ask for that:
+//!
+//! ```toml
+#![doc = include_str!("../../../.cargo/config.toml")]
+//! ```
+//!
+//! `build.rs` passes the linker script:
+//!
+//! ```ignore
+#![doc = include_str!("../../personality/build.rs")]
+//! ```
+//!
+//! `src/main.rs` may start as a copy of `examples/pages.rs`. Then
+//! `cargo build --release --target x86_64-unknown-none` builds `target/x86_64-unknown-none/release/my-kernel`, and the comment on top
+//! of the example has the command that boots it. A test of `crates/boot` does all this in an empty directory.
+//!
+//! # Other targets
+//!
 //! On any other target than `x86_64-unknown-none` the crate has only the modules of the first row.
 #![no_std]
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Ran, boot, busybox, deterministic, host, parallel, try_boot};
+use common::{Ran, boot, busybox, deterministic, host, machines, parallel, try_boot};
 use faultless_boot::{BootError, Disk, Machine, Program, guest};
 use std::fs;
 use std::path::Path;
@@ -90,7 +90,7 @@ fn files_of_a_disk() {
         "cut",
         "programs",
     ];
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = passes(&with(Disk::default(), machine), &checks);
         assert!(ran.report.counter("pgmajfault") > Some(0), "{ran}");
     }
@@ -100,7 +100,7 @@ fn files_of_a_disk() {
 #[test]
 fn others_run_during_major_faults() {
     for machine in [Machine { cpus: 1, ..parallel() }, parallel()] {
-        let disk = Disk { reads_per_second: Some(50), ..Disk::default() };
+        let disk = Disk { reads_per_second: Some(10), ..Disk::default() };
         let ran = passes(&with(disk, machine), &["others_run"]);
         assert!(ran.report.counter("pgmajfault") >= Some(PAGES / 32), "{ran}");
     }
@@ -110,7 +110,7 @@ fn others_run_during_major_faults() {
 #[test]
 fn a_disk_and_a_swap_disk() {
     let files = folder();
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
         let program = Program::guest(guest("swap").expect("guest programs come along"));
         let program = program.files(files.path()).args(["comes_back"]);
@@ -137,7 +137,7 @@ fn reads_while_memory_is_out() {
 fn errors_of_a_disk() {
     let unreadable = [("/data/bad", BAD), ("/data/bad_program", 0)];
     let unreadable = unreadable.map(|(path, page)| (path.to_owned(), page)).to_vec();
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let disk = Disk { unreadable: unreadable.clone(), ..Disk::default() };
         passes(&with(disk, machine), &["errors"]);
     }
@@ -229,7 +229,7 @@ fn text_of_a_disk_collapses() {
     fs::write(data.join("text"), text).expect("it can be written");
     let program = Program::guest(guest("collapse").expect("guest programs come along"));
     let program = program.files(files.path()).args(["what_is_on_a_disk"]);
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let machine = Machine { words: vec!["text_scan=20".into()], ..machine };
         let ran = boot(&with(Disk::default(), machine), &program).exited(0);
         assert!(ran.output.contains("ok what_is_on_a_disk"), "{ran}");
@@ -265,7 +265,7 @@ fn a_script() {
         "/busybox",
         "/tmp",
     ]);
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let there = boot(&machine, &program).exited(0).output;
         assert!(there.ends_with("done\n"), "{there}");
         let ran = boot(&with(Disk::default(), machine), &program).exited(0);
@@ -292,7 +292,7 @@ fn a_dynamically_linked_program() {
     let program = Program::file_among(files.path(), &program).expect("it is a program");
     let mut program = program.args(["one"]);
     program.environ.clear();
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = boot(&with(Disk::default(), machine), &program).exited(0);
         assert_eq!(ran.output, there, "{ran}");
         assert!(ran.report.counter("pgmajfault") > Some(0), "{ran}");

@@ -1,30 +1,46 @@
-//! The bare machine's example, a kernel of its own, boots and serves page faults without a personality.
+//! A kernel of its own, in an empty directory outside the workspace, boots and serves page faults without a personality.
 
 mod common;
 
 use common::{boot, busybox, deterministic, host, parallel};
 use faultless_boot::{End, Machine, Program};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds the example as the kernel itself is built, beside it.
-fn example() -> PathBuf {
+/// Builds the example in the directory `home` as the documentation of `faultless-bare` says.
+fn example(home: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let target = root.join("target/bare");
+    let root = root.canonicalize().expect("the workspace is there");
+    let template = fs::read_to_string(root.join("crates/bare/template/Cargo.toml"));
+    let manifest = template.expect("the template is text");
+    let manifest = manifest.replace("\"faultless/", &format!("\"{}/", root.display()));
+    let make = |name: &str| fs::create_dir(home.join(name)).expect("the directory is empty");
+    [".cargo", "src"].iter().for_each(|name| make(name));
+    fs::write(home.join("Cargo.toml"), manifest).expect("the directory takes files");
+    for (from, to) in [
+        (".cargo/config.toml", ".cargo/config.toml"),
+        ("crates/personality/build.rs", "build.rs"),
+        ("crates/bare/examples/pages.rs", "src/main.rs"),
+        // The same versions of the dependencies as here, which the host has already.
+        ("Cargo.lock", "Cargo.lock"),
+    ] {
+        fs::copy(root.join(from), home.join(to)).expect("the directory takes files");
+    }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(&root).args(["build", "--profile", "kernel", "--features", "kernel"]);
-    cargo.args(["-p", "faultless-bare", "--example", "pages", "--target", "x86_64-unknown-none"]);
-    cargo.arg("--target-dir").arg(&target).env("CARGO_PROFILE_KERNEL_STRIP", "debuginfo");
+    cargo.current_dir(home).args(["build", "--release"]);
+    cargo.args(["--target", "x86_64-unknown-none"]).arg("--target-dir").arg(home.join("target"));
     for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
         cargo.env_remove(name);
     }
     host(&mut cargo, "rustup target add x86_64-unknown-none");
-    target.join("x86_64-unknown-none/kernel/examples/pages")
+    home.join("target/x86_64-unknown-none/release/my-kernel")
 }
 
 #[test]
 fn pages() {
-    let kernel = Some(example());
+    let home = tempfile::tempdir().expect("a temporary directory");
+    let kernel = Some(example(home.path()));
     for machine in [deterministic(), parallel()] {
         let machine = Machine { kernel: kernel.clone(), ..machine };
         // It has no use for the program that it is given.

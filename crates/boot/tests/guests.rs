@@ -1,14 +1,14 @@
-//! Every guest program passes on the bare kernel, on one CPU and on four.
+//! Every guest program passes on the bare kernel, on one CPU and on four (by default on four alone).
 
 mod common;
 
-use common::{Ran, deterministic, parallel, passes, run, tiered, try_boot};
+use common::{Ran, deterministic, is_long, machines, parallel, passes, run, tiered, try_boot};
 use faultless_boot::{BootError, Machine, Program, guest};
 
 /// Runs a program of checks on both machines.
 #[track_caller]
 fn both(name: &str, args: &[&str], least: usize) {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         passes(&machine, name, args, least);
     }
 }
@@ -55,7 +55,11 @@ fn clocks() {
 
 #[test]
 fn limits() {
-    both("limits", &["epoll_chains", "deep_paths", "many_entries", "shortened_in_fork"], 4);
+    both(
+        "limits",
+        &["epoll_chains", "deep_paths", "many_entries", "shortened_in_fork", "closed_descriptors"],
+        5,
+    );
 }
 
 #[test]
@@ -75,7 +79,7 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    both("memory", &[], 6);
+    both("memory", &[], 7);
 }
 
 #[test]
@@ -88,7 +92,7 @@ fn pages() {
 fn collapse() {
     // The kernel's own period is a second of CPU time.
     let often = || vec!["text_scan=20".to_owned()];
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let checks = ["what_became_text", "what_was_changed", "whose_process_ends"];
         let machine = Machine { words: often(), ..machine };
         let ran = passes(&machine, "collapse", &checks, 3);
@@ -103,7 +107,7 @@ fn collapse() {
 /// Also where the processor has less than others: no AVX, no XSAVE at all.
 #[test]
 fn registers() {
-    both("registers", &[], 5);
+    both("registers", &[], 7);
     for without in ["avx", "xsave"] {
         let cpu = format!("max,-erms,-{without}");
         passes(&Machine { cpu, ..deterministic() }, "registers", &["unfit_states"], 1);
@@ -120,7 +124,8 @@ fn translations() {
 #[test]
 fn migrations() {
     for deferred in [true, false] {
-        for (machine, rounds) in [(deterministic(), 150), (parallel(), 50)] {
+        for machine in machines() {
+            let rounds = if machine.cpus == 1 { 150 } else { 50 };
             let machine = tiered(machine, deferred);
             let ran = passes(&machine, "migrate", &[&format!("rounds={rounds}")], 7);
             assert!(!ran.output.contains("# one memory node"), "{ran}");
@@ -136,7 +141,7 @@ fn migrations() {
 #[test]
 fn policies_of_memory() {
     both("mempolicy", &[], 6);
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = passes(&tiered(machine, true), "mempolicy", &[], 6);
         assert!(!ran.output.contains("# one memory node"), "{ran}");
     }
@@ -145,7 +150,7 @@ fn policies_of_memory() {
 /// Pages that are used come to the fast node, and stay there and in memory while others leave.
 #[test]
 fn tiers() {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let nodes = "1:3".parse().expect("shares");
         let machine = Machine { memory: 128 << 20, nodes, swap: Some(256 << 20), ..machine };
         let ran = passes(&machine, "tiers", &[], 3);
@@ -171,7 +176,7 @@ fn shootdowns() {
 /// Whoever asks for more than there is, is refused or ended; the machine goes on.
 #[test]
 fn out_of_memory() {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         passes(&Machine { memory: 256 << 20, ..machine }, "oom", &[], 13);
     }
 }
@@ -179,7 +184,7 @@ fn out_of_memory() {
 /// The process that Linux's rule chooses is killed, and it alone; whoever found no memory goes on.
 #[test]
 fn victims() {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         for swap in [None, Some(64 << 20)] {
             let machine = Machine { memory: 128 << 20, swap, ..machine.clone() };
             let ran = passes(&machine, "victims", &[], 10);
@@ -194,7 +199,7 @@ fn victims() {
 /// Where every process is protected, the one that finds no memory is killed, and the kernel goes on.
 #[test]
 fn nobody_to_kill() {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = passes(&Machine { memory: 128 << 20, ..machine }, "victims", &["nobody"], 1);
         let said = |what: &str| ran.report.messages.iter().any(|line| line.starts_with(what));
         assert!(said("Out of memory and no killable processes"), "{ran}");
@@ -205,7 +210,7 @@ fn nobody_to_kill() {
 /// Programs use more memory than there is, and the rest is on the swap disk.
 #[test]
 fn swap() {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
         let ran = passes(&machine, "swap", &[], 5);
         for name in ["pswpin", "pswpout", "fault_swap_page", "interrupts_device"] {
@@ -225,7 +230,7 @@ fn swap() {
 /// Pages of the swap disk that cannot be read are signals for those who need them, and such that cannot be written are not used.
 #[test]
 fn errors_of_a_swap_disk() {
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let swap = Some(256 << 20);
         let bad_swap = [(100..108).chain([3000, 9000]).collect(), vec![200, 201, 5000]];
         let machine = Machine { memory: 96 << 20, swap, bad_swap, ..machine };
@@ -252,11 +257,12 @@ fn three_thousand_threads() {
     assert!(ran.output.contains("# 3000 threads"), "{ran}");
 }
 
-/// A minute of random system calls from every CPU, beside some seconds of them on one.
+/// Random system calls from each CPU for a quarter of a minute, and with `FAULTLESS_LONG` for a minute; on one CPU for some seconds.
 #[test]
 fn random_calls() {
+    let seconds = if is_long() { "seconds=60" } else { "seconds=15" };
     passes(&deterministic(), "fuzz", &["seconds=2", "calls=all", "seed=7"], 1);
-    passes(&parallel(), "fuzz", &["seconds=60", "calls=all"], 1);
+    passes(&parallel(), "fuzz", &[seconds, "calls=all"], 1);
 }
 
 #[test]
@@ -276,7 +282,7 @@ fn workloads() {
         &["vma_unmap", "chunks=64", "passes=4", "order=shuffled", "threads=4"],
     ];
     for args in runs {
-        for machine in [deterministic(), parallel()] {
+        for machine in machines() {
             let ran = run(&machine, "workload", args).exited(0);
             assert!(ran.output.contains("\noperations "), "{args:?}: {ran}");
         }

@@ -82,7 +82,7 @@ fn outputs_are_whole(machine: &Machine, script: &str, last: u32, longest: Durati
 #[test]
 fn outputs_are_whole_when_their_readers_stall() {
     let script = "seq 1 60000 & seq 1 60000 >&2; wait";
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         outputs_are_whole(&machine, script, 60_000, Duration::from_millis(300));
     }
 }

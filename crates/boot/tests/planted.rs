@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Ran, boot, busybox, deterministic, parallel, run, tiered};
+use common::{Ran, boot, busybox, deterministic, machines, parallel, run, tiered};
 use faultless_boot::{End, Machine, Program};
 
 fn with(plant: &str, machine: Machine) -> Machine {
@@ -96,7 +96,7 @@ fn an_overrun_stack() {
         ("overrun-fatal", "sleep 0.1", "the stack of fatal exceptions was run over"),
     ];
     for (plant, command, said) in cases {
-        for machine in [deterministic(), parallel()] {
+        for machine in machines() {
             let program = Program::file(busybox()).expect("it is a program");
             let ran = boot(&with(plant, machine), &program.args(["sh", "-c", command]));
             assert!(matches!(&ran.end, End::Panicked(why) if why.contains(said)), "{plant}: {ran}");

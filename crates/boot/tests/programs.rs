@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{boot, busybox, deterministic, host, parallel, try_boot};
+use common::{boot, busybox, deterministic, host, machines, try_boot};
 use faultless_boot::{BootError, End, Input, Limits, Machine, Program, Streams};
 use std::fs;
 use std::io;
@@ -41,7 +41,7 @@ fn busybox_runs_a_script() {
         "/busybox",
         "/tmp",
     ]);
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = boot(&machine, &program).exited(0);
         assert_eq!(ran.output, there, "{ran}");
     }
@@ -64,7 +64,7 @@ fn c_program(compiler: &str, hint: &str) {
     assert!(there.ends_with("done\n"), "{there}");
     let program = Program::file(&program).expect("it is a program").args(arguments);
     let program = program.env("VARIABLE=value");
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = boot(&machine, &program).exited(0);
         assert_eq!(ran.output, there, "{ran}");
         assert_eq!(ran.errors, "to standard error\n", "{ran}");
@@ -109,7 +109,7 @@ fn an_init() {
         kill -KILL 1; echo $?; /busybox sleep 1000 & (/busybox sleep 1000 &); exit 5";
     let program = Program::file(&shell).expect("it is a program").files(files.path());
     let program = program.args(["sh", "-c", script]);
-    for machine in [deterministic(), parallel()] {
+    for machine in machines() {
         let ran = boot(&machine, &program).exited(5);
         assert_eq!(ran.output, "2 1\n/proc/1 /proc/2\n0\n", "{ran}");
     }

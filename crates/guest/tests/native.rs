@@ -67,7 +67,7 @@ fn orphans() {
 
 #[test]
 fn limits() {
-    all_pass(env!("CARGO_BIN_EXE_limits"), &[], 4);
+    all_pass(env!("CARGO_BIN_EXE_limits"), &[], 5);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 6);
+    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 7);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn pages() {
 
 #[test]
 fn registers() {
-    all_pass(env!("CARGO_BIN_EXE_registers"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_registers"), &[], 7);
 }
 
 #[test]

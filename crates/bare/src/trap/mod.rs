@@ -21,7 +21,7 @@ use crate::percpu::{self, Interrupt, PerCpu};
 use crate::reserve::{self, Lack};
 use crate::task;
 use core::sync::atomic::Ordering;
-use faultless::{Access, FaultError, FaultKind, Space};
+use faultless::{Access, FaultError, FaultKind, Space, USER_END};
 use x86_64::registers::control::Cr2;
 
 /// The double fault: the processor could not deliver an exception because the stack has overflowed.
@@ -60,11 +60,20 @@ extern "C" fn page_fault(frame: &mut TrapFrame) {
         match space.fault_of(here.cpu(), &task.streams, addr, access) {
             Ok(FaultKind::Pending) => kernel::pending(frame, addr, access),
             Ok(_) => task.count_fault(),
-            Err(refusal) => kernel::page_fault(frame, addr, access, refusal),
+            Err(refusal) => refuse(frame, addr, access, refusal),
         }
         return;
     }
     with_rights_of_kernel(frame, addr, access);
+}
+
+/// Passes the fault of a program to the kernel above. As on Linux, the error code that the program may read tells nothing about
+/// the kernel's tables: each access to a kernel address is a protection fault, and each access has user rights.
+#[cold]
+#[inline(never)]
+fn refuse(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError) {
+    frame.error |= if addr >= USER_END { USER | PRESENT } else { USER };
+    kernel::page_fault(frame, addr, access, refusal);
 }
 
 /// Serves a fault of a copy from or to `space`, on behalf of the running task, if there is one.
@@ -88,7 +97,7 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     let here = percpu::this();
     if frame.of_user() && frame.error & (RESERVED | USER) == 0 {
         let refusal = FaultError::Segv { mapped: frame.error & PRESENT != 0 };
-        return kernel::page_fault(frame, addr, access, refusal);
+        return refuse(frame, addr, access, refusal);
     }
     if frame.error & RESERVED == 0
         && !frame.of_user()

@@ -21,6 +21,16 @@ pub fn parallel() -> Machine {
     small(4)
 }
 
+/// Whether `FAULTLESS_LONG` is set, as `.ci/long` does.
+pub fn is_long() -> bool {
+    std::env::var_os("FAULTLESS_LONG").is_some()
+}
+
+/// The machines of most tests: four CPUs side by side, and in a [long](is_long) run one CPU that counts instructions.
+pub fn machines() -> Vec<Machine> {
+    if is_long() { vec![deterministic(), parallel()] } else { vec![parallel()] }
+}
+
 fn small(cpus: u16) -> Machine {
     // Every run accounts for every frame at its end.
     Machine { cpus, memory: 512 << 20, check: true, ..Machine::default() }

@@ -242,7 +242,35 @@ fn many_threads() -> Verdict {
     verdict
 }
 
+/// A closed descriptor with a high number takes no memory, neither here nor in children.
+fn closed_descriptors() -> Verdict {
+    const CHILDREN: usize = 24;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is a local.
+    let high = unsafe {
+        doing("getrlimit", checked(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit)))?;
+        limit.rlim_cur = limit.rlim_max.min(1 << 18);
+        doing("setrlimit", checked(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit)))?;
+        doing("dup2", checked(libc::dup2(0, limit.rlim_cur as i32 - 1)))?
+    };
+    // SAFETY: nobody else owns what was made.
+    doing("close", checked(unsafe { libc::close(high) }))?;
+    let gate = doing("mmap", Shared::new(AtomicU64::new(0)))?;
+    let held = || {
+        wait_until(|| gate.load(Acquire) != 0);
+        0
+    };
+    let children: Vec<_> = (0..CHILDREN).map(|_| fork(held)).collect();
+    gate.store(1, Release);
+    for (number, child) in children.into_iter().enumerate() {
+        let status = doing("wait4", doing(&format!("fork {number}"), child)?.wait())?;
+        same!(status, Status::Exited(0), "child {number}");
+    }
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
+    ("closed_descriptors", closed_descriptors),
     ("many_threads", many_threads),
     ("epoll_chains", epoll_chains),
     ("deep_paths", deep_paths),

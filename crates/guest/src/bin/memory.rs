@@ -7,8 +7,9 @@ use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE};
 use faultless_guest::proc::{self, Status, fork, outcome, pid};
 use faultless_guest::sys::{self, Errno, call, checked, doing};
 use faultless_guest::{check, ensure, procfs, same, signal};
-use libc::{EFAULT, EINVAL, ENOMEM, ESRCH};
+use libc::{EBUSY, EFAULT, EINVAL, EIO, ENOMEM, ESRCH};
 use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Acquire;
@@ -136,6 +137,69 @@ fn rearranged() -> Verdict {
     anonymous.store(3 * PAGE, 7);
     same!(remap(anonymous.start(), PAGE, 0, 3), Ok(0), "shared memory without a file");
     same!(anonymous.load(0), 7, "what is shown of it");
+    let locked = doing("mmap", Region::shared(4 * PAGE))?;
+    if lock(libc::SYS_mlock, locked.start(), 4 * PAGE, 0).is_ok() {
+        same!(remap(locked.start(), PAGE, 0, 3), Ok(0), "locked memory");
+        // SAFETY: it changes nothing.
+        let sync =
+            unsafe { call(libc::SYS_msync, [locked.start(), PAGE, libc::MS_INVALIDATE as u64]) };
+        same!(sync, refused(EBUSY), "whether it still is locked");
+    }
+    Ok(())
+}
+
+/// `/proc/PID/mem` is the memory of a process.
+fn memory_as_a_file() -> Verdict {
+    let told = doing("mmap", Region::shared(PAGE))?;
+    let theirs = doing("mmap", Region::anonymous(4 * PAGE))?;
+    theirs.store(PAGE, 5);
+    let at = |page: u64| theirs.start() + page * PAGE;
+    let open = |pid| {
+        let path = format!("/proc/{pid}/mem");
+        let file = File::options().read(true).write(true).open(&path);
+        file.map_err(|error| format!("{path}: {error}"))
+    };
+    let errno = |result: std::io::Result<usize>| match result {
+        Ok(moved) => Ok(moved as u64),
+        Err(error) => Err(Errno(error.raw_os_error().unwrap_or(0))),
+    };
+    let own = open(pid())?;
+    let mut word = [0; 8];
+    let read = |file: &File, at, to: &mut [u8]| errno(file.read_at(to, at));
+    same!(read(&own, at(1), &mut word), Ok(8), "a read");
+    same!(u64::from_ne_bytes(word), 5, "what was read");
+    same!(errno(own.write_at(&6u64.to_ne_bytes(), at(2))), Ok(8), "a write");
+    same!(theirs.load(2 * PAGE), 6, "what was written");
+    doing("munmap", theirs.unmap(3 * PAGE, PAGE))?;
+    let mut long = vec![0; 2 * PAGE as usize];
+    same!(read(&own, at(2) + 8, &mut long), Ok(PAGE - 8), "a read up to a hole");
+    same!(read(&own, at(3), &mut word), refused(EIO), "a read of a hole");
+    same!(errno(own.write_at(&[1], at(3))), refused(EIO), "a write to a hole");
+    same!(read(&own, at(3), &mut []), Ok(0), "nothing of a hole");
+    let mut positioned = &own;
+    let sought = positioned.seek(SeekFrom::Start(at(1))).map_err(|error| error.to_string())?;
+    same!((sought, errno(positioned.read(&mut word))), (at(1), Ok(8)), "a read at the position");
+    let reached = positioned.stream_position().map_err(|error| error.to_string())?;
+    same!(reached, at(1) + 8, "the position then");
+    let child = fork(|| {
+        theirs.store(0, 9);
+        told.store(0, 1);
+        while told.load(0) != 2 {
+            std::thread::yield_now();
+        }
+        i32::from(theirs.load(PAGE) != 11)
+    });
+    let child = doing("fork", child)?;
+    while told.load(0) != 1 {
+        std::thread::yield_now();
+    }
+    let other = open(child.pid)?;
+    same!((read(&other, at(0), &mut word), u64::from_ne_bytes(word)), (Ok(8), 9), "a child's");
+    same!(errno(other.write_at(&11u64.to_ne_bytes(), at(1))), Ok(8), "a write to a child");
+    told.store(0, 2);
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
+    same!(theirs.load(PAGE), 5, "the parent's own page");
+    same!(read(&other, at(0), &mut word), Ok(0), "a read after the process has ended");
     Ok(())
 }
 
@@ -316,6 +380,7 @@ const CHECKS: &[Check] = &[
     ("locking", locking),
     ("locking_all", locking_all),
     ("rearranged", rearranged),
+    ("memory_as_a_file", memory_as_a_file),
     ("other_processes", other_processes),
     ("other_processes_signalled", other_processes_signalled),
     ("pages_told", pages_told),

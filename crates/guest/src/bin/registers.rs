@@ -3,8 +3,8 @@
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
 use faultless_guest::dir::io;
-use faultless_guest::mem::{PAGE, Region, Shared, WRITE};
-use faultless_guest::proc::{self, Meeting, Status, fork, outcome};
+use faultless_guest::mem::{PAGE, READ, Region, Shared, WRITE};
+use faultless_guest::proc::{self, Meeting, Status, exit_now, fork, outcome};
 use faultless_guest::sys::{checked, doing};
 use faultless_guest::{ensure, same, signal};
 use libc::{SIGALRM, SIGKILL, SIGSEGV, SIGUSR1};
@@ -246,7 +246,65 @@ fn returns() -> Verdict {
     Ok(())
 }
 
+unsafe extern "C" fn exit_with_error(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's context.
+    let error = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    exit_now(error[libc::REG_ERR as usize] as i32)
+}
+
+/// The error code of an access to a kernel address is that of a protection fault, whatever the kernel's tables have there.
+fn error_codes() -> Verdict {
+    const KERNEL: [u64; 3] = [0xffff_8000_0000_0000, 0xffff_8880_0000_1000, 0xffff_ffff_8000_0000];
+    let fails = |at: u64, stores: bool| {
+        outcome(|| {
+            let _ = signal::handle(SIGSEGV, exit_with_error, 0);
+            // SAFETY: the access ends the process.
+            unsafe {
+                match stores {
+                    true => asm!("mov byte ptr [{}], 0", in(reg) at, options(nostack)),
+                    false => asm!("mov al, [{}]", in(reg) at, out("al") _, options(nostack)),
+                }
+            }
+            99
+        })
+    };
+    let region = doing("mmap", Region::anonymous(3 * PAGE))?;
+    region.store(PAGE, 1);
+    doing("mprotect", region.protect(PAGE, PAGE, READ))?;
+    doing("munmap", region.unmap(2 * PAGE, PAGE))?;
+    same!(fails(region.start() + 2 * PAGE, false)?, Status::Exited(4), "a load from a hole");
+    same!(fails(region.start() + 2 * PAGE, true)?, Status::Exited(6), "a store to a hole");
+    same!(fails(region.start() + PAGE, true)?, Status::Exited(7), "a store to read-only memory");
+    for at in KERNEL {
+        same!(fails(at, false)?, Status::Exited(5), "a load from {at:#x}");
+        same!(fails(at, true)?, Status::Exited(7), "a store to {at:#x}");
+    }
+    Ok(())
+}
+
+/// There is no local descriptor table: selectors of it have no descriptor, and cannot be loaded.
+fn no_local_descriptors() -> Verdict {
+    for selector in (7..=0xffff).step_by(8) {
+        let found: u8;
+        // SAFETY: looks at the rights of a descriptor, and does not load it.
+        unsafe {
+            asm!("lar {at:e}, {selector:e}", "setz {found}", at = out(reg) _,
+                selector = in(reg) selector, found = out(reg_byte) found, options(nostack));
+        }
+        same!(found, 0, "whether there is a descriptor for {selector:#x}");
+    }
+    let loads = outcome(|| {
+        let _ = signal::default(SIGSEGV);
+        select([7, 7, 7]);
+        0
+    });
+    same!(loads?, Status::Killed(SIGSEGV), "loading a selector of the local table");
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
+    ("error_codes", error_codes),
+    ("no_local_descriptors", no_local_descriptors),
     ("selectors_are_own", selectors_are_own),
     ("selectors_end_with_the_program", selectors_end_with_the_program),
     ("unfit_states", unfit_states),

@@ -66,6 +66,10 @@ impl Table {
         if slot.is_some() {
             self.full_below = self.full_below.min(at);
         }
+        // The table ends with a used slot, so that the copies of `fork` are as long as needed.
+        while let Some(None) = self.slots.last() {
+            self.slots.pop();
+        }
         slot
     }
 

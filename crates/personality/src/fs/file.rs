@@ -3,6 +3,7 @@
 use super::directory::Item;
 use super::inode::{Body, Inode};
 use super::pipe::Pipe;
+use super::proc::memory::Opened;
 use super::regular::{MAX_LENGTH, Regular};
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
@@ -24,6 +25,8 @@ pub enum Kind {
     Directory(Mutex<Vec<Item>>),
     /// As a text of `/proc`, made when it is read from the start.
     Text(Mutex<Vec<u8>>),
+    /// As the memory of a process, by address.
+    Memory(Opened),
     /// As a stream.
     Stream(Arc<dyn Stream>),
     /// Not at all (`O_PATH`).
@@ -36,6 +39,7 @@ impl fmt::Debug for Kind {
             Self::Regular => "Regular",
             Self::Directory(_) => "Directory",
             Self::Text(_) => "Text",
+            Self::Memory(_) => "Memory",
             Self::Stream(_) => "Stream",
             Self::Path => "Path",
         })
@@ -102,7 +106,10 @@ impl File {
             Body::Device(device) => Kind::Stream(device.try_open()?),
             Body::Proc(node) => {
                 node.permit(reads, writes)?;
-                Kind::Text(Mutex::default())
+                match node.memory_of() {
+                    Some(pid) => Kind::Memory(Opened::try_new(pid)?),
+                    None => Kind::Text(Mutex::default()),
+                }
             }
             _ => return Err(Errno::ENXIO),
         };
@@ -194,6 +201,7 @@ impl File {
             Kind::Stream(stream) => stream::read(&**stream, to, self.at_once()),
             Kind::Directory(_) => Err(Errno::EISDIR),
             Kind::Path => Err(Errno::EBADF),
+            Kind::Memory(memory) => self.at_position(offset, |at| memory.read(to, at)),
             _ if offset.is_some_and(|offset| offset > MAX_LENGTH) => Ok(0),
             Kind::Regular => self.read_regular(to, offset),
             _ => match offset {
@@ -206,6 +214,15 @@ impl File {
                 }
             },
         }
+    }
+
+    /// Moves bytes at `offset`, or at the position, which it advances then. Meanwhile it does not hold the position's lock.
+    fn at_position(&self, offset: Option<u64>, go: impl FnOnce(u64) -> Result) -> Result {
+        let moved = go(offset.unwrap_or_else(|| *self.position.lock()))?;
+        if offset.is_none() {
+            *self.position.lock() += moved;
+        }
+        Ok(moved)
     }
 
     /// As [`read`](Self::read), of a regular file: piece by piece, each once its pages are there.
@@ -285,6 +302,7 @@ impl File {
                 from.result()
             }
             (Kind::Text(_), Body::Proc(node)) => node.write(from),
+            (Kind::Memory(memory), _) => self.at_position(offset, |at| memory.write(from, at)),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -354,7 +372,11 @@ impl File {
         let base = match whence {
             linux::SEEK_SET => 0,
             linux::SEEK_CUR => *position,
-            linux::SEEK_END if self.inode.is_directory() => return Err(Errno::EINVAL),
+            linux::SEEK_END
+                if self.inode.is_directory() || matches!(self.kind, Kind::Memory(_)) =>
+            {
+                return Err(Errno::EINVAL);
+            }
             linux::SEEK_END => length,
             linux::SEEK_DATA | linux::SEEK_HOLE => {
                 let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;

@@ -20,6 +20,11 @@ pub trait Live: Debug + Send + Sync {
         Ok(())
     }
 
+    /// The process whose memory it is, if it is one's.
+    fn memory_of(&self) -> Option<u32> {
+        None
+    }
+
     /// Its name in its directory.
     ///
     /// # Errors

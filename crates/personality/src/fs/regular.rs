@@ -32,7 +32,7 @@ use linux_raw_sys::general as linux;
 pub const MAX_LENGTH: u64 = Object::MAX_PAGES << PAGE_SHIFT;
 
 /// The frames that files must leave free.
-fn frames_left_to_others() -> u64 {
+pub fn frames_left_to_others() -> u64 {
     percpu::vm().total_frames() / 8
 }
 

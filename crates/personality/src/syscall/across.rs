@@ -54,18 +54,29 @@ fn move_bytes(
         .ok_or(Errno::ESRCH)?;
     let mut here = Transfer::of_user(&here);
     let mut there = Transfer::of_other(&there, memory.space());
+    let moved = copy(&mut here, &mut there, go)?;
+    if moved == 0 { Err(Errno::EFAULT) } else { Ok(moved) }
+}
+
+/// Copies between the caller's memory and another's, through the kernel, and returns the number of bytes: `go` copies one buffer, and
+/// returns how many bytes it could. Threads run in between, so the caller holds no lock.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn copy<'a, 'b>(
+    here: &mut Transfer<'a>,
+    there: &mut Transfer<'b>,
+    go: impl Fn(&mut Transfer<'a>, &mut Transfer<'b>, &mut [u8]) -> u64,
+) -> Result {
     let mut bytes = Vec::try_filled(0, BOUNCE)?;
     let mut moved = 0;
     loop {
         let part = here.left().min(there.left()).min(BOUNCE as u64);
-        let through = go(&mut here, &mut there, &mut bytes[..part as usize]);
+        let through = go(here, there, &mut bytes[..part as usize]);
         moved += through;
-        if through < part {
-            break;
-        }
-        if here.left() == 0 || there.left() == 0 || !breathe_unless_killed() {
-            break;
+        let is_done = through < part || here.left() == 0 || there.left() == 0;
+        if is_done || !breathe_unless_killed() {
+            return Ok(moved);
         }
     }
-    if moved == 0 { Err(Errno::EFAULT) } else { Ok(moved) }
 }

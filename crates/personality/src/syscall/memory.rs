@@ -510,6 +510,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
         joins
     });
     let area = whole.ok_or(Errno::EINVAL)?;
+    let lock = if area.lock() == Lock::No { future_lock() } else { Lock::Now };
     let object = Held::new(area.memory.into_object().ok_or(Errno::EINVAL)?);
     if reached < end {
         return Err(Errno::EINVAL);
@@ -518,7 +519,11 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let backing = Backing { object: &object, first, may_write };
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
-    if args.e() & NONBLOCK == 0 {
+    // As on Linux, locked pages stay locked, and the rest of the call cannot fail.
+    if lock != Lock::No {
+        let _ = space().mlock(percpu::cpu(), start, len, lock);
+    }
+    if lock == Lock::Now || args.e() & NONBLOCK == 0 {
         // Pages that cannot be faulted in now are left for later.
         let _ = populate(start, len, area.prot.contains(Prot::WRITE));
     }

@@ -20,11 +20,13 @@ pub mod time;
 pub use crate::errno::{Errno, Result};
 pub use args::Args;
 
+use crate::task::current;
 use args::{Call, Entry, calls};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::TrapFrame;
 use faultless_bare::report;
 use linux_raw_sys::general as nr;
+use syscalls::Sysno;
 
 /// Serves the system call of `frame`, whose `rax` is its number.
 #[inline]
@@ -115,7 +117,12 @@ fn missing(args: Args<'_>) -> Result {
     let at = number.min(NUMBERS as u32);
     let bit = 1 << (at % 64);
     if NAMED[(at / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        report!("message system call {number} is not implemented");
+        let name = Sysno::new(number as usize).map_or("no call of Linux", |call| call.name());
+        let process = &current().process;
+        report!(
+            "message system call {number} ({name}) of {} is not implemented",
+            *process.name.lock()
+        );
     }
     Err(Errno::ENOSYS)
 }

@@ -4,6 +4,7 @@
 //! made when it is read. The [settings] of `/proc/sys` are attributes in directories in memory.
 
 mod compact;
+pub(super) mod memory;
 mod oom;
 pub(super) mod pages;
 mod process;
@@ -104,6 +105,8 @@ pub enum Node {
     Descriptors(u32),
     /// `/proc/PID/pagemap`
     Pages(u32),
+    /// `/proc/PID/mem`
+    Memory(u32),
     /// `/proc/PID/fd/FD`
     Descriptor(u32, i32),
 }
@@ -163,6 +166,7 @@ fn inode(node: Node) -> Result<Arc<Inode>> {
     let mode = match node.kind() {
         linux::S_IFLNK => 0o777,
         linux::S_IFDIR => 0o555,
+        _ if node.memory_of().is_some() => 0o600,
         _ if node.can_change() => 0o644,
         _ => 0o444,
     };
@@ -199,6 +203,7 @@ impl Node {
             Self::Way(pid, way) => of(pid, 3 + way as u64),
             Self::Thread(_, tid) => of(tid, 6),
             Self::Pages(pid) => of(pid, 7),
+            Self::Memory(pid) => of(pid, 8),
             Self::Text(pid, None, at) => of(pid, 1000 + at as u64),
             Self::Text(_, Some(tid), at) => of(tid, 2000 + at as u64),
             Self::Descriptor(pid, fd) => of(pid, 10_000 + fd as u64),
@@ -209,9 +214,16 @@ impl Node {
 impl Live for Node {
     fn kind(&self) -> u32 {
         match self {
-            Self::System(_) | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
+            Self::System(_) | Self::Text(..) | Self::Pages(_) | Self::Memory(_) => linux::S_IFREG,
             Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
             _ => linux::S_IFDIR,
+        }
+    }
+
+    fn memory_of(&self) -> Option<u32> {
+        match *self {
+            Self::Memory(pid) => Some(pid),
+            _ => None,
         }
     }
 
@@ -226,6 +238,7 @@ impl Live for Node {
             Self::Way(_, way) => WAYS[way as usize].0,
             Self::Descriptors(_) => "fd",
             Self::Pages(_) => "pagemap",
+            Self::Memory(_) => "mem",
             Self::Process(number) | Self::Thread(_, number) => return decimal(number),
             Self::Descriptor(_, fd) => return decimal(fd),
         };
@@ -236,9 +249,11 @@ impl Live for Node {
         let parent = match *self {
             Self::Root(_) => return Ok(None),
             Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
-            Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
-                Self::Process(pid)
-            }
+            Self::Tasks(pid)
+            | Self::Way(pid, _)
+            | Self::Descriptors(pid)
+            | Self::Pages(pid)
+            | Self::Memory(pid) => Self::Process(pid),
             Self::Text(pid, None, _) => Self::Process(pid),
             Self::Text(pid, Some(tid), _) => Self::Thread(pid, tid),
             Self::Thread(pid, _) => Self::Tasks(pid),
@@ -294,6 +309,7 @@ impl Live for Node {
                     b"task" => Self::Tasks(pid),
                     b"fd" => Self::Descriptors(pid),
                     b"pagemap" => Self::Pages(pid),
+                    b"mem" => Self::Memory(pid),
                     _ => match WAYS.iter().find(|way| way.0.as_bytes() == name) {
                         Some(&(_, way)) => Self::Way(pid, way),
                         None => Self::Text(pid, None, text_named(name)?),
@@ -333,7 +349,8 @@ impl Live for Node {
             }
             &Self::Process(pid) => {
                 process(pid)?;
-                let others = [Self::Tasks(pid), Self::Descriptors(pid), Self::Pages(pid)];
+                let others =
+                    [Self::Tasks(pid), Self::Descriptors(pid), Self::Pages(pid), Self::Memory(pid)];
                 let ways = WAYS.iter().map(|&(_, way)| Self::Way(pid, way));
                 let mut all = texts(pid, None).chain(others).chain(ways);
                 all.try_for_each(|node| add(items, node))?;

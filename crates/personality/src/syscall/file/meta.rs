@@ -4,6 +4,7 @@ use super::{AT_FDCWD, Args, Errno, Result, file, find_at, find_existing};
 use crate::abi::{Abi, SECOND};
 use crate::fs::Inode;
 use crate::fs::inode::Body;
+use crate::fs::regular::frames_left_to_others;
 use crate::fs::walk::Links;
 use crate::syscall::args::{Entry, calls};
 use crate::wall;
@@ -336,7 +337,10 @@ fn tell_space(inode: &Inode, addr: u64) -> Result {
     const MEMORY: i64 = 0x0102_1994;
     const PROC: i64 = 0x9fa0;
     let vm = percpu::vm();
-    let (total, free) = (vm.total_frames() as i64, vm.free_frames() as i64);
+    // Files cannot have all frames: the free ones are those that a write can take.
+    let left = frames_left_to_others();
+    let total = (vm.total_frames() - left) as i64;
+    let free = vm.free_frames().saturating_sub(left) as i64;
     let of_proc = matches!(inode.body, Body::Proc(_));
     let statfs = nr::statfs {
         f_type: if of_proc { PROC } else { MEMORY },
