@@ -43,9 +43,10 @@ fn an_early_reuse() {
         "move_seen_elsewhere",
     ];
     seen(&Machine { cpus: 4, ..deterministic() }, "early-reuse", &checks);
-    // Side by side it is a matter of chance how soon.
-    let ran = planted(parallel(), "early-reuse", &["revoked_elsewhere", "move_seen_elsewhere"]);
-    assert!(ran.exited(1).output.contains("FAIL "));
+    // Side by side it is a matter of chance how soon, and whether the CPUs run at the same time.
+    let beside =
+        || planted(parallel(), "early-reuse", &["revoked_elsewhere", "move_seen_elsewhere"]);
+    assert!((0..5).any(|_| beside().output.contains("FAIL ")), "no run notices it");
     // On one CPU there is nobody to be early for.
     planted(deterministic(), "early-reuse", &checks).exited(0);
 }
