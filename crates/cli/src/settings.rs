@@ -169,10 +169,11 @@ impl Settings {
     /// All knobs with the values in force. There is no `frame_limit` but the memory of the machine where none is given.
     pub fn knobs(&self) -> Map<String, Value> {
         let defaults = Knobs::default();
-        let all: [(&str, Value); 13] = [
+        let all: [(&str, Value); 14] = [
             ("locking", self.locking.name().into()),
             ("anon_vma_check", self.anon_vma_check.name().into()),
             ("max_map_count", defaults.max_map_count().into()),
+            ("file_limit", defaults.file_limit().into()),
             ("stack_limit", defaults.stack_limit().into()),
             ("fault_around_pages", defaults.fault_around_pages().into()),
             ("prefault_max_order", self.ahead.order.into()),

@@ -84,6 +84,7 @@ fn lists() {
         ("anon_vma_check", "late"),
         ("frame_limit", ""),
         ("max_map_count", "65530"),
+        ("file_limit", "1099511627776"),
         ("stack_limit", "8388608"),
         ("fault_around_pages", "16"),
         ("prefault_max_order", "5"),

@@ -141,6 +141,11 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
         "frames that may be in use at once; with more, operations fail as out of memory",
     ),
     ("max_map_count", "1 to 2147483647 areas", "VMAs that a space may have"),
+    (
+        "file_limit",
+        "0 to 1099511627776 pages",
+        "pages of files that stay in memory; stores that would add more fail",
+    ),
     ("stack_limit", "4096 to 140737488351232 bytes", "how far a growing stack may reach"),
     (
         "fault_around_pages",
@@ -201,6 +206,8 @@ pub struct Knobs {
     anon_vma_check: AtomicU8,
     /// VMAs that a space may have.
     max_map_count: AtomicU64,
+    /// Pages of charged objects.
+    file_limit: AtomicU64,
     /// Bytes that a growing VMA may reach.
     stack_limit: AtomicU64,
     /// log2 of the pages that a read of an object maps at once.
@@ -228,6 +235,7 @@ impl fmt::Debug for Knobs {
             .field("locking", &self.locking())
             .field("anon_vma_check", &self.anon_vma_check())
             .field("max_map_count", &self.max_map_count())
+            .field("file_limit", &self.file_limit())
             .field("stack_limit", &self.stack_limit())
             .field("fault_around_pages", &self.fault_around_pages())
             .field("prefault_max_order", &self.prefault_max_order())
@@ -255,6 +263,7 @@ impl Knobs {
             locking: AtomicU64::new(identity.with(Locking::Speculative as u8)),
             anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
             max_map_count: AtomicU64::new(65530),
+            file_limit: AtomicU64::new(MOST_FRAMES),
             stack_limit: AtomicU64::new(8 << 20),
             fault_around: AtomicU8::new(4),
             prefault_max_order: AtomicU8::new(5),
@@ -280,6 +289,8 @@ pub enum Setting {
     FrameLimit(u64),
     /// `max_map_count`
     MaxMapCount(u64),
+    /// `file_limit`: pages of [charged](crate::Object::try_new_charged) objects.
+    FileLimit(u64),
     /// `stack_limit`
     StackLimit(u64),
     /// `fault_around_pages`: a power of two, 64 at most; other numbers are rounded down to one.
@@ -325,6 +336,7 @@ impl FromStr for Setting {
             ("anon_vma_check", "late") => Self::AnonVmaCheck(AnonVmaCheck::Late),
             ("frame_limit", _) => Self::FrameLimit(among(1..=MOST_FRAMES)?),
             ("max_map_count", _) => Self::MaxMapCount(among(1..=MOST_AREAS)?),
+            ("file_limit", _) => Self::FileLimit(among(0..=MOST_FRAMES)?),
             ("stack_limit", _) => Self::StackLimit(among(PAGE_SIZE..=USER_END)?),
             ("fault_around_pages", "1" | "2" | "4" | "8" | "16" | "32" | "64") => {
                 Self::FaultAroundPages(among(1..=64)?)
@@ -377,6 +389,11 @@ impl Knobs {
     /// VMAs that a space may have.
     pub fn max_map_count(&self) -> u64 {
         self.max_map_count.load(Ordering::Relaxed)
+    }
+
+    /// Pages that [charged](crate::Object::try_new_charged) objects may have.
+    pub fn file_limit(&self) -> u64 {
+        self.file_limit.load(Ordering::Relaxed)
     }
 
     /// Bytes that a growing VMA may reach.
@@ -441,6 +458,7 @@ impl Knobs {
                 self.anon_vma_check.store(value as u8, Ordering::Release);
             }
             Setting::MaxMapCount(value) => self.max_map_count.store(value, Ordering::Release),
+            Setting::FileLimit(pages) => self.file_limit.store(pages, Ordering::Release),
             Setting::StackLimit(value) => self.stack_limit.store(value, Ordering::Release),
             Setting::FaultAroundPages(pages) => {
                 let order = pages.clamp(1, 64).ilog2() as u8;
@@ -503,6 +521,6 @@ mod tests {
             assert!(format!("{knob}=-1").parse::<Setting>().is_err(), "{knob}: {values}");
             ranges += 1;
         }
-        assert_eq!(ranges, 7);
+        assert_eq!(ranges, 8);
     }
 }

@@ -14,6 +14,7 @@ use crate::addr::{FrameNumber, is_page_aligned};
 use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Predictor;
+use crate::file::Charge;
 use crate::frame::{Census, FrameMeta, Frames, Imbalance, Kind, Use};
 use crate::heap::Shared;
 use crate::identity::Identity;
@@ -55,6 +56,8 @@ pub struct Vm<M: Machine> {
     pub trace: Trace,
     /// Where lazily freed pages may be.
     pub(crate) lazy: listed::Spaces,
+    /// The pages that are charged against the knob `file_limit`.
+    pub(crate) charge: Charge,
     /// Which pages are evicted next.
     pub(crate) clock: Clock,
     /// Where compaction goes on.
@@ -120,6 +123,7 @@ impl<M: Machine> Vm<M> {
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
+            charge: Charge::default(),
             clock: Clock::try_new(total)?,
             compaction: Compaction::new(),
             swap: SwapCell::new(),

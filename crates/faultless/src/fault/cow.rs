@@ -5,7 +5,7 @@ use super::{Attempt, FaultKind};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
-use crate::file::{Mark, Object};
+use crate::file::{Charged, Mark, Object};
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
@@ -16,7 +16,7 @@ use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::protocol;
 
-impl<M: Machine> Attempt<'_, '_, M> {
+impl<'c, M: Machine> Attempt<'c, '_, M> {
     /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space
     /// alone. `None`: the entry changed first.
     pub(super) fn write_protected(
@@ -103,6 +103,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let pending = self.vma.area.memory.object().map(|object| &object.pending);
         // Other CPUs may see the page in a frame that it left.
         pending.into_iter().for_each(|pending| self.cpu.settle(pending));
+        let mut charge = self.charge_store()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
@@ -116,7 +117,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if let Some(name) = busy_name(self, seen) {
+        if let Some(name) = busy_name(self, seen, &mut charge) {
             held.revert();
             // Held by this fault, the entry might be what the other CPU waits for.
             protocol::look(name, self.cpu);
@@ -125,6 +126,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
         held.commit(seen.writable_dirty());
         self.cpu.count(Counter::SharedPage);
         Ok(Some(FaultKind::Shared))
+    }
+
+    /// Charges the page that a store makes dirty, if its object is charged.
+    fn charge_store(self) -> Result<Option<Charged<'c>>, Abort> {
+        let area = &self.vma.area;
+        let object =
+            area.memory.object().filter(|object| object.is_stored() && object.is_charged());
+        let Some(object) = object else { return Ok(None) };
+        let name = object.slot(self.cpu, area.index_of(self.page));
+        Ok(Some(object.charge_store(self.cpu, name)?))
     }
 
     /// The first write to a page that was only read so far.
@@ -221,16 +232,25 @@ impl<M: Machine> Attempt<'_, '_, M> {
 }
 
 /// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns the page's entry in the object
-/// where another CPU has that for a moment: then the page is not marked.
+/// where another CPU has that for a moment: then the page is not marked. The `charge` stays if the
+/// page was clean.
 #[inline(never)]
-fn busy_name<'a, M: Machine>(attempt: Attempt<'a, '_, M>, seen: Entry) -> Option<&'a AtomicU64> {
+fn busy_name<'a, M: Machine>(
+    attempt: Attempt<'a, '_, M>,
+    seen: Entry,
+    charge: &mut Option<Charged<'_>>,
+) -> Option<&'a AtomicU64> {
     let area = &attempt.vma.area;
     let object = area.memory.object().filter(|object| object.is_stored())?;
     let name = object.slot(attempt.cpu, area.index_of(attempt.page))?;
     match Object::try_mark_dirty(name, seen.frame()) {
         // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
         // writable before.
-        Mark::Done | Mark::Left => None,
+        Mark::Done => {
+            charge.take().into_iter().for_each(Charged::keep);
+            None
+        }
+        Mark::Was | Mark::Left => None,
         Mark::Busy => Some(name),
     }
 }

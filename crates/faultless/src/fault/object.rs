@@ -11,7 +11,7 @@ use super::{Access, Attempt, FaultKind};
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
-use crate::file::{Mark, Object};
+use crate::file::{Charged, Mark, Object};
 use crate::frame::Frame;
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -51,6 +51,11 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             // Other CPUs may see pages in frames that they left.
             self.cpu.settle(&object.pending);
         }
+        let notes = self.access == Access::Write && object.is_stored();
+        let mut charge = match notes {
+            true => Some(object.charge_store(self.cpu, Some(&names[below]))?),
+            false => None,
+        };
         let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
         let template = if self.access == Access::Write {
             self.vma.leaf.writable_dirty()
@@ -58,7 +63,6 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             self.vma.leaf
         };
         let mut mapped = 0;
-        let notes = self.access == Access::Write && object.is_stored();
         held.commit(|at| match Object::refer_to_map(self.cpu, &names[at]) {
             Some(frame) if stores && self.cpu.is_pending(&object.pending) => {
                 // It left another meanwhile.
@@ -66,7 +70,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
                 unsafe { self.cpu.put_unmapped(frame) };
                 Entry::NONE
             }
-            Some(frame) if notes && !note_store(self.cpu, &names[at], frame) => Entry::NONE,
+            Some(frame) if notes && !note_store(self.cpu, &names[at], frame, &mut charge) => {
+                Entry::NONE
+            }
             Some(frame) => {
                 mapped += 1;
                 template.of(frame)
@@ -202,11 +208,21 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
 }
 
 /// Marks the page of a file with a store dirty, whose entry `name` named `frame`, for a mapping that allows stores. If it cannot be
-/// marked there is no such mapping: the reference taken for it goes back.
+/// marked there is no such mapping: the reference taken for it goes back. The `charge` stays if the
+/// page was clean.
 #[cold]
 #[inline(never)]
-fn note_store<M: Machine>(cpu: &Cpu<'_, M>, name: &AtomicU64, frame: FrameNumber) -> bool {
-    let noted = Object::try_mark_dirty(name, frame) == Mark::Done;
+fn note_store<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    name: &AtomicU64,
+    frame: FrameNumber,
+    charge: &mut Option<Charged<'_>>,
+) -> bool {
+    let mark = Object::try_mark_dirty(name, frame);
+    if mark == Mark::Done {
+        charge.take().into_iter().for_each(Charged::keep);
+    }
+    let noted = matches!(mark, Mark::Done | Mark::Was);
     if !noted {
         // SAFETY: the reference of a mapping that was never made.
         unsafe { cpu.put_unmapped(frame) };

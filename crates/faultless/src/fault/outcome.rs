@@ -38,7 +38,9 @@ pub enum FaultError {
         /// Whether something is mapped there.
         mapped: bool,
     },
-    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's store or the swap area.
+    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's
+    /// store or the swap area, or its object is [charged](crate::Object::try_new_charged) and the
+    /// limit is reached.
     Bus,
     /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^22 less
     /// 2^16).

@@ -84,7 +84,7 @@ pub enum Abort {
     NoMemory,
     /// The heap was exhausted when an anon_vma was needed.
     NoHeap,
-    /// The page lies beyond the end of its object.
+    /// The page lies beyond the end of its object, or its object may have no more pages.
     BeyondObject,
     /// The page must be read from its object's store first.
     Absent,
@@ -123,7 +123,7 @@ impl Abort {
 impl From<NoPage> for Abort {
     fn from(no_page: NoPage) -> Self {
         match no_page {
-            NoPage::Beyond => Self::BeyondObject,
+            NoPage::Beyond | NoPage::Full => Self::BeyondObject,
             NoPage::Absent => Self::Absent,
             NoPage::OutOfMemory => Self::NoMemory,
         }

@@ -176,7 +176,7 @@ impl Shared<Object> {
             drop(prepared);
             let names = names.map_err(|lack| match lack {
                 NoPage::OutOfMemory => Errno::ENOMEM,
-                NoPage::Beyond | NoPage::Absent => Errno::EINVAL,
+                NoPage::Beyond | NoPage::Absent | NoPage::Full => Errno::EINVAL,
             })?;
             let missing = names.iter().position(|name| !load(name).is_present());
             let Some(missing) = missing.filter(|_| self.is_stored()) else {

@@ -29,11 +29,28 @@ impl Object {
         pages: u64,
         tag: u64,
     ) -> Result<Shared<Self>, Errno> {
-        Self::make(cpu, pages, tag, None)
+        Self::make(cpu, pages, tag, None, false)
+    }
+
+    /// As [`try_new`](Self::try_new), with pages that are charged: `file_limit` is the knob that
+    /// limits their number. A fault that would add a page beyond the limit fails with
+    /// [`Bus`](crate::FaultError::Bus), a call with `ENOSPC`.
+    ///
+    /// # Errors
+    /// As [`try_new`](Self::try_new).
+    pub fn try_new_charged<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        pages: u64,
+        tag: u64,
+    ) -> Result<Shared<Self>, Errno> {
+        Self::make(cpu, pages, tag, None, true)
     }
 
     /// An object of what is in `store`, an [`Arc`](alloc::sync::Arc) or a [`Box`] of a [`BackingStore`](super::BackingStore), as long as that
     /// is. `tag` is as with [`try_new`](Self::try_new).
+    ///
+    /// If the store is [read-only](super::BackingStore::is_read_only), dirty pages are charged as
+    /// those of [`try_new_charged`](Self::try_new_charged) are, because they stay in memory.
     ///
     /// There must be one object of a store at a time: each has a copy of its own of the pages. Pages that were stored to
     /// are written back by [`write_back`](Shared::write_back), and at last when the object ends. That may be after the kernel has [released](Self::release) it, so a kernel
@@ -48,6 +65,7 @@ impl Object {
     ) -> Result<Shared<Self>, Errno> {
         let store = store.into();
         let (bytes, turn) = (store.len(), Turn::try_new(&*store)?);
+        let charged = store.is_read_only();
         let errors = WriteErrors::default();
         let stored = Stored {
             store,
@@ -57,7 +75,7 @@ impl Object {
             errors,
             failed: AtomicU64::new(0),
         };
-        Self::make(cpu, bytes.div_ceil(PAGE_SIZE), tag, Some(try_box(stored)?))
+        Self::make(cpu, bytes.div_ceil(PAGE_SIZE), tag, Some(try_box(stored)?), charged)
     }
 
     fn make<M: Machine>(
@@ -65,6 +83,7 @@ impl Object {
         pages: u64,
         tag: u64,
         stored: Option<Box<Stored>>,
+        charged: bool,
     ) -> Result<Shared<Self>, Errno> {
         if pages > Self::MAX_PAGES {
             return Err(Errno::EFBIG);
@@ -84,8 +103,19 @@ impl Object {
         })?;
         let mappings = Mappings::default();
         let pending = Pending::default();
-        let object =
-            Self { root, pages, tag, identity, unfit, stored, place, anchor, mappings, pending };
+        let object = Self {
+            root,
+            pages,
+            tag,
+            identity,
+            unfit,
+            stored,
+            charged,
+            place,
+            anchor,
+            mappings,
+            pending,
+        };
         let object = Shared::try_new(object).inspect_err(|_| {
             // It was dropped.
             cpu.end_dropped();
@@ -132,9 +162,10 @@ impl Parts {
     /// # Safety
     /// The tables are the caller's alone.
     pub(crate) unsafe fn end<M: Machine>(self, cpu: &Cpu<'_, M>) {
-        let Self { top, pages, stored } = self;
+        let Self { top, pages, stored, charged } = self;
+        let is_stored = stored.is_some();
         // It is dropped last, also if the store panics.
-        let mut ending = Ending { cpu, top, pages, is_lost: stored.is_some() };
+        let mut ending = Ending { cpu, top, pages, is_stored, charged, is_lost: is_stored };
         if let Some(stored) = stored {
             // No open file is left that could receive an error.
             ending.is_lost = stored.write_back(cpu, top, 0..pages, |_| {}).is_err();
@@ -147,19 +178,24 @@ struct Ending<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     top: Top,
     pages: u64,
+    is_stored: bool,
+    charged: bool,
     /// Whether some pages were not written back.
     is_lost: bool,
 }
 
 impl<M: Machine> Drop for Ending<'_, '_, M> {
     fn drop(&mut self) {
-        let Self { cpu, top, pages, is_lost } = *self;
+        let Self { cpu, top, pages, is_stored, charged, is_lost } = *self;
         if is_lost {
             cpu.count(Counter::WriteBackLost);
         }
         // SAFETY: the promise of the caller of `Parts::end`.
         unsafe {
-            Object::free_below(cpu, top, 0..pages);
+            let freed = Object::free_below(cpu, top, 0..pages, is_stored);
+            if charged {
+                cpu.vm().charge.remove(freed);
+            }
             cpu.free_tables(top.table, top.level);
         }
     }

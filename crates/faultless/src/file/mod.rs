@@ -1,6 +1,7 @@
 //! Memory objects: what is behind a mapping of a file or of shared memory, and the page cache.
 
 mod ahead;
+mod charge;
 mod evict;
 pub mod folio;
 mod length;
@@ -13,6 +14,7 @@ mod root;
 mod store;
 mod write_back;
 
+pub(crate) use charge::{Charge, Charged};
 pub(crate) use folio::NoFolio;
 pub use object::Object;
 pub(crate) use object::Parts;

@@ -63,6 +63,8 @@ pub struct Object {
     pub(super) unfit: AtomicU64,
     /// What is behind it, if anything is.
     pub(super) stored: Option<Box<Stored>>,
+    /// Whether its pages are [charged](super::charge).
+    pub(super) charged: bool,
     /// Where it goes when its last share is dropped.
     pub(super) place: Place,
     /// What its pages name.
@@ -101,12 +103,13 @@ pub(crate) struct Parts {
     pub(super) top: Top,
     pub(super) pages: u64,
     pub(super) stored: Option<Box<Stored>>,
+    pub(super) charged: bool,
 }
 
 #[cfg(all(test, not(loom)))]
 impl Parts {
     pub(crate) const fn of_root(top: Top, pages: u64) -> Self {
-        Self { top, pages, stored: None }
+        Self { top, pages, stored: None, charged: false }
     }
 
     pub(crate) const fn pages(&self) -> u64 {
@@ -123,6 +126,8 @@ pub(crate) enum NoPage {
     Absent,
     /// No frame is left for it.
     OutOfMemory,
+    /// As many pages are charged as the knob `file_limit` allows.
+    Full,
 }
 
 impl Object {
@@ -147,7 +152,8 @@ impl Object {
 
     /// What is to be ended of it.
     pub(super) fn parts(&mut self) -> Parts {
-        Parts { top: self.top(), pages: self.pages(), stored: self.stored.take() }
+        let charged = self.charged;
+        Parts { top: self.top(), pages: self.pages(), stored: self.stored.take(), charged }
     }
 
     /// The word by which its pages name their anchor.

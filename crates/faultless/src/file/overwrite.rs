@@ -32,7 +32,8 @@ impl Shared<Object> {
     /// was, and [`write_page`](Self::write_page) stores the part.
     ///
     /// # Errors
-    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `write` was not called, or the file has become shorter since.
+    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `ENOSPC`: the object is charged, and the limit
+    /// is reached. `write` was not called, or the file has become shorter since.
     pub fn overwrite_page<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -41,8 +42,9 @@ impl Shared<Object> {
     ) -> Result<usize, Errno> {
         self.check_vm(cpu);
         if let Some(frame) = self.get(cpu, index) {
-            return Ok(self.write_frame(cpu, index, frame, write).min(PAGE));
+            return Ok(self.write_charged(cpu, index, frame, write)?.min(PAGE));
         }
+        let charge = self.charge(cpu).map_err(|_| Errno::ENOSPC)?;
         let mut prepared = Preparing::new(cpu);
         let slots = self.table_or_wait(cpu, index, &mut prepared);
         let frame = slots.is_ok().then(|| prepared.clean(cpu)).flatten();
@@ -79,6 +81,7 @@ impl Shared<Object> {
             }
             let page = Entry::leaf(own.keep());
             held.commit(if self.is_stored() { page.dirty() } else { page });
+            charge.keep();
             return Ok(stored);
         }
     }

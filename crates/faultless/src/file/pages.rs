@@ -1,5 +1,6 @@
 //! The pages of an object: how a page is found, added, read, written and freed.
 
+use super::charge::Charged;
 use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, Reach};
 use super::root::Top;
@@ -31,23 +32,32 @@ impl Object {
         // Pages that take their place may become folios.
         self.unfit.store(0, Ordering::Relaxed);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-        unsafe { Self::free_below(cpu, self.top(), range) };
+        let freed = unsafe { Self::free_below(cpu, self.top(), range, self.is_stored()) };
+        self.uncharge(cpu, freed);
         // Programs may still see pages that were evicted, and are not to be revoked: nothing maps them.
         if !lost(Mutant::CutSettles) {
             cpu.settle(&self.pending);
         }
     }
 
-    /// Takes the pages of `range` out of the tables below `top`, the root of an object.
+    /// Takes the pages of `range` out of the tables below `top`, the root of an object. Returns
+    /// their number, or with `only_dirty` that of the dirty pages.
     ///
     /// # Safety
     /// The tables stay linked.
-    pub(super) unsafe fn free_below<M: Machine>(cpu: &Cpu<'_, M>, top: Top, range: Range<u64>) {
+    pub(super) unsafe fn free_below<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        top: Top,
+        range: Range<u64>,
+        only_dirty: bool,
+    ) -> u64 {
+        let mut freed = 0;
         let put = |leaves: Leaves<'_>| {
             if let Leaves::Pages { slots, .. } = leaves {
                 for slot in slots.iter().filter(|slot| !node::load(slot).is_none()) {
                     let (old, _) = protocol::settle(slot, cpu, |_| Entry::NONE);
                     if old.is_present() {
+                        freed += u64::from(!only_dirty || old.is_dirty());
                         // SAFETY: the object's own reference, which never was a mapping; those of
                         // the mappings are put when they are flushed.
                         unsafe { cpu.put_unmapped(old.frame()) };
@@ -58,6 +68,7 @@ impl Object {
         };
         // SAFETY: the caller's promise.
         let Ok(()) = unsafe { top.visit(cpu, range, put) };
+        freed
     }
 
     /// Whether the page at `index` is there: it was written, or mapped.
@@ -243,6 +254,7 @@ impl Object {
             if self.is_stored() {
                 return Err(NoPage::Absent);
             }
+            let charge = self.charge(cpu)?;
             let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
             let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
                 prepared.keep_zeroed(frame);
@@ -256,6 +268,7 @@ impl Object {
             }
             let number = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
             held.commit(Entry::leaf(number));
+            charge.keep();
             return Ok(slots);
         }
     }
@@ -338,8 +351,9 @@ impl Shared<Object> {
     /// `write` may make calls and faults, but must come back on the same CPU.
     ///
     /// # Errors
-    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. Of an object with a store, those of [`read_page`](Self::read_page), too. `write` was
-    /// not called.
+    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `ENOSPC`: the object is charged, and the limit
+    /// is reached. Of an object with a store, those of [`read_page`](Self::read_page), too. `write`
+    /// was not called.
     pub fn write_page<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -360,6 +374,7 @@ impl Shared<Object> {
                 // Others see it too: a reference is to be had as for any other.
                 Ok(_) => {}
                 Err(NoPage::Beyond) => break Err(Errno::EFBIG),
+                Err(NoPage::Full) => break Err(Errno::ENOSPC),
                 Err(NoPage::Absent) => match self.fetch_now(cpu, index) {
                     Ok(()) => {}
                     Err(errno) => break Err(errno),
@@ -369,7 +384,7 @@ impl Shared<Object> {
             }
         };
         drop(prepared);
-        Ok(self.write_frame(cpu, index, frame?, write))
+        self.write_charged(cpu, index, frame?, write)
     }
 
     /// [Fetches](Self::fetch) the page for a call of the kernel.
@@ -397,37 +412,63 @@ impl Object {
         index: u64,
         write: impl FnOnce(*mut u8) -> R,
     ) -> Option<R> {
-        self.get(cpu, index).map(|frame| self.write_frame(cpu, index, frame, write))
+        let charge = self.charge_always(cpu);
+        self.get(cpu, index).map(|frame| self.write_frame(cpu, index, frame, charge, write))
     }
 
-    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the reference.
-    pub(super) fn write_frame<M: Machine, R>(
+    /// Charges the page at `index`, which is in `frame`, and lends it to `write`. Takes over the
+    /// reference.
+    ///
+    /// # Errors
+    /// `ENOSPC`: the page would become dirty, and as many are charged as the limit allows.
+    pub(super) fn write_charged<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
         index: u64,
         frame: FrameNumber,
         write: impl FnOnce(*mut u8) -> R,
+    ) -> Result<R, Errno> {
+        let lent = Lent::new(cpu, frame);
+        let charge = self.charge_store(cpu, self.slot(cpu, index)).map_err(|_| Errno::ENOSPC)?;
+        Ok(self.write_frame(cpu, index, lent.keep(), charge, write))
+    }
+
+    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the reference. The
+    /// `charge` stays if the page was clean.
+    fn write_frame<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        frame: FrameNumber,
+        charge: Charged<'_>,
+        write: impl FnOnce(*mut u8) -> R,
     ) -> R {
         let lent = Lent::new(cpu, frame);
         // Programs may see the page in a frame that it left. From now on the reference keeps it in this one.
         cpu.settle(&self.pending);
-        let _stored = self.is_stored().then(|| StoredTo { cpu, object: self, index, frame });
+        let _stored = self.is_stored().then(|| {
+            let charge = Some(charge);
+            StoredTo { cpu, object: self, index, frame, charge }
+        });
         write(lent.bytes())
     }
 }
 
 /// The kernel stores to a page of an object with a store. The drop marks the page dirty, also if the kernel's closure panics after
-/// a part.
+/// a part. The charge stays if the page was clean.
 struct StoredTo<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     object: &'a Object,
     index: u64,
     frame: FrameNumber,
+    charge: Option<Charged<'a>>,
 }
 
 impl<M: Machine> Drop for StoredTo<'_, '_, M> {
     fn drop(&mut self) {
-        self.object.mark_dirty(self.cpu, self.index, self.frame);
+        if self.object.mark_dirty(self.cpu, self.index, self.frame) {
+            self.charge.take().into_iter().for_each(Charged::keep);
+        }
     }
 }
 

@@ -124,7 +124,10 @@ pub struct SeenErrors(u64);
 /// What came of marking a page dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
+    /// The page is dirty now.
     Done,
+    /// The page was dirty before.
+    Was,
     /// Another CPU has its entry in the object for a moment.
     Busy,
     /// It has left the object.
@@ -145,11 +148,15 @@ impl Object {
         (core::mem::replace(seen, now) != now).then(|| Errno::of_number(number))
     }
 
-    /// Marks the page at `index` dirty, if it still is the one in `frame`.
-    pub(super) fn mark_dirty<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber) {
-        if let Some(slot) = self.slot(cpu, index) {
-            mark(cpu, slot, frame);
-        }
+    /// Marks the page at `index` dirty, if it still is the one in `frame`. Returns whether it was
+    /// clean before.
+    pub(super) fn mark_dirty<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        frame: FrameNumber,
+    ) -> bool {
+        self.slot(cpu, index).is_some_and(|slot| mark(cpu, slot, frame))
     }
 
     /// Marks the page of `slot`, an entry of an object with a store, dirty, if it still is the one in `frame`, without a wait: the caller
@@ -167,9 +174,10 @@ impl Object {
                 return Mark::Left;
             }
             let order = (Ordering::AcqRel, Ordering::Relaxed);
-            if now.is_dirty()
-                || slot.compare_exchange(now.0, now.dirty().0, order.0, order.1).is_ok()
-            {
+            if now.is_dirty() {
+                return Mark::Was;
+            }
+            if slot.compare_exchange(now.0, now.dirty().0, order.0, order.1).is_ok() {
                 return Mark::Done;
             }
         }
@@ -251,7 +259,8 @@ impl Shared<Object> {
         self.store().map_or(Ok(()), BackingStore::sync)
     }
 
-    /// Marks the pages of `pages` that are there dirty: a device has stored to them.
+    /// Marks the present pages of `pages` dirty: a device has stored to them. Of an object with a
+    /// read-only store the pages are charged, also beyond the limit.
     pub fn note_stored<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) {
         self.check_vm(cpu);
         if self.is_stored() {
@@ -259,7 +268,11 @@ impl Shared<Object> {
             unsafe {
                 each_page(cpu, self.top(), pages, |_, slot| {
                     let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
-                    protocol::settle(slot, cpu, mark);
+                    let charge = self.charge_always(cpu);
+                    let (old, _) = protocol::settle(slot, cpu, mark);
+                    if old.is_present() && !old.is_dirty() {
+                        charge.keep();
+                    }
                 });
             }
         }
@@ -451,16 +464,22 @@ impl Laundry<'_> {
     }
 }
 
-/// Marks the page of `slot` dirty, if it still is the one in `frame`.
-fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
+/// Marks the page of `slot` dirty, if it still is the one in `frame`. Returns whether it was clean
+/// before.
+fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) -> bool {
     let is_it = |entry: Entry| entry.is_present() && entry.frame() == frame;
-    protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
+    let (old, _) = protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
+    is_it(old) && !old.is_dirty()
 }
 
 /// Marks page `index` of the object with the root `top` dirty, if it still is the one in `frame`.
 fn mark_at<M: Machine>(cpu: &Cpu<'_, M>, top: Top, index: u64, frame: FrameNumber) {
     // SAFETY: the object's tables are unlinked only when no share is left.
-    unsafe { each_page(cpu, top, index..index + 1, |_, slot| mark(cpu, slot, frame)) };
+    unsafe {
+        each_page(cpu, top, index..index + 1, |_, slot| {
+            mark(cpu, slot, frame);
+        });
+    }
 }
 
 /// The entry of an object, once no CPU has it: one that evicts or moves the page may put it back as it was.

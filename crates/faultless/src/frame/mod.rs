@@ -495,7 +495,7 @@ impl Frames {
     }
 
     /// Frames that can still be had.
-    fn available(&self) -> u64 {
+    pub fn available(&self) -> u64 {
         self.limit().saturating_sub(self.counts.0.taken.load(Ordering::Relaxed))
     }
 
@@ -527,19 +527,19 @@ impl Frames {
         self.table.iter().map(FrameMeta::owner).fold(0, u64::wrapping_add)
     }
 
+    /// The frames that reclaim in the background keeps available: 1/8 of what may be out.
+    pub fn goal(&self) -> u64 {
+        2 * self.limit() / SHORT
+    }
+
     /// How many frames are missing until twice as many can be had as where memory begins to be short.
     pub fn missing(&self) -> u64 {
-        (2 * self.limit() / SHORT).saturating_sub(self.available())
+        self.goal().saturating_sub(self.available())
     }
 
     /// Whether memory is short: less than 1/16 of what may be out can still be had.
     pub fn is_short(&self) -> bool {
         self.is_short_at(self.available(), 0)
-    }
-
-    /// Whether memory will be short soon: less than 3/32 of what may be out can still be had.
-    pub fn is_nearly_short(&self) -> bool {
-        self.available() < 3 * self.limit() / (2 * SHORT)
     }
 
     /// Whether memory is so short that who reclaims in the background is late: half of where it [begins](Self::is_short).

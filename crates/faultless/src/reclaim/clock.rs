@@ -71,6 +71,9 @@ pub(crate) struct Clock {
     pub(super) evicted: Evicted,
     /// Of [`reclaim_ahead`](Cpu::reclaim_ahead), and, for each node, of demotion.
     ahead: Backoff,
+    /// The frames that the last reclaim in the background could make available at most; the largest
+    /// number if it reached its goal.
+    reach: AtomicU64,
     pub(super) demotion: [Backoff; MAX_NODES],
 }
 
@@ -81,6 +84,13 @@ impl Clock {
         self.all.load(Ordering::Relaxed)
     }
 
+    /// The frames that reclaim in the background keeps available: `most`, but at most a quarter of
+    /// those that it can make available. The rest is left to the pages that are in use: a goal
+    /// above what is evictable would evict them again and again.
+    fn goal(&self, most: u64) -> u64 {
+        most.min(self.reach.load(Ordering::Relaxed) / 4)
+    }
+
     /// For a machine of `frames` frames.
     ///
     /// # Errors
@@ -89,7 +99,8 @@ impl Clock {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
         let evicted = Evicted::try_new(frames)?;
         let (ahead, demotion) = (Backoff::new(), core::array::from_fn(|_| Backoff::new()));
-        Ok(Self { hands, all: AtomicU64::new(0), evicted, ahead, demotion })
+        let reach = AtomicU64::new(u64::MAX);
+        Ok(Self { hands, all: AtomicU64::new(0), evicted, ahead, reach, demotion })
     }
 }
 
@@ -153,24 +164,39 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// Reclaims, in the background, if memory will be short soon: less than 3/32 (9 %) of all memory, or of the knob `frame_limit`, is free. It stops when 1/8 is, frames included
-    /// that wait for a deferred flush, or nothing more can be evicted. CPUs flush when it suits them, unless less than 1/16 is free. Returns how many frames that gave. For a thread of the kernel that runs when other work does not, as often as it likes.
+    /// Reclaims in the background if memory will be short soon: if less than 3/32 (9 %) of all
+    /// memory, or of the knob `frame_limit`, is free. It stops when 1/8 is free, frames included
+    /// that wait for a deferred flush, or when nothing more can be evicted. If the rest of memory
+    /// cannot be evicted, a quarter of the evictable and free frames takes the place of 1/8. CPUs
+    /// flush when it suits them, unless less than 1/16 is free. Returns how many frames that gave.
+    /// For a thread of the kernel that runs when other work does not, as often as it likes.
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;
         self.collect_ahead();
-        if !frames.is_nearly_short() {
+        let clock = &self.vm().clock;
+        if frames.missing() == 0 {
+            clock.reach.store(u64::MAX, Ordering::Relaxed);
+        }
+        let goal = clock.goal(frames.goal());
+        if frames.available() >= goal - goal / 4 {
             return 0;
         }
         self.age_translations();
         self.collect_owed();
         // One flush is for the frames that wait, and for those that pages leave now. What other CPUs free meanwhile is not missing any more.
-        let is_enough = |found| frames.missing() <= frames.owed_count() + found;
+        let missing = || goal.saturating_sub(frames.available());
+        let is_enough = |found| missing() <= frames.owed_count() + found;
         loop {
-            let backoff = &self.vm().clock.ahead;
+            let backoff = &clock.ahead;
             let mut got = 0;
             if !is_enough(0) && !backoff.leaves_out() {
+                let before = frames.available() + frames.owed_count();
                 got = self.reclaim_until(|_, found| is_enough(found));
+                if got >= WORTH && before + got < goal && !self.swaps_elsewhere() {
+                    // It went over all of memory. Other CPUs cannot have taken what was never free.
+                    clock.reach.store(before + got, Ordering::Relaxed);
+                }
                 // Others may have been faster, or are at work.
                 backoff.tried(got >= WORTH || is_enough(0) || self.swaps_elsewhere());
             }

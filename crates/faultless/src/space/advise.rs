@@ -96,9 +96,12 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, the range wraps, or a VMA that the advice does not suit),
-    /// `ENOMEM` (holes: the rest is done all the same, but for populating), `EFAULT` (populating met
-    /// a fault that cannot be served). Of [`Collapse`](Advice::Collapse), which does the rest all the same: `EINVAL` (2 MiB that are not a file's,
-    /// or where address and offset do not agree; a range that reaches no multiple of 2 MiB), `EAGAIN` (pages are in use, dirty, or being read), `ENOMEM`.
+    /// `EAGAIN` (a VMA would have to be split, and the space has as many as it may have), `ENOMEM`
+    /// (holes: the rest is done all the same, but for populating), `EFAULT` (populating met a fault
+    /// that cannot be served). Of [`Collapse`](Advice::Collapse), which does the rest all the same:
+    /// `EINVAL` (2 MiB that are not a file's, or where address and offset do not agree; a range
+    /// that reaches no multiple of 2 MiB), `EAGAIN` (pages are in use, dirty, or being read),
+    /// `ENOMEM`.
     pub fn madvise(
         &self,
         cpu: &Cpu<'_, M>,
@@ -156,7 +159,13 @@ impl<M: Machine> Space<M> {
             }
             _ => {
                 let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
-                each_part(&writing, range, |vma, part| writing.advise_part(vma, part, advice))
+                cpu.state().crowded.set(false);
+                each_part(&writing, range, |vma, part| {
+                    writing.advise_part(vma, part, advice).map_err(|errno| match errno {
+                        Errno::ENOMEM if cpu.state().crowded.get() => Errno::EAGAIN,
+                        errno => errno,
+                    })
+                })
             }
         }
     }

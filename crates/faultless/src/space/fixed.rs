@@ -37,6 +37,8 @@ pub(crate) struct Core {
     pub(crate) resident: AtomicU64,
     /// Its pages in the swap area.
     pub(crate) swapped: AtomicU64,
+    /// Bytes that a growing stack may reach; 0: the knob says so.
+    pub(crate) stack_limit: AtomicU64,
     pub(crate) lazy: Lazy,
     /// Where VMAs are locked.
     pub(crate) locked: LockedVmas,
@@ -85,6 +87,7 @@ impl Core {
             cpus: Padded(CpuSet::new()),
             resident: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
+            stack_limit: AtomicU64::new(0),
             lazy: Lazy::default(),
             locked: LockedVmas::default(),
             kin: Kin { anchor, number: AtomicU64::new(0), next: UnsafeCell::new(None) },

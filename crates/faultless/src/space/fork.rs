@@ -42,6 +42,8 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         let once = || -> Result<Self, Errno> {
             let mut child = Self::new_of(cpu, Some(self)).map_err(|error| error.errno)?;
+            let stack_limit = self.core.stack_limit.load(Ordering::Relaxed);
+            child.core.stack_limit.store(stack_limit, Ordering::Relaxed);
             if lost(Mutant::ForkCopiesMoves) {
                 child.core.moves.copy_from(&self.core.moves, cpu)?;
             }

@@ -11,9 +11,16 @@ use crate::error::OutOfMemory;
 use crate::machine::Machine;
 use crate::space::tree::View;
 use crate::stat::Counter;
+use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
+    /// Sets how far a growing stack of this space may reach, in bytes (`RLIMIT_STACK`); at first it
+    /// is the knob `stack_limit`. A copy of the space has the same limit.
+    pub fn set_stack_limit(&self, bytes: u64) {
+        self.core.stack_limit.store(bytes.max(1), Ordering::Relaxed);
+    }
+
     /// Extends the stack above `page`, which is unmapped, down to it. `Some`: there is none, it may not
     /// grow so far, or its neighbour is too near. All that decided this lies in the range returned: the hole, and the first page of
     /// what is above it. Not inside a grace section.
@@ -84,7 +91,10 @@ impl<M: Machine> Writing<'_, '_, M> {
         page: u64,
     ) -> Result<bool, Refused> {
         let gap = VirtRange::new(page, stack);
-        let limit = self.cpu.vm().knobs.stack_limit();
+        let limit = match self.space.core.stack_limit.load(Ordering::Relaxed) {
+            0 => self.cpu.vm().knobs.stack_limit(),
+            own => own,
+        };
         let area = |view: View<'_, Vma>, addr| {
             // SAFETY: a VMA in the tree, which lives as long as the writer's section.
             view.at(addr).map(|entry| unsafe { entry.value.as_ref() }.area.clone())

@@ -464,6 +464,29 @@ fn a_stack_grows_to_its_limit_and_not_into_its_neighbour() {
     });
 }
 
+/// And its copies have the same limit.
+#[test]
+fn a_space_has_a_stack_limit_of_its_own() {
+    with_space(|cpu, space| {
+        let top = AT + 5000 * P;
+        space.mmap(cpu, top - P, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
+        let unmapped = Err(FaultError::Segv { mapped: false });
+        space.set_stack_limit(3 * P);
+        assert_eq!(store(cpu, space, top - 4 * P, 1), unmapped);
+        assert_eq!(store(cpu, space, top - 3 * P, 1), Ok(()));
+        let other = Space::new(cpu).unwrap();
+        other.mmap(cpu, top - P, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
+        assert_eq!(store(cpu, &other, top - 5 * P, 1), Ok(()));
+        other.exit(cpu);
+        let child = space.fork(cpu).unwrap();
+        assert_eq!(store(cpu, &child, top - 4 * P, 1), unmapped);
+        child.set_stack_limit(4 * P);
+        assert_eq!(store(cpu, &child, top - 4 * P, 1), Ok(()));
+        assert_eq!(store(cpu, space, top - 4 * P, 1), unmapped);
+        child.exit(cpu);
+    });
+}
+
 #[test]
 fn too_many_areas_are_refused_before_anything_changes() {
     with_space(|cpu, space| {
@@ -472,6 +495,10 @@ fn too_many_areas_are_refused_before_anything_changes() {
         assert_eq!(error.errno, ENOMEM);
         assert_eq!(error.range, VirtRange::new(AT + P, AT + 2 * P));
         assert_eq!(space.mmap(cpu, 0, P, Prot::READ, PRIVATE).unwrap_err().errno, ENOMEM);
+        let advised = space.madvise(cpu, AT + P, P, Advice::DontFork);
+        assert_eq!(advised.unwrap_err().errno, Errno::EAGAIN);
+        let holes = space.madvise(cpu, AT, 8 * P, Advice::DontFork);
+        assert_eq!(holes.unwrap_err().errno, ENOMEM, "it has a hole, and needs no more areas");
         assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 8, 3)]);
         cpu.vm().set(Setting::MaxMapCount(65530));
     });

@@ -4,6 +4,7 @@ mod access;
 mod ahead;
 mod beside;
 mod calls;
+mod charges;
 mod cold;
 mod collapses;
 mod compactions;

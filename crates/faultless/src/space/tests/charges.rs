@@ -1,0 +1,204 @@
+//! Pages that are charged against the knob `file_limit`.
+
+use super::guest::{self, AT, P, RW, SHARED, cpu, load, store};
+use super::guest::{map_object as map, read_object, write_object};
+use super::store::{Memory, file, finish};
+use crate::addr::PAGE_SIZE;
+use crate::error::Errno;
+use crate::fault::FaultError;
+use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
+use crate::heap::Shared;
+use crate::knob::{Locking, Setting};
+use crate::space::{Copies, Lock, Space};
+use crate::space::{MapFlags, Prot};
+use std::boxed::Box;
+use std::sync::Arc;
+use std::vec::Vec;
+
+/// A store that is only read.
+#[derive(Debug)]
+struct ReadOnly(Arc<Memory>);
+
+impl BackingStore for ReadOnly {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        self.0.read(run)
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
+        unreachable!("it is read-only")
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        self.0.set_len(bytes)
+    }
+}
+
+#[test]
+fn stores_to_holes_stop_at_the_limit() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(1, 256);
+        vm.set(Setting::Locking(locking));
+        vm.set(Setting::FileLimit(8));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let file = Object::try_new_charged(&cpu, 64, 0).unwrap();
+        map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
+        (0..8).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+        assert_eq!(vm.charged_pages(), 8);
+        assert_eq!(store(&cpu, &space, AT + 8 * P, 1), Err(FaultError::Bus));
+        assert_eq!(load(&cpu, &space, AT + 8 * P), Err(FaultError::Bus));
+        assert_eq!(write_object(&cpu, &file, 9, 1), Err(Errno::ENOSPC));
+        assert_eq!(file.overwrite_page(&cpu, 9, |_| 4096), Err(Errno::ENOSPC));
+        // The pages that are there can be stored to, and holes can be read by calls.
+        store(&cpu, &space, AT, 77).unwrap();
+        write_object(&cpu, &file, 1, 78).unwrap();
+        assert_eq!(read_object(&cpu, &file, 9), None);
+        // A hole makes room.
+        file.free_pages(&cpu, 2..4);
+        space.revoke(&cpu, &file, 2..4, Copies::Keep);
+        assert_eq!(vm.charged_pages(), 6);
+        store(&cpu, &space, AT + 8 * P, 1).unwrap();
+        file.overwrite_page(&cpu, 9, |_| 4096).unwrap();
+        assert_eq!(store(&cpu, &space, AT + 2 * P, 1), Err(FaultError::Bus));
+        // Objects that are not charged have their pages.
+        let other = Object::try_new(&cpu, 64, 0).unwrap();
+        (0..64).for_each(|page| write_object(&cpu, &other, page, page).unwrap());
+        finish(&cpu, space, Vec::from([file, other]));
+        assert_eq!(vm.charged_pages(), 0);
+    }
+}
+
+#[test]
+fn dirty_pages_of_a_read_only_store_are_charged() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(1, 256);
+        vm.set(Setting::Locking(locking));
+        vm.set(Setting::FileLimit(8));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let memory = Memory::new(64, 0);
+        let file = Object::of_store(&cpu, Box::new(ReadOnly(memory)), 0).unwrap();
+        map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
+        (0..64).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+        assert_eq!(vm.charged_pages(), 0, "clean pages can leave");
+        // Through an entry that was read before, twice, and by calls.
+        (0..3).for_each(|page| store(&cpu, &space, AT + page * P, 90).unwrap());
+        (0..3).for_each(|page| store(&cpu, &space, AT + page * P, 91).unwrap());
+        write_object(&cpu, &file, 2, 92).unwrap();
+        write_object(&cpu, &file, 3, 93).unwrap();
+        file.overwrite_page(&cpu, 4, |_| PAGE_SIZE as usize).unwrap();
+        assert_eq!(vm.charged_pages(), 5);
+        // Through an entry that the store makes.
+        space.munmap(&cpu, AT, 64 * P).unwrap();
+        map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
+        (2..8).for_each(|page| store(&cpu, &space, AT + page * P, 94).unwrap());
+        assert_eq!(vm.charged_pages(), 8);
+        assert_eq!(store(&cpu, &space, AT + 8 * P, 1), Err(FaultError::Bus));
+        assert_eq!(load(&cpu, &space, AT + 8 * P), Ok(9));
+        assert_eq!(store(&cpu, &space, AT + 8 * P, 1), Err(FaultError::Bus));
+        assert_eq!(write_object(&cpu, &file, 9, 1), Err(Errno::ENOSPC));
+        // The rest of the last page is cleared nevertheless.
+        file.set_len(&cpu, 20 * PAGE_SIZE + 4).unwrap();
+        space.revoke(&cpu, &file, 21..u64::MAX, Copies::Drop);
+        assert_eq!(load(&cpu, &space, AT + 20 * P), Ok(21));
+        file.set_len(&cpu, PAGE_SIZE).unwrap();
+        space.revoke(&cpu, &file, 1..u64::MAX, Copies::Drop);
+        assert_eq!(vm.charged_pages(), 1);
+        finish(&cpu, space, Vec::from([file]));
+        assert_eq!(vm.charged_pages(), 0);
+    }
+}
+
+/// A closure that panics may have stored to a part of the page.
+#[test]
+fn a_panic_of_a_closure_keeps_the_charge_of_dirty_pages_only() {
+    let vm = guest::vm(1, 256);
+    vm.set(Setting::FileLimit(8));
+    let cpu = cpu(&vm, 0);
+    let stored = Object::of_store(&cpu, Box::new(ReadOnly(Memory::new(8, 0))), 0).unwrap();
+    let plain = Object::try_new_charged(&cpu, 8, 0).unwrap();
+    let planted = |call: &dyn Fn()| {
+        let call = std::panic::AssertUnwindSafe(call);
+        assert!(std::panic::catch_unwind(call).is_err(), "no panic");
+    };
+    let write = |object, page| Shared::write_page(object, &cpu, page, |_| panic!("planted"));
+    let overwrite = |object, page| {
+        let _ = Shared::overwrite_page(object, &cpu, page, |_| panic!("planted"));
+    };
+    planted(&|| overwrite(&stored, 0));
+    assert_eq!(vm.charged_pages(), 0, "the page is not there");
+    planted(&|| write(&stored, 0).unwrap());
+    assert_eq!(vm.charged_pages(), 1, "the page is dirty");
+    planted(&|| write(&stored, 0).unwrap());
+    planted(&|| overwrite(&stored, 0));
+    assert_eq!(vm.charged_pages(), 1, "the page was dirty before");
+    planted(&|| write(&plain, 0).unwrap());
+    assert_eq!(vm.charged_pages(), 2, "the page is there");
+    planted(&|| overwrite(&plain, 1));
+    assert_eq!(vm.charged_pages(), 2, "the page is not there");
+    finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([stored, plain]));
+    assert_eq!(vm.charged_pages(), 0);
+}
+
+#[test]
+fn stores_of_a_device_are_charged() {
+    let vm = guest::vm(1, 256);
+    vm.set(Setting::FileLimit(1));
+    let cpu = cpu(&vm, 0);
+    let file = Object::of_store(&cpu, Box::new(ReadOnly(Memory::new(64, 0))), 0).unwrap();
+    (0..3).for_each(|page| assert_eq!(read_object(&cpu, &file, page), Some(page + 1)));
+    file.note_stored(&cpu, 1..64);
+    file.note_stored(&cpu, 1..64);
+    let there = (1..64).filter(|page| file.has_page(&cpu, *page)).count() as u64;
+    assert!((2..63).contains(&there), "{there} pages were read");
+    assert_eq!(vm.charged_pages(), there, "the pages that are there");
+    finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([file]));
+    assert_eq!(vm.charged_pages(), 0);
+}
+
+/// Memory that cannot be evicted leaves less than reclaim in the background wants to keep free: the
+/// pages of a file that programs use stay.
+#[test]
+fn a_goal_that_cannot_be_reached_leaves_pages_that_are_used() {
+    const FRAMES: u64 = 1024;
+    const USED: u64 = 40;
+    let vm = guest::vm(1, FRAMES as u32);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(USED, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, USED), Prot::READ, SHARED, (&file, 0));
+    // Private memory without a swap area.
+    let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED | MapFlags::NORESERVE;
+    space.mmap(&cpu, AT + 64 * P, FRAMES * P, RW, flags).unwrap();
+    let mut page = 64;
+    while vm.free_frames() > 90 {
+        store(&cpu, &space, AT + page * P, page).unwrap();
+        page += 1;
+    }
+    let round = || {
+        for page in 0..USED {
+            assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1));
+            cpu.reclaim_ahead();
+        }
+    };
+    (0..4).for_each(|_| round());
+    memory.reads.lock().unwrap().clear();
+    (0..20).for_each(|_| round());
+    let again = memory.reads.lock().unwrap().len();
+    assert!(again <= 2, "{again} reads of pages that were in use");
+    // With more memory the goal is as before.
+    space.munmap(&cpu, AT + 64 * P, FRAMES * P).unwrap();
+    cpu.drain();
+    cpu.reclaim_ahead();
+    space.mlock(&cpu, AT, USED * P, Lock::No).unwrap();
+    finish(&cpu, space, Vec::from([file]));
+}
