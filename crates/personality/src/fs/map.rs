@@ -3,17 +3,18 @@
 use super::device::Device;
 use super::file::{File, Kind};
 use super::inode::Body;
-use super::regular::Held;
+use super::regular::{AboutToMap, Held, NO_STORES, Regular};
 use crate::errno::{Errno, Result};
 use faultless::{Backing, MapFlags, Object, Prot, Shared};
 use faultless_bare::percpu;
-use linux_raw_sys::general as linux;
 
 /// What can be mapped of a file.
 #[derive(Debug)]
 pub struct Mapping {
     object: Held,
     may_write: bool,
+    /// Until the mapping is there.
+    _about: Option<AboutToMap>,
 }
 
 impl Mapping {
@@ -37,17 +38,19 @@ pub fn object_to_map(file: &File, prot: Prot, flags: MapFlags) -> Result<Mapping
     }
     match &file.inode.body {
         Body::Regular(regular) => {
-            const SEALED: u32 = linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE;
-            let sealed = regular.seals() & SEALED != 0;
-            if shared && sealed && prot.contains(Prot::WRITE) {
-                return Err(Errno::EPERM);
-            }
+            let about = match Regular::map_writable(&file.inode) {
+                _ if !shared || !file.writes() => None,
+                Err(errno) if prot.contains(Prot::WRITE) => return Err(errno),
+                about => about.ok(),
+            };
+            let sealed = regular.seals() & NO_STORES != 0;
+            let may_write = if shared { about.is_some() } else { file.writes() && !sealed };
             let object: Shared<Object> = regular.map().clone();
-            Ok(Mapping { object: Held::new(object), may_write: file.writes() && !sealed })
+            Ok(Mapping { object: Held::new(object), may_write, _about: about })
         }
         Body::Device(Device::Zero) => {
             let object = Object::try_new(percpu::cpu(), Object::MAX_PAGES, 0)?;
-            Ok(Mapping { object: Held::new(object), may_write: file.writes() })
+            Ok(Mapping { object: Held::new(object), may_write: file.writes(), _about: None })
         }
         _ => Err(Errno::ENODEV),
     }

@@ -12,6 +12,7 @@
 //! programs store there through mappings; that is cleared when the file grows over it.
 
 use super::cache;
+use super::inode::Inode;
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::memory::{self, EndsDropped};
@@ -25,6 +26,7 @@ use faultless::{
 };
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
+use faultless_collections::Arc;
 use faultless_disk::Extent;
 use linux_raw_sys::general as linux;
 
@@ -81,7 +83,29 @@ pub struct Regular {
     mapped: AtomicBool,
     /// Its seals (`F_SEAL_…`); only `F_SEAL_SEAL` if it cannot be sealed.
     seals: AtomicU32,
+    /// The calls that are about to map it shared and writable.
+    mapping: AtomicU32,
 }
+
+/// A call that is about to map a file. While it exists, `F_SEAL_WRITE` is refused.
+#[derive(Debug)]
+pub struct AboutToMap(Arc<Inode>);
+
+impl Drop for AboutToMap {
+    fn drop(&mut self) {
+        if let Some(regular) = self.0.regular() {
+            regular.mapping.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The seals against stores.
+pub const NO_STORES: u32 = linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE;
+/// `F_SEAL_EXEC`: the execute permissions cannot be changed.
+pub const SEAL_EXEC: u32 = 0x20;
+/// All seals.
+const ALL_SEALS: u32 =
+    linux::F_SEAL_SEAL | linux::F_SEAL_SHRINK | linux::F_SEAL_GROW | NO_STORES | SEAL_EXEC;
 
 impl fmt::Debug for Regular {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,12 +114,12 @@ impl fmt::Debug for Regular {
 }
 
 impl Regular {
-    /// An empty file, whose object carries `tag`.
+    /// An empty file, whose object carries `tag` and is charged.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn try_new(tag: u64) -> Result<Self> {
-        Ok(Self::around(Object::try_new(percpu::cpu(), 0, tag)?, 0))
+        Ok(Self::around(Object::try_new_charged(percpu::cpu(), 0, tag)?, 0))
     }
 
     /// A file with the contents of `extent`, whose object carries `tag`.
@@ -114,6 +138,7 @@ impl Regular {
             change: Mutex::new(()),
             mapped: AtomicBool::new(false),
             seals: AtomicU32::new(linux::F_SEAL_SEAL),
+            mapping: AtomicU32::new(0),
         }
     }
 
@@ -237,14 +262,43 @@ impl Regular {
     /// Adds seals.
     ///
     /// # Errors
-    /// `EPERM`: `F_SEAL_SEAL` is set.
+    /// `EINVAL`: there is no such seal. `EPERM`: `F_SEAL_SEAL` is set. `EBUSY`: `F_SEAL_WRITE`,
+    /// while a mapping may store.
     pub fn seal(&self, more: u32) -> Result<()> {
+        if more & !ALL_SEALS != 0 {
+            return Err(Errno::EINVAL);
+        }
         let _change = self.change.lock();
-        if self.seals() & linux::F_SEAL_SEAL != 0 {
+        let before = self.seals();
+        if before & linux::F_SEAL_SEAL != 0 {
             return Err(Errno::EPERM);
         }
-        self.seals.fetch_or(more, Ordering::Relaxed);
+        // First: a call that maps the file now finds the seal, or is found.
+        self.seals.fetch_or(more, Ordering::SeqCst);
+        if more & !before & linux::F_SEAL_WRITE != 0 && self.has_writable_mapping() {
+            self.seals.store(before, Ordering::SeqCst);
+            return Err(Errno::EBUSY);
+        }
         Ok(())
+    }
+
+    fn has_writable_mapping(&self) -> bool {
+        self.mapping.load(Ordering::SeqCst) != 0
+            || self.mapped.load(Ordering::SeqCst) && memory::may_store_to(&self.object)
+    }
+
+    /// Its object, for a mapping through which stores are allowed.
+    ///
+    /// # Errors
+    /// `EPERM`: it is sealed.
+    pub fn map_writable(inode: &Arc<Inode>) -> Result<AboutToMap> {
+        let regular = inode.regular().ok_or(Errno::ENODEV)?;
+        regular.mapping.fetch_add(1, Ordering::SeqCst);
+        let about = AboutToMap(inode.clone());
+        if regular.seals.load(Ordering::SeqCst) & NO_STORES != 0 {
+            return Err(Errno::EPERM);
+        }
+        Ok(about)
     }
 
     fn refuse_if(&self, sealed: u32) -> Result<()> {
@@ -284,19 +338,36 @@ impl Regular {
     /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed. `EAGAIN`, as [`read`](Self::read).
     pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>, most: u64) -> Result {
         let _change = self.change.lock();
-        self.refuse_if(linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE)?;
         let length = self.length();
         let start = offset.unwrap_or(length);
         if from.left() == 0 {
             return Ok(start);
         }
+        self.refuse_if(NO_STORES)?;
         if start >= MAX_LENGTH {
             return Err(Errno::EFBIG);
         }
         from.limit(MAX_LENGTH - start);
-        let (before, end) = (from.moved(), start + from.left().min(most));
+        let mut end = start + from.left().min(most);
+        if end > length && self.seals() & linux::F_SEAL_GROW != 0 {
+            // As on Linux, whole pages within the file are written.
+            end = length & !(PAGE_SIZE - 1);
+            if end <= start {
+                return Err(Errno::EPERM);
+            }
+            from.limit(end - start);
+        }
         if end > length {
-            self.refuse_if(linux::F_SEAL_GROW)?;
+            // Before the file grows: a mapping of the file beyond its end cannot be read.
+            let readable = from.readable(end - start);
+            if readable == 0 {
+                return Err(Errno::EFAULT);
+            }
+            end = start + readable;
+            from.limit(readable);
+        }
+        let before = from.moved();
+        if end > length {
             self.grow(length, end)?;
         }
         let mut at = start;
@@ -339,11 +410,21 @@ impl Regular {
         // SAFETY: as above.
         let write = |page: *mut u8| unsafe { from.take(page, len) } as usize;
         let stored = self.object.overwrite_page(cpu, index, write)?;
-        if stored == 0 {
-            // The program's memory ends within the page, of which the rest is not known. As on Linux nothing of it is written.
-            from.uncount(&before);
+        if stored != 0 {
+            return Ok(stored as u64);
         }
-        Ok(stored as u64)
+        // The program's memory ends within the page: what is before is written.
+        let readable = from.progress().since(&before);
+        from.uncount(&before);
+        if readable == 0 || self.object.is_stored() {
+            return Ok(0);
+        }
+        from.resume();
+        // SAFETY: as above.
+        let write = |page: *mut u8| unsafe { from.take(page, readable) };
+        let stored = self.object.write_page(cpu, index, write);
+        from.limit(0);
+        stored
     }
 
     /// Fails if files would take the last frames.
@@ -441,7 +522,9 @@ impl Regular {
             self.refuse_if(linux::F_SEAL_GROW)?;
         }
         let pages = (end - start).div_ceil(PAGE_SIZE);
-        if pages + frames_left_to_others() > percpu::vm().free_frames() {
+        let vm = percpu::vm();
+        let room = vm.knobs().file_limit().saturating_sub(vm.charged_pages());
+        if pages + frames_left_to_others() > vm.free_frames() || self.missing(start, end) > room {
             return Err(Errno::ENOSPC);
         }
         let last = if grow { end } else { end.min(length) };
@@ -457,6 +540,22 @@ impl Regular {
         Ok(())
     }
 
+    /// How many pages of `start..end` a store would charge.
+    fn missing(&self, start: u64, end: u64) -> u64 {
+        let cpu = percpu::cpu();
+        let is_charged = |index: &u64| match self.object.is_stored() {
+            true => self.object.is_dirty(cpu, *index),
+            false => self.object.has_page(cpu, *index),
+        };
+        let pages = start >> PAGE_SHIFT..end.div_ceil(PAGE_SIZE);
+        let all = pages.end.saturating_sub(pages.start);
+        // More than could ever be charged need not be counted.
+        if all > percpu::vm().total_frames() {
+            return all;
+        }
+        pages.filter(|index| !is_charged(index)).count() as u64
+    }
+
     /// Zeroes `start..end`, and frees the pages that lie wholly in it. Private copies of programs
     /// stay.
     ///
@@ -469,7 +568,7 @@ impl Regular {
         let end = end.min(MAX_LENGTH);
         let (first, last) = (start.div_ceil(PAGE_SIZE), end >> PAGE_SHIFT);
         let _change = self.change.lock();
-        self.refuse_if(linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE)?;
+        self.refuse_if(NO_STORES)?;
         self.clear(start, end.min(first << PAGE_SHIFT));
         if last >= first {
             self.clear(last << PAGE_SHIFT, end);

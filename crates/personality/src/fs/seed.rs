@@ -16,6 +16,7 @@ use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
 use core::fmt::{self, Display};
 use cpio_reader::{Entry, Mode, iter_files};
+use faultless::Setting;
 use faultless_bare::percpu;
 use faultless_bare::report;
 use faultless_collections::{Arc, Map, String, Vec};
@@ -38,7 +39,19 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     let start = Start { root: root.clone(), here: root };
     let result = unpack(&start, archive, &on_disk);
     furnish(&start).map_err(|_| NO_MEMORY)?;
+    limit_files();
     result
+}
+
+/// Limits the pages of files that stay in memory: to half of the memory that the archive's files
+/// leave, as a `tmpfs` of Linux has it, unless the command line sets the knob.
+fn limit_files() {
+    let vm = percpu::vm();
+    if vm.knobs().file_limit() >= vm.total_frames() {
+        let seeded = vm.charged_pages();
+        let rest = vm.total_frames().saturating_sub(seeded);
+        vm.set(Setting::FileLimit(seeded + rest / 2));
+    }
 }
 
 const NO_MEMORY: &str = "there is no memory";

@@ -6,7 +6,7 @@
 use crate::errno::{Errno, Result};
 use core::marker::PhantomData;
 use core::{ptr, slice};
-use faultless::{PAGE_SIZE, Space};
+use faultless::{PAGE_SIZE, Prot, Space, VirtRange};
 use faultless_bare::arch::user;
 use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
@@ -48,12 +48,31 @@ pub struct Transfer<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
+/// Whether another process may be read there. As on Linux, memory that is only written is not,
+/// although the processor would read it.
+fn may_read(space: &Space<Bare>, at: u64, len: u64) -> bool {
+    let mut may = true;
+    let range = VirtRange::new(at, at.saturating_add(len));
+    space.each_area(percpu::cpu(), range, |area| {
+        may &= area.allows(Prot::READ);
+        may
+    });
+    may
+}
+
 /// How far a transfer has come.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     pieces: &'a [Piece],
     done: u64,
     moved: u64,
+}
+
+impl Progress<'_> {
+    /// How many bytes it is beyond `before`.
+    pub const fn since(&self, before: &Self) -> u64 {
+        self.moved - before.moved
+    }
 }
 
 impl<'a> Transfer<'a> {
@@ -116,6 +135,49 @@ impl<'a> Transfer<'a> {
         (self.pieces, self.done) = (before.pieces, before.done);
         self.left += self.moved - before.moved;
         self.moved = before.moved;
+    }
+
+    /// Counts `len` bytes as moved, of a transfer that has stopped.
+    pub const fn count(&mut self, len: u64) {
+        self.moved += len;
+        self.left -= len;
+    }
+
+    /// Continues a transfer that has stopped.
+    pub const fn resume(&mut self) {
+        self.stopped = false;
+    }
+
+    /// How many of the next `len` bytes can be read, as far as is known without a copy: from each
+    /// page one byte is read.
+    pub fn readable(&self, len: u64) -> u64 {
+        if !matches!(self.place, Place::Program) {
+            return len;
+        }
+        let mut ahead = self.ahead();
+        ahead.limit(len);
+        let mut byte = 0;
+        while ahead.left() != 0 {
+            let before = ahead.moved;
+            // SAFETY: one byte.
+            if unsafe { ahead.take(&raw mut byte, 1) } == 0 {
+                return before - self.moved;
+            }
+            ahead.skip(ahead.left_in_page());
+        }
+        ahead.moved - self.moved
+    }
+
+    /// The bytes up to the end of the page, or of the piece, that it has come to.
+    fn left_in_page(&self) -> u64 {
+        let Some(piece) = self.pieces.first().filter(|piece| self.done < piece.len) else {
+            return 0;
+        };
+        let at = piece.base.wrapping_add(self.done);
+        if at % PAGE_SIZE == 0 {
+            return 0;
+        }
+        (piece.len - self.done).min(PAGE_SIZE - at % PAGE_SIZE)
     }
 
     /// How far it has come.
@@ -195,7 +257,8 @@ impl<'a> Transfer<'a> {
                 Place::Other(space) => {
                     // SAFETY: as above; bytes, of which each value is valid.
                     let bytes = unsafe { slice::from_raw_parts_mut(to, len) };
-                    space.read_bytes(percpu::cpu(), at, bytes).is_ok()
+                    may_read(space, at, len as u64)
+                        && space.read_bytes(percpu::cpu(), at, bytes).is_ok()
                 }
             }
         })

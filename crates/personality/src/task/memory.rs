@@ -15,7 +15,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use faultless::Object;
 use faultless::locks::RwLock;
-use faultless::{Copies, Space, VirtRange};
+use faultless::{Copies, Space, VirtRange, VmaFlags};
 use faultless::{Shared, try_box_with};
 use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
@@ -62,6 +62,22 @@ pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
         memory.space().revoke(percpu::cpu(), object, pages.clone(), copies);
         true
     });
+}
+
+/// Whether a mapping may store to `object`. No copy of a memory is made meanwhile.
+pub fn may_store_to(object: &Shared<Object>) -> bool {
+    let _alone = COPYING.write(percpu::cpu());
+    let mut found = false;
+    each(|memory| {
+        memory.space().each_area(percpu::cpu(), VirtRange::USER, |area| {
+            let maps = area.memory.object().is_some_and(|mapped| mapped.id() == object.id());
+            let flags = area.flags;
+            found |= maps && flags.contains(VmaFlags::SHARED) && !flags.contains(VmaFlags::NOWRITE);
+            !found
+        });
+        !found
+    });
+    found
 }
 
 /// The program in a space, for `/proc/self`.

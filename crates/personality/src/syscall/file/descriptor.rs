@@ -4,6 +4,7 @@ use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
 use crate::fs::file::Kind;
 use crate::fs::inode::Body;
+use crate::fs::regular::{NO_STORES, SEAL_EXEC};
 use crate::syscall::args::{Entry, calls};
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
@@ -108,7 +109,13 @@ pub fn fcntl(args: Args<'_>) -> Result {
             if !file.writes() {
                 return Err(Errno::EPERM);
             }
-            file.inode.regular().ok_or(Errno::EINVAL)?.seal(argument as u32)?;
+            let regular = file.inode.regular().ok_or(Errno::EINVAL)?;
+            let mut seals = argument as u32;
+            if seals & SEAL_EXEC != 0 && file.inode.is_executable() {
+                // As on Linux: what can be executed is not changed any more.
+                seals |= nr::F_SEAL_SHRINK | nr::F_SEAL_GROW | NO_STORES;
+            }
+            regular.seal(seals)?;
             Ok(0)
         }
         nr::F_GET_SEALS => Ok(file.inode.regular().ok_or(Errno::EINVAL)?.seals().into()),

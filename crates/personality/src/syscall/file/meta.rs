@@ -5,6 +5,7 @@ use crate::abi::{Abi, SECOND};
 use crate::fs::Inode;
 use crate::fs::inode::Body;
 use crate::fs::regular::frames_left_to_others;
+use crate::fs::regular::SEAL_EXEC;
 use crate::fs::walk::Links;
 use crate::syscall::args::{Entry, calls};
 use crate::wall;
@@ -203,7 +204,12 @@ fn set_mode(inode: &Inode, mode: u64) -> Result {
     if inode.is_link() {
         return Err(Errno::EOPNOTSUPP);
     }
-    inode.change(|meta| meta.mode = mode as u32 & 0o7777);
+    let mode = mode as u32 & 0o7777;
+    let sealed = inode.regular().is_some_and(|regular| regular.seals() & SEAL_EXEC != 0);
+    if sealed && (inode.meta().mode ^ mode) & 0o111 != 0 {
+        return Err(Errno::EPERM);
+    }
+    inode.change(|meta| meta.mode = mode);
     Ok(0)
 }
 

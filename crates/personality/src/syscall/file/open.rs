@@ -8,6 +8,7 @@ use crate::fs::event::EventCounter;
 use crate::fs::file::{File, Kind};
 use crate::fs::inode::Body;
 use crate::fs::pipe::{self, Pipe};
+use crate::fs::regular::SEAL_EXEC;
 use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
 use crate::syscall::args::{Entry, calls};
@@ -270,6 +271,9 @@ pub fn memfd_create(args: Args<'_>) -> Result {
         && flags & (SEALING | NOEXEC) != 0
     {
         regular.allow_seals();
+        if flags & NOEXEC != 0 {
+            regular.seal(SEAL_EXEC)?;
+        }
     }
     let file = File::try_new(inode, Kind::Regular, nr::O_RDWR | nr::O_LARGEFILE)?;
     files().add(file, flags & CLOEXEC != 0, 0)

@@ -1,0 +1,183 @@
+//! `seals [CHECK…]`: what the seals of a memory file guarantee.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::mem::{PAGE, READ, Region, WRITE, errno};
+use faultless_guest::sys::{self, Errno, call, checked, doing};
+use faultless_guest::{ensure, same};
+use libc::{EBUSY, EINVAL, EPERM, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+
+const FUTURE_WRITE: i32 = 0x10;
+const EXEC: i32 = 0x20;
+const SHARED: i32 = libc::MAP_SHARED;
+
+/// A memory file of two pages that takes seals.
+fn sealable(flags: u32) -> Result<File, String> {
+    // SAFETY: the name is text, and the new descriptor belongs to the file.
+    let file = unsafe {
+        let fd = checked(libc::memfd_create(c"seals".as_ptr(), libc::MFD_ALLOW_SEALING | flags));
+        File::from_raw_fd(doing("memfd_create", fd)?)
+    };
+    file.set_len(2 * PAGE).map_err(|error| format!("ftruncate: {error}"))?;
+    Ok(file)
+}
+
+/// Adds seals. Returns the number of the error, or 0.
+fn seal(file: &File, seals: i32) -> i32 {
+    // SAFETY: a plain call.
+    errno(checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }))
+}
+
+fn seals(file: &File) -> i32 {
+    // SAFETY: a plain call.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) }
+}
+
+fn map(file: &File, prot: i32, flags: i32) -> sys::Result<Region> {
+    Region::map(PAGE, prot, flags, file.as_raw_fd(), 0)
+}
+
+/// The number of the error of a call of the standard library, or 0.
+fn number<T>(result: std::io::Result<T>) -> i32 {
+    result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
+}
+
+/// `F_SEAL_WRITE` is refused while a mapping may store to the file.
+fn writable_mappings_exclude_the_seal() -> Verdict {
+    for prot in [WRITE, READ] {
+        let file = sealable(0)?;
+        let mapped = doing("mmap", map(&file, prot, SHARED))?;
+        same!(seal(&file, F_SEAL_WRITE), EBUSY, "F_SEAL_WRITE with a mapping of {prot}");
+        same!(seal(&file, F_SEAL_WRITE | F_SEAL_GROW), EBUSY, "both seals");
+        same!(seals(&file), 0, "the seals after a refusal");
+        same!(errno(mapped.protect(0, PAGE, WRITE)), 0, "mprotect after a refusal");
+        drop(mapped);
+        same!(seal(&file, F_SEAL_WRITE), 0, "F_SEAL_WRITE without a mapping");
+    }
+    // The mapping of a child counts, too.
+    let file = sealable(0)?;
+    let mapped = doing("mmap", map(&file, WRITE, SHARED))?;
+    let mut ends = [0i32; 2];
+    // SAFETY: the array has room for both.
+    doing("pipe", checked(unsafe { libc::pipe(ends.as_mut_ptr()) }))?;
+    let child = faultless_guest::proc::fork(|| {
+        // SAFETY: a descriptor of this process, and a local.
+        unsafe {
+            libc::close(ends[1]);
+            let mut byte = 0u8;
+            libc::read(ends[0], (&raw mut byte).cast(), 1);
+        }
+        0
+    });
+    let child = doing("fork", child)?;
+    drop(mapped);
+    let refused = seal(&file, F_SEAL_WRITE);
+    // SAFETY: a descriptor of this process.
+    unsafe { libc::close(ends[1]) };
+    doing("wait4", child.wait())?;
+    same!(refused, EBUSY, "F_SEAL_WRITE with a mapping of a child");
+    same!(seal(&file, F_SEAL_WRITE), 0, "F_SEAL_WRITE after the child's end");
+    // Private mappings cannot change the file.
+    let file = sealable(0)?;
+    let private = doing("mmap", map(&file, WRITE, libc::MAP_PRIVATE))?;
+    same!(seal(&file, F_SEAL_WRITE), 0, "F_SEAL_WRITE with a private mapping");
+    private.store(0, 1);
+    let mut byte = [9];
+    same!(number(file.read_exact_at(&mut byte, 0)), 0, "pread");
+    same!(byte, [0], "the file's first byte");
+    Ok(())
+}
+
+/// A sealed file cannot be stored to, in any way.
+fn sealed_files_stay_as_they_are() -> Verdict {
+    let file = sealable(0)?;
+    same!(seal(&file, F_SEAL_WRITE), 0, "F_SEAL_WRITE");
+    same!(errno(map(&file, WRITE, SHARED)), EPERM, "a writable mapping");
+    let read = doing("mmap", map(&file, READ, SHARED))?;
+    same!(errno(read.protect(0, PAGE, WRITE)), libc::EACCES, "making a mapping writable");
+    same!(number((&file).write(b"x")), EPERM, "write");
+    same!(number((&file).write(b"")), 0, "a write of no bytes");
+    same!(number(file.write_at(b"x", 3 * PAGE)), EPERM, "pwrite beyond the end");
+    let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64;
+    // SAFETY: no memory is passed.
+    let punched = unsafe { call(libc::SYS_fallocate, [file.as_raw_fd() as u64, hole, 0, PAGE]) };
+    same!(punched, Err(Errno(EPERM)), "a hole");
+    same!(seal(&file, F_SEAL_SEAL), 0, "F_SEAL_SEAL");
+    same!(seal(&file, F_SEAL_GROW), EPERM, "a seal after F_SEAL_SEAL");
+    Ok(())
+}
+
+/// `F_SEAL_FUTURE_WRITE` leaves older mappings as they are.
+fn future_writes() -> Verdict {
+    let file = sealable(0)?;
+    let [older, written] = [READ, WRITE].map(|prot| map(&file, prot, SHARED));
+    let (older, written) = (doing("mmap", older)?, doing("mmap", written)?);
+    same!(seal(&file, FUTURE_WRITE), 0, "F_SEAL_FUTURE_WRITE");
+    written.store(0, 5);
+    same!(errno(older.protect(0, PAGE, WRITE)), 0, "making an older mapping writable");
+    let newer = doing("mmap", map(&file, READ, SHARED))?;
+    same!(newer.load(0), 5, "what was stored");
+    same!(errno(newer.protect(0, PAGE, WRITE)), libc::EACCES, "making a newer one writable");
+    same!(errno(map(&file, WRITE, SHARED)), EPERM, "a writable mapping");
+    same!(number((&file).write(b"x")), EPERM, "write");
+    Ok(())
+}
+
+/// Seals of the length, also of writes that cross the end.
+fn lengths() -> Verdict {
+    let file = sealable(0)?;
+    same!(seal(&file, F_SEAL_GROW), 0, "F_SEAL_GROW");
+    let bytes = vec![7u8; 2 * PAGE as usize];
+    same!(file.write_at(&bytes, 8000).ok(), Some(192), "a write across the end");
+    same!(number(file.write_at(&bytes, 2 * PAGE)), EPERM, "a write beyond the end");
+    same!(number(file.set_len(3 * PAGE)), EPERM, "growing");
+    same!(number(file.set_len(5000)), 0, "shrinking");
+    same!(file.write_at(&bytes, 100).ok(), Some(3996), "a write of whole pages before the end");
+    same!(number(file.write_at(&bytes, 4500)), EPERM, "a write of the last part of a page");
+    same!(seal(&file, F_SEAL_SHRINK), 0, "F_SEAL_SHRINK");
+    same!(number(file.set_len(4096)), EPERM, "shrinking a sealed file");
+    Ok(())
+}
+
+/// Seals that do not exist, and those that a file begins with.
+fn which_seals() -> Verdict {
+    let file = sealable(0)?;
+    same!(seal(&file, 0x40), EINVAL, "an unknown seal");
+    same!(seal(&file, 0x40 | F_SEAL_GROW), EINVAL, "an unknown seal and a known one");
+    same!(seals(&file), 0, "the seals");
+    // SAFETY: the name is text, and the new descriptor belongs to the file.
+    let plain = unsafe {
+        let fd = checked(libc::memfd_create(c"plain".as_ptr(), 0));
+        File::from_raw_fd(doing("memfd_create", fd)?)
+    };
+    same!(seals(&plain), F_SEAL_SEAL, "the seals of a file that takes none");
+    same!(seal(&plain, F_SEAL_GROW), EPERM, "a seal of a file that takes none");
+    // A file that can be executed is sealed against changes as well.
+    same!(seal(&file, EXEC), 0, "F_SEAL_EXEC");
+    let all = EXEC | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | FUTURE_WRITE;
+    same!(seals(&file), all, "the seals of an executable file");
+    let permissions = |mode| file.set_permissions(std::fs::Permissions::from_mode(mode));
+    same!(number(permissions(0o600)), EPERM, "taking the execute permission away");
+    same!(number(permissions(0o711)), 0, "other permissions");
+    let noexec = sealable(libc::MFD_NOEXEC_SEAL)?;
+    same!(seals(&noexec), EXEC, "the seals of MFD_NOEXEC_SEAL");
+    let mode = noexec.metadata().map_err(|error| error.to_string())?.permissions().mode();
+    ensure!(mode & 0o111 == 0, "its mode is {mode:o}");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("writable_mappings_exclude_the_seal", writable_mappings_exclude_the_seal),
+    ("sealed_files_stay_as_they_are", sealed_files_stay_as_they_are),
+    ("future_writes", future_writes),
+    ("lengths", lengths),
+    ("which_seals", which_seals),
+];
+
+fn main() {
+    std::process::exit(check::run(&Args::read("seals", &[]), CHECKS));
+}
