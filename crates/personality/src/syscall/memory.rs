@@ -61,15 +61,68 @@ fn room() -> Result<()> {
     Ok(())
 }
 
-/// [`room`], and a check of the caller's address space limit for `bytes` more.
-pub(super) fn room_for(bytes: u64) -> Result<()> {
+/// What a call adds to the caller's memory, in bytes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Added {
+    /// What it maps.
+    pub bytes: u64,
+    /// Whether that is private and writable, and no stack.
+    pub is_data: bool,
+    /// Where it unmaps what is mapped.
+    pub replaced: Option<VirtRange>,
+}
+
+/// [`room`], and a check of the caller's limits of its address space and its data.
+pub(super) fn room_for(added: Added) -> Result<()> {
     room()?;
-    let limit = current().process.limits.address_space.load(Ordering::Relaxed);
-    let has = || space().mapped_pages(percpu::cpu()) << PAGE_SHIFT;
-    if limit != u64::MAX && has().saturating_add(bytes) > limit {
+    let process = &current().process;
+    let limits = &process.limits;
+    let address_space = limits.address_space.load(Ordering::Relaxed);
+    let data = if added.is_data { limits.data.load(Ordering::Relaxed) } else { u64::MAX };
+    if (address_space, data) == (u64::MAX, u64::MAX) {
+        return Ok(());
+    }
+    let replaced = added.replaced.map_or(0, |range| bytes_of(range, |_| true));
+    let fits = |has: u64, limit: u64| {
+        // As on Linux, what is replaced does not count.
+        let added = added.bytes.saturating_sub(replaced);
+        limit == u64::MAX || has.saturating_add(added) <= limit
+    };
+    let has_data = || bytes_of(VirtRange::USER, is_data);
+    if !fits(space().mapped_pages(percpu::cpu()) << PAGE_SHIFT, address_space)
+        || data != u64::MAX && !fits(has_data(), data)
+    {
         return Err(Errno::ENOMEM);
     }
     Ok(())
+}
+
+/// Whether it counts against `RLIMIT_DATA`.
+fn is_data(area: &Area) -> bool {
+    let flags = area.flags;
+    area.allows(Prot::WRITE) && !flags.intersects(VmaFlags::SHARED | VmaFlags::GROWSDOWN)
+}
+
+/// How many bytes of `range` are mapped in areas that are `meant`.
+fn bytes_of(range: VirtRange, meant: impl Fn(&Area) -> bool) -> u64 {
+    let mut bytes = 0;
+    space().each_area(percpu::cpu(), range, |area| {
+        if meant(area) {
+            bytes += area.range.intersect(range).len();
+        }
+        true
+    });
+    bytes
+}
+
+/// Notes the caller's mapped and resident pages before `bytes` bytes are taken away. A few pages
+/// are not worth it.
+fn note_peaks(bytes: u64) {
+    if bytes >= 16 << PAGE_SHIFT
+        && let Some(memory) = current().process.memory()
+    {
+        memory.note_peaks();
+    }
 }
 
 /// How the caller's new mappings are locked.
@@ -119,7 +172,16 @@ pub fn mmap(args: Args<'_>) -> Result {
         SHARED_VALIDATE => flags -= MapFlags::PRIVATE,
         _ => return Err(Errno::EINVAL),
     }
-    room_for(len)?;
+    let is_private = !flags.contains(MapFlags::SHARED);
+    let replaced = flags.contains(MapFlags::FIXED).then(|| addr.checked_add(len)).flatten();
+    room_for(Added {
+        bytes: faultless::page_up(len).unwrap_or(len),
+        is_data: is_private && prot.contains(Prot::WRITE) && !flags.contains(MapFlags::GROWSDOWN),
+        replaced: replaced.filter(|&end| end <= USER_END).map(|end| VirtRange::new(addr, end)),
+    })?;
+    if replaced.is_some() {
+        note_peaks(len);
+    }
     let lock = match future_lock() {
         Lock::No if flags.contains(MapFlags::LOCKED) => Lock::Now,
         lock => lock,
@@ -210,6 +272,7 @@ fn in_pieces(start: u64, len: u64, mut act: impl FnMut(u64, u64) -> Result<()>) 
 
 /// `munmap(addr, length)`.
 pub fn munmap(args: Args<'_>) -> Result {
+    note_peaks(args.b());
     of_caller(|space, cpu| space.munmap(cpu, args.a(), args.b()))?;
     Ok(0)
 }
@@ -219,15 +282,53 @@ pub fn mprotect(args: Args<'_>) -> Result {
     room()?;
     let prot = u32::try_from(args.c()).map_err(|_| Errno::EINVAL)?;
     let prot = Prot::from_bits_retain(prot);
+    if prot.contains(Prot::WRITE) {
+        data_for_protect(args.a(), args.b())?;
+    }
     space().mprotect(percpu::cpu(), args.a(), args.b(), prot)?;
     Ok(0)
 }
 
+/// Checks the limit of data for what becomes writable.
+fn data_for_protect(start: u64, len: u64) -> Result<()> {
+    if current().process.limits.data.load(Ordering::Relaxed) == u64::MAX {
+        return Ok(());
+    }
+    let end = faultless::page_up(len).and_then(|len| start.checked_add(len));
+    let Some(end) = end.filter(|&end| end <= USER_END) else { return Ok(()) };
+    let becomes = |area: &Area| {
+        let flags = area.flags;
+        !area.allows(Prot::WRITE) && !flags.intersects(VmaFlags::SHARED | VmaFlags::GROWSDOWN)
+    };
+    let bytes = bytes_of(VirtRange::new(start, end), becomes);
+    let (has, limit) = (bytes_of(VirtRange::USER, is_data), &current().process.limits.data);
+    let fits = bytes == 0 || has.saturating_add(bytes) <= limit.load(Ordering::Relaxed);
+    if fits { Ok(()) } else { Err(Errno::ENOMEM) }
+}
+
 /// `mremap(old, old_length, new_length, flags, new)`.
 pub fn mremap(args: Args<'_>) -> Result {
-    room_for(args.c().saturating_sub(args.b()))?;
     let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
     let (old, new) = (args.b(), args.c());
+    let mut moved = None;
+    let data_is_limited = current().process.limits.data.load(Ordering::Relaxed) != u64::MAX;
+    if data_is_limited && args.a() < USER_END {
+        let page = faultless::page_down(args.a());
+        space().each_area(percpu::cpu(), VirtRange::page(page), |area| {
+            moved = Some(is_data(area));
+            false
+        });
+    }
+    let stays = if flags.contains(RemapFlags::DONTUNMAP) { 0 } else { old };
+    let to = args.e().checked_add(new).filter(|&end| end <= USER_END);
+    room_for(Added {
+        bytes: new.saturating_sub(stays),
+        is_data: moved == Some(true),
+        replaced: to
+            .filter(|_| flags.contains(RemapFlags::FIXED))
+            .map(|end| VirtRange::new(args.e(), end)),
+    })?;
+    note_peaks(old);
     let remap = || of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()));
     let start = lack::with_memory(|| Ok(remap()?))?;
     let mut lock = Lock::No;
@@ -249,6 +350,16 @@ pub fn mremap(args: Args<'_>) -> Result {
 pub fn madvise(args: Args<'_>) -> Result {
     room()?;
     let (start, len) = (args.a(), args.b());
+    if matches!(
+        args.c() as u32,
+        linux::MADV_REMOVE
+            | linux::MADV_DONTNEED
+            | linux::MADV_FREE
+            | linux::MADV_PAGEOUT
+            | linux::MADV_DONTNEED_LOCKED
+    ) {
+        note_peaks(len);
+    }
     if args.c() as u32 == linux::MADV_REMOVE {
         return remove(start, len);
     }
@@ -313,9 +424,17 @@ fn remove(start: u64, len: u64) -> Result {
 
 /// `brk(addr)`: does not fail; the break stays where it is instead.
 pub fn brk(args: Args<'_>) -> Result {
-    let growth = args.a().saturating_sub(space().heap_range().end);
+    let heap = space().heap_range();
+    let growth = args.a().saturating_sub(heap.end);
+    note_peaks(heap.end.saturating_sub(args.a().max(heap.start)));
+    let pages_end = |at: u64| faultless::page_up(at).unwrap_or(at);
+    let added = Added {
+        bytes: pages_end(args.a()).saturating_sub(pages_end(heap.end)),
+        is_data: true,
+        replaced: None,
+    };
     // Shrinking frees memory, and does not fail without it.
-    let wanted = if growth == 0 || room_for(growth).is_ok() { args.a() } else { 0 };
+    let wanted = if growth == 0 || room_for(added).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));
     if growth != 0 && end == args.a() {
         settle_grown(end - growth, end);

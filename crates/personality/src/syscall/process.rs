@@ -283,13 +283,39 @@ pub fn wait4(args: Args<'_>) -> Result {
         user::write(args.b(), &news.status.0)?;
     }
     if args.d() != 0 {
-        user::write(args.d(), &super::system::rusage(news.used, 0))?;
+        user::write(args.d(), &super::system::rusage(news.used))?;
     }
     Ok(u64::from(news.pid))
 }
 
 /// `waitid(kind, id, information, options, usage)`.
 pub fn waitid(args: Args<'_>) -> Result {
+    let found = wait_by_id(&args);
+    if let Err(errno) = found
+        && errno.0 >= Errno::RESTART.0
+    {
+        return Err(errno);
+    }
+    if let (Ok(Some(news)), true) = (&found, args.e() != 0) {
+        user::write(args.e(), &super::system::rusage(news.used))?;
+    }
+    if args.c() != 0 {
+        // si_signo, si_errno, si_code; behind the padding si_pid, si_uid, si_status. As on Linux,
+        // zeros where there is no news, also because of an error.
+        let [first, second] = match &found {
+            Ok(Some(News { pid, status, .. })) => {
+                [[nr::SIGCHLD, 0, status.child_code()], [*pid, 0, status.child_status()]]
+            }
+            _ => [[0; 3]; 2],
+        };
+        user::write(args.c(), &first)?;
+        user::write(args.c().wrapping_add(16), &second)?;
+    }
+    found.map(|_| 0)
+}
+
+/// Waits for the news that the arguments of `waitid` name.
+fn wait_by_id(args: &Args<'_>) -> Result<Option<News>> {
     const WHAT: u32 = nr::WEXITED | nr::WSTOPPED | nr::WCONTINUED;
     const KNOWN: u32 =
         WHAT | nr::WNOHANG | nr::WNOWAIT | nr::__WNOTHREAD | nr::__WALL | nr::__WCLONE;
@@ -306,18 +332,7 @@ pub fn waitid(args: Args<'_>) -> Result {
         nr::P_PGID if id as i32 > 0 => Wanted::Group(id),
         _ => return Err(Errno::EINVAL),
     };
-    let news = wait_for(&wanted, options)?;
-    if let (Some(news), true) = (&news, args.e() != 0) {
-        user::write(args.e(), &super::system::rusage(news.used, 0))?;
-    }
-    if args.c() != 0 {
-        // si_signo, si_errno, si_code, padding, si_pid, si_uid, si_status.
-        let words = news.map_or([0; 7], |News { pid, status, .. }| {
-            [nr::SIGCHLD, 0, status.child_code(), 0, pid, 0, status.child_status()]
-        });
-        user::write(args.c(), &words)?;
-    }
-    Ok(0)
+    wait_for(&wanted, options)
 }
 
 /// `getpid()`.

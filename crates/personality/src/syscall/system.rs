@@ -3,9 +3,9 @@
 use super::process::process_or_own;
 use super::{Args, Errno, Result};
 use crate::abi;
-use crate::fs;
+use crate::fs::{self, Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
-use crate::task::process::TABLE;
+use crate::task::process::{Process, TABLE};
 use crate::task::relatives::PROGRAM;
 use crate::task::usage::Usage;
 use crate::task::{breathe, current, exit, scheduler};
@@ -100,10 +100,12 @@ pub fn getrandom(args: Args<'_>) -> Result {
     while done < len {
         let piece = (len - done).min(bytes.len() as u64) as usize;
         fs::fill_random(&mut bytes[..piece]);
-        match user::write_bytes(args.a().wrapping_add(done), &bytes[..piece]) {
-            Err(errno) if done == 0 => return Err(errno.into()),
-            Err(_) => break,
-            Ok(()) => done += piece as u64,
+        let there = [Piece { base: args.a().wrapping_add(done), len: piece as u64 }];
+        let put = Transfer::of_user(&there).put_bytes(&bytes[..piece]);
+        done += put;
+        if put < piece as u64 {
+            // The program's memory ends there.
+            return if done == 0 { Err(Errno::EFAULT) } else { Ok(done) };
         }
         // For a large buffer it takes long.
         if done & 0xffff == 0 && !breathe() {
@@ -120,12 +122,23 @@ pub fn prlimit64(args: Args<'_>) -> Result {
     let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
     let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
     if let Some(new) = new {
-        process.limits.set(resource, new)?;
+        set_limit(&process, resource, new)?;
     }
     if args.d() != 0 {
         user::write(args.d(), &old)?;
     }
     Ok(0)
+}
+
+/// Sets a limit of `process`.
+fn set_limit(process: &Process, resource: usize, new: [u64; 2]) -> Result<()> {
+    process.limits.set(resource, new)?;
+    if resource == nr::RLIMIT_STACK as usize
+        && let Some(memory) = process.memory()
+    {
+        memory.space().set_stack_limit(new[0]);
+    }
+    Ok(())
 }
 
 /// `getrlimit(resource, limit)`.
@@ -139,15 +152,17 @@ pub fn getrlimit(args: Args<'_>) -> Result {
 /// `setrlimit(resource, limit)`.
 pub fn setrlimit(args: Args<'_>) -> Result {
     let new = user::read(args.b())?;
-    current().process.limits.set(args.a() as usize, new)?;
+    set_limit(&current().process, args.a() as usize, new)?;
     Ok(0)
 }
 
-/// `struct rusage`, with the largest resident size in KiB.
-pub(super) const fn rusage(used: Usage, memory: u64) -> [u64; 18] {
+/// `struct rusage`.
+pub(super) const fn rusage(used: Usage) -> [u64; 18] {
     // User and system time in seconds and microseconds, largest resident size, sizes, minor and
     // major faults, swaps, input, output, messages, signals, switches.
-    let Usage { times, minor_faults, major_faults, switches: [given, taken] } = used;
+    let Usage { times, minor_faults, major_faults, switches: [given, taken], most_resident } = used;
+    // In KiB.
+    let memory = most_resident << 2;
     let time::Times { user, system } = times;
     let (user, user_rest) = (user / abi::SECOND, user % abi::SECOND / 1000);
     let (system, rest) = (system / abi::SECOND, system % abi::SECOND / 1000);
@@ -164,12 +179,11 @@ pub fn getrusage(args: Args<'_>) -> Result {
     let used = match args.a() as i32 {
         nr::RUSAGE_CHILDREN => *thread.process.used.by_children.lock(),
         0 => thread.process.usage(),
-        1 => thread.usage(),
+        // As on Linux, the memory is that of the process.
+        1 => Usage { most_resident: thread.process.usage().most_resident, ..thread.usage() },
         _ => return Err(Errno::EINVAL),
     };
-    let memory = thread.process.memory();
-    let pages = memory.map_or(0, |memory| memory.space().resident_pages(percpu::cpu()));
-    user::write(args.b(), &rusage(used, pages << 2))?;
+    user::write(args.b(), &rusage(used))?;
     Ok(0)
 }
 

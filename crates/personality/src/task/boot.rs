@@ -11,7 +11,7 @@ use crate::signal::{ProcessSignals, ThreadSignals};
 use core::fmt::Display;
 use core::sync::atomic::Ordering;
 use faultless_bare::console::power_off;
-use faultless_bare::report;
+use faultless_bare::{percpu, report};
 use faultless_collections::{Arc, Slot, Vec};
 use linux_raw_sys::general as nr;
 
@@ -55,6 +55,9 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
     let family = Family { exit_signal: nr::SIGCHLD, ..Family::default() };
     let process = Process::try_new(PROGRAM, Some(memory), files, signals, family)?;
     *process.name.lock() = name;
+    // The knob is the limit of the first program.
+    let stack = percpu::vm().knobs().stack_limit();
+    process.limits.set(nr::RLIMIT_STACK as usize, [stack, u64::MAX])?;
     let parent = init::start()?;
     process.relatives.parent.store(parent.pid, Ordering::Relaxed);
     let process = Arc::try_new(process)?;

@@ -132,12 +132,10 @@ fn new_process(
         .store(from.relatives.session.load(Ordering::Relaxed), Ordering::Relaxed);
     let name = from.name.lock().try_clone()?;
     *process.name.lock() = name;
-    *process.limits.rows.lock() = *from.limits.rows.lock();
+    process.limits.copy_from(&from.limits);
     let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
     process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
     process.by_vfork.store(request.has(nr::CLONE_VFORK), Ordering::Relaxed);
-    let address_space = from.limits.address_space.load(Ordering::Relaxed);
-    process.limits.address_space.store(address_space, Ordering::Relaxed);
     Ok(Arc::try_new(process)?)
 }
 

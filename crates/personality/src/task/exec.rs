@@ -8,7 +8,7 @@
 use super::exit;
 use super::lack;
 use super::memory::{Image, Memory};
-use super::thread::{Thread, current};
+use super::thread::{Thread, current, try_current};
 use super::visit::Visit;
 use crate::elf::{Header, Plan, Segment};
 use crate::errno::{Errno, Result};
@@ -23,10 +23,11 @@ use faultless_bare::arch::{self, Selectors, TrapFrame, user};
 use faultless_bare::heap::FailNth;
 use faultless_bare::percpu;
 use faultless_collections::{Arc, Slot, String, Vec};
-use linux_raw_sys::auxvec as aux;
+use linux_raw_sys::{auxvec as aux, general as nr};
 
-/// The most bytes of arguments and environment together, with their pointers: a quarter of the stack.
-const STRINGS_MAX: usize = 2 << 20;
+/// The most bytes of arguments and environment together, with their pointers: a quarter of what the
+/// stack may have, within these bounds.
+const STRINGS: Range<u64> = 128 << 10..6 << 20;
 /// The most bytes of one string.
 pub const STRING_MAX: usize = 128 << 10;
 /// Bytes that Linux maps for a new stack beyond its contents.
@@ -71,13 +72,18 @@ impl Strings {
     }
 
     fn grow(&mut self, len: usize) -> Result<()> {
-        let all = self.bytes.len() + len + 1 + (self.count + 1) * size_of::<u64>();
-        if len >= STRING_MAX || all > STRINGS_MAX {
+        let all = self.size() + (len + 1 + size_of::<u64>()) as u64;
+        if len >= STRING_MAX || all > strings_max() {
             return Err(Errno::E2BIG);
         }
         self.bytes.try_reserve(len + 1)?;
         self.count += 1;
         Ok(())
+    }
+
+    /// Its bytes, with its pointers.
+    fn size(&self) -> u64 {
+        (self.bytes.len() + self.count * size_of::<u64>()) as u64
     }
 
     /// Reads the strings of the NULL-terminated array of pointers at `array` in the program's memory.
@@ -119,6 +125,15 @@ impl Strings {
     }
 }
 
+/// The limit of the stack of the running thread's process; none at boot.
+fn stack_limit() -> Option<u64> {
+    try_current().map(|thread| thread.process.limits.soft(nr::RLIMIT_STACK))
+}
+
+fn strings_max() -> u64 {
+    (stack_limit().unwrap_or(8 << 20) / 4).clamp(STRINGS.start, STRINGS.end)
+}
+
 /// A program in its memory, ready to start.
 #[derive(Debug)]
 pub struct Loaded {
@@ -141,15 +156,18 @@ pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Resul
         arguments.push(b"")?;
     }
     let mut program = Vec::try_from_slice(path)?;
-    for _ in 0..SCRIPTS {
+    for _ in 0..=SCRIPTS {
         let file = fs::program(&program)?;
         let regular = regular(&file)?;
         let mut first = [0; LINE];
         let len = read_at(regular, 0, &mut first)?;
+        if arguments.size() + environment.size() > strings_max() {
+            return Err(Errno::E2BIG);
+        }
         let Some(line) = first[..len].strip_prefix(b"#!") else {
             return load_file(&file, path, &program, &arguments, environment);
         };
-        let (interpreter, argument) = interpreter(line)?;
+        let (interpreter, argument) = interpreter(line, len == LINE)?;
         arguments = match argument {
             Some(argument) => arguments.behind(&[interpreter, argument, &program])?,
             None => arguments.behind(&[interpreter, &program])?,
@@ -159,11 +177,20 @@ pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Resul
     Err(Errno::ELOOP)
 }
 
-/// The interpreter in the first line of a script, and its argument.
-fn interpreter(line: &[u8]) -> Result<(&[u8], Option<&[u8]>)> {
-    let end = line.iter().position(|&byte| byte == b'\n' || byte == 0).unwrap_or(line.len());
-    let line = line[..end].trim_ascii();
+/// The interpreter in the first line of a script, and its argument. A line that is `cut` off has
+/// its argument as far as it goes, but no interpreter whose name may go on.
+fn interpreter(line: &[u8], cut: bool) -> Result<(&[u8], Option<&[u8]>)> {
     let is_blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
+    let end = line.iter().position(|&byte| byte == b'\n');
+    // As on Linux, the last byte that was read does not count.
+    let most = if cut { line.len() - 1 } else { line.len() };
+    let ends = |byte: &u8| is_blank(byte) || *byte == 0;
+    let name_ends = |line: &[u8]| line.trim_ascii_start().iter().any(ends);
+    if cut && end.is_none_or(|end| end >= most) && !name_ends(&line[..most]) {
+        return Err(Errno::ENOEXEC);
+    }
+    let line = &line[..end.unwrap_or(most).min(most)];
+    let line = line.split(|&byte| byte == 0).next().unwrap_or(line).trim_ascii();
     let (name, rest) = line.split_at(line.iter().position(is_blank).unwrap_or(line.len()));
     if name.is_empty() {
         return Err(Errno::ENOEXEC);
@@ -242,6 +269,9 @@ fn load_file(
         Some(name) => Some(interpreter_plan(regular(file)?, name)?),
     };
     let memory = lack::with_memory(Memory::try_new)?;
+    if let Some(limit) = stack_limit() {
+        memory.space().set_stack_limit(limit);
+    }
     // From here on nothing sleeps.
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;

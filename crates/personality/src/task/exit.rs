@@ -129,6 +129,7 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         .status
         .lock()
         .get_or_insert(ExitStatus::exited(process.end.leader_code.load(Ordering::Relaxed)));
+    process.note_memory();
     drop(process.memory.replace(None));
     crate::ipc::sem::process_ends(process.pid);
     process.memory_changed.wake_all();
@@ -180,6 +181,7 @@ fn end_process(process: &Arc<Process>, counted: Times) {
 /// Replaces the memory of the running thread's process by `new`, and drops the old when no CPU runs it.
 pub(super) fn replace_memory(new: Arc<Memory>) {
     let process = current().process.clone();
+    process.note_memory();
     let old = process.memory.replace(Some(new));
     scheduler::run_memory();
     drop(old);

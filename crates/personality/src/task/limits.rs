@@ -55,6 +55,8 @@ pub struct Limits {
     pub rows: Mutex<Rows>,
     /// The soft limit of its address space, in bytes, for frequent reads.
     pub address_space: AtomicU64,
+    /// The soft limit of its private writable memory.
+    pub data: AtomicU64,
     /// Whether its mappings are locked at once (`MCL_FUTURE`), and so faulted in.
     pub locks_future: FutureLock,
 }
@@ -64,6 +66,7 @@ impl Default for Limits {
         Self {
             rows: Mutex::new(FIRST),
             address_space: AtomicU64::new(u64::MAX),
+            data: AtomicU64::new(u64::MAX),
             locks_future: FutureLock::default(),
         }
     }
@@ -78,9 +81,28 @@ impl Limits {
         let mut rows = self.rows.lock();
         let limit = rows.get_mut(resource).filter(|_| new[0] <= new[1]).ok_or(Errno::EINVAL)?;
         *limit = new;
-        if resource == nr::RLIMIT_AS as usize {
-            self.address_space.store(new[0], Ordering::Relaxed);
-        }
+        let copy = match resource as u32 {
+            nr::RLIMIT_AS => &self.address_space,
+            nr::RLIMIT_DATA => &self.data,
+            _ => return Ok(()),
+        };
+        copy.store(new[0], Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The soft limit of a resource.
+    pub fn soft(&self, resource: u32) -> u64 {
+        self.rows.lock().get(resource as usize).map_or(u64::MAX, |limit| limit[0])
+    }
+
+    /// Takes over the limits of `other`, as a new process does.
+    pub fn copy_from(&self, other: &Self) {
+        let rows = *other.rows.lock();
+        *self.rows.lock() = rows;
+        for (own, others) in
+            [(&self.address_space, &other.address_space), (&self.data, &other.data)]
+        {
+            own.store(others.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 }

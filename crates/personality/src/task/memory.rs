@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Range;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use faultless::Object;
 use faultless::locks::RwLock;
 use faultless::{Copies, Space, VirtRange, VmaFlags};
@@ -104,6 +104,8 @@ pub struct Memory {
     space: ManuallyDrop<Box<Space<Bare>>>,
     /// The program.
     pub image: Mutex<Image>,
+    /// The most pages that were mapped, and that were resident, when that was last noted.
+    peaks: [AtomicU64; 2],
 }
 
 /// Its drop ends the spaces and objects that were dropped. A structure that has it below a space or object so gives the
@@ -146,7 +148,8 @@ impl Memory {
         faultless_bare::machine::adopt(&space);
         let number = space.id().0;
         let space = ManuallyDrop::new(space);
-        let memory = Arc::try_new(Self { space, image: Mutex::new(image) })?;
+        let memory =
+            Arc::try_new(Self { space, image: Mutex::new(image), peaks: Default::default() })?;
         ALL.lock().insert(slot, number, Arc::downgrade(&memory));
         Ok(memory)
     }
@@ -155,6 +158,18 @@ impl Memory {
     #[inline]
     pub fn space(&self) -> &Space<Bare> {
         &self.space
+    }
+
+    /// Notes the mapped and resident pages if there were never more: before some are taken away,
+    /// and now and then. Returns the most pages that were mapped and resident.
+    pub fn note_peaks(&self) -> [u64; 2] {
+        let cpu = percpu::cpu();
+        let now = [self.space.mapped_pages(cpu), self.space.resident_pages(cpu)];
+        let mut peaks = now;
+        for (peak, most) in peaks.iter_mut().zip(&self.peaks) {
+            *peak = most.fetch_max(*peak, Ordering::Relaxed).max(*peak);
+        }
+        peaks
     }
 
     /// Its page tables: the least number that the mapped pages need.

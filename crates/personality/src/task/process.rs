@@ -141,7 +141,17 @@ impl Process {
     pub fn usage(&self) -> Usage {
         let threads = self.threads.lock();
         let ended = *self.used.by_ended.lock();
-        threads.iter().fold(ended, |sum, thread| sum + thread.usage())
+        let mut used = threads.iter().fold(ended, |sum, thread| sum + thread.usage());
+        let present = self.memory().map_or(0, |memory| memory.note_peaks()[1]);
+        used.most_resident = used.most_resident.max(present);
+        used
+    }
+
+    /// Counts the pages of its memory, which it is about to leave.
+    pub(super) fn note_memory(&self) {
+        let peak = self.memory().map_or(0, |memory| memory.note_peaks()[1]);
+        let mut ended = self.used.by_ended.lock();
+        ended.most_resident = ended.most_resident.max(peak);
     }
 
     /// How long its threads ran so far.

@@ -4,6 +4,7 @@
 //! a time slice, on the return of the thread that it runs to user mode: an idle CPU makes no node short. The pages that move at one
 //! time are bounded by [`Cpu::balance`](faultless::Cpu::balance). `numa_balancing=disable` on the command line, a word that Linux knows, leaves all pages where they are.
 
+use super::current;
 use faultless_bare::boot::words;
 use faultless_bare::percpu;
 
@@ -12,6 +13,9 @@ const PROMOTED: u64 = 64;
 
 /// Looks at this CPU's node. The caller holds no lock.
 pub(super) fn tend() {
+    if let Some(memory) = current().process.memory() {
+        memory.note_peaks();
+    }
     if words("numa_balancing").last() != Some("disable") {
         percpu::cpu().balance(PROMOTED);
     }

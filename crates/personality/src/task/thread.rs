@@ -191,6 +191,7 @@ impl Thread {
             minor_faults: self.task.faults().saturating_sub(major_faults),
             major_faults,
             switches: self.switches.each_ref().map(load),
+            most_resident: 0,
         }
     }
 

@@ -14,6 +14,8 @@ pub struct Usage {
     pub major_faults: u64,
     /// Voluntary and involuntary context switches.
     pub switches: [u64; 2],
+    /// The most pages that were resident at a time.
+    pub most_resident: u64,
 }
 
 impl core::ops::Add for Usage {
@@ -26,6 +28,7 @@ impl core::ops::Add for Usage {
             minor_faults: self.minor_faults + other.minor_faults,
             major_faults: self.major_faults + other.major_faults,
             switches: [own[0] + others[0], own[1] + others[1]],
+            most_resident: self.most_resident.max(other.most_resident),
         }
     }
 }

@@ -157,14 +157,15 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
         let sums = sums(&memory);
         let (size, resident) =
             (space.mapped_pages(percpu::cpu()), space.resident_pages(percpu::cpu()));
+        let [most, most_resident] = memory.note_peaks();
         let mut pages = |name: &str, pages: u64| {
             field(text, name, format_args!("{:8} kB", pages * (PAGE_SIZE / 1024)));
         };
-        pages("VmPeak", size);
+        pages("VmPeak", most.max(size));
         pages("VmSize", size);
         pages("VmLck", space.locked_pages(percpu::cpu()));
         pages("VmPin", 0);
-        pages("VmHWM", resident);
+        pages("VmHWM", most_resident.max(resident));
         pages("VmRSS", resident);
         pages("RssAnon", sums.resident_anon);
         pages("RssFile", sums.resident_file);

@@ -1,6 +1,6 @@
 //! System calls for shared memory.
 
-use super::super::memory::{room_for, space};
+use super::super::memory::{Added, room_for, space};
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::shm;
 use crate::syscall::args::{Entry, calls};
@@ -60,7 +60,9 @@ pub fn shmat(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let (object, bytes) = shm::object(id)?;
-    room_for(bytes)?;
+    let end = addr.checked_add(bytes).filter(|&end| replaces && end <= faultless::USER_END);
+    let replaced = end.map(|end| faultless::VirtRange::new(addr, end));
+    room_for(Added { bytes, replaced, ..Added::default() })?;
     let mut prot = Prot::READ;
     prot.set(Prot::WRITE, how & READ_ONLY == 0);
     prot.set(Prot::EXEC, how & EXECUTABLE != 0);
