@@ -63,6 +63,21 @@ fn limits() {
 }
 
 #[test]
+fn seals() {
+    both("seals", &[], 5);
+}
+
+#[test]
+fn limits_of_memory() {
+    both("rlimits", &[], 5);
+}
+
+#[test]
+fn errors() {
+    both("errors", &[], 11);
+}
+
+#[test]
 fn procfs() {
     both("procfs", &[], 13);
 }

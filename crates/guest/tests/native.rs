@@ -96,6 +96,21 @@ fn procfs() {
 }
 
 #[test]
+fn seals() {
+    all_pass(env!("CARGO_BIN_EXE_seals"), &[], 5);
+}
+
+#[test]
+fn rlimits() {
+    all_pass(env!("CARGO_BIN_EXE_rlimits"), &[], 5);
+}
+
+#[test]
+fn errors() {
+    all_pass(env!("CARGO_BIN_EXE_errors"), &[], 11);
+}
+
+#[test]
 fn shm() {
     all_pass(env!("CARGO_BIN_EXE_shm"), &[], 6);
 }

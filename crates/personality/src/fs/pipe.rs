@@ -90,14 +90,29 @@ impl State {
         (&self.ring[self.head..self.head + first], &self.ring[..self.used - first])
     }
 
-    fn read(&mut self, to: &mut Transfer<'_>) {
+    /// Reads into `to` what there is. As on Linux, of a part of [`PIPE_BUF`] bytes that `to` cannot
+    /// take whole nothing is read.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing was read.
+    fn read(&mut self, to: &mut Transfer<'_>) -> Result<()> {
         let (first, second) = self.filled();
+        let (before, wanted) = (to.progress(), to.left().min(self.used as u64));
         let mut taken = to.put_bytes(first);
         if taken == first.len() as u64 {
             taken += to.put_bytes(second);
         }
+        if taken < wanted {
+            taken -= taken % PIPE_BUF as u64;
+            to.uncount(&before);
+            to.count(taken);
+        }
+        if taken == 0 {
+            return Err(Errno::EFAULT);
+        }
         self.used -= taken as usize;
         self.head = if self.used == 0 { 0 } else { (self.head + taken as usize) % self.ring.len() };
+        Ok(())
     }
 
     fn write(&mut self, from: &mut Transfer<'_>, len: usize) {
@@ -225,10 +240,10 @@ impl Pipe {
         if state.used == 0 {
             return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
         }
-        state.read(to);
+        state.read(to)?;
         drop(state);
         self.changes.announce();
-        to.result()
+        Ok(to.moved())
     }
 
     fn write(&self, from: &mut Transfer<'_>) -> Result {

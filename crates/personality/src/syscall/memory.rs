@@ -492,8 +492,12 @@ pub fn msync(args: Args<'_>) -> Result {
     {
         return Err(Errno::EINVAL);
     }
-    let len = faultless::page_up(args.b()).ok_or(Errno::ENOMEM)?;
+    // As on Linux, a length near the maximum is rounded up to 0, and nothing is done.
+    let len = faultless::page_up(args.b()).unwrap_or(0);
     let end = args.a().checked_add(len).ok_or(Errno::ENOMEM)?;
+    if len == 0 {
+        return Ok(0);
+    }
     let range = VirtRange::new(args.a(), end);
     if flags & INVALIDATE != 0 {
         let mut locked = false;

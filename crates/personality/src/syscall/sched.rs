@@ -105,6 +105,9 @@ fn allowed(policy: u32, priority: i32) -> Result {
 
 /// `sched_getparam(tid, parameters)`.
 pub fn sched_getparam(args: Args<'_>) -> Result {
+    if args.b() == 0 {
+        return Err(Errno::EINVAL);
+    }
     thread_or_own(args.a())?;
     user::write(args.b(), &0i32)?;
     Ok(0)
@@ -112,6 +115,9 @@ pub fn sched_getparam(args: Args<'_>) -> Result {
 
 /// `sched_setparam(tid, parameters)`.
 pub fn sched_setparam(args: Args<'_>) -> Result {
+    if args.b() == 0 {
+        return Err(Errno::EINVAL);
+    }
     let priority: i32 = user::read(args.b())?;
     thread_or_own(args.a())?;
     if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }

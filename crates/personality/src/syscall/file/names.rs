@@ -251,8 +251,19 @@ pub fn readlink(args: Args<'_>) -> Result {
 
 /// `readlinkat(directory, path, buffer, length)`.
 pub fn readlinkat(args: Args<'_>) -> Result {
-    let flags = nr::AT_SYMLINK_NOFOLLOW | nr::AT_EMPTY_PATH;
-    let inode = super::find_at(args.a(), args.b(), flags.into())?;
+    if args.d() as i32 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let given = path(args.b())?;
+    if given.is_empty() {
+        let inode = super::start(args.a(), &given)?.here;
+        return if inode.is_link() {
+            tell_target(&inode, args.c(), args.d())
+        } else {
+            Err(Errno::ENOENT)
+        };
+    }
+    let inode = walk(&start(args.a(), &given)?, &given, Links::KeepLast)?.existing()?;
     tell_target(&inode, args.c(), args.d())
 }
 

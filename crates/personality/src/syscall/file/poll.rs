@@ -211,7 +211,9 @@ fn epoll_until(args: &Args<'_>, deadline: Option<u64>) -> Result {
     /// The most events of one call.
     const MOST: usize = 1024;
     let most = usize::try_from(args.c() as i32).ok().filter(|&most| most != 0);
-    let most = most.ok_or(Errno::EINVAL)?.min(MOST);
+    let most = most.filter(|&most| most <= i32::MAX as usize / 12).ok_or(Errno::EINVAL)?;
+    super::rw::check_user(args.b(), most as u64 * 12)?;
+    let most = most.min(MOST);
     let set = file(args.a())?;
     epoll::of(&set)?.wait(most, deadline, |at, told| {
         let event = [told.events, told.data as u32, (told.data >> 32) as u32];

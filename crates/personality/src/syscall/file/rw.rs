@@ -72,13 +72,28 @@ fn one(args: &Args<'_>) -> [Piece; 1] {
     [Piece { base: args.b(), len: args.c() }]
 }
 
+/// Fails with `EFAULT` where the program has no memory, even of no bytes, as Linux's `access_ok`
+/// does.
+pub(in super::super) fn check_user(addr: u64, len: u64) -> Result<()> {
+    let end = addr.checked_add(len).filter(|&end| end <= faultless::USER_END);
+    end.map(|_| ()).ok_or(Errno::EFAULT)
+}
+
 /// `read(fd, buffer, length)`.
 pub fn read(args: Args<'_>) -> Result {
+    let file = file(args.a())?;
+    if file.reads() {
+        check_user(args.b(), args.c())?;
+    }
     read_to(args.a(), &one(&args), None)
 }
 
 /// `write(fd, buffer, length)`.
 pub fn write(args: Args<'_>) -> Result {
+    let file = file(args.a())?;
+    if file.writes() {
+        check_user(args.b(), args.c())?;
+    }
     write_from(args.a(), &one(&args), None)
 }
 
@@ -203,6 +218,11 @@ impl Offset {
         Ok(Self { addr, at })
     }
 
+    /// The offset, or without one the position of `file`.
+    fn or_position(&self, file: &File) -> Result {
+        self.at.map_or_else(|| file.seek(0, nr::SEEK_CUR), Ok)
+    }
+
     fn advance(&self, moved: u64) -> Result<()> {
         match self.at {
             Some(at) => Ok(user::write(self.addr, &(at + moved))?),
@@ -236,8 +256,7 @@ pub fn copy_file_range(args: Args<'_>) -> Result {
     let (from_at, to_at) = (Offset::read(args.b())?, Offset::read(args.d())?);
     let len = args.e().min(MAX_BYTES);
     if Arc::ptr_eq(&from.inode, &to.inode)
-        && let (Some(a), Some(b)) = (from_at.at, to_at.at)
-        && a.abs_diff(b) < len
+        && from_at.or_position(&from)?.abs_diff(to_at.or_position(&to)?) < len
     {
         return Err(Errno::EINVAL);
     }

@@ -104,6 +104,7 @@ fn message(addr: u64) -> Result<Vec<Piece>> {
 
 /// `sendmsg(fd, message, flags)`.
 pub fn sendmsg(args: Args<'_>) -> Result {
+    socket(&*file(args.a())?)?;
     let [_, control_len]: [u64; 2] = user::read(args.b().wrapping_add(32))?;
     if control_len != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -113,6 +114,7 @@ pub fn sendmsg(args: Args<'_>) -> Result {
 
 /// `recvmsg(fd, message, flags)`.
 pub fn recvmsg(args: Args<'_>) -> Result {
+    socket(&*file(args.a())?)?;
     let result = receive(args.a(), &message(args.b())?, args.c())?;
     // No name, no control data, no flags.
     user::write(args.b().wrapping_add(8), &0u32)?;

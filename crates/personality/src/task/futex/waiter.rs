@@ -3,6 +3,8 @@
 use crate::errno::{Errno, Result};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
+use faultless::{Prot, Space, VirtRange};
+use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
 
 /// How many buckets there are.
@@ -31,6 +33,9 @@ impl Key {
         // long as the system call.
         let space = unsafe { &*percpu::this().space.get() };
         let shared = if private { None } else { space.shared_place(percpu::cpu(), addr) };
+        if !private {
+            check_access(space, addr)?;
+        }
         Ok(match shared {
             Some((home, place)) => Self { home, place, shared: true },
             None => Self { home: space.id().0, place: addr, shared: false },
@@ -42,6 +47,18 @@ impl Key {
         let mixed = (self.home ^ self.place >> 2).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> (64 - BUCKETS.ilog2())) as usize
     }
+}
+
+/// Checks that a word without `FUTEX_PRIVATE_FLAG` can be accessed: Linux refers to its page. A
+/// private page must be writable, since a page that others may get does not name the word.
+fn check_access(space: &Space<Bare>, addr: u64) -> Result<()> {
+    let mut allowed = false;
+    space.each_area(percpu::cpu(), VirtRange::page(faultless::page_down(addr)), |area| {
+        let is_own = area.is_private() && area.memory.object().is_none();
+        allowed = area.allows(if is_own { Prot::WRITE } else { Prot::READ });
+        false
+    });
+    if allowed { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
 /// What a thread stores while it waits for a futex.

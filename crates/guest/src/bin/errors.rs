@@ -1,0 +1,376 @@
+//! `errors [CHECK…]`: the errors of calls with unusual arguments, and how far calls come before an
+//! error.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE};
+use faultless_guest::proc::{self, Status};
+use faultless_guest::same;
+use faultless_guest::sys::{self, Errno, call, checked, doing};
+use libc::{EAGAIN, EBADF, EBUSY, EFAULT, EINVAL, ENOENT, ENOMEM, ENOTSOCK};
+use std::ffi::CString;
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::PermissionsExt;
+
+/// An address of the kernel.
+const KERNEL: u64 = 0xffff_8000_0000_0000;
+/// No bytes are mapped there.
+const NULL_PAGE: u64 = 8;
+
+/// Makes a call of this process's own memory and descriptors.
+fn make<const N: usize>(number: i64, args: [u64; N]) -> sys::Result<u64> {
+    // SAFETY: every caller passes pointers to its own memory, or to memory that is not mapped.
+    unsafe { call(number, args) }
+}
+
+const fn fails<T>(number: i32) -> sys::Result<T> {
+    Err(Errno(number))
+}
+
+fn private(prot: i32) -> Result<Region, String> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    doing("mmap", Region::map(PAGE, prot, flags, -1, 0))
+}
+
+/// Two readable pages and one that cannot be accessed.
+fn ends_in_nothing() -> Result<Region, String> {
+    let region = doing("mmap", Region::anonymous(3 * PAGE))?;
+    region.fill(0x0101_0101_0101_0101);
+    doing("mprotect", region.protect(2 * PAGE, PAGE, NONE))?;
+    Ok(region)
+}
+
+fn memory_file() -> Result<File, String> {
+    // SAFETY: the name is text, and the new descriptor belongs to the file.
+    unsafe {
+        let fd = doing("memfd_create", checked(libc::memfd_create(c"errors".as_ptr(), 0)))?;
+        Ok(File::from_raw_fd(fd))
+    }
+}
+
+fn fd(file: &impl AsRawFd) -> u64 {
+    file.as_raw_fd() as u64
+}
+
+fn length(file: &File) -> Result<u64, String> {
+    Ok(file.metadata().map_err(|error| error.to_string())?.len())
+}
+
+fn pipe() -> Result<[File; 2], String> {
+    let mut ends = [0i32; 2];
+    // SAFETY: the array has room for both, and the descriptors belong to the files.
+    unsafe {
+        doing("pipe", checked(libc::pipe(ends.as_mut_ptr())))?;
+        Ok(ends.map(|fd| File::from_raw_fd(fd)))
+    }
+}
+
+/// A word without `FUTEX_PRIVATE_FLAG` must be in memory that the process may use.
+fn futexes() -> Verdict {
+    let [read, none, written] = [private(READ)?, private(NONE)?, private(WRITE)?];
+    let rows = [
+        (&read, fails(EFAULT), fails(EFAULT), fails(EAGAIN)),
+        (&none, fails(EFAULT), fails(EFAULT), fails(EFAULT)),
+        (&written, Ok(0), fails(EAGAIN), fails(EAGAIN)),
+    ];
+    for (region, wake, wait, wait_private) in rows {
+        let futex = |operation: i32, value| {
+            make(libc::SYS_futex, [region.start(), operation as u64, value, 0])
+        };
+        let private = libc::FUTEX_PRIVATE_FLAG;
+        same!(futex(libc::FUTEX_WAKE, 1), wake, "FUTEX_WAKE");
+        same!(futex(libc::FUTEX_WAKE | private, 1), Ok(0), "FUTEX_WAKE of a private word");
+        same!(futex(libc::FUTEX_WAIT, 9), wait, "FUTEX_WAIT");
+        same!(futex(libc::FUTEX_WAIT | private, 9), wait_private, "FUTEX_WAIT, private");
+    }
+    // A page of a file that is mapped shared can be read only.
+    let file = memory_file()?;
+    file.set_len(PAGE).map_err(|error| error.to_string())?;
+    let region = Region::map(PAGE, READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+    let region = doing("mmap", region)?;
+    let wait = make(libc::SYS_futex, [region.start(), libc::FUTEX_WAIT as u64, 9, 0]);
+    same!(wait, fails(EAGAIN), "FUTEX_WAIT in a shared file");
+    Ok(())
+}
+
+/// Pointers that are refused, or not read, although no byte is moved.
+fn pointers() -> Verdict {
+    let file = memory_file()?;
+    let zero = |number, at| make(number, [fd(&file), at, 0]);
+    for (name, number) in [("read", libc::SYS_read), ("write", libc::SYS_write)] {
+        same!(zero(number, KERNEL), fails(EFAULT), "{name} of no bytes at a kernel address");
+        same!(zero(number, NULL_PAGE), Ok(0), "{name} of no bytes at an unmapped address");
+        same!(make(number, [999, KERNEL, 0]), fails(EBADF), "{name} of a closed file");
+    }
+    let set = doing("epoll_create1", make(libc::SYS_epoll_create1, [0]))?;
+    let wait = |at, most: u64| make(libc::SYS_epoll_wait, [set, at, most, 0]);
+    same!(wait(KERNEL, 1), fails(EFAULT), "epoll_wait at a kernel address");
+    same!(wait(NULL_PAGE, 1), Ok(0), "epoll_wait at an unmapped address");
+    let region = ends_in_nothing()?;
+    same!(wait(region.start(), 0), fails(EINVAL), "epoll_wait for 0 events");
+    let most = i32::MAX as u64;
+    same!(wait(region.start(), most), fails(EINVAL), "epoll_wait for too many events");
+    for (name, number) in [("sendmsg", libc::SYS_sendmsg), ("recvmsg", libc::SYS_recvmsg)] {
+        same!(make(number, [fd(&file), NULL_PAGE, 0]), fails(ENOTSOCK), "{name} of a file");
+        same!(make(number, [999, 0, 0]), fails(EBADF), "{name} of a closed file");
+    }
+    same!(make(libc::SYS_sched_getparam, [0, 0]), fails(EINVAL), "sched_getparam to NULL");
+    let own = u64::from(std::process::id());
+    let ended = libc::WEXITED as u64;
+    let waited = make(libc::SYS_waitid, [1, own, NULL_PAGE, ended | 1, 0]);
+    same!(waited, fails(EFAULT), "waitid without children, to an unmapped address");
+    let waited = make(libc::SYS_waitid, [0, 0, 0, ended, 0]);
+    same!(waited, fails(libc::ECHILD), "waitid without children, to NULL");
+    let random = |at, len: u64| make(libc::SYS_getrandom, [at, len, 0]);
+    let page = region.start() + 2 * PAGE;
+    same!(random(page - 10, 100), Ok(10), "getrandom across the end of memory");
+    same!(random(page, 10), fails(EFAULT), "getrandom where no memory is");
+    Ok(())
+}
+
+/// `readlinkat` with no path, and with an empty one.
+fn links() -> Verdict {
+    let file = memory_file()?;
+    let mut buffer = [0u8; 64];
+    let at = buffer.as_mut_ptr() as u64;
+    let empty = c"".as_ptr() as u64;
+    let read = |path, len: u64| make(libc::SYS_readlinkat, [fd(&file), path, at, len]);
+    same!(read(0, 10), fails(EFAULT), "readlinkat of NULL");
+    same!(read(empty, 10), fails(ENOENT), "readlinkat of an empty path");
+    same!(read(empty, 0), fails(EINVAL), "readlinkat to no bytes");
+    same!(make(libc::SYS_readlink, [0, at, 10]), fails(EFAULT), "readlink of NULL");
+    same!(make(libc::SYS_readlink, [empty, at, 10]), fails(ENOENT), "readlink of an empty path");
+    let name = format!("/tmp/errors.{}", std::process::id());
+    std::os::unix::fs::symlink("target", &name).map_err(|error| error.to_string())?;
+    let path = CString::new(name.as_str()).map_err(|error| error.to_string())?;
+    let flags = (libc::O_PATH | libc::O_NOFOLLOW) as u64;
+    let link = make(libc::SYS_openat, [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags]);
+    let _ = fs::remove_file(&name);
+    let link = doing("openat", link)?;
+    same!(make(libc::SYS_readlinkat, [link, empty, at, 64]), Ok(6), "readlinkat of a link");
+    same!(&buffer[..6], b"target", "the target");
+    Ok(())
+}
+
+/// A write from memory that ends writes what is there.
+fn short_writes() -> Verdict {
+    let region = ends_in_nothing()?;
+    let end = region.start() + 2 * PAGE;
+    let file = memory_file()?;
+    let write = |from: u64, len: u64, to: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, to]);
+    same!(write(end, 10, 0), fails(EFAULT), "a write of nothing that is there");
+    same!(length(&file)?, 0, "the length");
+    same!(write(end - 100, PAGE, 0), Ok(100), "a write to a new page");
+    same!(length(&file)?, 100, "the length");
+    same!(write(region.start() + PAGE - 100, 3 * PAGE, 0), Ok(4196), "a write to two new pages");
+    same!(length(&file)?, 4196, "the length");
+    same!(write(end - 4, 10, 4 * PAGE - 2), Ok(4), "a write across two pages");
+    same!(length(&file)?, 4 * PAGE + 2, "the length");
+    // A mapping of the file beyond its end cannot be read, also by the write that would move the
+    // end.
+    let file = memory_file()?;
+    file.set_len(PAGE).map_err(|error| error.to_string())?;
+    let own = Region::map(4 * PAGE, WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0);
+    let own = doing("mmap", own)?;
+    let write = |from: u64, len: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, PAGE]);
+    same!(write(own.start() + PAGE, PAGE), fails(EFAULT), "a write from beyond the own end");
+    same!(length(&file)?, PAGE, "the length");
+    Ok(())
+}
+
+/// A part of a pipe that cannot be stored is not lost.
+fn vectors_of_pipes() -> Verdict {
+    let mut buffer = vec![0u8; PAGE as usize];
+    let at = buffer.as_mut_ptr() as u64;
+    let rows: [(u64, u64, usize, sys::Result<u64>, usize); 4] = [
+        (10, 10, 20, fails(EFAULT), 20),
+        (10, 10, 10, Ok(10), 0),
+        (PAGE, 10, PAGE as usize + 5, Ok(PAGE), 5),
+        (PAGE, PAGE, 2 * PAGE as usize, Ok(PAGE), PAGE as usize),
+    ];
+    for (first, second, bytes, expected, expected_left) in rows {
+        let [mut reader, mut writer] = pipe()?;
+        writer.write_all(&vec![7; bytes]).map_err(|error| error.to_string())?;
+        let pieces = [at, first, NULL_PAGE, second];
+        let read = make(libc::SYS_readv, [fd(&reader), pieces.as_ptr() as u64, 2]);
+        same!(read, expected, "readv of {bytes} bytes to {first} and nothing");
+        drop(writer);
+        let mut left = Vec::new();
+        reader.read_to_end(&mut left).map_err(|error| error.to_string())?;
+        same!(left.len(), expected_left, "the bytes left");
+    }
+    Ok(())
+}
+
+/// Memory of other processes must be readable by them, also if the processor would read it.
+fn other_memory() -> Verdict {
+    let [read, none, written] = [private(READ)?, private(NONE)?, private(WRITE)?];
+    let only_written = private(libc::PROT_WRITE)?;
+    let mut value = 0u64;
+    let rows = [
+        (&only_written, fails(EFAULT), Ok(8)),
+        (&read, Ok(8), fails(EFAULT)),
+        (&none, fails(EFAULT), fails(EFAULT)),
+        (&written, Ok(8), Ok(8)),
+    ];
+    for (region, loads, stores) in rows {
+        let pieces = [(&raw mut value) as u64, 8, region.start(), 8];
+        let (here, there) = (pieces.as_ptr() as u64, pieces[2..].as_ptr() as u64);
+        let own = u64::from(std::process::id());
+        same!(make(libc::SYS_process_vm_readv, [own, here, 1, there, 1, 0]), loads, "a read");
+        same!(make(libc::SYS_process_vm_writev, [own, here, 1, there, 1, 0]), stores, "a write");
+    }
+    Ok(())
+}
+
+/// `msync` of no bytes, and of a length that is rounded up to none.
+fn syncs() -> Verdict {
+    let region = private(WRITE)?;
+    let sync = |len: u64, flags: i32| make(libc::SYS_msync, [region.start(), len, flags as u64]);
+    same!(sync(0, libc::MS_SYNC), Ok(0), "msync of no bytes");
+    same!(sync(u64::MAX, libc::MS_SYNC), Ok(0), "msync of a length that wraps");
+    same!(sync(u64::MAX - PAGE + 1, libc::MS_SYNC), fails(ENOMEM), "msync across the end");
+    doing("mlock", make(libc::SYS_mlock, [region.start(), PAGE]))?;
+    let invalidate = libc::MS_INVALIDATE;
+    same!(sync(0, libc::MS_SYNC | invalidate), Ok(0), "MS_INVALIDATE of no locked bytes");
+    same!(sync(PAGE, libc::MS_SYNC | invalidate), fails(EBUSY), "MS_INVALIDATE of a locked page");
+    same!(sync(1, libc::MS_ASYNC | invalidate), fails(EBUSY), "MS_INVALIDATE of a locked byte");
+    Ok(())
+}
+
+/// A heap that ends in a hole keeps its end until memory of it is left out.
+fn heap() -> Verdict {
+    let brk = |to| make(libc::SYS_brk, [to]);
+    let start = doing("brk", brk(0))?.next_multiple_of(PAGE);
+    let end = start + 10 * PAGE;
+    same!(brk(end), Ok(end), "brk");
+    doing("munmap", make(libc::SYS_munmap, [end - 4 * PAGE, 4 * PAGE]))?;
+    same!(brk(end - 2 * PAGE), Ok(end), "a new end within the hole");
+    same!(brk(end - 4 * PAGE), Ok(end), "a new end at the hole");
+    same!(brk(end - 6 * PAGE), Ok(end - 6 * PAGE), "a new end below the hole");
+    same!(brk(start), Ok(start), "the start");
+    Ok(())
+}
+
+/// Copies within a file must not overlap, also if a position says where they are.
+fn overlaps() -> Verdict {
+    let mut file = memory_file()?;
+    file.write_all(&[1; 20_000]).map_err(|error| error.to_string())?;
+    file.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
+    let mut from = 50u64;
+    let at = (&raw mut from) as u64;
+    let copy =
+        |from, len: u64| make(libc::SYS_copy_file_range, [fd(&file), from, fd(&file), 0, len, 0]);
+    same!(copy(at, 100), fails(EINVAL), "a copy of 100 bytes over 50");
+    same!(copy(0, 100), fails(EINVAL), "a copy of bytes to themselves");
+    same!(copy(at, 50), Ok(50), "a copy of 50 bytes over 50");
+    same!(from, 100, "the offset afterwards");
+    Ok(())
+}
+
+/// `madvise` that would split a VMA at the limit can be tried again.
+fn many_areas() -> Verdict {
+    const PAIRS: u64 = 33_000;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let whole = doing("mmap", Region::map(4 * PAGE, NONE, flags, -1, 0))?;
+    let region = doing("mmap", Region::map(2 * PAIRS * PAGE, NONE, flags, -1, 0))?;
+    let split = |page| region.protect(page * PAGE, PAGE, READ);
+    let full = (0..PAIRS).map(|pair| split(2 * pair + 1)).find(Result::is_err);
+    same!(full, Some(fails(ENOMEM)), "mprotect");
+    // There may be room for one more VMA.
+    let _ = whole.protect(3 * PAGE, PAGE, READ);
+    let advised = whole.advise(PAGE, PAGE, libc::MADV_DONTFORK);
+    same!(advised, fails(EAGAIN), "MADV_DONTFORK of a part");
+    same!(whole.unmap(PAGE, PAGE), fails(ENOMEM), "munmap of a part");
+    same!(whole.advise(0, 4 * PAGE, libc::MADV_DONTFORK), Ok(()), "MADV_DONTFORK of all");
+    Ok(())
+}
+
+/// Runs `path`, which prints to a pipe. Returns its output and the number of the error of `execve`.
+fn run(path: &str) -> Result<(String, i32), String> {
+    let [mut reader, writer] = pipe()?;
+    let program = CString::new(path).map_err(|error| error.to_string())?;
+    let words = [program.as_ptr() as u64, 0];
+    let status = proc::outcome(|| {
+        // SAFETY: descriptors of this process; and the words live until the program runs.
+        unsafe {
+            libc::dup2(writer.as_raw_fd(), 1);
+            let ran = call(libc::SYS_execve, [words[0], words.as_ptr() as u64, 0]);
+            faultless_guest::mem::errno(ran)
+        }
+    })?;
+    drop(writer);
+    let mut printed = String::new();
+    reader.read_to_string(&mut printed).map_err(|error| error.to_string())?;
+    match status {
+        Status::Exited(number) => Ok((printed, number)),
+        Status::Killed(signal) => Err(format!("{path} was ended by signal {signal}")),
+    }
+}
+
+fn script(path: &str, first_line: &str) -> Result<(), String> {
+    let written = fs::write(path, format!("{first_line}\n"));
+    let written = written.and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)));
+    written.map_err(|error| format!("{path}: {error}"))
+}
+
+/// Scripts that are interpreters of scripts, and long first lines.
+fn scripts() -> Verdict {
+    let own = fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
+    let own = own.to_str().ok_or("its path is no text")?;
+    let dir = format!("/tmp/errors.{}.d", std::process::id());
+    let made = fs::create_dir(&dir).or_else(|_| fs::create_dir_all(&dir));
+    made.map_err(|error| error.to_string())?;
+    let path = |level: usize| format!("{dir}/{level}");
+    script(&path(1), &format!("#!{own} print"))?;
+    for level in 2..=6 {
+        script(&path(level), &format!("#!{}", path(level - 1)))?;
+    }
+    let [five, six] = [run(&path(5))?, run(&path(6))?];
+    // An argument that is longer than what is read of the file is cut off.
+    let name = path(7);
+    let long = "x".repeat(300);
+    script(&name, &format!("#!{own} print {long}"))?;
+    let cut = run(&name)?;
+    // A name that may be longer than what is read is no name.
+    script(&name, &format!("#!/{long}"))?;
+    let unnamed = run(&name)?;
+    script(&name, &format!("#!{}{own}", " ".repeat(300)))?;
+    let blank = run(&name)?;
+    let _ = fs::remove_dir_all(&dir);
+    let words = format!("print {} {} {} {} {}\n", path(1), path(2), path(3), path(4), path(5));
+    same!(five, (words, 0), "five scripts");
+    same!(six, (String::new(), libc::ELOOP), "six scripts");
+    let line = format!("#!{own} print {long}");
+    let (argument, script) = (&line[own.len() + 3..255], &name);
+    same!(cut, (format!("{argument} {script}\n"), 0), "a long argument");
+    same!(unnamed, (String::new(), libc::ENOEXEC), "a long name");
+    same!(blank, (String::new(), libc::ENOEXEC), "300 blanks");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("futexes", futexes),
+    ("pointers", pointers),
+    ("links", links),
+    ("short_writes", short_writes),
+    ("vectors_of_pipes", vectors_of_pipes),
+    ("other_memory", other_memory),
+    ("syncs", syncs),
+    ("heap", heap),
+    ("overlaps", overlaps),
+    ("many_areas", many_areas),
+    ("scripts", scripts),
+];
+
+fn main() {
+    // As the interpreter of a script.
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word.starts_with("print")) {
+        println!("{}", words.join(" "));
+        return;
+    }
+    std::process::exit(check::run(&Args::read("errors", &[]), CHECKS));
+}
