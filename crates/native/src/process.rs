@@ -10,8 +10,8 @@ use crate::machine::{Config, NativeMachine};
 use core::cell::Cell;
 use core::fmt;
 use faultless::Census;
-use faultless::audit::{Discrepancy, audit};
-use faultless::{Cpu, CpuId, Errno, Error, Space, ThreadStreams, VirtRange, Vm};
+use faultless::audit::{Discrepancy, audit_with};
+use faultless::{Cpu, CpuId, Errno, Error, Object, Shared, Space, ThreadStreams, VirtRange, Vm};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 thread_local! {
@@ -75,11 +75,26 @@ impl Native {
     /// # Panics
     /// On a thread that is running guest code, which it would wait for.
     pub fn audit(&self, processes: &[&Process<'_>]) -> Result<Census, Discrepancy> {
+        self.audit_with(processes, &[])
+    }
+
+    /// As [`audit`](Self::audit), with `objects` that no process may map.
+    ///
+    /// # Errors
+    /// The first discrepancy.
+    ///
+    /// # Panics
+    /// On a thread that runs guest code.
+    pub fn audit_with(
+        &self,
+        processes: &[&Process<'_>],
+        objects: &[&Shared<Object>],
+    ) -> Result<Census, Discrepancy> {
         let everyone = self.claim_many("audit", self.machine_cpus());
         let everyone = everyone.expect("an audit waits for all guest code to end");
         everyone.iter().for_each(|claimed| claimed.cpu.drain());
         let spaces: Vec<_> = processes.iter().map(|process| process.space()).collect();
-        audit(&everyone[0].cpu, &spaces)
+        audit_with(&everyone[0].cpu, &spaces, objects)
     }
 
     /// What a CPU that nobody runs guest code on does meanwhile: zeroes up to about `budget` free frames

@@ -23,6 +23,7 @@ mod stress_limits;
 mod stress_migrate;
 mod stress_owners;
 mod stress_planted;
+mod stress_rounds;
 mod stress_stores;
 mod stress_swap;
 mod upper_levels;

@@ -1,0 +1,22 @@
+//! A few rounds of the stress program, `examples/stress.rs`, which runs many.
+
+#[allow(dead_code, reason = "the program uses all of it")]
+#[path = "../examples/stress/mod.rs"]
+mod rounds;
+
+use core::sync::atomic::AtomicBool;
+use rounds::plan::Plan;
+use rounds::tally::Tally;
+use rounds::world::{self, Ended};
+
+#[test]
+fn rounds_of_random_operations_lose_nothing() {
+    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
+    for round in 0..8 {
+        // Shorter than the program's.
+        let plan = Plan { phases: 2, ..Plan::new(1, round) };
+        let ended = world::run(&plan, &tally, &stop);
+        assert_eq!(ended, Ok(Ended::Whole), "round {round} of seed 1\n{plan}");
+    }
+    assert!(tally.operations() > 1000, "{tally}");
+}
