@@ -1,35 +1,33 @@
-//! What the tests of all models do.
+//! The parts of the tests that all models share.
 
 use faultless::Mutant;
-use stateright::{Checker, Model};
+use stateright::{Checker, HasDiscoveries, Model};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// Every state that `model` can reach.
-pub fn explored<M>(model: M) -> impl Checker<M>
+/// The properties hold in each state that `model` can reach.
+pub fn hold<M>(model: M)
 where
     M: Model + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync,
     M::Action: Clone + Debug + PartialEq + Send + Sync,
 {
-    model.checker().spawn_bfs().join()
-}
-
-/// The properties hold in every state.
-pub fn hold<M>(checker: &impl Checker<M>)
-where
-    M: Model<State: Clone + Debug + Hash + PartialEq, Action: Clone + Debug + PartialEq>,
-{
+    let checker = model.checker().spawn_bfs().join();
     checker.assert_properties();
     println!("{} states, {} of them unique", checker.state_count(), checker.unique_state_count());
     assert!(checker.is_done());
 }
 
-/// `law` breaks in the model without `mutant`.
-pub fn breaks<M>(checker: &impl Checker<M>, mutant: Mutant, law: &'static str)
+/// `law` breaks in `model`, which is one without `mutant`. The search ends at the first state that breaks the law.
+pub fn breaks<M>(model: M, mutant: Mutant, law: &'static str)
 where
-    M: Model<State: Clone + Debug + Hash + PartialEq, Action: Clone + Debug + PartialEq>,
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync,
+    M::Action: Clone + Debug + PartialEq + Send + Sync,
 {
+    let found = HasDiscoveries::AllOf(BTreeSet::from([law]));
+    let checker = model.checker().finish_when(found).spawn_bfs().join();
     let path = checker.discovery(law).unwrap_or_else(|| panic!("{law}: holds without {mutant:?}"));
     println!("without {mutant:?}, {law} is broken after {} steps", path.into_actions().len());
 }
