@@ -5,7 +5,7 @@
 use super::ticket::{Abort, Ticket};
 use super::{Access, Asked, Attempt, FaultError, FaultKind, Grow, placed};
 use crate::fault::prefault::ThreadPredictor;
-use crate::fault::prepared::{Prepared, Preparing};
+use crate::fault::prepared::Prepared;
 use crate::knob::Locking;
 use crate::machine::Machine;
 use crate::space::Space;
@@ -26,7 +26,7 @@ impl<M: Machine> Space<M> {
         grow: Grow,
     ) -> Result<FaultKind, FaultError> {
         let asked = Asked { page, access, ahead };
-        let mut prepared = Preparing::new(cpu);
+        let mut prepared = Prepared::Nothing;
         let served = self.under_vma_lock(cpu, asked, &mut prepared);
         self.answered(cpu, asked, grow, served, prepared)
     }

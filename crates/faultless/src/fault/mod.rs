@@ -201,7 +201,7 @@ impl<M: Machine> Space<M> {
             let Asked { page, access, ahead } = asked;
             return self.answer_per_vma(cpu, page, access, ahead, grow);
         }
-        let mut prepared = Preparing::new(cpu);
+        let mut prepared = Prepared::Nothing;
         let served = if locking == Locking::Speculative {
             self.speculate(cpu, asked, &mut prepared)
         } else {
@@ -218,12 +218,14 @@ impl<M: Machine> Space<M> {
         Asked { page, access, ahead }: Asked<'_, M>,
         grow: Grow,
         served: Option<FaultKind>,
-        mut prepared: Preparing<'_, '_, M>,
+        mut prepared: Prepared,
     ) -> Result<FaultKind, FaultError> {
-        match served {
+        let served = match served {
             Some(kind) => Ok(kind),
             None => self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared),
-        }
+        };
+        prepared.finish(cpu);
+        served
     }
 
     /// The fault without a lock. `None`: it was given up.
@@ -275,6 +277,7 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
         mut abort: Abort,
     ) -> Option<FaultKind> {
+        let prepared = &mut *Preparing::of(cpu, prepared);
         for _ in 0..MOST_LOOKS {
             match abort {
                 Abort::VmaChanged | Abort::TableChanged => {}
@@ -398,6 +401,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
+        let prepared = &mut *Preparing::of(cpu, prepared);
         let (mut settled, mut looks, mut hole) = (false, 0, VirtRange::page(page));
         let mut folios = 0;
         loop {

@@ -99,8 +99,9 @@ impl Prepared {
     }
 }
 
-/// The [`Prepared`] frame of a fault or a call. The drop frees a frame that was not needed, also when a store or a predictor
-/// panics.
+/// The [`Prepared`] frame of a call, or of the slow part of a fault. The drop frees a frame that was not needed, also when a store
+/// panics. A fault that serves at once has no guard, which would cost it 20 instructions: it calls no store, and a [predictor](super::prefault::Predictor)
+/// must not panic.
 pub(crate) struct Preparing<'c, 'v, M: Machine> {
     cpu: &'c Cpu<'v, M>,
     frame: Prepared,
@@ -111,6 +112,11 @@ impl<'c, 'v, M: Machine> Preparing<'c, 'v, M> {
     #[inline(always)]
     pub(crate) const fn new(cpu: &'c Cpu<'v, M>) -> Self {
         Self { cpu, frame: Prepared::Nothing }
+    }
+
+    /// The frame that an earlier part of the fault prepared.
+    pub(crate) const fn of(cpu: &'c Cpu<'v, M>, prepared: &mut Prepared) -> Self {
+        Self { cpu, frame: core::mem::replace(prepared, Prepared::Nothing) }
     }
 }
 

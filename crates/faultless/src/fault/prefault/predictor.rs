@@ -26,6 +26,8 @@ use core::ops::Range;
 pub const MAX_ORDER: u8 = INDEX_BITS as u8;
 
 /// A prefault policy: one value for each thread.
+///
+/// Its functions must not panic: the unwinding would lose the frame that the fault has prepared.
 pub trait Predictor: Sized + Send {
     /// The predictor of a thread that has not faulted.
     const NEW: Self;
