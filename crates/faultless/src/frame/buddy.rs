@@ -162,12 +162,10 @@ impl Buddy {
     pub(super) fn free_run(&mut self, table: &FrameTable, run: &[FrameNumber]) {
         let mut left = run;
         while let [first, ..] = left {
-            let most = first.0.trailing_zeros().min(MAX_ORDER.into());
-            let follows = |(at, frame): &(u32, &FrameNumber)| frame.0.wrapping_sub(first.0) == *at;
-            let neighbours = (0..1 << most).zip(left).take_while(follows);
-            let order = neighbours.count().ilog2();
-            let (block, rest) = left.split_at(1 << order);
-            for tail in table.each(&block[1..]) {
+            let most = 1 << first.0.trailing_zeros().min(MAX_ORDER.into());
+            let order = neighbours(&left[..left.len().min(most)]).ilog2();
+            let rest = &left[1 << order..];
+            for tail in table.run(*first, 1 << order).into_iter().flatten().skip(1) {
                 debug_assert!(!tail.kind().is_listed(), "freed twice, behind {first:?}");
                 tail.set_kind(Kind::Tail);
             }
@@ -266,6 +264,18 @@ impl Buddy {
         }
         Ok(found)
     }
+}
+
+/// How many frames follow each other from the first of `run` on.
+#[inline(always)]
+fn neighbours(run: &[FrameNumber]) -> usize {
+    let Some(first) = run.first() else { return 0 };
+    // Mostly all of them, which takes no branch for each.
+    let differ = run.iter().zip(first.0..).fold(0, |differ, (frame, at)| differ | (frame.0 ^ at));
+    if differ == 0 {
+        return run.len();
+    }
+    run.iter().zip(first.0..).take_while(|(frame, at)| frame.0 == *at).count()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, made}
 use crate::sync::grace::RetireLink;
 use crate::sync::mutant::{Mutant, lost};
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 
@@ -500,6 +501,19 @@ impl FrameTable {
         // By value: what is stored to the metadata might change the table, for all that the compiler knows.
         let (base, metas) = (self.base, &self.metas[..]);
         frames.iter().map(move |frame| &metas[frame.0.wrapping_sub(base) as usize])
+    }
+
+    /// Each of the frames `numbers` with its metadata, as [`each`](Self::each).
+    #[inline(always)]
+    pub(super) fn each_of(
+        &self,
+        numbers: &[Cell<u32>],
+    ) -> impl Iterator<Item = (FrameNumber, &FrameMeta)> {
+        let (base, metas) = (self.base, &self.metas[..]);
+        numbers.iter().map(move |number| {
+            let number = number.get();
+            (FrameNumber(number), &metas[number.wrapping_sub(base) as usize])
+        })
     }
 
     /// The metadata of `frame`, if it lies between the first and the last frame of all regions.

@@ -36,6 +36,7 @@ pub mod meta;
 pub mod owed;
 pub mod owned;
 mod percpu;
+mod put;
 mod reserve;
 mod tables;
 #[cfg(test)]
@@ -441,15 +442,25 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn spill(&self, local: &Local, zeroed: bool, wait: &impl Wait) {
-        let (stock, reserve) = (self.stocks.get(local), self.reserves.get(local));
+        let stock = self.stocks.get(local);
         let mut batch = [FrameNumber(0); BATCH];
         let out = if zeroed { &stock.zeroed } else { &stock.clean }.spill(&mut batch);
+        self.shelve(local, &batch[..out], zeroed, wait);
+    }
+
+    /// Puts free frames that are not kept in a list into the CPU's reserve, or back where the frames are of.
+    fn shelve(&self, local: &Local, batch: &[FrameNumber], zeroed: bool, wait: &impl Wait) {
+        let reserve = self.reserves.get(local);
         let keep = if self.seems_short() { 0 } else { self.share() };
-        if !zeroed && out == BATCH && reserve.len() + BATCH as u64 <= keep {
-            return reserve.put(&self.table, &batch);
+        if let Ok(batch) = batch.try_into()
+            && !zeroed
+            && reserve.len() + BATCH as u64 <= keep
+        {
+            return reserve.put(&self.table, batch);
         }
-        self.give_back(&batch[..out], 0, zeroed, wait);
+        self.give_back(batch, 0, zeroed, wait);
         // Memory has become short, or the limit lower. A batch at a time, as this is a free's way.
+        let mut batch = [FrameNumber(0); BATCH];
         if reserve.len() > keep && reserve.take(&self.table, &mut batch) {
             self.give_back(&batch, 0, false, wait);
         }

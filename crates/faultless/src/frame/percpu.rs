@@ -131,6 +131,18 @@ impl Magazine {
         true
     }
 
+    /// Puts all of `frames` in, or returns false when there is no room for all.
+    pub(super) fn push_all(&self, frames: &[FrameNumber]) -> bool {
+        let len = self.len.get();
+        let end = len + frames.len();
+        let Some(places) = self.frames.get(len..end).filter(|_| end <= self.full.get()) else {
+            return false;
+        };
+        places.iter().zip(frames).for_each(|(place, frame)| place.set(*frame));
+        self.len.set(end);
+        true
+    }
+
     /// Takes as many as there are and fit into `to`, in the order of [`pop`](Self::pop), and returns how
     /// many that were.
     pub(super) fn take(&self, to: &mut [FrameNumber]) -> usize {

@@ -16,8 +16,8 @@ use crate::space::fixed::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::Entry;
-use crate::table::node::{ENTRIES, TABLE_ALIGN};
+use crate::table::node::{self, ENTRIES, TABLE_ALIGN};
+use crate::table::{Entry, protocol};
 use crate::tlb::shootdown;
 use crate::vm::Cpu;
 
@@ -53,39 +53,56 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         self.pending = Some(self.pending.map_or(range, |pending| pending.hull(range)));
     }
 
-    /// Adds what `take` takes out of the entries of the pages from `start` on, which lie in one table: the
-    /// flush of the pages that were mapped, and the references of their mappings. Returns the number of
-    /// references.
+    /// Adds what the entries of the pages from `start` on map, which lie in one table: the flush of the
+    /// pages that were mapped, and the references of their mappings. Returns the number of references.
+    ///
+    /// An entry of a [used page](Entry::is_used_page) is emptied here. `take` empties each other entry that
+    /// is not empty, of which it is given the value, and returns its last value.
     #[inline(always)]
     pub fn unmap(
         &mut self,
         start: u64,
         slots: &[AtomicU64],
-        mut take: impl FnMut(&AtomicU64) -> Entry,
+        mut take: impl FnMut(&AtomicU64, Entry) -> Entry,
     ) -> usize {
         self.cpu.serve_flushes();
         // What a table maps fits into an empty batch.
         if self.is_full_for(slots) {
             self.flush_all();
         }
-        let gather = &self.cpu.state().gather.frames;
-        let free = &gather[self.frames..];
-        let (mut taken, mut first, mut behind, mut wasted) = (0, usize::MAX, 0, 0);
+        let free = &self.cpu.state().gather.frames[self.frames..];
+        let mut places = free.iter();
+        let mut gather = |old: Entry| {
+            if let Some(place) = places.next() {
+                place.set(old.frame().0);
+            }
+        };
+        let (mut first, mut behind, mut wasted) = (0, 0, 0);
         for (at, slot) in slots.iter().enumerate() {
-            let old = take(slot);
+            let seen = node::load(slot);
+            if seen.is_none() {
+                continue;
+            }
+            if seen.is_used_page() && protocol::try_settle(slot, seen, Entry::NONE).is_ok() {
+                first = if behind == 0 { at } else { first };
+                behind = at + 1;
+                gather(seen);
+                continue;
+            }
+            let old = take(slot, seen);
             if !old.is_mapped() {
                 continue;
             }
             if Entry::NONE.needs_flush(old) {
-                first = first.min(at);
+                first = if behind == 0 { at } else { first };
                 behind = at + 1;
             }
             wasted += u64::from(old.is_wasted());
             if !old.is_special() {
-                free[taken].set(old.frame().0);
-                taken += 1;
+                gather(old);
             }
         }
+        let taken = free.len() - places.len();
         if behind != 0 {
             let addr = |at: usize| start + at as u64 * PAGE_SIZE;
             self.flush(VirtRange::new(addr(first), addr(behind)));
@@ -154,10 +171,8 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
         self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
-            for frame in frames {
-                // SAFETY: the mapping that this reference is of is gone, and flushed by now.
-                unsafe { self.cpu.put_unmapped(FrameNumber(frame.get())) };
-            }
+            // SAFETY: the mappings that these references are of are gone, and flushed by now.
+            unsafe { self.cpu.put_gathered(frames) };
             self.cpu.serve_flushes();
         }
     }

@@ -248,11 +248,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         {
             self.remember(start, slots, was);
         }
-        batch.unmap(start, slots, |slot| {
-            let seen = node::load(slot);
-            if seen.is_none() {
-                return seen;
-            }
+        batch.unmap(start, slots, |slot, seen| {
             let old = protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0;
             if old.is_swapped() {
                 self.cpu.drop_swapped(&self.space.core, old);

@@ -218,6 +218,15 @@ impl<'v, M: Machine> Cpu<'v, M> {
         last
     }
 
+    /// [`put_unmapped`](Self::put_unmapped) of each of `numbers`, single frames.
+    ///
+    /// # Safety
+    /// As [`put_unmapped`](Self::put_unmapped).
+    pub(crate) unsafe fn put_gathered(&self, numbers: &[Cell<u32>]) {
+        // SAFETY: handed on.
+        unsafe { self.vm.frames.put_all(&self.local, numbers, self) };
+    }
+
     /// Drops the reference of the entry that a table was in, and frees its frame if it was the last.
     ///
     /// # Safety

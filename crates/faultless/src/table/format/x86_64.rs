@@ -349,6 +349,13 @@ impl Entry {
         self.0 & DIRTY != 0
     }
 
+    /// Whether the MMU may use a page whose frame is counted, the page was accessed, and no CPU is
+    /// changing the entry. Most entries are in this state, and one comparison finds that.
+    #[inline(always)]
+    pub const fn is_used_page(self) -> bool {
+        self.0 & (PRESENT | LOCKED | SPECIAL | ACCESSED) == PRESENT | ACCESSED
+    }
+
     /// Whether it maps a page of its own that was prefaulted for a store, and never accessed. (Such
     /// an entry is installed dirty and [not accessed](Self::unused); hardware sets the accessed bit before or
     /// with the dirty one, and [`clean`](Self::clean) clears both.)
@@ -596,6 +603,9 @@ mod tests {
         assert!(aged.is_aged() && aged.used().is_aged() && !own.is_aged());
         assert_eq!((aged.frame(), aged.is_writable()), (own.frame(), true));
         assert!(!aged.needs_flush(own) && !own.needs_flush(aged));
+        assert!(own.is_used_page() && !aged.is_used_page() && !own.unused().is_used_page());
+        let others = [own.locked(), own.special(), own.with_hidden(true), Entry::swapped(1)];
+        assert!(others.iter().all(|entry| !entry.is_used_page()));
         assert!(!own.unused().was_used() && aged.clean().was_used() && !aged.clean().is_aged());
         assert!(aged.is_idle() && !aged.used().is_idle() && !own.unused().is_idle());
     }
