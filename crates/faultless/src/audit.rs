@@ -254,10 +254,9 @@ pub fn audit_with<M: Machine>(
             return Err(Discrepancy::Slot { slot, recorded, found });
         }
     }
-    let complete = spaces.iter().all(|space| space.core.moves.is_complete());
     let (walk, mut visits) = (cpu.walk(), Visits::default());
     for (&number, &mapped) in &found.mapped {
-        audit_reverse_map(cpu, &walk, &mut visits, FrameNumber(number), mapped, complete)?;
+        audit_reverse_map(cpu, &walk, &mut visits, FrameNumber(number), mapped)?;
     }
     for &first in found.leaves.keys() {
         for frame in folio::frames_of(FrameNumber(first)) {
@@ -439,7 +438,6 @@ fn audit_reverse_map<'w, M: Machine>(
     visits: &mut Visits<'w>,
     frame: FrameNumber,
     mapped: u32,
-    complete: bool,
 ) -> Result<(), Discrepancy> {
     let mut found = BTreeSet::new();
     cpu.each_mapping(walk, visits, frame, u32::MAX, |entry| {
@@ -449,8 +447,7 @@ fn audit_reverse_map<'w, M: Machine>(
         ControlFlow::Continue(())
     });
     let found = found.len() as u32;
-    let right = found == mapped || !complete && found < mapped;
-    if right { Ok(()) } else { Err(Discrepancy::ReverseMap { frame, mapped, found }) }
+    if found == mapped { Ok(()) } else { Err(Discrepancy::ReverseMap { frame, mapped, found }) }
 }
 
 /// Notes an entry by its space and address. Apart from the walk, which must not end for want of memory, as this may.

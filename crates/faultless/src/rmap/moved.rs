@@ -11,13 +11,13 @@
 //! - Two trees lead to the notes: by the numbers of the pages, for walks, and by their addresses. Each
 //!   operation takes logarithmic time for each note that it finds.
 //! - A note is dropped when its address is unmapped, or another page moves there.
-//! - The number of notes is not limited. If the heap is exhausted when a page moves, the space lacks a
-//!   note, and it is not [complete](Moves::is_complete).
+//! - The number of notes is not limited. `mremap` allocates what its notes need before it moves a page, so
+//!   each shared page that moves has its note.
 
 use super::interval_tree::{IntervalTree, Item, Spare};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::order::MovedPages;
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
@@ -38,15 +38,21 @@ impl Note {
         Self { from: VirtRange::page(index << PAGE_SHIFT), to: addr }
     }
 
-    /// Adds the page with number `index`, at `addr`, if it continues the run. Returns whether it does.
+    /// Adds the page with number `index`, at `addr`, if it continues the run: it is behind the others, at the
+    /// same distance from its number. A note may lead to places between, which have other pages or none.
+    /// Returns whether the page continues the run.
     pub(crate) fn extend(&mut self, index: u64, addr: u64) -> bool {
         let page = Self::page(index, addr);
-        let continues =
-            page.from.start == self.from.end && addr == self.target().end && !self.is_at_home();
+        let continues = page.distance() == self.distance() && addr >= self.target().end;
         if continues {
             self.from.end = page.from.end;
         }
         continues
+    }
+
+    /// How far the pages are from the addresses of their numbers.
+    const fn distance(self) -> u64 {
+        self.to.wrapping_sub(self.from.start)
     }
 
     const fn target(self) -> VirtRange {
@@ -151,37 +157,49 @@ impl Notes {
     }
 }
 
+/// The memory for the notes of one move, allocated before the move.
+#[derive(Debug, Default)]
+pub(crate) struct Reserved(Spare);
+
+impl Reserved {
+    /// For `runs` notes, and for the notes of both ranges that end with the move.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(crate) fn try_new(runs: usize) -> Result<Self, OutOfMemory> {
+        let mut spare = Spare::default();
+        // A note has two nodes, and where a note is cut in two, another two are needed.
+        spare.fill(2 * runs + 4)?;
+        Ok(Self(spare))
+    }
+}
+
 /// The notes of a space.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     notes: SpinLock<Notes, MovedPages>,
     /// How many notes there are. It is written under the lock.
     count: AtomicU64,
-    /// Whether a note was not made since the heap was exhausted.
-    missed: AtomicBool,
 }
 
 impl Moves {
-    /// Notes the move of shared pages. The caller has claimed their addresses. If the heap is exhausted, the
-    /// space is not complete afterwards.
-    pub(crate) fn note(&self, note: Note, wait: &impl Wait) {
-        if self.try_note(note, wait).is_err() {
-            self.missed.store(true, Ordering::Relaxed);
-        }
+    /// Notes the move of shared pages. The caller has claimed their addresses, and `reserved` is for this move.
+    pub(crate) fn note(&self, note: Note, reserved: &mut Reserved, wait: &impl Wait) {
+        let noted = self.try_note(note, &mut reserved.0, wait);
+        debug_assert!(noted.is_ok(), "the notes of a move were not reserved");
     }
 
-    fn try_note(&self, note: Note, wait: &impl Wait) -> Result<(), OutOfMemory> {
+    fn try_note(&self, note: Note, spare: &mut Spare, wait: &impl Wait) -> Result<(), OutOfMemory> {
         if note.is_at_home() {
             self.forget(note.target(), wait);
             return Ok(());
         }
-        let mut spare = Spare::default();
         loop {
             {
                 let mut notes = self.notes.lock(wait);
                 if spare.count() >= notes.needed_to_cut(note.target()) + 2 {
-                    notes.cut(note.target(), &mut spare);
-                    notes.join(note, &mut spare);
+                    notes.cut(note.target(), spare);
+                    notes.join(note, spare);
                     self.count.store(notes.count, Ordering::Relaxed);
                     return Ok(());
                 }
@@ -189,6 +207,17 @@ impl Moves {
             // Not under the lock: the heap may be slow.
             let more = if spare.count() < 2 { 2 } else { 4 };
             spare.fill(more)?;
+        }
+    }
+
+    /// As [`forget`](Self::forget), of a range of the move that `reserved` is for: no note stays.
+    pub(crate) fn forget_all(&self, target: VirtRange, reserved: &mut Reserved, wait: &impl Wait) {
+        if self.count.load(Ordering::Relaxed) != 0 {
+            let mut notes = self.notes.lock(wait);
+            if reserved.0.count() >= notes.needed_to_cut(target) {
+                notes.cut(target, &mut reserved.0);
+                self.count.store(notes.count, Ordering::Relaxed);
+            }
         }
     }
 
@@ -220,18 +249,12 @@ impl Moves {
         }
     }
 
-    /// Whether there is a note for each shared page that has moved.
-    pub(crate) fn is_complete(&self) -> bool {
-        !self.missed.load(Ordering::Relaxed)
-    }
-
     /// Copies the notes of a parent, all of whose addresses the caller has claimed.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
     pub(crate) fn copy_from(&self, parent: &Self, wait: &impl Wait) -> Result<(), OutOfMemory> {
-        self.missed.store(!parent.is_complete(), Ordering::Relaxed);
-        let mut after = None;
+        let (mut after, mut spare) = (None, Spare::default());
         while parent.count.load(Ordering::Relaxed) != 0 {
             let mut copied = [None; COPIED];
             {
@@ -244,7 +267,7 @@ impl Moves {
             }
             for item in copied {
                 let Some(item) = item else { return Ok(()) };
-                self.try_note(Note::of_target(item), wait)?;
+                self.try_note(Note::of_target(item), &mut spare, wait)?;
             }
         }
         Ok(())
@@ -308,6 +331,10 @@ mod tests {
         Note { from: pages(start, end), to: to << PAGE_SHIFT }
     }
 
+    fn add(moves: &Moves, note: Note) {
+        moves.note(note, &mut Reserved::try_new(1).unwrap(), &Spin);
+    }
+
     fn places(moves: &Moves, index: u64) -> Vec<u64> {
         let mut found = Vec::new();
         let _ = moves.each(index, &Spin, |addr| {
@@ -321,10 +348,10 @@ mod tests {
     #[test]
     fn pages_of_a_part_that_moved_on_are_found_by_their_numbers() {
         let moves = Moves::default();
-        moves.note(note(10, 20, 100), &Spin);
+        add(&moves, note(10, 20, 100));
         assert_eq!(places(&moves, 12), [102]);
         // Pages 105 to 107 move on.
-        moves.note(note(15, 18, 300), &Spin);
+        add(&moves, note(15, 18, 300));
         moves.forget(pages(105, 108), &Spin);
         assert_eq!((places(&moves, 16), moves.count()), (Vec::from([301]), 3));
         assert_eq!((places(&moves, 14), places(&moves, 18)), (Vec::from([104]), Vec::from([108])));
@@ -332,19 +359,52 @@ mod tests {
         child.copy_from(&moves, &Spin).unwrap();
         assert_eq!((places(&child, 16), child.count()), (Vec::from([301]), 3));
         // They come back.
-        moves.note(note(15, 18, 105), &Spin);
+        add(&moves, note(15, 18, 105));
         moves.forget(pages(300, 303), &Spin);
         assert_eq!((places(&moves, 16), moves.count()), (Vec::from([106]), 1), "notes merge");
+    }
+
+    /// A run goes on behind pages that are not of it. Pages between them have other places, and the notes of
+    /// those come before.
+    #[test]
+    fn a_run_goes_on_behind_a_gap() {
+        let at = |index: u64, addr: u64| (index, addr << PAGE_SHIFT);
+        let ((index, addr), mut run) = (at(12, 102), note(10, 11, 100));
+        assert!(run.extend(index, addr));
+        assert_eq!(run, note(10, 13, 100));
+        for (index, addr) in [at(14, 103), at(12, 102), at(9, 99), at(13, 104)] {
+            assert!(!run.extend(index, addr), "another distance, or not behind the run");
+        }
+        let mut home = note(10, 11, 10);
+        assert!(home.extend(12, 12 << PAGE_SHIFT) && home.is_at_home());
+    }
+
+    /// What is reserved suffices for a run of each page, in a range inside of older notes.
+    #[test]
+    fn reserved_nodes_suffice_for_all_runs_of_a_move() {
+        let moves = Moves::default();
+        add(&moves, note(10, 40, 100));
+        add(&moves, note(50, 90, 200));
+        let mut reserved = Reserved::try_new(8).unwrap();
+        moves.forget_all(pages(110, 118), &mut reserved, &Spin);
+        for page in 0..8 {
+            let run = note(210 - page, 211 - page, 110 + page);
+            assert!(reserved.0.count() >= moves.notes.lock(&Spin).needed_to_cut(run.target()) + 2);
+            moves.note(run, &mut reserved, &Spin);
+        }
+        moves.forget_all(pages(210, 218), &mut reserved, &Spin);
+        assert_eq!(moves.count(), 2 + 8 + 2);
+        assert_eq!((places(&moves, 60), places(&moves, 68)), (Vec::new(), Vec::from([218])));
     }
 
     #[test]
     fn a_page_that_comes_home_needs_no_note() {
         let moves = Moves::default();
         for _ in 0..100 {
-            moves.note(note(10, 20, 50), &Spin);
+            add(&moves, note(10, 20, 50));
             moves.forget(pages(10, 20), &Spin);
             assert_eq!((places(&moves, 15), moves.count()), (Vec::from([55]), 1));
-            moves.note(note(10, 20, 10), &Spin);
+            add(&moves, note(10, 20, 10));
             moves.forget(pages(50, 60), &Spin);
             assert_eq!((places(&moves, 15), moves.count()), (Vec::new(), 0));
         }
@@ -354,7 +414,7 @@ mod tests {
     fn notes_end_with_what_is_unmapped() {
         let moves = Moves::default();
         for number in 0..1000 {
-            moves.note(note(10, 12, 100 * number + 100), &Spin);
+            add(&moves, note(10, 12, 100 * number + 100));
             moves.forget(pages(100 * number + 100, 100 * number + 102), &Spin);
         }
         assert_eq!(moves.count(), 0);
@@ -364,11 +424,11 @@ mod tests {
     fn thousands_of_notes_are_kept_and_copied() {
         let moves = Moves::default();
         let number = if cfg!(miri) { 100 } else { 5000 };
-        (0..number).for_each(|at| moves.note(note(10 + at, 11 + at, 100_000 - 2 * at), &Spin));
+        (0..number).for_each(|at| add(&moves, note(10 + at, 11 + at, 100_000 - 2 * at)));
         let child = Moves::default();
         child.copy_from(&moves, &Spin).unwrap();
         for moves in [&moves, &child] {
-            assert_eq!((moves.count(), moves.is_complete()), (number, true));
+            assert_eq!(moves.count(), number);
             (0..number).for_each(|at| assert_eq!(places(moves, 10 + at), [100_000 - 2 * at]));
         }
     }
@@ -388,7 +448,7 @@ mod tests {
                 moves.forget(pages(to, to + len), &Spin);
                 (to..to + len).for_each(|addr| _ = map.remove(&addr));
             } else {
-                moves.note(note(from, from + len, to), &Spin);
+                add(&moves, note(from, from + len, to));
                 for at in 0..len {
                     map.insert(to + at, from + at);
                 }

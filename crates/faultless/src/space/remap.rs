@@ -12,22 +12,24 @@ use super::vma::{Vma, VmaFlags};
 use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
-use crate::error::{Errno, Error};
-use crate::frame::{Kind, Use};
+use crate::error::{Errno, Error, OutOfMemory};
+use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
-use crate::rmap::moved::Note;
+use crate::rmap::moved::{Note, Reserved};
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::format::USER_END;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
+use crate::table::range::{self, Leaves};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use bitflags::bitflags;
 use core::cell::Cell;
+use core::convert::Infallible;
 
 bitflags! {
     /// Linux's `MREMAP_*`.
@@ -52,6 +54,16 @@ struct Request {
     moved: u64,
     /// Where it goes if no target is given.
     places: Places,
+}
+
+/// The shared pages among those that move.
+#[derive(Default)]
+struct Moving {
+    /// Whether some of them had several references before the move. Then there is room for all notes.
+    shares: bool,
+    /// The pages that the next note is about.
+    run: Option<Note>,
+    reserved: Reserved,
 }
 
 impl<M: Machine> Space<M> {
@@ -371,12 +383,14 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.merge_at(old.start);
         }
         // All that can fail comes first, and both ranges change at once.
+        let mut moving = Moving::default();
         let planned = self.step_versions(old.hull(new).with_neighbours(), |step| {
             let stands = stands(&step.view());
             if stands {
                 replace_both(step, old, new, keep)?;
-                // From here on no fault adds a table to the old place.
+                // From here on no fault adds a table to the old place, and no page there becomes shared.
                 self.make_tables(moved, new.start)?;
+                moving = self.reserve_notes(moved)?;
             }
             Ok(stands)
         });
@@ -390,7 +404,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             batch.finish();
             batch = FlushBatch::new(self.cpu, self.space);
         }
-        self.move_pages(moved, new.start, &mut batch);
+        self.move_pages(moved, new.start, moving, &mut batch);
         batch.finish();
         self.space.core.lazy.moved(self.cpu, moved, new);
         if !keep && !old.is_empty() {
@@ -414,10 +428,66 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
-    fn move_pages(&self, from: VirtRange, to: u64, batch: &mut FlushBatch<'_, '_, M>) {
+    /// Looks for shared pages in `from`, which is about to move, and allocates what their notes need.
+    fn reserve_notes(&self, from: VirtRange) -> Result<Moving, OutOfMemory> {
+        let (mut shares, mut runs, mut last) = (false, 0, None);
+        let mut look = |addr: u64, slot: &AtomicU64| {
+            // Another CPU may migrate the page meanwhile; then the metadata may be that of another page.
+            while let seen = protocol::look(slot, self.cpu)
+                && let Some(meta) = self.anon_page(seen)
+            {
+                let (shared, index) = (meta.refs() != 1, meta.index.load(Ordering::Relaxed));
+                let now = node::load(slot);
+                if now.is_mapped() && now.frame() == seen.frame() {
+                    // A run is of pages that are at one distance from the addresses of their numbers.
+                    let distance = Some((index << PAGE_SHIFT).wrapping_sub(addr));
+                    runs += usize::from(last != distance);
+                    last = distance;
+                    shares |= shared;
+                    break;
+                }
+            }
+        };
+        let visit = |leaves: Leaves<'_>| {
+            // The pages of a huge leaf are a file's.
+            if let Leaves::Pages { start, slots } = leaves {
+                self.cpu.serve_flushes();
+                let addrs = (start..).step_by(PAGE_SIZE as usize);
+                addrs.zip(slots).for_each(|(addr, slot)| look(addr, slot));
+            }
+            Ok::<(), Infallible>(())
+        };
         let machine = self.cpu.vm().machine();
-        let mut run = None;
+        // SAFETY: the range is locked.
+        let Ok(()) = unsafe { range::visit(machine, self.space.root(), from, self.cpu, visit) };
+        let reserved = if shares { Reserved::try_new(runs)? } else { Reserved::default() };
+        Ok(Moving { shares, run: None, reserved })
+    }
+
+    /// The metadata of the anonymous page that `entry` maps, if it maps one.
+    #[inline]
+    fn anon_page(&self, entry: Entry) -> Option<&FrameMeta> {
+        if !entry.is_mapped() || entry.is_special() {
+            return None;
+        }
+        let meta = self.cpu.vm().frames.meta(entry.frame());
+        (meta.kind() == Kind::Used(Use::Anon)).then_some(meta)
+    }
+
+    /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
+    fn move_pages(
+        &self,
+        from: VirtRange,
+        to: u64,
+        mut moving: Moving,
+        batch: &mut FlushBatch<'_, '_, M>,
+    ) {
+        let machine = self.cpu.vm().machine();
+        let moves = &self.space.core.moves;
+        if moving.shares {
+            let target = VirtRange::new(to, to + from.len());
+            moves.forget_all(target, &mut moving.reserved, self.cpu);
+        }
         // SAFETY: both ranges are locked.
         unsafe {
             each_leaf(self.cpu, self.space.root(), from, |leaf| {
@@ -437,7 +507,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                self.take_along(old, there, &mut run);
+                self.take_along(old, there, &mut moving);
                 // A fault of an earlier mapping may still hold the empty entry busy, and
                 // will store "empty" again: wait for it.
                 let slot = &slots[node::index(there, LAST)];
@@ -448,37 +518,36 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
             });
         }
-        let moves = &self.space.core.moves;
+        let Moving { shares, run, mut reserved } = moving;
         if let Some(note) = run {
-            moves.note(note, self.cpu);
+            moves.note(note, &mut reserved, self.cpu);
         }
-        moves.forget(from, self.cpu);
+        if shares {
+            moves.forget_all(from, &mut reserved, self.cpu);
+        } else {
+            moves.forget(from, self.cpu);
+        }
     }
 
     /// Makes the reverse map find the page of `entry`, which moves to `to` and has no entry at the moment. An
-    /// anonymous page that others map keeps its index. It is added to the `run` of such pages, or the run
+    /// anonymous page that others map keeps its index. It is added to the run of such pages, or the run
     /// is noted, and the page begins the next one.
     #[inline]
-    fn take_along(&self, entry: Entry, to: u64, run: &mut Option<Note>) {
-        if !entry.is_mapped() || entry.is_special() {
-            return;
-        }
-        let meta = self.cpu.vm().frames.meta(entry.frame());
-        if meta.kind() != Kind::Used(Use::Anon) {
-            return;
-        }
-        // The reference of the entry, which nobody else can reach.
-        if meta.refs() == 1 && !lost(Mutant::MoveKeepsIndex) {
+    fn take_along(&self, entry: Entry, to: u64, moving: &mut Moving) {
+        let Some(meta) = self.anon_page(entry) else { return };
+        // The entry, which no other CPU can reach, has the only mapping. If no page was shared before the move, a
+        // second reference is a transient one.
+        if (!moving.shares || meta.refs() == 1) && !lost(Mutant::MoveKeepsIndex) {
             meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
             meta.index.store(to >> PAGE_SHIFT, Ordering::Relaxed);
             return;
         }
         let index = meta.index.load(Ordering::Relaxed);
-        if run.as_mut().is_some_and(|run| run.extend(index, to)) {
+        if moving.run.as_mut().is_some_and(|run| run.extend(index, to)) {
             return;
         }
-        if let Some(note) = run.replace(Note::page(index, to)) {
-            self.space.core.moves.note(note, self.cpu);
+        if let Some(note) = moving.run.replace(Note::page(index, to)) {
+            self.space.core.moves.note(note, &mut moving.reserved, self.cpu);
         }
     }
 }

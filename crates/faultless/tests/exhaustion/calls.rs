@@ -269,6 +269,34 @@ fn mremap_that_moves() {
     exhaust_crowded("mremap grows a middle elsewhere", &blocked, &grow, Left::Ways);
 }
 
+/// Pages that two children share, which have the numbers of two mappings. The audit finds all of them by the
+/// reverse map, whether the call moved them or not.
+#[test]
+fn mremap_that_moves_shared_pages() {
+    let to = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    let keep = to | RemapFlags::DONTUNMAP;
+    let shared = |cpu: &TestCpu<'_>, world: &mut World| {
+        eight(cpu, world);
+        let fork = |world: &mut World| {
+            let child = world.spaces[0].fork(cpu).unwrap();
+            world.spaces.push(child);
+        };
+        fork(world);
+        mremap((0, 8), (30, 8), to)(cpu, world).unwrap();
+        [32, 35].into_iter().for_each(|page| world.store(cpu, page, 100 + page));
+        fork(world);
+    };
+    for (name, from, there, flags) in [
+        ("moves shared pages", (30, 8), (50, 8), to),
+        ("moves the middle of shared pages", (31, 4), (51, 4), to),
+        ("moves shared pages home", (30, 8), (0, 8), to),
+        ("copies shared pages", (30, 8), (50, 8), keep),
+    ] {
+        let name = format!("mremap {name}");
+        exhaust_crowded(&name, &shared, &mremap(from, there, flags), Left::Nothing);
+    }
+}
+
 #[test]
 fn madvise() {
     let advise = |first: u64, pages: u64, advice: Advice| {
