@@ -90,6 +90,14 @@ pub enum Invalidate {
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 /// - A CPU uses, and caches, a translation only of an entry whose accessed bit is set, and sets it first: pages whose bit stays clear leave without a flush. So
 ///   does [`Space::walk`](crate::Space::walk).
+///
+/// # Panics
+///
+/// No function of the machine may panic. The subsystem calls these functions while it holds entries, claims
+/// and locks: after a panic other CPUs would wait without end. A [predictor](Self::Predictor), a
+/// [store](crate::BackingStore), a watcher of trace points and the closure of a call may panic: the call
+/// unwinds, and the CPU holds nothing afterwards. The pages of a read that panicked are read again, and the
+/// pages of a write that panicked stay dirty.
 pub unsafe trait Machine: Send + Sync + 'static {
     /// What predicts which pages a fault maps beside its own: [`Streams`](crate::prefault::Streams), unless another policy is
     /// to be tried.

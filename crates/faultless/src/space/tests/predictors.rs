@@ -3,7 +3,7 @@
 use super::guest::{AT, FIXED, P, RW};
 use super::store::Memory;
 use crate::addr::{FrameNumber, PAGE_SHIFT};
-use crate::audit::audit;
+use crate::audit::{audit, audit_with};
 use crate::fault::Access;
 use crate::fault::prefault::predictor::Tally;
 use crate::fault::prefault::{Check, Kind, Look, Miss, Predictor, Seen, ThreadStreams, Window};
@@ -24,8 +24,8 @@ use std::vec::Vec;
 /// What the predictor of [`Odd`] does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whim {
-    /// It panics when it is asked for a window.
-    Panics,
+    /// This function of it panics.
+    Panics(Panics),
     /// Its windows are these pages, relative to the one that faulted, each so many pages apart.
     Strided(i64, i64, u8),
     /// Its windows are the page before the one that faulted, and the one after.
@@ -35,6 +35,22 @@ enum Whim {
     /// It wants pages of another space checked.
     Elsewhere,
     None,
+}
+
+/// A function that panics.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Panics {
+    Predict,
+    Mapped,
+    ToCheck,
+    Checked,
+    ToCheckIn,
+    Leave,
+}
+
+/// Panics if that is planted for this function.
+fn panics(here: Panics) {
+    assert_ne!(WHIM.get(), Whim::Panics(here), "a predictor panics");
 }
 
 std::thread_local! {
@@ -56,31 +72,36 @@ impl Predictor for Silly {
     type Record = ();
 
     fn predict(&mut self, miss: &Miss, _: u8, (): &(), _: impl Look) -> Window<()> {
+        panics(Panics::Predict);
         MISSES.with_borrow_mut(|misses| misses.push((miss.page, miss.reach.clone())));
         match WHIM.get() {
-            Whim::Panics => panic!("a predictor panics"),
             Whim::Strided(from, to, stride) => {
                 let page = |offset| miss.page.wrapping_add_signed(offset);
                 Window::strided(page(from)..page(to), stride, ())
             }
             Whim::Around => Window::masked(miss.page - 1, 0b101, None),
+            Whim::Panics(_) => Window::strided(miss.page..miss.page + 1, 1, ()),
             Whim::Kernel | Whim::Elsewhere | Whim::None => Window::single(miss.page),
         }
     }
-    fn mapped(&mut self, _: &Window<()>, _: Range<u64>) {}
+    fn mapped(&mut self, _: &Window<()>, _: Range<u64>) {
+        panics(Panics::Mapped);
+    }
     fn to_check(&mut self) -> Option<Check<()>> {
+        panics(Panics::ToCheck);
         if let Some((ask, done)) = OTHER.take() {
             ask.send(()).unwrap();
             done.recv().unwrap();
         }
         let space = match WHIM.get() {
-            Whim::Kernel => SpaceId(1),
+            Whim::Kernel | Whim::Panics(Panics::Checked) => SpaceId(1),
             Whim::Elsewhere => SpaceId(2),
             _ => return None,
         };
         (!core::mem::replace(&mut self.0, true)).then_some(Check { space, record: () })
     }
     fn to_check_in(&mut self, _: SpaceId, _: &Range<u64>) -> Option<Check<()>> {
+        panics(Panics::ToCheckIn);
         None
     }
     fn extent((): &()) -> (Kind, Range<u64>) {
@@ -88,12 +109,15 @@ impl Predictor for Silly {
         (Kind::Read, first..first + 1)
     }
     fn checked(&mut self, _: &Check<()>, look: impl Look) -> Tally {
+        panics(Panics::Checked);
         assert_eq!(WHIM.get(), Whim::Kernel, "a check of another space");
         CHECKS.set(CHECKS.get() + 1);
         assert_eq!(look.at(Self::extent(&()).1.start), Seen::Empty, "an entry of the kernel's");
         Tally::default()
     }
-    fn leave(&mut self, (): &()) {}
+    fn leave(&mut self, (): &()) {
+        panics(Panics::Leave);
+    }
 }
 
 /// A machine with that predictor.
@@ -149,14 +173,60 @@ fn a_window_that_is_not_for_the_fault_is_ignored() {
     }
 }
 
+/// Each function of a predictor panics once. Then nothing is locked, and the same call succeeds.
 #[test]
 fn a_predictor_that_panics_leaves_nothing_locked() {
-    WHIM.set(Whim::Panics);
-    for locking in Locking::ALL {
+    type Call<'c> = &'c dyn Fn(&Cpu<'_, Odd>, &Space<Odd>, &ThreadStreams<Silly>);
+    let fault: Call<'_> = &|cpu, space, thread| {
+        space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+    };
+    let munmap: Call<'_> = &|cpu, space, thread| {
+        cpu.for_thread(thread, || space.munmap(cpu, AT + 8 * P, P)).unwrap();
+    };
+    let leave: Call<'_> = &|cpu, space, thread| space.thread_leaves(cpu, thread);
+    let calls = [
+        (Panics::Predict, fault),
+        (Panics::Mapped, fault),
+        (Panics::ToCheck, fault),
+        (Panics::Checked, fault),
+        (Panics::ToCheckIn, munmap),
+        (Panics::ToCheckIn, leave),
+        (Panics::Leave, leave),
+    ];
+    for (locking, (here, call)) in
+        Locking::ALL.into_iter().flat_map(|it| calls.map(|case| (it, case)))
+    {
         odd(locking, |cpu, space, thread| {
-            let fault = || space.fault_of(cpu, thread, AT + 8 * P, Access::Write);
-            assert!(catch_unwind(AssertUnwindSafe(fault)).is_err());
+            WHIM.set(Whim::Panics(here));
+            let panics = catch_unwind(AssertUnwindSafe(|| call(cpu, space, thread)));
+            assert!(panics.is_err(), "{here:?}, {locking:?}");
+            assert!(cpu.thread().is_none(), "{here:?}, {locking:?}");
+            WHIM.set(Whim::None);
+            call(cpu, space, thread);
+            space.fault_of(cpu, thread, AT + 8 * P, Access::Read).ok();
+            space.fault_of(cpu, thread, AT + 9 * P, Access::Write).unwrap();
         });
+    }
+}
+
+/// The predictor of an open file panics once. The next read reads the page.
+#[test]
+fn a_predictor_of_an_open_file_that_panics_leaves_nothing_behind() {
+    for here in [Panics::Predict, Panics::Mapped, Panics::ToCheck] {
+        let vm = Vm::new(Odd::predicting(1, 100)).unwrap();
+        // SAFETY: the only CPU, once.
+        let cpu = unsafe { vm.cpu(CpuId(0)) };
+        let file = Object::of_store(&cpu, Memory::new(16, 0), 77).unwrap();
+        let reader = ThreadStreams::new();
+        let read = || file.read_in_sequence(&cpu, &reader, 5..6);
+        WHIM.set(Whim::Panics(here));
+        assert!(catch_unwind(AssertUnwindSafe(read)).is_err(), "{here:?}");
+        WHIM.set(Whim::None);
+        read().unwrap();
+        assert!(file.has_page(&cpu, 5));
+        cpu.drain();
+        audit_with(&cpu, &[], &[&file]).unwrap();
+        Object::release(file, &cpu);
     }
 }
 

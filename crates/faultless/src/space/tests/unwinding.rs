@@ -12,7 +12,8 @@ use crate::fault::Access;
 use crate::fault::prefault::ThreadStreams;
 use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
 use crate::heap::Shared;
-use crate::space::{Label, Space};
+use crate::knob::{Locking, Setting};
+use crate::space::{Advice, Label, Space};
 use crate::stat::Counter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::ToString;
@@ -40,17 +41,33 @@ fn is_idle(cpu: &TestCpu<'_>, name: &str) {
     }
 }
 
-/// A store in memory whose next writes panic, before or after the bytes were written.
+/// A store in memory whose next writes or reads panic, before or after the bytes were written or read.
 #[derive(Debug)]
 struct Panics {
     memory: Arc<Memory>,
     writes: AtomicU64,
+    reads: AtomicU64,
     first: bool,
 }
 
 impl Panics {
     fn new(pages: u64, writes: u64, first: bool) -> Arc<Self> {
-        Arc::new(Self { memory: Memory::new(pages, 0), writes: AtomicU64::new(writes), first })
+        let [writes, reads] = [writes, 0].map(AtomicU64::new);
+        Arc::new(Self { memory: Memory::new(pages, 0), writes, reads, first })
+    }
+
+    /// Does `call`. The call panics while `left` is not 0, and then counts down.
+    fn run<R>(&self, left: &AtomicU64, call: impl FnOnce() -> R) -> R {
+        let panics = left.load(Ordering::Relaxed) != 0;
+        left.store(left.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        if panics && self.first {
+            planted();
+        }
+        let done = call();
+        if panics {
+            planted();
+        }
+        done
     }
 }
 
@@ -64,20 +81,11 @@ impl BackingStore for Panics {
     }
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
-        self.memory.read(run)
+        self.run(&self.reads, || self.memory.read(run))
     }
 
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
-        let left = self.writes.load(Ordering::Relaxed);
-        self.writes.store(left.saturating_sub(1), Ordering::Relaxed);
-        if left != 0 && self.first {
-            std::panic::panic_any(PLANTED);
-        }
-        self.memory.write(run)?;
-        if left != 0 {
-            std::panic::panic_any(PLANTED);
-        }
-        Ok(())
+        self.run(&self.writes, || self.memory.write(run))
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
@@ -267,6 +275,73 @@ fn a_store_that_panics_in_eviction_is_written_again() {
     assert_eq!(object.evict(&cpu, 0..16), 16);
     assert!((0..16).all(|page| disk.memory.word(page) == 70 + page));
     finish(&cpu, space, Vec::from([object]));
+}
+
+/// A read that panics ends as a read that was dropped: no page of it is there, and the next access reads again.
+#[test]
+fn a_store_that_panics_in_a_read_is_read_again() {
+    const READS: &[Closure] = &[
+        ("fault", |cpu, space, _| _ = load(cpu, space, AT + P)),
+        ("store", |cpu, space, _| _ = store(cpu, space, AT + P, 2)),
+        ("pin", |cpu, space, _| drop(space.pin(cpu, AT, 2 * P, false))),
+        ("will_need", |cpu, space, _| _ = space.madvise(cpu, AT, 4 * P, Advice::WillNeed)),
+        ("populate", |cpu, space, _| _ = space.madvise(cpu, AT, P, Advice::PopulateRead)),
+        ("read_ahead", |cpu, _, object| _ = object.read_ahead(cpu, 0..4)),
+        ("read_exactly", |cpu, _, object| _ = object.read_exactly(cpu, 1..3)),
+        ("read_in_sequence", |cpu, _, object| {
+            _ = object.read_in_sequence(cpu, &ThreadStreams::new(), 0..2);
+        }),
+        ("read_page", |cpu, _, object| _ = object.read_page(cpu, 1, |_| ())),
+        ("write_page", |cpu, _, object| _ = object.write_page(cpu, 1, |_| ())),
+    ];
+    for locking in Locking::ALL {
+        for (name, read) in READS {
+            for first in [true, false] {
+                let vm = guest::vm(1, 64);
+                vm.set(Setting::Locking(locking));
+                let cpu = cpu(&vm, 0);
+                let disk = Panics::new(8, 0, first);
+                let object = Object::of_store(&cpu, disk.clone(), 5).unwrap();
+                let space = Space::new(&cpu).unwrap();
+                map_object(&cpu, &space, (0, 8), RW, SHARED, (&object, 0));
+                disk.reads.store(1, Ordering::Relaxed);
+                unwinds(&cpu, name, || read(&cpu, &space, &object));
+                cpu.drain();
+                audit_with(&cpu, &[&space], &[&object])
+                    .unwrap_or_else(|found| panic!("{name}, {locking:?}: {found:?}"));
+                assert!((0..4).all(|page| !object.has_page(&cpu, page)), "{name}, {locking:?}");
+                read(&cpu, &space, &object);
+                assert_eq!(load(&cpu, &space, AT + P), Ok(2), "{name}, {locking:?}");
+                assert_eq!(load(&cpu, &space, AT + 4 * P), Ok(5));
+                finish(&cpu, space, Vec::from([object]));
+            }
+        }
+    }
+}
+
+/// The swap store panics as a page comes back. The slot keeps the page.
+#[test]
+fn a_swap_store_that_panics_in_a_read_is_read_again() {
+    for first in [true, false] {
+        let vm = guest::vm(1, 64);
+        let cpu = cpu(&vm, 0);
+        let disk = Panics::new(32, 0, first);
+        cpu.swap_on(disk.clone()).unwrap();
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, 4, RW);
+        (0..4).for_each(|page| store(&cpu, &space, AT + page * P, 70 + page).unwrap());
+        space.evict(&cpu, AT, 4 * P).unwrap();
+        for page in 0..4 {
+            disk.reads.store(1, Ordering::Relaxed);
+            let at = AT + page * P;
+            unwinds(&cpu, "fault", || _ = load(&cpu, &space, at));
+            cpu.drain();
+            audit_with(&cpu, &[&space], &[]).unwrap();
+            assert!(space.swap_slot_at(&cpu, at).is_some());
+            assert_eq!(load(&cpu, &space, at), Ok(70 + page));
+        }
+        finish_swapped(&cpu, space);
+    }
 }
 
 /// The store panics as objects end: with the last share, with the space that maps them, and with what was dropped.
