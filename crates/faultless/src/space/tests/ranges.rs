@@ -1,10 +1,14 @@
 //! Ranges that no page or no user space has: each call returns, with Linux's result, and changes no
 //! other page.
 
-use super::guest::{self, TestVm, cpu, load, store};
+use super::guest::{self, TestVm, cpu, load, read_object, store, write_object};
+use super::store::Memory;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
-use crate::space::{Advice, Lock, MapFlags, MemPolicy, Prot, Space};
+use crate::fault::prefault::ThreadStreams;
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::space::{Advice, Lock, MapFlags, MemPolicy, Prot, RemapFlags, Space};
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -151,5 +155,147 @@ fn calls_with_any_address_and_length_return_as_linux_does() {
             }
         });
         space.exit(&cpu);
+    }
+}
+
+/// `mmap` at a fixed address replaces what is there, and changes nothing if it fails.
+#[test]
+fn mappings_at_any_address_and_length_return() {
+    let vm = vm();
+    let cpu = cpu(&vm, 0);
+    let space = mapped(&cpu);
+    for_each_pair(|addr, len| {
+        let done = space.mmap(&cpu, addr, len, RW, FIXED).map_err(|error| error.errno);
+        let what = || std::format!("{addr:#x}, {len:#x}: {done:?}");
+        if len == 0 {
+            assert_eq!(done, Err(Errno::EINVAL), "{}", what());
+        } else if addr % P != 0 || len > USER_END || addr > USER_END - len {
+            assert!(done.is_err(), "{}", what());
+        }
+        if done.is_err() {
+            assert_eq!(load(&cpu, &space, AT), Ok(1), "{}", what());
+        } else {
+            space.munmap(&cpu, 0, USER_END).unwrap();
+            space.mmap(&cpu, AT, PAGES * P, RW, FIXED).unwrap();
+            touch(&cpu, &space);
+        }
+    });
+    space.exit(&cpu);
+}
+
+/// `mremap` of each range to each other length, in place.
+#[test]
+fn mremap_of_any_address_and_lengths_returns() {
+    let vm = vm();
+    let cpu = cpu(&vm, 0);
+    let space = mapped(&cpu);
+    let check = |addr: u64, old: u64, new: u64| {
+        let done = space.mremap(&cpu, addr, old, new, RemapFlags::empty(), 0);
+        let done = done.map_err(|error| error.errno);
+        let what = || std::format!("{addr:#x}, {old:#x}, {new:#x}: {done:?}");
+        if addr % P != 0 || new == 0 {
+            assert_eq!(done, Err(Errno::EINVAL), "{}", what());
+        } else if !(AT..AT + PAGES * P).contains(&addr) || new > USER_END {
+            assert!(done.is_err(), "{}", what());
+        }
+        if done.is_err() {
+            let pages = [0, 2].map(|page| load(&cpu, &space, AT + page * P));
+            assert_eq!(pages, [Ok(1), Ok(3)], "{}", what());
+        } else {
+            space.munmap(&cpu, AT, 1 << 40).unwrap();
+            space.mmap(&cpu, AT, PAGES * P, RW, FIXED).unwrap();
+            touch(&cpu, &space);
+        }
+    };
+    for_each_pair(|addr, len| check(addr, len, len));
+    for_each_pair(|old, new| check(AT, old, new));
+    for_each_pair(|addr, new| check(addr, P, new));
+    space.exit(&cpu);
+}
+
+/// A pin of any bytes, aligned or not: all of their pages, or an error.
+#[test]
+fn pins_of_any_bytes_are_of_mapped_pages() {
+    let vm = vm();
+    let cpu = cpu(&vm, 0);
+    let space = mapped(&cpu);
+    for_each_pair(|addr, len| {
+        let end = addr.checked_add(len);
+        let inside = addr >= AT && end.is_some_and(|end| end <= AT + PAGES * P);
+        let none = len == 0 && addr <= USER_END;
+        for write in [false, true] {
+            let done = space.pin(&cpu, addr, len, write).map(drop).map_err(|error| error.errno);
+            let expected = if inside || none { Ok(()) } else { Err(Errno::EFAULT) };
+            assert_eq!(done, expected, "{addr:#x}, {len:#x}");
+        }
+    });
+    space.exit(&cpu);
+}
+
+/// A call of an object with pages, and whether it discards what these pages have.
+type PagesCall =
+    (&'static str, bool, fn(&Cpu<'_, TestMachine>, &Shared<Object>, core::ops::Range<u64>));
+
+const PAGES_CALLS: &[PagesCall] = &[
+    ("read_ahead", false, |cpu, object, pages| object.read_ahead(cpu, pages).unwrap()),
+    ("read_exactly", false, |cpu, object, pages| object.read_exactly(cpu, pages).unwrap()),
+    ("read_in_sequence", false, |cpu, object, pages| {
+        object.read_in_sequence(cpu, &ThreadStreams::new(), pages).unwrap();
+    }),
+    ("evict", false, |cpu, object, pages| _ = object.evict(cpu, pages)),
+    ("drop_clean", false, |cpu, object, pages| _ = object.drop_clean(cpu, pages)),
+    ("note_stored", false, |cpu, object, pages| object.note_stored(cpu, pages)),
+    ("write_back", false, |cpu, object, pages| _ = object.write_back(cpu, pages, |_| ()).unwrap()),
+    ("free_pages", true, |cpu, object, pages| object.free_pages(cpu, pages)),
+    ("punch", true, |cpu, object, pages| object.punch(cpu, pages).unwrap()),
+];
+
+/// Numbers of pages around the ends of an object, of the largest object and of all numbers.
+fn indexes() -> Vec<u64> {
+    let places = [1, PAGES, 512, Object::MAX_PAGES, 1 << 52, 1 << 63];
+    let mut all: Vec<u64> = places.into_iter().flat_map(|at: u64| [at - 1, at, at + 1]).collect();
+    all.extend([u64::MAX - 1, u64::MAX]);
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+#[test]
+fn calls_of_objects_with_any_pages_change_no_others() {
+    let vm = guest::vm(1, 200);
+    let cpu = cpu(&vm, 0);
+    for stored in [true, false] {
+        let object = if stored {
+            Object::of_store(&cpu, Memory::new(PAGES, 0), 5).unwrap()
+        } else {
+            Object::try_new(&cpu, PAGES, 5).unwrap()
+        };
+        for (name, discards, call) in PAGES_CALLS {
+            for &start in &indexes() {
+                for &end in &indexes() {
+                    for page in 0..PAGES {
+                        write_object(&cpu, &object, page, page + 1).unwrap();
+                    }
+                    call(&cpu, &object, start..end);
+                    for page in 0..PAGES {
+                        let now = read_object(&cpu, &object, page).unwrap_or(0);
+                        let may_be_gone = *discards && (start..end).contains(&page);
+                        let fits = now == page + 1 || may_be_gone && now == 0;
+                        assert!(fits, "{name} of {start:#x}..{end:#x}: page {page} has {now}");
+                    }
+                }
+            }
+        }
+        for index in indexes().into_iter().filter(|index| *index >= PAGES) {
+            assert!(!object.has_page(&cpu, index) && !object.is_dirty(&cpu, index), "{index:#x}");
+            assert!(object.write_page(&cpu, index, |_| ()).is_err(), "{index:#x}");
+            assert!(object.overwrite_page(&cpu, index, |_| 0).is_err(), "{index:#x}");
+        }
+        for bytes in edges().into_iter().filter(|bytes| bytes.div_ceil(P) > Object::MAX_PAGES) {
+            assert_eq!(object.set_len(&cpu, bytes), Err(Errno::EFBIG), "{bytes:#x}");
+        }
+        assert_eq!(object.pages(), PAGES);
+        guest::check(&cpu, &[], &[&object], 0);
+        Object::release(object, &cpu);
     }
 }
