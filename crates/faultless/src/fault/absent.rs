@@ -50,7 +50,9 @@ pub(super) fn pending<M: Machine>(cpu: &Cpu<'_, M>) -> FaultKind {
 }
 
 impl<M: Machine> Space<M> {
-    /// How many pages are to be read for a fault at `page`, from that on, in a mapping that is used in order; see [`Attempt::read_window`].
+    /// Returns the number of pages to read for a fault at `page`, from `page` on, in a mapping that is used in
+    /// order. The file is read in blocks of 2^`order` pages; `least` pages of the block are read in any case. See
+    /// [`Attempt::read_window`].
     #[cold]
     #[inline(never)]
     fn predicted(
@@ -58,13 +60,13 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         page: u64,
         thread: &ThreadPredictor<M>,
-        block: u8,
+        (order, least): (u8, u64),
     ) -> u64 {
         let window = self.with_vma(cpu, page, |vma| {
             // Nothing is installed, so nothing needs to be validated.
             let (ticket, access) = (Ticket::page_held(), Access::Read);
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
-            Some(attempt.read_window(thread, block))
+            Some(attempt.read_window(thread, order, least))
         });
         window.unwrap_or(1)
     }
@@ -101,7 +103,7 @@ impl<M: Machine> Space<M> {
         let reach = if at_random {
             Reach::Only(index + 1)
         } else {
-            let block = object.block_order();
+            let block = (object.block_order(), object.block() - index % object.block());
             let more = ahead.map_or(1, |thread| self.predicted(cpu, page, thread, block));
             Reach::Block(index + more)
         };

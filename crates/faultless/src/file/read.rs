@@ -415,7 +415,7 @@ impl Shared<Object> {
     }
 
     /// How many pages the store prefers to read at once.
-    fn block(&self) -> u64 {
+    pub(crate) fn block(&self) -> u64 {
         let pages = self.store().map_or(1, |store| store.preferred_pages());
         pages.clamp(1, MOST_PAGES) as u64
     }

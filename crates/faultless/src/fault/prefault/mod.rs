@@ -226,15 +226,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
         while let Some(check) = predictor.to_check() {
             check_used(self.cpu, self.space, predictor, &check);
         }
-        let area = self.vma.area.range;
         let page = self.page >> PAGE_SHIFT;
         let first = page - page % ENTRIES as u64;
         let miss = Miss {
             space: self.space.id(),
             page,
             kind,
-            reach: first.max(area.start >> PAGE_SHIFT)
-                ..(first + ENTRIES as u64).min(area.end >> PAGE_SHIFT),
+            reach: self.reach(),
             history: self.space.history.recall(page),
         };
         let vm = self.cpu.vm();
@@ -243,20 +241,36 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if window.is_for(&miss) { window } else { Window::single(miss.page) }
     }
 
-    /// How many pages from its own on the fault is to read from a file's store: as many as the thread is predicted to use next, if it faults
-    /// in sequence. The largest window is the prefault's, in blocks of 2^`block` pages. The thread's next such fault checks what came of it.
+    /// The pages of the VMA that the table of the faulting page maps.
+    #[inline(always)]
+    fn reach(self) -> Range<u64> {
+        let (area, page) = (self.vma.area.range, self.page >> PAGE_SHIFT);
+        let first = page - page % ENTRIES as u64;
+        first.max(area.start >> PAGE_SHIFT)..(first + ENTRIES as u64).min(area.end >> PAGE_SHIFT)
+    }
+
+    /// Returns the number of pages, from the faulting page on, that the fault is to read from a file's store:
+    /// as many as the thread is predicted to use next, if it faults in sequence. The largest window is the
+    /// prefault's, in blocks of 2^`block` pages. The store reads `least` pages in any case. The thread's next such
+    /// fault checks which pages were used.
     #[cold]
     #[inline(never)]
-    pub(super) fn read_window(self, thread: &ThreadPredictor<M>, block: u8) -> u64 {
+    pub(super) fn read_window(self, thread: &ThreadPredictor<M>, block: u8, least: u64) -> u64 {
         // SAFETY: the caller is in a grace section.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         let (Reached::Last(table), Some(mut predictor)) = (reached, thread.of_fault()) else {
             return 1;
         };
         let most = self.cpu.vm().knobs.prefault_max_order() + block;
-        let window = self.window(&mut predictor, Kind::Read, table, most.min(MAX_ORDER));
-        predictor.mapped(&window, window.span());
-        window.run_from(self.page >> PAGE_SHIFT)
+        // The largest windows of a predictor end at multiples of their size. Runs that grow need not.
+        let window = self.window(&mut predictor, Kind::Read, table, MAX_ORDER);
+        let (page, mut span) = (self.page >> PAGE_SHIFT, window.span());
+        let run = window.run_from(page).min(1 << most.min(MAX_ORDER));
+        if window.stride() == 1 {
+            span.end = (page + run.max(least)).min(self.reach().end);
+        }
+        predictor.mapped(&window, span);
+        run
     }
 
     /// [`fill`](Self::fill) for a window that leaves pages out.

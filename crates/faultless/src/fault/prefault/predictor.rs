@@ -57,7 +57,8 @@ pub trait Predictor: Sized + Send {
         look: impl Look,
     ) -> Window<Self::Record>;
 
-    /// Of `window`, the pages in `mapped` were mapped, or mapped already.
+    /// The pages in `mapped` were mapped, or mapped already: all of `window`, or less of it. For a read of a file these
+    /// are the pages that were read, which may be more than the window, since a store reads whole blocks.
     fn mapped(&mut self, window: &Window<Self::Record>, mapped: Range<u64>);
 
     /// An earlier window that would be [to be checked](Self::to_check) now, were it not known already that all its pages were used: how

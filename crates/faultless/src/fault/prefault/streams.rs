@@ -181,14 +181,17 @@ impl Predictor for Streams {
 
     fn mapped(&mut self, window: &Window<Record>, mapped: Range<u64>) {
         let Some(mut record) = window.record().copied() else { return };
-        let span = mapped.end.saturating_sub(mapped.start);
+        let span = if record.way.down {
+            (record.page + 1).saturating_sub(mapped.start)
+        } else {
+            mapped.end.saturating_sub(record.page)
+        };
         let pages = span.div_ceil(window.stride() as u64) as u16;
-        if pages == 0 {
+        if pages == 0 || mapped.is_empty() {
             return;
         }
-        if pages < record.mapped {
-            record.mapped = pages;
-            record.end = pages;
+        if pages != record.mapped {
+            record.resize(pages);
         }
         if record.end > 1 && usize::from(self.len) < WAITING {
             let slot = (usize::from(self.first) + usize::from(self.len)) % WAITING;
@@ -422,6 +425,7 @@ impl Streams {
             class: class as u8,
             way,
             credited: false,
+            resized: false,
         };
         let pages = record.span(record.mapped);
         Window::strided(pages, way.stride, record)
@@ -467,8 +471,12 @@ impl Streams {
             let record = *record;
             self.earn(record.mapped.into(), 0);
             let width = self.width(&record);
-            if 1 << (*width / HALVES) == record.mapped {
-                *width = (*width + 1).min(MAX_ORDER * HALVES);
+            let fits = 1 << (*width / HALVES) == record.mapped;
+            // The store read more than the predictor expected, and all of it was used.
+            let fits_more = record.resized && !record.starts_stream();
+            let mapped = record.mapped.ilog2() as u8 * HALVES;
+            if fits || fits_more && *width <= mapped {
+                *width = ((*width).max(if fits { 0 } else { mapped }) + 1).min(MAX_ORDER * HALVES);
             }
         }
         Some((way, run))

@@ -9,6 +9,7 @@ use crate::heap::Shared;
 use crate::knob::Setting;
 use crate::table::node::load;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::vec::Vec;
 
 const PAGES: u64 = 1536;
@@ -51,6 +52,27 @@ fn an_open_file_that_is_read_in_sequence_is_read_ahead_more_and_more() {
             assert_eq!(runs[0], BLOCK.max(pages as u64).next_multiple_of(BLOCK), "{runs:?}");
             assert!(runs.contains(&32), "2^3 blocks: {runs:?}");
             assert!(runs.len() < PAGES as usize / 20, "{runs:?}");
+        });
+    }
+}
+
+/// The runs grow from the block of the store to eight blocks, for each size of blocks.
+#[test]
+fn runs_grow_with_blocks_of_each_size() {
+    for block in [1, 4, 16, 64] {
+        with_file(3, |cpu, memory, file| {
+            memory.preferred.store(block, Ordering::Relaxed);
+            let reader = ThreadStreams::new();
+            (0..PAGES).for_each(|page| read(cpu, file, &reader, page, 1));
+            let runs = runs(memory);
+            assert_eq!(runs.iter().sum::<u64>(), PAGES, "each page once");
+            let block = block as u64;
+            let grown = runs.iter().position(|pages| *pages > block);
+            assert!(grown.is_some_and(|at| at <= 4), "blocks of {block}: {runs:?}");
+            // Runs of 512 pages would begin with a table.
+            let most = (8 * block).min(128);
+            let longest = runs.iter().position(|pages| *pages == most);
+            assert!(longest.is_some_and(|at| at <= 9), "blocks of {block}: {runs:?}");
         });
     }
 }

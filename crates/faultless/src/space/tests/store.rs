@@ -8,6 +8,7 @@ use crate::file::{BackingStore, Object, ReadRun, Reading, StoreError, WriteRun};
 use crate::heap::Shared;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
@@ -36,6 +37,8 @@ pub(super) struct Memory {
     /// The runs that it was asked to read, and to write: first page and bytes.
     pub(super) reads: Mutex<Vec<(u64, usize)>>,
     pub(super) writes: Mutex<Vec<(u64, usize)>>,
+    /// The pages that it prefers to read at once, if not 4.
+    pub(super) preferred: AtomicUsize,
 }
 
 impl Memory {
@@ -87,7 +90,10 @@ impl BackingStore for Memory {
     }
 
     fn preferred_pages(&self) -> usize {
-        4
+        match self.preferred.load(Ordering::Relaxed) {
+            0 => 4,
+            pages => pages,
+        }
     }
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {

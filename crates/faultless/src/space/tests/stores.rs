@@ -17,6 +17,7 @@ use crate::space::{Advice, Copies, Lock, Prot, Space};
 use crate::stat::Counter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::vec::Vec;
 
 /// Runs `test` under each policy, with a file of `pages` pages mapped shared at `AT`, and private behind that.
@@ -583,12 +584,13 @@ fn a_read_ends_with_the_cpus_of_its_vm_only() {
 #[test]
 fn what_is_read_ahead_grows_with_sequential_access() {
     let pages = 512;
-    let run = |advice: Option<Advice>, order: u8, at: &dyn Fn(u64) -> u64| {
+    let run_blocks = |block: usize, advice: Option<Advice>, order: u8, at: &dyn Fn(u64) -> u64| {
         let vm = guest::vm(1, 2000);
         vm.set(Setting::PrefaultMaxOrder(order));
         let cpu = cpu(&vm, 0);
         let space = Space::new(&cpu).unwrap();
         let memory = Memory::new(pages, 0);
+        memory.preferred.store(block, Ordering::Relaxed);
         let file = file(&cpu, &memory);
         map(&cpu, &space, (0, pages), Prot::READ, SHARED, (&file, 0));
         if let Some(advice) = advice {
@@ -603,7 +605,13 @@ fn what_is_read_ahead_grows_with_sequential_access() {
         finish(&cpu, space, Vec::from([file]));
         runs
     };
+    let run = |advice, order, at: &dyn Fn(u64) -> u64| run_blocks(4, advice, order, at);
     let inwards = |page| page;
+    for block in [1, 4, 16] {
+        let runs = run_blocks(block, None, 3, &inwards);
+        let grown = runs.iter().position(|pages| *pages > block);
+        assert!(grown.is_some_and(|at| at <= 4), "blocks of {block}: {runs:?}");
+    }
     let runs = run(None, 3, &inwards);
     assert_eq!(runs[0], 4, "the store's block");
     assert!(runs.windows(2).all(|two| two[0] <= two[1] || two[1] == *runs.last().unwrap()));

@@ -1,6 +1,6 @@
 //! A window that was mapped, and the way that its stream goes: arithmetic of page numbers.
 
-use super::{Kind, Look, Seen};
+use super::{Kind, Look, MAX_ORDER, Seen};
 use core::ops::Range;
 
 /// How a stream gets from one page to the next.
@@ -95,6 +95,8 @@ pub struct Record {
     pub(super) way: Way,
     /// The whole window was found used, and credited.
     pub(super) credited: bool,
+    /// More pages were mapped than the predictor expected.
+    pub(super) resized: bool,
 }
 
 impl Record {
@@ -107,6 +109,7 @@ impl Record {
         class: 0,
         way: Way::UP,
         credited: false,
+        resized: false,
     };
 
     /// The pages at `steps` from the one that faulted.
@@ -119,6 +122,17 @@ impl Record {
     pub(super) fn span(&self, pages: u16) -> Range<u64> {
         let far = self.way.on(self.page, u64::from(pages.max(1)) - 1);
         self.page.min(far)..self.page.max(far) + 1
+    }
+
+    /// Sets the number of pages that were mapped. A store that reads whole blocks may have read more
+    /// pages than the window has.
+    #[cold]
+    pub(super) fn resize(&mut self, pages: u16) {
+        let run = self.run - self.mapped + pages;
+        self.run = run.min(1 << MAX_ORDER);
+        self.resized = pages > self.mapped;
+        self.end = if self.resized { self.end.max(pages) } else { pages };
+        self.mapped = pages;
     }
 
     /// Whether it continued nothing.
