@@ -51,7 +51,7 @@ const HEAP: [&str; 5] = ["malloc", "free", "posix_memalign", "aligned_alloc", "c
 /// Linux 6.12 takes, less what is needed around the call (entry and return, the heap, the fault's own
 /// exception). The last two in a space that another CPU runs, too.
 const CALLS: [(What, bool, f64); 9] = [
-    (What::Unmap, false, 350.0),
+    (What::Unmap, false, 115.0),
     (What::MapUnmap, false, 2000.0),
     (What::MapTouchUnmap, false, 4700.0),
     (What::Break, false, 1600.0),
