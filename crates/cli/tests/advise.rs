@@ -77,7 +77,8 @@ fn every_figure_is_in_the_json() {
     let lines = json_lines(&ran.succeeds());
     let of = |setting: &str, metric: &str| value(&lines, "linux-", setting, metric);
     let count = |metric: &str| of("default", metric).expect(metric);
-    let kinds = ["faults_zeroed", "faults_zero_page", "faults_copied", "faults_file"];
+    let kinds =
+        ["faults_zeroed", "faults_zero_page", "faults_copied", "faults_file", "faults_shared"];
     assert_eq!(count("faults"), kinds.map(count).iter().sum::<f64>());
     assert!(count("faults_in_sequence") < count("faults_zeroed"));
     let times = ["page_ns", "exception_ns", "kernel_path_ns", "zeroing_ns"].map(count);

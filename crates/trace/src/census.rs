@@ -1,13 +1,19 @@
 //! What the faults of a recording were for, and which mappings they filled.
 //!
-//! One walk in the order of time. Recordings are made without fault-around, so a fault on a file counts here as one of the kernel's
-//! default only if no earlier one mapped the 64 KiB around it.
+//! One walk in the order of time. Recordings are made without fault-around. With the kernel's default, a load or fetch from a file
+//! maps the 64 KiB around it, so a later load there counts as no fault. A store maps its page alone, and so does the first touch of a
+//! page of shared anonymous memory.
 
 use crate::event::{Access, Backing, Birth, Kind, Trace};
+use crate::page_set::{PageSet, PageStates, State};
 use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use rangemap::RangeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::rc::Rc;
 
 /// Pages that one fault on a file maps: Linux's default of `fault_around_bytes`.
 const AROUND: u64 = 16;
@@ -19,6 +25,9 @@ const LARGE: u64 = 256 << 10;
 const RESERVED: u32 = 0x2_0000 | 0x4000;
 const MADV_DONTNEED: u32 = 4;
 const MADV_HUGEPAGE: u32 = 14;
+const MADV_NOHUGEPAGE: u32 = 15;
+/// Pages of a huge page.
+const HUGE: u64 = 512;
 
 /// Counts of a recording's faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,10 +36,21 @@ pub struct Census {
     pub zeroed: u64,
     /// Loads of it: each maps the zero page.
     pub zero_page: u64,
-    /// Faults on a present page: copies, mostly.
+    /// Faults on a present page of private memory: copies, mostly.
     pub copies: u64,
-    /// Faults on files and shared memory, with fault-around.
+    /// Faults on files and on pages of shared memory that another process has touched, with
+    /// fault-around.
     pub file: u64,
+    /// First touches of pages of shared anonymous memory, System V's segments and memfd: each zeroes
+    /// a page.
+    pub shared: u64,
+    /// Huge pages of shared memory that are allocated: 0 as recorded, which is without them.
+    pub shared_folios: u64,
+    /// The faults on shared memory that huge pages would replace, if all of it got them
+    /// (`shmem_enabled=always`) and the program does not refuse them (`MADV_NOHUGEPAGE`).
+    pub huge_shared: HugeShared,
+    /// The same of memory for which the program asks (`MADV_HUGEPAGE`; `shmem_enabled=advise`).
+    pub huge_asked: HugeShared,
     /// Those of `file` that fetched an instruction.
     pub text: u64,
     /// Different pages of code that were executed, fault-around left out.
@@ -47,6 +67,26 @@ pub struct Census {
     pub asks_for_huge: bool,
     /// Large private anonymous mappings, by length.
     pub mappings: Vec<Mappings>,
+}
+
+/// Faults on shared memory in aligned ranges of 2 MiB that lie within one mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HugeShared {
+    /// Those of `shared`.
+    pub first: u64,
+    /// Those of `file`.
+    pub mapped: u64,
+    /// Huge pages that would be allocated.
+    pub folios: u64,
+    /// Faults that would map huge pages that are there, in other processes.
+    pub maps: u64,
+}
+
+impl HugeShared {
+    /// Bytes that would be allocated and never touched.
+    pub fn unused(&self) -> u64 {
+        (self.folios * HUGE).saturating_sub(self.first) * PAGE_SIZE
+    }
 }
 
 /// Mappings of one length.
@@ -86,6 +126,11 @@ impl Census {
                     let to = trace.threads[child as usize].process as usize;
                     walk.memories[to] = walk.memories[process].clone();
                     walk.memories[to].live.clear();
+                    // The entries of shared memory and files are not copied.
+                    walk.memories[to].around = PageSet::default();
+                    for folios in &mut walk.memories[to].folios {
+                        folios.mapped = PageSet::default();
+                    }
                 }
                 // What a vfork child does before it executes a program is little.
                 Kind::Spawn { .. } | Kind::Exit => {}
@@ -103,7 +148,20 @@ impl Census {
 
     /// All faults that the kernel serves, with fault-around.
     pub fn faults(&self) -> u64 {
-        self.zeroed + self.zero_page + self.copies + self.file
+        self.zeroed + self.zero_page + self.copies + self.file + self.shared + self.shared_folios
+    }
+
+    /// The same with huge pages for shared memory: `huge_shared` or `huge_asked`.
+    pub fn with_huge_shared(&self, huge: HugeShared) -> Self {
+        let HugeShared { first, mapped, folios, maps } = huge;
+        Self {
+            shared: self.shared - first,
+            file: self.file - mapped + maps,
+            shared_folios: folios,
+            huge_shared: HugeShared::default(),
+            huge_asked: HugeShared::default(),
+            ..self.clone()
+        }
     }
 }
 
@@ -119,25 +177,74 @@ struct Run {
 struct Live {
     len: u64,
     born: u64,
-    touched: HashSet<u64>,
+    touched: PageSet,
 }
 
 #[derive(Clone, Default)]
 struct Memory {
     areas: Space,
     /// Pages that were touched, and what became of them.
-    pages: HashMap<u64, Page>,
+    pages: PageStates,
     /// Blocks of files that a fault has mapped.
-    around: HashSet<u64>,
+    around: PageSet,
     live: BTreeMap<u64, Live>,
-    text: HashSet<u64>,
+    text: PageSet,
+    /// Pages of shared memory that this process or a relative has allocated: processes that fork have
+    /// it at the same addresses.
+    shared: Rc<RefCell<PageSet>>,
+    /// Advice about huge pages, by page number: whether the program asks for them or refuses them.
+    advice: RangeMap<u64, bool>,
+    /// Huge pages of shared memory, if all of it had them, and if memory had them for which the
+    /// program asks.
+    folios: [SharedFolios; 2],
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Page {
-    There,
-    Returned,
-    Discarded,
+/// Huge pages of shared memory, by their first page.
+#[derive(Clone, Default)]
+struct SharedFolios {
+    /// Those that this process or a relative would have allocated.
+    allocated: Rc<RefCell<PageSet>>,
+    /// Those that this process would have mapped.
+    mapped: PageSet,
+}
+
+impl Memory {
+    /// A fault on a `page` of shared anonymous memory that lies in the mapping `range`.
+    fn shared_fault(&mut self, census: &mut Census, range: VirtRange, page: u64, access: Access) {
+        let first = self.shared.borrow_mut().insert(page);
+        // Only pages that are allocated are mapped around a load.
+        let around = !first && access != Access::Write && !self.around.insert(page / AROUND);
+        if around {
+            return;
+        }
+        *(if first { &mut census.shared } else { &mut census.file }) += 1;
+        // The kernel aligns such a mapping to huge pages if shared memory has them.
+        let start = range.start / PAGE_SIZE;
+        let folio = start + (page - start) / HUGE * HUGE;
+        if (folio + HUGE) * PAGE_SIZE > range.end {
+            return;
+        }
+        let asks = self.advice.get(&page).copied();
+        let all = (&mut census.huge_shared, asks != Some(false));
+        let asked = (&mut census.huge_asked, asks == Some(true));
+        for ((huge, applies), folios) in [all, asked].into_iter().zip(&mut self.folios) {
+            if !applies {
+                continue;
+            }
+            *(if first { &mut huge.first } else { &mut huge.mapped }) += 1;
+            if folios.mapped.insert(folio) {
+                let new = folios.allocated.borrow_mut().insert(folio);
+                *(if new { &mut huge.folios } else { &mut huge.maps }) += 1;
+            }
+        }
+    }
+
+    /// The pages in `range` get a new mapping or none.
+    fn forget(&mut self, range: Range<u64>) {
+        if !range.is_empty() {
+            self.advice.remove(range);
+        }
+    }
 }
 
 /// While a mapping was there: pages of it that were never touched, from one event to another.
@@ -155,14 +262,14 @@ struct Walk {
 impl Walk {
     fn end(&mut self, process: usize) {
         let memory = std::mem::take(&mut self.memories[process]);
-        self.census.text_pages += memory.text.len() as u64;
+        self.census.text_pages += memory.text.len();
         memory.live.into_values().for_each(|live| self.count(live));
     }
 
     /// A mapping has come to its end.
     fn count(&mut self, live: Live) {
         let pages = live.len / PAGE_SIZE;
-        let touched = live.touched.len() as u64;
+        let touched = live.touched.len();
         let at = self.census.mappings.iter().position(|mappings| mappings.len == live.len);
         let at = at.unwrap_or_else(|| {
             self.census.mappings.push(Mappings { len: live.len, ..Mappings::default() });
@@ -183,12 +290,20 @@ impl Walk {
                 self.fault(thread, process, page, access, present);
             }
             Kind::Map { start, len, prot, backing, flags } => {
-                self.give_back(process, start, len, Page::Returned);
+                self.give_back(process, start, len, State::Returned);
                 let memory = &mut self.memories[process];
                 memory.areas.insert(VirtRange::new(start, start + len), area(prot, backing));
+                let pages = start / PAGE_SIZE..(start + len) / PAGE_SIZE;
+                memory.forget(pages.clone());
+                if backing == Backing::SharedAnon {
+                    memory.shared.borrow_mut().remove(pages.clone());
+                    for folios in &memory.folios {
+                        folios.allocated.borrow_mut().remove(pages.clone());
+                    }
+                }
                 let whole = backing == Backing::Anon && flags & RESERVED == 0;
                 if whole && len >= LARGE && prot.contains(crate::event::Prot::WRITE) {
-                    let live = Live { len, born: self.now, touched: HashSet::new() };
+                    let live = Live { len, born: self.now, touched: PageSet::default() };
                     memory.live.insert(start, live);
                 }
             }
@@ -196,8 +311,10 @@ impl Walk {
                 memory.areas.insert(VirtRange::new(start, start + len), area(prot, backing));
             }
             Kind::Unmap { start, len } => {
-                self.give_back(process, start, len, Page::Returned);
-                self.memories[process].areas.remove(VirtRange::new(start, start + len));
+                self.give_back(process, start, len, State::Returned);
+                let memory = &mut self.memories[process];
+                memory.forget(start / PAGE_SIZE..(start + len) / PAGE_SIZE);
+                memory.areas.remove(VirtRange::new(start, start + len));
             }
             Kind::Protect { start, len, prot } => {
                 for (part, old) in memory.areas.areas_in(VirtRange::new(start, start + len)) {
@@ -205,15 +322,19 @@ impl Walk {
                 }
             }
             Kind::Advise { start, len, advice: MADV_DONTNEED } => {
-                self.discard(process, start, len, Page::Discarded);
+                self.discard(process, start, len, State::Discarded);
             }
-            Kind::Advise { advice: MADV_HUGEPAGE, .. } => self.census.asks_for_huge = true,
+            Kind::Advise { start, len, advice: advice @ (MADV_HUGEPAGE | MADV_NOHUGEPAGE) } => {
+                let pages = start / PAGE_SIZE..(start + len) / PAGE_SIZE;
+                memory.advice.insert(pages, advice == MADV_HUGEPAGE);
+                self.census.asks_for_huge |= advice == MADV_HUGEPAGE;
+            }
             Kind::Remap { old, old_len, new, new_len, .. } => {
                 let moved =
                     memory.areas.areas_in(VirtRange::new(old, old + old_len.max(PAGE_SIZE)));
                 let kept = moved.first().map(|(_, area)| *area);
                 let live = memory.live.remove(&old);
-                self.give_back(process, old, old_len, Page::Returned);
+                self.give_back(process, old, old_len, State::Returned);
                 let memory = &mut self.memories[process];
                 memory.areas.remove(VirtRange::new(old, old + old_len));
                 if let Some(kept) = kept {
@@ -221,7 +342,7 @@ impl Walk {
                 }
                 if let Some(live) = live {
                     self.count(live);
-                    let live = Live { len: new_len, born: self.now, touched: HashSet::new() };
+                    let live = Live { len: new_len, born: self.now, touched: PageSet::default() };
                     self.memories[process].live.insert(new, live);
                 }
             }
@@ -234,7 +355,7 @@ impl Walk {
                     let heap = area(prot, Backing::Heap);
                     memory.areas.insert(VirtRange::new(from, to), heap);
                 } else {
-                    self.discard(process, to, from - to, Page::Returned);
+                    self.discard(process, to, from - to, State::Returned);
                     self.memories[process].areas.remove(VirtRange::new(to, from));
                 }
             }
@@ -243,7 +364,7 @@ impl Walk {
     }
 
     /// The pages of a range go back to the kernel, and so do the mappings that begin there.
-    fn give_back(&mut self, process: usize, start: u64, len: u64, how: Page) {
+    fn give_back(&mut self, process: usize, start: u64, len: u64, how: State) {
         self.discard(process, start, len, how);
         let ended: Vec<_> = self.memories[process]
             .live
@@ -253,41 +374,44 @@ impl Walk {
         ended.into_iter().for_each(|live| self.count(live));
     }
 
-    fn discard(&mut self, process: usize, start: u64, len: u64, how: Page) {
+    fn discard(&mut self, process: usize, start: u64, len: u64, how: State) {
         let memory = &mut self.memories[process];
-        for page in start / PAGE_SIZE..(start + len) / PAGE_SIZE {
-            if let Some(state) = memory.pages.get_mut(&page) {
-                *state = how;
-            }
-            if page % AROUND == 0 {
-                memory.around.remove(&(page / AROUND));
-            }
+        let (first, end) = (start / PAGE_SIZE, (start + len) / PAGE_SIZE);
+        memory.pages.set(first..end, how);
+        memory.around.remove(first.div_ceil(AROUND)..end.div_ceil(AROUND));
+        for folios in &mut memory.folios {
+            folios.mapped.remove(first..end);
         }
     }
 
     fn fault(&mut self, thread: usize, process: usize, at: u64, access: Access, present: bool) {
         let memory = &mut self.memories[process];
         let page = at / PAGE_SIZE;
-        let backing = match memory.areas.meet(at) {
-            Met::Area(_, area) => area.backing,
+        let (range, backing) = match memory.areas.meet(at) {
+            Met::Area(range, area) => (range, area.backing),
             Met::Growth(by, area) => {
                 memory.areas.insert(by, area);
-                Backing::Stack
+                (by, Backing::Stack)
             }
             // What no report covers is the heap below the break.
-            Met::Hole => Backing::Heap,
+            Met::Hole => (VirtRange::page(at), Backing::Heap),
         };
+        let shared = matches!(backing, Backing::SharedAnon | Backing::SharedFile);
         if present {
-            self.census.copies += 1;
+            // A store to a shared page permits stores, and copies nothing.
+            *(if shared { &mut self.census.file } else { &mut self.census.copies }) += 1;
             return;
+        }
+        if backing == Backing::SharedAnon {
+            return memory.shared_fault(&mut self.census, range, page, access);
         }
         if !matches!(backing, Backing::Anon | Backing::Heap | Backing::Stack) {
             let executes = access == Access::Exec;
             if executes {
                 memory.text.insert(page);
             }
-            // A store to a private file maps its copy alone.
-            if access == Access::Write && backing == Backing::File {
+            // Fault-around is for loads alone.
+            if access == Access::Write {
                 self.census.file += 1;
             } else if memory.around.insert(page / AROUND) {
                 self.census.file += 1;
@@ -300,11 +424,11 @@ impl Walk {
         {
             live.touched.insert(page);
         }
-        match memory.pages.insert(page, Page::There) {
+        match memory.pages.touch(page) {
             // The kernel tried before, and was not permitted to wait.
-            Some(Page::There) => return,
-            Some(Page::Returned) => self.census.returned += 1,
-            Some(Page::Discarded) => self.census.discarded += 1,
+            Some(State::There) => return,
+            Some(State::Returned) => self.census.returned += 1,
+            Some(State::Discarded) => self.census.discarded += 1,
             None => {}
         }
         if matches!(access, Access::Read | Access::Exec) {
@@ -377,6 +501,59 @@ mod tests {
         let faults = [3, 4, 15, 16].map(|page| fault(page, Access::Exec));
         let got = census(&[&file[..], &faults, &[fault(5, Access::Write)]].concat());
         assert_eq!((got.file, got.text, got.text_pages, got.faults()), (3, 2, 4, 3));
+    }
+
+    #[test]
+    fn stores_to_shared_memory_fault_one_page_each() {
+        let (r, w) = (Access::Read, Access::Write);
+        let faults = |access, pages: std::ops::Range<u64>| pages.map(move |n| fault(n, access));
+        let mut events = vec![map(1024 + 8, Backing::SharedAnon)];
+        events.extend(faults(w, 0..600).chain(faults(r, 600..700)).chain([fault(1030, w)]));
+        let got = census(&events);
+        // A load allocates its page, too.
+        assert_eq!((got.shared, got.file, got.faults()), (701, 0, 701));
+        // The last pages of the mapping are no whole huge page.
+        let want = HugeShared { first: 700, mapped: 0, folios: 2, maps: 0 };
+        assert_eq!((got.huge_shared, want.unused()), (want, 324 * PAGE_SIZE));
+        let huge = got.with_huge_shared(got.huge_shared);
+        assert_eq!((huge.shared, huge.shared_folios, huge.faults()), (1, 2, 3));
+        assert_eq!(got.huge_asked, HugeShared::default());
+        // A part asks for huge pages, another refuses them.
+        let advise = |page: u64, advice| {
+            let (start, len) = (START + page * PAGE_SIZE, 512 * PAGE_SIZE);
+            Kind::Advise { start, len, advice }
+        };
+        let advised = [&events[..1], &[advise(0, 14), advise(512, 15)], &events[1..]].concat();
+        let got = census(&advised);
+        let want = HugeShared { first: 512, mapped: 0, folios: 1, maps: 0 };
+        assert_eq!((got.huge_shared, got.huge_asked), (want, want));
+        // Shared files: a store to a page that a load has mapped around it faults again.
+        let file = [map(64, Backing::SharedFile), fault(0, r), fault(1, r), fault(2, w)];
+        assert_eq!(census(&file).file, 2);
+        let upgrade =
+            Kind::Fault { page: START, access: w, kernel: false, present: true, instruction: None };
+        let got = census(&[&file[..2], &[upgrade]].concat());
+        assert_eq!((got.file, got.copies), (2, 0));
+    }
+
+    /// Another process maps what is allocated, around a load; it does not zero it again.
+    #[test]
+    fn shared_memory_is_allocated_once_for_all_processes() {
+        use crate::event::{Event, ProcessInfo, ThreadInfo};
+        let mut trace = Trace::of_one_thread([map(512, Backing::SharedAnon)]);
+        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.threads.push(ThreadInfo { process: 1, name: String::new() });
+        let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
+        (0..32).for_each(|page| push(0, fault(page, Access::Write)));
+        push(0, Kind::Spawn { child: 1, birth: Birth::Fork });
+        (0..32).for_each(|page| push(1, fault(page, Access::Read)));
+        push(1, fault(40, Access::Write));
+        push(0, fault(40, Access::Write));
+        let got = Census::of(&trace).unwrap();
+        assert_eq!((got.shared, got.file), (33, 2 + 1));
+        let want = HugeShared { first: 33, mapped: 3, folios: 1, maps: 1 };
+        assert_eq!(got.huge_shared, want);
+        assert_eq!(got.with_huge_shared(got.huge_shared).faults(), 2);
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub mod error;
 pub mod event;
 pub mod keep;
 pub mod lackey;
+mod page_set;
 pub mod perf;
 pub mod plan;
 pub mod record;

@@ -1,7 +1,7 @@
 //! What a page costs on this host: measured in rounds, of which the median counts, so that other load changes it as it changes the
 //! programs that run at the same time.
 
-use super::sysfs::{Loan, Mode, Sizes};
+use super::sysfs::{Loan, Mode, Shmem, Sizes};
 use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life, use_huge};
 use crate::calibrate::hardware::{self, COLD, Effort};
 use crate::error::CliError;
@@ -44,6 +44,10 @@ pub struct Meter {
     populated: Vec<f64>,
     pretouched: Vec<f64>,
     folios: [Vec<f64>; LARGEST as usize + 1],
+    /// Pages of shared memory, single and in huge pages.
+    shared: [Vec<f64>; 2],
+    /// Whether the program has shared memory, so that its pages are measured.
+    shares: bool,
     /// Of the largest size, from memory that the host has taken back.
     fresh: Vec<f64>,
     /// The orders that can be measured: those with a setting.
@@ -72,6 +76,8 @@ pub struct Costs {
     /// A call that makes or removes a mapping, or changes its size.
     pub mapping: f64,
     folios: [Option<f64>; LARGEST as usize + 1],
+    /// A page of shared memory, single and in a huge page.
+    shared: [Option<f64>; 2],
     /// A page in a folio of the largest size, from memory that the host has taken back, if it does that.
     fresh: Option<f64>,
     /// Whether this is a virtual machine.
@@ -80,7 +86,8 @@ pub struct Costs {
 
 impl Meter {
     /// Begins to measure. With `consent`, sizes of folios that are off are turned on for programs that ask for them, while they are measured.
-    pub fn new(consent: bool) -> Result<Self, CliError> {
+    /// Pages of shared memory are measured if the program `shares` memory.
+    pub fn new(consent: bool, shares: bool) -> Result<Self, CliError> {
         let sizes = Sizes::read();
         let orders = sizes.sizes.iter().map(|(order, _)| *order);
         let usable = |order: &u8| consent || sizes.mode(*order) != Mode::Never;
@@ -97,6 +104,8 @@ impl Meter {
             populated: Vec::new(),
             pretouched: Vec::new(),
             folios: Default::default(),
+            shared: Default::default(),
+            shares,
             fresh: Vec::new(),
             orders,
             consent,
@@ -116,6 +125,13 @@ impl Meter {
                 self.fresh.extend(fresh_huge()?);
             }
             self.folios[usize::from(order)].extend(life(Way::Folios(order))?);
+        }
+        if self.shares {
+            self.shared[0].extend(life(Way::Shared)?);
+            let _loan = if self.consent { Loan::permit_shared()? } else { None };
+            if Shmem::read().mode != Mode::Never {
+                self.shared[1].extend(life(Way::SharedHuge)?);
+            }
         }
         Ok(())
     }
@@ -155,6 +171,7 @@ impl Meter {
             pretouched: median(&self.pretouched).unwrap_or(self.quiet.touch),
             mapping: self.mapping,
             folios: self.folios.each_ref().map(|rounds| median(rounds)),
+            shared: self.shared.each_ref().map(|rounds| median(rounds)),
             // The processor's bit for it (cpuid leaf 1).
             virtual_machine: flags
                 .is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor")),
@@ -175,6 +192,21 @@ impl Costs {
         }
         let each = self.folios[usize::from(LARGEST)].unwrap_or(self.zeroing).clamp(0.0, self.page);
         (FOLIO * (self.page - each) + each * pages, false)
+    }
+
+    /// The first touch of a page of shared memory.
+    pub fn shared(&self) -> f64 {
+        self.shared[0].unwrap_or(self.page)
+    }
+
+    /// A huge page of shared memory in all, and whether the cost was measured. See
+    /// [`folio`](Self::folio).
+    pub fn shared_huge(&self) -> (f64, bool) {
+        let pages = f64::from(1u32 << LARGEST);
+        if let Some(page) = self.fresh.or(self.shared[1]) {
+            return (page * pages, true);
+        }
+        (self.folio(LARGEST).0 + FOLIO * (self.shared() - self.page).max(0.0), false)
     }
 
     /// If the host takes free memory back, so that folios of the largest size are expensive.
@@ -205,6 +237,7 @@ impl Costs {
             pretouched: by(self.pretouched),
             mapping: by(self.mapping),
             folios: self.folios.map(|folio| folio.map(by)),
+            shared: self.shared.map(|page| page.map(by)),
             fresh: self.fresh.map(by),
             virtual_machine: self.virtual_machine,
         }
@@ -270,6 +303,7 @@ pub mod tests {
             pretouched: 2000.0,
             mapping: 500.0,
             folios,
+            shared: [Some(3000.0), None],
             virtual_machine: true,
             fresh: None,
         }
@@ -290,7 +324,12 @@ pub mod tests {
         // 1.5 * (2300 - 300) + 300 * 8.
         assert_eq!(costs.folio(3), (5400.0, false));
         assert!(costs.shadowed() && !costs.reporting());
+        // The folio and 1.5 times what a shared page costs more than a private one.
+        assert_eq!((costs.shared(), costs.shared_huge()), (3000.0, (154_650.0, false)));
+        let measured = Costs { shared: [None, Some(400.0)], ..costs.clone() };
+        assert_eq!((measured.shared(), measured.shared_huge()), (2300.0, (204_800.0, true)));
         let taken = taken(&costs);
+        assert_eq!(taken.shared_huge(), taken.folio(9));
         assert_eq!((taken.folio(9), taken.folio(4)), ((2_560_000.0, true), (8000.0, true)));
         assert_eq!(taken.in_used_memory().folio(9), (153_600.0, true));
         assert_eq!((costs.unzeroed(), costs.copied(), costs.path()), (2100.0, 2500.0, 800.0));
@@ -306,11 +345,13 @@ pub mod tests {
     /// Whatever this host's settings are.
     #[test]
     fn a_round_measures_this_host() {
-        let mut meter = Meter::new(false).expect("memory");
+        let mut meter = Meter::new(false, true).expect("memory");
         meter.round().expect("memory");
         let costs = meter.costs();
         assert!(costs.page > 100.0 && costs.page < 1e6, "{costs:?}");
         assert!(costs.folio(4).0 > costs.page, "{costs:?}");
         assert!(costs.folio(9).0 > costs.folio(2).0, "{costs:?}");
+        assert!(costs.shared[0].is_some_and(|page| page > 100.0 && page < 1e6), "{costs:?}");
+        assert!(costs.shared_huge().0 > costs.shared(), "{costs:?}");
     }
 }

@@ -3,7 +3,7 @@
 use super::collector::Collector;
 use super::heap::{Padded, of_malloc, padded};
 use super::program::Program;
-use super::sysfs::{SMALLEST, Sizes};
+use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
 use crate::error::CliError;
 use crate::replay::ahead;
 use crate::replay::source::Source;
@@ -29,8 +29,12 @@ pub struct Findings {
     pub program: Program,
     /// The host's settings.
     pub sizes: Sizes,
-    /// The faults by what they were for.
+    /// The host's setting of huge pages for shared memory.
+    pub shmem: Shmem,
+    /// The faults by what they were for, as recorded.
     pub census: Census,
+    /// The same with the host's huge pages for shared memory, and if all shared memory had them.
+    pub shared: [Census; 2],
     /// Folios with the host's settings, and if one more size were enabled for all memory: its order.
     pub now: Folios,
     /// See `now`.
@@ -56,8 +60,8 @@ pub struct Findings {
 impl Findings {
     /// The faults that a run without a recorder is expected to take, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
-        let Census { copies, file, .. } = self.census;
-        self.now.outcome.left + copies + file
+        let Census { copies, file, shared, shared_folios, .. } = self.shared[0];
+        self.now.outcome.left + copies + file + shared + shared_folios
     }
 
     /// The share of the recorded first touches that take a fault for a single page, from 0 to 1. A
@@ -72,6 +76,8 @@ impl Findings {
     /// Corrects the counts for a program that switches huge pages off for itself.
     pub fn switch_huge_off(&mut self) {
         self.sizes = Sizes { all: None, sizes: Vec::new() };
+        self.shmem = Shmem::NONE;
+        self.shared = [self.census.clone(), self.census.clone()];
         self.with.clear();
         self.now = self.without;
         self.padded_folios = self.without;
@@ -90,7 +96,12 @@ impl Findings {
     ///
     /// # Errors
     /// The recording does not hold together, or there is no memory to replay it in.
-    pub fn of(source: &Source, program: Program, sizes: Sizes) -> Result<Self, CliError> {
+    pub fn of(
+        source: &Source,
+        program: Program,
+        sizes: Sizes,
+        shmem: Shmem,
+    ) -> Result<Self, CliError> {
         let trace = &source.trace;
         let wrong = |error: PlanError| CliError::Usage(format!("{}: {error}", source.name));
         let (always, asked) = (sizes.always(), sizes.asked());
@@ -108,10 +119,19 @@ impl Findings {
         let (padded_trace, padded) = padded(trace);
         let settings = Settings::new(&[]);
         let effects = ahead::effects(source, &settings, &[PREFAULT])?;
+        let census = Census::of(trace).map_err(wrong)?;
+        let all = census.with_huge_shared(census.huge_shared);
+        let now = match shmem.mode {
+            Mode::Always => all.clone(),
+            Mode::Madvise => census.with_huge_shared(census.huge_asked),
+            Mode::Never => census.clone(),
+        };
         Ok(Self {
             name: source.name.clone(),
             program,
-            census: Census::of(trace).map_err(wrong)?,
+            census,
+            shared: [now, all],
+            shmem,
             now: folios(trace, &always)?,
             with,
             without: anticipate::folio::folios(trace, &[], &[]).map_err(wrong)?,

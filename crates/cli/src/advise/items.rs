@@ -76,10 +76,17 @@ pub fn open(findings: &Findings) -> Vec<Open> {
 
 /// Nanoseconds that the faults of a run take, as the host is set now.
 pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
-    let Census { zero_page, copies, file, .. } = findings.census;
+    let Census { zero_page, copies, .. } = findings.census;
     let single = zero_page.min(findings.now.mapped[0]) as f64;
     let anonymous = folio_time(&findings.now, costs) - single * (costs.page - costs.unzeroed());
-    anonymous + file as f64 * costs.unzeroed() + copies as f64 * costs.copied()
+    anonymous + shared_time(&findings.shared[0], costs) + copies as f64 * costs.copied()
+}
+
+/// Nanoseconds of all faults on files and shared memory.
+fn shared_time(census: &Census, costs: &Costs) -> f64 {
+    census.file as f64 * costs.unzeroed()
+        + census.shared as f64 * costs.shared()
+        + census.shared_folios as f64 * costs.shared_huge().0
 }
 
 /// Nanoseconds of all faults on anonymous memory, each on a page or a folio.
@@ -135,6 +142,7 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let mut items = Vec::new();
     items.extend(sizes(findings, costs));
     items.extend(without_thp(findings, costs));
+    items.extend(shared_memory(findings, costs));
     items.extend(allocator::predicted(findings, costs));
     items.extend(populate(findings, costs));
     items.extend(runtime::predicted(findings, costs));
@@ -214,6 +222,29 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
+/// Huge pages for all shared memory.
+fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let file = findings.shmem.file.clone()?;
+    let [now, all] = &findings.shared;
+    let mut remarks = vec![
+        "of shared anonymous memory, System V's segments and memfd; files on tmpfs have the mount option huge=",
+    ];
+    if !costs.shared_huge().1 {
+        remarks.push("the cost of a huge page is computed: --sysfs permits to measure it");
+    }
+    let spared = now.faults() as f64 - all.faults() as f64;
+    (spared > 0.0).then(|| Item {
+        name: "shared memory on THP".into(),
+        action: format!("echo always > {}", file.display()),
+        saving: shared_time(now, costs) - shared_time(all, costs),
+        spared: Some(spared),
+        unused: findings.census.huge_shared.unused(),
+        apply: Apply::Sysfs(file, "always"),
+        at_best: 0.0,
+        remarks,
+    })
+}
+
 /// Large mappings that are used nearly whole are populated when they are made.
 fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
     let mut groups = findings.census.mappings.clone();
@@ -282,10 +313,10 @@ pub fn size(bytes: u64) -> String {
 pub mod tests {
     use super::super::costs::tests::{TAKEN, costs, taken};
     use super::super::program::Program;
-    use super::super::sysfs::{Mode, Sizes};
+    use super::super::sysfs::{Mode, Shmem, Sizes};
     use super::*;
     use crate::replay::source::{Input, open};
-    use faultless_trace::census::Mappings;
+    use faultless_trace::census::{HugeShared, Mappings};
 
     /// Of a bundled recording, as of a program of glibc's.
     pub fn findings(name: &str, sizes: Sizes) -> Findings {
@@ -293,7 +324,22 @@ pub mod tests {
             panic!("{name} is bundled")
         };
         let program = Program { glibc: true, ..Program::default() };
-        Findings::of(&source, program, sizes).expect("it holds together")
+        Findings::of(&source, program, sizes, Shmem::NONE).expect("it holds together")
+    }
+
+    /// As [`findings`], with `first` pages of shared memory in `folios` huge pages, and the word of
+    /// `shmem_enabled`.
+    pub fn sharing(first: u64, folios: u64, mode: Mode) -> Findings {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.shmem =
+            Shmem { mode, word: "never".into(), file: Some("/sys/shmem_enabled".into()) };
+        let census = &mut findings.census;
+        census.shared += first;
+        census.huge_shared = HugeShared { first, mapped: 0, folios, maps: 0 };
+        let all = census.with_huge_shared(census.huge_shared);
+        let now = if mode == Mode::Always { all.clone() } else { census.clone() };
+        findings.shared = [now, all];
+        findings
     }
 
     /// A host with two sizes of folios.
@@ -351,6 +397,30 @@ pub mod tests {
         let more = (findings.without.mapped[0] - findings.now.mapped[0]) as f64;
         let want = huge * 300.0 * 512.0 - more * 2300.0;
         assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
+    }
+
+    #[test]
+    fn huge_pages_of_shared_memory_save_what_its_faults_cost() {
+        let without = findings("python", sizes(Mode::Madvise));
+        let costs = costs();
+        assert!(predict(&without, &costs).iter().all(|item| item.name != "shared memory on THP"));
+        let findings = sharing(10_000, 20, Mode::Never);
+        let items = predict(&findings, &costs);
+        let got = find(&items, "shared memory on THP");
+        // A shared page costs 3,000 ns, a huge page of them 154,650.
+        let want = 10_000.0 * 3000.0 - 20.0 * 154_650.0;
+        assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
+        assert_eq!((got.spared, got.unused), (Some(9980.0), 240 * PAGE_SIZE));
+        assert_eq!(got.apply, Apply::Sysfs("/sys/shmem_enabled".into(), "always"));
+        let more = spent(&findings, &costs) - spent(&without, &costs);
+        assert!((more - 10_000.0 * 3000.0).abs() < 1.0, "{more}");
+        assert_eq!(findings.expected_faults(), without.expected_faults() + 10_000);
+        // All shared memory has huge pages already.
+        let findings = sharing(10_000, 20, Mode::Always);
+        assert!(predict(&findings, &costs).iter().all(|item| item.name != "shared memory on THP"));
+        let more = spent(&findings, &costs) - spent(&without, &costs);
+        assert!((more - 20.0 * 154_650.0).abs() < 1.0, "{more}");
+        assert_eq!(findings.expected_faults(), without.expected_faults() + 20);
     }
 
     #[test]

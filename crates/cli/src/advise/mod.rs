@@ -42,7 +42,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
-use sysfs::Sizes;
+use sysfs::{Shmem, Sizes};
 
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
@@ -101,8 +101,8 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     }
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
     let program = Program::of(name, &source.trace);
-    let mut findings = Findings::of(&source, program, Sizes::read())?;
-    let mut meter = Meter::new(args.sysfs)?;
+    let mut findings = Findings::of(&source, program, Sizes::read(), Shmem::read())?;
+    let mut meter = Meter::new(args.sysfs, findings.census.shared > 0)?;
     let mut plain = None;
     for round in 0..ROUNDS {
         // After one round there is an answer; without a plain run, it has the recording's time.

@@ -224,12 +224,21 @@ impl<'a> Answer<'a> {
             (census.zeroed, "zero a page"),
             (census.zero_page, "map the zero page"),
             (census.copies, "copy a page or change its protection"),
-            (census.file, "map a file"),
+            (census.shared, "zero a page of shared memory"),
+            (census.file, "map a page of a file or of shared memory"),
         ];
         kinds.retain(|(count, _)| *count > 0);
         let kinds: Vec<_> =
             kinds.iter().map(|(count, what)| format!("{} {what}", grouped(*count))).collect();
         writeln!(out, " {}.", kinds.join(", "))?;
+        if let Some(file) = self.findings.shmem.file.as_deref().filter(|_| census.shared > 0) {
+            writeln!(
+                out,
+                " Huge pages of shared memory are set to `{}` here ({}).",
+                self.findings.shmem.word,
+                file.display()
+            )?;
+        }
         let back = census.returned + census.discarded;
         if back > 0 {
             writeln!(
@@ -314,6 +323,7 @@ impl<'a> Answer<'a> {
                 ("program".to_owned(), source.trace.header.program.as_str().into()),
                 ("command".to_owned(), command.join(" ").into()),
                 ("sysfs".to_owned(), args.sysfs.into()),
+                ("shmem_enabled".to_owned(), self.findings.shmem.word.as_str().into()),
             ]),
             knobs: Map::new(),
         }
@@ -336,6 +346,7 @@ impl<'a> Answer<'a> {
             ("first_touch_ns", costs.quiet.touch),
             ("pretouched_page_ns", costs.pretouched),
             ("mapping_call_ns", costs.mapping),
+            ("shared_page_ns", costs.shared()),
         ] {
             json.write(context, metric, "ns", Number::Real(value))?;
         }
@@ -348,6 +359,7 @@ impl<'a> Answer<'a> {
             ("faults_zero_page", census.zero_page),
             ("faults_copied", census.copies),
             ("faults_file", census.file),
+            ("faults_shared", census.shared),
             ("faults_returned", census.returned),
             ("faults_discarded", census.discarded),
             ("virtual_machine", costs.virtual_machine.into()),

@@ -96,6 +96,50 @@ impl Sizes {
     }
 }
 
+/// The setting of huge pages for shared anonymous memory, System V's segments and memfd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shmem {
+    /// Memory that gets huge pages.
+    pub mode: Mode,
+    /// The word of the setting, for the user.
+    pub word: String,
+    /// The file to change; `None` if the kernel has no huge pages for shared memory.
+    pub file: Option<PathBuf>,
+}
+
+impl Shmem {
+    /// A kernel without huge pages for shared memory.
+    pub const NONE: Self = Self { mode: Mode::Never, word: String::new(), file: None };
+
+    /// Reads the setting of this host.
+    pub fn read() -> Self {
+        Self::below(Path::new(THP))
+    }
+
+    /// Reads the setting below the directory `dir`. Since Linux 6.11 each size has a file of its own,
+    /// which inherits the setting of all sizes by default.
+    fn below(dir: &Path) -> Self {
+        let all = dir.join("shmem_enabled");
+        let own = dir.join(format!("hugepages-{}kB/shmem_enabled", kib(LARGEST)));
+        let Ok(text) = fs::read_to_string(&all) else { return Self::NONE };
+        let word = chosen(&text).to_owned();
+        let of_size = fs::read_to_string(&own).map(|text| chosen(&text).to_owned());
+        // `deny` and `force` of all sizes take effect before the setting of a size.
+        let (word, file) = match of_size {
+            Ok(of_size) if of_size != "inherit" && word != "deny" && word != "force" => {
+                (of_size, own)
+            }
+            _ => (word, all),
+        };
+        let mode = match &*word {
+            "always" | "within_size" | "force" => Mode::Always,
+            "advise" => Mode::Madvise,
+            _ => Mode::Never,
+        };
+        Self { mode, word, file: Some(file) }
+    }
+}
+
 /// The keeper of a loan: it ignores what ends the command, waits for the end of its input, and writes the values back.
 const KEEPER: &str = "trap '' INT TERM HUP; cat >/dev/null; s=0; while [ $# -ge 2 ]; do printf %s \"$2\" >\"$1\" || s=1; shift 2; \
                       done; exit $s";
@@ -150,6 +194,15 @@ impl Loan {
         let changes = [(&*size_file(order), "madvise")];
         let changes = if Sizes::read().mode(order) == Mode::Never { &changes[..] } else { &[] };
         Self::keep(turn, changes).map(Some)
+    }
+
+    /// Lets programs ask for huge pages in shared memory, if they may not by now.
+    pub fn permit_shared() -> Result<Option<Self>, CliError> {
+        let Some(turn) = turn(Path::new(THP))? else { return Ok(None) };
+        let shmem = Shmem::read();
+        let file = shmem.file.as_deref().filter(|_| shmem.mode == Mode::Never);
+        let changes: Vec<_> = file.map(|file| (file, "advise")).into_iter().collect();
+        Self::keep(turn, &changes).map(Some)
     }
 
     /// Gives each of the files a value. If one cannot be changed, what was changed already is put back.
@@ -210,6 +263,32 @@ mod tests {
         assert_eq!((sizes.mode(4), sizes.mode(5)), (Mode::Never, Mode::Never));
         // Linux before 6.8 has one size.
         assert_eq!(sizes.always(), [9]);
+    }
+
+    #[test]
+    fn the_setting_of_shared_memory_is_that_of_its_size() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let shmem = || Shmem::below(dir.path());
+        assert_eq!(shmem(), Shmem::NONE);
+        let all = dir.path().join("shmem_enabled");
+        let write = |word: &str| fs::write(&all, format!("x [{word}] y")).expect("written");
+        let mut modes = Vec::new();
+        for word in ["always", "within_size", "force", "advise", "never", "deny"] {
+            write(word);
+            modes.push(shmem().mode);
+            assert_eq!((shmem().word.as_str(), shmem().file), (word, Some(all.clone())));
+        }
+        use Mode::{Always, Madvise, Never};
+        assert_eq!(modes, [Always, Always, Always, Madvise, Never, Never]);
+        let own = dir.path().join("hugepages-2048kB/shmem_enabled");
+        fs::create_dir(own.parent().expect("below")).expect("a directory");
+        fs::write(&own, "always [inherit] never").expect("written");
+        write("advise");
+        assert_eq!((shmem().mode, shmem().file), (Madvise, Some(all.clone())));
+        fs::write(&own, "always inherit [never]").expect("written");
+        assert_eq!((shmem().mode, shmem().file), (Never, Some(own)));
+        write("force");
+        assert_eq!((shmem().mode, shmem().file), (Always, Some(all.clone())));
     }
 
     #[test]

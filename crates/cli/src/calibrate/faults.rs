@@ -8,12 +8,14 @@
 use super::hardware::{Effort, nanoseconds};
 use crate::error::CliError;
 use faultless::PAGE_SIZE;
-use memmap2::{Advice, MmapMut};
+use memmap2::{Advice, MmapMut, MmapOptions};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::getppid;
+use std::fs::File;
 use std::hint::black_box;
 use std::io;
+use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
 
 /// Bytes of a page, as a length.
@@ -102,6 +104,55 @@ pub enum Way {
     /// By a fault for each folio of this order, 1 to 9. `MADV_HUGEPAGE` asks for it, which has an effect where the setting of its size is
     /// `madvise` or `always`.
     Folios(u8),
+    /// One by one, in shared memory.
+    Shared,
+    /// In shared memory, by a fault for each 2 MiB. `MADV_HUGEPAGE` asks for it.
+    SharedHuge,
+}
+
+/// Memory whose pages are measured.
+struct Measured {
+    memory: MmapMut,
+    /// Bytes before the first boundary of a huge page.
+    skip: usize,
+    /// The file of shared memory: its pages are freed with the file.
+    file: Option<File>,
+}
+
+impl Measured {
+    const BYTES: usize = LIVED * PAGE + HUGE_BYTES;
+
+    fn private() -> io::Result<Self> {
+        let memory = MmapMut::map_anon(Self::BYTES)?;
+        let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+        Ok(Self { memory, skip, file: None })
+    }
+
+    /// Returns `None` if addresses and offsets in the file have different places in a huge page.
+    fn shared() -> io::Result<Option<Self>> {
+        // SAFETY: the name is a valid string.
+        let fd = unsafe { libc::memfd_create(c"faultless".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was opened just now, and belongs to nothing else.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len((Self::BYTES + HUGE_BYTES) as u64)?;
+        let map = |offset: usize| {
+            let mut options = MmapOptions::new();
+            // SAFETY: no other process or thread has the file, which keeps its length.
+            unsafe { options.offset(offset as u64).len(Self::BYTES).map_mut(&file) }
+        };
+        let place = |memory: &MmapMut| memory.as_ptr().addr() % HUGE_BYTES;
+        let first = map(0)?;
+        let offset = place(&first);
+        drop(first);
+        // The kernel mostly gives the same addresses again.
+        let memory = map(offset)?;
+        let alike = place(&memory) == offset;
+        let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+        Ok(alike.then_some(Self { memory, skip, file: Some(file) }))
+    }
 }
 
 /// Nanoseconds of processor time that a page costs a program from its mapping to its unmapping, beyond the program's own use of it.
@@ -113,13 +164,17 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     let mut beside = MmapMut::map_anon(BESIDE).map_err(failed)?;
     let _ = beside.advise(Advice::NoHugePage);
     beside.fill(1);
-    let mut memory = MmapMut::map_anon(LIVED * PAGE + HUGE_BYTES).map_err(failed)?;
-    let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+    let measured = match way {
+        Way::Shared | Way::SharedHuge => Measured::shared().map_err(failed)?,
+        _ => Some(Measured::private().map_err(failed)?),
+    };
+    let Some(Measured { mut memory, skip, file }) = measured else { return Ok(None) };
     // The rest of a mapping that is larger than the folios would be of a larger size; so the last folio of each 2 MiB is left out by an
     // advice of its own, which parts the mapping.
     let order = match way {
         Way::Folios(order) => order,
-        Way::Single | Way::Populated | Way::Pretouched => 0,
+        Way::SharedHuge => HUGE.ilog2() as u8,
+        Way::Single | Way::Populated | Way::Pretouched | Way::Shared => 0,
     };
     let pages: Vec<usize> = match way {
         Way::Folios(order) if usize::from(order) < HUGE.ilog2() as usize => {
@@ -144,7 +199,7 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
         Way::Pretouched => {
             memory[skip..skip + LIVED * PAGE].iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
         }
-        Way::Single | Way::Folios(_) => {}
+        Way::Single | Way::Folios(_) | Way::Shared | Way::SharedHuge => {}
     }
     let populated = thread_time();
     let faults = thread_faults();
@@ -164,14 +219,15 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     let faults = thread_faults() - faults;
     let second = pass(2);
     drop(memory);
+    drop(file);
     let end = thread_time();
     // What the pages took beyond a second use of them.
     let took = (populated - begin) + (first - populated) + (end - second);
     let beyond = took.as_secs_f64() - (second - first).as_secs_f64();
     let expected = match way {
-        Way::Single => pages.len(),
+        Way::Single | Way::Shared => pages.len(),
         Way::Populated | Way::Pretouched => 0,
-        Way::Folios(order) => pages.len() >> order,
+        Way::Folios(_) | Way::SharedHuge => pages.len() >> order,
     };
     let as_expected = faults.abs_diff(expected as u64) <= expected as u64 / 20 + 16;
     Ok(as_expected.then_some(beyond * 1e9 / pages.len() as f64))
@@ -239,6 +295,10 @@ mod tests {
         let populated = life(Way::Populated).expect("memory").expect("no page faults");
         between(50.0, single, 1e6);
         between(-1e4, populated, 1e6);
+        // Unless the kernel gave other addresses.
+        if let Some(shared) = life(Way::Shared).expect("memory") {
+            between(50.0, shared, 1e6);
+        }
     }
 
     /// The kernel has no folio of two pages of anonymous memory.

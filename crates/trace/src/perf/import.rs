@@ -447,7 +447,7 @@ fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) 
                 (false, false) => Backing::File,
                 (false, true) => Backing::SharedFile,
             };
-            // A name says more only of what is mapped from a device, such as /dev/zero.
+            // A name says more only of memory that is mapped by a descriptor: /dev/zero and memfd.
             let backing = match named {
                 Some(name @ (Backing::Anon | Backing::SharedAnon)) => name,
                 _ => plain,
@@ -496,8 +496,8 @@ fn backing_named(name: &[u8], shared: bool) -> Backing {
         b"[heap]" => Backing::Heap,
         b"[stack]" => Backing::Stack,
         b"//anon" | b"" => Backing::Anon,
-        // What MAP_SHARED | MAP_ANONYMOUS is a mapping of, and System V's segments.
-        _ if name.starts_with(b"/dev/zero") || name.starts_with(b"/SYSV") => {
+        // Shared anonymous memory, System V's segments, and memfd.
+        _ if [&b"/dev/zero"[..], b"/SYSV", b"/memfd:"].iter().any(|it| name.starts_with(it)) => {
             if shared {
                 Backing::SharedAnon
             } else {

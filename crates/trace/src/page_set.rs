@@ -1,0 +1,150 @@
+//! Sets and states of pages, in a few bits a page: recordings have millions of them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A set of page numbers, 64 to a word.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageSet {
+    words: HashMap<u64, u64>,
+}
+
+impl PageSet {
+    const PAGES: u64 = 64;
+
+    /// Adds `page`. Returns whether it was not there.
+    pub fn insert(&mut self, page: u64) -> bool {
+        let word = self.words.entry(page / Self::PAGES).or_default();
+        let bit = 1 << (page % Self::PAGES);
+        let new = *word & bit == 0;
+        *word |= bit;
+        new
+    }
+
+    /// Removes the pages in `range`.
+    pub fn remove(&mut self, range: Range<u64>) {
+        let bits = |at| mask(&range, at * Self::PAGES, Self::PAGES as u32, 1);
+        for_words(&mut self.words, &range, Self::PAGES, |at, word| *word &= !bits(at));
+        if self.words.len() > 1 << 10 {
+            return;
+        }
+        self.words.retain(|_, word| *word != 0);
+    }
+
+    /// The number of pages.
+    pub fn len(&self) -> u64 {
+        self.words.values().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
+/// The state of a page that was touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Mapped.
+    There = 1,
+    /// Given back by `munmap` or `brk`.
+    Returned = 2,
+    /// Given back by `MADV_DONTNEED`.
+    Discarded = 3,
+}
+
+/// The states of pages, 32 to a word.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageStates {
+    words: HashMap<u64, u64>,
+}
+
+impl PageStates {
+    const PAGES: u64 = 32;
+
+    /// Marks `page` as mapped. Returns its state before, if it was touched before.
+    pub fn touch(&mut self, page: u64) -> Option<State> {
+        let word = self.words.entry(page / Self::PAGES).or_default();
+        let shift = page % Self::PAGES * 2;
+        let before = *word >> shift & 3;
+        *word = *word & !(3 << shift) | (State::There as u64) << shift;
+        match before {
+            0 => None,
+            1 => Some(State::There),
+            2 => Some(State::Returned),
+            _ => Some(State::Discarded),
+        }
+    }
+
+    /// Gives all touched pages in `range` the state `state`.
+    pub fn set(&mut self, range: Range<u64>, state: State) {
+        for_words(&mut self.words, &range, Self::PAGES, |at, word| {
+            let inside = mask(&range, at * Self::PAGES, Self::PAGES as u32, 2);
+            // The lower bit of each page in the range that was touched.
+            let touched = (*word | *word >> 1) & inside & (u64::MAX / 3);
+            *word = *word & !(touched * 3) | touched * state as u64;
+        });
+    }
+}
+
+/// The bits in a word for the pages of `range`, where the word has `count` pages from `first` on,
+/// of `bits` bits each.
+fn mask(range: &Range<u64>, first: u64, count: u32, bits: u32) -> u64 {
+    let below = |page: u64| {
+        let pages = page.saturating_sub(first).min(count.into()) as u32;
+        1u64.checked_shl(pages * bits).map_or(u64::MAX, |bit| bit - 1)
+    };
+    below(range.end) & !below(range.start)
+}
+
+/// Calls `change` for each word with pages of `range`; each word has `pages`.
+fn for_words(
+    words: &mut HashMap<u64, u64>,
+    range: &Range<u64>,
+    pages: u64,
+    mut change: impl FnMut(u64, &mut u64),
+) {
+    if range.is_empty() {
+        return;
+    }
+    let numbers = range.start / pages..=(range.end - 1) / pages;
+    // A range may be far larger than what is touched in it.
+    if numbers.end() - numbers.start() >= words.len() as u64 {
+        let inside = words.iter_mut().filter(|(at, _)| numbers.contains(at));
+        inside.for_each(|(at, word)| change(*at, word));
+        return;
+    }
+    for at in numbers {
+        if let Some(word) = words.get_mut(&at) {
+            change(at, word);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    proptest! {
+        #[test]
+        fn sets_and_states_are_those_of_plain_maps(
+            steps in proptest::collection::vec((0u64..200, 0u64..300, 0u8..4), 0..60),
+        ) {
+            let (mut set, mut plain) = (PageSet::default(), BTreeSet::new());
+            let (mut states, mut map) = (PageStates::default(), BTreeMap::new());
+            for (page, len, what) in steps {
+                let range = page..page + len;
+                if what == 0 {
+                    set.remove(range.clone());
+                    plain.retain(|page| !range.contains(page));
+                    states.set(range.clone(), State::Returned);
+                    map.range_mut(range).for_each(|(_, state)| *state = State::Returned);
+                } else if what == 1 {
+                    states.set(range.clone(), State::Discarded);
+                    map.range_mut(range).for_each(|(_, state)| *state = State::Discarded);
+                } else {
+                    prop_assert_eq!(set.insert(page), plain.insert(page));
+                    prop_assert_eq!(states.touch(page), map.insert(page, State::There));
+                }
+                prop_assert_eq!(set.len(), plain.len() as u64);
+            }
+        }
+    }
+}
