@@ -12,7 +12,13 @@ const SAMPLE_PERIOD: usize = 16;
 const FLAGS: usize = 40;
 const FREQUENCY: u8 = 1 << 2;
 const ATTR: usize = 128;
+/// In the fourth byte of an attribute's flags.
+const ATTR_COMM_EXEC: u8 = 1;
+/// In the second byte of a record's `misc`.
+const COMM_EXEC: u8 = 0x20;
+const EVENT_DESC: u32 = 12;
 const LOST: u8 = 2;
+const COMM: u8 = 3;
 const EXIT: u8 = 4;
 const THROTTLE: u8 = 5;
 const SAMPLE: u8 = 9;
@@ -52,6 +58,19 @@ fn records(bytes: &[u8], kind: u8) -> Vec<usize> {
             found.push(at);
         }
         at += usize::from(u16::from_le_bytes([bytes[at + 6], bytes[at + 7]]));
+    }
+    found
+}
+
+/// The places of all attributes: those in the section of attributes, and their descriptions.
+fn attributes(bytes: &[u8]) -> Vec<usize> {
+    let (start, size, each) = (word(bytes, 24), word(bytes, 32), word(bytes, 16));
+    let mut found: Vec<_> = (start..start + size).step_by(each).collect();
+    // EVENT_DESC repeats each of them.
+    for at in found.clone() {
+        let attr = &bytes[at..at + ATTR];
+        let starts = 0..bytes.len() - ATTR;
+        found.extend(starts.filter(|start| &bytes[*start..start + ATTR] == attr));
     }
     found
 }
@@ -105,6 +124,99 @@ fn samples_of_guests_are_left_out() {
     assert!(all > 0 && faults(&trace) == 0);
     let note = format!("{} records of virtual machines' guests are left out", samples.len());
     assert!(trace.header.notes.contains(&note), "{:?}", trace.header.notes);
+}
+
+/// Without a mark of `exec`, the processes are those that `perf record -p` attaches to.
+#[test]
+fn a_recording_of_a_running_process_says_so() {
+    let note = |bytes: &[u8]| {
+        let header = read(bytes).unwrap().header;
+        header.notes.iter().find(|note| note.contains("before the recording began")).cloned()
+    };
+    assert_eq!(note(FULL), None);
+    let mut bytes = FULL.to_vec();
+    for comm in records(FULL, COMM) {
+        bytes[comm + 5] &= !COMM_EXEC;
+    }
+    let header = read(&bytes).unwrap().header;
+    assert!(note(&bytes).unwrap().contains("perf record -p"), "{:?}", header.notes);
+    assert!(!header.program.is_empty());
+    // A kernel before 3.16 does not mark any.
+    for at in attributes(&bytes) {
+        bytes[at + FLAGS + 3] &= !ATTR_COMM_EXEC;
+    }
+    assert_eq!(note(&bytes), None);
+}
+
+/// `bytes` with attributes of `size` bytes, as an older perf writes them: without the last fields.
+fn with_attributes_of(size: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut out = bytes.to_vec();
+    let short = |at: usize| {
+        let mut attr = bytes[at..at + size].to_vec();
+        attr[4..8].copy_from_slice(&(size as u32).to_le_bytes());
+        attr
+    };
+    let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let put = |out: &mut Vec<u8>, at: usize, value: usize| {
+        out[at..at + 8].copy_from_slice(&(value as u64).to_le_bytes());
+    };
+    let (start, len, each) = (word(bytes, 24), word(bytes, 32), word(bytes, 16));
+    let begin = out.len();
+    for at in (start..start + len).step_by(each) {
+        out.extend(short(at));
+        out.extend(&bytes[at + each - 16..at + each]);
+    }
+    let len = out.len() - begin;
+    put(&mut out, 16, size + 16);
+    put(&mut out, 24, begin);
+    put(&mut out, 32, len);
+    // The description of the events repeats the attributes.
+    let before = word(bytes, 72) & ((1 << EVENT_DESC) - 1);
+    let entry = word(bytes, 40) + word(bytes, 48) + 16 * before.count_ones() as usize;
+    let mut at = word(bytes, entry);
+    let begin = out.len();
+    let (count, full) = (half(at), half(at + 4));
+    out.extend((count as u32).to_le_bytes());
+    out.extend((size as u32).to_le_bytes());
+    at += 8;
+    for _ in 0..count {
+        out.extend(short(at));
+        at += full;
+        let rest = 8 + half(at + 4) + 8 * half(at);
+        out.extend(&bytes[at..at + rest]);
+        at += rest;
+    }
+    let len = out.len() - begin;
+    put(&mut out, entry, begin);
+    put(&mut out, entry + 8, len);
+    out
+}
+
+/// Linux 3.7 to 3.18 have attributes of 96 bytes.
+#[test]
+fn attributes_of_older_kernels_are_read() {
+    for size in [112, 96, 72] {
+        let trace = read(&with_attributes_of(size, FULL));
+        assert_eq!(trace.as_ref(), read(FULL).as_ref(), "{size} bytes");
+    }
+    assert!(reason(&with_attributes_of(56, FULL)).contains("event attributes of 56 bytes"));
+}
+
+/// The file is read in parts from a disk, and as a whole from a pipe or if it is compressed.
+#[test]
+fn a_file_and_its_bytes_are_the_same_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("some.data");
+    for bytes in [FULL, &FULL[..FULL.len() - 100], &FULL[..64], &FULL[..5]] {
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(faultless_trace::read(&path), parse(&path, bytes));
+        let opened = match open(&path) {
+            Ok(faultless_trace::Input::Recording(trace)) => Ok(trace),
+            Ok(faultless_trace::Input::Addresses(_)) => panic!("it is a recording"),
+            Err(error) => Err(error),
+        };
+        assert_eq!(opened, parse(&path, bytes));
+    }
 }
 
 /// perf up to Linux 3.10 writes a table of event names besides the description of the events.

@@ -26,6 +26,8 @@ pub struct Answer<'a> {
     findings: &'a Findings,
     costs: Costs,
     plain: Option<Run>,
+    /// Remarks of the reader of the recording.
+    notes: &'a [String],
     /// Nanoseconds that faults can have taken: the kernel time of the run, or of a recording the
     /// processor time of its threads.
     limit: f64,
@@ -40,7 +42,7 @@ pub struct Answer<'a> {
 
 impl<'a> Answer<'a> {
     /// From counts, costs and the run without a recorder, if there was one.
-    pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &Trace) -> Self {
+    pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &'a Trace) -> Self {
         let recorded = trace.events.last().map_or(0, |event| event.time_us);
         let recorded = recorded as f64 / 1e6;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -52,8 +54,17 @@ impl<'a> Answer<'a> {
         let busy = spent(findings, &bounded) / 1e9;
         let seconds = plain.map_or(recorded.max(busy), |run| run.processor);
         let (open, prefault) = (open(findings), prefault(findings, &bounded));
-        let mut answer =
-            Self { findings, costs, plain, limit, seconds, items: Vec::new(), open, prefault };
+        let mut answer = Self {
+            findings,
+            costs,
+            plain,
+            notes: &trace.header.notes,
+            limit,
+            seconds,
+            items: Vec::new(),
+            open,
+            prefault,
+        };
         answer.items = answer.predict(&answer.costs);
         answer
     }
@@ -259,6 +270,9 @@ impl<'a> Answer<'a> {
                 out,
                 " The time of the run is that of the recording, which the recorder made longer."
             )?,
+        }
+        for note in self.plain.is_none().then_some(self.notes).unwrap_or_default() {
+            writeln!(out, " note: {note}")?;
         }
         if let Some(run) = self.plain {
             if run.thp_off {

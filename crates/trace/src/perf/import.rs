@@ -8,7 +8,7 @@
 //! happened, another thread's `mmap` may get the same addresses and return first. `mprotect` stands
 //! at its enter where it grants writing and at its exit where it does not, so that no fault of
 //! another thread that was right is found wrong. An event that stands at the enter holds a slot that
-//! stays empty if the call then fails.
+//! is removed at the end if the call then fails.
 //!
 //! # Mapping records
 //!
@@ -25,7 +25,8 @@ use crate::event::{
 };
 use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
-    CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType, SampleRecord,
+    AttrFlags, CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType,
+    SampleRecord,
 };
 use linux_perf_data::{Feature, PerfFile};
 use std::collections::{HashMap, HashSet};
@@ -64,7 +65,11 @@ pub(super) struct Import {
     /// Where each process that might be a `vfork` began in the events.
     births: HashMap<u32, usize>,
     pending: HashMap<u32, Pending>,
-    events: Vec<Option<Event>>,
+    events: Vec<Event>,
+    /// The kernel marks the name of a program that is executed (Linux 3.16 and later).
+    tells_exec: bool,
+    /// Places in `events` of calls that failed after all.
+    failed_slots: Vec<usize>,
     start_ns: Option<u64>,
     now_us: u64,
     failed: u64,
@@ -125,6 +130,8 @@ impl Import {
             births: HashMap::new(),
             pending: HashMap::new(),
             events: Vec::new(),
+            tells_exec: attrs.iter().any(|attr| attr.attr.flags.contains(AttrFlags::COMM_EXEC)),
+            failed_slots: Vec::new(),
             start_ns: None,
             now_us: 0,
             failed: 0,
@@ -220,20 +227,60 @@ impl Import {
             let note = format!("{} records of virtual machines' guests are left out", self.guests);
             self.header.notes.push(note);
         }
+        if self.tells_exec {
+            self.name_running();
+        }
         if self.failed > 0 {
             let note = format!("{} calls that the kernel refused are left out", self.failed);
             self.header.notes.push(note);
         }
+        // In place: a copy would take as much memory again.
+        self.failed_slots.sort_unstable();
+        let mut failed = self.failed_slots.into_iter().peekable();
+        let mut numbers = 0..;
+        self.events.retain(|_| {
+            let number = numbers.next();
+            failed.next_if(|slot| Some(*slot) == number).is_none()
+        });
         Ok(Trace {
             header: self.header,
             processes: self.processes,
             threads: self.threads,
-            events: self.events.into_iter().flatten().collect(),
+            events: self.events,
         })
     }
 
+    /// Notes processes that ran before the recording began.
+    fn name_running(&mut self) {
+        let mut executed = vec![false; self.processes.len()];
+        let mut running = vec![false; self.processes.len()];
+        for event in &self.events {
+            let process = self.threads[event.thread as usize].process as usize;
+            match event.kind {
+                Kind::Exec => executed[process] = true,
+                Kind::Fault { .. } if self.processes[process].parent.is_none() => {
+                    running[process] |= !executed[process];
+                }
+                _ => {}
+            }
+        }
+        let count = running.iter().filter(|running| **running).count();
+        let Some(first) = running.iter().position(|running| *running) else { return };
+        if self.header.program.is_empty() {
+            let mut threads = self.threads.iter();
+            let thread = threads.find(|thread| thread.process as usize == first);
+            self.header.program = thread.map_or(String::new(), |thread| thread.name.clone());
+        }
+        let processes = if count == 1 { "process" } else { "processes" };
+        self.header.notes.push(format!(
+            "{count} {processes} ran before the recording began (perf record -p or -a): which pages were \
+             touched before is not known, and faults are those of the recorded time alone. Remedy: \
+             record the program from its start, with `faultless record -- PROGRAM`"
+        ));
+    }
+
     fn push(&mut self, thread: u32, kind: Kind) {
-        self.events.push(Some(Event { time_us: self.now_us, thread, kind }));
+        self.events.push(Event { time_us: self.now_us, thread, kind });
     }
 
     fn new_process(&mut self, pid: i32, parent: Option<u32>) -> u32 {
@@ -375,7 +422,7 @@ impl Import {
                 let child = field(pid, "child")? as i32;
                 let shares = field(flags, "clone flags")? & CLONE_VM != 0;
                 let slot = self.thread_of.get(&child).and_then(|child| self.births.remove(child));
-                let event = slot.and_then(|slot| self.events[slot].as_mut());
+                let event = slot.map(|slot| &mut self.events[slot]);
                 if let Some(Event { kind: Kind::Spawn { birth, .. }, .. }) = event
                     && shares
                 {
@@ -397,18 +444,12 @@ impl Import {
             Call::Mprotect => args[2] & u64::from(Prot::WRITE.bits()) != 0,
             Call::Mmap | Call::Mremap | Call::Brk => false,
         };
-        let slot = stands_here.then(|| {
-            self.events.push(None);
+        // The time of the slot is that of its enter.
+        let slot = if stands_here { call_event(call, &args, 0, None) } else { None };
+        let slot = slot.map(|kind| {
+            self.push(thread, kind);
             self.events.len() - 1
         });
-        // The time of the slot is that of its enter.
-        if let Some(slot) = slot {
-            self.events[slot] = call_event(call, &args, 0, None).map(|kind| Event {
-                time_us: self.now_us,
-                thread,
-                kind,
-            });
-        }
         if self.exits.contains(&call) {
             self.pending.insert(thread, Pending { call, args, slot, backing: None });
         } else if slot.is_none()
@@ -423,9 +464,7 @@ impl Import {
     fn settle(&mut self, thread: u32, pending: &Pending, result: u64) {
         if result >= FIRST_ERRNO {
             self.failed += 1;
-            if let Some(slot) = pending.slot {
-                self.events[slot] = None;
-            }
+            self.failed_slots.extend(pending.slot);
         } else if pending.slot.is_none()
             && let Some(kind) = call_event(pending.call, &pending.args, result, pending.backing)
         {
