@@ -11,7 +11,7 @@
 pub mod folio;
 pub mod instruction;
 
-use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};
+use crate::event::{Access, Backing, Birth, Event, Kind, Prot, Trace};
 use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
 use faultless::SpaceId;
@@ -221,6 +221,15 @@ struct Walk<'p> {
 }
 
 fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
+    walk_over(trace, trace.events.iter().copied(), policy)
+}
+
+/// As [`walk`], with `events` in place of those of `trace`.
+fn walk_over(
+    trace: &Trace,
+    events: impl Iterator<Item = Event>,
+    policy: &mut dyn Policy,
+) -> Result<Outcome, PlanError> {
     trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
     let mut walk = Walk {
         policy,
@@ -233,7 +242,7 @@ fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
     };
     let mut of_process: Vec<Option<usize>> = vec![None; trace.processes.len()];
     let mut of_thread: Vec<Option<usize>> = vec![None; trace.threads.len()];
-    for event in &trace.events {
+    for event in events {
         let thread = event.thread as usize;
         let process = trace.threads[thread].process as usize;
         let space = *of_thread[thread].get_or_insert_with(|| {

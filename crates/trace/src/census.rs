@@ -72,9 +72,9 @@ pub struct Census {
 /// Faults on shared memory in aligned ranges of 2 MiB that lie within one mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugeShared {
-    /// Those of `shared`.
+    /// Faults of `shared`.
     pub first: u64,
-    /// Those of `file`.
+    /// Faults of `file`.
     pub mapped: u64,
     /// Huge pages that would be allocated.
     pub folios: u64,
@@ -202,9 +202,9 @@ struct Memory {
 /// Huge pages of shared memory, by their first page.
 #[derive(Clone, Default)]
 struct SharedFolios {
-    /// Those that this process or a relative would have allocated.
+    /// The huge pages that this process or a relative would have allocated.
     allocated: Rc<RefCell<PageSet>>,
-    /// Those that this process would have mapped.
+    /// The huge pages that this process would have mapped.
     mapped: PageSet,
 }
 

@@ -69,11 +69,6 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The bytes of the file at `path`, at most [`MAX_FILE`] of them.
-pub(crate) fn load(path: &Path) -> Result<Vec<u8>, Error> {
-    load_from(path, open(path)?)
-}
-
 /// Opens the file at `path`. The error for a directory that perf wrote says so.
 pub(crate) fn open(path: &Path) -> Result<std::fs::File, Error> {
     if path.is_dir() {

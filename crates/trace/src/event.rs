@@ -4,10 +4,10 @@
 //! the moment from which others can see them: what gives memory (`mmap`, `brk`, `mremap`) where it
 //! returns, what takes it away (`munmap`, `madvise`) where it enters.
 
+use crate::page_set::PageSet;
 use bitflags::bitflags;
 use faultless::PAGE_SIZE;
 use rangemap::RangeMap;
-use std::collections::HashSet;
 use std::fmt;
 
 /// The most events in a recording; a bound on what a hostile file can make us hold.
@@ -386,7 +386,7 @@ impl Trace {
             recorded: self.header.recorded,
             ..Summary::default()
         };
-        let mut pages = HashSet::new();
+        let mut pages = vec![PageSet::default(); self.processes.len()];
         for event in &self.events {
             match event.kind {
                 Kind::Fault { page, access, kernel, present, .. } => {
@@ -397,7 +397,8 @@ impl Trace {
                     }) += 1;
                     summary.write_faults += usize::from(access == Access::Write);
                     summary.present_faults += usize::from(present);
-                    pages.insert((self.threads[event.thread as usize].process, page));
+                    let process = self.threads[event.thread as usize].process;
+                    pages[process as usize].insert(page / PAGE_SIZE);
                 }
                 Kind::Map { .. } => summary.maps += 1,
                 Kind::Area { .. } => summary.areas += 1,
@@ -410,7 +411,7 @@ impl Trace {
                 Kind::Spawn { .. } | Kind::Exit => {}
             }
         }
-        summary.distinct_pages = pages.len();
+        summary.distinct_pages = pages.iter().map(|pages| pages.len() as usize).sum();
         summary.unserved_faults = self.unserved_faults();
         summary.anon_first_touches = self.anon_first_touches();
         summary

@@ -6,9 +6,10 @@
 //! when they are used again. A block that `mremap` moved is copied.
 
 use crate::event::{Backing, Birth, Kind, Prot, Trace};
+use crate::page_set::PageSet;
 use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// The smallest block that glibc maps by itself, by default, in bytes.
 const THRESHOLD: u64 = 128 << 10;
@@ -60,10 +61,10 @@ struct Heap {
     /// Free parts: their first page, and how many.
     free: BTreeMap<u64, u64>,
     end: u64,
-    resident: HashSet<u64>,
+    resident: PageSet,
     /// The break, in bytes, and pages below an earlier one that were touched.
     brk: Option<u64>,
-    touched: HashSet<u64>,
+    touched: PageSet,
     /// Pages that are free and resident.
     idle: u64,
 }
@@ -90,12 +91,12 @@ impl Heap {
                     let want = new_len / PAGE_SIZE;
                     let to = self.resize(at, pages, want);
                     if to != at {
-                        let resident = (at..at + pages).filter(|page| self.resident.contains(page));
-                        out.copied += resident.count() as u64;
-                        let filled: Vec<_> = (0..pages.min(want))
-                            .filter(|n| self.resident.contains(&(at + n)))
-                            .collect();
-                        self.resident.extend(filled.into_iter().map(|n| to + n));
+                        out.copied += self.resident_in(at, pages);
+                        for n in 0..pages.min(want) {
+                            if self.resident.contains(at + n) {
+                                self.resident.insert(to + n);
+                            }
+                        }
                         self.give(at, pages);
                     }
                     self.blocks.insert(new / PAGE_SIZE, (want, to));
@@ -105,11 +106,7 @@ impl Heap {
             Kind::Brk { end } => {
                 let end = page_up(end).unwrap_or(end) / PAGE_SIZE;
                 let before = self.brk.replace(end).unwrap_or(end);
-                let moved = self
-                    .touched
-                    .iter()
-                    .filter(|page| (end.min(before)..end.max(before)).contains(page));
-                let moved = moved.count() as u64;
+                let moved = self.touched.count(end.min(before)..end.max(before));
                 self.idle =
                     if end < before { self.idle + moved } else { self.idle.saturating_sub(moved) };
             }
@@ -196,7 +193,7 @@ impl Heap {
     }
 
     fn resident_in(&self, at: u64, pages: u64) -> u64 {
-        (at..at + pages).filter(|page| self.resident.contains(page)).count() as u64
+        self.resident.count(at..at + pages)
     }
 }
 

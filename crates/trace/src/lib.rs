@@ -43,7 +43,8 @@ pub mod reserve;
 mod zstd;
 
 use lackey::Addresses;
-use std::io::{self, Read};
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Seek};
 use std::path::Path;
 
 pub use error::{Error, Place};
@@ -72,8 +73,7 @@ pub fn open(path: &Path) -> Result<Input, Error> {
     let mut start = Vec::new();
     (&mut file).take(START).read_to_end(&mut start).map_err(failed)?;
     if !lackey::recognise(&start) {
-        let bytes = error::load_from(path, (&*start).chain(file))?;
-        return parse(path, &bytes).map(Input::Recording);
+        return recording(path, &start, file).map(Input::Recording);
     }
     if !file.metadata().map_err(failed)?.is_file() {
         let mut kept = tempfile::tempfile().map_err(failed)?;
@@ -89,8 +89,30 @@ pub fn open(path: &Path) -> Result<Input, Error> {
 /// # Errors
 /// The file cannot be read, is neither of the two, or is truncated or corrupted.
 pub fn read(path: &Path) -> Result<Trace, Error> {
-    let bytes = error::load(path)?;
-    parse(path, &bytes)
+    let mut file = error::open(path)?;
+    let mut start = Vec::new();
+    let read = (&mut file).take(START).read_to_end(&mut start);
+    read.map_err(|error| Error::io(path, &error))?;
+    recording(path, &start, file)
+}
+
+/// Reads the recording that begins with `start`, which was read from `file`.
+fn recording(path: &Path, start: &[u8], file: File) -> Result<Trace, Error> {
+    let len = file.metadata().ok().filter(Metadata::is_file).map(|data| data.len());
+    let fits = len.is_some_and(|len| len <= error::MAX_FILE);
+    if fits
+        && start.starts_with(b"PERFILE2")
+        && let Some(trace) = perf::parse_file(path, &file)?
+    {
+        return Ok(trace);
+    }
+    let mut file = file;
+    // The walk over the file has moved its position.
+    let at = file.seek(io::SeekFrom::Start(start.len() as u64));
+    if fits {
+        at.map_err(|error| Error::io(path, &error))?;
+    }
+    parse(path, &error::load_from(path, start.chain(file))?)
 }
 
 /// Reads a recording from `bytes`, which came from `path` (used in errors only).

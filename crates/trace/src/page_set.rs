@@ -21,6 +21,29 @@ impl PageSet {
         new
     }
 
+    /// Returns whether `page` is in the set.
+    pub fn contains(&self, page: u64) -> bool {
+        let word = self.words.get(&(page / Self::PAGES));
+        word.is_some_and(|word| word >> (page % Self::PAGES) & 1 != 0)
+    }
+
+    /// Returns whether the set has no page.
+    pub fn is_empty(&self) -> bool {
+        self.words.values().all(|word| *word == 0)
+    }
+
+    /// The number of pages in `range`.
+    pub fn count(&self, range: Range<u64>) -> u64 {
+        let (first, last) = (range.start / Self::PAGES, range.end.div_ceil(Self::PAGES));
+        let in_word = |at: u64, word: u64| {
+            u64::from((word & mask(&range, at * Self::PAGES, Self::PAGES as u32, 1)).count_ones())
+        };
+        if last.saturating_sub(first) > self.words.len() as u64 {
+            return self.words.iter().map(|(at, word)| in_word(*at, *word)).sum();
+        }
+        (first..last).filter_map(|at| Some(in_word(at, *self.words.get(&at)?))).sum()
+    }
+
     /// Removes the pages in `range`.
     pub fn remove(&mut self, range: Range<u64>) {
         let bits = |at| mask(&range, at * Self::PAGES, Self::PAGES as u32, 1);
@@ -144,6 +167,10 @@ mod tests {
                     prop_assert_eq!(states.touch(page), map.insert(page, State::There));
                 }
                 prop_assert_eq!(set.len(), plain.len() as u64);
+                prop_assert_eq!(set.is_empty(), plain.is_empty());
+                prop_assert_eq!(set.contains(page), plain.contains(&page));
+                let range = page.min(len)..page.max(len);
+                prop_assert_eq!(set.count(range.clone()), plain.range(range).count() as u64);
             }
         }
     }

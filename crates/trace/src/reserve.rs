@@ -4,10 +4,10 @@
 //! A reservation is a large private mapping without permissions. Parts of it become usable by `mprotect`, or by an `mmap` over them.
 
 use crate::event::{Backing, Kind, Prot, Trace};
+use crate::page_set::PageSet;
 use crate::plan::PlanError;
 use faultless::PAGE_SIZE;
 use rangemap::RangeSet;
-use std::collections::HashSet;
 use std::ops::Range;
 
 /// The smallest mapping that counts as reserved, in bytes.
@@ -83,14 +83,14 @@ struct Live {
     /// What is still mapped; empty once it has ended.
     range: Range<u64>,
     usable: RangeSet<u64>,
-    touched: HashSet<u64>,
+    touched: PageSet,
     counts: Reserved,
 }
 
 impl Live {
     fn new(process: u32, range: Range<u64>) -> Self {
         let counts = Reserved { len: range.end - range.start, ..Reserved::default() };
-        Self { process, range, usable: RangeSet::new(), touched: HashSet::new(), counts }
+        Self { process, range, usable: RangeSet::new(), touched: PageSet::default(), counts }
     }
 
     fn holds(&self, process: u32, part: &Range<u64>) -> bool {
@@ -134,7 +134,7 @@ impl Live {
         if self.touched.is_empty() {
             self.counts.begun = self.now();
         }
-        self.counts.refilled += u64::from(!self.touched.insert(page));
+        self.counts.refilled += u64::from(!self.touched.insert(page / PAGE_SIZE));
     }
 
     fn end(&mut self) {
@@ -143,7 +143,7 @@ impl Live {
     }
 
     fn counts(self) -> Reserved {
-        Reserved { touched: self.touched.len() as u64, ..self.counts }
+        Reserved { touched: self.touched.len(), ..self.counts }
     }
 }
 

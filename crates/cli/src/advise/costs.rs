@@ -46,7 +46,7 @@ pub struct Meter {
     folios: [Vec<f64>; LARGEST as usize + 1],
     /// Pages of shared memory, single and in huge pages.
     shared: [Vec<f64>; 2],
-    /// Whether the program has shared memory, so that its pages are measured.
+    /// The program has shared memory: pages of shared memory are measured.
     shares: bool,
     /// Of the largest size, from memory that the host has taken back.
     fresh: Vec<f64>,

@@ -8,10 +8,11 @@ use crate::error::CliError;
 use crate::replay::ahead;
 use crate::replay::source::Source;
 use crate::report::effect::Effect;
+use crate::report::progress::Progress;
 use crate::settings::{Ahead, Settings};
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate;
-use faultless_trace::anticipate::folio::{Folios, LARGEST, folios};
+use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
 use faultless_trace::census::Census;
 use faultless_trace::keep::{Kept, kept};
 use faultless_trace::plan::PlanError;
@@ -57,7 +58,13 @@ pub struct Findings {
     pub prefault: Option<Effect>,
 }
 
+/// Steps of progress that the replays count as: each takes about as long as several walks.
+const REPLAYS: u64 = 8;
+
 impl Findings {
+    /// Steps of progress of [`of`](Self::of), about.
+    pub const STEPS: u64 = LARGEST as u64 + 4 + REPLAYS;
+
     /// The faults that a run without a recorder is expected to take, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
         let Census { copies, file, shared, shared_folios, .. } = self.shared[0];
@@ -101,27 +108,41 @@ impl Findings {
         program: Program,
         sizes: Sizes,
         shmem: Shmem,
+        progress: &Progress,
     ) -> Result<Self, CliError> {
         let trace = &source.trace;
         let wrong = |error: PlanError| CliError::Usage(format!("{}: {error}", source.name));
         let (always, asked) = (sizes.always(), sizes.asked());
-        let folios = |trace, orders: &[u8]| folios(trace, orders, &asked).map_err(wrong);
+        let counted = |counts: Result<Folios, PlanError>| {
+            progress.advance(1);
+            counts.map_err(wrong)
+        };
+        let folios = |orders: &[u8]| counted(folios(trace, orders, &asked));
+        progress.begin("counts faults with larger folios");
         let mut with = Vec::new();
         for order in SMALLEST..=LARGEST {
             let there = sizes.sizes.iter().any(|(size, _)| *size == order)
                 || order == LARGEST && sizes.all.is_some();
             if there && !always.contains(&order) {
                 let orders = [&always[..], &[order]].concat();
-                with.push((order, folios(trace, &orders)?));
+                with.push((order, folios(&orders)?));
             }
         }
-        let heap = of_malloc(trace);
-        let (padded_trace, padded) = padded(trace);
+        let now = folios(&always)?;
+        let without = counted(anticipate::folio::folios(trace, &[], &[]))?;
+        progress.begin("counts faults with other settings of malloc");
+        let malloc = |orders: &[u8]| counted(folios_of(trace, of_malloc(trace), orders, &asked));
+        let malloc_huge = [malloc(&always)?, malloc(&[&always[..], &[LARGEST]].concat())?];
+        let mut pad = Padded::default();
+        let padded_folios = counted(folios_of(trace, padded(trace, &mut pad), &always, &asked))?;
+        progress.begin("replays the program with prefault");
         let settings = Settings::new(&[]);
         let effects = ahead::effects(source, &settings, &[PREFAULT])?;
+        progress.advance(REPLAYS);
+        progress.begin("counts faults by what they are for");
         let census = Census::of(trace).map_err(wrong)?;
         let all = census.with_huge_shared(census.huge_shared);
-        let now = match shmem.mode {
+        let with_shmem = match shmem.mode {
             Mode::Always => all.clone(),
             Mode::Madvise => census.with_huge_shared(census.huge_asked),
             Mode::Never => census.clone(),
@@ -130,17 +151,14 @@ impl Findings {
             name: source.name.clone(),
             program,
             census,
-            shared: [now, all],
+            shared: [with_shmem, all],
             shmem,
-            now: folios(trace, &always)?,
+            now,
             with,
-            without: anticipate::folio::folios(trace, &[], &[]).map_err(wrong)?,
-            malloc_huge: [
-                folios(&heap, &always)?,
-                folios(&heap, &[&always[..], &[LARGEST]].concat())?,
-            ],
-            padded,
-            padded_folios: folios(&padded_trace, &always)?,
+            without,
+            malloc_huge,
+            padded: pad,
+            padded_folios,
             reserved: reserved(trace).map_err(wrong)?,
             collector: None,
             kept: kept(trace).map_err(wrong)?,

@@ -15,16 +15,16 @@ const PAD: u64 = 128 << 10;
 /// See [`PAD`].
 pub const LARGER_PAD: u64 = 4 << 20;
 
-/// The recording with the memory of glibc's `malloc` alone as private memory, as it would be with `glibc.malloc.hugetlb=1`: the heap
+/// The events of a recording with the memory of glibc's `malloc` alone as private memory, as it would be with `glibc.malloc.hugetlb=1`: the heap
 /// ends at a multiple of 2 MiB. Other memory becomes shared, in which folios have no part.
-pub fn of_malloc(trace: &Trace) -> Trace {
+pub fn of_malloc(trace: &Trace) -> impl Iterator<Item = Event> {
     let mut bases: HashMap<u32, u64> = HashMap::new();
-    let others = |len: u64, backing: Backing| match backing {
+    let others = move |len: u64, backing: Backing| match backing {
         Backing::Anon if len < HUGE || len.is_multiple_of(ARENA) => Backing::SharedAnon,
         Backing::Stack => Backing::Special,
         backing => backing,
     };
-    let changed = |event: &Event| {
+    trace.events.iter().map(move |event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let kind = match event.kind {
             // glibc moves the break to a multiple of 2 MiB; the first call tells where it is.
@@ -45,9 +45,7 @@ pub fn of_malloc(trace: &Trace) -> Trace {
             kind => kind,
         };
         Event { kind, ..*event }
-    };
-    let events = trace.events.iter().map(changed).collect();
-    Trace { events, ..trace.clone() }
+    })
 }
 
 /// What a larger pad changes.
@@ -59,13 +57,12 @@ pub struct Padded {
     pub bytes: u64,
 }
 
-/// The recording with a heap that grows by [`LARGER_PAD`] at a time (`MALLOC_TOP_PAD_`). A break that goes down does so as before.
-pub fn padded(trace: &Trace) -> (Trace, Padded) {
-    let mut out = Padded::default();
+/// The events of a recording with a heap that grows by [`LARGER_PAD`] at a time (`MALLOC_TOP_PAD_`). A break that goes down does so as
+/// before. What changes is added up in `out` as the events are read.
+pub fn padded<'a>(trace: &'a Trace, out: &'a mut Padded) -> impl Iterator<Item = Event> + 'a {
     // By process: where the break was recorded, and where it would be.
     let mut heaps: HashMap<u32, (u64, u64)> = HashMap::new();
-    let mut events = Vec::with_capacity(trace.events.len());
-    for event in &trace.events {
+    trace.events.iter().filter_map(move |event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let mut event = *event;
         match &mut event.kind {
@@ -76,7 +73,7 @@ pub fn padded(trace: &Trace) -> (Trace, Padded) {
                 *recorded = *end;
                 if grows && *end <= *padded {
                     out.calls += 1;
-                    continue;
+                    return None;
                 }
                 if grows {
                     *end += LARGER_PAD - PAD;
@@ -87,9 +84,8 @@ pub fn padded(trace: &Trace) -> (Trace, Padded) {
             Kind::Exec => _ = heaps.remove(&process),
             _ => {}
         }
-        events.push(event);
-    }
-    (Trace { events, ..trace.clone() }, out)
+        Some(event)
+    })
 }
 
 #[cfg(test)]
@@ -112,21 +108,24 @@ mod tests {
     #[test]
     fn a_larger_pad_spares_calls() {
         let grown: Vec<u64> = (0..64).map(|time| time * 132).collect();
-        let (trace, padded) = padded(&breaks(&grown));
+        let with = |trace: &Trace| {
+            let mut out = Padded::default();
+            let events = padded(trace, &mut out).count();
+            (out, events)
+        };
+        let (padded, events) = with(&breaks(&grown));
         // The first tells the beginning; each that remains grows by 132 and 3,968 KiB, which serves 30 more.
-        assert_eq!((padded.calls, trace.events.len()), (60, 4));
+        assert_eq!((padded.calls, events), (60, 4));
         assert_eq!(padded.bytes, LARGER_PAD - PAD);
         // The break goes down as before.
-        let (trace, padded) = super::padded(&breaks(&[0, 132, 0, 132]));
-        assert_eq!((padded.calls, trace.events.len()), (0, 4));
+        let (padded, events) = with(&breaks(&[0, 132, 0, 132]));
+        assert_eq!((padded.calls, events), (0, 4));
     }
 
     #[test]
     fn the_heap_ends_at_a_multiple_of_2_mib_where_malloc_asks_for_huge_pages() {
-        let trace = of_malloc(&breaks(&[0, 132, 2047, 2049]));
-        let ends: Vec<u64> = trace
-            .events
-            .iter()
+        let trace = breaks(&[0, 132, 2047, 2049]);
+        let ends: Vec<u64> = of_malloc(&trace)
             .filter_map(|event| match event.kind {
                 Kind::Brk { end } => Some((end - (1 << 40)) >> 10),
                 _ => None,

@@ -316,6 +316,7 @@ pub mod tests {
     use super::super::sysfs::{Mode, Shmem, Sizes};
     use super::*;
     use crate::replay::source::{Input, open};
+    use crate::report::progress::Progress;
     use faultless_trace::census::{HugeShared, Mappings};
 
     /// Of a bundled recording, as of a program of glibc's.
@@ -324,7 +325,8 @@ pub mod tests {
             panic!("{name} is bundled")
         };
         let program = Program { glibc: true, ..Program::default() };
-        Findings::of(&source, program, sizes, Shmem::NONE).expect("it holds together")
+        Findings::of(&source, program, sizes, Shmem::NONE, &Progress::on_terminal(0))
+            .expect("it holds together")
     }
 
     /// As [`findings`], with `first` pages of shared memory in `folios` huge pages, and the word of

@@ -29,9 +29,11 @@ use crate::output::{FOR_OWNER, Replacing};
 use crate::record::{self, exit_code};
 use crate::replay::source::{self, Input, Source};
 use crate::report::json::Json;
+use crate::report::progress::Progress;
 use crate::report::{self, say};
 use collector::Collector;
 use costs::Meter;
+use faultless_trace::plan::Plan;
 use faultless_trace::record::{RecordError, Signals, find_program};
 use findings::Findings;
 use items::Apply;
@@ -70,7 +72,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let found = found.transpose()?;
     let inputs: Vec<&Path> = inputs.into_iter().chain(found.as_deref()).collect();
     let mut json = Json::open(&args.json, &inputs)?;
-    let (source, status) = match &args.recording {
+    let (mut source, status) = match &args.recording {
         Some(file) => {
             interrupt::install();
             match source::open(file).map_err(|error| behind(file, error))? {
@@ -101,7 +103,11 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     }
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
     let program = Program::of(name, &source.trace);
-    let mut findings = Findings::of(&source, program, Sizes::read(), Shmem::read())?;
+    // The advice needs no plan for threads that run side by side.
+    source.plan = Plan::default();
+    let progress = Progress::on_terminal(Findings::STEPS + ROUNDS as u64);
+    let (sizes, shmem) = (Sizes::read(), Shmem::read());
+    let mut findings = Findings::of(&source, program, sizes, shmem, &progress)?;
     let mut meter = Meter::new(args.sysfs, findings.census.shared > 0)?;
     let mut plain = None;
     for round in 0..ROUNDS {
@@ -109,18 +115,25 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         if round > 0 && interrupt::requested() {
             break;
         }
+        progress.begin("measures what a page costs");
         meter.round()?;
+        progress.advance(1);
         // In the midst of the rounds, so that both meet the same load.
         if plain.is_none() && status.is_some() {
-            say!(
-                "faultless: the program runs a second time, without the recorder; its output is dropped, and Ctrl-C ends this run"
-            );
+            progress.print(|| {
+                say!(
+                    "faultless: the program runs a second time, without the recorder; its output is dropped, and Ctrl-C ends this run"
+                );
+                Ok::<_, CliError>(())
+            })?;
+            progress.begin("runs the program without the recorder");
             plain = once(&args.program, &Apply::Nothing)?;
             if program.go && !runtime::chosen() && !interrupt::requested() {
                 findings.collector = Some(Collector::of_run(&args.program)?);
             }
         }
     }
+    drop(progress);
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
     }

@@ -21,7 +21,11 @@ pub fn effects(
     regimes: &[Ahead],
 ) -> Result<Option<Vec<Effect>>, CliError> {
     let plan = in_turn(source)?;
-    let gauged = |ahead| gauged(source, &plan, &settings.with_ahead(ahead));
+    let gauged = |ahead| {
+        let gauged = gauged(source, &plan, &settings.with_ahead(ahead))?;
+        // Peaks are enough, and a long recording has many operations.
+        Ok::<_, CliError>(Gauged { resident: Vec::new(), ..gauged })
+    };
     let off = gauged(Ahead::OFF)?;
     let mut effects = Vec::with_capacity(regimes.len());
     for &ahead in regimes {

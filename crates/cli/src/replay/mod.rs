@@ -39,7 +39,11 @@ const TURNS: Turns = Turns::PROGRAMS;
 
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
-    let source = match source::open(&args.recording)? {
+    let progress = Progress::on_terminal(3);
+    progress.begin("reads the recording");
+    let opened = source::open(&args.recording)?;
+    drop(progress);
+    let source = match opened {
         Input::Recording(source) => Arc::new(*source),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
@@ -100,13 +104,20 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         html.write(|| page::page(&source, &settings, &String::from_utf8_lossy(&text)))?;
         return json.complete();
     }
+    let progress = Progress::on_terminal(3);
+    progress.begin("replays the recording");
     let mut replayed = once(&native, &source, &settings)?;
+    progress.advance(1);
     let context = source.context(&settings);
+    if settings.ahead.order > 0 {
+        progress.begin("replays the recording with and without prefault");
+    }
     // Counted apart: to look at the pages takes time.
     let effects = match replayed.complete && settings.ahead.order > 0 {
         true => ahead::effects(&source, &settings, &[settings.ahead])?.unwrap_or_default(),
         false => Vec::new(),
     };
+    drop(progress);
     let faults_off = match effects.first() {
         Some(effect) => {
             replayed.sample = effect.told(replayed.sample);

@@ -6,9 +6,11 @@ use crate::report::say;
 use crate::suggest;
 use faultless::PAGE_SIZE;
 use faultless_trace::lackey::Addresses;
-use faultless_trace::plan::{Op, Plan};
-use faultless_trace::{Trace, recordings};
+use faultless_trace::plan::Plan;
+use faultless_trace::{Kind, Trace, recordings};
 use std::path::{Path, PathBuf};
+
+const MAP_POPULATE: u32 = 0x8000;
 
 /// What a user means by the name of a recording.
 #[derive(Clone, Debug)]
@@ -135,9 +137,11 @@ impl Source {
     /// for tables and for what is freed with delay.
     pub fn memory(&self) -> u64 {
         let mut pages = self.trace.summary().distinct_pages as u64;
-        for op in self.plan.threads().iter().flat_map(|thread| &thread.ops) {
-            if let Op::Map { range, populate: true, .. } = op {
-                pages += range.pages();
+        for event in &self.trace.events {
+            if let Kind::Map { len, flags, .. } = event.kind
+                && flags & MAP_POPULATE != 0
+            {
+                pages += len / PAGE_SIZE;
             }
         }
         pages * 2 * PAGE_SIZE + (64 << 20)

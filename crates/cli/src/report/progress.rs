@@ -15,8 +15,20 @@ pub struct Progress {
 impl Progress {
     /// Of `steps` steps.
     pub fn new(steps: u64) -> Self {
-        let plain = !std::io::stderr().is_terminal();
-        let target = if plain {
+        Self::with(steps, true)
+    }
+
+    /// As [`new`](Self::new), and silent if standard error is no terminal: for work that takes seconds
+    /// only with a large recording.
+    pub fn on_terminal(steps: u64) -> Self {
+        Self::with(steps, false)
+    }
+
+    /// `lines` permits a line for each part.
+    fn with(steps: u64, lines: bool) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let plain = lines && !terminal;
+        let target = if !terminal {
             ProgressDrawTarget::hidden()
         } else {
             ProgressDrawTarget::stderr_with_hz(10)

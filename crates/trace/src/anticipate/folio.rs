@@ -4,8 +4,8 @@
 //! around it that is aligned, lies in its VMA, and of which no page is mapped yet. A load maps the zero page, alone. All pages of a
 //! folio are zeroed, used or not.
 
-use super::{Fault, Outcome, Policy, walk};
-use crate::event::{Access, Trace};
+use super::{Fault, Outcome, Policy, walk_over};
+use crate::event::{Access, Event, Trace};
 use crate::plan::PlanError;
 
 /// The largest order: a folio of 2 MiB, which one entry of the level above the last maps.
@@ -27,6 +27,19 @@ pub struct Folios {
 /// # Errors
 /// The trace does not pass [`Trace::check`].
 pub fn folios(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanError> {
+    folios_of(trace, trace.events.iter().copied(), all, asked)
+}
+
+/// As [`folios`], with `events` in place of those of `trace`.
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`].
+pub fn folios_of(
+    trace: &Trace,
+    events: impl Iterator<Item = Event>,
+    all: &[u8],
+    asked: &[u8],
+) -> Result<Folios, PlanError> {
     let sorted = |orders: &[&[u8]]| {
         let mut orders = orders.concat();
         orders.retain(|order| *order <= LARGEST);
@@ -38,7 +51,7 @@ pub fn folios(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanErr
         asked: sorted(&[all, asked]),
         mapped: [0; LARGEST as usize + 1],
     };
-    let outcome = walk(trace, &mut policy)?;
+    let outcome = walk_over(trace, events, &mut policy)?;
     Ok(Folios { outcome, mapped: policy.mapped })
 }
 

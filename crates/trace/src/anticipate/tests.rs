@@ -1,5 +1,5 @@
 use super::*;
-use crate::event::{Event, Header, ProcessInfo, ThreadInfo};
+use crate::event::{Header, ProcessInfo, ThreadInfo};
 use crate::recordings;
 use faultless::prefault::Streams;
 

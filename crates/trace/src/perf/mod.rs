@@ -22,9 +22,13 @@ mod scan;
 use crate::error::{Error, Place};
 use crate::event::Trace;
 use linux_perf_data::{Endianness, PerfFileReader, PerfFileRecord};
-use std::io::Cursor;
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+
+/// Bytes of a file that are read at a time.
+const BUFFER: usize = 1 << 20;
 
 /// Reads the `perf.data` file `bytes`, which came from the file `path` (used in errors only).
 ///
@@ -32,7 +36,22 @@ use std::path::Path;
 /// The bytes are not a `perf.data` file of x86-64 that `perf record` wrote to a file (not to a
 /// pipe), hold no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
-    let bytes = &*scan::check(path, bytes)?;
+    let bytes = scan::check(path, bytes)?;
+    guarded(path, Cursor::new(&*bytes))
+}
+
+/// As [`parse`], of a file that is not held in memory: a recording of millions of faults has a
+/// gigabyte. `None` if the file is compressed, so that its bytes are needed at once.
+pub(crate) fn parse_file(path: &Path, file: &File) -> Result<Option<Trace>, Error> {
+    if !scan::check_file(path, file)? {
+        return Ok(None);
+    }
+    let mut reader = BufReader::with_capacity(BUFFER, file);
+    reader.rewind().map_err(|error| Error::io(path, &error))?;
+    guarded(path, reader).map(Some)
+}
+
+fn guarded(path: &Path, bytes: impl Read + Seek) -> Result<Trace, Error> {
     // The parser is not ours: should it panic on input that the scan let through, that is an error
     // in the file like any other. Nothing but its own state is lost.
     let mut record = None;
@@ -51,10 +70,10 @@ fn place(record: Option<u64>) -> Place {
 }
 
 /// Parses `bytes`; `record` is kept at the number of the record in hand.
-fn read(path: &Path, bytes: &[u8], record: &mut Option<u64>) -> Result<Trace, Error> {
+fn read(path: &Path, bytes: impl Read + Seek, record: &mut Option<u64>) -> Result<Trace, Error> {
     let whole = |reason: String| Error::new(path, Place::File, reason);
     let PerfFileReader { mut perf_file, mut record_iter } =
-        PerfFileReader::parse_file(Cursor::new(bytes)).map_err(|e| whole(e.to_string()))?;
+        PerfFileReader::parse_file(bytes).map_err(|e| whole(e.to_string()))?;
     if perf_file.endian() != Endianness::LittleEndian {
         return Err(Error::at(path, 0, "recorded on a big-endian machine; x86-64 is understood"));
     }

@@ -5,7 +5,7 @@
 //! was between them does not matter: the parser sorts records by time. It does so in rounds, and the ends of rounds
 //! would no longer be where they belong, so they are left out.
 
-use super::scan::{Packed, RECORD_COMPRESSED, RECORD_COMPRESSED2, refused};
+use super::scan::{BUILD_ID, Packed, RECORD_COMPRESSED, RECORD_COMPRESSED2, refused};
 use crate::zstd;
 use std::io::{self, Read};
 
@@ -62,7 +62,7 @@ fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
         }
         // Where the recording was interrupted.
         let Some((record, rest)) = bytes.split_at_checked(size) else { break };
-        refused(kind, u16::from_le_bytes([m0, m1]), &record[8..])
+        refused(kind, u16::from_le_bytes([m0, m1]), record.get(BUILD_ID as usize).copied())
             .map_err(|(_, why)| format!("compressed: {why}"))?;
         match kind {
             RECORD_COMPRESSED | RECORD_COMPRESSED2 => {

@@ -9,6 +9,10 @@
 use super::packed;
 use crate::error::Error;
 use std::borrow::Cow;
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const HEADER: u64 = 104;
@@ -23,15 +27,107 @@ pub(super) const RECORD_COMPRESSED: u32 = 81;
 pub(super) const RECORD_COMPRESSED2: u32 = 83;
 const RECORD_MMAP2: u32 = 10;
 const MISC_BUILD_ID: u16 = 1 << 14;
+/// The place of the length of the build identifier in an MMAP2 record.
+pub(super) const BUILD_ID: u64 = 40;
 /// The smallest `perf_event_attr`.
 const MIN_ATTR: u64 = 64;
 /// Far more than any kernel's `perf_event_attr`.
 const MAX_ATTR: u64 = 4096;
 
-/// Refuses a file whose sizes and counts do not fit its bytes; otherwise gives it back, without
+/// Bytes of a file that are read at a time.
+const WINDOW: usize = 256 << 10;
+
+/// Refuses a file whose sizes and counts do not fit its bytes; otherwise returns the file without
 /// compressed records.
 pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
-    Scan { path, bytes }.file()
+    let Checked { data, table, packed } = Scan { path, bytes: &bytes }.file()?;
+    if packed.is_empty() {
+        return Ok(bytes.into());
+    }
+    let slice = |at: u64, len: u64| &bytes[at as usize..(at + len) as usize];
+    let packed = packed.into_iter().map(|Place { at, size, from, len }| {
+        let bytes = slice(from, len);
+        Packed { at, size, bytes }
+    });
+    let records = slice(data.offset, data.size);
+    let plain = packed::replaced(records, data.offset, packed.collect())
+        .map_err(|(at, reason)| Error::at(path, at, reason))?;
+    // The records get a place behind the file as it is, and the table of sections, whose place is always
+    // behind the records, goes along. All other places stay what the file says.
+    let mut file = bytes.to_vec();
+    file[40..48].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    file[48..56].copy_from_slice(&(plain.len() as u64).to_le_bytes());
+    file.extend(plain);
+    file.extend(slice(table.offset, table.size));
+    Ok(file.into())
+}
+
+/// As [`check`], of a file that is read in parts. Returns whether the file has no compressed records.
+pub(super) fn check_file(path: &Path, file: &File) -> Result<bool, Error> {
+    let len = file.metadata().map_err(|error| Error::io(path, &error))?.len();
+    let bytes = Window { file, len, part: RefCell::default() };
+    Ok(Scan { path, bytes: &bytes }.file()?.packed.is_empty())
+}
+
+/// The sections of a checked file.
+struct Checked {
+    data: Section,
+    /// The table of the feature sections.
+    table: Section,
+    packed: Vec<Place>,
+}
+
+/// A compressed record of `size` bytes at `at`, whose compressed bytes are the `len` from `from`.
+struct Place {
+    at: u64,
+    size: u64,
+    from: u64,
+    len: u64,
+}
+
+/// The bytes of a file, in memory or not.
+trait Bytes {
+    fn len(&self) -> u64;
+    /// Copies the bytes from `at` on, which are below the length.
+    fn copy(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+}
+
+impl Bytes for &[u8] {
+    fn len(&self) -> u64 {
+        <[u8]>::len(self) as u64
+    }
+
+    fn copy(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(&self[at as usize..at as usize + into.len()]);
+        Ok(())
+    }
+}
+
+/// A file, of which a part is in memory.
+struct Window<'a> {
+    file: &'a File,
+    len: u64,
+    /// The place of the part, and the part.
+    part: RefCell<(u64, Vec<u8>)>,
+}
+
+impl Bytes for Window<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn copy(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let (start, part) = &mut *self.part.borrow_mut();
+        let end = at + into.len() as u64;
+        if at < *start || end > *start + part.len() as u64 {
+            *start = at;
+            part.resize((self.len - at).min(WINDOW.max(into.len()) as u64) as usize, 0);
+            self.file.read_exact_at(part, at)?;
+        }
+        let from = (at - *start) as usize;
+        into.copy_from_slice(&part[from..from + into.len()]);
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -42,37 +138,44 @@ struct Section {
     size: u64,
 }
 
-struct Scan<'p, 'a> {
+struct Scan<'p, B> {
     path: &'p Path,
-    bytes: &'a [u8],
+    bytes: &'p B,
 }
 
-impl<'a> Scan<'_, 'a> {
+impl<B: Bytes> Scan<'_, B> {
     fn wrong<T>(&self, at: u64, reason: impl Into<String>) -> Result<T, Error> {
         Err(Error::at(self.path, at, reason))
     }
 
-    fn slice(&self, at: u64, len: u64) -> Result<&'a [u8], Error> {
-        let end = at.checked_add(len).filter(|end| *end <= self.bytes.len() as u64);
-        match end {
-            Some(end) => Ok(&self.bytes[at as usize..end as usize]),
+    /// Checks that the `len` bytes from `at` on are there.
+    fn there(&self, at: u64, len: u64) -> Result<(), Error> {
+        match at.checked_add(len).filter(|end| *end <= self.bytes.len()) {
+            Some(_) => Ok(()),
             None => self.wrong(at, format!("the file ends before these {len} bytes")),
         }
     }
 
+    fn array<const N: usize>(&self, at: u64) -> Result<[u8; N], Error> {
+        self.there(at, N as u64)?;
+        let mut bytes = [0; N];
+        let copied = self.bytes.copy(at, &mut bytes);
+        copied.map_err(|error| Error::at(self.path, at, error.to_string()))?;
+        Ok(bytes)
+    }
+
     fn u32(&self, at: u64) -> Result<u32, Error> {
-        let bytes = self.slice(at, 4)?;
-        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        self.array(at).map(u32::from_le_bytes)
     }
 
     fn u64(&self, at: u64) -> Result<u64, Error> {
-        Ok(u64::from(self.u32(at)?) | u64::from(self.u32(at + 4)?) << 32)
+        self.array(at).map(u64::from_le_bytes)
     }
 
     fn section(&self, told_at: u64) -> Result<Section, Error> {
         let section = Section { told_at, offset: self.u64(told_at)?, size: self.u64(told_at + 8)? };
         let end = section.offset.checked_add(section.size);
-        if end.is_none_or(|end| end > self.bytes.len() as u64) {
+        if end.is_none_or(|end| end > self.bytes.len()) {
             let Section { offset, size, .. } = section;
             return self.wrong(
                 told_at,
@@ -82,8 +185,8 @@ impl<'a> Scan<'_, 'a> {
         Ok(section)
     }
 
-    fn file(&self) -> Result<Cow<'a, [u8]>, Error> {
-        match self.slice(0, 8)? {
+    fn file(&self) -> Result<Checked, Error> {
+        match &self.array::<8>(0)? {
             b"PERFILE2" => {}
             b"2ELIFREP" => {
                 let why = "a perf.data file of a big-endian machine; x86-64 is understood";
@@ -122,20 +225,7 @@ impl<'a> Scan<'_, 'a> {
         }
         let table = self.features(data, attrs)?;
         let packed = self.records(data)?;
-        if packed.is_empty() {
-            return Ok(self.bytes.into());
-        }
-        let records = self.slice(data.offset, data.size)?;
-        let plain = packed::replaced(records, data.offset, packed)
-            .map_err(|(at, reason)| Error::at(self.path, at, reason))?;
-        // The records get a place behind the file as it is, and the table of sections, whose place is always
-        // behind the records, goes along. All other places stay what the file says.
-        let mut file = self.bytes.to_vec();
-        file[40..48].copy_from_slice(&(self.bytes.len() as u64).to_le_bytes());
-        file[48..56].copy_from_slice(&(plain.len() as u64).to_le_bytes());
-        file.extend(plain);
-        file.extend(self.slice(table.offset, table.size)?);
-        Ok(file.into())
+        Ok(Checked { data, table, packed })
     }
 
     /// Walks the table of the feature sections, and says where it is.
@@ -154,7 +244,7 @@ impl<'a> Scan<'_, 'a> {
             }
             let section = self.section(told_at)?;
             total = total.saturating_add(section.size);
-            if total > self.bytes.len() as u64 {
+            if total > self.bytes.len() {
                 return self.wrong(told_at, "the sections overlap");
             }
             if feature == EVENT_DESC {
@@ -207,28 +297,32 @@ impl<'a> Scan<'_, 'a> {
     }
 
     /// Walks the records: sizes must lead exactly to the end. Which of them are compressed, and what is in them.
-    fn records(&self, data: Section) -> Result<Vec<Packed<'a>>, Error> {
+    fn records(&self, data: Section) -> Result<Vec<Place>, Error> {
         let end = data.offset + data.size;
         let mut at = data.offset;
         let mut packed = Vec::new();
         while at < end {
-            let kind = self.u32(at)?;
-            let size = u64::from(self.u32(at + 4)? >> 16);
+            let [k0, k1, k2, k3, m0, m1, s0, s1] = self.array(at)?;
+            let kind = u32::from_le_bytes([k0, k1, k2, k3]);
+            let size = u64::from(u16::from_le_bytes([s0, s1]));
             if size < 8 || size > end - at {
                 return self.wrong(at, format!("a record of {size} bytes; {} are left", end - at));
             }
-            let misc = self.u32(at + 4)? as u16;
-            let body = self.slice(at + 8, size - 8)?;
-            refused(kind, misc, body).or_else(|(within, why)| self.wrong(at + within, why))?;
+            let misc = u16::from_le_bytes([m0, m1]);
+            // Of an MMAP2 record, the length of the build identifier.
+            let id = match size {
+                41.. => Some(self.array::<1>(at + BUILD_ID)?[0]),
+                _ => None,
+            };
+            refused(kind, misc, id).or_else(|(within, why)| self.wrong(at + within, why))?;
             if kind == RECORD_COMPRESSED {
-                packed.push(Packed { at, size, bytes: body });
+                packed.push(Place { at, size, from: at + 8, len: size - 8 });
             } else if kind == RECORD_COMPRESSED2 {
                 let len = self.u64(at + 8)?;
-                let fits = body.len().saturating_sub(8) as u64 >= len;
-                if !fits || body.len() < 8 {
+                if size < 16 || len > size - 16 {
                     return self.wrong(at + 8, "more compressed bytes than the record has");
                 }
-                packed.push(Packed { at, size, bytes: &body[8..8 + len as usize] });
+                packed.push(Place { at, size, from: at + 16, len });
             }
             at += size;
         }
@@ -243,12 +337,13 @@ pub(super) struct Packed<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-/// Why the parser must not see this record, and how far from its start that is said.
-pub(super) fn refused(kind: u32, misc: u16, body: &[u8]) -> Result<(), (u64, &'static str)> {
+/// Why the parser must not see this record, and how far from its start that is said. `id` is the byte
+/// at [`BUILD_ID`], if the record has so many.
+pub(super) fn refused(kind: u32, misc: u16, id: Option<u8>) -> Result<(), (u64, &'static str)> {
     match kind {
         RECORD_AUXTRACE => Err((0, "holds a hardware trace (AUX), which is not understood")),
-        RECORD_MMAP2 if misc & MISC_BUILD_ID != 0 && body.get(32).is_none_or(|len| *len > 20) => {
-            Err((40, "a build identifier of more than 20 bytes"))
+        RECORD_MMAP2 if misc & MISC_BUILD_ID != 0 && id.is_none_or(|len| len > 20) => {
+            Err((BUILD_ID, "a build identifier of more than 20 bytes"))
         }
         _ => Ok(()),
     }

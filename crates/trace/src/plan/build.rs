@@ -50,6 +50,10 @@ pub(super) struct Builder<'a> {
     assumptions: BTreeMap<Assumption, u64>,
     areas_copied: usize,
     waits: Vec<At>,
+    /// By process of the trace: whether all of its operations are of one thread.
+    alone: Vec<bool>,
+    /// By thread of the trace: the number of its events.
+    events: Vec<u32>,
     /// Whether each operation waits for the one before, and which that is.
     in_turn: bool,
     last: Option<At>,
@@ -57,8 +61,20 @@ pub(super) struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     pub fn new(trace: &'a Trace, in_turn: bool) -> Self {
+        let mut threads = vec![0u32; trace.processes.len()];
+        trace.threads.iter().for_each(|thread| threads[thread.process as usize] += 1);
+        let mut events = vec![0; trace.threads.len()];
+        for event in &trace.events {
+            events[event.thread as usize] += 1;
+            // The child runs in its parent's space.
+            if let Kind::Spawn { birth: Birth::Vfork, .. } = event.kind {
+                threads[trace.threads[event.thread as usize].process as usize] += 1;
+            }
+        }
         Self {
             trace,
+            alone: threads.into_iter().map(|count| count <= 1 || in_turn).collect(),
+            events,
             processes: Vec::new(),
             threads: Vec::new(),
             spaces: Vec::new(),
@@ -98,16 +114,20 @@ impl<'a> Builder<'a> {
         *self.assumptions.entry(what).or_default() += 1;
     }
 
-    fn new_process(&mut self, parent: Option<u32>, space: Space) -> u32 {
+    /// A process of the plan for that of the trace.
+    fn new_process(&mut self, parent: Option<u32>, space: Space, traced: u32) -> u32 {
         self.processes.push(Process { parent, threads: Vec::new() });
-        self.spaces.push((space, Order::default()));
+        self.spaces.push((space, Order::new(self.alone[traced as usize])));
         self.processes.len() as u32 - 1
     }
 
     fn new_thread(&mut self, process: u32, traced: u32, start: Option<At>) -> u32 {
         let thread = self.threads.len() as u32;
         let name = self.trace.threads[traced as usize].name.clone();
-        self.threads.push(Thread { process, name, start, ops: Vec::new(), waits: Vec::new() });
+        // An event is one operation, mostly. A thread of the trace is one of the plan, or two after a
+        // vfork.
+        let ops = Vec::with_capacity(std::mem::take(&mut self.events[traced as usize]) as usize);
+        self.threads.push(Thread { process, name, start, ops, waits: Vec::new() });
         self.processes[process as usize].threads.push(thread);
         self.thread_of[traced as usize] = Some(thread);
         thread
@@ -118,12 +138,12 @@ impl<'a> Builder<'a> {
         if let Some(thread) = self.thread_of[traced as usize] {
             return thread;
         }
-        let process = self.trace.threads[traced as usize].process as usize;
-        let process = match self.process_of[process] {
+        let in_trace = self.trace.threads[traced as usize].process;
+        let process = match self.process_of[in_trace as usize] {
             Some(process) => process,
             None => {
-                let new = self.new_process(None, Space::default());
-                self.process_of[process] = Some(new);
+                let new = self.new_process(None, Space::default(), in_trace);
+                self.process_of[in_trace as usize] = Some(new);
                 new
             }
         };
@@ -466,9 +486,9 @@ impl<'a> Builder<'a> {
                 if self.areas_copied > MAX_AREAS {
                     return Err(format!("forks copy more than {MAX_AREAS} areas"));
                 }
-                let new = self.new_process(Some(process), copy);
-                let traced = self.trace.threads[child as usize].process as usize;
-                self.process_of[traced] = Some(new);
+                let traced = self.trace.threads[child as usize].process;
+                let new = self.new_process(Some(process), copy, traced);
+                self.process_of[traced as usize] = Some(new);
                 self.new_thread(new, child, Some(at));
                 self.emit(thread, Op::Fork { child: new }, Effect::Change(VirtRange::USER));
             }
@@ -480,12 +500,12 @@ impl<'a> Builder<'a> {
         let process = self.threads[thread as usize].process;
         if self.guests.contains_key(&thread) {
             let start = self.next(thread);
-            let child = self.new_process(Some(process), Space::default());
+            let in_trace = self.trace.threads[traced as usize].process;
+            let child = self.new_process(Some(process), Space::default(), in_trace);
             self.emit(thread, Op::Launch { child }, Effect::Nothing);
             let at = self.emit(thread, Op::Exit, Effect::Nothing);
             self.release(thread, at);
-            let in_trace = self.trace.threads[traced as usize].process as usize;
-            self.process_of[in_trace] = Some(child);
+            self.process_of[in_trace as usize] = Some(child);
             self.new_thread(child, traced, Some(start));
         } else if self.threads[thread as usize].ops.is_empty() && self.space(thread).is_empty() {
             // The recording's first program: its space is empty already.

@@ -182,8 +182,8 @@ impl Thread {
     }
 }
 
-/// A recording made replayable.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A recording made replayable. The default has no operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     processes: Vec<Process>,
     threads: Vec<Thread>,

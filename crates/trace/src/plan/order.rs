@@ -15,18 +15,28 @@ pub(super) struct Order {
     touches: BTreeMap<(u64, u32), u32>,
     /// The last move of the program break, which is one value whatever its range.
     brk: Option<At>,
+    /// The process has one thread at all times: no operation waits.
+    alone: bool,
 }
 
 impl Order {
+    /// The order of a process. One with a single thread needs no memory for its touches.
+    pub fn new(alone: bool) -> Self {
+        Self { alone, ..Self::default() }
+    }
+
     /// The operation `at` touches `page`; what it must wait for is added to `waits`.
     pub fn touch(&mut self, at: At, page: u64, waits: &mut Vec<At>) {
+        if self.alone {
+            return;
+        }
         waits.extend(self.changes.get(&page).filter(|change| change.thread != at.thread));
         self.touches.insert((page, at.thread), at.op);
     }
 
     /// The operation `at` changes the address space in `range`.
     pub fn change(&mut self, at: At, range: VirtRange, waits: &mut Vec<At>) {
-        if range.is_empty() {
+        if range.is_empty() || self.alone {
             return;
         }
         let others = |waited: &At| waited.thread != at.thread;
