@@ -100,7 +100,7 @@ impl PageStates {
             let inside = mask(&range, at * Self::PAGES, Self::PAGES as u32, 2);
             // The lower bit of each page in the range that was touched.
             let touched = (*word | *word >> 1) & inside & (u64::MAX / 3);
-            *word = *word & !(touched * 3) | touched * state as u64;
+            *word = *word & !(touched * 3) | (touched * state as u64);
         });
     }
 }
