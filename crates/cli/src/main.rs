@@ -3,7 +3,7 @@
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
 //! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`boot`], [`versus`], [`scale`], [`calibrate`],
-//!   [`list`]: the commands;
+//!   [`profiles`], [`list`]: the commands;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
@@ -21,6 +21,7 @@ mod html;
 mod interrupt;
 mod list;
 mod output;
+mod profiles;
 mod record;
 mod replay;
 mod report;
@@ -75,6 +76,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Scale(args) => scale::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Workloads => list::workloads(),
+        Command::Profiles(args) => profiles::run(args.name.as_deref()),
         Command::Knobs => list::knobs(),
         Command::Counters => list::counters(),
     }?;

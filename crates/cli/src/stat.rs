@@ -6,13 +6,14 @@ use crate::host;
 use crate::html::{Html, Page};
 use crate::interrupt;
 use crate::output;
+use crate::profiles;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
 use crate::report::perf_stat::PerfStat;
 use crate::report::{self, say};
 use crate::run::{self, Sample};
 use crate::scale::page::{latencies, time};
-use crate::scale::subject::{self, PROFILE, Subject};
+use crate::scale::subject::{PROFILE, Subject};
 use crate::settings::Settings;
 use crate::suggest;
 use faultless_virtual::rates::Operation;
@@ -97,7 +98,7 @@ fn page(
     text: &str,
 ) -> Result<Option<Page>, CliError> {
     let subject = Arc::new(Subject::Workload(workload.to_owned(), Vec::new()));
-    let profile = subject::profile(PROFILE)?;
+    let profile = profiles::bundled(PROFILE)?;
     let Some((ran, _)) = subject.run(&profile, cpus, 0, settings)? else { return Ok(None) };
     let on = plural(cpus as u64, "CPU");
     let runs = [(settings.locking.name().to_owned(), &ran)];

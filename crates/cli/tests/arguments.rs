@@ -18,6 +18,7 @@ fn help_has_examples() {
         "versus",
         "scale",
         "calibrate",
+        "profiles",
         "workloads",
         "knobs",
         "counters",

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{faultless, interrupted, json_lines, value};
+use common::{Ran, command, faultless, interrupted, json_lines, value};
 use faultless_trace::plan::Plan;
 use faultless_trace::recordings;
 use nix::sys::signal::Signal;
@@ -117,7 +117,92 @@ fn a_published_table_is_beside_what_is_simulated() {
     }
     let published = value(&of("page_fault3"), machine, "locking=mmap_lock", "published");
     assert_eq!(published, Some(4_436_330.1));
+    let speculative = |metric| value(&of("page_fault2"), machine, "locking=speculative", metric);
+    assert!(speculative("published_to_base").is_some_and(|it| (it - 0.899).abs() < 0.001));
+    assert!(speculative("to_base").is_some_and(|ratio| ratio > 2.0));
+    for line in of("page_fault2") {
+        let said = |param: &str| line["params"][param].as_str().unwrap_or_default().to_owned();
+        assert_eq!(said("table"), "page_fault");
+        assert!(said("row").starts_with("page_fault2, "), "{line}");
+        assert!(said("published_by").starts_with("H. Song"), "{line}");
+    }
     assert!(lines.iter().all(|line| line["cpus"] == 72), "{table}");
+}
+
+#[test]
+fn a_table_is_shortened_to_numbers_of_cpus_and_has_details() {
+    let args = ["scale", "--table", "prefault", "--cpus", "1", "--details", "--json", "-"];
+    let ran = faultless(&args);
+    let table = ran.err.clone();
+    let lines = json_lines(&ran.succeeds());
+    assert!(lines.iter().all(|line| line["cpus"] == 1));
+    let published: Vec<_> =
+        lines.iter().filter(|line| line["metric"] == "published").map(|it| &it["value"]).collect();
+    assert_eq!(published, [45_097.0, 45_058.0, 45_544.0]);
+    let ratios = lines.iter().filter(|line| line["metric"] == "published_to_base").count();
+    assert_eq!(ratios, 2, "the base has none");
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| standard") || line.starts_with("| prefault"))
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(rows.len(), 6, "three rows, each with its details: {table}");
+    let faults = |row: &[&str]| row[11].parse::<f64>().expect("a number");
+    assert!(faults(&rows[3]) > 0.99 && faults(&rows[4]) < 0.4, "{table}");
+    let parts: f64 = rows[3][4..11].iter().map(|part| part.parse::<f64>().expect("ns")).sum();
+    let all: f64 = rows[3][3].parse().expect("ns");
+    assert!((parts - all).abs() <= 4.0, "{table}");
+}
+
+/// A bundled name goes before a file of that name, which the user can name by a path.
+#[test]
+fn bundled_names_go_before_files_and_the_user_is_informed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = faultless(&["profiles", "two-socket"]).succeeds();
+    let mine = text.replace("name = \"two-socket\"", "name = \"mine\"");
+    std::fs::write(dir.path().join("two-socket"), mine).expect("written");
+    std::fs::write(dir.path().join("sort"), "no recording").expect("written");
+    let run =
+        |args: &[&str]| Ran::of(command(&[&["scale"], args].concat()).current_dir(dir.path()));
+    let brief = ["brk1", "passes=2", "--cpus", "1", "--policies", "speculative"];
+
+    for profile in [&["--profile", "two-socket"][..], &[]] {
+        let ran = run(&[&brief[..], profile].concat());
+        assert!(ran.err.contains("two-socket is the bundled profile"), "{}", ran.err);
+        assert!(ran.succeeds().contains("simulated: two-socket ("));
+    }
+    let ran = run(&[&brief[..], &["--profile", "./two-socket"]].concat());
+    assert_eq!(ran.err.matches("bundled").count(), 0, "{}", ran.err);
+    assert!(ran.succeeds().contains("simulated: mine ("));
+
+    let ran = run(&["sort", "--policies", "speculative"]);
+    assert!(ran.err.contains("sort is the bundled recording"), "{}", ran.err);
+    ran.succeeds();
+    run(&["./sort"]).fails(2);
+}
+
+#[test]
+fn a_bundled_profile_is_printed_as_a_file_that_can_be_used() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("mine.toml");
+    let file = file.to_str().expect("text");
+    let list = faultless(&["profiles"]).succeeds();
+    let run =
+        |profile| faultless(&["scale", "brk1", "--cpus", "2", "--profile", profile]).succeeds();
+    for name in ["two-socket", "384-core", "eight-socket"] {
+        assert!(list.contains(name), "{list}");
+        let text = faultless(&["profiles", name]).succeeds();
+        std::fs::write(file, &text).expect("written");
+        assert_eq!(run(file), run(name), "{name}");
+        // The list explains every key of the profile.
+        for key in text.lines().filter_map(|line| line.split_once(" = {")).map(|(key, _)| key) {
+            let explained = |line: &str| line.split_whitespace().take(2).count() == 2;
+            let row = list.lines().find(|line| line.split_whitespace().next() == Some(key));
+            assert!(row.is_some_and(explained), "{key}: {list}");
+        }
+    }
+    let error = faultless(&["profiles", "two-sockets"]).fails(2);
+    assert!(error.contains("did you mean two-socket?"), "{error}");
 }
 
 /// A run of minutes ends in the middle, and what ran before is printed.
@@ -169,7 +254,8 @@ fn wrong_arguments_are_explained() {
         (&[], "<WORKLOAD|RECORDING|--table <NAME>>"),
         (&["--table", "prefaults"], "prefault"),
         (&["pft", "--table", "prefault"], "cannot be used with"),
-        (&["--table", "prefault", "--cpus", "4"], "cannot be used with"),
+        (&["--table", "prefault", "--cpus", "4"], "rows for 1, 8, 16, 64, 128, 512 CPUs only"),
+        (&["--table", "prefault", "--policies", "per_vma"], "cannot be used with"),
     ] {
         let error = faultless(&[&["scale"], args].concat()).fails(2);
         assert!(error.contains(says), "{args:?}: {error}");

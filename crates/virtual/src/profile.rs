@@ -26,24 +26,39 @@ impl Number {
     }
 }
 
+/// A section of the profile format.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// The name of the TOML table.
+    pub name: &'static str,
+    /// The meaning of the section.
+    pub meaning: &'static str,
+    /// Whether a profile may omit the section.
+    pub optional: bool,
+    /// The keys, all of which the section must have: names and meanings.
+    pub keys: Vec<(&'static str, &'static str)>,
+}
+
 macro_rules! sections {
     (
-        $($(#[$doc:meta])* $section:ident $name:ident { $($(#[$field_doc:meta])* $field:ident,)* })*
-        ; $(#[$more_doc:meta])* $more_section:ident $more:ident {
-            $($(#[$more_field_doc:meta])* $more_field:ident,)*
+        $($(#[doc = $doc:literal])* $section:ident $name:ident {
+            $($(#[doc = $field_doc:literal])* $field:ident,)*
+        })*
+        ; $(#[doc = $more_doc:literal])* $more_section:ident $more:ident {
+            $($(#[doc = $more_field_doc:literal])* $more_field:ident,)*
         }
     ) => {
         $(
-            $(#[$doc])*
+            $(#[doc = $doc])*
             #[derive(Clone, Debug, Deserialize)]
             #[serde(deny_unknown_fields)]
-            pub struct $section { $($(#[$field_doc])* pub $field: Number,)* }
+            pub struct $section { $($(#[doc = $field_doc])* pub $field: Number,)* }
         )*
 
-        $(#[$more_doc])*
+        $(#[doc = $more_doc])*
         #[derive(Clone, Debug, Deserialize)]
         #[serde(deny_unknown_fields)]
-        pub struct $more_section { $($(#[$more_field_doc])* pub $more_field: Number,)* }
+        pub struct $more_section { $($(#[doc = $more_field_doc])* pub $more_field: Number,)* }
 
         /// A machine's costs.
         #[derive(Clone, Debug, Deserialize)]
@@ -51,14 +66,34 @@ macro_rules! sections {
         pub struct Profile {
             /// Its name.
             pub name: String,
-            /// What it is, in one line.
+            /// A description of the machine, in one line.
             pub summary: String,
-            $($(#[$doc])* pub $name: $section,)*
-            $(#[$more_doc])*
+            $($(#[doc = $doc])* pub $name: $section,)*
+            $(#[doc = $more_doc])*
             pub $more: Option<$more_section>,
         }
 
         impl Profile {
+            /// Returns the sections of the format, in the order in which profiles are written.
+            pub fn format() -> Vec<Section> {
+                vec![
+                    $(Section {
+                        name: stringify!($name),
+                        meaning: concat!($($doc,)*).trim_start(),
+                        optional: false,
+                        keys: vec![$((stringify!($field), concat!($($field_doc,)*).trim_start()),)*],
+                    },)*
+                    Section {
+                        name: stringify!($more),
+                        meaning: concat!($($more_doc,)*).trim_start(),
+                        optional: true,
+                        keys: vec![$(
+                            (stringify!($more_field), concat!($($more_field_doc,)*).trim_start()),
+                        )*],
+                    },
+                ]
+            }
+
             /// Every number, with its name: `section.key`.
             pub fn numbers(&self) -> Vec<(String, &Number)> {
                 let mut all = vec![$($((key!($name.$field).to_owned(), &self.$name.$field),)*)*];
@@ -68,7 +103,7 @@ macro_rules! sections {
                 all
             }
 
-            /// The number of this name, to be changed; `None` where there is no such number.
+            /// Returns the number of this name for a change, or `None` if no number has this name.
             pub fn number_mut(&mut self, name: &str) -> Option<&mut Number> {
                 $($(if name == key!($name.$field) {
                     return Some(&mut self.$name.$field);
@@ -90,29 +125,30 @@ macro_rules! key {
 }
 
 sections! {
-    /// How CPUs are grouped. They are numbered socket by socket, and complex by complex within a socket.
+    /// The grouping of CPUs, which are numbered socket by socket, and complex by complex in a
+    /// socket.
     Topology topology {
-        /// Sockets.
+        /// Number of sockets.
         sockets,
-        /// Groups of CPUs in a socket that share a last-level cache.
+        /// Complexes in a socket: groups of CPUs that share a last-level cache.
         complexes_per_socket,
-        /// CPUs in such a group.
+        /// CPUs in a complex.
         cpus_per_complex,
     }
     /// One CPU.
     Core cpu {
         /// Sustained frequency with all CPUs busy, in GHz.
         ghz,
-        /// Instructions a cycle in the kernel's paths, without waiting for lines of other CPUs.
+        /// Instructions a cycle in paths of the kernel, without waits for lines of other CPUs.
         instructions_per_cycle,
-        /// One look of a wait loop.
+        /// One iteration of a wait loop.
         pause_ns,
     }
-    /// How long it takes until a cache line is where it is accessed.
+    /// The time of one access to a cache line, by the present place of the line.
     LineCosts line {
         /// In the CPU's first-level cache.
         own_ns,
-        /// In its further caches.
+        /// In its other caches.
         far_ns,
         /// From another CPU of the complex.
         complex_ns,
@@ -124,86 +160,86 @@ sections! {
         memory_ns,
         /// From the memory of another socket.
         remote_memory_ns,
-        /// The share of a transfer in which the line can serve nobody else, 0 to 1.
+        /// The share of a transfer in which the line cannot serve other CPUs, 0 to 1.
         occupancy,
-        /// For each further CPU whose copy is invalidated.
+        /// For each further CPU whose copy a store invalidates.
         invalidate_ns,
-        /// Lines that a CPU's own caches keep.
+        /// Number of lines that a CPU's own caches hold.
         cached_lines,
     }
-    /// Into the kernel and back.
+    /// Entries into the kernel, with the return.
     Exceptions exception {
-        /// A page fault in which nothing is done.
+        /// A page fault with an empty handler.
         fault_ns,
-        /// A system call in which nothing is done.
+        /// An empty system call.
         call_ns,
     }
     /// Interrupts between CPUs.
     Interrupts interrupt {
-        /// What it takes the sender.
+        /// Time of the sender.
         send_ns,
-        /// From the sending to the begin of the handler.
+        /// From the send to the begin of the handler.
         deliver_ns,
-        /// Into the handler and back.
+        /// An empty handler, with its entry and return.
         handle_ns,
     }
     /// Address translation.
     Translation tlb {
-        /// A page walk, without the lines of the tables.
+        /// A page walk, without the cache lines of the tables.
         walk_ns,
-        /// Dropping one page.
+        /// Invalidation of one page.
         flush_page_ns,
-        /// Dropping everything.
+        /// Invalidation of all pages.
         flush_all_ns,
     }
-    /// Memory.
+    /// The time of whole pages.
     MemoryCosts memory {
-        /// 4 KiB of zeros by one CPU.
+        /// Zeroing 4 KiB by one CPU, in memory.
         zero_page_ns,
-        /// Copying 4 KiB by one CPU.
+        /// Copying 4 KiB by one CPU, in memory.
         copy_page_ns,
-        /// What the memory of a socket moves in a second, in 10^9 bytes.
+        /// Bandwidth of the memory of one socket, in 10^9 bytes a second.
         gigabytes_per_second,
     }
-    /// Giving a CPU away.
+    /// Threads that sleep while they wait.
     Threads thread {
-        /// Going to sleep.
+        /// Putting a thread to sleep.
         park_ns,
-        /// What it takes who wakes.
+        /// Waking a thread, on the CPU of the waker.
         wake_ns,
-        /// From the waking until the sleeper runs.
+        /// From the wake-up until the woken thread runs.
         woken_ns,
     }
     ;
-    /// What only a measurement on the machine tells. Where a profile has no such section, an access costs what a first-level
-    /// hit costs, every path has the same instructions a cycle, the heap costs nothing, and what is not in a CPU's own caches, or is zeroed or copied, is in
-    /// memory.
+    /// Costs that only `faultless calibrate` measures. Without this section a program's access
+    /// costs as much as a first-level hit, all paths use `instructions_per_cycle`, the heap is
+    /// free, and a page or line outside of a CPU's own caches is in memory.
     Measured measured {
-        /// A program's access that its TLB serves.
+        /// A memory access of a program that hits in the TLB.
         access_ns,
-        /// Allocating a value of the subsystem on the heap, and freeing it: not among the instructions of a path.
+        /// One allocation of the subsystem on the heap, and its release; paths exclude both.
         allocate_ns,
-        /// Instructions a cycle of page faults, with the walk of the access that is tried again.
+        /// Instructions a cycle of page faults, with the walk of the repeated access.
         fault_ipc,
-        /// Of mmap, munmap, mremap and advice.
+        /// Instructions a cycle of mmap, munmap, mremap and madvise.
         map_ipc,
-        /// Of the program break.
+        /// Instructions a cycle of brk.
         brk_ipc,
-        /// Of mprotect.
+        /// Instructions a cycle of mprotect.
         protect_ipc,
-        /// Of fork and exit.
+        /// Instructions a cycle of fork and exit.
         fork_ipc,
-        /// 4 KiB of zeros into a page that the CPU's own caches have.
+        /// Zeroing 4 KiB that the CPU's own caches hold.
         zero_own_ns,
-        /// The same of a page that the last-level cache has.
+        /// Zeroing 4 KiB that the last-level cache holds.
         zero_shared_ns,
-        /// Copying 4 KiB between pages that the CPU's own caches have.
+        /// Copying 4 KiB between pages that the CPU's own caches hold.
         copy_own_ns,
-        /// The same between pages that the last-level cache has.
+        /// Copying 4 KiB between pages that the last-level cache holds.
         copy_shared_ns,
-        /// A line that the last-level cache has, and no other CPU.
+        /// Access to a line that the last-level cache holds, and no other CPU.
         shared_ns,
-        /// Lines that the last-level cache keeps.
+        /// Number of lines that the last-level cache holds.
         shared_lines,
     }
 }

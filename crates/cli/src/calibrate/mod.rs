@@ -17,10 +17,10 @@ use crate::args::CalibrateArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
+use crate::profiles;
 use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
 use crate::report::{self, Style, filled, table};
-use crate::scale::subject;
 use crate::settings::{Settings, ahead_of_policies};
 use faultless_virtual::Profile;
 use faults::Faults;
@@ -53,7 +53,7 @@ impl Scope {
 pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let scope = if args.quick { Scope::Quick } else { Scope::All };
     let inputs: Vec<_> = args.profile.iter().map(Path::new).collect();
-    let given = args.profile.as_deref().map(subject::profile).transpose()?;
+    let given = args.profile.as_deref().map(profiles::find).transpose()?;
     let output = match &args.output {
         Some(file) => {
             output::spare("--output", file, &inputs)?;

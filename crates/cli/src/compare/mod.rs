@@ -27,13 +27,14 @@ use crate::error::CliError;
 use crate::html::Html;
 use crate::interrupt;
 use crate::output;
+use crate::profiles;
 use crate::replay;
 use crate::report::columns::{Report, Topic};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{self, Style, filled};
+use crate::scale::subject::PROFILE;
 use crate::scale::subject::Subject as Simulated;
-use crate::scale::subject::{PROFILE, profile};
 use crate::settings::{Assignment, Settings, orders, policies, regimes};
 use defaults::{Defaults, Needs};
 use faultless::PAGE_SIZE;
@@ -228,7 +229,14 @@ impl<'a> Screen<'a> {
             }
         };
         let orders = orders(&args.set.set);
-        Ok(Self { args, profile: profile(PROFILE)?, cpus: scale.cpus, many, recordings, orders })
+        Ok(Self {
+            args,
+            profile: profiles::bundled(PROFILE)?,
+            cpus: scale.cpus,
+            many,
+            recordings,
+            orders,
+        })
     }
 
     fn needs(&self) -> Needs<'_> {

@@ -184,7 +184,7 @@ pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError
             workloads.push(name.as_str());
             continue;
         }
-        recordings.push(match Origin::find(Path::new(bare)) {
+        recordings.push(match Origin::find_told(Path::new(bare)) {
             Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
             Some(Origin::File(file)) => Recorded::File(Arc::new(Source::file(&file)?)),
             None => return Err(unknown(name)),

@@ -6,9 +6,10 @@ use super::source::Source;
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{Frame, Series, SeriesLabelPosition, cells, lines};
+use crate::profiles;
 use crate::report::number::scaled;
 use crate::scale::page::{latencies, time};
-use crate::scale::subject::{PROFILE, Ran, Subject, profile};
+use crate::scale::subject::{PROFILE, Ran, Subject};
 use crate::settings::{Ahead, Settings};
 use faultless::Knobs;
 use faultless_trace::bound::Took;
@@ -106,7 +107,7 @@ pub fn page(
         &curves(("Resident memory", "MiB"), names, [resident(off), resident(on)], false)?,
     );
     let subject = Arc::new(Subject::Recording(Arc::clone(source)));
-    let simulated = profile(PROFILE)?;
+    let simulated = profiles::bundled(PROFILE)?;
     let mut runs: Vec<(String, Ran)> = Vec::new();
     for (name, settings) in names.iter().zip(settings) {
         let Some((ran, _)) = subject.run(&simulated, source.cpus(), 0, settings)? else {

@@ -22,13 +22,23 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// What `from` is the name of; `None` where there is nothing of that name. A file of the user's goes before a
-    /// name of ours.
+    /// Returns what `from` names, or `None` if it names neither. A bundled name goes before a file
+    /// of the same name; a path with a directory, such as `./sort`, names the file.
     pub fn find(from: &Path) -> Option<Self> {
-        if from.exists() {
-            return Some(Self::File(from.to_owned()));
+        if let Some(shipped) = from.to_str().and_then(recordings::find) {
+            return Some(Self::Shipped(shipped));
         }
-        from.to_str().and_then(recordings::find).map(Self::Shipped)
+        from.exists().then(|| Self::File(from.to_owned()))
+    }
+
+    /// As [`find`](Self::find). Informs the user that a file of the same name is ignored.
+    pub fn find_told(from: &Path) -> Option<Self> {
+        let found = Self::find(from);
+        if matches!(found, Some(Self::Shipped(_))) && from.exists() {
+            let name = from.display();
+            say!("faultless: {name} is the bundled recording; ./{name} names the file");
+        }
+        found
     }
 }
 
@@ -56,7 +66,7 @@ pub enum Input {
 /// Opens what `from` names: something that comes with faultless, or a file.
 pub fn open(from: &Path) -> Result<Input, CliError> {
     let recording = |source| Input::Recording(Box::new(source));
-    match Origin::find(from) {
+    match Origin::find_told(from) {
         Some(Origin::Shipped(shipped)) => Source::shipped(shipped).map(recording),
         Some(Origin::File(file)) => {
             let opened = {

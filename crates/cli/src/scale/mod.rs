@@ -18,6 +18,7 @@ use crate::error::CliError;
 use crate::html::{Drawing, Html};
 use crate::interrupt;
 use crate::output;
+use crate::profiles;
 use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
@@ -85,7 +86,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         (None, None) => return Err(CliError::Usage("a workload, a recording or --table".into())),
     };
     let subject = Arc::new(Subject::find(name, &args.params)?);
-    let profile = subject::profile(&args.profile)?;
+    let profile = profiles::find(&args.profile)?;
     let counts = subject.counts(args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
     let inputs = [Path::new(&args.profile), name.as_path()];

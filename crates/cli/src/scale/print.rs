@@ -69,8 +69,8 @@ fn percent(scaled: &Scaled, point: &Point) -> String {
     if scaled.scales() { format!("{:.0} %", 100.0 * point.linear) } else { String::new() }
 }
 
-/// A short name for the column of an account.
-const fn column(on: Spent) -> &'static str {
+/// Returns the short name of an account, for a column.
+pub const fn column(on: Spent) -> &'static str {
     match on {
         Spent::Instructions => "instr.",
         Spent::Lines => "lines",

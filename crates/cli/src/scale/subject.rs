@@ -15,7 +15,6 @@ use crate::stat;
 use crate::suggest;
 use faultless::{MAX_CPUS, PAGE_SIZE};
 use faultless_trace::recordings;
-use faultless_virtual::profile::BUNDLED;
 use faultless_virtual::rates::Operation;
 use faultless_virtual::{Accounts, Config, HotPlace, Profile, Virtual};
 use faultless_workload::{System, THREADS, Tiers, Workload, all};
@@ -52,24 +51,6 @@ pub struct Ran {
     pub hottest: Vec<HotPlace>,
     /// What each operation took, in picoseconds, by kind.
     pub latencies: [Vec<u64>; Operation::ALL.len()],
-}
-
-/// The profile that `name` names: a file, or a bundled one.
-///
-/// # Errors
-/// What is wrong with it, and where.
-pub fn profile(name: &str) -> Result<Profile, CliError> {
-    let usage = |error: faultless_virtual::ProfileError| {
-        let hint = suggest::hint(name, BUNDLED.iter().map(|(known, _)| *known));
-        CliError::Usage(format!("--profile {error}{hint}"))
-    };
-    let file = Path::new(name);
-    if !file.exists() {
-        return Profile::bundled(name).map_err(usage);
-    }
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| CliError::Usage(format!("--profile {name}: {error}")))?;
-    Profile::parse(name, &text).map_err(|error| CliError::Usage(format!("--profile {error}")))
 }
 
 impl Subject {

@@ -15,12 +15,13 @@ use crate::args::TierArgs;
 use crate::error::CliError;
 use crate::host;
 use crate::interrupt;
+use crate::profiles;
 use crate::report::Style;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
 use crate::report::progress::Progress;
 use crate::run;
-use crate::scale::subject::{self, PROFILE, profile};
+use crate::scale::subject::{self, PROFILE};
 use crate::settings::Settings;
 use crate::stat::explained;
 use faultless_virtual::Profile;
@@ -151,7 +152,7 @@ pub fn run(
     json: &mut Json,
     (out, style): (&mut dyn Write, Style),
 ) -> Result<Vec<Rows>, CliError> {
-    let profile = profile(PROFILE)?;
+    let profile = profiles::bundled(PROFILE)?;
     let mut plan = Vec::new();
     for subject in SUBJECTS.iter().filter(|subject| names.contains(&subject.name)) {
         plan.extend(effort.places(subject).into_iter().map(|on| (subject, on)));
