@@ -109,9 +109,9 @@ fn page(
         &time(&runs, subject.unit(), &on)?,
     );
     for (operation, name) in [(Operation::Fault, "faults"), (Operation::Map, "mmap and munmap")] {
-        if let Some(svg) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
+        if let Some(picture) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
             let meaning = "The share of them that take at most so long in the same run.";
-            page.plot(&format!("Latencies: {name}"), meaning, &svg);
+            page.plot(&format!("Latencies: {name}"), meaning, &picture);
         }
     }
     page.text("In figures", text);

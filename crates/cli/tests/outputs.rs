@@ -434,7 +434,7 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
         "{deferred:?}"
     );
     let shown = fs::read_to_string(&page).expect("written");
-    assert_eq!(shown.matches("<svg").count(), 6, "a plot of each table");
+    assert_eq!(shown.matches("<figure>").count(), 6, "a plot of each table");
     assert!(shown.contains("Tiers in figures") && shown.contains("shootdown interrupts"));
     for (option, value) in [("--seeds", "2"), ("--ratios", "1:4"), ("--cpus", "4")] {
         let error = faultless(&["compare", option, value]).fails(2);

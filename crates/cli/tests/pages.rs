@@ -1,4 +1,5 @@
-//! `--html`: Chromium renders each page, light and dark; its plots are there, and its console is silent.
+//! `--html`: Chromium renders each page, light and dark, wide and narrow. The plots are present,
+//! their text is readable, their marks have tooltips, and the console is silent.
 
 mod common;
 
@@ -7,16 +8,31 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Tells of each plot its heading, its size and how many marks it has; the colours of the page and of the plots' text.
+/// Reports, for each plot that is shown: its heading, its size, its marks, its tooltips, the height
+/// of its smallest text in pixels of the screen, whether all of its text is inside of it, and the
+/// colour of its text; for the page: its colour, the widths of the document and of the window, and
+/// the smallest height of text outside of plots.
 const LOOK: &str = "<script>
-const plots = [...document.querySelectorAll('figure > svg')].map(svg => {
+const shown = [...document.querySelectorAll('figure > svg')].filter(svg => getComputedStyle(svg).display != 'none');
+const height = element => parseFloat(getComputedStyle(element).fontSize);
+const plots = shown.map(svg => {
     const box = svg.getBoundingClientRect();
-    const marks = svg.querySelectorAll('polyline, circle, rect').length;
-    const text = getComputedStyle(svg.querySelector('text')).fill;
-    return [svg.getAttribute('aria-label'), Math.round(box.width), Math.round(box.height), marks, text].join('|');
+    const marks = svg.querySelectorAll('polyline, circle:not(.tip), rect:not(.tip)').length;
+    const tips = [...svg.querySelectorAll('.tip > title')].filter(title => title.textContent.length > 3).length;
+    const texts = [...svg.querySelectorAll('text')].filter(text => text.textContent.trim() != '');
+    const least = Math.min(...texts.map(text => height(text) * svg.getScreenCTM().a));
+    const inside = texts.every(text => {
+        const part = text.getBoundingClientRect();
+        return part.left >= box.left - 1 && part.right <= box.right + 1 && part.top >= box.top - 1 && part.bottom <= box.bottom + 1;
+    });
+    const ink = getComputedStyle(svg.querySelector('text')).fill;
+    const sizes = [Math.round(box.width), Math.round(box.height), marks, tips, least.toFixed(1), inside ? 1 : 0];
+    return [svg.getAttribute('aria-label'), ...sizes, ink].join('|');
 });
+const others = Math.min(...[...document.querySelectorAll('h1, h2, p, pre, figcaption')].map(height));
 const paper = getComputedStyle(document.body).backgroundColor;
-document.body.setAttribute('data-look', [paper, document.documentElement.scrollWidth, ...plots].join(';'));
+const page = [paper, document.documentElement.scrollWidth, window.innerWidth, others];
+document.body.setAttribute('data-look', [...page, ...plots].join(';'));
 </script>";
 
 const CHROMIUM: &str = "chromium";
@@ -25,8 +41,11 @@ const CHROMIUM: &str = "chromium";
 #[derive(Debug)]
 struct Look {
     paper: String,
-    /// Pixels of the page, whose window has a thousand.
-    width: u32,
+    /// Pixels of the page, and of the window.
+    width: f64,
+    window: f64,
+    /// The smallest height of text outside of plots, in pixels.
+    text: f64,
     plots: Vec<Plot>,
     /// What it wrote on its console.
     console: Vec<String>,
@@ -35,17 +54,37 @@ struct Look {
 #[derive(Debug)]
 struct Plot {
     heading: String,
-    width: u32,
-    height: u32,
-    marks: u32,
-    text: String,
+    width: f64,
+    height: f64,
+    marks: f64,
+    /// Marks with a tooltip.
+    tips: f64,
+    /// The height of the smallest text, in pixels of the screen.
+    text: f64,
+    /// Whether all text is inside of the plot.
+    inside: bool,
+    ink: String,
 }
 
-/// Has Chromium render `page` with `more` at its end.
-fn look(dir: &Path, page: &str, more: &str, dark: bool) -> Look {
-    let file = dir.join("page.html");
-    fs::write(&file, page.replacen("</body>", &format!("{more}{LOOK}</body>"), 1))
+/// The pixels of a window of a desk, and of a telephone.
+const WIDE: u32 = 1000;
+const NARROW: u32 = 400;
+
+/// Has Chromium render `page` with `more` at its end, in a frame of `width` pixels: windows have a
+/// least width.
+fn look(dir: &Path, page: &str, more: &str, (width, dark): (u32, bool)) -> Look {
+    let inner = dir.join("inner.html");
+    fs::write(&inner, page.replacen("</body>", &format!("{more}{LOOK}</body>"), 1))
         .expect("written");
+    let file = dir.join("page.html");
+    // The frame's attribute is copied to the outer page, which Chromium prints.
+    let outer = format!(
+        "<!doctype html><html><head><meta name=\"color-scheme\" content=\"light dark\"></head>\
+         <body style=\"margin:0\"><iframe src=\"inner.html\" \
+         style=\"border:0;width:{width}px;height:1000px\" onload=\"document.body.setAttribute('data-look', \
+         this.contentDocument.body.getAttribute('data-look') || '')\"></iframe></body></html>"
+    );
+    fs::write(&file, outer).expect("written");
     let output = Command::new(CHROMIUM)
         .args([
             "--headless",
@@ -54,7 +93,8 @@ fn look(dir: &Path, page: &str, more: &str, dark: bool) -> Look {
             "--enable-logging=stderr",
             "--dump-dom",
         ])
-        .args(["--window-size=1000,1000", "--virtual-time-budget=2000"])
+        .args(["--window-size=1100,1000", "--virtual-time-budget=2000"])
+        .arg("--allow-file-access-from-files")
         .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
         .arg(format!("--user-data-dir={}", dir.join("profile").display()))
         .arg(format!("file://{}", file.display()))
@@ -65,17 +105,28 @@ fn look(dir: &Path, page: &str, more: &str, dark: bool) -> Look {
     let (_, look) = dom.split_once("data-look=\"").unwrap_or_else(|| panic!("no page: {said}"));
     let look = look.split('"').next().expect("it ends");
     let mut parts = look.split(';');
-    let mut next = || parts.next().expect("it is told").to_owned();
-    let (paper, width) = (next(), next());
+    let mut next = || parts.next().unwrap_or_else(|| panic!("{look}: {said}")).to_owned();
+    let paper = next();
+    let [width, window, text] = [next(), next(), next()].map(|it| it.parse().unwrap_or(0.0));
     let plot = |part: &str| {
         let fields: Vec<_> = part.split('|').collect();
-        let number = |at: usize| fields[at].parse().expect("a number");
-        let (heading, text) = (fields[0].to_owned(), fields[4].to_owned());
-        Plot { heading, width: number(1), height: number(2), marks: number(3), text }
+        let number = |at: usize| fields[at].parse::<f64>().expect("a number");
+        Plot {
+            heading: fields[0].to_owned(),
+            width: number(1),
+            height: number(2),
+            marks: number(3),
+            tips: number(4),
+            text: number(5),
+            inside: fields[6] == "1",
+            ink: fields[7].to_owned(),
+        }
     };
     Look {
         paper,
-        width: width.parse().expect("a number"),
+        width,
+        window,
+        text,
         plots: parts.map(plot).collect(),
         console: said.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect(),
     }
@@ -93,22 +144,74 @@ fn shows(args: &[&str], headings: &[&str]) {
     for loaded in ["<script", "<link rel=\"stylesheet", "http:", "https:", "src=", "url("] {
         assert!(!loads.contains(loaded), "{args:?}: {loaded}");
     }
-    for dark in [false, true] {
-        let look = look(dir.path(), &page, "", dark);
+    for (size, dark) in [(WIDE, false), (WIDE, true), (NARROW, true)] {
+        let look = look(dir.path(), &page, "", (size, dark));
         assert_eq!(look.console, Vec::<String>::new(), "{args:?}");
         let found: Vec<_> = look.plots.iter().map(|plot| plot.heading.as_str()).collect();
         assert_eq!(found, headings, "{args:?}");
-        assert!(look.width <= 1000, "{args:?}: {look:?}");
+        assert_eq!(look.window, f64::from(size), "{args:?}");
+        assert!(look.width <= look.window && look.text >= 12.0, "{args:?}: {look:?}");
+        let (width, height) = if size == WIDE { (600.0, 300.0) } else { (350.0, 350.0) };
         for plot in &look.plots {
-            assert!(plot.width > 600 && plot.height > 300 && plot.marks > 2, "{args:?}: {plot:?}");
+            assert!(plot.width > width && plot.height > height, "{args:?}: {plot:?}");
+            assert!(plot.marks > 2.0 && plot.tips > 0.0, "{args:?}: {plot:?}");
+            assert!(plot.text >= 12.0 && plot.inside, "{args:?} at {size}: {plot:?}");
         }
         let (paper, ink) = match dark {
             true => ("rgb(22, 24, 28)", "rgb(230, 230, 230)"),
             false => ("rgb(255, 255, 255)", "rgb(26, 26, 26)"),
         };
         assert_eq!(look.paper, paper, "{args:?}");
-        assert!(look.plots.iter().all(|plot| plot.text == ink), "{args:?}: {look:?}");
+        assert!(look.plots.iter().all(|plot| plot.ink == ink), "{args:?}: {look:?}");
     }
+}
+
+/// Returns the text of the axis labels and of the tooltips of the first plot that `args` write.
+fn first_plot(args: &[&str]) -> (Vec<String>, Vec<String>) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("out.html");
+    faultless(&[args, &["--html", file.to_str().expect("text")]].concat()).succeeds();
+    let page = fs::read_to_string(&file).expect("written");
+    let (_, svg) = page.split_once("<svg ").expect("a plot");
+    let (svg, _) = svg.split_once("</svg>").expect("it ends");
+    let texts = |begin: &str, end: &str| {
+        let parts = svg.split(begin).skip(1).filter_map(|part| part.split_once(end));
+        parts.map(|(text, _)| text.rsplit('>').next().unwrap_or(text).trim().to_owned()).collect()
+    };
+    (texts("<text ", "</text>"), texts("<title>", "</title>"))
+}
+
+#[test]
+fn a_logarithmic_axis_has_few_labels_with_the_same_digits() {
+    let (labels, tips) = first_plot(&["scale", "page_fault_read", "--cpus", "1,2..8"]);
+    let rates: Vec<&str> =
+        labels.iter().map(String::as_str).filter(|label| label.ends_with(" M")).collect();
+    assert!((2..=10).contains(&rates.len()), "{labels:?}");
+    for rate in rates {
+        let digits = rate.trim_end_matches(" M");
+        let leading = digits.trim_end_matches('0');
+        assert!(["1", "2", "3", "5", "7"].contains(&leading), "{labels:?}");
+    }
+    for count in ["1", "2", "4", "8"] {
+        assert!(labels.iter().any(|label| label == count), "{labels:?}");
+        let tip = |tip: &String| tip.ends_with(&format!(", {count} CPUs"));
+        assert_eq!(tips.iter().filter(|it| tip(it)).count(), 3, "one for each policy: {tips:?}");
+    }
+}
+
+#[test]
+fn faults_are_drawn_over_times_and_addresses() {
+    let (labels, tips) = first_plot(&["replay", "sort"]);
+    assert!(labels.iter().any(|label| label == "ms since the recording began"), "{labels:?}");
+    assert!(labels.iter().any(|label| label == "address (hexadecimal)"), "{labels:?}");
+    let addresses = labels.iter().filter(|label| {
+        u64::from_str_radix(label, 16).is_ok_and(|it| it > 1 << 20 && it % 4096 == 0)
+    });
+    assert!(addresses.count() >= 3, "{labels:?}");
+    let all = |tip: &String| {
+        tip.contains("ms since") && tip.contains("address") && tip.contains("000 to ")
+    };
+    assert!(!tips.is_empty() && tips.iter().all(all), "{tips:?}");
 }
 
 #[test]
@@ -147,10 +250,10 @@ fn compare_draws_instructions_ratios_and_programs() {
 fn an_error_on_the_console_is_seen() {
     let dir = tempfile::tempdir().expect("a directory");
     let page = "<!doctype html><html><body></body></html>";
-    let silent = look(dir.path(), page, "", false);
+    let silent = look(dir.path(), page, "", (WIDE, false));
     assert!(silent.console.is_empty() && silent.plots.is_empty(), "{silent:?}");
     for error in ["console.error('planted')", "throw new Error('planted')"] {
-        let look = look(dir.path(), page, &format!("<script>{error}</script>"), false);
+        let look = look(dir.path(), page, &format!("<script>{error}</script>"), (WIDE, false));
         assert!(look.console.iter().any(|line| line.contains("planted")), "{look:?}");
     }
 }

@@ -5,7 +5,7 @@ use super::many::Many;
 use super::tiers;
 use crate::error::CliError;
 use crate::html::Page;
-use crate::html::plot::{Bar, Frame, bars};
+use crate::html::plot::{Bar, Frame, Show, bars};
 use crate::report::Style;
 use crate::report::columns::{Column, Measure, Report};
 
@@ -101,7 +101,7 @@ fn parts(groups: Vec<(String, Vec<f64>)>) -> Vec<(String, Vec<Bar>)> {
 }
 
 fn frame<'a>(title: &'a str, y: &'a str, x: &'a str) -> Frame<'a> {
-    let show_y =
-        |value: f64| if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
-    Frame { title, x, y, show_x: |_| String::new(), show_y, white: false }
+    let show_y: Show<'_> =
+        &|value: f64| if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+    Frame { title, x, y, show_x: &|_| String::new(), show_y, y_chars: 5, white: false }
 }

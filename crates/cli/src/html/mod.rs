@@ -6,6 +6,7 @@ use crate::args::HtmlArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
+use plot::Picture;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -24,12 +25,21 @@ impl Page {
         Self { title: title.into(), body: String::new() }
     }
 
-    /// A part: a heading, what it means, and the plot.
-    pub fn plot(&mut self, heading: &str, meaning: &str, svg: &str) {
+    /// Adds a part: a heading, the meaning, and the plot in two sizes, of which the width of the
+    /// screen chooses.
+    pub fn plot(&mut self, heading: &str, meaning: &str, picture: &Picture) {
         let (heading, meaning) = (escaped(heading), escaped(meaning));
-        let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{heading}\" "), 1);
+        let sized = |svg: &str, class: &str| {
+            let with = format!("<svg class=\"{class}\" role=\"img\" aria-label=\"{heading}\" ");
+            svg.replacen("<svg ", &with, 1)
+        };
+        let (wide, narrow) = (sized(&picture.wide, "wide"), sized(&picture.narrow, "narrow"));
+        let title = escaped(&picture.title);
         // Writing to a string cannot fail.
-        let _ = writeln!(self.body, "<h2>{heading}</h2>\n<p>{meaning}</p>\n<figure>{svg}</figure>");
+        let _ = writeln!(
+            self.body,
+            "<h2>{heading}</h2>\n<p>{meaning}</p>\n<figure>{wide}<figcaption>{title}</figcaption>{narrow}</figure>"
+        );
     }
 
     /// A part of text as a terminal shows it.
@@ -139,12 +149,15 @@ mod tests {
     #[test]
     fn a_page_holds_what_it_needs() {
         let mut page = Page::new("a <program> & more");
-        page.plot("one \"plot\"", "what", "<svg width=\"1\"></svg>");
+        let [wide, narrow] =
+            ["<svg width=\"2\"></svg>", "<svg width=\"1\"></svg>"].map(str::to_owned);
+        page.plot("one \"plot\"", "what", &Picture { title: "a & b".into(), wide, narrow });
         page.text("text", "\na < b\n");
         let html = page.html();
         for said in [
             "<title>a &lt;program&gt; &amp; more</title>",
-            "<svg role=\"img\" aria-label=\"one &quot;plot&quot;\" width=\"1\">",
+            "<svg class=\"wide\" role=\"img\" aria-label=\"one &quot;plot&quot;\" width=\"2\">",
+            "<figcaption>a &amp; b</figcaption><svg class=\"narrow\" role=\"img\" ",
             "<pre>a &lt; b</pre>",
             "prefers-color-scheme: dark",
         ] {

@@ -1,15 +1,22 @@
-//! Plots as SVG: lines, bars and cells. Text and axes are black, which a page shows in its own colour.
+//! Plots as SVG: lines, bars and cells, each in two sizes. Text and axes are black, which a page
+//! replaces by its own colour.
+//!
+//! The wide size is for pages and files, the narrow one for screens of some 400 pixels: in both,
+//! text is at least 12 pixels high. Points, bars and cells have tooltips ([`tips`]).
+
+mod axes;
+mod tips;
 
 use crate::error::CliError;
+use axes::{Chart, Names, axes};
+pub use axes::{linear, log_axis, ranks, values};
 use plotters::coord::Shift;
-use plotters::coord::cartesian::Cartesian2d;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+pub use plotters::prelude::SeriesLabelPosition;
 use plotters::prelude::*;
-pub use plotters::prelude::{IntoLogRange, SeriesLabelPosition};
 use std::ops::Range;
+use tips::{Mark, Tip};
 
-/// Pixels.
-const SIZE: (u32, u32) = (900, 480);
 /// Told apart by people who do not see red and green as two, on light and on dark.
 pub const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -21,18 +28,65 @@ pub const COLOURS: [RGBColor; 7] = [
     RGBColor(150, 150, 150),
 ];
 const GRID: RGBColor = RGBColor(128, 128, 128);
+/// The most points of a line that have a tooltip.
+const TIPS: usize = 64;
+
+/// Formats a number of an axis.
+pub type Show<'a> = &'a dyn Fn(f64) -> String;
 
 /// What surrounds the data.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Frame<'a> {
     pub title: &'a str,
     pub x: &'a str,
     pub y: &'a str,
-    /// How numbers of the axes are written.
-    pub show_x: fn(f64) -> String,
-    pub show_y: fn(f64) -> String,
+    /// Formats of the numbers of the axes.
+    pub show_x: Show<'a>,
+    pub show_y: Show<'a>,
+    /// The most characters of a label of the vertical axis.
+    pub y_chars: u32,
     /// White behind it, for a picture that stands alone.
     pub white: bool,
+}
+
+/// A plot in two sizes.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    pub title: String,
+    /// With its title.
+    pub wide: String,
+    /// Without a title, which the page shows as text.
+    pub narrow: String,
+}
+
+/// A size of a plot, in pixels.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    size: (u32, u32),
+    /// Height of the text. The library divides the height by 1.24 in SVG.
+    font: u32,
+    /// Height of the title, if the plot has one.
+    caption: Option<u32>,
+    margin: u32,
+    /// The most labels of an axis: horizontal, vertical.
+    labels: (usize, usize),
+}
+
+const WIDE: Layout =
+    Layout { size: (900, 480), font: 16, caption: Some(20), margin: 16, labels: (8, 10) };
+const NARROW: Layout =
+    Layout { size: (360, 400), font: 16, caption: None, margin: 6, labels: (4, 8) };
+
+impl Layout {
+    /// The height of `lines` lines of a legend, as a share of the height of the plot.
+    fn legend(self, lines: usize) -> f64 {
+        (0.03 + (self.font + 4) as f64 * lines as f64 / (self.size.1 as f64 * 0.75)).min(0.6)
+    }
+
+    /// The estimated width of `characters` of a label.
+    fn width(self, characters: usize) -> u32 {
+        (self.font as f64 * 0.5 * characters as f64) as u32
+    }
 }
 
 /// Something that has a name and a colour.
@@ -55,96 +109,97 @@ impl From<f64> for Bar {
     }
 }
 
-/// What went wrong in the library.
+/// An error of the library.
 type Failure = Box<dyn std::error::Error>;
 type Drawn = Result<(), Failure>;
 type Area<'b> = DrawingArea<SVGBackend<'b>, Shift>;
-type Names<'a> = &'a dyn Fn(&f64) -> String;
-type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
 
-/// The picture that `draw` draws.
-fn picture(frame: &Frame<'_>, draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, CliError> {
-    let mut text = String::new();
-    let drawn = || -> Drawn {
-        let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        if frame.white {
-            root.fill(&WHITE)?;
-        }
-        draw(&root)?;
-        root.present()?;
-        Ok(())
-    };
-    drawn().map_err(|error| CliError::failed(format_args!("the plot {:?}", frame.title), error))?;
-    Ok(text)
-}
-
-/// A chart with its axes and nothing in it. In place of numbers the horizontal axis has `names`, how many and what each place is called.
-fn axes<'a, 'b, X, Y>(
-    root: &'a Area<'b>,
+/// Draws the plot in both sizes. `draw` returns the tooltips.
+fn picture(
     frame: &Frame<'_>,
-    (x, y): (X, Y),
-    names: Option<(usize, Names<'_>)>,
-) -> Result<Chart<'a, 'b, X::CoordDescType, Y::CoordDescType>, Failure>
-where
-    X: AsRangedCoord<Value = f64>,
-    Y: AsRangedCoord<Value = f64>,
-    X::CoordDescType: ValueFormatter<f64>,
-    Y::CoordDescType: ValueFormatter<f64>,
-{
-    let mut chart = ChartBuilder::on(root)
-        .caption(frame.title, ("sans-serif", 20))
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(76)
-        .build_cartesian_2d(x, y)?;
-    let number = |x: &f64| (frame.show_x)(*x);
-    let (labels, show_x) = names.unwrap_or((8, &number));
-    let mut mesh = chart.configure_mesh();
-    if names.is_some() {
-        mesh.disable_x_mesh();
-    }
-    mesh.bold_line_style(GRID.mix(0.25))
-        .max_light_lines(1)
-        .light_line_style(TRANSPARENT)
-        .x_labels(labels)
-        .x_desc(frame.x)
-        .y_desc(frame.y)
-        .x_label_formatter(show_x)
-        .y_label_formatter(&|y| (frame.show_y)(*y))
-        .draw()?;
-    Ok(chart)
+    draw: impl Fn(&Area<'_>, Layout) -> Result<Vec<Tip>, Failure>,
+) -> Result<Picture, CliError> {
+    let one = |layout: Layout| -> Result<String, Failure> {
+        let mut text = String::new();
+        let tips = {
+            let root = SVGBackend::with_string(&mut text, layout.size).into_drawing_area();
+            if frame.white {
+                root.fill(&WHITE)?;
+            }
+            let tips = draw(&root, layout)?;
+            root.present()?;
+            tips
+        };
+        Ok(tips::add(&text, &tips))
+    };
+    let both = || Ok::<_, Failure>((one(WIDE)?, one(NARROW)?));
+    let (wide, narrow) = both()
+        .map_err(|error| CliError::failed(format_args!("the plot {:?}", frame.title), error))?;
+    Ok(Picture { title: frame.title.to_owned(), wide, narrow })
 }
 
-/// Lines over both axes.
+fn font(layout: Layout) -> TextStyle<'static> {
+    ("sans-serif", layout.font).into_font().color(&BLACK)
+}
+
+/// Draws lines over the axes that `ranges` returns.
 ///
 /// # Errors
 /// The library failed.
 pub fn lines<X, Y>(
     frame: &Frame<'_>,
-    (x, y): (X, Y),
+    ranges: impl Fn() -> (X, Y),
     series: &[Series],
     (dots, legend): (u32, SeriesLabelPosition),
-) -> Result<String, CliError>
+) -> Result<Picture, CliError>
 where
     X: AsRangedCoord<Value = f64>,
     Y: AsRangedCoord<Value = f64>,
     X::CoordDescType: ValueFormatter<f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    picture(frame, |root| {
-        let mut chart = axes(root, frame, (x, y), None)?;
+    picture(frame, |root, layout| {
+        let mut chart = axes(root, (frame, layout), ranges(), None)?;
+        let mut tips = Vec::new();
         for (series, colour) in series.iter().zip(COLOURS.into_iter().cycle()) {
             let line = LineSeries::new(series.points.iter().copied(), colour.stroke_width(2));
             let sample =
                 move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2));
             chart.draw_series(line.point_size(dots))?.label(&series.name).legend(sample);
+            let last = series.points.len().saturating_sub(1);
+            let step = series.points.len().div_ceil(TIPS).max(1);
+            for (at, point) in series.points.iter().enumerate() {
+                if at % step != 0 && at != last {
+                    continue;
+                }
+                let (x, y) = ((frame.show_x)(point.0), (frame.show_y)(point.1));
+                let text =
+                    format!("{}: {} {}, {} {}", series.name, y.trim(), frame.y, x.trim(), frame.x);
+                tips.push(Tip { mark: Mark::Point(chart.backend_coord(point)), text });
+            }
         }
-        chart.configure_series_labels().position(legend).border_style(GRID).draw()?;
-        Ok(())
+        legend_of(&mut chart, layout, legend.clone())?;
+        Ok(tips)
     })
 }
 
-/// Bars in groups: of each group its name and a bar for each of `names`; side by side, or one upon the other.
+/// Draws the legend of the series.
+fn legend_of<'a, 'b: 'a, X, Y>(
+    chart: &mut Chart<'a, 'b, X, Y>,
+    layout: Layout,
+    position: SeriesLabelPosition,
+) -> Drawn
+where
+    X: plotters::coord::ranged1d::Ranged<ValueType = f64>,
+    Y: plotters::coord::ranged1d::Ranged<ValueType = f64>,
+{
+    let mut labels = chart.configure_series_labels();
+    labels.position(position).border_style(GRID).label_font(font(layout)).draw()?;
+    Ok(())
+}
+
+/// Draws bars in groups: each group has a name and a bar for each of `names`; side by side, or
+/// stacked.
 ///
 /// # Errors
 /// The library failed.
@@ -153,22 +208,19 @@ pub fn bars(
     names: &[&str],
     groups: &[(String, Vec<Bar>)],
     stacked: bool,
-) -> Result<String, CliError> {
+) -> Result<Picture, CliError> {
     let top = |bars: &Vec<Bar>| {
         let ends = bars.iter().map(|bar| bar.range.map_or(bar.height, |(_, high)| high));
         if stacked { ends.sum::<f64>() } else { ends.fold(0.0, f64::max) }
     };
     let top = groups.iter().map(|(_, bars)| top(bars)).fold(f64::MIN_POSITIVE, f64::max);
-    picture(frame, |root| {
-        let name = |x: &f64| {
-            let whole = (x - x.round()).abs() < 1e-6;
-            let group = groups.get(x.round().max(0.0) as usize).filter(|_| whole && *x > -0.25);
-            group.map_or(String::new(), |(name, _)| name.clone())
-        };
-        // The legend lies above the data: it takes this share of the height.
-        let legend = 0.02 + 0.05 * names.len() as f64;
-        let ranges = (-0.5..groups.len() as f64 - 0.5, 0.0..top / (1.0 - legend));
-        let mut chart = axes(root, frame, ranges, Some((2 * groups.len() + 1, &name)))?;
+    let places = Names(groups.iter().map(|(name, _)| name.as_str()).collect());
+    picture(frame, |root, layout| {
+        // The legend lies above the data.
+        let ranges =
+            (-0.5..groups.len() as f64 - 0.5, 0.0..top / (1.0 - layout.legend(names.len())));
+        let mut chart = axes(root, (frame, layout), ranges, Some(&places))?;
+        let mut tips = Vec::new();
         for (at, (name, colour)) in names.iter().zip(COLOURS.into_iter().cycle()).enumerate() {
             let place = |group: usize, bars: &[Bar]| {
                 let bar = bars.get(at).copied()?;
@@ -181,77 +233,131 @@ pub fn bars(
                 let left = group as f64 - 0.4 + width * at as f64;
                 Some((left, left + width * 0.9, 0.0, bar))
             };
-            let placed: Vec<_> =
-                (0..).zip(groups).filter_map(|(group, (_, bars))| place(group, bars)).collect();
-            let rectangles = placed.iter().map(|(left, right, below, bar)| {
+            let placed: Vec<_> = groups
+                .iter()
+                .enumerate()
+                .filter_map(|(at, (group, bars))| Some((group, place(at, bars)?)))
+                .collect();
+            let rectangles = placed.iter().map(|(_, (left, right, below, bar))| {
                 Rectangle::new([(*left, *below), (*right, below + bar.height)], colour.filled())
             });
             let legend =
                 move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled());
             chart.draw_series(rectangles)?.label(*name).legend(legend);
-            let ranges = placed.iter().filter_map(|(left, right, _, bar)| {
+            let ranges = placed.iter().filter_map(|(_, (left, right, _, bar))| {
                 let (low, high) = bar.range?;
                 let middle = f64::midpoint(*left, *right);
                 Some(PathElement::new([(middle, low), (middle, high)], BLACK.stroke_width(2)))
             });
             chart.draw_series(ranges)?;
+            for (group, (left, right, below, bar)) in placed {
+                let corners = [(left, below + bar.height), (right, below)];
+                let range = bar.range.map_or(String::new(), |(low, high)| {
+                    format!(" ({} to {})", tips::value(low), tips::value(high))
+                });
+                let text =
+                    format!("{group}, {name}: {}{range} {}", tips::value(bar.height), frame.y);
+                let mark = Mark::Area(corners.map(|corner| chart.backend_coord(&corner)));
+                tips.push(Tip { mark, text });
+            }
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .border_style(GRID)
-            .draw()?;
-        Ok(())
+        legend_of(&mut chart, layout, SeriesLabelPosition::UpperRight)?;
+        Ok(tips)
     })
 }
 
-/// Points in a grid of cells: each cell that has some is filled with the colour of the kind that most of them are of.
+/// Columns and rows of the grid of [`cells`], and of the areas that have a tooltip: multiples of
+/// each other.
+const CELLS: (usize, usize) = (200, 120);
+const AREAS: (usize, usize) = (40, 24);
+
+/// Draws points in a grid of cells: each cell with points has the colour of the kind of most of
+/// them. `y` is the range of the vertical axis.
 ///
 /// # Errors
 /// The library failed.
-pub fn cells(
+pub fn cells<Y>(
     frame: &Frame<'_>,
     (x, y): (Range<f64>, Range<f64>),
+    vertical: impl Fn(Range<f64>) -> Y,
     kinds: &[Series],
-) -> Result<String, CliError> {
-    const GRID_SIZE: (usize, usize) = (200, 120);
-    let step = |range: &Range<f64>, cells: usize| {
-        ((range.end - range.start) / cells as f64).max(f64::MIN_POSITIVE)
-    };
-    let (width, height) = (step(&x, GRID_SIZE.0), step(&y, GRID_SIZE.1));
-    let mut counts = vec![vec![0u32; kinds.len()]; GRID_SIZE.0 * GRID_SIZE.1];
-    for (kind, series) in kinds.iter().enumerate() {
-        for (at_x, at_y) in &series.points {
-            let column = (((at_x - x.start) / width) as usize).min(GRID_SIZE.0 - 1);
-            let row = (((at_y - y.start) / height) as usize).min(GRID_SIZE.1 - 1);
-            counts[row * GRID_SIZE.0 + column][kind] += 1;
-        }
-    }
-    picture(frame, |root| {
+) -> Result<Picture, CliError>
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let fine = Grid::of((&x, &y), CELLS, kinds);
+    let coarse = Grid::of((&x, &y), AREAS, kinds);
+    picture(frame, |root, layout| {
         // The legend lies above the data.
-        let above = y.start..y.end + 0.3 * (y.end - y.start);
-        let mut chart = axes(root, frame, (x.clone(), above), None)?;
+        let legend = layout.legend(kinds.len());
+        let above = y.start..y.end + legend / (1.0 - legend) * (y.end - y.start);
+        let mut chart = axes(root, (frame, layout), (x.clone(), vertical(above)), None)?;
         for (kind, (series, colour)) in kinds.iter().zip(COLOURS).enumerate() {
-            let mine = counts.iter().enumerate().filter(|(_, counts)| {
+            let mine = fine.counts.iter().enumerate().filter(|(_, counts)| {
                 let most = counts.iter().copied().max().unwrap_or(0);
                 most > 0 && counts.iter().position(|count| *count == most) == Some(kind)
             });
-            let rectangles = mine.map(|(at, _)| {
-                let left = x.start + (at % GRID_SIZE.0) as f64 * width;
-                let low = y.start + (at / GRID_SIZE.0) as f64 * height;
-                Rectangle::new([(left, low), (left + width, low + height)], colour.filled())
-            });
+            let rectangles = mine.map(|(at, _)| Rectangle::new(fine.corners(at), colour.filled()));
             let legend =
                 move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled());
             chart.draw_series(rectangles)?.label(&series.name).legend(legend);
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .border_style(GRID)
-            .draw()?;
-        Ok(())
+        let filled = coarse.counts.iter().enumerate();
+        let tips = filled.filter(|(_, counts)| counts.iter().any(|count| *count > 0));
+        let tips = tips.map(|(at, counts)| {
+            let corners = coarse.corners(at);
+            let [low, high] = corners;
+            let [from, to] = [low.0, high.0].map(|x| (frame.show_x)(x).trim().to_owned());
+            let [below, above] = [low.1, high.1].map(|y| (frame.show_y)(y).trim().to_owned());
+            let of = kinds.iter().zip(counts).filter(|(_, count)| **count > 0);
+            let of: Vec<_> = of.map(|(kind, count)| format!("{count} {}", kind.name)).collect();
+            let (x, y) = (frame.x, frame.y);
+            let text = format!("{from} to {to} {x}, {y} {below} to {above}: {}", of.join(", "));
+            Tip { mark: Mark::Area(corners.map(|corner| chart.backend_coord(&corner))), text }
+        });
+        let tips = tips.collect();
+        legend_of(&mut chart, layout, SeriesLabelPosition::UpperLeft)?;
+        Ok(tips)
     })
+}
+
+/// Points counted in cells.
+struct Grid {
+    start: (f64, f64),
+    step: (f64, f64),
+    columns: usize,
+    /// For each cell, row by row, the points of each kind.
+    counts: Vec<Vec<u32>>,
+}
+
+impl Grid {
+    fn of(
+        (x, y): (&Range<f64>, &Range<f64>),
+        (columns, rows): (usize, usize),
+        kinds: &[Series],
+    ) -> Self {
+        let step = |range: &Range<f64>, cells: usize| {
+            ((range.end - range.start) / cells as f64).max(f64::MIN_POSITIVE)
+        };
+        let (width, height) = (step(x, columns), step(y, rows));
+        let mut counts = vec![vec![0u32; kinds.len()]; columns * rows];
+        for (kind, series) in kinds.iter().enumerate() {
+            for (at_x, at_y) in &series.points {
+                let column = (((at_x - x.start) / width) as usize).min(columns - 1);
+                let row = (((at_y - y.start) / height) as usize).min(rows - 1);
+                counts[row * columns + column][kind] += 1;
+            }
+        }
+        Self { start: (x.start, y.start), step: (width, height), columns, counts }
+    }
+
+    /// The lower left corner of cell `at`, and the upper right one.
+    fn corners(&self, at: usize) -> [(f64, f64); 2] {
+        let left = self.start.0 + (at % self.columns) as f64 * self.step.0;
+        let low = self.start.1 + (at / self.columns) as f64 * self.step.1;
+        [(left, low), (left + self.step.0, low + self.step.1)]
+    }
 }
 
 /// The share of `values` that are at most so much, in percent: at each of some hundred of them.
@@ -280,8 +386,8 @@ mod tests {
     use super::*;
 
     fn frame(title: &str) -> Frame<'_> {
-        let show = |value: f64| format!("{value:.1}");
-        Frame { title, x: "x", y: "y", show_x: show, show_y: show, white: false }
+        let show: Show<'_> = &|value: f64| format!("{value:.1}");
+        Frame { title, x: "x", y: "y", show_x: show, show_y: show, y_chars: 6, white: false }
     }
 
     #[test]
@@ -291,21 +397,31 @@ mod tests {
             points: points.to_vec(),
         };
         let two = [series("one", &[(1.0, 1.0), (2.0, 3.0)]), series("two", &[(1.0, 2.0)])];
-        let drawn =
-            lines(&frame("lines"), (1.0..3.0, 0.0..4.0), &two, (3, SeriesLabelPosition::UpperLeft))
-                .expect("drawn");
-        assert!(drawn.contains("<polyline") && drawn.contains("one") && drawn.contains("two"));
+        let ranges = || (linear(1.0..3.0), linear(0.0..4.0));
+        let legend = (3, SeriesLabelPosition::UpperLeft);
+        let picture = lines(&frame("lines"), ranges, &two, legend).expect("drawn");
+        for drawn in [&picture.wide, &picture.narrow] {
+            assert!(drawn.contains("<polyline") && drawn.contains("one") && drawn.contains("two"));
+            assert!(drawn.contains("<title>one: 3.0 y, 2.0 x</title>"), "{drawn}");
+            assert_eq!(drawn.matches("<title>").count(), 3, "one for each point");
+        }
+        assert!(picture.wide.contains("lines") && !picture.narrow.contains("lines"), "its title");
         let groups =
             vec![("g".to_owned(), vec![Bar { height: 2.0, range: Some((1.0, 3.0)) }, 1.0.into()])];
         let count =
             |drawn: &str, colour: &str| drawn.matches(&format!("fill=\"{colour}\"")).count();
         for stacked in [false, true] {
-            let drawn = bars(&frame("bars"), &["a", "b"], &groups, stacked).expect("drawn");
-            // The bar, and the one of the legend.
-            assert_eq!((count(&drawn, "#0072B2"), count(&drawn, "#E69F00")), (2, 2), "{drawn}");
+            let picture = bars(&frame("bars"), &["a", "b"], &groups, stacked).expect("drawn");
+            for drawn in [&picture.wide, &picture.narrow] {
+                // The bar, and the sample of the legend.
+                assert_eq!((count(drawn, "#0072B2"), count(drawn, "#E69F00")), (2, 2), "{drawn}");
+                assert!(drawn.contains("<title>g, a: 2.00 (1.00 to 3.00) y</title>"), "{drawn}");
+            }
         }
-        let drawn = cells(&frame("cells"), (0.0..10.0, 0.0..10.0), &two).expect("drawn");
+        let ranges = (0.0..10.0, 0.0..10.0);
+        let drawn = cells(&frame("cells"), ranges, linear, &two).expect("drawn").wide;
         assert_eq!((count(&drawn, "#0072B2"), count(&drawn, "#E69F00")), (3, 2), "{drawn}");
+        assert!(drawn.contains("<title>2.0 to 2.2 x, y 2.9 to 3.3: 1 one</title>"), "{drawn}");
     }
 
     #[test]

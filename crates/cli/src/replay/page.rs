@@ -5,9 +5,9 @@ use super::engine::Gauged;
 use super::source::Source;
 use crate::error::CliError;
 use crate::html::Page;
-use crate::html::plot::{Frame, Series, SeriesLabelPosition, cells, lines};
+use crate::html::plot::{Frame, Picture, Series, SeriesLabelPosition, cells, linear, lines, ranks};
 use crate::profiles;
-use crate::report::number::scaled;
+use crate::report::number::label;
 use crate::scale::page::{latencies, time};
 use crate::scale::subject::{PROFILE, Ran, Subject};
 use crate::settings::{Ahead, Settings};
@@ -20,6 +20,10 @@ use std::sync::Arc;
 
 /// Points of a line.
 const POINTS: usize = 600;
+/// The name of the horizontal axis: the recording's time.
+const TIME: &str = "ms since the recording began";
+/// A gap between addresses of pages, in bytes, after which the axis of addresses has a new run.
+const GAP: u64 = 1 << 20;
 
 /// A recording replayed in its own order, with prefault off and with it.
 struct Compared {
@@ -49,8 +53,8 @@ impl Compared {
         Ok(complete.then_some(Self { plan, off, on, settings, names }))
     }
 
-    /// The faults so far, over the operations.
-    fn saved(&self, white: bool) -> Result<String, CliError> {
+    /// Draws the faults so far, over time.
+    fn saved(&self, white: bool) -> Result<Picture, CliError> {
         let taken = |gauged: &Gauged| {
             let mut count = 0.0;
             let fault = |took: Took| if took == Took::Nothing { 0.0 } else { 1.0 };
@@ -64,7 +68,19 @@ impl Compared {
                 .collect::<Vec<_>>()
         };
         let values = [taken(&self.off), taken(&self.on)];
-        curves(("Faults", "faults"), &self.names, values, white)
+        curves(("Faults", "faults"), &self.names, (&self.times(), values), white)
+    }
+
+    /// Returns the time in the recording, in milliseconds, of each operation in order.
+    fn times(&self) -> Vec<f64> {
+        let mut next = vec![0; self.plan.threads().len()];
+        let time = |done: &faultless_trace::bound::Done| {
+            let at: &mut usize = &mut next[done.thread as usize];
+            let time = self.plan.threads()[done.thread as usize].times.get(*at);
+            *at += 1;
+            time.copied().unwrap_or(0) as f64 / 1000.0
+        };
+        self.off.done.iter().map(time).collect()
     }
 }
 
@@ -73,7 +89,7 @@ impl Compared {
 /// # Errors
 /// A replay failed, or the library that draws.
 pub fn plot(source: &Arc<Source>, settings: &Settings) -> Result<Option<String>, CliError> {
-    Compared::of(source, settings)?.map(|compared| compared.saved(true)).transpose()
+    Compared::of(source, settings)?.map(|it| Ok(it.saved(true)?.wide)).transpose()
 }
 
 /// The page of a replay under `settings`, beside one with prefault off. `None` where the user interrupted it.
@@ -87,15 +103,16 @@ pub fn page(
 ) -> Result<Option<Page>, CliError> {
     let Some(compared) = Compared::of(source, settings)? else { return Ok(None) };
     let Compared { plan, off, on, settings, names } = &compared;
+    let times = compared.times();
     let mut page = Page::new(format!(
         "{}: a recording of the program {}",
         source.name, source.trace.header.program
     ));
     page.plot(
         "Faults over time and address",
-        "Each page fault of a replay with prefault off: in the order of the recording, and by the place of its page among all pages that \
-         are touched. Saved: with prefault it is no fault.",
-        &faults(plan, off, on)?,
+        "Each page fault of a replay with prefault off: by its time in the recording, and by the address of its page. The axis of addresses \
+         leaves out addresses that are not touched, so distances on this axis are numbers of touched pages. Saved: with prefault the touch is no fault.",
+        &faults(plan, &times, off, on)?,
     );
     page.plot("What prefault saves", "Faults so far.", &compared.saved(false)?);
     let resident = |gauged: &Gauged| {
@@ -104,7 +121,7 @@ pub fn page(
     page.plot(
         "Resident memory",
         "The memory of all processes together.",
-        &curves(("Resident memory", "MiB"), names, [resident(off), resident(on)], false)?,
+        &curves(("Resident memory", "MiB"), names, (&times, [resident(off), resident(on)]), false)?,
     );
     let subject = Arc::new(Subject::Recording(Arc::clone(source)));
     let simulated = profiles::bundled(PROFILE)?;
@@ -116,11 +133,11 @@ pub fn page(
         runs.push((name.clone(), ran));
     }
     let runs: Vec<_> = runs.iter().map(|(name, ran)| (name.clone(), ran)).collect();
-    if let Some(svg) = latencies(&runs, Operation::Fault, "Latency of faults")? {
+    if let Some(picture) = latencies(&runs, Operation::Fault, "Latency of faults")? {
         let meaning = format!(
             "The share of faults that take at most so long, on simulated CPUs ({PROFILE}), one for each thread."
         );
-        page.plot("Latencies", &meaning, &svg);
+        page.plot("Latencies", &meaning, &picture);
     }
     page.plot(
         "Where the time goes",
@@ -148,11 +165,11 @@ fn touches(plan: &Plan, gauged: &Gauged) -> Vec<Option<u64>> {
     gauged.done.iter().map(page).collect()
 }
 
-fn faults(plan: &Plan, off: &Gauged, on: &Gauged) -> Result<String, CliError> {
+fn faults(plan: &Plan, times: &[f64], off: &Gauged, on: &Gauged) -> Result<Picture, CliError> {
     let pages = touches(plan, off);
     let order: Vec<u64> =
         pages.iter().flatten().copied().collect::<BTreeSet<_>>().into_iter().collect();
-    let mut kinds = ["saved by prefault", "first touches that stay faults", "other faults"]
+    let mut kinds = ["saved by prefault", "first touches, not saved", "other faults"]
         .map(|name| Series { name: name.to_owned(), points: Vec::new() });
     for (at, (page, (off, on))) in pages.iter().zip(off.done.iter().zip(&on.done)).enumerate() {
         let Some(page) = page.filter(|_| off.took != Took::Nothing) else { continue };
@@ -162,48 +179,51 @@ fn faults(plan: &Plan, off: &Gauged, on: &Gauged) -> Result<String, CliError> {
             _ => 2,
         };
         let place = order.partition_point(|other| *other < page);
-        kinds[kind].points.push((at as f64, place as f64));
+        kinds[kind].points.push((times[at], place as f64));
     }
+    let last = order.len().saturating_sub(1);
+    let address = |place: f64| {
+        let page = order.get((place.max(0.0) as usize).min(last));
+        page.map_or(String::new(), |page| format!("{page:x}"))
+    };
     let frame = Frame {
         title: "Page faults",
-        x: "operations of the recording so far",
-        y: "place of the page",
-        show_x: scaled,
-        show_y: scaled,
+        x: TIME,
+        y: "address (hexadecimal)",
+        show_x: &label,
+        show_y: &address,
+        y_chars: order.last().map_or(1, |page| format!("{page:x}").len() as u32),
         white: false,
     };
-    let ranges = (0.0..pages.len().max(1) as f64, 0.0..order.len().max(1) as f64);
-    cells(&frame, ranges, &kinds)
+    let begins = |at: &usize| *at == 0 || order[*at] - order[*at - 1] > GAP;
+    let begins: Vec<usize> = (0..order.len()).filter(begins).collect();
+    let end = times.iter().copied().fold(0.001, f64::max);
+    let vertical = |range| ranks(range, begins.clone(), order.len());
+    cells(&frame, (0.0..end, 0.0..order.len().max(1) as f64), vertical, &kinds)
 }
 
-/// Two lines over the operations, under a title, of what `y` says: on white, or on the ground of a page.
+/// Draws two lines over time, with a title and a name of the vertical axis: on white, or on the
+/// ground of a page.
 fn curves(
     (title, y): (&str, &str),
     names: &[String; 2],
-    values: [Vec<f64>; 2],
+    (times, values): (&[f64], [Vec<f64>; 2]),
     white: bool,
-) -> Result<String, CliError> {
+) -> Result<Picture, CliError> {
     let most = values.iter().flatten().copied().fold(1.0, f64::max);
-    let count = values[0].len().max(1);
-    let step = count.div_ceil(POINTS);
+    let step = times.len().div_ceil(POINTS).max(1);
     let thinned = |values: Vec<f64>| -> Vec<(f64, f64)> {
         let last = values.len().saturating_sub(1);
         let kept = values.into_iter().enumerate().filter(|(at, _)| at % step == 0 || *at == last);
-        kept.map(|(at, value)| (at as f64, value)).collect()
+        kept.map(|(at, value)| (times[at], value)).collect()
     };
     let series: Vec<_> = names
         .iter()
         .zip(values)
         .map(|(name, values)| Series { name: name.clone(), points: thinned(values) })
         .collect();
-    let frame = Frame {
-        title,
-        x: "operations of the recording so far",
-        y,
-        show_x: scaled,
-        show_y: scaled,
-        white,
-    };
-    let axes = (0.0..count as f64, 0.0..most * 1.1);
+    let frame = Frame { title, x: TIME, y, show_x: &label, show_y: &label, y_chars: 6, white };
+    let end = times.iter().copied().fold(0.001, f64::max);
+    let axes = || (linear(0.0..end), linear(0.0..most * 1.1));
     lines(&frame, axes, &series, (0, SeriesLabelPosition::UpperLeft))
 }

@@ -31,6 +31,17 @@ pub fn scaled(rate: f64) -> String {
     format!("{value:.places$}{prefix}")
 }
 
+/// Formats a label of an axis: as [`scaled`], without zeros at the end of the fraction.
+pub fn label(value: f64) -> String {
+    let text = scaled(value);
+    let (number, prefix) = text.split_once(' ').unwrap_or((&text, ""));
+    let number = match number.contains('.') {
+        true => number.trim_end_matches('0').trim_end_matches('.'),
+        false => number,
+    };
+    format!("{number} {prefix}").trim_end().to_owned()
+}
+
 /// So many of what `one` names: `1 CPU`, `2 CPUs`.
 pub fn plural(n: u64, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
@@ -62,6 +73,8 @@ mod tests {
         assert_eq!(scaled(1_523_000.0), "1.52 M");
         assert_eq!(scaled(45_300.0), "45.3 K");
         assert_eq!(scaled(999.0), "999 ");
+        let labels = [0.0, 5.0, 0.25, 9e6, 1e7, 2.5e7, 3e8].map(label);
+        assert_eq!(labels, ["0", "5", "0.25", "9 M", "10 M", "25 M", "300 M"]);
         assert_eq!((plural(1, "CPU"), plural(2, "CPU")), ("1 CPU".into(), "2 CPUs".into()));
         assert_eq!((processes(1), processes(2)), ("1 process".into(), "2 processes".into()));
         assert_eq!(percent(1, 3), "33.33 %");

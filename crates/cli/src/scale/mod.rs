@@ -145,7 +145,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     }
     if failures.is_empty() {
-        plot.write(|| plot::svg(&scaled, true).map(Some))?;
+        plot.write(|| Ok(Some(plot::draw(&scaled, true)?.wide)))?;
         html.write(|| page::page(&scaled, &String::from_utf8_lossy(&text)).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }

@@ -5,9 +5,10 @@ use super::{Scaled, plot};
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{
-    Bar, Frame, IntoLogRange, Series, SeriesLabelPosition, bars, distribution, extent, lines,
+    Bar, Frame, Picture, Series, SeriesLabelPosition, bars, distribution, extent, linear, lines,
+    log_axis,
 };
-use crate::report::number::plural;
+use crate::report::number::{label, plural};
 use faultless_virtual::Spent;
 use faultless_virtual::rates::Operation;
 
@@ -22,7 +23,7 @@ pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
     let mut page = Page::new(format!("{}, simulated", scaled.name));
     let meaning =
         "Operations a second over CPUs, both axes logarithmic. All figures are simulated.";
-    page.plot("Throughput over CPUs", meaning, &plot::svg(scaled, false)?);
+    page.plot("Throughput over CPUs", meaning, &plot::draw(scaled, false)?);
     let most = scaled.points.iter().map(|point| point.cpus).max().unwrap_or(1);
     let last: Vec<_> = scaled.points.iter().filter(|point| point.cpus == most).collect();
     let runs: Vec<_> =
@@ -34,10 +35,10 @@ pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
         &time(&runs, scaled.unit, &on)?,
     );
     for (operation, name) in [(Operation::Fault, "faults"), (Operation::Map, "mmap and munmap")] {
-        if let Some(svg) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
+        if let Some(picture) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
             let meaning =
                 "The share of them that take at most so long, entry into the kernel included.";
-            page.plot(&format!("Latencies: {name}"), meaning, &svg);
+            page.plot(&format!("Latencies: {name}"), meaning, &picture);
         }
     }
     page.text("In figures", text);
@@ -48,7 +49,7 @@ pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
 ///
 /// # Errors
 /// The library failed.
-pub fn time(runs: &[(String, &Ran)], unit: &str, on: &str) -> Result<String, CliError> {
+pub fn time(runs: &[(String, &Ran)], unit: &str, on: &str) -> Result<Picture, CliError> {
     let group = |(name, ran): &(String, &Ran)| {
         let operations = ran.sample.operations.max(1) as f64;
         let each = |spent: &u64| Bar::from(*spent as f64 / operations / NANOSECOND);
@@ -58,8 +59,9 @@ pub fn time(runs: &[(String, &Ran)], unit: &str, on: &str) -> Result<String, Cli
         title: &format!("CPU time of {unit}, {on}, simulated"),
         x: "",
         y: &format!("ns for each of the {unit}"),
-        show_x: |_| String::new(),
-        show_y: |nanoseconds| format!("{nanoseconds:.0}"),
+        show_x: &|_| String::new(),
+        show_y: &label,
+        y_chars: 6,
         white: false,
     };
     let groups: Vec<_> = runs.iter().map(group).collect();
@@ -74,7 +76,7 @@ pub fn latencies(
     runs: &[(String, &Ran)],
     operation: Operation,
     title: &str,
-) -> Result<Option<String>, CliError> {
+) -> Result<Option<Picture>, CliError> {
     let series: Vec<_> = runs
         .iter()
         .map(|(name, ran)| {
@@ -92,10 +94,11 @@ pub fn latencies(
         title: &format!("{title}, simulated"),
         x: "ns",
         y: "percent",
-        show_x: |nanoseconds| format!("{nanoseconds:.0}"),
-        show_y: |percent| format!("{percent:.0}"),
+        show_x: &label,
+        show_y: &|percent| format!("{percent:.0}"),
+        y_chars: 3,
         white: false,
     };
-    lines(&frame, (x.log_scale(), 0.0..105.0), &series, (0, SeriesLabelPosition::LowerRight))
-        .map(Some)
+    let axes = || (log_axis(x.clone()), linear(0.0..105.0));
+    lines(&frame, axes, &series, (0, SeriesLabelPosition::LowerRight)).map(Some)
 }

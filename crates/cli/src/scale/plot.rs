@@ -2,14 +2,14 @@
 
 use super::Scaled;
 use crate::error::CliError;
-use crate::html::plot::{Frame, IntoLogRange, Series, SeriesLabelPosition, lines};
-use crate::report::number::scaled as short;
+use crate::html::plot::{Frame, Picture, Series, SeriesLabelPosition, lines, log_axis, values};
+use crate::report::number::label;
 
-/// The picture as SVG: on white, or on the ground of a page.
+/// Draws the picture: on white, or on the ground of a page.
 ///
 /// # Errors
 /// There is nothing to draw, or the library failed.
-pub fn svg(scaled: &Scaled, white: bool) -> Result<String, CliError> {
+pub fn draw(scaled: &Scaled, white: bool) -> Result<Picture, CliError> {
     let rates = || scaled.points.iter().map(|point| point.ran.sample.operation_rate());
     let cpus = || scaled.points.iter().map(|point| point.cpus as f64);
     let most = |of: &mut dyn Iterator<Item = f64>| of.fold(f64::MIN_POSITIVE, f64::max);
@@ -19,8 +19,9 @@ pub fn svg(scaled: &Scaled, white: bool) -> Result<String, CliError> {
         title: &format!("{}, simulated ({})", scaled.name, scaled.machine),
         x: "CPUs",
         y: &format!("{} a second", scaled.unit),
-        show_x: |cpus| format!("{cpus:.0}"),
-        show_y: short,
+        show_x: &|cpus| format!("{cpus:.0}"),
+        show_y: &label,
+        y_chars: 6,
         white,
     };
     let series = |points: &[super::Point]| Series {
@@ -30,7 +31,8 @@ pub fn svg(scaled: &Scaled, white: bool) -> Result<String, CliError> {
             .map(|point| (point.cpus as f64, point.ran.sample.operation_rate()))
             .collect(),
     };
-    let axes = ((left..x * 1.1).log_scale().base(2.0), (low * 0.8..y * 1.25).log_scale());
+    let counts: Vec<f64> = cpus().collect();
+    let axes = || (values(left..x * 1.1, &counts), log_axis(low * 0.8..y * 1.25));
     lines(
         &frame,
         axes,

@@ -56,6 +56,8 @@ pub(super) struct Builder<'a> {
     events: Vec<u32>,
     /// Whether each operation waits for the one before, and which that is.
     in_turn: bool,
+    /// The time of the present event, in microseconds.
+    now: u64,
     last: Option<At>,
 }
 
@@ -87,6 +89,7 @@ impl<'a> Builder<'a> {
             areas_copied: 0,
             waits: Vec::new(),
             in_turn,
+            now: 0,
             last: None,
         }
     }
@@ -101,6 +104,7 @@ impl<'a> Builder<'a> {
             self.assumptions.insert(Assumption::Lost, self.trace.header.lost);
         }
         for (number, event) in self.trace.events.iter().enumerate() {
+            self.now = event.time_us;
             self.event(event).map_err(|reason| PlanError { event: Some(number as u64), reason })?;
         }
         Ok(Plan {
@@ -126,8 +130,9 @@ impl<'a> Builder<'a> {
         let name = self.trace.threads[traced as usize].name.clone();
         // An event is one operation, mostly. A thread of the trace is one of the plan, or two after a
         // vfork.
-        let ops = Vec::with_capacity(std::mem::take(&mut self.events[traced as usize]) as usize);
-        self.threads.push(Thread { process, name, start, ops, waits: Vec::new() });
+        let count = std::mem::take(&mut self.events[traced as usize]) as usize;
+        let (ops, times) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        self.threads.push(Thread { process, name, start, ops, times, waits: Vec::new() });
         self.processes[process as usize].threads.push(thread);
         self.thread_of[traced as usize] = Some(thread);
         thread
@@ -198,6 +203,9 @@ impl<'a> Builder<'a> {
             }
         }
         into.ops.push(op);
+        if self.in_turn {
+            into.times.push(self.now);
+        }
         self.waits = waits;
         at
     }

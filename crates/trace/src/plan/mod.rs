@@ -154,6 +154,9 @@ pub struct Thread {
     pub start: Option<At>,
     /// What it does, in order.
     pub ops: Vec<Op>,
+    /// The time of each operation in microseconds since the recording began, if the plan keeps the
+    /// order of the recording ([`Plan::in_turn`]); empty in other plans.
+    pub times: Vec<u64>,
     /// Which of its operations wait for what, sorted by the operation that waits.
     waits: Vec<Wait>,
 }

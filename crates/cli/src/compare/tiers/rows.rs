@@ -130,8 +130,9 @@ impl Rows {
             title: "With deferred flushes, to without",
             x: "",
             y: "ratio to no deferral",
-            show_x: |_| String::new(),
-            show_y: |value| format!("{value:.1}"),
+            show_x: &|_| String::new(),
+            show_y: &|value| format!("{value:.1}"),
+            y_chars: 4,
             white: false,
         };
         let seeds = if self.is_of_one_seed() {
