@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kernel,
         disk: None,
         swap: None,
+        words: Vec::new(),
     };
     let limits = Limits { timeout: Some(Duration::from_secs(600)), ..Limits::default() };
     let run = machine.run(&Program::guest(guest(&name)?).args(args), &limits)?;

@@ -256,6 +256,8 @@ pub struct LinuxMachine {
     pub disk: Option<PathBuf>,
     /// The bytes of a disk that is written, too, `/dev/vda` if there is no other, for such a kernel.
     pub swap: Option<u64>,
+    /// Words of the kernel's command line, besides those that every machine has.
+    pub words: Vec<String>,
 }
 
 /// What came of a program under Linux.
@@ -286,12 +288,12 @@ impl LinuxMachine {
         let archive = archive(&initrd)?;
         // Without randomness figures repeat; with a panic of the kernel, or an init that just ends, the
         // machine ends, too.
-        let mut line =
-            vec!["console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init --".to_owned()];
+        let mut line = self.words.clone();
         if self.nodes.are_several() {
-            // Or the kernel unmaps pages now and then, to see from which node they are used.
-            line[0].insert_str(0, "numa_balancing=disable ");
+            // Otherwise the kernel unmaps pages at times, to see from which node they are used.
+            line.push("numa_balancing=disable".to_owned());
         }
+        line.push("console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init --".to_owned());
         for arg in &program.args {
             line.push(arg.to_string_lossy().into_owned());
         }

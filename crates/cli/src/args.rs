@@ -111,11 +111,14 @@ pub enum Command {
     Boot(BootArgs),
     /// What faults and calls cost on the bare machine and on Linux, in instructions
     ///
-    /// The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a clock that counts
-    /// instructions: every figure repeats to the last digit, but for that of a read from a disk. Prefault is off (prefault_max_order=0); the rows of anonymous
-    /// memory come again with prefault up to order 3 and 5 (or each prefault_max_order=N of --set), and on frames that the
-    /// idle machine has zeroed. Linux is Debian's package, downloaded once into $XDG_CACHE_HOME/faultless and not
-    /// installed. Takes one to four minutes.
+    /// The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU,
+    /// on a clock that counts instructions: every figure repeats to the last digit, except rows of
+    /// disks, which have the median of --runs boots and a range. A second column of Linux is booted
+    /// with mitigations=off and cgroup_disable=memory, and a table lists the work that Linux does
+    /// besides. Prefault is off (prefault_max_order=0); the rows of anonymous memory come again
+    /// with prefault up to order 3 and 5 (or each prefault_max_order=N of --set), and on frames
+    /// that the idle machine has zeroed. Linux is Debian's package, downloaded once into
+    /// $XDG_CACHE_HOME/faultless and not installed. Takes two to eight minutes.
     Versus(VersusArgs),
     /// What a workload or a recording does on more and more CPUs, simulated
     ///
@@ -139,14 +142,14 @@ pub enum Command {
     /// With --check it predicts each workload with one thread and two, and the bundled recordings, beside what is measured, the
     /// worst row first. Other load of the host disturbs all of it. Takes one to three minutes.
     Calibrate(CalibrateArgs),
-    /// List the workloads and their parameters
-    Workloads,
-    /// List the knobs that --set changes
     /// List the bundled profiles of machines and explain their format, or print one of them
     ///
     /// A profile holds the costs of one machine's hardware for the simulated CPUs of `scale`. With
     /// NAME the profile is printed as a file, which can be changed and given to `scale --profile`.
     Profiles(ProfilesArgs),
+    /// List the workloads and their parameters
+    Workloads,
+    /// List the knobs that --set changes
     Knobs,
     /// List the counters and what they count
     Counters,
@@ -478,6 +481,9 @@ pub struct VersusArgs {
     pub cpus: Vec<u16>,
     #[command(flatten)]
     pub set: SetArgs,
+    /// Boots for each row that varies, as rows of disks do; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub runs: u16,
     #[command(flatten)]
     pub json: JsonArgs,
     /// Fail where a row costs more than a third of what it costs on Linux
@@ -513,18 +519,18 @@ pub struct CalibrateArgs {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(group = ArgGroup::new("what").args(["subject", "table"]).required(true))]
-#[command(after_help = "\
-Examples:
-  faultless scale pft
-  faultless scale page_fault1 mode=processes --cpus 1,2,4..512
-#[derive(Debug, clap::Args)]
 pub struct ProfilesArgs {
     /// The name of a bundled profile, to print it
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
 }
 
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("what").args(["subject", "table"]).required(true))]
+#[command(after_help = "\
+Examples:
+  faultless scale pft
+  faultless scale page_fault1 mode=processes --cpus 1,2,4..512
   faultless scale ebizzy --profile eight-socket --plot ebizzy.svg
   faultless scale vma_mmap --policies speculative --details
   faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl

@@ -48,7 +48,7 @@ impl Drop for Init {
 }
 
 /// Mounts a file system of `kind` at `target`.
-fn mount(kind: &str, target: &str) -> Result<(), String> {
+pub(crate) fn mount(kind: &str, target: &str) -> Result<(), String> {
     let _ = std::fs::create_dir_all(target);
     let (kind, at) =
         (CString::new(kind).unwrap_or_default(), CString::new(target).unwrap_or_default());

@@ -36,6 +36,7 @@ pub mod args;
 pub mod check;
 pub mod clock;
 pub mod dir;
+pub mod facts;
 pub mod init;
 pub mod measure;
 pub mod mem;

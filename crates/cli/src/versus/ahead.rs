@@ -19,7 +19,7 @@ pub fn tell(
     stock: &Stock,
     style: Style,
 ) -> Result<(), CliError> {
-    let linux = of(done, Side::Linux, "rows", 1, Ahead::OFF);
+    let linux = of(done, Side::LINUX, "rows", 1, Ahead::OFF);
     let ours = |ahead: &Ahead| of(done, Side::Ours, "rows", 1, *ahead);
     let columns: Vec<_> = regimes.iter().map(ours).collect();
     let known = |name: &str| columns.iter().skip(1).any(|figures| value(figures, name).is_some());

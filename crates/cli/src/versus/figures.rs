@@ -32,6 +32,37 @@ fn figure(line: &str) -> Option<Figure> {
     next().is_none().then(|| Figure { name: name.to_owned(), value, unit: unit.to_owned() })
 }
 
+/// A figure over all runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Value {
+    /// The median.
+    pub median: f64,
+    /// The least and the most.
+    pub range: (f64, f64),
+}
+
+impl Value {
+    /// Returns the value of one figure of each run, or `None` without runs.
+    fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let (first, last) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        // The mean of the two in the middle, if no value is in the middle.
+        let median = f64::midpoint(values[middle], values[values.len() - 1 - middle]);
+        Some(Self { median, range: (first, last) })
+    }
+
+    /// Formats a value for a table: with the range, if the runs differ.
+    pub fn cell(value: Option<Self>) -> String {
+        let Some(Self { median, range: (low, high) }) = value else { return show(None) };
+        let median = show(Some(median));
+        if low == high {
+            return median;
+        }
+        format!("{median}\n{} to {}", show(Some(low)), show(Some(high)))
+    }
+}
+
 /// A figure of both kernels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
@@ -40,37 +71,50 @@ pub struct Pair {
     /// For how much, in words.
     pub unit: String,
     /// On the bare machine, if it came so far.
-    pub ours: Option<f64>,
+    pub ours: Option<Value>,
     /// On Linux.
-    pub linux: Option<f64>,
+    pub linux: Option<Value>,
+    /// On Linux without mitigations and memory cgroups.
+    pub reduced: Option<Value>,
 }
 
 impl Pair {
-    /// Ours as a part of Linux's.
-    pub fn ratio(&self) -> Option<f64> {
-        Some(self.ours? / self.linux.filter(|linux| *linux > 0.0)?)
+    /// Returns the ratio of our median to that of `other`.
+    pub fn ratio(&self, other: Option<Value>) -> Option<f64> {
+        Some(self.ours?.median / other.filter(|other| other.median > 0.0)?.median)
     }
 
-    /// Whether ours is at most one `part`th of Linux's; `None` where one of them is missing.
+    /// Returns whether our median is at most one `part`th of Linux's, or `None` if one of them is
+    /// missing.
     pub fn within(&self, part: f64) -> Option<bool> {
-        self.ours.zip(self.linux).map(|(ours, linux)| ours * part <= linux)
+        self.ours.zip(self.linux).map(|(ours, linux)| ours.median * part <= linux.median)
     }
 }
 
-/// The figures side by side, in Linux's order; then what only we have.
-pub fn pairs(ours: &[Figure], linux: &[Figure]) -> Vec<Pair> {
-    let value = |figures: &[Figure], of: &Figure| {
+/// Returns the figures side by side, in Linux's order, then those of the bare machine alone. Each
+/// of `sides`, which are the bare machine, Linux and the reduced Linux, has the figures of its
+/// runs.
+pub fn pairs(sides: &[Vec<&[Figure]>; 3]) -> Vec<Pair> {
+    let value = |runs: &[&[Figure]], of: &Figure| {
         let same = |figure: &&Figure| figure.name == of.name && figure.unit == of.unit;
-        figures.iter().find(same).map(|figure| figure.value)
+        let values = runs.iter().filter_map(|figures| figures.iter().find(same));
+        Value::of(values.map(|figure| figure.value).collect())
     };
-    let alone = ours.iter().filter(|figure| value(linux, figure).is_none());
+    let [ours, linux, reduced] = sides;
+    let mut all: Vec<&Figure> = Vec::new();
+    for figure in linux.iter().chain(reduced).chain(ours).flat_map(|figures| figures.iter()) {
+        if !all.iter().any(|known| known.name == figure.name && known.unit == figure.unit) {
+            all.push(figure);
+        }
+    }
     let pair = |figure: &Figure| Pair {
         name: title(&figure.name),
         unit: figure.unit.replace('_', " "),
         ours: value(ours, figure),
         linux: value(linux, figure),
+        reduced: value(reduced, figure),
     };
-    linux.iter().chain(alone).map(pair).collect()
+    all.into_iter().map(pair).collect()
 }
 
 /// Whether a target is met, as tables tell it; `-` where that is not known.
@@ -87,6 +131,7 @@ fn title(name: &str) -> String {
     match name {
         // Linux splits and joins no node of its tree here.
         "mprotect_pair_roomy" => "mprotect pair, free slots in Linux's VMA tree".to_owned(),
+        "text_read" => "text read (huge pages here, base pages on Linux)".to_owned(),
         _ => name.replace('_', " "),
     }
 }
@@ -129,13 +174,44 @@ mod tests {
             |name: &str, value| Figure { name: name.into(), value, unit: "per_page".into() };
         let ours = [figure("a_b", 100.0), figure("c", 100.1), figure("mine", 1.0)];
         let linux = [figure("theirs", 9.0), figure("c", 300.0), figure("a_b", 300.0)];
-        let pairs = pairs(&ours, &linux);
+        let reduced = [figure("a_b", 200.0)];
+        let pairs = pairs(&[vec![&ours], vec![&linux], vec![&reduced]]);
         let names: Vec<_> = pairs.iter().map(|pair| pair.name.as_str()).collect();
         assert_eq!(names, ["theirs", "c", "a b", "mine"]);
         let met: Vec<_> = pairs.iter().map(|pair| pair.within(3.0)).collect();
         assert_eq!(met, [None, Some(false), Some(true), None]);
-        assert_eq!(pairs[2].ratio(), Some(1.0 / 3.0));
-        assert_eq!((pairs[0].ratio(), pairs[3].ratio()), (None, None));
+        let ratio = |pair: &Pair| pair.ratio(pair.linux);
+        assert_eq!(ratio(&pairs[2]), Some(1.0 / 3.0));
+        assert_eq!(pairs[2].ratio(pairs[2].reduced), Some(0.5));
+        assert_eq!((ratio(&pairs[0]), ratio(&pairs[3])), (None, None));
+        assert_eq!(pairs[0].reduced, None);
+    }
+
+    /// The row that was published as 0.29 with the top of Linux's range, and printed as 0.369 with
+    /// the bottom.
+    #[test]
+    fn a_row_that_varies_has_its_median_and_its_range() {
+        let run = |value| [Figure { name: "swap_in_page".into(), value, unit: "per_page".into() }];
+        let ours = [9000.0, 9288.4, 9300.0].map(run);
+        let linux = [31850.1, 25486.7, 29000.0, 28000.0].map(run);
+        let runs = |runs: &'static [[Figure; 1]]| runs.iter().map(|run| &run[..]).collect();
+        let [ours, linux] = [Vec::from(ours).leak(), Vec::from(linux).leak()];
+        let pairs = pairs(&[runs(ours), runs(linux), Vec::new()]);
+        assert_eq!(pairs.len(), 1);
+        let pair = &pairs[0];
+        assert_eq!(pair.ratio(pair.linux), Some(9288.4 / 28500.0));
+        assert_eq!(pair.within(3.0), Some(true));
+        assert_eq!(Value::cell(pair.ours), "9,288.4\n9,000 to 9,300");
+        assert_eq!(Value::cell(pair.linux), "28,500\n25,486.7 to 31,850.1");
+        assert_eq!(Value::cell(Value::of(vec![7.0, 7.0])), "7", "no range if all runs agree");
+        assert_eq!(Value::cell(None), "-");
+    }
+
+    #[test]
+    fn the_row_of_text_tells_that_its_pages_differ() {
+        let text = [Figure { name: "text_read".into(), value: 63.3, unit: "per_page".into() }];
+        let pairs = pairs(&[vec![&text], Vec::new(), Vec::new()]);
+        assert!(pairs[0].name.contains("huge pages here, base pages on Linux"), "{pairs:?}");
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! `faultless versus`: the same program files on the bare machine and on a stock Linux, in the same
 //! QEMU, on a clock that counts instructions.
 //!
-//! `rows` measures what faults and calls cost with one CPU; `counts` counts faults and shootdowns with
-//! several; `reclaim` measures pages that are read from a disk, leave memory and move; prefault is off in all. Then the rows of anonymous memory come
-//! again, with prefault, and on pre-zeroed frames. Each boot is independent, and its figures do not depend on other load of the host, so boots
-//! run in parallel on the host's CPUs.
+//! `rows` measures what faults and calls cost with one CPU; `counts` counts faults and shootdowns
+//! with several; `reclaim` measures pages that are read from a disk, leave memory and move;
+//! prefault is off in all. Then the rows of anonymous memory come again, with prefault, and on
+//! pre-zeroed frames. Each boot is independent, so boots run in parallel on the host's CPUs.
+//! Figures of disks vary from boot to boot: their boots are repeated, and the median counts. The
+//! rows are also measured on a Linux that is booted without mitigations and memory cgroups, and
+//! each Linux reports its work that the bare kernel does not do ([`facts`]).
 
 mod ahead;
 mod counts;
+mod facts;
 mod figures;
 mod parts;
 
@@ -21,7 +25,7 @@ use crate::report::{self, Style, table};
 use crate::settings::{Ahead, Assignment, Settings, regimes};
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Program, Streams, guest};
-use figures::{Figure, Pair, figures, verdict};
+use figures::{Figure, Pair, Value, figures, verdict};
 use parts::{Part, image};
 use serde_json::Map;
 use std::collections::VecDeque;
@@ -36,12 +40,14 @@ const CPU: &str = "max,-erms";
 /// A boot that takes longer does not end at all.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What Linux does in these figures, and the bare kernel does not.
-const LINUX_ALSO: &str = "\
-Linux's figures include work that the bare kernel does not do: charging pages and page
-tables to memory cgroups, zeroing every page as it is allocated (init_on_alloc, also pages that are copied
-over at once), NUMA policy, the lists and marks of reclaim, accounting per process and zone, hooks of
-security modules, and the tick of its scheduler. Both zero a page with the same 512 stores of `rep stosq`.";
+/// The words that the kernel of [`LinuxRun::Reduced`] is booted with.
+const REDUCED: [&str; 2] = ["mitigations=off", "cgroup_disable=memory"];
+
+/// An explanation of the second Linux and of repeated boots.
+const COLUMNS: &str = "\
+The target is a third of the first Linux. The second Linux is the same kernel without mitigations and memory cgroups: the difference
+between the two is the cost of that work. A figure with a range is the median of several boots (--runs), with the least and the most:
+such figures depend on the time that the host's disk takes.";
 
 /// What the counts are.
 const COUNTED: &str = "\
@@ -58,7 +64,22 @@ const REST: u64 = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Ours,
-    Linux,
+    Linux(LinuxRun),
+}
+
+/// A way to boot Linux.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LinuxRun {
+    /// As the package configures the kernel.
+    Default,
+    /// With the words [`REDUCED`].
+    Reduced,
+}
+
+impl Side {
+    const LINUX: Self = Self::Linux(LinuxRun::Default);
+    const REDUCED: Self = Self::Linux(LinuxRun::Reduced);
+    const ALL: [Self; 3] = [Self::Ours, Self::LINUX, Self::REDUCED];
 }
 
 /// One boot.
@@ -69,6 +90,8 @@ struct Job {
     /// The prefault settings; off on Linux.
     ahead: Ahead,
     part: Part,
+    /// The number of the boot among its repetitions, from 0.
+    run: u16,
 }
 
 /// What came of a boot: the figures it printed, and what went wrong.
@@ -83,6 +106,10 @@ struct Done {
     /// The knobs, on the bare machine.
     set: Vec<String>,
     figures: Vec<Figure>,
+    /// Facts of the kernel: names and texts.
+    facts: Vec<(String, String)>,
+    /// As in [`Job`].
+    run: u16,
     trouble: Option<String>,
 }
 
@@ -93,22 +120,32 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let mut json = Json::open(&args.json, args.kernel.as_deref().as_slice())?;
     let (mut out, style) = report::output(&args.json);
 
-    let sides = [Side::Ours, Side::Linux];
-    let job =
-        |side, program, cpus| Job { side, program, cpus, ahead: Ahead::OFF, part: Part::Plain };
-    let mut jobs: VecDeque<_> = sides.map(|side| job(side, rows, 1)).into();
+    let job = |side, program, cpus| {
+        let (ahead, part) = (Ahead::OFF, Part::Plain);
+        Job { side, program, cpus, ahead, part, run: 0 }
+    };
+    let mut jobs: VecDeque<_> = Side::ALL.map(|side| job(side, rows, 1)).into();
     for &cpus in &args.cpus {
-        jobs.extend(sides.map(|side| job(side, counts, cpus)));
+        jobs.extend([Side::Ours, Side::LINUX].map(|side| job(side, counts, cpus)));
     }
     let regimes = regimes(&args.set.set, POOL);
     let later = regimes.iter().filter(|ahead| **ahead != Ahead::OFF);
     jobs.extend(later.map(|&ahead| Job { ahead, ..job(Side::Ours, rows, 1) }));
-    let of_part = |side, part| Job { part, ..job(side, reclaim, 1) };
-    jobs.extend(Part::MORE.map(|part| of_part(Side::Ours, part)));
-    let progress = Progress::new((jobs.len() + Part::MORE.len()) as u64 + 1);
+    let of_part = |side, part: Part| {
+        let runs = if part.varies() { args.runs } else { 1 };
+        (0..runs).map(move |run| Job { part, run, ..job(side, reclaim, 1) })
+    };
+    jobs.extend(Part::MORE.into_iter().flat_map(|part| of_part(Side::Ours, part)));
+    let on_linux = |stock: Option<&Stock>| -> Vec<Job> {
+        let fitting = Part::MORE.into_iter().filter(|part| stock.is_none_or(|it| part.fits(it)));
+        let both = [Side::LINUX, Side::REDUCED];
+        fitting
+            .flat_map(|part| both.into_iter().flat_map(move |side| of_part(side, part)))
+            .collect()
+    };
+    let progress = Progress::new((jobs.len() + on_linux(None).len()) as u64 + 1);
     let stock = stock(args, &progress)?;
-    let fitting = Part::MORE.into_iter().filter(|part| part.fits(&stock));
-    jobs.extend(fitting.map(|part| of_part(Side::Linux, part)));
+    jobs.extend(on_linux(Some(&stock)));
     progress.advance(1);
     let done = boot_all(jobs, args, &stock, &progress);
     drop(progress);
@@ -127,9 +164,15 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     if any("counts") {
         writeln!(out, "{COUNTED}\n")?;
     }
-    if any("rows") || any("reclaim") || any("counts") {
-        writeln!(out, "{LINUX_ALSO}")?;
+    if any("rows") || any("reclaim") {
+        writeln!(out, "{COLUMNS}\n")?;
     }
+    let kernels = [LinuxRun::Default, LinuxRun::Reduced].map(|run| {
+        let same = |done: &&Done| done.side == Side::Linux(run) && !done.facts.is_empty();
+        let known = done.iter().find(same).map_or(&[][..], |done| &done.facts);
+        (facts::column(&stock.name, run), known)
+    });
+    facts::print(&mut *out, &kernels, CPU, style)?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     }
@@ -180,7 +223,8 @@ fn boot_all(
             let Some((place, job)) = next.filter(|_| !interrupt::requested()) else { return };
             let side = match job.side {
                 Side::Ours => "the bare machine",
-                Side::Linux => "Linux",
+                Side::LINUX => "Linux",
+                Side::Linux(LinuxRun::Reduced) => "Linux with less work",
             };
             let (name, cpus) = (job.program.name, plural(job.cpus.into(), "CPU"));
             progress.begin(&match (job.side, job.ahead) {
@@ -234,7 +278,8 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             };
             (String::from_utf8_lossy(&output).into_owned(), trouble)
         }
-        Side::Linux => {
+        Side::Linux(run) => {
+            let reduced = (run == LinuxRun::Reduced).then_some(REDUCED);
             let machine = LinuxMachine {
                 cpus: job.cpus,
                 memory: job.part.memory(),
@@ -244,6 +289,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
                 kernel: stock.clone(),
                 disk: files.as_ref().map(image),
                 swap: job.part.swap(),
+                words: reduced.into_iter().flatten().map(str::to_owned).collect(),
             };
             match machine.run(&program, &limits) {
                 Ok(run) => (run.console, run.cut.map(str::to_owned)),
@@ -251,7 +297,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             }
         }
     };
-    let figures = figures(&text);
+    let (figures, facts) = (figures(&text), facts::facts(&text));
     let silent = (trouble.is_none() && figures.is_empty()).then(|| match interrupt::requested() {
         // Ctrl-C on a terminal reaches QEMU, too.
         true => "interrupted".to_owned(),
@@ -264,8 +310,8 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     };
     let trouble = trouble.or(silent).map(name);
     let (set, args) = (job.set(args), job.args());
-    let &Job { side, cpus, ahead, part, program: Guest { name: program, .. } } = job;
-    Done { side, program, cpus, ahead, part, args, set, figures, trouble }
+    let &Job { side, cpus, ahead, part, run, program: Guest { name: program, .. } } = job;
+    Done { side, program, cpus, ahead, part, args, set, figures, facts, run, trouble }
 }
 
 impl Job {
@@ -273,7 +319,9 @@ impl Job {
     fn args(&self) -> Vec<String> {
         let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
         let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
-        only.into_iter().chain(rest).chain(self.part.args(self.side)).collect()
+        let facts =
+            (self.program.name == "rows" && self.side != Side::Ours).then(|| "facts".to_owned());
+        only.into_iter().chain(rest).chain(self.part.args(self.side)).chain(facts).collect()
     }
 
     /// The knobs that the bare machine is started with: the user's, then what the job is about.
@@ -302,29 +350,33 @@ fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) 
     done.iter().find(same).map_or(&[], |done| &done.figures)
 }
 
-/// The figures of a part of `rows` side by side.
+/// Returns the figures of the rows of a part side by side, each over all runs.
 fn pairs_of(done: &[Done], part: Part) -> Vec<Pair> {
-    let of = |side| {
-        let same = |done: &&Done| done.part == part && done.side == side;
-        done.iter().find(same).map_or(&[][..], |done| &done.figures)
-    };
-    figures::pairs(of(Side::Ours), of(Side::Linux))
+    let runs = Side::ALL.map(|side| {
+        let same = |done: &&Done| {
+            let rows = done.program != "counts" && done.ahead == Ahead::OFF;
+            rows && done.part == part && done.side == side
+        };
+        done.iter().filter(same).map(|done| &done.figures[..]).collect::<Vec<_>>()
+    });
+    figures::pairs(&runs)
 }
 
 /// A table of rows, and how many of them miss their target.
 fn table_of(pairs: &[Pair], stock: &Stock, style: Style) -> (String, usize) {
     let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
-    let mut table = table::numbers(&head.map(str::to_owned), style);
+    let less = [facts::column(&stock.name, LinuxRun::Reduced), "ratio".to_owned()];
+    let head: Vec<_> = head.map(str::to_owned).into_iter().chain(less).collect();
+    let mut table = table::numbers(&head, style);
     let mut missed = 0;
     for pair in pairs {
         let met = pair.within(3.0);
         missed += usize::from(met != Some(true));
-        let ratio = pair.ratio().map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
-        let [ours, linux] = [pair.ours, pair.linux].map(figures::show);
-        table::row(
-            &mut table,
-            [pair.name.clone(), pair.unit.clone(), ours, linux, ratio, verdict(met).to_owned()],
-        );
+        let ratio = |to| pair.ratio(to).map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+        let [ours, linux, reduced] = [pair.ours, pair.linux, pair.reduced].map(Value::cell);
+        let first = [pair.name.clone(), pair.unit.clone(), ours, linux];
+        let more = [ratio(pair.linux), verdict(met).to_owned(), reduced, ratio(pair.reduced)];
+        table::row(&mut table, first.into_iter().chain(more));
     }
     (table.to_string(), missed)
 }
@@ -336,8 +388,7 @@ fn tell_rows(
     stock: &Stock,
     style: Style,
 ) -> Result<usize, CliError> {
-    let rows = |side| of(done, side, "rows", 1, Ahead::OFF);
-    let pairs = figures::pairs(rows(Side::Ours), rows(Side::Linux));
+    let pairs = pairs_of(done, Part::Plain);
     if pairs.is_empty() {
         return Ok(0);
     }
@@ -359,7 +410,7 @@ fn tell_counts(
     style: Style,
 ) -> Result<usize, CliError> {
     let [ours, linux] =
-        [Side::Ours, Side::Linux].map(|side| of(done, side, "counts", cpus, Ahead::OFF));
+        [Side::Ours, Side::LINUX].map(|side| of(done, side, "counts", cpus, Ahead::OFF));
     let phases = counts::phases(ours, linux);
     if phases.is_empty() {
         return Ok(0);
@@ -377,7 +428,10 @@ fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliErro
             let set: Vec<Assignment> = done.set.iter().filter_map(|it| it.parse().ok()).collect();
             ("bare".to_owned(), done.set.join(","), Settings::new(&set).knobs())
         }
-        Side::Linux => (format!("linux-{}", stock.name), "default".to_owned(), Map::new()),
+        Side::Linux(run) => {
+            let words = if run == LinuxRun::Reduced { REDUCED.join(",") } else { "default".into() };
+            (format!("linux-{}", stock.name), words, Map::new())
+        }
     };
     let context = Context {
         machine,
@@ -390,6 +444,7 @@ fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliErro
             ("nodes".to_owned(), done.part.nodes().to_string().into()),
             ("clock".to_owned(), "deterministic".into()),
             ("cpu".to_owned(), CPU.into()),
+            ("run".to_owned(), done.run.into()),
         ]),
         knobs,
     };

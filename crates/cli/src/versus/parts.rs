@@ -87,6 +87,11 @@ impl Part {
         Ok(Some(directory))
     }
 
+    /// Whether its figures vary from boot to boot, with the time that the host's disk takes.
+    pub const fn varies(self) -> bool {
+        self.needs_disk()
+    }
+
     /// Whether a kernel without drivers for disks can measure them.
     const fn needs_disk(self) -> bool {
         matches!(self, Self::Disk | Self::Swap)
@@ -102,9 +107,9 @@ impl Part {
         let word = match (self, side) {
             (Self::Plain, _) => return Vec::new(),
             (Self::Disk, Side::Ours) => format!("disk=/{UNREAD}"),
-            (Self::Disk, Side::Linux) => "disk=/dev/vda".to_owned(),
+            (Self::Disk, Side::Linux(_)) => "disk=/dev/vda".to_owned(),
             (Self::Swap, Side::Ours) => "swap=there".to_owned(),
-            (Self::Swap, Side::Linux) => "swap=/dev/vda".to_owned(),
+            (Self::Swap, Side::Linux(_)) => "swap=/dev/vda".to_owned(),
             (Self::Nodes, _) => "to=1".to_owned(),
             (Self::Compact, _) => "compact".to_owned(),
         };
@@ -187,6 +192,8 @@ mod tests {
             args: Vec::new(),
             set: Vec::new(),
             figures: figures::figures("row major_fault 16500.0 per_fault"),
+            facts: Vec::new(),
+            run: 0,
             trouble: None,
         };
         let (text, missed) = told(&[done]);

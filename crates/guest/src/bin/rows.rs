@@ -1,4 +1,5 @@
-//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS]`: what faults and calls cost, in [ticks](faultless_guest::measure).
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS] [facts]`: what faults
+//! and calls cost, in [ticks](faultless_guest::measure).
 //!
 //! A figure is the median of some passes, after one that warms up, without the cost of the loop and of
 //! reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; of a call row, 1,000 rounds. Files
@@ -9,6 +10,9 @@
 //! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
 //! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
 //!
+//! With the word `facts` it prints [facts](faultless_guest::facts) of the kernel after the rows, if
+//! it is the first process.
+//!
 //! `mprotect_pair_roomy` is `mprotect_pair` where Linux's tree of VMAs has room; see `calls`.
 //!
 //! It does without the runtime of Rust's `main`, which maps an alternate signal stack. With those two
@@ -18,6 +22,7 @@
 #![no_main]
 
 use faultless_guest::args::Args;
+use faultless_guest::facts;
 use faultless_guest::init::Init;
 use faultless_guest::measure::{
     Rows, Touch, cached_file, empty, must, rounds, time, touch, touch_again,
@@ -188,6 +193,9 @@ extern "C" fn main() -> i32 {
     let args = Args::read("rows", &["dir", "row", "passes", "settle", "rest"]);
     let init = Init::begin(args.get("settle", 10));
     let outcome = init.as_ref().map_err(Clone::clone).and_then(|_| measure(&args));
+    if matches!(init, Ok(Some(_))) && args.words().iter().any(|word| word == "facts") {
+        facts::print();
+    }
     if let Err(why) = &outcome {
         eprintln!("rows: {why}");
     }
