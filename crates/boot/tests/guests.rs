@@ -78,6 +78,11 @@ fn errors() {
 }
 
 #[test]
+fn users() {
+    both("users", &[], 8);
+}
+
+#[test]
 fn procfs() {
     both("procfs", &[], 13);
 }

@@ -21,6 +21,7 @@
 //! | `files`, `streams`, `procfs` | the same of files, of descriptors, of `/proc` |
 //! | `limits` | how deep and how long things may get |
 //! | `seals`, `rlimits`, `errors` | seals of memory files, limits of a process's memory, errors of unusual arguments |
+//! | `users` | user and group ids, permissions, scheduling policies, calls that only root may make |
 //! | `memory`, `shm` | locking, rearranging and sharing memory, and that of other processes |
 //! | `sysv` | semaphores and message queues |
 //! | `collapse` | text in base pages that comes on huge pages by itself (not on Debian's Linux, which has none for files) |

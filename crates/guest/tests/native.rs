@@ -110,6 +110,15 @@ fn errors() {
     all_pass(env!("CARGO_BIN_EXE_errors"), &[], 11);
 }
 
+/// Only root can have processes of other users.
+#[test]
+fn users() {
+    // SAFETY: a plain call.
+    if unsafe { libc::getuid() } == 0 {
+        all_pass(env!("CARGO_BIN_EXE_users"), &[], 8);
+    }
+}
+
 #[test]
 fn shm() {
     all_pass(env!("CARGO_BIN_EXE_shm"), &[], 6);

@@ -274,7 +274,8 @@ fn overlaps() -> Verdict {
 fn many_areas() -> Verdict {
     const PAIRS: u64 = 33_000;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let whole = doing("mmap", Region::map(4 * PAGE, NONE, flags, -1, 0))?;
+    // With other permissions, so that it cannot merge with the region below.
+    let whole = doing("mmap", Region::map(4 * PAGE, WRITE, flags, -1, 0))?;
     let region = doing("mmap", Region::map(2 * PAIRS * PAGE, NONE, flags, -1, 0))?;
     let split = |page| region.protect(page * PAGE, PAGE, READ);
     let full = (0..PAIRS).map(|pair| split(2 * pair + 1)).find(Result::is_err);

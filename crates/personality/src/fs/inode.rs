@@ -7,6 +7,7 @@ use super::path::PATH_MAX;
 use super::pipe::Pipe;
 use super::regular::Regular;
 use crate::errno::{Errno, Result};
+use crate::task::ids;
 use crate::wall;
 use alloc::boxed::Box;
 use core::fmt;
@@ -170,10 +171,11 @@ impl Inode {
     /// `ENOMEM`.
     pub fn numbered(number: u64, body: Body, mode: u32) -> Result<Arc<Self>> {
         let now = wall::now();
+        let [uid, gid] = if let Body::Proc(_) = body { [0; 2] } else { ids::owner() };
         let meta = Meta {
             mode: mode & 0o7777,
-            uid: 0,
-            gid: 0,
+            uid,
+            gid,
             links: 1,
             accessed: now,
             modified: now,
@@ -194,6 +196,15 @@ impl Inode {
         let mut meta = self.meta.lock();
         change(&mut meta);
         meta.changed = wall::now();
+    }
+
+    /// Checks that the running process has the permissions `wanted`, bits of a mode's class.
+    ///
+    /// # Errors
+    /// `EACCES`.
+    pub fn permit(&self, wanted: u32) -> Result<()> {
+        let meta = self.meta();
+        ids::permit([meta.uid, meta.gid], meta.mode, wanted)
     }
 
     /// Notes that the contents were changed.

@@ -6,6 +6,7 @@ use super::transfer::Transfer;
 use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
 use crate::task::current;
+use crate::task::ids::EXECUTE;
 use crate::task::thread::try_current;
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;
@@ -27,6 +28,7 @@ pub fn program(path: &[u8]) -> Result<Arc<Inode>> {
     if inode.regular().is_none() || !inode.is_executable() {
         return Err(Errno::EACCES);
     }
+    inode.permit(EXECUTE)?;
     Ok(inode)
 }
 

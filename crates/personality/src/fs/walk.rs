@@ -3,6 +3,7 @@
 use super::inode::{Inode, Name, Target};
 use super::path::{MAX_LINKS, NAME_MAX, PATH_MAX, Step};
 use crate::errno::{Errno, Result};
+use crate::task::ids::EXECUTE;
 use faultless_collections::{Arc, Vec};
 
 /// Where walks start.
@@ -51,7 +52,7 @@ impl Found {
 /// Walks `path`, whose last name need not exist.
 ///
 /// # Errors
-/// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`.
+/// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`.
 pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
     if path.is_empty() {
         return Err(Errno::ENOENT);
@@ -71,6 +72,7 @@ pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
         if !here.is_directory() {
             return Err(Errno::ENOTDIR);
         }
+        here.permit(EXECUTE)?;
         let (last, slash) = (step.is_last(), step.ends_in_slash());
         let next = match step.name {
             b"." => here.clone(),

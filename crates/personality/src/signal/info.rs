@@ -1,7 +1,7 @@
 //! Information about a signal: `siginfo_t`.
 
+use crate::task::Process;
 use crate::task::status::ExitStatus;
-use crate::time::Times;
 use core::mem::offset_of;
 use faultless_bare::arch::user::Plain;
 use linux_raw_sys::general::{self as linux, siginfo_t};
@@ -37,6 +37,11 @@ const _: () = {
 /// Bytes of a `signalfd_siginfo`.
 pub const TOLD: usize = 128;
 
+/// The number and the real user id of a process, as `siginfo_t` has them.
+fn sender(process: &Process) -> u64 {
+    u64::from(process.pid) | u64::from(process.ids.user().real) << 32
+}
+
 impl Info {
     const fn new(signal: u32, code: i32) -> Self {
         Self { signal, errno: 0, code, padding: 0, fields: [0; 14] }
@@ -47,11 +52,11 @@ impl Info {
         Self::new(signal, linux::SI_KERNEL as i32)
     }
 
-    /// From process `pid`, of user 0, that called `kill`, or (`to_thread`) `tgkill`.
-    pub fn sent(signal: u32, pid: u32, to_thread: bool) -> Self {
+    /// From the process `from`, which called `kill`, or (`to_thread`) `tgkill`.
+    pub fn sent(signal: u32, from: &Process, to_thread: bool) -> Self {
         let code = if to_thread { linux::SI_TKILL } else { linux::SI_USER as i32 };
         let mut info = Self::new(signal, code);
-        info.fields[0] = u64::from(pid);
+        info.fields[0] = sender(from);
         info
     }
 
@@ -89,12 +94,12 @@ impl Info {
         self.fields[0] = self.fields[0] as u32 as u64 | (overrun as u32 as u64) << 32;
     }
 
-    /// About the child `pid`.
-    pub(super) fn child(signal: u32, pid: u32, times: Times, status: ExitStatus) -> Self {
+    /// About `child`.
+    pub(super) fn child(signal: u32, child: &Process, status: ExitStatus) -> Self {
         /// Clock ticks per second.
         const TICKS: u64 = 100;
         let mut info = Self::new(signal, status.child_code() as i32);
-        let (pid, status) = (u64::from(pid), u64::from(status.child_status()));
+        let (pid, status, times) = (sender(child), u64::from(status.child_status()), child.times());
         let [user, system] =
             [times.user, times.system].map(|time| time / (crate::abi::SECOND / TICKS));
         info.fields[..4].copy_from_slice(&[pid, status, user, system]);

@@ -90,7 +90,7 @@ pub fn send_noted() {
         let noted = process.signals.orphaned.swap(0, Ordering::Relaxed);
         let signal = process.relatives.death_signal.load(Ordering::Relaxed);
         if noted & PARENT != 0 && signal != 0 {
-            send_process(&process, Info::sent(signal, current().process.pid, false));
+            send_process(&process, Info::sent(signal, &current().process, false));
         }
         if noted & GROUP != 0 {
             send_process(&process, Info::kernel(linux::SIGHUP));

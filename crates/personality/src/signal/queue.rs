@@ -10,9 +10,6 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
 
-/// The most signals in a queue with information.
-const MANY: usize = 1024;
-
 /// Synchronous signals, which are delivered first.
 const SYNCHRONOUS: Set = bit(linux::SIGSEGV)
     | bit(linux::SIGBUS)
@@ -37,11 +34,12 @@ impl Queue {
         self.set.load(Ordering::SeqCst)
     }
 
-    /// Queues a signal. If the queue is full, the signal becomes pending without its information.
+    /// Queues a signal. Without `room` (`RLIMIT_SIGPENDING`), or if memory is short, the signal
+    /// becomes pending without its information.
     ///
     /// # Errors
-    /// `EAGAIN` for a full queue, if a program supplied information with a real-time signal.
-    pub(super) fn push(&self, info: Info) -> Result<()> {
+    /// `EAGAIN` in that case, if a program supplied information with a real-time signal.
+    pub(super) fn push(&self, info: Info, room: bool) -> Result<()> {
         let mut infos = self.infos.lock();
         let signal = info.signal();
         if signal < linux::SIGRTMIN && self.set() & bit(signal) != 0 {
@@ -55,13 +53,18 @@ impl Queue {
             waiting.overrun_more(counted.1.saturating_add(1));
             return Ok(());
         }
-        if infos.len() < MANY && infos.try_push(info).is_ok() {
+        if room && infos.try_push(info).is_ok() {
             // It is pending with its information.
         } else if signal >= linux::SIGRTMIN && info.code() < 0 {
             return Err(Errno::EAGAIN);
         }
         self.set.fetch_or(bit(signal), Ordering::SeqCst);
         Ok(())
+    }
+
+    /// How many signals wait with their information.
+    pub(super) fn count(&self) -> u64 {
+        self.infos.lock().len() as u64
     }
 
     /// Takes the first pending signal of `wanted`.

@@ -47,7 +47,7 @@ pub fn queue_thread(thread: &Arc<Thread>, info: Info) -> Result<()> {
 
 /// Sends `parent` the signal that `child` has ended.
 pub fn child_ended(parent: &Arc<Process>, signal: u32, child: &Arc<Process>, status: ExitStatus) {
-    send_process(parent, Info::child(signal, child.pid, child.times(), status));
+    send_process(parent, Info::child(signal, child, status));
 }
 
 fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {
@@ -94,15 +94,23 @@ fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<
     if ignored && kept & bit(signal) == 0 {
         return Ok(());
     }
+    // As on Linux, the limit is not for signals below the real-time signals from the kernel and
+    // from `kill`. It counts the signals of the process; Linux counts the signals of all processes
+    // of a user.
+    let room = signal < linux::SIGRTMIN && info.code() >= 0 || {
+        let of_threads = threads.iter().map(|thread| thread.signals.queue.count());
+        let waiting = process.signals.queue.count() + of_threads.sum::<u64>();
+        waiting < process.limits.signals.load(Ordering::Relaxed)
+    };
     match thread {
         Some(thread) => {
-            thread.signals.queue.push(info)?;
+            thread.signals.queue.push(info, room)?;
             if takes(thread, signal) {
                 tell(thread);
             }
         }
         None => {
-            process.signals.queue.push(info)?;
+            process.signals.queue.push(info, room)?;
             // The first thread if it accepts the signal, as on Linux.
             if let Some(taker) = threads.iter().find(|thread| takes(thread, signal)) {
                 tell(taker);

@@ -69,10 +69,7 @@ fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
     let Some(parent) = find(process.parent()) else { return };
     let action = parent.signals.action(linux::SIGCHLD);
     if !action.has(linux::SA_NOCLDSTOP) {
-        send::send_process(
-            &parent,
-            Info::child(linux::SIGCHLD, process.pid, process.times(), news),
-        );
+        send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
     }
     parent.children_changed.wake_all();
 }

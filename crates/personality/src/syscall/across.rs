@@ -5,6 +5,7 @@ use super::{Args, Errno, Result};
 use crate::fs::{Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
 use crate::task::breathe_unless_killed;
+use crate::task::ids::may_inspect;
 use crate::task::process::find_thread;
 use faultless_collections::Vec;
 use linux_raw_sys::general as nr;
@@ -49,9 +50,11 @@ fn move_bytes(
     if is_empty(&here) || is_empty(&there) {
         return Ok(0);
     }
-    let memory = find_thread(args.a() as u32)
-        .and_then(|thread| thread.process.memory())
-        .ok_or(Errno::ESRCH)?;
+    let thread = find_thread(args.a() as u32).ok_or(Errno::ESRCH)?;
+    let memory = thread.process.memory().ok_or(Errno::ESRCH)?;
+    if !may_inspect(&thread.process) {
+        return Err(Errno::EPERM);
+    }
     let mut here = Transfer::of_user(&here);
     let mut there = Transfer::of_other(&there, memory.space());
     let moved = copy(&mut here, &mut there, go)?;

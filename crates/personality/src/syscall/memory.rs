@@ -513,8 +513,8 @@ pub fn msync(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Locks or unlocks the pages of a call, and returns their range. (Programs are root, so
-/// there is no limit.)
+/// Locks or unlocks the pages of a call, and returns their range. There is
+/// no limit, also for users other than root.
 fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
     let start = faultless::page_down(args.a());
     let len = args.b().wrapping_add(args.a() - start);

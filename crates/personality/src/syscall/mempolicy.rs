@@ -9,6 +9,7 @@ use super::memory::space;
 use super::numa::{PIECE, move_piece};
 use super::{Args, Errno, Result};
 use crate::syscall::args::{Entry, calls};
+use crate::task::ids::privileged;
 use crate::task::{breathe_unless_killed, current};
 use faultless::{Errno as Why, MemPolicy, NodeSet, PAGE_SIZE, VirtRange};
 use faultless_bare::arch::user;
@@ -100,6 +101,9 @@ pub fn mbind(args: Args<'_>) -> Result {
     let policy = policy(args.c(), args.d(), args.e())?;
     if flags & !(STRICT | MOVE | MOVE_ALL) != 0 {
         return Err(Errno::EINVAL);
+    }
+    if flags & MOVE_ALL != 0 {
+        privileged()?;
     }
     let moves = flags & (MOVE | MOVE_ALL) != 0;
     // As on Linux, strictness means nothing where there is no policy.

@@ -6,6 +6,7 @@ use super::process::thread_or_own;
 use super::{Args, Errno, Result};
 use crate::syscall::args::{Entry, calls};
 use crate::task::breathe_unless_killed;
+use crate::task::ids::{may_inspect, privileged};
 use faultless::{Errno as Why, Space};
 use faultless_bare::arch::user;
 use faultless_bare::machine::Bare;
@@ -17,7 +18,7 @@ pub(super) const CALLS: &[Entry] = calls![(nr::__NR_move_pages, move_pages)];
 
 /// `MPOL_MF_MOVE`: pages that only this space maps move.
 const MOVE: u64 = 2;
-/// `MPOL_MF_MOVE_ALL`: shared pages do, too. (Every program is root.)
+/// `MPOL_MF_MOVE_ALL`: shared pages do, too. Only root may ask for it.
 const MOVE_ALL: u64 = 4;
 /// Pages for which the lists are read at a time.
 pub(super) const PIECE: usize = 64;
@@ -30,9 +31,18 @@ pub fn move_pages(args: Args<'_>) -> Result {
     if flags & !(MOVE | MOVE_ALL) != 0 {
         return Err(Errno::EINVAL);
     }
+    if flags & MOVE_ALL != 0 {
+        privileged()?;
+    }
     let other = match pid as u32 {
         0 => None,
-        _ => Some(thread_or_own(pid)?.process.memory().ok_or(Errno::EINVAL)?),
+        _ => {
+            let thread = thread_or_own(pid)?;
+            if !may_inspect(&thread.process) {
+                return Err(Errno::EPERM);
+            }
+            Some(thread.process.memory().ok_or(Errno::EINVAL)?)
+        }
     };
     let space = other.as_ref().map_or_else(space, |memory| memory.space());
     let mut addrs = [0; PIECE];

@@ -208,6 +208,8 @@ enum Wanted {
 /// News of a child.
 struct News {
     pid: u32,
+    /// Its real user.
+    uid: u32,
     status: ExitStatus,
     used: Usage,
 }
@@ -233,10 +235,11 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
         let mut found = false;
         for child in children.iter().filter(|child| matches(child)) {
             found = true;
+            let uid = child.ids.user().real;
             let used = || child.usage() + *child.used.by_children.lock();
             if has(nr::WEXITED) && child.end.done.load(Ordering::SeqCst) {
                 let status = child.end.status.lock().unwrap_or(ExitStatus::exited(0));
-                let news = News { pid: child.pid, status, used: used() };
+                let news = News { pid: child.pid, uid, status, used: used() };
                 if !has(nr::WNOWAIT) {
                     table.processes.remove(&news.pid);
                     let mut used = parent.used.by_children.lock();
@@ -249,7 +252,7 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
             let keep = has(nr::WNOWAIT);
             let job = &child.signals.job;
             if let Some(status) = job.news(has(nr::WUNTRACED), has(nr::WCONTINUED), keep) {
-                return Some(Ok(Some(News { pid: child.pid, status, used: used() })));
+                return Some(Ok(Some(News { pid: child.pid, uid, status, used: used() })));
             }
         }
         match found {
@@ -303,8 +306,8 @@ pub fn waitid(args: Args<'_>) -> Result {
         // si_signo, si_errno, si_code; behind the padding si_pid, si_uid, si_status. As on Linux,
         // zeros where there is no news, also because of an error.
         let [first, second] = match &found {
-            Ok(Some(News { pid, status, .. })) => {
-                [[nr::SIGCHLD, 0, status.child_code()], [*pid, 0, status.child_status()]]
+            Ok(Some(News { pid, uid, status, .. })) => {
+                [[nr::SIGCHLD, 0, status.child_code()], [*pid, *uid, status.child_status()]]
             }
             _ => [[0; 3]; 2],
         };

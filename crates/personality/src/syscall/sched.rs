@@ -1,12 +1,17 @@
-//! System calls for scheduling. The only policy is round robin.
+//! System calls for scheduling. The scheduler takes turns: policies and nice values are only read
+//! back.
 
-use super::process::{process_or_own, thread_or_own};
+use super::process::thread_or_own;
 use super::{Args, Errno, Result};
 use crate::syscall::args::{Entry, calls};
-use crate::task::scheduler;
+use crate::task::ids::{may_schedule, privileged};
+use crate::task::process;
+use crate::task::schedule::Schedule;
+use crate::task::{Process, Thread, current, scheduler};
 use core::sync::atomic::Ordering;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
+use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
 
 /// The system calls of this file, by number.
@@ -81,26 +86,40 @@ pub fn getcpu(args: Args<'_>) -> Result {
     Ok(0)
 }
 
+/// The thread of a scheduling call.
+fn thread(tid: u64) -> Result<Arc<Thread>> {
+    if (tid as i32) < 0 { Err(Errno::EINVAL) } else { thread_or_own(tid) }
+}
+
 /// `sched_getscheduler(tid)`.
 pub fn sched_getscheduler(args: Args<'_>) -> Result {
-    thread_or_own(args.a())?;
-    Ok(u64::from(nr::SCHED_NORMAL))
+    Ok(thread(args.a())?.schedule.lock().word().into())
 }
 
 /// `sched_setscheduler(tid, policy, parameters)`: policies without priorities are accepted.
 pub fn sched_setscheduler(args: Args<'_>) -> Result {
+    if args.c() == 0 || (args.b() as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
     let priority: i32 = user::read(args.c())?;
-    thread_or_own(args.a())?;
-    allowed(args.b() as u32 & !nr::SCHED_RESET_ON_FORK, priority)
+    let thread = thread(args.a())?;
+    let (word, nice) = (args.b() as u32, thread.schedule.lock().nice);
+    let policy = word & !nr::SCHED_RESET_ON_FORK;
+    set_schedule(&thread, Schedule { policy, nice, resets: policy != word }, priority)
 }
 
-/// Whether a policy is accepted: those without priorities are.
-fn allowed(policy: u32, priority: i32) -> Result {
-    match policy {
-        nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE if priority == 0 => Ok(0),
-        nr::SCHED_FIFO | nr::SCHED_RR if (1..=99).contains(&priority) => Err(Errno::EPERM),
-        _ => Err(Errno::EINVAL),
+/// Sets the schedule of `thread`, if its policy is accepted: those without priorities are.
+fn set_schedule(thread: &Thread, new: Schedule, priority: i32) -> Result {
+    match new.policy {
+        nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE if priority == 0 => {}
+        nr::SCHED_FIFO | nr::SCHED_RR if (1..=99).contains(&priority) => return Err(Errno::EPERM),
+        _ => return Err(Errno::EINVAL),
     }
+    if !may_schedule(&thread.process) || new.nice < thread.schedule.lock().nice {
+        privileged()?;
+    }
+    *thread.schedule.lock() = new;
+    Ok(0)
 }
 
 /// `sched_getparam(tid, parameters)`.
@@ -108,7 +127,7 @@ pub fn sched_getparam(args: Args<'_>) -> Result {
     if args.b() == 0 {
         return Err(Errno::EINVAL);
     }
-    thread_or_own(args.a())?;
+    thread(args.a())?;
     user::write(args.b(), &0i32)?;
     Ok(0)
 }
@@ -119,8 +138,9 @@ pub fn sched_setparam(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let priority: i32 = user::read(args.b())?;
-    thread_or_own(args.a())?;
-    if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+    let thread = thread(args.a())?;
+    let same = *thread.schedule.lock();
+    set_schedule(&thread, same, priority)
 }
 
 /// `sched_get_priority_max(policy)`, and `min`.
@@ -143,12 +163,14 @@ pub fn sched_rr_get_interval(args: Args<'_>) -> Result {
 pub fn sched_getattr(args: Args<'_>) -> Result {
     /// Size, policy, flags, nice, priority, runtime, deadline, period.
     const FIRST_SIZE: u64 = 48;
-    if !(FIRST_SIZE..=faultless::PAGE_SIZE).contains(&args.c()) || args.d() != 0 {
+    if args.b() == 0 || !(FIRST_SIZE..=faultless::PAGE_SIZE).contains(&args.c()) || args.d() != 0 {
         return Err(Errno::EINVAL);
     }
-    thread_or_own(args.a())?;
+    let schedule = *thread(args.a())?.schedule.lock();
     let mut words = [0u64; FIRST_SIZE as usize / 8];
-    words[0] = FIRST_SIZE;
+    words[0] = FIRST_SIZE | u64::from(schedule.policy) << 32;
+    words[1] = u64::from(schedule.resets) * u64::from(nr::SCHED_FLAG_RESET_ON_FORK);
+    words[2] = u64::from(schedule.nice as u32);
     user::write(args.b(), &words)?;
     Ok(0)
 }
@@ -170,11 +192,22 @@ pub fn sched_setattr(args: Args<'_>) -> Result {
     }
     let words: [u64; FIRST_SIZE as usize / 8] = user::read(args.b())?;
     let (policy, priority) = ((words[0] >> 32) as u32, (words[2] >> 32) as i32);
-    thread_or_own(args.a())?;
-    if words[1] & !u64::from(nr::SCHED_FLAG_ALL) != 0 {
+    let thread = thread(args.a())?;
+    let flags = words[1];
+    if flags & !u64::from(nr::SCHED_FLAG_ALL) != 0 {
         return Err(Errno::EINVAL);
     }
-    allowed(policy, priority)
+    let has = |flag: u32| flags & u64::from(flag) != 0;
+    let mut new = *thread.schedule.lock();
+    new.resets = has(nr::SCHED_FLAG_RESET_ON_FORK);
+    if !has(nr::SCHED_FLAG_KEEP_POLICY) {
+        new.policy = policy;
+    }
+    // As on Linux, `SCHED_IDLE` keeps the nice value.
+    if !has(nr::SCHED_FLAG_KEEP_PARAMS) && new.policy != nr::SCHED_IDLE {
+        new.nice = (words[2] as i32).clamp(LEAST, MOST);
+    }
+    set_schedule(&thread, new, priority)
 }
 
 /// `ioprio_get(which, who)`: without disks all processes have Linux's default priority.
@@ -197,19 +230,62 @@ pub fn ioprio_set(args: Args<'_>) -> Result {
     ioprio_get(args).map(|_| 0)
 }
 
-/// `getpriority(which, who)`: all have nice value 0. The call returns 20 minus the nice value.
-pub fn getpriority(args: Args<'_>) -> Result {
+/// The range of nice values.
+const LEAST: i32 = -20;
+/// See [`LEAST`].
+const MOST: i32 = 19;
+
+/// Calls `each` with the threads that the arguments `which` and `who` of `getpriority` name.
+/// Returns the first error.
+fn each_of(which: u64, who: u64, mut each: impl FnMut(&Thread) -> Result<()>) -> Result<()> {
     const PROCESS: u64 = 0;
     const GROUP: u64 = 1;
     const USER: u64 = 2;
-    match args.a() {
-        PROCESS => process_or_own(args.b()).map(|_| 20),
-        GROUP | USER => Ok(20),
-        _ => Err(Errno::EINVAL),
-    }
+    let own = current();
+    let who = who as u32;
+    let group = if who == 0 { own.process.relatives.group.load(Ordering::Relaxed) } else { who };
+    let user = if who == 0 { own.process.ids.user().real } else { who };
+    let is_meant: &dyn Fn(&Process) -> bool = match which {
+        PROCESS => return each(&*thread_or_own(who.into())?),
+        GROUP => &|process| process.relatives.group.load(Ordering::Relaxed) == group,
+        USER => &|process| process.ids.user().real == user,
+        _ => return Err(Errno::EINVAL),
+    };
+    let (mut found, mut result) = (false, Ok(()));
+    process::each(|process| {
+        if is_meant(process) {
+            for thread in process.threads.lock().iter() {
+                found = true;
+                result = result.and(each(thread));
+            }
+        }
+    });
+    if found { result } else { Err(Errno::ESRCH) }
 }
 
-/// `setpriority(which, who, nice)`: accepted.
+/// `getpriority(which, who)`: returns 20 minus the least nice value.
+pub fn getpriority(args: Args<'_>) -> Result {
+    let mut least = MOST;
+    each_of(args.a(), args.b(), |thread| {
+        least = least.min(thread.schedule.lock().nice);
+        Ok(())
+    })?;
+    Ok((20 - least) as u64)
+}
+
+/// `setpriority(which, who, nice)`.
 pub fn setpriority(args: Args<'_>) -> Result {
-    getpriority(args).map(|_| 0)
+    let nice = (args.c() as i32).clamp(LEAST, MOST);
+    each_of(args.a(), args.b(), |thread| {
+        if !may_schedule(&thread.process) {
+            return Err(Errno::EPERM);
+        }
+        let mut schedule = thread.schedule.lock();
+        if nice < schedule.nice && privileged().is_err() {
+            return Err(Errno::EACCES);
+        }
+        schedule.nice = nice;
+        Ok(())
+    })?;
+    Ok(0)
 }

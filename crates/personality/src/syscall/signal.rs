@@ -4,6 +4,7 @@ use super::{Args, Errno, Result};
 use crate::abi;
 use crate::signal::{self, Action, AlternateStack, Info, Set};
 use crate::syscall::args::{Entry, calls};
+use crate::task::ids::may_signal;
 use crate::task::process::{Process, TABLE, each, find_thread};
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{Thread, current};
@@ -156,17 +157,21 @@ fn process_of(number: u32) -> Result<Arc<Process>> {
 /// `kill(pid, signal)`.
 pub fn kill(args: Args<'_>) -> Result {
     let pid = args.a() as i32;
-    let mut found = false;
+    let (mut found, mut permitted) = (false, false);
     let signal = to_send(args.b());
-    let send = |process: &Arc<Process>| {
+    let mut send = |process: &Arc<Process>| {
+        found = true;
+        if !may_send(process, args.b()) {
+            return;
+        }
+        permitted = true;
         if let Ok(Some(signal)) = signal {
-            signal::send_process(process, Info::sent(signal, current().process.pid, false));
+            signal::send_process(process, Info::sent(signal, &current().process, false));
         }
     };
     match pid {
         1.. => {
             send(&process_of(pid as u32)?);
-            found = true;
         }
         i32::MIN => {}
         _ => {
@@ -186,12 +191,26 @@ pub fn kill(args: Args<'_>) -> Result {
             each(|process| {
                 if is_meant(process) {
                     send(process);
-                    found = true;
                 }
             });
         }
     }
-    if found { signal.map(|_| 0) } else { Err(Errno::ESRCH) }
+    match (found, permitted) {
+        (false, _) => Err(Errno::ESRCH),
+        (true, false) => signal.and(Err(Errno::EPERM)),
+        (true, true) => signal.map(|_| 0),
+    }
+}
+
+/// Whether the caller may send `signal` to `process`: within a session, everyone may continue it.
+fn may_send(process: &Process, signal: u64) -> bool {
+    let session = |of: &Process| of.relatives.session.load(Ordering::Relaxed);
+    let continues = signal as u32 == linux::SIGCONT;
+    may_signal(process) || continues && session(process) == session(&current().process)
+}
+
+fn check_permission(process: &Process, signal: u64) -> Result<()> {
+    if may_send(process, signal) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// The thread `tid`, if it is one of the process `pid` (of any if that is `None`).
@@ -205,8 +224,14 @@ fn thread_of(pid: Option<i32>, tid: i32) -> Result<Arc<Thread>> {
 
 fn send_to_thread(pid: Option<i32>, tid: i32, signal: u64) -> Result {
     let thread = thread_of(pid, tid)?;
+    check_permission(&thread.process, signal)?;
     if let Some(signal) = to_send(signal)? {
-        signal::send_thread(&thread, Info::sent(signal, current().process.pid, true));
+        let info = Info::sent(signal, &current().process, true);
+        if signal >= linux::SIGRTMIN {
+            signal::queue_thread(&thread, info)?;
+        } else {
+            signal::send_thread(&thread, info);
+        }
     }
     Ok(0)
 }
@@ -236,6 +261,7 @@ pub fn rt_sigqueueinfo(args: Args<'_>) -> Result {
     let pid = args.a() as u32;
     let info = told(args.c(), args.b(), pid)?;
     let process = process_of(pid)?;
+    check_permission(&process, args.b())?;
     if to_send(args.b())?.is_some() {
         signal::queue_process(&process, info)?;
     }
@@ -247,6 +273,7 @@ pub fn rt_tgsigqueueinfo(args: Args<'_>) -> Result {
     let pid = args.a() as i32;
     let info = told(args.d(), args.c(), pid as u32)?;
     let thread = thread_of(Some(pid), args.b() as i32)?;
+    check_permission(&thread.process, args.c())?;
     if to_send(args.c())?.is_some() {
         signal::queue_thread(&thread, info)?;
     }

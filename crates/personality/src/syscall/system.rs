@@ -5,6 +5,7 @@ use super::{Args, Errno, Result};
 use crate::abi;
 use crate::fs::{self, Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
+use crate::task::ids::{may_inspect, privileged};
 use crate::task::process::{Process, TABLE};
 use crate::task::relatives::PROGRAM;
 use crate::task::usage::Usage;
@@ -24,10 +25,6 @@ pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_setrlimit, setrlimit),
     (nr::__NR_getrusage, getrusage),
     (nr::__NR_times, times),
-    (nr::__NR_getresuid, getresuid),
-    (nr::__NR_getresgid, getresuid),
-    (nr::__NR_getgroups, getgroups),
-    (nr::__NR_capget, capget),
     (nr::__NR_membarrier, membarrier),
     (nr::__NR_personality, personality),
     (nr::__NR_reboot, reboot),
@@ -121,6 +118,9 @@ pub fn prlimit64(args: Args<'_>) -> Result {
     let resource = args.b() as usize;
     let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
     let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
+    if process.pid != current().process.pid && !may_inspect(&process) {
+        return Err(Errno::EPERM);
+    }
     if let Some(new) = new {
         set_limit(&process, resource, new)?;
     }
@@ -132,6 +132,10 @@ pub fn prlimit64(args: Args<'_>) -> Result {
 
 /// Sets a limit of `process`.
 fn set_limit(process: &Process, resource: usize, new: [u64; 2]) -> Result<()> {
+    let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
+    if new[1] > old[1] {
+        privileged()?;
+    }
     process.limits.set(resource, new)?;
     if resource == nr::RLIMIT_STACK as usize
         && let Some(memory) = process.memory()
@@ -199,35 +203,6 @@ pub fn times(args: Args<'_>) -> Result {
     Ok(ticks(time::now()))
 }
 
-/// `getresuid(real, effective, saved)`, and for groups: every process is root.
-pub fn getresuid(args: Args<'_>) -> Result {
-    for at in [args.a(), args.b(), args.c()] {
-        user::write(at, &0u32)?;
-    }
-    Ok(0)
-}
-
-/// `getgroups(size, list)`: only group 0.
-pub fn getgroups(_: Args<'_>) -> Result {
-    Ok(0)
-}
-
-/// `capget(header, data)`: root may do everything.
-pub fn capget(args: Args<'_>) -> Result {
-    const VERSION: u32 = 0x2008_0522;
-    const ALL: [u32; 2] = [u32::MAX, 0x1ff];
-    let version: u32 = user::read(args.a())?;
-    if version != VERSION {
-        user::write(args.a(), &VERSION)?;
-        return if args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) };
-    }
-    if args.b() != 0 {
-        // Effective, permitted, inheritable; the lower 32 bits first.
-        user::write(args.b(), &[ALL[0], ALL[0], 0, ALL[1], ALL[1], 0])?;
-    }
-    Ok(0)
-}
-
 /// `membarrier(command, flags, cpu)`: only the query, which reports no commands.
 pub fn membarrier(args: Args<'_>) -> Result {
     const QUERY: u64 = 0;
@@ -244,6 +219,7 @@ pub fn reboot(args: Args<'_>) -> Result {
     const MAGIC: u32 = 0xfee1_dead;
     const MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
     const OFF: [u32; 3] = [0x0123_4567, 0xcdef_0123, 0x4321_fedc];
+    privileged()?;
     if args.a() as u32 != MAGIC || !MAGICS.contains(&(args.b() as u32)) {
         return Err(Errno::EINVAL);
     }

@@ -133,6 +133,7 @@ fn new_process(
     let name = from.name.lock().try_clone()?;
     *process.name.lock() = name;
     process.limits.copy_from(&from.limits);
+    process.ids.copy_from(&from.ids)?;
     let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
     process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
     process.by_vfork.store(request.has(nr::CLONE_VFORK), Ordering::Relaxed);
@@ -157,6 +158,8 @@ fn new_thread(
     let affinity = parent.affinity.load(Ordering::Relaxed);
     let child = Thread::try_new(number, process, frame, fpu, signals, affinity)?;
     child.mem_policy.set(parent.mem_policy.get());
+    let schedule = parent.schedule.lock().of_child();
+    *child.schedule.lock() = schedule;
     let selectors = Selectors::current();
     let (selectors, tls) = if request.has(nr::CLONE_SETTLS) {
         (selectors.without_fs(), request.tls)

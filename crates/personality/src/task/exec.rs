@@ -288,6 +288,10 @@ fn load_file(
         }
     };
     let entry = plan.entry.wrapping_add(mapped.bias);
+    let (user, group) = match try_current() {
+        Some(thread) => (thread.process.ids.user(), thread.process.ids.group()),
+        None => Default::default(),
+    };
     let auxiliary = [
         (aux::AT_HWCAP, capabilities()),
         (aux::AT_PAGESZ, PAGE_SIZE),
@@ -299,10 +303,10 @@ fn load_file(
         (aux::AT_BASE, linker.map_or(0, |(base, _)| base)),
         (aux::AT_FLAGS, 0),
         (aux::AT_ENTRY, entry),
-        (aux::AT_UID, 0),
-        (aux::AT_EUID, 0),
-        (aux::AT_GID, 0),
-        (aux::AT_EGID, 0),
+        (aux::AT_UID, user.real.into()),
+        (aux::AT_EUID, user.effective.into()),
+        (aux::AT_GID, group.real.into()),
+        (aux::AT_EGID, group.effective.into()),
         (aux::AT_SECURE, 0),
         (aux::AT_MINSIGSTKSZ, signal::frame_bytes()),
     ];

@@ -181,6 +181,7 @@ fn end_process(process: &Arc<Process>, counted: Times) {
 /// Replaces the memory of the running thread's process by `new`, and drops the old when no CPU runs it.
 pub(super) fn replace_memory(new: Arc<Memory>) {
     let process = current().process.clone();
+    process.ids.execute();
     process.note_memory();
     let old = process.memory.replace(Some(new));
     scheduler::run_memory();

@@ -57,6 +57,8 @@ pub struct Limits {
     pub address_space: AtomicU64,
     /// The soft limit of its private writable memory.
     pub data: AtomicU64,
+    /// The soft limit of signals that wait with their information.
+    pub signals: AtomicU64,
     /// Whether its mappings are locked at once (`MCL_FUTURE`), and so faulted in.
     pub locks_future: FutureLock,
 }
@@ -67,6 +69,7 @@ impl Default for Limits {
             rows: Mutex::new(FIRST),
             address_space: AtomicU64::new(u64::MAX),
             data: AtomicU64::new(u64::MAX),
+            signals: AtomicU64::new(FIRST[nr::RLIMIT_SIGPENDING as usize][0]),
             locks_future: FutureLock::default(),
         }
     }
@@ -84,6 +87,7 @@ impl Limits {
         let copy = match resource as u32 {
             nr::RLIMIT_AS => &self.address_space,
             nr::RLIMIT_DATA => &self.data,
+            nr::RLIMIT_SIGPENDING => &self.signals,
             _ => return Ok(()),
         };
         copy.store(new[0], Ordering::Relaxed);
@@ -99,9 +103,12 @@ impl Limits {
     pub fn copy_from(&self, other: &Self) {
         let rows = *other.rows.lock();
         *self.rows.lock() = rows;
-        for (own, others) in
-            [(&self.address_space, &other.address_space), (&self.data, &other.data)]
-        {
+        let pairs = [
+            (&self.address_space, &other.address_space),
+            (&self.data, &other.data),
+            (&self.signals, &other.signals),
+        ];
+        for (own, others) in pairs {
             own.store(others.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }

@@ -1,6 +1,7 @@
 //! A process: what its threads share.
 
 use super::collapse::TextScan;
+use super::ids::Ids;
 use super::limits::{Limits, PID_MAX};
 use super::memory::{Memory, OwnMemory};
 use super::relatives::Relatives;
@@ -60,6 +61,8 @@ pub struct Process {
     pub used: Used,
     /// Its limits.
     pub limits: Limits,
+    /// Its user and group ids.
+    pub ids: Ids,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -123,6 +126,7 @@ impl Process {
             end: End::default(),
             used: Used::default(),
             limits: Limits::default(),
+            ids: Ids::default(),
             started: faultless_bare::arch::clock::now(),
         })
     }

@@ -2,6 +2,7 @@
 
 use super::Process;
 use super::futex::Waiter;
+use super::schedule::Schedule;
 use super::usage::Usage;
 use super::wait_queue;
 use crate::errno::{Errno, Result};
@@ -19,6 +20,7 @@ use faultless_bare::arch::TrapFrame;
 use faultless_bare::arch::fpu::FpuState;
 use faultless_bare::heap::FailNth;
 use faultless_bare::percpu;
+use faultless_bare::sync::Mutex;
 use faultless_bare::task::Task;
 use faultless_collections::{Arc, Link, Linked};
 
@@ -52,6 +54,8 @@ pub struct Thread {
     pub affinity: AtomicU64,
     /// From which nodes the memory comes that it maps.
     pub mem_policy: Cell<MemPolicy>,
+    /// Its scheduling policy and nice value.
+    pub schedule: Mutex<Schedule>,
     /// How long it ran.
     pub cpu_time: CpuTime,
     /// Its voluntary and involuntary context switches.
@@ -137,6 +141,7 @@ impl Thread {
             major_faults: AtomicU64::new(0),
             affinity: AtomicU64::new(affinity),
             mem_policy: Cell::default(),
+            schedule: Mutex::default(),
             cpu_time: CpuTime::default(),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
             futex: Waiter::default(),

@@ -18,6 +18,7 @@ use super::inode::{Body, Inode, Name, Target};
 use super::live::Live;
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::ids::may_inspect;
 use crate::task::process::{TABLE, find};
 use crate::task::{Process, Thread, current};
 use core::fmt::Write;
@@ -163,8 +164,12 @@ fn process(pid: u32) -> Result<Arc<Process>> {
 
 fn inode(node: Node) -> Result<Arc<Inode>> {
     let number = node.number();
+    let subject = node.subject().and_then(find);
+    let owner = subject
+        .map_or([0; 2], |process| [process.ids.user().effective, process.ids.group().effective]);
     let mode = match node.kind() {
         linux::S_IFLNK => 0o777,
+        linux::S_IFDIR if matches!(node, Node::Descriptors(_)) => 0o500,
         linux::S_IFDIR => 0o555,
         _ if node.memory_of().is_some() => 0o600,
         _ if node.can_change() => 0o644,
@@ -172,9 +177,13 @@ fn inode(node: Node) -> Result<Arc<Inode>> {
     };
     let is_directory = node.kind() == linux::S_IFDIR;
     let inode = Inode::numbered(number, Body::Proc(try_box(node)?), mode)?;
-    if is_directory {
-        inode.change(|meta| meta.links = 2);
-    }
+    let [uid, gid] = owner;
+    inode.change(|meta| {
+        (meta.uid, meta.gid) = (uid, gid);
+        if is_directory {
+            meta.links = 2;
+        }
+    });
     Ok(inode)
 }
 
@@ -188,6 +197,29 @@ impl Node {
     /// Whether writing to it has an effect.
     fn can_change(&self) -> bool {
         matches!(*self, Self::Text(_, _, at) if process::CHANGEABLE.contains(&process::TEXTS[at].0))
+    }
+
+    /// The process that it is about.
+    const fn subject(&self) -> Option<u32> {
+        match *self {
+            Self::Process(pid)
+            | Self::Tasks(pid)
+            | Self::Thread(pid, _)
+            | Self::Text(pid, ..)
+            | Self::Way(pid, _)
+            | Self::Descriptors(pid)
+            | Self::Pages(pid)
+            | Self::Memory(pid)
+            | Self::Descriptor(pid, _) => Some(pid),
+            Self::Root(_) | Self::System(_) | Self::Myself(_) => None,
+        }
+    }
+
+    /// Checks that the caller may look into the process that it is about.
+    fn inspect(&self) -> Result<()> {
+        let subject = self.subject().and_then(find);
+        let may = subject.is_none_or(|process| may_inspect(&process));
+        if may { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     /// Its inode number, unique at any time.
@@ -227,6 +259,15 @@ impl Live for Node {
         }
     }
 
+    fn permit(&self, _reads: bool, _writes: bool) -> Result<()> {
+        let private = match *self {
+            Self::Text(_, _, at) => process::PRIVATE.contains(&process::TEXTS[at].0),
+            Self::Pages(_) | Self::Memory(_) => true,
+            _ => false,
+        };
+        if private { self.inspect() } else { Ok(()) }
+    }
+
     fn name(&self) -> Result<Name> {
         let name = match *self {
             Self::Root(_) => "",
@@ -263,6 +304,9 @@ impl Live for Node {
     }
 
     fn target(&self) -> Result<Target> {
+        if let Self::Way(..) | Self::Descriptor(..) = self {
+            self.inspect()?;
+        }
         Ok(match *self {
             Self::Myself(false) => Target::Path(decimal(current().process.pid)?),
             Self::Myself(true) => {
@@ -326,6 +370,7 @@ impl Live for Node {
                 Self::Text(pid, Some(tid), text_named(name)?)
             }
             &Self::Descriptors(pid) => {
+                self.inspect()?;
                 let fd = number(name).and_then(|fd| i32::try_from(fd).ok()).ok_or(Errno::ENOENT)?;
                 process(pid)?.files().get(fd).map_err(|_| Errno::ENOENT)?;
                 Self::Descriptor(pid, fd)
@@ -365,6 +410,7 @@ impl Live for Node {
                 texts(pid, Some(tid)).try_for_each(|node| add(items, node))?;
             }
             &Self::Descriptors(pid) => {
+                self.inspect()?;
                 process(pid)?.files().each_open(|fd| add(items, Self::Descriptor(pid, fd)))?;
             }
             _ => return Err(Errno::ENOTDIR),

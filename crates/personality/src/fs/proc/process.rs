@@ -7,6 +7,7 @@ use super::{ProcessText, Subject, Text, field, oom, smaps};
 use crate::errno::{Errno, Result};
 use crate::ipc::shm::segment_of_tag;
 use crate::task::current;
+use crate::task::ids::Set;
 use crate::task::memory::Memory;
 use core::cell::Cell;
 use core::fmt::{self, Write};
@@ -14,6 +15,10 @@ use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Label, PAGE_SIZE, Prot, USER_END, VirtRange, VmaFlags};
 use faultless_bare::percpu;
 use faultless_collections::{Arc, String, Vec};
+
+/// The texts about memory, which only the process's own user may read.
+pub(super) const PRIVATE: &[&str] =
+    &["maps", "smaps", "smaps_rollup", "environ", "auxv", "io", "numa_maps", "clear_refs"];
 
 /// The texts, by name.
 pub(super) const TEXTS: &[(&str, ProcessText)] = &[
@@ -148,10 +153,16 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     field(text, "Pid", tid(of));
     field(text, "PPid", parent(of));
     field(text, "TracerPid", 0);
-    field(text, "Uid", "0\t0\t0\t0");
-    field(text, "Gid", "0\t0\t0\t0");
+    for (name, set) in [("Uid", process.ids.user()), ("Gid", process.ids.group())] {
+        let Set { real, effective, saved, file } = set;
+        field(text, name, format_args!("{real}\t{effective}\t{saved}\t{file}"));
+    }
     field(text, "FDSize", process.files().count().next_multiple_of(64));
-    field(text, "Groups", " ");
+    let _ = text.write_str("Groups:\t");
+    for group in process.ids.groups()?.iter() {
+        let _ = write!(text, "{group} ");
+    }
+    let _ = text.write_str("\n");
     if let Some(memory) = process.memory() {
         let space = memory.space();
         let sums = sums(&memory);
@@ -236,11 +247,12 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
         _ => process.usage(),
     };
     let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
+    let nice = of.thread.as_ref().map_or(0, |thread| thread.schedule.lock().nice);
     let group = process.relatives.group.load(Relaxed);
     let session = process.relatives.session.load(Relaxed);
     let _ = write!(
         text,
-        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} {} {} {} {} {} {} 20 0 {threads} 0 {} \
+        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} {} {} {} {} {} {} {} {nice} {threads} 0 {} \
          {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
@@ -255,6 +267,7 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
         own.times.system / TICK,
         children.times.user / TICK,
         children.times.system / TICK,
+        20 + nice,
         process.started / TICK,
         memory.as_ref().map_or(0, |memory| memory.space().heap_range().start),
         image[0],

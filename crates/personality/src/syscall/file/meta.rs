@@ -8,6 +8,8 @@ use crate::fs::regular::SEAL_EXEC;
 use crate::fs::regular::frames_left_to_others;
 use crate::fs::walk::Links;
 use crate::syscall::args::{Entry, calls};
+use crate::task::current;
+use crate::task::ids::{self, WRITE, privileged};
 use crate::wall;
 use faultless::PAGE_SIZE;
 use faultless_bare::arch::user;
@@ -197,6 +199,9 @@ fn check(fd: u64, addr: u64, mode: u64, flags: u64) -> Result {
     if mode & EXECUTE != 0 && !inode.is_directory() && !inode.is_executable() {
         return Err(Errno::EACCES);
     }
+    let meta = inode.meta();
+    let permit = if flags & nr::AT_EACCESS as u64 != 0 { ids::permit } else { ids::permit_real };
+    permit([meta.uid, meta.gid], meta.mode, mode as u32)?;
     Ok(0)
 }
 
@@ -204,6 +209,7 @@ fn set_mode(inode: &Inode, mode: u64) -> Result {
     if inode.is_link() {
         return Err(Errno::EOPNOTSUPP);
     }
+    ids::own(inode.meta().uid)?;
     let mode = mode as u32 & 0o7777;
     let sealed = inode.regular().is_some_and(|regular| regular.seals() & SEAL_EXEC != 0);
     if sealed && (inode.meta().mode ^ mode) & 0o111 != 0 {
@@ -237,6 +243,16 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
     /// Does not change it.
     const SAME: u32 = u32::MAX;
     let (uid, gid) = (uid as u32, gid as u32);
+    if privileged().is_err() {
+        // As on Linux, an owner may only change the group, to one of its own.
+        let (meta, own) = (inode.meta(), &current().process.ids);
+        ids::own(meta.uid)?;
+        let is_own = [SAME, meta.gid, own.group().file].contains(&gid)
+            || own.groups()?.iter().any(|&group| group == gid);
+        if uid != SAME && uid != meta.uid || !is_own {
+            return Err(Errno::EPERM);
+        }
+    }
     inode.change(|meta| {
         meta.uid = if uid == SAME { meta.uid } else { uid };
         meta.gid = if gid == SAME { meta.gid } else { gid };
@@ -279,6 +295,12 @@ fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
 }
 
 fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
+    let owner = ids::own(inode.meta().uid);
+    match times {
+        // The present time may be set by those who may write.
+        None if owner.is_err() => inode.permit(WRITE)?,
+        _ => owner?,
+    }
     let [accessed, modified] = match times {
         Some([accessed, modified]) => [time(accessed)?, time(modified)?],
         None => [Some(wall::now()); 2],

@@ -9,6 +9,7 @@ use crate::fs::inode::{Body, Target};
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::walk::{Found, Links, walk};
 use crate::syscall::args::{Entry, calls};
+use crate::task::ids::{self, EXECUTE, WRITE, privileged};
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
@@ -39,7 +40,7 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_getdents, getdents),
     (nr::__NR_getdents64, getdents64),
     (nr::__NR_mount, mount),
-    (nr::__NR_umount2, mount),
+    (nr::__NR_umount2, umount),
 ];
 
 const HERE: u64 = AT_FDCWD as u64;
@@ -47,7 +48,11 @@ const HERE: u64 = AT_FDCWD as u64;
 /// The place of a new name.
 fn place(fd: u64, addr: u64) -> Result<Found> {
     let found = find(fd, addr, Links::KeepLast)?;
-    if found.inode.is_some() { Err(Errno::EEXIST) } else { Ok(found) }
+    if found.inode.is_some() {
+        return Err(Errno::EEXIST);
+    }
+    found.directory.permit(WRITE | EXECUTE)?;
+    Ok(found)
 }
 
 /// The name to change; `of_root` is the error for the root, which has none.
@@ -59,8 +64,24 @@ fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
         (b"..", _) if dot == Errno::EINVAL => Err(Errno::ENOTEMPTY),
         (b"." | b"..", _) => Err(dot),
         (_, b"") => Err(Errno::EBUSY),
-        _ => Ok(found),
+        _ => {
+            if let Some(inode) = &found.inode {
+                may_remove(&found.directory, inode)?;
+            }
+            Ok(found)
+        }
     }
+}
+
+/// Checks that the caller may remove `inode` from `directory`. In a sticky directory the caller
+/// must own one of them.
+fn may_remove(directory: &Inode, inode: &Inode) -> Result<()> {
+    directory.permit(WRITE | EXECUTE)?;
+    let meta = directory.meta();
+    if meta.mode & nr::S_ISVTX == 0 || ids::own(meta.uid).is_ok() {
+        return Ok(());
+    }
+    ids::own(inode.meta().uid)
 }
 
 trait Slashes {
@@ -107,6 +128,7 @@ fn make_node(fd: u64, addr: u64, mode: u32, device: u64) -> Result {
         nr::S_IFREG | 0 => None,
         nr::S_IFIFO => Some(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?)),
         nr::S_IFCHR => {
+            privileged()?;
             let (major, minor) = ((device >> 8) as u32 & 0xfff, device as u32 & 0xff);
             Some(Body::Device(Device::numbered(major, minor).ok_or(Errno::EPERM)?))
         }
@@ -236,6 +258,9 @@ fn rename_at(old: (u64, u64), new: (u64, u64), flags: u32) -> Result {
     let from = named(old.0, old.1, Errno::EBUSY)?;
     let to = named(new.0, new.1, Errno::EBUSY)?;
     let inode = from.inode.as_ref().ok_or(Errno::ENOENT)?;
+    if to.inode.is_none() {
+        to.directory.permit(WRITE | EXECUTE)?;
+    }
     if (from.slash || to.slash) && !inode.is_directory() {
         return Err(Errno::ENOTDIR);
     }
@@ -316,6 +341,7 @@ fn directory(inode: Arc<Inode>) -> Result<Arc<Inode>> {
 /// `chdir(path)`.
 pub fn chdir(args: Args<'_>) -> Result {
     let here = directory(find_existing(args.a(), Links::Follow)?)?;
+    here.permit(EXECUTE)?;
     files().set_start(|start| start.here = here);
     Ok(0)
 }
@@ -323,6 +349,7 @@ pub fn chdir(args: Args<'_>) -> Result {
 /// `fchdir(fd)`.
 pub fn fchdir(args: Args<'_>) -> Result {
     let here = directory(file(args.a())?.inode.clone())?;
+    here.permit(EXECUTE)?;
     files().set_start(|start| start.here = here);
     Ok(0)
 }
@@ -330,6 +357,8 @@ pub fn fchdir(args: Args<'_>) -> Result {
 /// `chroot(path)`.
 pub fn chroot(args: Args<'_>) -> Result {
     let root = directory(find_existing(args.a(), Links::Follow)?)?;
+    root.permit(EXECUTE)?;
+    privileged()?;
     files().set_start(|start| start.root = root);
     Ok(0)
 }
@@ -399,7 +428,45 @@ fn list(args: Args<'_>, at: TypeAt) -> Result {
     Ok(used as u64)
 }
 
-/// `mount(…)` and `umount2(…)`: nothing else can be mounted.
-pub fn mount(_: Args<'_>) -> Result {
-    Ok(0)
+/// The file systems, with their places. No others can be mounted.
+const MOUNTED: &[(&[u8], &[u8])] = &[
+    (b"rootfs", b"/"),
+    (b"proc", b"/proc"),
+    (b"sysfs", b"/sys"),
+    (b"devtmpfs", b"/dev"),
+    (b"tmpfs", b"/dev/shm"),
+    (b"tmpfs", b"/tmp"),
+];
+
+/// `mount(source, target, type, flags, data)`: what is mounted is busy, and nothing else can be.
+pub fn mount(args: Args<'_>) -> Result {
+    const CHANGES: u32 = nr::MS_REMOUNT
+        | nr::MS_BIND
+        | nr::MS_MOVE
+        | nr::MS_SHARED
+        | nr::MS_PRIVATE
+        | nr::MS_SLAVE
+        | nr::MS_UNBINDABLE;
+    let target = find_existing(args.b(), Links::Follow)?;
+    privileged()?;
+    if args.d() as u32 & CHANGES != 0 || args.c() == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (kind, place) = (path(args.c())?, Inode::path(&target)?);
+    let is_it = |known: &&(&[u8], &[u8])| *known.0 == *kind && *known.1 == *place;
+    Err(if MOUNTED.iter().any(|known| is_it(&known)) { Errno::EBUSY } else { Errno::ENODEV })
+}
+
+/// `umount2(target, flags)`: what is mounted stays.
+pub fn umount(args: Args<'_>) -> Result {
+    const KNOWN: u32 = nr::MNT_FORCE | nr::MNT_DETACH | nr::MNT_EXPIRE | nr::UMOUNT_NOFOLLOW;
+    let flags = args.b() as u32;
+    if flags & !KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let links = if flags & nr::UMOUNT_NOFOLLOW != 0 { Links::KeepLast } else { Links::Follow };
+    let place = Inode::path(&find_existing(args.a(), links)?)?;
+    privileged()?;
+    let mounted = MOUNTED.iter().any(|known| *known.1 == *place);
+    Err(if mounted { Errno::EBUSY } else { Errno::EINVAL })
 }

@@ -12,6 +12,7 @@ use crate::fs::regular::SEAL_EXEC;
 use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
 use crate::syscall::args::{Entry, calls};
+use crate::task::ids::{EXECUTE, READ, WRITE};
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
@@ -72,10 +73,14 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
         Some(inode) if flags & nr::O_CREAT != 0 && inode.is_directory() => {
             return Err(Errno::EISDIR);
         }
-        Some(inode) => inode,
+        Some(inode) => {
+            inode.permit(wanted(flags))?;
+            inode
+        }
         None if flags & nr::O_CREAT == 0 => return Err(Errno::ENOENT),
         None if found.slash => return Err(Errno::EISDIR),
         None => {
+            found.directory.permit(WRITE | EXECUTE)?;
             let made = Inode::try_new_regular(mode)?;
             match directory::link(&found.directory, &found.name, &made) {
                 Ok(()) => made,
@@ -92,6 +97,17 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
 }
 
+/// The permissions that opening with `flags` requires.
+const fn wanted(flags: u32) -> u32 {
+    let wanted = match flags & nr::O_ACCMODE {
+        _ if flags & nr::O_PATH != 0 => return 0,
+        nr::O_RDONLY => READ,
+        nr::O_WRONLY => WRITE,
+        _ => READ | WRITE,
+    };
+    if flags & nr::O_TRUNC != 0 { wanted | WRITE } else { wanted }
+}
+
 fn open_nameless(directory: &Inode, flags: u32, mode: u32) -> Result {
     if !directory.is_directory() {
         return Err(Errno::ENOTDIR);
@@ -99,6 +115,7 @@ fn open_nameless(directory: &Inode, flags: u32, mode: u32) -> Result {
     if flags & nr::O_ACCMODE == nr::O_RDONLY {
         return Err(Errno::EINVAL);
     }
+    directory.permit(WRITE | EXECUTE)?;
     let inode = Inode::try_new_regular(mode)?;
     inode.change(|meta| meta.links = 0);
     inode.call(Vec::try_from_slice(b"tmp/#nameless")?, true);

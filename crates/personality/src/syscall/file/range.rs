@@ -6,6 +6,7 @@ use crate::fs::regular::Regular;
 use crate::fs::walk::Links;
 use crate::fs::{File, Inode};
 use crate::syscall::args::{Entry, calls};
+use crate::task::ids::WRITE;
 use linux_raw_sys::general as nr;
 
 /// The system calls of this file, by number.
@@ -39,7 +40,9 @@ fn truncate_inode(inode: &Inode, length: u64) -> Result {
 /// `truncate(path, length)`.
 pub fn truncate(args: Args<'_>) -> Result {
     let length = length(args.b())?;
-    truncate_inode(&*find_existing(args.a(), Links::Follow)?, length)
+    let inode = find_existing(args.a(), Links::Follow)?;
+    inode.permit(WRITE)?;
+    truncate_inode(&inode, length)
 }
 
 /// `ftruncate(fd, length)`.

@@ -1,0 +1,284 @@
+//! The user and group ids of a process, and what they permit.
+//!
+//! Linux has them for each thread. Here they belong to the process: C libraries set the ids of all
+//! threads at once. The effective user id 0 has all capabilities, and others have none.
+
+use super::process::Process;
+use super::thread::{current, try_current};
+use crate::errno::{Errno, Result};
+use core::sync::atomic::{AtomicBool, Ordering};
+use faultless_bare::sync::Mutex;
+use faultless_collections::Vec;
+
+/// The id of root.
+pub const ROOT: u32 = 0;
+/// As an argument: the id stays.
+pub const SAME: u32 = u32::MAX;
+/// The permission to read, as a bit of a mode's class.
+pub const READ: u32 = 4;
+/// The permission to write.
+pub const WRITE: u32 = 2;
+/// The permission to execute a file, or to look names up in a directory.
+pub const EXECUTE: u32 = 1;
+
+/// The user ids of a process, or the group ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Set {
+    /// The id of the user that started it.
+    pub real: u32,
+    /// The id for permissions.
+    pub effective: u32,
+    /// An earlier effective id, to which the process may return.
+    pub saved: u32,
+    /// The id for files.
+    pub file: u32,
+}
+
+impl Set {
+    fn has(&self, id: u32) -> bool {
+        [self.real, self.effective, self.saved].contains(&id)
+    }
+
+    /// `setuid(id)`.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub fn set(&mut self, id: u32, privileged: bool) -> Result<()> {
+        if privileged {
+            *self = Self { real: id, effective: id, saved: id, file: id };
+        } else if id == self.real || id == self.saved {
+            (self.effective, self.file) = (id, id);
+        } else {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+
+    /// `setreuid(real, effective)`.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub fn set_pair(&mut self, real: u32, effective: u32, privileged: bool) -> Result<()> {
+        let old = *self;
+        let may_real = real == SAME || real == old.real || real == old.effective;
+        let may = privileged || may_real && (effective == SAME || old.has(effective));
+        if !may {
+            return Err(Errno::EPERM);
+        }
+        if real != SAME {
+            self.real = real;
+        }
+        if effective != SAME {
+            self.effective = effective;
+        }
+        if real != SAME || effective != SAME && effective != old.real {
+            self.saved = self.effective;
+        }
+        self.file = self.effective;
+        Ok(())
+    }
+
+    /// `setresuid(real, effective, saved)`.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub fn set_all(&mut self, ids: [u32; 3], privileged: bool) -> Result<()> {
+        if !privileged && ids.iter().any(|&id| id != SAME && !self.has(id)) {
+            return Err(Errno::EPERM);
+        }
+        let places = [&mut self.real, &mut self.effective, &mut self.saved];
+        for (place, id) in places.into_iter().zip(ids) {
+            if id != SAME {
+                *place = id;
+            }
+        }
+        self.file = self.effective;
+        Ok(())
+    }
+
+    /// `setfsuid(id)`. Returns the id before.
+    pub fn set_file(&mut self, id: u32, privileged: bool) -> u32 {
+        let before = self.file;
+        if privileged && id != SAME || self.has(id) {
+            self.file = id;
+        }
+        before
+    }
+}
+
+/// The ids of a process.
+#[derive(Debug)]
+pub struct Ids {
+    /// The user ids and the group ids.
+    sets: Mutex<[Set; 2]>,
+    groups: Mutex<Vec<u32>>,
+    /// Whether the id for files is not that of root, for frequent reads.
+    is_checked: AtomicBool,
+}
+
+impl Default for Ids {
+    fn default() -> Self {
+        let (sets, groups) = (Mutex::new([Set::default(); 2]), Mutex::new(Vec::new()));
+        Self { sets, groups, is_checked: AtomicBool::new(false) }
+    }
+}
+
+impl Ids {
+    /// The user ids.
+    pub fn user(&self) -> Set {
+        self.sets.lock()[0]
+    }
+
+    /// The group ids.
+    pub fn group(&self) -> Set {
+        self.sets.lock()[1]
+    }
+
+    /// Whether the process has all capabilities.
+    pub fn is_privileged(&self) -> bool {
+        self.user().effective == ROOT
+    }
+
+    /// Changes the user ids, or with `groups` the group ids: `change` gets them, and whether the
+    /// process is privileged.
+    ///
+    /// # Errors
+    /// The errors of `change`.
+    pub fn change<R>(
+        &self,
+        groups: bool,
+        change: impl FnOnce(&mut Set, bool) -> Result<R>,
+    ) -> Result<R> {
+        let mut sets = self.sets.lock();
+        let privileged = sets[0].effective == ROOT;
+        let result = change(&mut sets[usize::from(groups)], privileged)?;
+        self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
+        Ok(result)
+    }
+
+    /// The supplementary groups.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn groups(&self) -> Result<Vec<u32>> {
+        Ok(self.groups.lock().try_clone()?)
+    }
+
+    /// Sets the supplementary groups.
+    pub fn set_groups(&self, groups: Vec<u32>) {
+        *self.groups.lock() = groups;
+    }
+
+    /// Takes over the ids of `other`, as a new process does.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn copy_from(&self, other: &Self) -> Result<()> {
+        let (sets, groups) = (*other.sets.lock(), other.groups()?);
+        *self.sets.lock() = sets;
+        *self.groups.lock() = groups;
+        self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The ids change as `execve` has it.
+    pub fn execute(&self) {
+        for set in self.sets.lock().iter_mut() {
+            (set.saved, set.file) = (set.effective, set.effective);
+        }
+    }
+
+    /// Whether a file of `owner`, a user and a group, with the permissions `mode` permits `wanted`
+    /// to the user `user` of the group `group`.
+    fn permits(&self, user: u32, group: u32, owner: [u32; 2], mode: u32, wanted: u32) -> bool {
+        let shift = if user == owner[0] {
+            6
+        } else if group == owner[1] || self.groups.lock().contains(&owner[1]) {
+            3
+        } else {
+            0
+        };
+        mode >> shift & wanted == wanted
+    }
+}
+
+/// The owner of what the running process makes: a user and a group.
+pub fn owner() -> [u32; 2] {
+    match try_current() {
+        Some(thread) if thread.process.ids.is_checked.load(Ordering::Relaxed) => {
+            let sets = *thread.process.ids.sets.lock();
+            sets.map(|set| set.file)
+        }
+        Some(thread) => [ROOT, thread.process.ids.group().file],
+        None => [ROOT; 2],
+    }
+}
+
+/// Checks that a file of `owner` with the permissions `mode` permits `wanted` to the running
+/// process.
+///
+/// # Errors
+/// `EACCES`.
+pub fn permit(owner: [u32; 2], mode: u32, wanted: u32) -> Result<()> {
+    let Some(thread) = try_current() else { return Ok(()) };
+    let ids = &thread.process.ids;
+    if !ids.is_checked.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let [user, group] = ids.sets.lock().map(|set| set.file);
+    if ids.permits(user, group, owner, mode, wanted) { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// As [`permit`], with the real ids, as `access` has it.
+///
+/// # Errors
+/// `EACCES`.
+pub fn permit_real(owner: [u32; 2], mode: u32, wanted: u32) -> Result<()> {
+    let ids = &current().process.ids;
+    let [user, group] = ids.sets.lock().map(|set| set.real);
+    let permits = user == ROOT || ids.permits(user, group, owner, mode, wanted);
+    if permits { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// Checks that the running process owns a file of the user `owner`, or is privileged.
+///
+/// # Errors
+/// `EPERM`.
+pub fn own(owner: u32) -> Result<()> {
+    let Some(thread) = try_current() else { return Ok(()) };
+    let ids = &thread.process.ids;
+    let owns = !ids.is_checked.load(Ordering::Relaxed) || ids.user().file == owner;
+    if owns { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// Checks that the running process is privileged.
+///
+/// # Errors
+/// `EPERM`.
+pub fn privileged() -> Result<()> {
+    if current().process.ids.is_privileged() { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// Whether the running process may send signals to `process`.
+pub fn may_signal(process: &Process) -> bool {
+    let (own, its) = (current().process.ids.user(), process.ids.user());
+    own.effective == ROOT
+        || [own.effective, own.real].iter().any(|id| *id == its.real || *id == its.saved)
+}
+
+/// Whether the running process may change the scheduling of `process`.
+pub fn may_schedule(process: &Process) -> bool {
+    let (own, its) = (current().process.ids.user().effective, process.ids.user());
+    own == ROOT || own == its.real || own == its.effective
+}
+
+/// Whether the running process may look into `process`, and change its limits.
+pub fn may_inspect(process: &Process) -> bool {
+    let own = *current().process.ids.sets.lock();
+    let its = *process.ids.sets.lock();
+    own[0].effective == ROOT
+        || own
+            .iter()
+            .zip(its)
+            .all(|(own, its)| [its.real, its.effective, its.saved].iter().all(|id| *id == own.real))
+}
