@@ -200,7 +200,8 @@ fn check(fd: u64, addr: u64, mode: u64, flags: u64) -> Result {
         return Err(Errno::EACCES);
     }
     let meta = inode.meta();
-    let permit = if flags & nr::AT_EACCESS as u64 != 0 { ids::permit } else { ids::permit_real };
+    let permit =
+        if flags & u64::from(nr::AT_EACCESS) != 0 { ids::permit } else { ids::permit_real };
     permit([meta.uid, meta.gid], meta.mode, mode as u32)?;
     Ok(0)
 }
@@ -247,8 +248,8 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
         // As on Linux, an owner may only change the group, to one of its own.
         let (meta, own) = (inode.meta(), &current().process.ids);
         ids::own(meta.uid)?;
-        let is_own = [SAME, meta.gid, own.group().file].contains(&gid)
-            || own.groups()?.iter().any(|&group| group == gid);
+        let is_own =
+            [SAME, meta.gid, own.group().file].contains(&gid) || own.groups()?.contains(&gid);
         if uid != SAME && uid != meta.uid || !is_own {
             return Err(Errno::EPERM);
         }
