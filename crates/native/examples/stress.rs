@@ -10,14 +10,17 @@ mod stress;
 use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use stress::plan::Plan;
 use stress::tally::Tally;
-use stress::world::{self, Ended};
+use stress::world::{self, Control, Ended};
 
 /// A round that takes longer than this does not end.
 const STUCK: Duration = Duration::from_secs(120);
+/// Threads of a round in which a thread has failed, or that was interrupted, end within this time, or wait
+/// for each other.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// From so many rounds on, each operation and expected counter must be counted.
 const ENOUGH: u64 = 100;
 
@@ -39,27 +42,29 @@ struct Arguments {
     verbose: bool,
 }
 
-static STOP: AtomicBool = AtomicBool::new(false);
+static CONTROL: Control = Control::new();
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(error) = ctrlc::set_handler(|| STOP.store(true, SeqCst)) {
+    if let Err(error) = ctrlc::set_handler(|| CONTROL.stop()) {
         eprintln!("stress: Ctrl-C ends the program at once: {error}");
     }
     let (begun, tally, begin) = (AtomicU64::new(0), Tally::default(), Instant::now());
     let ended = std::thread::scope(|scope| {
         let rounds = scope.spawn(|| run(&arguments, &tally, &begun));
-        let (mut last, mut since) = (0, Instant::now());
+        let (mut last, mut since) = (None, Instant::now());
         while !rounds.is_finished() {
             std::thread::sleep(Duration::from_millis(50));
-            let now = begun.load(SeqCst);
-            if now != last {
-                (last, since) = (now, Instant::now());
-            } else if since.elapsed() > STUCK {
-                let round = arguments.round.unwrap_or(now.saturating_sub(1));
-                let plan = Plan::new(arguments.seed, round);
-                report(&arguments, &plan, &format!("the round has not ended after {STUCK:?}"));
-                // Its threads wait for each other.
+            let round = begun.load(SeqCst);
+            let now = (round, CONTROL.failure(), CONTROL.is_stopped());
+            let most = if now.1.is_some() || now.2 { PATIENCE } else { STUCK };
+            if last.as_ref() != Some(&now) {
+                (last, since) = (Some(now), Instant::now());
+            } else if since.elapsed() > most {
+                let round = arguments.round.unwrap_or(round.saturating_sub(1));
+                let wrong = now.1.unwrap_or_else(|| format!("it has not ended after {most:?}"));
+                report(&arguments, &Plan::new(arguments.seed, round), &wrong);
+                // The threads wait for each other.
                 std::process::exit(1);
             }
         }
@@ -95,7 +100,7 @@ fn run(arguments: &Arguments, tally: &Tally, begun: &AtomicU64) -> Result<Ended,
             progress(number, arguments.rounds);
         }
         begun.store(number + 1, SeqCst);
-        match world::run(&plan, tally, &STOP) {
+        match world::run(&plan, tally, &CONTROL) {
             Ok(Ended::Whole) => {}
             Ok(Ended::Stopped) => return Ok(Ended::Stopped),
             Err(wrong) => {

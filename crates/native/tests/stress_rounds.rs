@@ -4,18 +4,17 @@
 #[path = "../examples/stress/mod.rs"]
 mod rounds;
 
-use core::sync::atomic::AtomicBool;
 use rounds::plan::Plan;
 use rounds::tally::Tally;
-use rounds::world::{self, Ended};
+use rounds::world::{self, Control, Ended};
 
 #[test]
 fn rounds_of_random_operations_lose_nothing() {
-    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
+    let (tally, control) = (Tally::default(), Control::new());
     for round in 0..8 {
         // Shorter than the program's.
         let plan = Plan { phases: 2, ..Plan::new(1, round) };
-        let ended = world::run(&plan, &tally, &stop);
+        let ended = world::run(&plan, &tally, &control);
         assert_eq!(ended, Ok(Ended::Whole), "round {round} of seed 1\n{plan}");
     }
     assert!(tally.operations() > 1000, "{tally}");

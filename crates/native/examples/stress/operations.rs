@@ -4,7 +4,6 @@ use super::pins::Held;
 use super::region::Region;
 use super::world::{Program, World, locked};
 use super::{accesses, calls, files, kernel, pins};
-use core::sync::atomic::AtomicBool;
 use faultless::Error;
 use faultless_native::NativeCpu;
 use std::ops::Range;
@@ -114,10 +113,10 @@ impl<'w, 'n> Agent<'w, 'n> {
     }
 
     /// Does the operations of a phase.
-    pub fn run(&mut self, cpu: &mut NativeCpu<'_, 'n>, stop: &AtomicBool) -> Result<(), String> {
+    pub fn run(&mut self, cpu: &mut NativeCpu<'_, 'n>) -> Result<(), String> {
         let program = self.program;
         for _ in 0..self.world.plan.operations {
-            if self.world.is_over(stop) {
+            if self.world.is_over() {
                 break;
             }
             if self.random.u32(0..24) == 0 {

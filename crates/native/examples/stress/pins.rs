@@ -21,11 +21,7 @@ pub struct Held<'n> {
 }
 
 /// The word of `writer` in a frame, as a device reaches it.
-pub fn device_word<'w>(
-    machine: &'w NativeMachine,
-    frame: FrameNumber,
-    writer: usize,
-) -> &'w AtomicU64 {
+fn device_word(machine: &NativeMachine, frame: FrameNumber, writer: usize) -> &AtomicU64 {
     let bytes = machine.frame_bytes(frame).cast::<AtomicU64>();
     // SAFETY: within a frame of the machine, aligned, and others access it by atomics, too.
     unsafe { &*bytes.add(writer) }

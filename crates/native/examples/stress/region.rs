@@ -110,7 +110,7 @@ impl Region {
     /// The state that a hole of `page` changes, and whether there may be one.
     pub fn hole(&self, page: usize) -> (u64, bool) {
         let hole = self.seats[page].hole.load(SeqCst);
-        (hole, hole % 2 != 0)
+        (hole, !hole.is_multiple_of(2))
     }
 
     /// The states of all holes, for a fork.

@@ -164,7 +164,7 @@ impl Contents {
     pub fn cuts(&self, page: usize) -> Option<u64> {
         let own = self.pages[page].cuts.load(SeqCst);
         let below = self.below.as_ref().map_or(Some(0), |below| below.cuts(page))?;
-        (own % 2 == 0).then_some((own + below) & ((1 << CUTS_BITS) - 1))
+        own.is_multiple_of(2).then_some((own + below) & ((1 << CUTS_BITS) - 1))
     }
 
     /// Begins a store to the word of `writer`.

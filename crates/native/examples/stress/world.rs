@@ -10,6 +10,7 @@ use super::words::{Contents, Reader};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use faultless::{Object, PAGE_SIZE, Shared};
 use faultless_native::{Native, NativeCpu, Process, Signal, Stop};
+use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,13 +80,55 @@ pub struct World<'n> {
     pub gate: Gate,
     /// The tag of the next process.
     tags: AtomicU64,
-    /// The first failure.
-    failure: Mutex<Option<String>>,
+    control: &'n Control,
+    /// Whether a thread has failed.
     over: AtomicBool,
 }
 
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the threads of rounds and the caller share.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Ends the round early.
+    stop: AtomicBool,
+    /// The first failure of a thread. Other threads may wait for a thread that has failed, for ever.
+    failure: Mutex<Option<String>>,
+}
+
+impl Control {
+    /// No failure, and no end.
+    pub const fn new() -> Self {
+        Self { stop: AtomicBool::new(false), failure: Mutex::new(None) }
+    }
+
+    /// Ends the round early.
+    pub fn stop(&self) {
+        self.stop.store(true, SeqCst);
+    }
+
+    /// Whether the round is to end early.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(SeqCst)
+    }
+
+    /// The failure of a thread, if a thread has failed.
+    pub fn failure(&self) -> Option<String> {
+        locked(&self.failure).clone()
+    }
+
+    fn fail(&self, wrong: String) {
+        locked(&self.failure).get_or_insert(wrong);
+    }
+}
+
+/// The message of a panic.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("of another type"))
 }
 
 /// How a round ended that found no fault.
@@ -96,27 +139,23 @@ pub enum Ended {
     Stopped,
 }
 
-/// Runs the round of `plan`, until `stop`.
+/// Runs the round of `plan`.
 ///
 /// # Errors
 /// What differed. The machine stays as it is then.
-pub fn run(plan: &Plan, tally: &Tally, stop: &AtomicBool) -> Result<Ended, String> {
+pub fn run(plan: &Plan, tally: &Tally, control: &Control) -> Result<Ended, String> {
     let native = Native::new(plan.config).map_err(|errno| format!("no machine: {errno:?}"))?;
     let native = ManuallyDrop::new(native);
-    let ended = catch_unwind(AssertUnwindSafe(|| run_on(&native, plan, tally, stop)));
-    let ended = ended.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("panic: {}", text.unwrap_or("of another type")))
-    })?;
+    let ended = catch_unwind(AssertUnwindSafe(|| run_on(&native, plan, tally, control)));
+    let ended = ended.unwrap_or_else(|panic| Err(message(&*panic)))?;
     tally.add_counters(&native.vm().totals());
     drop(ManuallyDrop::into_inner(native));
     Ok(ended)
 }
 
-fn run_on(native: &Native, plan: &Plan, tally: &Tally, stop: &AtomicBool) -> Result<Ended, String> {
+fn run_on(native: &Native, plan: &Plan, tally: &Tally, control: &Control) -> Result<Ended, String> {
     plan.settings.iter().for_each(|&setting| native.vm().set(setting));
-    let mut world = ManuallyDrop::new(World::new(native, plan, tally));
+    let mut world = ManuallyDrop::new(World::new(native, plan, tally, control));
     let alone = native.process().map_err(|error| error.to_string())?;
     alone.run(|cpu| Ok(world.add_swap(cpu))).map_err(|stop| stop.to_string())??;
     // The swap area has its tables from now on.
@@ -126,11 +165,11 @@ fn run_on(native: &Native, plan: &Plan, tally: &Tally, stop: &AtomicBool) -> Res
     let mut random = plan.random(1);
     let mut ended = Ended::Whole;
     for phase in 0..plan.phases {
-        world.phase(phase as u64, stop);
-        if let Some(failure) = locked(&world.failure).take() {
+        world.phase(phase as u64);
+        if let Some(failure) = control.failure() {
             return Err(format!("{failure}, in phase {phase}"));
         }
-        if stop.load(SeqCst) {
+        if control.is_stopped() {
             ended = Ended::Stopped;
             break;
         }
@@ -143,7 +182,7 @@ fn run_on(native: &Native, plan: &Plan, tally: &Tally, stop: &AtomicBool) -> Res
 }
 
 impl<'n> World<'n> {
-    fn new(native: &'n Native, plan: &'n Plan, tally: &'n Tally) -> Self {
+    fn new(native: &'n Native, plan: &'n Plan, tally: &'n Tally, control: &'n Control) -> Self {
         Self {
             plan,
             native,
@@ -154,7 +193,7 @@ impl<'n> World<'n> {
             children: Mutex::default(),
             gate: Gate::default(),
             tags: AtomicU64::new(1),
-            failure: Mutex::default(),
+            control,
             over: AtomicBool::new(false),
         }
     }
@@ -244,18 +283,18 @@ impl<'n> World<'n> {
     }
 
     /// Whether threads are to end the phase.
-    pub fn is_over(&self, stop: &AtomicBool) -> bool {
-        self.over.load(SeqCst) || stop.load(SeqCst)
+    pub fn is_over(&self) -> bool {
+        self.over.load(SeqCst) || self.control.is_stopped()
     }
 
     /// Notes the first failure and ends the phase.
     fn fail(&self, wrong: String) {
-        locked(&self.failure).get_or_insert(wrong);
+        self.control.fail(wrong);
         self.over.store(true, SeqCst);
     }
 
     /// Runs all threads of all processes.
-    fn phase(&self, phase: u64, stop: &AtomicBool) {
+    fn phase(&self, phase: u64) {
         for device in self.devices() {
             device.set([4, 16, 64, 200][(self.plan.round + phase) as usize % 4]);
         }
@@ -269,30 +308,15 @@ impl<'n> World<'n> {
                         let writer = writers.start + number;
                         let random = self.plan.random(phase << 16 | writer as u64 | 2 << 40);
                         let mut agent = Agent::new(self, program, writer, random);
-                        let ran = catch_unwind(AssertUnwindSafe(|| agent.run(cpu, stop)));
-                        match ran {
-                            Ok(Ok(())) => {}
-                            Ok(Err(wrong)) => self.fail(wrong),
-                            Err(panic) => {
-                                self.over.store(true, SeqCst);
-                                std::panic::resume_unwind(panic);
-                            }
+                        let ran = catch_unwind(AssertUnwindSafe(|| agent.run(cpu)));
+                        // A panic ends here: the process has other threads.
+                        if let Err(wrong) = ran.unwrap_or_else(|panic| Err(message(&*panic))) {
+                            self.fail(wrong);
                         }
                         Ok(())
                     };
-                    let ran = catch_unwind(AssertUnwindSafe(|| {
-                        program.process.run_threads(threads, guest)
-                    }));
-                    match ran {
-                        Ok(Ok(_)) => {}
-                        Ok(Err(stop)) => self.fail(format!("threads: {stop}")),
-                        Err(panic) => {
-                            let text = panic.downcast_ref::<String>().cloned();
-                            let text = text.or_else(|| {
-                                panic.downcast_ref::<&str>().map(|&text| text.to_owned())
-                            });
-                            self.fail(format!("panic: {}", text.unwrap_or_default()));
-                        }
+                    if let Err(stop) = program.process.run_threads(threads, guest) {
+                        self.fail(format!("threads: {stop}"));
                     }
                 });
             }
