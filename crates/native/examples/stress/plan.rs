@@ -4,7 +4,7 @@ use core::fmt;
 use faultless::{AnonVmaCheck, Locking, PAGE_SIZE, Setting};
 use faultless_native::{Checked, Config};
 
-/// Where swapped pages go.
+/// The kind of swap area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swap {
     None,
@@ -14,7 +14,7 @@ pub enum Swap {
     Failing,
 }
 
-/// What is behind a file.
+/// The kind of store of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// Shared memory: nothing.
@@ -25,7 +25,7 @@ pub enum FileKind {
     Failing,
 }
 
-/// What a region maps.
+/// The memory that a region maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionKind {
     Anonymous,

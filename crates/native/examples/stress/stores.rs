@@ -45,7 +45,7 @@ impl Device {
     }
 }
 
-/// What has the bytes.
+/// The medium that has the bytes.
 #[derive(Debug)]
 enum Medium {
     Memory(Mutex<Vec<u8>>),

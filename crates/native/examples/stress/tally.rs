@@ -1,4 +1,4 @@
-//! Counts of what rounds did.
+//! Counts of the operations and events of all rounds.
 
 use super::operations::{Did, OPERATIONS};
 use core::fmt;

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct File {
     pub object: Shared<Object>,
     pub contents: Arc<Contents>,
-    /// What is behind the file.
+    /// The store of the file.
     pub disk: Option<Arc<Disk>>,
     /// The device of a store that fails at random.
     pub device: Option<Arc<Device>>,
@@ -89,7 +89,7 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the threads of rounds and the caller share.
+/// State that the threads of rounds and the caller share.
 #[derive(Debug, Default)]
 pub struct Control {
     /// Ends the round early.
@@ -135,7 +135,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Whole,
-    /// It was told to stop.
+    /// The caller has stopped the round.
     Stopped,
 }
 
