@@ -367,9 +367,10 @@ fn tell_space(inode: &Inode, addr: u64) -> Result {
     const PROC: i64 = 0x9fa0;
     let vm = percpu::vm();
     // Files cannot have all frames: the free ones are those that a write can take.
-    let left = frames_left_to_others();
-    let total = (vm.total_frames() - left) as i64;
-    let free = vm.free_frames().saturating_sub(left) as i64;
+    let (left, limit) = (frames_left_to_others(), vm.knobs().file_limit());
+    let total = (vm.total_frames() - left).min(limit) as i64;
+    let room = limit.saturating_sub(vm.charged_pages());
+    let free = vm.free_frames().saturating_sub(left).min(room) as i64;
     let of_proc = matches!(inode.body, Body::Proc(_));
     let statfs = nr::statfs {
         f_type: if of_proc { PROC } else { MEMORY },
