@@ -80,12 +80,12 @@ const NARROW: Layout =
 impl Layout {
     /// The height of `lines` lines of a legend, as a share of the height of the plot.
     fn legend(self, lines: usize) -> f64 {
-        (0.03 + (self.font + 4) as f64 * lines as f64 / (self.size.1 as f64 * 0.75)).min(0.6)
+        (0.03 + f64::from(self.font + 4) * lines as f64 / (f64::from(self.size.1) * 0.75)).min(0.6)
     }
 
     /// The estimated width of `characters` of a label.
     fn width(self, characters: usize) -> u32 {
-        (self.font as f64 * 0.5 * characters as f64) as u32
+        (f64::from(self.font) * 0.5 * characters as f64) as u32
     }
 }
 
