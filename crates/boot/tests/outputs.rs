@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{busybox, deterministic, parallel};
+use common::{busybox, machines};
 use faultless_boot::{End, Input, Limits, Machine, Program, Streams};
 use std::io::{self, Write};
 use std::thread;

@@ -271,8 +271,10 @@ impl<'a> Answer<'a> {
                 " The time of the run is that of the recording, which the recorder made longer."
             )?,
         }
-        for note in self.plain.is_none().then_some(self.notes).unwrap_or_default() {
-            writeln!(out, " note: {note}")?;
+        if self.plain.is_none() {
+            for note in self.notes {
+                writeln!(out, " note: {note}")?;
+            }
         }
         if let Some(run) = self.plain {
             if run.thp_off {

@@ -193,7 +193,7 @@ fn mremap_of_any_address_and_lengths_returns() {
         let done = space.mremap(&cpu, addr, old, new, RemapFlags::empty(), 0);
         let done = done.map_err(|error| error.errno);
         let what = || std::format!("{addr:#x}, {old:#x}, {new:#x}: {done:?}");
-        if addr % P != 0 || new == 0 {
+        if !addr.is_multiple_of(P) || new == 0 {
             assert_eq!(done, Err(Errno::EINVAL), "{}", what());
         } else if !(AT..AT + PAGES * P).contains(&addr) || new > USER_END {
             assert!(done.is_err(), "{}", what());
