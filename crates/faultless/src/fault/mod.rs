@@ -277,18 +277,19 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
         mut abort: Abort,
     ) -> Option<FaultKind> {
-        let prepared = &mut *Preparing::of(cpu, prepared);
         for _ in 0..MOST_LOOKS {
             match abort {
                 Abort::VmaChanged | Abort::TableChanged => {}
                 // No section is open here: a read may take long.
-                Abort::Absent => match self.read_in(cpu, page, ahead, Reader::Attempt) {
-                    ReadIn::LookAgain => {}
-                    ReadIn::Pending => return Some(absent::pending(cpu)),
-                    ReadIn::Failed | ReadIn::NoMemory => break,
-                },
+                Abort::Absent => {
+                    match prepared.kept(cpu, || self.read_in(cpu, page, ahead, Reader::Attempt)) {
+                        ReadIn::LookAgain => {}
+                        ReadIn::Pending => return Some(absent::pending(cpu)),
+                        ReadIn::Failed | ReadIn::NoMemory => break,
+                    }
+                }
                 Abort::NoFolio => {
-                    if let ReadIn::Pending = self.read_folio(cpu, page, 0) {
+                    if let ReadIn::Pending = prepared.kept(cpu, || self.read_folio(cpu, page, 0)) {
                         return Some(absent::pending(cpu));
                     }
                 }
@@ -401,7 +402,6 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
-        let prepared = &mut *Preparing::of(cpu, prepared);
         let (mut settled, mut looks, mut hole) = (false, 0, VirtRange::page(page));
         let mut folios = 0;
         loop {
@@ -453,23 +453,27 @@ impl<M: Machine> Space<M> {
                     return Err(FaultError::Bus);
                 }
                 Err(Refusal::NoFolio) => {
-                    if let ReadIn::Pending = self.read_folio(cpu, page, folios) {
+                    if let ReadIn::Pending =
+                        prepared.kept(cpu, || self.read_folio(cpu, page, folios))
+                    {
                         return Ok(absent::pending(cpu));
                     }
                     folios += 1;
                 }
-                Err(Refusal::Absent) => match self.read_in(cpu, page, ahead, Reader::UnderLock) {
-                    ReadIn::LookAgain => {}
-                    ReadIn::Pending => return Ok(absent::pending(cpu)),
-                    ReadIn::Failed => {
-                        cpu.count(Counter::Bus);
-                        return Err(FaultError::Bus);
+                Err(Refusal::Absent) => {
+                    match prepared.kept(cpu, || self.read_in(cpu, page, ahead, Reader::UnderLock)) {
+                        ReadIn::LookAgain => {}
+                        ReadIn::Pending => return Ok(absent::pending(cpu)),
+                        ReadIn::Failed => {
+                            cpu.count(Counter::Bus);
+                            return Err(FaultError::Bus);
+                        }
+                        ReadIn::NoMemory => {
+                            cpu.count(Counter::Oom);
+                            return Err(FaultError::OutOfMemory);
+                        }
                     }
-                    ReadIn::NoMemory => {
-                        cpu.count(Counter::Oom);
-                        return Err(FaultError::OutOfMemory);
-                    }
-                },
+                }
             }
         }
     }

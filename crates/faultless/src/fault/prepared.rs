@@ -88,6 +88,14 @@ impl Prepared {
         !self.is_nothing()
     }
 
+    /// Calls `read`, which may call a store, and frees the frame if the store panics.
+    pub(crate) fn kept<M: Machine, R>(&mut self, cpu: &Cpu<'_, M>, read: impl FnOnce() -> R) -> R {
+        let mut guard = Preparing { cpu, frame: core::mem::take(self) };
+        let done = read();
+        *self = core::mem::take(&mut guard.frame);
+        done
+    }
+
     /// Frees the frame.
     #[inline(always)]
     pub(crate) fn finish<M: Machine>(self, cpu: &Cpu<'_, M>) {
@@ -99,8 +107,8 @@ impl Prepared {
     }
 }
 
-/// The [`Prepared`] frame of a call, or of the slow part of a fault. The drop frees a frame that was not needed, also when a store
-/// panics. A fault that serves at once has no guard, which would cost it 20 instructions: it calls no store, and a [predictor](super::prefault::Predictor)
+/// The [`Prepared`] frame of a call. The drop frees a frame that was not needed, also when a store
+/// panics. A fault has such a guard only [while it reads](Prepared::kept): it would cost 20 instructions, and a [predictor](super::prefault::Predictor)
 /// must not panic.
 pub(crate) struct Preparing<'c, 'v, M: Machine> {
     cpu: &'c Cpu<'v, M>,
@@ -112,11 +120,6 @@ impl<'c, 'v, M: Machine> Preparing<'c, 'v, M> {
     #[inline(always)]
     pub(crate) const fn new(cpu: &'c Cpu<'v, M>) -> Self {
         Self { cpu, frame: Prepared::Nothing }
-    }
-
-    /// The frame that an earlier part of the fault prepared.
-    pub(crate) const fn of(cpu: &'c Cpu<'v, M>, prepared: &mut Prepared) -> Self {
-        Self { cpu, frame: core::mem::replace(prepared, Prepared::Nothing) }
     }
 }
 

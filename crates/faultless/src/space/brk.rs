@@ -10,12 +10,11 @@ use super::Space;
 use super::made::State;
 use super::merge::Piece;
 use super::place::is_stack;
-use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
+use super::vma::{Area, Memory, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
-use crate::space::tree::View;
 use crate::sync::atomic::Ordering;
 use crate::table::format::USER_END;
 use crate::table::node::TABLE_ALIGN;
@@ -79,11 +78,7 @@ impl<M: Machine> Space<M> {
         }
         let moved = if shrinks {
             // What that takes is claimed whatever the tree is: see above.
-            // As on Linux, the end stays if the heap has a hole there.
-            let has_vma = |view: &View<'_, Vma>| {
-                view.find(range.start).is_some_and(|next| next.start < range.end)
-            };
-            writing.unmap(range, has_vma) == Ok(true)
+            writing.unmap(range, |_| true).is_ok()
         } else {
             writing.extend_heap(range)
         };

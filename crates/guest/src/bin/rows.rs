@@ -10,7 +10,7 @@
 //! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
 //! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
 //!
-//! With the word `facts` it prints [facts](faultless_guest::facts) of the kernel after the rows, if
+//! With the word `facts` it prints [`faultless_guest::facts`] of the kernel after the rows, if
 //! it is the first process.
 //!
 //! `mprotect_pair_roomy` is `mprotect_pair` where Linux's tree of VMAs has room; see `calls`.

@@ -433,6 +433,18 @@ pub fn brk(args: Args<'_>) -> Result {
         is_data: true,
         replaced: None,
     };
+    // As on Linux, the end stays if nothing is mapped between the new one and the old one.
+    let freed = pages_end(args.a())..pages_end(heap.end);
+    if heap.start <= args.a() && !freed.is_empty() {
+        let mut is_hole = true;
+        space().each_area(percpu::cpu(), VirtRange::new(freed.start, freed.end), |_| {
+            is_hole = false;
+            false
+        });
+        if is_hole {
+            return Ok(heap.end);
+        }
+    }
     // Shrinking frees memory, and does not fail without it.
     let wanted = if growth == 0 || room_for(added).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));

@@ -464,34 +464,7 @@ fn a_stack_grows_to_its_limit_and_not_into_its_neighbour() {
     });
 }
 
-/// A heap whose upper pages were unmapped keeps its end until a page of it is unmapped.
-#[test]
-fn brk_does_not_shrink_within_a_hole() {
-    with_space(|cpu, space| {
-        let start = AT + 100 * P;
-        space.set_heap_start(cpu, start).unwrap();
-        assert_eq!(space.brk(cpu, start + 10 * P), start + 10 * P);
-        space.munmap(cpu, start + 6 * P, 4 * P).unwrap();
-        assert_eq!(space.brk(cpu, start + 8 * P), start + 10 * P);
-        assert_eq!(space.brk(cpu, start + 6 * P), start + 10 * P);
-        assert_eq!(space.brk(cpu, start + 4 * P), start + 4 * P);
-        assert_eq!(heap_pages(cpu, space, start), 4);
-        assert_eq!(space.brk(cpu, start), start);
-        assert_eq!(heap_pages(cpu, space, start), 0);
-    });
-}
-
-/// The number of mapped pages of the heap at `start`.
-fn heap_pages(cpu: &TestCpu<'_>, space: &TestSpace, start: u64) -> u64 {
-    let mut pages = 0;
-    space.each_area(cpu, VirtRange::new(start, start + 10 * P), |area| {
-        pages += area.range.pages();
-        true
-    });
-    pages
-}
-
-/// And its copies have the same limit.
+/// A space has a stack limit of its own, and its copies have the same limit.
 #[test]
 fn a_space_has_a_stack_limit_of_its_own() {
     with_space(|cpu, space| {
