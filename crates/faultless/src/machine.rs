@@ -94,10 +94,10 @@ pub enum Invalidate {
 /// # Panics
 ///
 /// No function of the machine may panic. The subsystem calls these functions while it holds entries, claims
-/// and locks: after a panic other CPUs would wait without end. A [predictor](Self::Predictor), a
-/// [store](crate::BackingStore), a watcher of trace points and the closure of a call may panic: the call
-/// unwinds, and the CPU holds nothing afterwards. The pages of a read that panicked are read again, and the
-/// pages of a write that panicked stay dirty.
+/// and locks: after a panic other CPUs would wait without end. A [store](crate::BackingStore), a watcher of
+/// trace points and the closure of a call may panic: the call unwinds, and the CPU holds nothing afterwards.
+/// The pages of a read that panicked are read again, and the pages of a write that panicked stay dirty. After
+/// a panic of a [predictor](Self::Predictor) the CPU holds no lock, but a fault may lose a frame.
 pub unsafe trait Machine: Send + Sync + 'static {
     /// What predicts which pages a fault maps beside its own: [`Streams`](crate::prefault::Streams), unless another policy is
     /// to be tried.

@@ -14,7 +14,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 use crate::table::Entry;
-use crate::table::protocol;
+use crate::table::{node, protocol};
 
 impl<'c, M: Machine> Attempt<'c, '_, M> {
     /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space
@@ -243,6 +243,9 @@ fn busy_name<'a, M: Machine>(
     let area = &attempt.vma.area;
     let object = area.memory.object().filter(|object| object.is_stored())?;
     let name = object.slot(attempt.cpu, area.index_of(attempt.page))?;
+    if object.lacks_charge(charge.as_ref(), name, seen.frame()) && names(name, seen) {
+        return Some(name);
+    }
     match Object::try_mark_dirty(name, seen.frame()) {
         // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
         // writable before.
@@ -253,4 +256,10 @@ fn busy_name<'a, M: Machine>(
         Mark::Was | Mark::Left => None,
         Mark::Busy => Some(name),
     }
+}
+
+/// Whether `name`, an entry of an object, names the page that `seen` maps.
+fn names(name: &AtomicU64, seen: Entry) -> bool {
+    let now = node::load(name);
+    now.is_present() && now.frame() == seen.frame()
 }

@@ -50,7 +50,7 @@ use crate::vm::Cpu;
 use absent::{ReadIn, Reader};
 pub use outcome::{FaultError, FaultKind};
 use prefault::ThreadPredictor;
-use prepared::{Prepared, Preparing};
+use prepared::Prepared;
 use ticket::{Abort, Ticket};
 
 /// What the program was doing.
@@ -313,7 +313,8 @@ impl<M: Machine> Space<M> {
                 Err(again) => abort = again,
             }
         }
-        self.given_up(cpu, page, abort);
+        // Calls a watcher.
+        prepared.kept(cpu, || self.given_up(cpu, page, abort));
         None
     }
 
@@ -431,7 +432,7 @@ impl<M: Machine> Space<M> {
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
                     // What was retired may be what is missing. There is no more to wait for.
-                    cpu.settle_all();
+                    prepared.kept(cpu, || cpu.settle_all());
                     settled = true;
                 }
                 Err(Refusal::NoMemory | Refusal::NoHeap | Refusal::TooManyMappings) => {

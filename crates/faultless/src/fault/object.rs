@@ -70,7 +70,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
                 unsafe { self.cpu.put_unmapped(frame) };
                 Entry::NONE
             }
-            Some(frame) if notes && !note_store(self.cpu, &names[at], frame, &mut charge) => {
+            Some(frame)
+                if notes && !note_store(self.cpu, object, &names[at], frame, &mut charge) =>
+            {
                 Entry::NONE
             }
             Some(frame) => {
@@ -214,15 +216,20 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
 #[inline(never)]
 fn note_store<M: Machine>(
     cpu: &Cpu<'_, M>,
+    object: &Object,
     name: &AtomicU64,
     frame: FrameNumber,
     charge: &mut Option<Charged<'_>>,
 ) -> bool {
-    let mark = Object::try_mark_dirty(name, frame);
-    if mark == Mark::Done {
-        charge.take().into_iter().for_each(Charged::keep);
-    }
-    let noted = matches!(mark, Mark::Done | Mark::Was);
+    let noted = !object.lacks_charge(charge.as_ref(), name, frame)
+        && match Object::try_mark_dirty(name, frame) {
+            Mark::Done => {
+                charge.take().into_iter().for_each(Charged::keep);
+                true
+            }
+            Mark::Was => true,
+            Mark::Left | Mark::Busy => false,
+        };
     if !noted {
         // SAFETY: the reference of a mapping that was never made.
         unsafe { cpu.put_unmapped(frame) };

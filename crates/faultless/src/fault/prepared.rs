@@ -88,10 +88,10 @@ impl Prepared {
         !self.is_nothing()
     }
 
-    /// Calls `read`, which may call a store, and frees the frame if the store panics.
-    pub(crate) fn kept<M: Machine, R>(&mut self, cpu: &Cpu<'_, M>, read: impl FnOnce() -> R) -> R {
+    /// Calls `call`, which may call a store or a watcher, and frees the frame if that panics.
+    pub(crate) fn kept<M: Machine, R>(&mut self, cpu: &Cpu<'_, M>, call: impl FnOnce() -> R) -> R {
         let mut guard = Preparing { cpu, frame: core::mem::take(self) };
-        let done = read();
+        let done = call();
         *self = core::mem::take(&mut guard.frame);
         done
     }
@@ -108,7 +108,7 @@ impl Prepared {
 }
 
 /// The [`Prepared`] frame of a call. The drop frees a frame that was not needed, also when a store
-/// panics. A fault has such a guard only [while it reads](Prepared::kept): it would cost 20 instructions, and a [predictor](super::prefault::Predictor)
+/// panics. A fault has such a guard only [around such calls](Prepared::kept): it would cost 20 instructions, and a [predictor](super::prefault::Predictor)
 /// must not panic.
 pub(crate) struct Preparing<'c, 'v, M: Machine> {
     cpu: &'c Cpu<'v, M>,

@@ -10,6 +10,7 @@
 //! the count is never below the number of charged pages.
 
 use super::object::{NoPage, Object};
+use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node;
@@ -48,6 +49,11 @@ impl Charge {
 pub(crate) struct Charged<'a>(Option<&'a Charge>);
 
 impl Charged<'_> {
+    /// Whether it charges nothing.
+    const fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// The page is there: its charge stays.
     pub(crate) fn keep(mut self) {
         self.0 = None;
@@ -108,6 +114,22 @@ impl Object {
             return Ok(Charged(None));
         }
         self.charge(cpu)
+    }
+
+    /// Whether the page in `frame`, which `name` named when the caller took a reference, would become dirty without a charge.
+    /// `charge` was taken for an earlier page of the same entry, which was dirty. A page of a read-only store does not become
+    /// clean again.
+    pub(crate) fn lacks_charge(
+        &self,
+        charge: Option<&Charged<'_>>,
+        name: &AtomicU64,
+        frame: FrameNumber,
+    ) -> bool {
+        if !self.charged || charge.is_some_and(|charge| !charge.is_none()) {
+            return false;
+        }
+        let now = node::load(name);
+        !(now.is_present() && now.frame() == frame && now.is_dirty())
     }
 
     /// Charges a page that the kernel must store to, whatever the limit: the rest of a page beyond

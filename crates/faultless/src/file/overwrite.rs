@@ -33,7 +33,8 @@ impl Shared<Object> {
     ///
     /// # Errors
     /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `ENOSPC`: the object is charged, and the limit
-    /// is reached. `write` was not called, or the file has become shorter since.
+    /// is reached; `write` was called, but nothing is stored. After other errors `write` was not called, or the file has become
+    /// shorter since.
     pub fn overwrite_page<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -44,7 +45,6 @@ impl Shared<Object> {
         if let Some(frame) = self.get(cpu, index) {
             return Ok(self.write_charged(cpu, index, frame, write)?.min(PAGE));
         }
-        let charge = self.charge(cpu).map_err(|_| Errno::ENOSPC)?;
         let mut prepared = Preparing::new(cpu);
         let slots = self.table_or_wait(cpu, index, &mut prepared);
         let frame = slots.is_ok().then(|| prepared.clean(cpu)).flatten();
@@ -75,6 +75,13 @@ impl Shared<Object> {
                 held.revert();
                 return Ok(0);
             }
+            let charge = match self.charge(cpu) {
+                Ok(charge) => charge,
+                Err(_) => {
+                    held.revert();
+                    return Err(Errno::ENOSPC);
+                }
+            };
             // While the entry is busy: programs may still see the page as it was before it was evicted.
             if !lost(Mutant::OverwriteSettles) {
                 cpu.settle(&self.pending);

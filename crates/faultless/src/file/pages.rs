@@ -254,7 +254,6 @@ impl Object {
             if self.is_stored() {
                 return Err(NoPage::Absent);
             }
-            let charge = self.charge(cpu)?;
             let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
             let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
                 prepared.keep_zeroed(frame);
@@ -266,6 +265,15 @@ impl Object {
                 prepared.keep_zeroed(frame);
                 return Err(NoPage::Beyond);
             }
+            // While the entry is held: no other CPU sees a charge that is dropped again for this page.
+            let charge = match self.charge(cpu) {
+                Ok(charge) => charge,
+                Err(full) => {
+                    held.revert();
+                    prepared.keep_zeroed(frame);
+                    return Err(full);
+                }
+            };
             let number = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
             held.commit(Entry::leaf(number));
             charge.keep();
@@ -446,10 +454,13 @@ impl Object {
         let lent = Lent::new(cpu, frame);
         // Programs may see the page in a frame that it left. From now on the reference keeps it in this one.
         cpu.settle(&self.pending);
-        let _stored = self.is_stored().then(|| {
-            let charge = Some(charge);
-            StoredTo { cpu, object: self, index, frame, charge }
-        });
+        let mut charge = Some(charge);
+        // Before the closure, which may fault on this page itself. No page of a read-only store becomes clean again.
+        if self.is_charged() && self.is_stored() && self.mark_dirty(cpu, index, frame) {
+            charge.take().into_iter().for_each(Charged::keep);
+        }
+        let _stored =
+            self.is_stored().then(|| StoredTo { cpu, object: self, index, frame, charge });
         write(lent.bytes())
     }
 }

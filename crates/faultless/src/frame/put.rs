@@ -47,8 +47,11 @@ impl Frames {
                 batch[freed] = number;
                 freed += 1;
             }
+            if freed == 0 {
+                continue;
+            }
             let batch = &batch[..freed];
-            if every == any || freed == 0 {
+            if every == any {
                 self.free_batch(local, batch, any, wait);
             } else {
                 self.give_back(batch, 0, false, wait);

@@ -180,6 +180,10 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let goal = clock.goal(frames.goal());
         if frames.available() >= goal - goal / 4 {
+            if frames.is_short() {
+                self.collect_owed();
+                self.settle_some();
+            }
             return 0;
         }
         self.age_translations();

@@ -409,7 +409,13 @@ impl Regular {
         let before = from.progress();
         // SAFETY: as above.
         let write = |page: *mut u8| unsafe { from.take(page, len) } as usize;
-        let stored = self.object.overwrite_page(cpu, index, write)?;
+        let stored = match self.object.overwrite_page(cpu, index, write) {
+            Ok(stored) => stored,
+            Err(errno) => {
+                from.uncount(&before);
+                return Err(errno);
+            }
+        };
         if stored != 0 {
             return Ok(stored as u64);
         }

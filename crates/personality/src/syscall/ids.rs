@@ -106,6 +106,7 @@ pub fn setgroups(args: Args<'_>) -> Result {
     for (at, group) in groups.iter_mut().enumerate() {
         *group = user::read(args.b().wrapping_add(4 * at as u64))?;
     }
+    groups.sort_unstable();
     current().process.ids.set_groups(groups);
     Ok(0)
 }

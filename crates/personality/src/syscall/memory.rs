@@ -321,13 +321,18 @@ pub fn mremap(args: Args<'_>) -> Result {
     }
     let stays = if flags.contains(RemapFlags::DONTUNMAP) { 0 } else { old };
     let to = args.e().checked_add(new).filter(|&end| end <= USER_END);
-    room_for(Added {
-        bytes: new.saturating_sub(stays),
-        is_data: moved == Some(true),
-        replaced: to
-            .filter(|_| flags.contains(RemapFlags::FIXED))
-            .map(|end| VirtRange::new(args.e(), end)),
-    })?;
+    // As on Linux, only growth is limited.
+    if new > stays {
+        room_for(Added {
+            bytes: new - stays,
+            is_data: moved == Some(true),
+            replaced: to
+                .filter(|_| flags.contains(RemapFlags::FIXED))
+                .map(|end| VirtRange::new(args.e(), end)),
+        })?;
+    } else {
+        room()?;
+    }
     note_peaks(old);
     let remap = || of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()));
     let start = lack::with_memory(|| Ok(remap()?))?;

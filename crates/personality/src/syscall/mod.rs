@@ -107,9 +107,10 @@ fn missing(args: Args<'_>) -> Result {
     if NAMED[(at / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         let name = Sysno::new(number as usize).map_or("no call of Linux", |call| call.name());
         let process = &current().process;
+        // The program chooses the name; it must not break the line of the report.
         report!(
             "message system call {number} ({name}) of {} is not implemented",
-            *process.name.lock()
+            process.name.lock().escape_debug()
         );
     }
     Err(Errno::ENOSYS)

@@ -6,6 +6,7 @@ use crate::syscall::args::{Entry, calls};
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
+use crate::task::ids::may_inspect;
 use crate::task::process::{self, Process, TABLE};
 use crate::task::status::ExitStatus;
 use crate::task::usage::Usage;
@@ -448,7 +449,11 @@ pub fn set_robust_list(args: Args<'_>) -> Result {
 
 /// `get_robust_list(tid, head, size)`.
 pub fn get_robust_list(args: Args<'_>) -> Result {
-    let head = thread_or_own(args.a())?.robust_list.load(Ordering::Relaxed);
+    let thread = thread_or_own(args.a())?;
+    if !may_inspect(&thread.process) {
+        return Err(Errno::EPERM);
+    }
+    let head = thread.robust_list.load(Ordering::Relaxed);
     user::write(args.c(), &ROBUST_HEAD)?;
     user::write(args.b(), &head)?;
     Ok(0)

@@ -55,6 +55,9 @@ pub fn sched_setaffinity(args: Args<'_>) -> Result {
     let mut bytes = [0; SET as usize];
     user::read_bytes(&mut bytes[..len], args.c())?;
     let thread = thread_or_own(args.a())?;
+    if !may_schedule(&thread.process) {
+        privileged()?;
+    }
     let set = u64::from_le_bytes(bytes) & all_cpus();
     if set == 0 {
         return Err(Errno::EINVAL);

@@ -9,7 +9,7 @@ use crate::task::ids::{may_inspect, privileged};
 use crate::task::process::{Process, TABLE};
 use crate::task::relatives::PROGRAM;
 use crate::task::usage::Usage;
-use crate::task::{breathe, current, exit, scheduler};
+use crate::task::{breathe, current, exit, oom, scheduler};
 use crate::time;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
@@ -133,12 +133,17 @@ pub fn prlimit64(args: Args<'_>) -> Result {
 /// Sets a limit of `process`.
 fn set_limit(process: &Process, resource: usize, new: [u64; 2]) -> Result<()> {
     let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
+    if new[0] > new[1] {
+        return Err(Errno::EINVAL);
+    }
     if new[1] > old[1] {
         privileged()?;
     }
     process.limits.set(resource, new)?;
     if resource == nr::RLIMIT_STACK as usize
         && let Some(memory) = process.memory()
+        // The memory of a parent has the parent's limit.
+        && !oom::is_in_vfork(process)
     {
         memory.space().set_stack_limit(new[0]);
     }
@@ -182,9 +187,9 @@ pub fn getrusage(args: Args<'_>) -> Result {
     let thread = current();
     let used = match args.a() as i32 {
         nr::RUSAGE_CHILDREN => *thread.process.used.by_children.lock(),
-        0 => thread.process.usage(),
+        0 => thread.process.usage_now(),
         // As on Linux, the memory is that of the process.
-        1 => Usage { most_resident: thread.process.usage().most_resident, ..thread.usage() },
+        1 => Usage { most_resident: thread.process.usage_now().most_resident, ..thread.usage() },
         _ => return Err(Errno::EINVAL),
     };
     user::write(args.b(), &rusage(used))?;

@@ -183,9 +183,11 @@ impl Ids {
 
     /// The ids change as `execve` has it.
     pub fn execute(&self) {
-        for set in self.sets.lock().iter_mut() {
+        let mut sets = self.sets.lock();
+        for set in sets.iter_mut() {
             (set.saved, set.file) = (set.effective, set.effective);
         }
+        self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
     }
 
     /// Whether a file of `owner`, a user and a group, with the permissions `mode` permits `wanted`
@@ -274,6 +276,9 @@ pub fn may_schedule(process: &Process) -> bool {
 
 /// Whether the running process may look into `process`, and change its limits.
 pub fn may_inspect(process: &Process) -> bool {
+    if current().process.pid == process.pid {
+        return true;
+    }
     let own = *current().process.ids.sets.lock();
     let its = *process.ids.sets.lock();
     own[0].effective == ROOT

@@ -88,7 +88,7 @@ pub fn badness(process: &Process, memory: &Memory, total: u64) -> Option<i64> {
 }
 
 /// Whether the process was made by `vfork` and has not called `execve` yet.
-fn is_in_vfork(process: &Process) -> bool {
+pub fn is_in_vfork(process: &Process) -> bool {
     process.by_vfork.load(Ordering::Relaxed)
         && process::find(process.parent())
             .is_some_and(|parent| ptr::eq(parent.memory.space(), process.memory.space()))

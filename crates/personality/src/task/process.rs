@@ -145,8 +145,14 @@ impl Process {
     pub fn usage(&self) -> Usage {
         let threads = self.threads.lock();
         let ended = *self.used.by_ended.lock();
-        let mut used = threads.iter().fold(ended, |sum, thread| sum + thread.usage());
+        threads.iter().fold(ended, |sum, thread| sum + thread.usage())
+    }
+
+    /// [`usage`](Self::usage), with the peak of the present memory. The caller holds no lock: its reference to the memory
+    /// may become the last one.
+    pub fn usage_now(&self) -> Usage {
         let present = self.memory().map_or(0, |memory| memory.note_peaks()[1]);
+        let mut used = self.usage();
         used.most_resident = used.most_resident.max(present);
         used
     }

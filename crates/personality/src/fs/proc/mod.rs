@@ -419,6 +419,8 @@ impl Live for Node {
     }
 
     fn text(&self) -> Result<Vec<u8>> {
+        // Again: another process may have the number now.
+        self.permit(true, false)?;
         match *self {
             Self::System(at) => Text::made(system::TEXTS[at].1),
             Self::Text(pid, tid, at) => {
@@ -477,7 +479,7 @@ impl Live for Node {
 
     fn read(&self, to: &mut Transfer<'_>, offset: u64) -> Option<Result> {
         match self {
-            Self::Pages(pid) => Some(pages::read(*pid, to, offset)),
+            Self::Pages(pid) => Some(self.inspect().and_then(|()| pages::read(*pid, to, offset))),
             _ => None,
         }
     }

@@ -5,6 +5,7 @@ use super::{Subject, Text};
 use crate::errno::{Errno, Result};
 use crate::fs::Transfer;
 use crate::task::Process;
+use crate::task::ids::privileged;
 use crate::task::oom::{self, MOST};
 use core::fmt::Write;
 use core::sync::atomic::Ordering::Relaxed;
@@ -52,6 +53,9 @@ pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Re
     };
     if !(-MOST..=MOST).contains(&adjustment) {
         return Err(Errno::EINVAL);
+    }
+    if adjustment < process.oom_score_adj.load(Relaxed) && privileged().is_err() {
+        return Err(Errno::EACCES);
     }
     oom::adjust(process, adjustment);
     Ok(taken)

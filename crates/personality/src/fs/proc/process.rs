@@ -244,7 +244,7 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
     let children = *process.used.by_children.lock();
     let own = match &of.thread {
         Some(thread) if of.of_thread => thread.usage(),
-        _ => process.usage(),
+        _ => process.usage_now(),
     };
     let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
     let nice = of.thread.as_ref().map_or(0, |thread| thread.schedule.lock().nice);

@@ -85,7 +85,11 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
             match directory::link(&found.directory, &found.name, &made) {
                 Ok(()) => made,
                 // Another thread made it first.
-                Err(Errno::EEXIST) if !is_new_only => found.directory.lookup(&found.name)?,
+                Err(Errno::EEXIST) if !is_new_only => {
+                    let there = found.directory.lookup(&found.name)?;
+                    there.permit(wanted(flags))?;
+                    there
+                }
                 Err(errno) => return Err(errno),
             }
         }
