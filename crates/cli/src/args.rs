@@ -536,7 +536,7 @@ Examples:
   faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl
   faultless scale --table prefault          beside the published figures
   faultless scale --table prefault --cpus 1,8 --details
-  faultless profiles                        the bundled profiles, and their format")]
+  faultless profiles                        bundled profiles and their format")]
 pub struct ScaleArgs {
     /// The workload, or a recording: a file, or the name of a bundled one
     #[arg(value_name = "WORKLOAD|RECORDING")]
