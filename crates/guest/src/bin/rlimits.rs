@@ -178,7 +178,7 @@ fn peaks() -> Verdict {
     ensure!(status("VmRSS")? < resident + 8 * MIB, "VmRSS stays");
     let own = usage(libc::RUSAGE_SELF);
     ensure!(own + near >= resident + 32 * MIB, "ru_maxrss is {own}");
-    // A child that unmaps nothing itself, and what its parent is told.
+    // The peak of a child that unmaps no memory itself, and the peak that its parent reads.
     let ended = proc::outcome(|| {
         let Ok(region) = Region::anonymous(64 * MIB) else { return 1 };
         region.fill(1);

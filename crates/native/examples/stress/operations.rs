@@ -34,7 +34,7 @@ type Do = for<'w, 'n> fn(&mut Agent<'w, 'n>, &NativeCpu<'_, 'n>, &Arc<Program<'n
 /// An operation that threads choose.
 pub struct Operation {
     pub name: &'static str,
-    /// How often it is chosen, relative to the others.
+    /// Its weight in the random choice of operations.
     weight: u32,
     call: Do,
 }

@@ -94,7 +94,7 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Control {
     /// Ends the round early.
     stop: AtomicBool,
-    /// The first failure of a thread. Other threads may wait for a thread that has failed, for ever.
+    /// The first failure of a thread. Other threads may wait without end for a thread that has failed.
     failure: Mutex<Option<String>>,
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Added {
     pub bytes: u64,
     /// Whether that is private and writable, and no stack.
     pub is_data: bool,
-    /// Where it unmaps what is mapped.
+    /// The range whose mappings it replaces.
     pub replaced: Option<VirtRange>,
 }
 
