@@ -129,13 +129,13 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     }
 
     /// Charges the page that a store makes dirty, if its object is charged.
-    fn charge_store(self) -> Result<Option<Charged<'c>>, Abort> {
+    fn charge_store(self) -> Result<Charged<'c>, Abort> {
         let area = &self.vma.area;
         let object =
             area.memory.object().filter(|object| object.is_stored() && object.is_charged());
-        let Some(object) = object else { return Ok(None) };
+        let Some(object) = object else { return Ok(Charged::NONE) };
         let name = object.slot(self.cpu, area.index_of(self.page));
-        Ok(Some(object.charge_store(self.cpu, name)?))
+        Ok(object.charge_store(self.cpu, name)?)
     }
 
     /// The first write to a page that was only read so far.
@@ -238,28 +238,25 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
 fn busy_name<'a, M: Machine>(
     attempt: Attempt<'a, '_, M>,
     seen: Entry,
-    charge: &mut Option<Charged<'_>>,
+    charge: &mut Charged<'_>,
 ) -> Option<&'a AtomicU64> {
     let area = &attempt.vma.area;
     let object = area.memory.object().filter(|object| object.is_stored())?;
     let name = object.slot(attempt.cpu, area.index_of(attempt.page))?;
-    if object.lacks_charge(charge.as_ref(), name, seen.frame()) && names(name, seen) {
-        return Some(name);
+    if object.lacks_charge(charge, name, seen.frame()) {
+        let now = node::load(name);
+        let is_it = now.is_present() && now.frame() == seen.frame();
+        // Another page there was cut off; see below.
+        return (now.is_locked() || is_it).then_some(name);
     }
     match Object::try_mark_dirty(name, seen.frame()) {
         // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
         // writable before.
         Mark::Done => {
-            charge.take().into_iter().for_each(Charged::keep);
+            charge.keep();
             None
         }
         Mark::Was | Mark::Left => None,
         Mark::Busy => Some(name),
     }
-}
-
-/// Whether `name`, an entry of an object, names the page that `seen` maps.
-fn names(name: &AtomicU64, seen: Entry) -> bool {
-    let now = node::load(name);
-    now.is_present() && now.frame() == seen.frame()
 }

@@ -53,8 +53,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         }
         let notes = self.access == Access::Write && object.is_stored();
         let mut charge = match notes {
-            true => Some(object.charge_store(self.cpu, Some(&names[below]))?),
-            false => None,
+            true => object.charge_store(self.cpu, Some(&names[below]))?,
+            false => Charged::NONE,
         };
         let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
         let template = if self.access == Access::Write {
@@ -219,12 +219,12 @@ fn note_store<M: Machine>(
     object: &Object,
     name: &AtomicU64,
     frame: FrameNumber,
-    charge: &mut Option<Charged<'_>>,
+    charge: &mut Charged<'_>,
 ) -> bool {
-    let noted = !object.lacks_charge(charge.as_ref(), name, frame)
+    let noted = !object.lacks_charge(charge, name, frame)
         && match Object::try_mark_dirty(name, frame) {
             Mark::Done => {
-                charge.take().into_iter().for_each(Charged::keep);
+                charge.keep();
                 true
             }
             Mark::Was => true,

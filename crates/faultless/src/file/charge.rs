@@ -49,13 +49,11 @@ impl Charge {
 pub(crate) struct Charged<'a>(Option<&'a Charge>);
 
 impl Charged<'_> {
-    /// Whether it charges nothing.
-    const fn is_none(&self) -> bool {
-        self.0.is_none()
-    }
+    /// No charge.
+    pub(crate) const NONE: Self = Self(None);
 
     /// The page is there: its charge stays.
-    pub(crate) fn keep(mut self) {
+    pub(crate) const fn keep(&mut self) {
         self.0 = None;
     }
 }
@@ -76,7 +74,7 @@ impl<M: Machine> Vm<M> {
 }
 
 impl Object {
-    /// Whether its pages are charged.
+    /// Returns whether the pages of this object are charged.
     pub const fn is_charged(&self) -> bool {
         self.charged
     }
@@ -87,7 +85,7 @@ impl Object {
     /// [`NoPage::Full`].
     pub(super) fn charge<'v, M: Machine>(&self, cpu: &Cpu<'v, M>) -> Result<Charged<'v>, NoPage> {
         if !self.charged {
-            return Ok(Charged(None));
+            return Ok(Charged::NONE);
         }
         let vm = cpu.vm();
         if !vm.charge.add(vm.knobs.file_limit()) {
@@ -111,21 +109,21 @@ impl Object {
             || !self.is_stored()
             || slot.is_some_and(|slot| node::load(slot).is_dirty())
         {
-            return Ok(Charged(None));
+            return Ok(Charged::NONE);
         }
         self.charge(cpu)
     }
 
-    /// Whether the page in `frame`, which `name` named when the caller took a reference, would become dirty without a charge.
-    /// `charge` was taken for an earlier page of the same entry, which was dirty. A page of a read-only store does not become
-    /// clean again.
+    /// Returns whether the page in `frame` could become dirty without a charge. The caller has a reference to the
+    /// frame, and took `charge` for an earlier page with the entry `name`, which may have been dirty. No page of a
+    /// read-only store becomes clean again.
     pub(crate) fn lacks_charge(
         &self,
-        charge: Option<&Charged<'_>>,
+        charge: &Charged<'_>,
         name: &AtomicU64,
         frame: FrameNumber,
     ) -> bool {
-        if !self.charged || charge.is_some_and(|charge| !charge.is_none()) {
+        if !self.charged || charge.0.is_some() {
             return false;
         }
         let now = node::load(name);
@@ -137,7 +135,7 @@ impl Object {
     pub(super) fn charge_always<'v, M: Machine>(&self, cpu: &Cpu<'v, M>) -> Charged<'v> {
         let charge = &cpu.vm().charge;
         if !self.charged || !self.is_stored() {
-            return Charged(None);
+            return Charged::NONE;
         }
         charge.add_always();
         Charged(Some(charge))

@@ -75,7 +75,7 @@ impl Shared<Object> {
                 held.revert();
                 return Ok(0);
             }
-            let charge = match self.charge(cpu) {
+            let mut charge = match self.charge(cpu) {
                 Ok(charge) => charge,
                 Err(_) => {
                     held.revert();

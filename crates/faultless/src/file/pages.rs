@@ -266,7 +266,7 @@ impl Object {
                 return Err(NoPage::Beyond);
             }
             // While the entry is held: no other CPU sees a charge that is dropped again for this page.
-            let charge = match self.charge(cpu) {
+            let mut charge = match self.charge(cpu) {
                 Ok(charge) => charge,
                 Err(full) => {
                     held.revert();
@@ -448,16 +448,15 @@ impl Object {
         cpu: &Cpu<'_, M>,
         index: u64,
         frame: FrameNumber,
-        charge: Charged<'_>,
+        mut charge: Charged<'_>,
         write: impl FnOnce(*mut u8) -> R,
     ) -> R {
         let lent = Lent::new(cpu, frame);
         // Programs may see the page in a frame that it left. From now on the reference keeps it in this one.
         cpu.settle(&self.pending);
-        let mut charge = Some(charge);
         // Before the closure, which may fault on this page itself. No page of a read-only store becomes clean again.
         if self.is_charged() && self.is_stored() && self.mark_dirty(cpu, index, frame) {
-            charge.take().into_iter().for_each(Charged::keep);
+            charge.keep();
         }
         let _stored =
             self.is_stored().then(|| StoredTo { cpu, object: self, index, frame, charge });
@@ -472,13 +471,13 @@ struct StoredTo<'a, 'v, M: Machine> {
     object: &'a Object,
     index: u64,
     frame: FrameNumber,
-    charge: Option<Charged<'a>>,
+    charge: Charged<'a>,
 }
 
 impl<M: Machine> Drop for StoredTo<'_, '_, M> {
     fn drop(&mut self) {
         if self.object.mark_dirty(self.cpu, self.index, self.frame) {
-            self.charge.take().into_iter().for_each(Charged::keep);
+            self.charge.keep();
         }
     }
 }

@@ -114,7 +114,7 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
         16
     }
 
-    /// Whether it is only read; the answer must not change. What programs store to pages of it stays in memory then, as long as the object: it is neither written back nor
+    /// Returns whether the store is only read; the answer must not change. What programs store to pages of it stays in memory then, as long as the object: it is neither written back nor
     /// [evicted](crate::Cpu::reclaim).
     fn is_read_only(&self) -> bool {
         false

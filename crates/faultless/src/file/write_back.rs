@@ -268,7 +268,7 @@ impl Shared<Object> {
             unsafe {
                 each_page(cpu, self.top(), pages, |_, slot| {
                     let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
-                    let charge = self.charge_always(cpu);
+                    let mut charge = self.charge_always(cpu);
                     let (old, _) = protocol::settle(slot, cpu, mark);
                     if old.is_present() && !old.is_dirty() {
                         charge.keep();

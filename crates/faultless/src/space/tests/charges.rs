@@ -148,6 +148,38 @@ fn a_panic_of_a_closure_keeps_the_charge_of_dirty_pages_only() {
     assert_eq!(vm.charged_pages(), 0);
 }
 
+/// A closure may store through a mapping to the page that it is called for, as `write` from a mapping of the same file does. It
+/// finds the last page that the limit allows.
+#[test]
+fn a_closure_may_fault_on_its_own_page() {
+    let vm = guest::vm(1, 256);
+    vm.set(Setting::FileLimit(1));
+    let cpu = cpu(&vm, 0);
+    let stored = Object::of_store(&cpu, Box::new(ReadOnly(Memory::new(8, 0))), 0).unwrap();
+    let plain = Object::try_new_charged(&cpu, 8, 0).unwrap();
+    for (object, overwrites) in [(&stored, false), (&plain, false), (&plain, true)] {
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, (0, 8), RW, SHARED, (object, 0));
+        let faults = || store(&cpu, &space, AT + 8, 7).unwrap();
+        if overwrites {
+            let all = |_| {
+                faults();
+                PAGE_SIZE as usize
+            };
+            assert_eq!(object.overwrite_page(&cpu, 0, all), Ok(PAGE_SIZE as usize));
+        } else {
+            object.write_page(&cpu, 0, |_| faults()).unwrap();
+        }
+        assert_eq!(vm.charged_pages(), 1);
+        object.set_len(&cpu, 0).unwrap();
+        space.revoke(&cpu, object, 0..u64::MAX, Copies::Drop);
+        object.set_len(&cpu, 8 * PAGE_SIZE).unwrap();
+        assert_eq!(vm.charged_pages(), 0);
+        space.exit(&cpu);
+    }
+    finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([stored, plain]));
+}
+
 #[test]
 fn stores_of_a_device_are_charged() {
     let vm = guest::vm(1, 256);

@@ -13,7 +13,7 @@ use crate::fault::prefault::ThreadStreams;
 use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, Label, Space};
+use crate::space::{Advice, Label, MemPolicy, NodeSet, Prot, Space};
 use crate::stat::Counter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::ToString;
@@ -394,5 +394,15 @@ fn a_watcher_that_panics_leaves_nothing_behind() {
     vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
     unwinds(&cpu, "watch", || space.fault(&cpu, 5 * PAGE_SIZE, Access::Read));
     vm.trace.unwatch();
+    // A fault in memory with a policy has prepared a frame before it finds that the access is not permitted.
+    map(&cpu, &space, 0, 1, Prot::READ);
+    space.mbind(&cpu, AT, P, MemPolicy::Interleave(NodeSet::only(0))).unwrap();
+    cpu.drain();
+    let free = vm.free_frames();
+    vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
+    unwinds(&cpu, "watch", || space.fault(&cpu, AT, Access::Write));
+    vm.trace.unwatch();
+    cpu.drain();
+    assert_eq!(vm.free_frames(), free, "the prepared frame is free again");
     finish(&cpu, space, Vec::new());
 }
