@@ -300,7 +300,7 @@ pub enum Mutant {
 #[inline(always)]
 pub fn lost(mutant: Mutant) -> bool {
     #[cfg(any(loom, shuttle))]
-    return chosen::get() == Some(mutant);
+    return chosen::in_force() == Some(mutant);
     #[cfg(not(any(loom, shuttle)))]
     {
         let _ = mutant;
@@ -309,7 +309,7 @@ pub fn lost(mutant: Mutant) -> bool {
 }
 
 #[cfg(any(loom, shuttle))]
-pub use chosen::with;
+pub use chosen::{in_force, with};
 
 #[cfg(any(loom, shuttle))]
 mod chosen {
@@ -321,7 +321,8 @@ mod chosen {
         static LOST: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    pub(super) fn get() -> Option<Mutant> {
+    /// The mutant of the running check, if the check has one.
+    pub fn in_force() -> Option<Mutant> {
         LOST.get()
     }
 

@@ -5,17 +5,30 @@
 pub mod machine;
 
 use faultless::CpuId;
+use faultless::sync::mutant;
 use faultless::sync::percpu::Local;
 use faultless::sync::wait::Wait;
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::thread;
 
-/// Explores all executions with at most `preemptions` forced switches (`None`: all there are).
+/// The variable that limits the number of executions of each model.
+const EXECUTIONS: &str = "FAULTLESS_EXECUTIONS";
+
+/// Explores the executions with at most `preemptions` forced switches (`None`: any number).
+///
+/// Explores all of these executions, or the first `FAULTLESS_EXECUTIONS` of them if that variable is
+/// set. A model of a mutant has no such limit, because its first failure ends the search.
 pub fn explore(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = preemptions;
     builder.max_branches = 20_000;
+    if let (Ok(limit), None) = (std::env::var(EXECUTIONS), mutant::in_force()) {
+        let limit = limit.parse().expect("FAULTLESS_EXECUTIONS is a number of executions");
+        builder.max_permutations = Some(limit);
+        // The checker compares the count with the limit at each checkpoint.
+        builder.checkpoint_interval = builder.checkpoint_interval.min(limit.max(1));
+    }
     builder.check(model);
 }
 
