@@ -48,25 +48,26 @@ pub struct Vm<M: Machine> {
     pub(crate) deferred: Deferred,
     pub(crate) cpus: PerCpu<CpuState>,
     pub(crate) zero: FrameNumber,
-    /// What new threads' predictors begin with.
+    /// The initial state of new threads' predictors.
     pub(crate) defaults: <M::Predictor as Predictor>::Defaults,
-    /// What can be switched; and the subsystem's identity.
+    /// The knobs, and the subsystem's identity.
     pub(crate) knobs: Knobs,
     /// The trace points.
     pub trace: Trace,
-    /// Where lazily freed pages may be.
+    /// The spaces that may contain lazily freed pages.
     pub(crate) lazy: listed::Spaces,
     /// The pages that are charged against the knob `file_limit`.
     pub(crate) charge: Charge,
-    /// Which pages are evicted next.
+    /// The clock hands, which choose the pages to evict.
     pub(crate) clock: Clock,
-    /// Where compaction goes on.
+    /// The position of compaction.
     pub(crate) compaction: Compaction,
     /// The swap area.
     pub(crate) swap: SwapCell,
-    /// Where the reverse map of each frame begins.
+    /// The roots of the reverse map.
     pub(crate) anchors: Shared<Anchors>,
-    /// Whether a CPU ever looked from a frame to its mappings. Where none did, spaces that end wait for none.
+    /// Whether any CPU has walked the reverse map. Until then, spaces that end need not wait for
+    /// walks.
     pub(crate) walked: AtomicBool,
     /// Spaces and objects that were dropped.
     pub(crate) ended: Ended,
@@ -79,7 +80,7 @@ impl<M: Machine> fmt::Debug for Vm<M> {
     }
 }
 
-/// Makes sure that what `machine` says of itself is within the limits.
+/// Checks that the parameters of `machine` are within the limits.
 fn check(machine: &impl Machine) -> Result<(), Errno> {
     let cpus = (1..=MAX_CPUS).contains(&machine.cpus());
     let lowest = machine.lowest_address();
@@ -91,22 +92,23 @@ fn check(machine: &impl Machine) -> Result<(), Errno> {
 }
 
 impl<M: Machine> Vm<M> {
-    /// The subsystem over `machine`, with all its memory free.
+    /// Creates the subsystem over `machine`, with all its memory free.
     ///
     /// # Errors
-    /// `ENOMEM` when the heap cannot hold the metadata (64 bytes a frame) and the CPUs' state (up to 33 KiB each), or no frame is left for
-    /// the zero page; `EINVAL` when the machine has no CPU or more than [`MAX_CPUS`](crate::MAX_CPUS), a region in no node of
-    /// [`MAX_NODES`](crate::MAX_NODES) or beyond the last frame number, or a [lowest address](Machine::lowest_address) that is not a
-    /// page of user space.
+    /// `ENOMEM` if the heap cannot hold the metadata (64 bytes a frame) and the CPUs' state (up to
+    /// 33 KiB each), or no frame is left for the zero page; `EINVAL` if the machine has no CPU or
+    /// more than [`MAX_CPUS`](crate::MAX_CPUS), a region in no node of
+    /// [`MAX_NODES`](crate::MAX_NODES) or beyond the last frame number, or a [lowest
+    /// address](Machine::lowest_address) that is not a page of user space.
     pub fn new(machine: M) -> Result<Self, Errno> {
         check(&machine)?;
         let cpus = machine.cpus();
         let nearest = |cpu| machine.nearest_node(CpuId(cpu as u16));
-        // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
-        // given to these frames, which stay in here.
+        // SAFETY: by the promise of `Machine`, no other code uses the memory of its regions. The
+        // machine stays in this `Vm`, so the frames see no other machine.
         let frames = unsafe { Frames::try_new(cpus, machine.regions(), nearest) }?;
-        // SAFETY: there is no other `Local` of a subsystem that is being made; it is gone before
-        // `cpu` can be called.
+        // SAFETY: the subsystem is under construction, so no other `Local` exists; this one is
+        // dropped before `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
         let zero = frames.alloc(&boot, &Spin).ok_or(Errno::ENOMEM)?;
         let zero = frames.publish(zero.zero(&machine), Use::Zero, 0, 0);
@@ -135,19 +137,19 @@ impl<M: Machine> Vm<M> {
         })
     }
 
-    /// The machine beneath.
+    /// Returns the machine.
     #[inline(always)]
     pub const fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// The knobs' present values.
+    /// Returns the current values of the knobs.
     #[inline]
     pub const fn knobs(&self) -> &Knobs {
         &self.knobs
     }
 
-    /// Changes a knob, from now on.
+    /// Changes a knob, effective immediately.
     pub fn set(&self, setting: Setting) {
         match setting {
             Setting::FrameLimit(limit) => self.frames.set_limit(limit),
@@ -157,51 +159,51 @@ impl<M: Machine> Vm<M> {
         }
     }
 
-    /// What all CPUs counted so far.
+    /// Returns the sum of all CPUs' counters.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         self.cpus.iter().for_each(|state| totals.include(&state.counts));
         totals
     }
 
-    /// What CPU `id`, one of the machine's, counted so far.
+    /// Returns the counters of CPU `id`, one of the machine's.
     pub fn totals_of(&self, id: CpuId) -> Totals {
         let mut totals = Totals::default();
         totals.include(&self.cpus.remote(id).counts);
         totals
     }
 
-    /// Which ownership of `frame` this is; it changes whenever the frame is freed. Always 0 of a frame that is not of
-    /// the machine's regions.
+    /// Returns the number of the current ownership of `frame`; it changes whenever the frame is
+    /// freed. Always 0 for a frame outside the machine's regions.
     #[inline]
     pub fn frame_owner(&self, frame: FrameNumber) -> u64 {
         self.frames.table().find(frame).map_or(0, FrameMeta::owner)
     }
 
-    /// Frames on the allocators' lists and in the CPUs' reserves, zeroed ones among them. What a CPU has in its lists, one
-    /// MiB at most, is not.
+    /// Returns the number of frames on the allocators' lists and in the CPUs' reserves, including
+    /// zeroed frames. Frames in the CPUs' lists (at most one MiB each) are not included.
     pub fn free_frames(&self) -> u64 {
         self.frames.free_count() + self.frames.reserved_count()
     }
 
-    /// Those of them that are of memory node `node`.
+    /// Returns the part of [`free_frames`](Self::free_frames) on memory node `node`.
     pub fn free_frames_on(&self, node: u8) -> u64 {
         // As in `set`.
         self.frames.free_on(node, &Spin) + self.frames.reserved_on(node)
     }
 
-    /// Those of them that are zeroed.
+    /// Returns the number of zeroed frames among [`free_frames`](Self::free_frames).
     pub fn zeroed_frames(&self) -> u64 {
         self.frames.zeroed_count()
     }
 
-    /// Frames of memory.
+    /// Returns the number of frames of memory.
     pub const fn total_frames(&self) -> u64 {
         self.frames.total()
     }
 
-    /// Counts every frame by what it is used for, and checks the counts against the allocators:
-    /// law 6. Only at a quiet moment, when no call is under way.
+    /// Counts all frames by use, and checks the counts against the allocators: law 6. Call it only
+    /// at a quiet moment, when no call is in progress.
     ///
     /// # Errors
     /// The first imbalance found.
@@ -209,36 +211,37 @@ impl<M: Machine> Vm<M> {
         self.frames.checked_census(cpu)
     }
 
-    /// As [`census`](Self::census), at any moment and without a check: what changes hands meanwhile may count twice, or not. It takes a time
-    /// linear in the memory.
+    /// As [`census`](Self::census), at any time and without a check: a frame that changes its use
+    /// during the count may be counted twice or not at all. The time is linear in the memory.
     pub fn usage(&self) -> Census {
         self.frames.census()
     }
 
-    /// As [`usage`](Self::usage), of the frames of memory node `node`.
+    /// As [`usage`](Self::usage), for the frames of memory node `node`.
     pub fn usage_on(&self, node: u8) -> Census {
         self.frames.census_on(node)
     }
 
-    /// How often frames were freed since the machine started. It takes a time linear in the memory.
+    /// Returns how often frames were freed since the machine started. The time is linear in the
+    /// memory.
     pub fn frames_freed(&self) -> u64 {
         self.frames.freed()
     }
 
-    /// The memory node of `frame`, if it is of the machine's regions.
+    /// Returns the memory node of `frame`, if the frame belongs to the machine's regions.
     pub fn frame_node(&self, frame: FrameNumber) -> Option<u8> {
         // Holes between regions have metadata, too.
         let is_memory = |meta: &&FrameMeta| meta.kind() != Kind::Reserved;
         self.frames.table().find(frame).filter(is_memory).map(|_| self.frames.node(frame))
     }
 
-    /// Whether `entry` maps the zero page.
+    /// Returns whether `entry` maps the zero page.
     #[inline]
     pub(crate) const fn maps_zeros(&self, entry: Entry) -> bool {
         entry.is_special() && entry.frame().0 == self.zero.0
     }
 
-    /// How the page that `entry` maps is cached, if that is device memory.
+    /// Returns the cache mode of the page that `entry` maps, if the page is device memory.
     #[inline]
     pub(crate) fn device(&self, entry: Entry) -> Option<CacheMode> {
         (entry.is_special() && !self.maps_zeros(entry)).then(|| entry.cache_mode())

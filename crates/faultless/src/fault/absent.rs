@@ -1,10 +1,13 @@
-//! A fault on a page that must be read from its object's store, or from the [swap area](crate::reclaim::swap), first: a major fault.
+//! Major faults: faults on a page that must first be read from the store of its object, or from the
+//! [swap area](crate::reclaim::swap).
 //!
-//! The attempt gives up, holding nothing. The fault takes a share of the object, and [fetches](crate::Shared::fetch) the page. Then it looks at the
-//! VMA again like any fault. So the read needs no validation: if the mapping went meanwhile, a page was read into the page cache
-//! that nobody asked for any more, and a share of the object was held a little longer. That is all there is to see of it.
+//! The attempt aborts and holds nothing. The fault takes a share of the object and
+//! [fetches](crate::Shared::fetch) the page. Then it looks up the VMA again, like any fault, so the
+//! read needs no validation. If the mapping was removed during the read, an unneeded page is in the
+//! page cache, and the share of the object was held a little longer. There is no other effect.
 //!
-//! Whether a page cannot be read is decided under a lock, like all that a program is told.
+//! Only a fault under a lock decides that a page cannot be read, as for all errors reported to a
+//! program.
 
 use super::prefault::ThreadPredictor;
 use super::{Access, Attempt, FaultKind};
@@ -16,43 +19,44 @@ use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
-/// Who needs a page that must be read.
+/// The caller of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reader {
     /// A fault without a lock.
     Attempt,
-    /// The same fault under the lock, which does not read again what it could not read.
+    /// The same fault under the lock, which does not retry a failed read.
     UnderLock,
-    /// A pin, which reads for itself.
+    /// A pin, which has no earlier attempt.
     Pin,
 }
 
-/// What came of the read.
+/// The result of a read.
 pub(super) enum ReadIn {
-    /// The page is there, or the mapping is not.
+    /// The page is present now, or the mapping is gone: retry.
     LookAgain,
-    /// It is being read.
+    /// The read is in progress.
     Pending,
     /// The store failed.
     Failed,
-    /// There is no frame, and none to be had, or the heap is exhausted.
+    /// No frame is free and none can be reclaimed, or the heap is exhausted.
     NoMemory,
 }
 
-/// The answer of a fault whose page is being read. As on Linux the fault is counted when it comes again.
+/// Returns the result of a fault whose page is being read. As on Linux, the fault is counted only
+/// when it is repeated.
 #[cold]
 #[inline(never)]
 pub(super) fn pending<M: Machine>(cpu: &Cpu<'_, M>) -> FaultKind {
     cpu.state().counts.take(Counter::Faults, 1);
-    // The next fault has the number of this one, and reads for itself.
+    // The next fault gets the same number, and must try its own read.
     cpu.state().unread.set(None);
     FaultKind::Pending
 }
 
 impl<M: Machine> Space<M> {
-    /// Returns the number of pages to read for a fault at `page`, from `page` on, in a mapping that is used in
-    /// order. The file is read in blocks of 2^`order` pages; `least` pages of the block are read in any case. See
-    /// [`Attempt::read_window`].
+    /// Returns the number of pages to read for a fault at `page`, from `page` upwards, in a mapping
+    /// with sequential use. The file is read in blocks of 2^`order` pages; at least `least` pages
+    /// of the block are always read. See [`Attempt::read_window`].
     #[cold]
     #[inline(never)]
     fn predicted(
@@ -63,7 +67,7 @@ impl<M: Machine> Space<M> {
         (order, least): (u8, u64),
     ) -> u64 {
         let window = self.with_vma(cpu, page, |vma| {
-            // Nothing is installed, so nothing needs to be validated.
+            // The attempt installs no entry, so there is no ticket to validate.
             let (ticket, access) = (Ticket::page_held(), Access::Read);
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
             Some(attempt.read_window(thread, order, least))
@@ -71,9 +75,10 @@ impl<M: Machine> Space<M> {
         window.unwrap_or(1)
     }
 
-    /// Reads the page at `page` from the swap area, alone, if it is there; or the page of an object that is mapped at `page` from the object's
-    /// store, with the block that the store prefers, and those after it that the thread of `ahead` is predicted to use; in a mapping that is used
-    /// at random (`MADV_RANDOM`) it alone.
+    /// Reads the page at `page`. If the page is in the swap area, the page is read alone. If an
+    /// object is mapped at `page`, the read fetches the page from the object's store, the block
+    /// preferred by the store, and the following pages which the thread of `ahead` is predicted to
+    /// use. In a mapping with random access (`MADV_RANDOM`), only the page is read.
     #[cold]
     #[inline(never)]
     pub(super) fn read_in(
@@ -89,7 +94,8 @@ impl<M: Machine> Space<M> {
                 let swap = cpu.vm().swap.get()?;
                 return Some((swap.object().clone(), entry.slot(), true));
             }
-            // Where a page is mapped by now, none is needed of the object: it may be a private one, which came back.
+            // A page that is mapped by now needs no read: it may be a private page that was swapped
+            // in.
             let object = area.memory.object().filter(|it| entry.is_none() && it.is_stored())?;
             Some((object.clone(), area.index_of(page), area.flags.contains(VmaFlags::RANDOM)))
         });
@@ -109,7 +115,7 @@ impl<M: Machine> Space<M> {
         };
         let mut fetched = object.fetch(cpu, index, reach);
         if reader != Reader::Attempt && matches!(fetched, Err(Lack::Heap)) {
-            // What was retired may be what is missing. There is no more to wait for.
+            // Retired objects may hold the missing memory. There is no other memory to wait for.
             cpu.settle_all();
             fetched = object.fetch(cpu, index, reach);
         }

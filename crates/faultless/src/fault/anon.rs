@@ -15,8 +15,8 @@ use crate::table::Entry;
 use crate::table::protocol;
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// A read (or instruction fetch) of memory never written: the zero page, which is not counted
-    /// and which needs no reverse map. `None`: another CPU changed the entry first.
+    /// Serves a load or instruction fetch of untouched memory with the zero page, which is not
+    /// counted and needs no reverse map. `None`: another CPU changed the entry first.
     #[inline(always)]
     pub(super) fn read_untouched(self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
         let entry = self.leaf(self.cpu.vm().zero).special();
@@ -32,7 +32,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::ZeroPage))
     }
 
-    /// A write to an untouched page of a VMA with an anon_vma: a new zeroed page.
+    /// Serves a store to an untouched page of a VMA with an anon_vma: maps a new zeroed page.
     #[inline(always)]
     pub(super) fn write_untouched(
         self,
@@ -43,7 +43,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.map_zeroed(prepared, slot, leaf)
     }
 
-    /// Maps a new zeroed page where none was, by the entry that `leaf` makes of its frame.
+    /// Maps a new zeroed page into an empty entry. `leaf` makes the entry from the frame number.
     #[inline(always)]
     pub(super) fn map_zeroed(
         self,
@@ -69,29 +69,32 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::Anon))
     }
 
-    /// A leaf for `frame` as the VMA protects it, stores forbidden for now.
+    /// Returns a leaf for `frame` with the VMA's protection, without write permission.
     #[inline(always)]
     pub(super) fn leaf(self, frame: crate::FrameNumber) -> Entry {
         self.vma.leaf.of(frame)
     }
 
-    /// Describes a frame that becomes this fault's anonymous page: its anchor is the space's, and its index the page. Returns its number.
+    /// Describes a frame that becomes this fault's anonymous page: the anchor is the space's, the
+    /// index is the page number. Returns the frame number.
     #[inline(always)]
     pub(super) fn publish<S: Settled>(self, frame: Frame<S>) -> FrameNumber {
         let index = self.page >> PAGE_SHIFT;
         self.cpu.vm().frames.publish(frame, Use::Anon, self.space.anchor(), index)
     }
 
-    /// Makes an anon_vma for the VMA if it has none: an anonymous page is about to be created.
+    /// Makes an anon_vma for the VMA if there is none: the fault is about to create an anonymous
+    /// page.
     ///
-    /// No lock is needed to make it. The neighbours are looked at in the tree's present version;
-    /// sharing an anon_vma with one that changes meanwhile does no harm, as it only says whom the VMA
-    /// merges with. What the VMA will be one with, once that is no more under change, is waited for.
+    /// The operation needs no lock. It reads the neighbours in the current version of the tree.
+    /// Sharing an anon_vma with a neighbour that changes concurrently is harmless, because the
+    /// anon_vma only decides which VMAs merge. If a VMA under change will become part of this VMA,
+    /// the fault waits for the end of the change.
     #[inline(always)]
     pub(super) fn prepare_anon_vma(self) -> Result<(), Abort> {
         match self.vma.anon_vma.id() {
             0 => self.make_anon_vma(),
-            // Replaced, while a lock excluded all changes of this page.
+            // The VMA was replaced although a lock excluded all changes of this page.
             AnonVmaSlot::SEALED_ID => Err(Abort::VmaChanged),
             _ => Ok(()),
         }
@@ -102,8 +105,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let _space_lock = self.lock_for_anon_vma()?;
         let near = {
             let section = self.cpu.section();
-            // VMAs that will merge must share one anon_vma, and one that is under change cannot take it yet. While this CPU owns the space,
-            // no VMA is under change.
+            // VMAs that will merge must share one anon_vma, and a VMA under change cannot take an
+            // anon_vma yet. While this CPU owns the space, no VMA is under change.
             if !self.space.core.owner.was(self.cpu.id()) {
                 until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
             }
@@ -114,11 +117,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
             None => AnonVma::try_new(false).map_err(|_| Abort::NoHeap)?,
         };
         self.cpu.count(Counter::AnonVmaPrepared);
-        // A writer seals what it changes; under a lock there is none.
+        // A writer seals the anon_vma slots of the VMAs it changes; a lock excludes writers.
         self.vma.anon_vma.set(anon_vma).map(|_| ()).ok_or(Abort::VmaChanged)
     }
 
-    /// Another CPU changed the entry between our look and our swap.
+    /// Counts and reports that another CPU changed the entry between the read and the
+    /// compare-and-swap.
     #[inline(always)]
     pub(super) fn outrun(self) -> Result<Option<FaultKind>, Abort> {
         self.cpu.count(Counter::TrylockFailed);

@@ -1,6 +1,8 @@
-//! What only the baseline `per_vma` does in a fault; [`space::baseline`](crate::space::baseline) has the locks.
+//! The parts of a fault used only by the baseline `per_vma`; the locks are in
+//! [`space::baseline`](crate::space::baseline).
 //!
-//! Under `mmap_lock` a fault goes to [`Space::under_space_lock`] at once, which takes the space's lock to read.
+//! Under `mmap_lock` a fault calls [`Space::under_space_lock`] at once, which takes the lock of the
+//! space for reading.
 
 use super::ticket::{Abort, Ticket};
 use super::{Access, Asked, Attempt, FaultError, FaultKind, Grow, placed};
@@ -15,7 +17,8 @@ use crate::sync::rwlock::ReadGuard;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// [`Space::fault`] under `per_vma`. A function of its own, so that neither policy costs the other anything.
+    /// Serves [`Space::fault`] under `per_vma`. A separate function, so that each policy has no
+    /// cost for the other.
     #[inline(never)]
     pub(super) fn answer_per_vma(
         &self,
@@ -31,7 +34,7 @@ impl<M: Machine> Space<M> {
         self.answered(cpu, asked, grow, served, prepared)
     }
 
-    /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
+    /// Tries the fault as Linux 6.4 to 6.14 do first: under the lock of the VMA.
     #[inline(always)]
     fn under_vma_lock(
         &self,
@@ -40,7 +43,7 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
         let section = cpu.section();
-        // A switch away from this policy waits for the sections that saw it in force.
+        // A switch away from this policy waits for the grace sections that saw the policy in force.
         if self.locking_in_force() != Locking::PerVma {
             return None;
         }
@@ -62,7 +65,7 @@ impl<M: Machine> Space<M> {
             placed::place(cpu, vma, page, access, prepared);
             attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
         } else {
-            // Replaced between the look-up and the lock.
+            // The VMA was replaced between the look-up and the lock.
             Err(Counter::VmaLockMiss)
         };
         drop(read);
@@ -81,7 +84,8 @@ impl<M: Machine> Space<M> {
 }
 
 impl<'a, M: Machine> Attempt<'a, '_, M> {
-    /// Under a VMA lock, tries the space's lock to read before an anon_vma is made, as Linux does; otherwise takes nothing.
+    /// Under a VMA lock, tries to take the space's lock for reading before an anon_vma is made, as
+    /// Linux does; otherwise takes no lock.
     #[inline(always)]
     pub(super) fn lock_for_anon_vma(self) -> Result<Option<(ReadGuard<'a>, Mark<'a>)>, Abort> {
         if !self.ticket.is_vma_lock() {

@@ -1,5 +1,5 @@
-//! A write to a page that is mapped read-only in a writable VMA: copy-on-write, or
-//! reuse by the last owner.
+//! Stores to a page that is mapped read-only in a writable VMA: copy-on-write, or reuse by the last
+//! owner.
 
 use super::{Attempt, FaultKind};
 use crate::addr::{PAGE_SHIFT, VirtRange};
@@ -17,8 +17,8 @@ use crate::table::Entry;
 use crate::table::{node, protocol};
 
 impl<'c, M: Machine> Attempt<'c, '_, M> {
-    /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space
-    /// alone. `None`: the entry changed first.
+    /// Makes the page behind `seen`, a present entry without write permission, writable for this
+    /// space alone. `None`: the entry changed first.
     pub(super) fn write_protected(
         self,
         prepared: &mut Prepared,
@@ -31,7 +31,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         if self.cpu.vm().maps_zeros(seen) {
             return self.replace_zero_page(prepared, slot, seen);
         }
-        // An object's page with one reference is still the object's, and never becomes this VMA's own.
+        // An object's page with one reference still belongs to the object, and never becomes a
+        // private page of this VMA.
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon) {
             match self.is_only_mapping(meta) {
@@ -43,7 +44,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         self.copy(prepared, slot, seen)
     }
 
-    /// Whether the only mapping of an anonymous page is this one; `None` where that will be clear in a moment.
+    /// Returns whether this entry is the only mapping of an anonymous page; `None` if the caller
+    /// should retry in a moment.
     #[inline(always)]
     pub(super) fn is_only_mapping(self, meta: &FrameMeta) -> Option<bool> {
         if meta.refs() == 1 {
@@ -52,27 +54,28 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         if !meta.is_pinned() {
             return Some(false);
         }
-        // Either a fault is copying a pinned page, and will give up; or a pin was taken of a page that is shared, and will be
-        // given up. Neither lasts. A pin by itself does not say that there is no other mapping.
+        // Either a fault is copying a pinned page, and will abort; or a pin was taken of a shared
+        // page, and will be released. Both states are short. A pin alone does not imply that there
+        // is no second mapping.
         self.cpu.wait(0);
         None
     }
 
-    /// Makes the page of the only mapping writable. Two operations may take a reference meanwhile, and both go
-    /// through this entry: a fork, which changes the VMA's sequence; and a fault that copies the page,
-    /// which drops its copy when it finds the entry changed. The reference count is read again all the
-    /// same: a migration of the page away and back would leave the entry as it was, and
-    /// changes no sequence.
+    /// Makes the page of the only mapping writable. Two operations can take a reference
+    /// concurrently, and both read this entry: a fork, which changes the VMA's sequence; and a
+    /// fault that copies the page, which drops the copy when it finds the entry changed. The
+    /// reference count is still read again: a migration of the page to another frame and back
+    /// leaves the same entry value and changes no sequence.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         self.prepare_anon_vma()?;
         let pending = &self.space.core.pending;
-        // Other CPUs may see the page in a frame that it left.
+        // After a migration other CPUs may still use the old frame of the page.
         self.cpu.settle(pending);
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
         if self.cpu.is_pending(pending) && !lost(Mutant::StoreLooksAgain) {
-            // It left another meanwhile.
+            // The page was migrated again in the meantime.
             held.revert();
             return Ok(None);
         }
@@ -85,7 +88,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             held.revert();
             return Ok(None);
         }
-        // The page belongs to this space alone now, wherever it was made.
+        // The page now belongs to this space alone, whichever space created the page.
         let (anchor, index) = (self.space.anchor(), self.page >> PAGE_SHIFT);
         if meta.anchor.load(Ordering::Relaxed) != anchor {
             meta.anchor.store(anchor, Ordering::Relaxed);
@@ -98,10 +101,11 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         Ok(Some(FaultKind::Reuse))
     }
 
-    /// Allows stores through an entry whose frame may be written through any mapping. A page of a file with a store becomes dirty.
+    /// Allows stores through an entry whose frame may be written through any mapping. A page of a
+    /// file with a store becomes dirty.
     fn unprotect(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let pending = self.vma.area.memory.object().map(|object| &object.pending);
-        // Other CPUs may see the page in a frame that it left.
+        // After a migration other CPUs may still use the old frame of the page.
         pending.into_iter().for_each(|pending| self.cpu.settle(pending));
         let mut charge = self.charge_store()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
@@ -109,7 +113,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         };
         let again = !lost(Mutant::StoreLooksAgain);
         if again && pending.is_some_and(|pending| self.cpu.is_pending(pending)) {
-            // It left another meanwhile.
+            // The page was migrated again in the meantime.
             held.revert();
             return Ok(None);
         }
@@ -119,7 +123,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         }
         if let Some(name) = busy_name(self, seen, &mut charge) {
             held.revert();
-            // Held by this fault, the entry might be what the other CPU waits for.
+            // Wait only after releasing the entry: the other CPU may be waiting for it.
             protocol::look(name, self.cpu);
             return Ok(None);
         }
@@ -128,7 +132,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         Ok(Some(FaultKind::Shared))
     }
 
-    /// Charges the page that a store makes dirty, if its object is charged.
+    /// Charges the page dirtied by a store, if its object is charged.
     fn charge_store(self) -> Result<Charged<'c>, Abort> {
         let area = &self.vma.area;
         let object =
@@ -138,7 +142,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         Ok(object.charge_store(self.cpu, name)?)
     }
 
-    /// The first write to a page that was only read so far.
+    /// Serves the first store to a page that maps the zero page.
     pub(super) fn replace_zero_page(
         self,
         prepared: &mut Prepared,
@@ -156,7 +160,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             prepared.keep_zeroed(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        // While the entry is busy: no CPU may read zeros here after another has stored.
+        // The flush comes while the entry is busy: no CPU may read zeros here after another CPU has
+        // stored.
         if !lost(Mutant::ZeroPageFlush) {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
@@ -168,7 +173,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         Ok(Some(FaultKind::Copy))
     }
 
-    /// The page is shared with another space, or an object's: a copy of it.
+    /// Maps a copy of a page that is shared with another space or belongs to an object.
     pub(super) fn copy(
         self,
         prepared: &mut Prepared,
@@ -179,22 +184,23 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let vm = self.cpu.vm();
         let source = seen.frame();
         let meta = vm.frames.meta(source);
-        // This reference keeps the frame from being reused while it is copied. So if the entry, which no writer has
-        // changed meanwhile, still names the frame when the fault takes the entry, it did so all the time. Otherwise the
-        // copy may be of another owner's data, and is dropped.
+        // This reference prevents reuse of the frame during the copy. No writer changes the entry
+        // in the meantime, so if the entry still names the frame when the fault locks the entry, it
+        // named the frame throughout. Otherwise the copy may contain the data of another owner, and
+        // is dropped.
         if !meta.get_ref_unless_zero() {
             return self.outrun();
         }
         let put = || {
-            // SAFETY: the reference taken above, dropped once on each way out. It never was a mapping, and
-            // a mapping's reference is dropped only after its flush.
+            // SAFETY: drops the reference taken above, once on each path. The reference was never a
+            // mapping's; a mapping's reference is dropped only after its flush.
             unsafe { self.cpu.put_unmapped(source) };
         };
         let Some(frame) = prepared.clean(self.cpu) else {
             put();
             return Err(Abort::NoMemory);
         };
-        // SAFETY: the fresh frame is ours; the source is referenced.
+        // SAFETY: the new frame is unpublished and belongs to this fault; the source is referenced.
         unsafe { vm.machine().copy_frame(frame.number(), source) };
         let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             put();
@@ -207,8 +213,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             prepared.keep_clean(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        // Pinned since it was looked at: the page is this space's own by now. The pin looks at the entry again, as this looks
-        // at the pins again, and at least one of the two finds the other.
+        // The page was pinned after the first check, and is private to this space by now. The pin
+        // reads the entry again, and this code reads the pin count again, so at least one of the
+        // two detects the other.
         let own = meta.kind() == Kind::Used(Use::Anon);
         if own && meta.is_pinned() && !lost(Mutant::CopyLooksAtPins) {
             held.revert();
@@ -216,7 +223,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             prepared.keep_clean(frame);
             return Ok(None);
         }
-        // While the entry is busy: no CPU may read the old page once another may store to the new.
+        // The flush comes while the entry is busy: no CPU may read the old page once another CPU
+        // may store to the new page.
         if !lost(Mutant::CopyFlush) {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
@@ -224,16 +232,17 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         self.publish(frame);
         held.commit(entry);
         put();
-        // SAFETY: the reference of the mapping that the entry was; flushed above.
+        // SAFETY: drops the reference of the mapping that the entry represented, after the flush
+        // above.
         unsafe { self.cpu.put_unmapped(source) };
         self.cpu.count(Counter::CowCopy);
         Ok(Some(FaultKind::Copy))
     }
 }
 
-/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns the page's entry in the object
-/// where another CPU has that for a moment: then the page is not marked. The `charge` stays if the
-/// page was clean.
+/// Marks the page behind `seen`, an entry locked by the fault, dirty if the page belongs to a file
+/// with a store. If another CPU holds the page's entry in the object, the page is not marked, and
+/// the function returns that entry for a wait. The `charge` is kept if the page was clean.
 #[inline(never)]
 fn busy_name<'a, M: Machine>(
     attempt: Attempt<'a, '_, M>,
@@ -246,12 +255,12 @@ fn busy_name<'a, M: Machine>(
     if object.lacks_charge(charge, name, seen.frame()) {
         let now = node::load(name);
         let is_it = now.is_present() && now.frame() == seen.frame();
-        // Another page there was cut off; see below.
+        // If another page is there, this page was cut off by a truncation; see below.
         return (now.is_locked() || is_it).then_some(name);
     }
     match Object::try_mark_dirty(name, seen.frame()) {
-        // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
-        // writable before.
+        // The page was cut off by a truncation. Until the mapping is revoked, perhaps by this CPU,
+        // stores are allowed as they are through an entry that was already writable.
         Mark::Done => {
             charge.keep();
             None

@@ -1,8 +1,9 @@
-//! The first touch of device memory: a fixed range of physical memory that is not the subsystem's.
+//! The first touch of device memory: a fixed range of physical memory outside the subsystem's
+//! frames.
 //!
-//! The VMA's page offset is the frame number, so there is nothing to look up, to allocate or to count. A fault maps the pages
-//! around its own, a block of up to `fault_around_pages`, as far as it lies in the VMA; see [`object`](super::object), which
-//! has the protocol.
+//! The page offset of the VMA is the frame number, so the fault looks up, allocates and counts no
+//! page. A fault also maps the pages around its own, a block of up to `fault_around_pages` pages,
+//! limited by the VMA; see [`object`](super::object) for the protocol.
 
 use super::{Access, Attempt, FaultKind};
 use crate::addr::{FrameNumber, PAGE_SIZE};
@@ -13,7 +14,7 @@ use crate::sync::atomic::AtomicU64;
 use crate::table::node::{self, ENTRIES, LAST};
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// Maps the page and those around it into `table`. `None`: another CPU was faster.
+    /// Maps the page and the pages around it into `table`. `None`: another CPU was faster.
     pub(super) fn map_device(
         self,
         table: &[AtomicU64; ENTRIES],

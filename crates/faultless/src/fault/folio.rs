@@ -1,12 +1,14 @@
-//! Huge text: the first fault in 2 MiB of a file's mapping maps all of them with one huge leaf.
+//! Huge text: the first fault in 2 MiB of a file mapping maps all 2 MiB with one huge leaf.
 //!
-//! The leaf is an entry of the level above the last, under the [same protocol](crate::table::protocol): a fault finds it empty, takes it,
-//! validates its ticket, looks whether the object still has the [folio](crate::file::folio), and commits. The ticket holds for all pages of
-//! the leaf, as they lie in the VMA.
+//! The leaf is an entry of the level above the last, under the [same
+//! protocol](crate::table::protocol): a fault finds the entry empty, locks it, validates the
+//! ticket, checks that the object still has the [folio](crate::file::folio), and commits. The
+//! ticket holds for all pages of the leaf, because they lie in the VMA.
 //!
-//! A huge leaf never allows stores. It maps a file's pages for loads and fetches, in mappings that
-//! are [asked for it](wanted). A store to one of the pages [splits](crate::space::huge) it first, so that a program may
-//! write to its text. Where there is a table already, or no folio, there are base pages: the fallback is the same path as without huge text.
+//! A huge leaf never allows stores. It maps pages of a file for loads and fetches, in mappings that
+//! [want huge leaves](wanted). A store to one of the pages first [splits](crate::space::huge) the
+//! leaf, so a program may write to its text. If a table exists already, or if there is no folio,
+//! the fault maps base pages on the same path as without huge text.
 
 use super::absent::ReadIn;
 use super::{Access, Attempt, FaultKind, MOST_LOOKS};
@@ -25,13 +27,15 @@ use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::table::protocol;
 use crate::vm::Cpu;
 
-/// One fault in so many tries to make a folio where that failed before: it looks at all of its pages.
+/// After a failure, only one fault in this number tries again to make a folio, because the attempt
+/// reads the entries of all its pages.
 const SELDOM: u32 = 64;
 
-/// What a huge leaf at `start` [shows](shown) of `area`, if there is to be one by the knob and the advice.
+/// Returns what a huge leaf at `start` [shows](shown) of `area`, if the knob and the advice allow a
+/// huge leaf.
 pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
     let advised = area.flags.contains(VmaFlags::HUGEPAGE);
-    // Of what is used at random, only what is needed is read.
+    // In memory with random access, only the needed pages are read.
     let refused = VmaFlags::NOHUGEPAGE.union(VmaFlags::RANDOM);
     let text = area.prot.contains(Prot::EXEC) && !area.flags.intersects(refused);
     let chosen = match choice {
@@ -42,8 +46,9 @@ pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shar
     chosen.then(|| shown(area, start)).flatten()
 }
 
-/// The object and its page that a huge leaf at `start` would show first of `area`, if there can be one: all of it lies in the VMA and in the
-/// object, and address and offset agree.
+/// Returns the object and the object page which a huge leaf at `start` would map first. `None`
+/// unless the whole leaf lies in the VMA and in the object, and address and offset have the same
+/// alignment.
 pub(crate) fn shown(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
     let Memory::Object(object) = &area.memory else { return None };
     let all = VirtRange::new(start, start + TABLE_ALIGN);
@@ -52,8 +57,8 @@ pub(crate) fn shown(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// A fault where the entry above the last level is `seen`, empty or a huge leaf. `None`: the page has, or is to have, a
-    /// table.
+    /// Serves a fault whose entry above the last level is `seen`, empty or a huge leaf. `None`: the
+    /// page has a table, or needs one.
     #[inline(never)]
     pub(super) fn serve_huge(
         self,
@@ -85,7 +90,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(Abort::VmaChanged);
         }
-        // Behind the full barrier: what leaves the object is missing here, or its revocation waits for the entry.
+        // This check follows the full barrier. A page that leaves the object is either already
+        // missing here, or its revocation waits for the entry.
         let Some(frame) = Object::refer_to_folio(self.cpu, names) else {
             held.revert();
             return Err(Abort::NoFolio);
@@ -97,8 +103,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::Huge))
     }
 
-    /// Whether the fault is to try to make a folio of the pages of `object` from `first` on. No page there failed to be read; and where it could
-    /// not be done before, one fault in [`SELDOM`] tries again.
+    /// Returns whether the fault should try to make a folio of the pages of `object` from `first`
+    /// upwards. The result is false if a read of one of the pages has failed. If an earlier attempt
+    /// failed, one fault in [`SELDOM`] tries again.
     fn tries_folio(self, object: &Object, first: u64) -> bool {
         let state = self.cpu.state();
         let seldom = object.is_unfit(first) && {
@@ -113,17 +120,17 @@ impl<M: Machine> Attempt<'_, '_, M> {
         true
     }
 
-    /// A fault on a page of a huge leaf.
+    /// Serves a fault on a page of a huge leaf.
     fn serve_mapped(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         if !seen.is_present() {
-            // This VMA allows the access, so a writer has come in between.
+            // This VMA allows the access, so a writer has changed the entry concurrently.
             return Err(Abort::VmaChanged);
         }
         if self.access == Access::Write {
             self.space.split(self.cpu, self.page & !(TABLE_ALIGN - 1), slot);
             return Ok(None);
         }
-        // In order as it is. This CPU may have cached an older one.
+        // The entry already allows the access. This CPU may have cached an older entry.
         let page = VirtRange::page(self.page);
         self.cpu.vm().machine().invalidate(self.cpu.id(), self.space.id(), Invalidate::Range(page));
         self.cpu.count(Counter::Spurious);
@@ -132,9 +139,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Makes a folio of the pages around `page`, for a fault that holds nothing. Where there can be none, the fault that looks again finds
-    /// that out, and maps base pages. So it does after [`MOST_LOOKS`] `looks` at folios that are there, and of which it gets no leaf: a page may have
-    /// as many mappings as can be counted.
+    /// Makes a folio of the pages around `page`, for a fault that holds no locks. If no folio is
+    /// possible, the retried fault detects this and maps base pages. The same happens after
+    /// [`MOST_LOOKS`] `looks` that found a folio but got no leaf, since a page may already have the
+    /// maximum number of mappings.
     #[cold]
     #[inline(never)]
     pub(super) fn read_folio(&self, cpu: &Cpu<'_, M>, page: u64, looks: u32) -> ReadIn {
@@ -156,7 +164,7 @@ impl<M: Machine> Space<M> {
         let came = match fetched {
             Ok(Fetched::There) => ReadIn::LookAgain,
             Ok(Fetched::Pending(pending)) => {
-                // The page itself may be there, or be read, without the others.
+                // The page itself may be present, or be read, without the other pages.
                 cpu.set_pending(pending.for_any());
                 ReadIn::Pending
             }

@@ -1,17 +1,19 @@
-//! The page fault, written once.
+//! The page-fault handler, with one implementation for all locking policies.
 //!
-//! [`Space::fault`] decides what the fault may hold — nothing, a VMA's lock, the space's lock, or a
-//! range lock on one page — and finds the VMA. From there on there is one path, [`Attempt::serve`]:
-//! walk, publish missing tables, read the entry, do the slow work, take the entry, validate the
-//! [ticket](ticket::Ticket), install. An attempt that holds nothing aborts whenever it is
-//! unsure, changes nothing, and hands the page that it prepared to the attempt under a
-//! lock. Speculation never raises a fatal signal: only under a lock does a fault end with SIGSEGV, SIGBUS or out-of-memory.
+//! [`Space::fault`] chooses what the fault holds (no lock, the lock of a VMA, the lock of the
+//! space, or a range lock on one page) and finds the VMA. After this, all faults follow one path,
+//! [`Attempt::serve`]: walk the tables, publish missing tables, read the entry, do the slow work,
+//! lock the entry, validate the [ticket](ticket::Ticket), install the page. An attempt without a
+//! lock aborts in every doubtful case, changes nothing, and passes its prepared page to the attempt
+//! under a lock. Speculation never raises a fatal signal: only under a lock does a fault end with
+//! SIGSEGV, SIGBUS or out-of-memory.
 //!
 //! A thread that faults in sequence gets prefaulted pages: see [`prefault`].
 //!
-//! A successful speculative fault writes one cache line that other CPUs may be using: that of the
-//! entry. (One that maps more pages than its own writes the lines of all their entries, and where they are
-//! an object's, those of their frames' counts; one that copies, that of the frame it copies.)
+//! A successful speculative fault writes one cache line shared with other CPUs: the line of the
+//! entry. A fault that maps several pages writes the lines of all their entries, and, for pages of
+//! an object, the lines of the frames' counts. A fault that copies a page also writes the count of
+//! the source frame.
 
 mod absent;
 pub(crate) mod anon;
@@ -53,7 +55,7 @@ use prefault::ThreadPredictor;
 use prepared::Prepared;
 use ticket::{Abort, Ticket};
 
-/// What the program was doing.
+/// The kind of access that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// A load.
@@ -65,8 +67,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether a VMA with `prot` allows it. On x86-64 whatever is writable or executable is readable
-    /// too, so for a load any of the three will do.
+    /// Returns whether a VMA with `prot` allows the access. On x86-64 writable and executable pages
+    /// are always readable, so any of the three permissions allows a load.
     #[inline(always)]
     const fn allowed_by(self, prot: Prot) -> bool {
         prot.intersects(match self {
@@ -77,14 +79,15 @@ impl Access {
     }
 }
 
-/// How often a fault without a lock looks its VMA up again. Each time another CPU has changed the VMA since.
+/// The maximum number of times a fault without a lock looks up its VMA again, after other CPUs have
+/// changed the VMA.
 const MOST_LOOKS: u32 = 4;
 
-/// What a fault asks for.
+/// The parameters of a fault.
 struct Asked<'a, M: Machine> {
     page: u64,
     access: Access,
-    /// The faulting thread's predictor; none where prefault is off.
+    /// The predictor of the faulting thread; `None` if prefault is off.
     ahead: Option<&'a ThreadPredictor<M>>,
 }
 
@@ -96,16 +99,16 @@ impl<M: Machine> Clone for Asked<'_, M> {
 
 impl<M: Machine> Copy for Asked<'_, M> {}
 
-/// What a fault in a page that is not mapped may extend.
+/// The VMAs that a fault on an unmapped page may extend.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grow {
-    /// The stack above it.
+    /// The stack above the page.
     Stacks,
     Nothing,
 }
 
-/// One try at serving a fault, with what it may rely on. A plain value, so that it lives in
-/// registers.
+/// One attempt to serve a fault, with its locks and ticket. A plain value, so that the compiler
+/// keeps it in registers.
 pub(crate) struct Attempt<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     space: &'a Space<M>,
@@ -125,15 +128,17 @@ impl<M: Machine> Clone for Attempt<'_, '_, M> {
 impl<M: Machine> Copy for Attempt<'_, '_, M> {}
 
 impl<M: Machine> Space<M> {
-    /// Serves a page fault at `addr` that is not caused by the running thread's own access: for example when a debugger
-    /// reads another program's memory. It maps the faulting page (and of a file the pages
-    /// around it), and no predictor learns from it. A page-fault handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose
-    /// programs are CPUs, may call this one.
+    /// Serves a page fault at `addr` that was not caused by an access of the running thread: for
+    /// example, a debugger reads the memory of another program. The call maps the faulting page
+    /// (and, for a file, the pages around it), and no predictor learns from the fault. A page-fault
+    /// handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose programs are
+    /// CPUs, may use this call instead.
     ///
-    /// `Ok` means that the access is to be tried again; after [`FaultKind::Pending`], once the page was read. Spurious calls do no harm.
+    /// `Ok` means that the access should be retried; after [`FaultKind::Pending`], once the page
+    /// has been read. Spurious calls are harmless.
     ///
     /// # Errors
-    /// What the program is to be told; see [`FaultError`].
+    /// The error to report to the program; see [`FaultError`].
     #[inline]
     pub fn fault(
         &self,
@@ -144,8 +149,9 @@ impl<M: Machine> Space<M> {
         self.answer(cpu, Asked { page: page_down(addr), access, ahead: None }, Grow::Stacks)
     }
 
-    /// Serves a fault at `page` that no access led to, as [`fault`](Self::fault) does, but for one in a page
-    /// that is not mapped: no stack grows for its sake. It waits for a page that is being read.
+    /// Serves a fault at `page` on behalf of a call, without an access by a program. Differs from
+    /// [`fault`](Self::fault) in two ways: no stack grows for an unmapped page, and the call waits
+    /// for a page that is being read.
     ///
     /// # Errors
     /// As [`fault`](Self::fault).
@@ -164,17 +170,19 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Serves a page fault at `addr` of a thread that runs in this space, and prefaults the pages that it is predicted to use
-    /// next: it maps up to 2^`prefault_max_order` pages. A page-fault handler calls this with the running thread's `thread`;
-    /// for other accesses there is [`fault`](Self::fault). Each thread has a `thread` of its own. A thread that forks
-    /// [resets](prefault::ThreadStreams::reset) it; a thread that ends or starts another program
-    /// [leaves](Self::thread_leaves) the space. Calls of the thread that unmap pages are best made
-    /// [on its behalf](Cpu::for_thread).
+    /// Serves a page fault at `addr` of a thread that runs in this space, and prefaults the pages
+    /// that the thread is predicted to use next. The fault maps at most 2^`prefault_max_order`
+    /// pages. A page-fault handler calls this function with the `thread` of the running thread; for
+    /// other accesses use [`fault`](Self::fault). Each thread has its own `thread`. A thread that
+    /// forks [resets](prefault::ThreadStreams::reset) its predictor; a thread that ends or starts
+    /// another program [leaves](Self::thread_leaves) the space. Calls that unmap pages should be
+    /// made [on behalf of the thread](Cpu::for_thread).
     ///
-    /// `Ok` means that the access is to be tried again; after [`FaultKind::Pending`], once the page was read. Spurious calls do no harm.
+    /// `Ok` means that the access should be retried; after [`FaultKind::Pending`], once the page
+    /// has been read. Spurious calls are harmless.
     ///
     /// # Errors
-    /// What the program is to be told; see [`FaultError`].
+    /// The error to report to the program; see [`FaultError`].
     #[inline]
     pub fn fault_of(
         &self,
@@ -197,7 +205,8 @@ impl<M: Machine> Space<M> {
         cpu.count(Counter::Faults);
         let locking = self.locking(cpu);
         if locking == Locking::PerVma {
-            // What seldom happens gets the parts, so that these need not lie together in memory.
+            // The rare path receives the fields separately, so that the struct need not be stored
+            // in memory.
             let Asked { page, access, ahead } = asked;
             return self.answer_per_vma(cpu, page, access, ahead, grow);
         }
@@ -210,7 +219,8 @@ impl<M: Machine> Space<M> {
         self.answered(cpu, asked, grow, served, prepared)
     }
 
-    /// The answer of an attempt that holds no more than a VMA's lock; or where it `served` none, that under the space's lock.
+    /// Finishes a fault: returns `served`, the result of an attempt without the space's lock, or
+    /// else serves the fault under the space's lock.
     #[inline(always)]
     fn answered(
         &self,
@@ -228,10 +238,11 @@ impl<M: Machine> Space<M> {
         served
     }
 
-    /// The fault without a lock. `None`: it was given up.
+    /// Serves the fault without a lock. `None`: the speculation was aborted.
     ///
-    /// A VMA that was replaced because others changed another part of it is looked up again, at most [`MOST_LOOKS`] times.
-    /// One that is under change at this page, or is not there, ends the attempt.
+    /// If the VMA was replaced because another CPU changed a different part of it, the fault looks
+    /// it up again, at most [`MOST_LOOKS`] times. If the VMA is being changed at this page, or is
+    /// missing, the attempt aborts.
     #[inline(always)]
     fn speculate(
         &self,
@@ -245,7 +256,7 @@ impl<M: Machine> Space<M> {
             None => Err(Abort::VmaChanged),
             Some((vma, seen)) => {
                 let ticket = Ticket::speculative(vma, seen);
-                // No closure: the compiler makes a call of it at times.
+                // No closure here: the compiler does not always inline a closure.
                 match self.check(cpu, vma, access) {
                     Ok(()) => Attempt { cpu, space: self, vma, ticket, page, access, ahead }
                         .serve(prepared),
@@ -265,7 +276,7 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// The rest of a fault without a lock that was given up once.
+    /// Retries an aborted speculative fault.
     #[cold]
     #[inline(never)]
     fn look_again(
@@ -280,7 +291,7 @@ impl<M: Machine> Space<M> {
         for _ in 0..MOST_LOOKS {
             match abort {
                 Abort::VmaChanged | Abort::TableChanged => {}
-                // No section is open here: a read may take long.
+                // No grace section is open here, because a read may take long.
                 Abort::Absent => {
                     match prepared.kept(cpu, || self.read_in(cpu, page, ahead, Reader::Attempt)) {
                         ReadIn::LookAgain => {}
@@ -313,12 +324,13 @@ impl<M: Machine> Space<M> {
                 Err(again) => abort = again,
             }
         }
-        // Calls a watcher.
+        // This calls a watcher of trace points.
         prepared.kept(cpu, || self.given_up(cpu, page, abort));
         None
     }
 
-    /// The VMA at `page`, and its sequence, if no writer is changing it. If it has a policy, a frame is [prepared](placed).
+    /// Returns the VMA at `page` and its sequence, unless a writer is changing the VMA. If the VMA
+    /// has a memory policy, a frame is [prepared](placed).
     #[inline(always)]
     fn running_vma<'s>(
         &self,
@@ -328,7 +340,7 @@ impl<M: Machine> Space<M> {
         access: Access,
         prepared: &mut Prepared,
     ) -> Option<(&'s Vma, u64)> {
-        // A VMA that was replaced since the last fault has an odd sequence, for ever.
+        // A VMA that was replaced after the last fault has an odd sequence permanently.
         if let Some(vma) = cpu.state().hint.get(&cpu.vm().grace, section, self.id())
             && vma.area.range.contains(page)
             && let Some(seen) = vma.sequence.read()
@@ -371,7 +383,7 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// What an attempt may find out before it looks at tables.
+    /// Makes the checks that need no page table.
     #[inline(always)]
     fn check(&self, cpu: &Cpu<'_, M>, vma: &Vma, access: Access) -> Result<(), Abort> {
         if !access.allowed_by(vma.area.prot) {
@@ -386,7 +398,7 @@ impl<M: Machine> Space<M> {
         Ok(())
     }
 
-    /// The fault under a lock that keeps writers out: it gives the final answer.
+    /// Serves the fault under a lock that excludes writers, with the final result.
     #[cold]
     #[inline(never)]
     fn under_space_lock(
@@ -409,7 +421,8 @@ impl<M: Machine> Space<M> {
             let tried = match self.locked_attempt(cpu, asked, prepared) {
                 Err(Refusal::Unmapped) if grow == Grow::Stacks => {
                     match self.grow_stack(cpu, page) {
-                        // Grown, or mapped by another CPU: whichever, there is something to look at again.
+                        // The stack has grown, or another CPU has mapped the page: retry in both
+                        // cases.
                         Ok(None) => continue,
                         Ok(Some(seen)) => {
                             if !lost(Mutant::StackIsFlushed) {
@@ -425,13 +438,14 @@ impl<M: Machine> Space<M> {
             match tried {
                 Ok(kind) => return Ok(kind),
                 Err(Refusal::Overtaken) => {
-                    // Until a writer's step is done.
+                    // Wait until the writer's step is done.
                     cpu.wait(looks);
                     looks += 1;
                 }
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
-                    // What was retired may be what is missing. There is no more to wait for.
+                    // Retired objects may hold the missing memory. There is no other memory to wait
+                    // for.
                     prepared.kept(cpu, || cpu.settle_all());
                     settled = true;
                 }
@@ -440,7 +454,7 @@ impl<M: Machine> Space<M> {
                     return Err(FaultError::OutOfMemory);
                 }
                 Err(Refusal::Unmapped) => {
-                    // A stack above may have been unmapped just now, too.
+                    // A stack above may also have been unmapped just now.
                     self.await_unmapping(cpu, hole);
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });
@@ -509,38 +523,38 @@ impl<M: Machine> Space<M> {
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
             Abort::TooManyMappings => Refusal::TooManyMappings,
-            // Another part of the VMA was changed: this one takes no anon_vma any more.
+            // Another part of the VMA was changed, so this VMA takes no anon_vma.
             Abort::VmaChanged => Refusal::Overtaken,
-            // A ticket under a lock is always valid, and the attempt has no other reason left to abort.
+            // A ticket under a lock is always valid, so no other reason to abort is left.
             _ => Refusal::Forbidden,
         })
     }
 }
 
-/// Why an attempt under a lock did not serve the fault.
+/// The reason why an attempt under a lock did not serve the fault.
 enum Refusal {
     Unmapped,
-    /// Another VMA is there now.
+    /// Another VMA has replaced the VMA.
     Overtaken,
     Forbidden,
     BeyondObject,
-    /// The page must be read from its object's store first.
+    /// The page must first be read from the store of its object.
     Absent,
-    /// The pages around are to be made a folio first.
+    /// The surrounding pages must first be made a folio.
     NoFolio,
-    /// No frame is left.
+    /// No frame is free.
     NoMemory,
     NoHeap,
     TooManyMappings,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// The one path of all faults. The common case comes first; all others continue in
+    /// The single path of all faults. The common case comes first; all others continue in
     /// [`prefault::serve`] or [`serve_at_length`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
         reads(&self.vma.area);
-        // SAFETY: the attempt runs in a grace section, which outlives it.
+        // SAFETY: the attempt runs in a grace section, which outlives the reference.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         let table = match reached {
             Reached::Last(table) => table,
@@ -553,7 +567,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             }
         };
         let write = self.access == Access::Write;
-        // The first store to a VMA, which makes its anon_vma, takes the long way; and so does one that finds the slot sealed.
+        // The first store to a VMA makes its anon_vma and takes the long path, as does a store that
+        // finds the slot sealed.
         if self.vma.area.memory.is_anonymous()
             && (!write || self.vma.anon_vma.id() > AnonVmaSlot::SEALED_ID)
             && self.ahead.is_none_or(|thread| self.skips_prediction(thread, table))
@@ -579,7 +594,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
     }
 
-    /// A fault on an entry that is not empty. `None`: look again.
+    /// Serves a fault on an entry that is not empty. `None`: retry.
     fn serve_touched(
         self,
         prepared: &mut Prepared,
@@ -596,13 +611,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 return self.map_swapped(prepared, slot, seen);
             }
             debug_assert!(seen.is_hidden(), "{seen:?}");
-            // This VMA allows the access, so a writer has come in between.
+            // This VMA allows the access, so a writer has changed the entry concurrently.
             return Err(Abort::VmaChanged);
         }
         if self.access == Access::Write && !seen.is_writable() {
             return self.write_protected(prepared, slot, seen);
         }
-        // In order as it is. This CPU may have cached an older one.
+        // The entry already allows the access. This CPU may have cached an older entry.
         let page = VirtRange::page(self.page);
         self.cpu.vm().machine().invalidate(self.cpu.id(), self.space.id(), Invalidate::Range(page));
         self.cpu.count(Counter::Spurious);
@@ -610,8 +625,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// The rest of [`Attempt::serve`] for the page alone, whatever its entry is. It takes an attempt's parts, and not the whole, so that
-/// these stay in registers on the way that most faults go.
+/// The rest of [`Attempt::serve`] for the faulting page alone, with any entry. Receives the fields
+/// of an attempt separately, so that they stay in registers on the common path.
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]

@@ -1,11 +1,11 @@
-//! The first touch of a page that a VMA has of an object, and of its neighbours.
+//! The first touch of a page that a VMA maps from an object, and of the neighbouring pages.
 //!
-//! A read also maps the pages around its own that the object has already: a block of up to
-//! `fault_around_pages` pages, aligned to its size, as far as it lies in the VMA and in one table of the
-//! object. The fault takes all their entries, validates the ticket once, and commits or reverts all of them.
-//! A full barrier is between each compare-and-swap and the read of the sequence, so the protocol holds for each entry
-//! by itself. The fault does not wait while it holds them; it skips an entry that another CPU
-//! holds.
+//! A read also maps the surrounding pages already present in the object: a block of up to
+//! `fault_around_pages` pages, aligned to its size, limited by the VMA and by one table of the
+//! object. The fault locks all their entries, validates the ticket once, and commits or reverts all
+//! of them. A full barrier lies between each compare-and-swap and the read of the sequence, so the
+//! protocol holds for each entry individually. The fault does not wait while it holds entries; it
+//! skips an entry held by another CPU.
 
 use super::{Access, Attempt, FaultKind};
 use crate::addr::FrameNumber;
@@ -24,9 +24,9 @@ use crate::vm::Cpu;
 use core::ops::BitOr;
 
 impl<'c, M: Machine> Attempt<'c, '_, M> {
-    /// Maps the object's page, and with a read those around it, into `table`. Counting the mappings
-    /// writes the frames' own lines, nothing else that is shared. `None`: another CPU was faster, or the
-    /// page left the object.
+    /// Maps the object's page into `table`, and for a read also the surrounding pages. Counting the
+    /// mappings writes the lines of the frames, and no other shared line. `None`: another CPU was
+    /// faster, or the page left the object.
     pub(super) fn map_object(
         self,
         prepared: &mut Prepared,
@@ -42,13 +42,13 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let names = &pages[there - below..=there + above];
         let present = |(at, name)| u64::from(node::load(name).is_present()) << at;
         let wanted = names.iter().enumerate().map(present).fold(0, BitOr::bitor);
-        // A store maps one page, so that it can find out afterwards.
+        // A store maps one page, so it can detect this afterwards.
         if self.access != Access::Write && Object::is_full(self.cpu, &names[below]) {
             return Err(Abort::TooManyMappings);
         }
         let stores = self.access == Access::Write || self.vma.leaf.is_writable();
         if stores {
-            // Other CPUs may see pages in frames that they left.
+            // After migrations other CPUs may still use the old frames of pages.
             self.cpu.settle(&object.pending);
         }
         let notes = self.access == Access::Write && object.is_stored();
@@ -65,8 +65,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let mut mapped = 0;
         held.commit(|at| match Object::refer_to_map(self.cpu, &names[at]) {
             Some(frame) if stores && self.cpu.is_pending(&object.pending) => {
-                // It left another meanwhile.
-                // SAFETY: the reference of a mapping that was never made.
+                // The page was migrated again in the meantime. SAFETY: drops the reference of a
+                // mapping which was never installed.
                 unsafe { self.cpu.put_unmapped(frame) };
                 Entry::NONE
             }
@@ -89,15 +89,17 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         if mapped > 1 {
             self.cpu.state().counts.add(Counter::AroundPage, mapped as u64 - 1);
         }
-        // Should the page have left the object just now, or have got its last possible mapping, it is looked for again.
+        // If the page has just left the object, or has just reached the maximum number of mappings,
+        // retry.
         if node::load(&run[below]).is_none() {
             return Ok(None);
         }
         Ok(Some(FaultKind::Shared))
     }
 
-    /// Takes those of the empty entries of `run` that are `wanted` and that no other CPU changes first, and validates the ticket. The
-    /// page's own is at place `own`. `None`: another CPU was faster there.
+    /// Locks the empty entries of `run` selected by `wanted`, except entries that other CPUs change
+    /// first, and validates the ticket. The faulting page has place `own`. `None`: another CPU
+    /// changed the entry of the faulting page first.
     #[inline(always)]
     pub(super) fn take_run<'t>(
         self,
@@ -120,8 +122,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         Ok(Some(held))
     }
 
-    /// How many pages of the VMA below and above its own a fault maps, at most. `here` is the page's index in
-    /// its table.
+    /// Returns the maximum numbers of pages below and above its own page that a fault maps. `here`
+    /// is the page's index in its table.
     #[inline]
     pub(super) fn around(self, here: usize) -> (usize, usize) {
         if !self.ticket.is_of_neighbours() {
@@ -137,8 +139,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         (in_block.min(vma_below as usize), (block - 1 - in_block).min(vma_above as usize))
     }
 
-    /// A write to a page of a private mapping that was not touched before: a copy of the object's page, or,
-    /// where the object has none, a new zeroed page.
+    /// Serves a store to an untouched page of a private mapping: maps a copy of the object's page,
+    /// or a new zeroed page if the object has no page there.
     #[inline(always)]
     pub(super) fn copy_object_page(
         self,
@@ -147,12 +149,14 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         slot: &AtomicU64,
     ) -> Result<Option<FaultKind>, Abort> {
         let index = self.vma.area.index_of(self.page);
-        // As on Linux, first: it tells whom the VMA merges with later, even if there is no page.
+        // As on Linux, this comes first: the anon_vma decides later merges of the VMA, even if the
+        // page does not exist.
         self.prepare_anon_vma()?;
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
-        // Our own reference keeps the frame from coming back under the same number meanwhile.
+        // The fault's own reference prevents reuse of the frame under the same number during the
+        // copy.
         let name = object.slot(self.cpu, index);
         let source = name.and_then(|name| Object::refer_settled(self.cpu, name));
         if source.is_none() && object.is_stored() {
@@ -161,7 +165,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let frame = match source {
             None => prepared.zeroed_seldom(self.cpu).map(Frame::from),
             Some(source) => prepared.clean(self.cpu).inspect(|frame| {
-                // SAFETY: the fresh frame is ours; the source is referenced.
+                // SAFETY: the new frame is unpublished and belongs to this fault; the source is
+                // referenced.
                 unsafe { self.cpu.vm().machine().copy_frame(frame.number(), source) };
             }),
         };
@@ -169,12 +174,13 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             Some(_) => protocol::take(slot, Entry::NONE, self.cpu).ok(),
             None => None,
         };
-        // A truncation drops copies of the object's pages, and changes no sequence. So the fault reads the object again.
+        // A truncation removes copies of the object's pages without a change of the sequence. So
+        // the fault reads the object again.
         let now = name.map_or(Entry::NONE, node::load);
         let same = |source| now.is_present() && now.frame() == source;
         let stays = index < object.pages() && source.is_none_or(same);
         if let Some(source) = source {
-            // SAFETY: the reference taken above, which never was a mapping.
+            // SAFETY: drops the reference taken above, which never was a mapping.
             unsafe { self.cpu.put_unmapped(source) };
         }
         let frame = frame.ok_or(Abort::NoMemory)?;
@@ -192,7 +198,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             prepared.keep_clean(frame);
             return Ok(None);
         }
-        // While the entry is busy: other CPUs may still see the object's page here, which was evicted.
+        // The flush comes while the entry is busy: other CPUs may still use a translation of the
+        // evicted object page.
         if !lost(Mutant::CopySettlesEvicted) {
             self.cpu.settle(&self.space.core.evicted);
         }
@@ -209,9 +216,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     }
 }
 
-/// Marks the page of a file with a store dirty, whose entry `name` named `frame`, for a mapping that allows stores. If it cannot be
-/// marked there is no such mapping: the reference taken for it goes back. The `charge` stays if the
-/// page was clean.
+/// Marks the page of a file with a store dirty, for a mapping that allows stores. The page's entry
+/// in the object is `name`, which named `frame`. If the page cannot be marked, no such mapping is
+/// made, and the mapping's reference is dropped. The `charge` is kept if the page was clean.
 #[cold]
 #[inline(never)]
 fn note_store<M: Machine>(
@@ -231,7 +238,7 @@ fn note_store<M: Machine>(
             Mark::Left | Mark::Busy => false,
         };
     if !noted {
-        // SAFETY: the reference of a mapping that was never made.
+        // SAFETY: drops the reference of a mapping which was never installed.
         unsafe { cpu.put_unmapped(frame) };
     }
     noted

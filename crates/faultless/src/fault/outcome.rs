@@ -1,4 +1,4 @@
-//! How a fault ends.
+//! The results of a fault.
 
 use core::fmt;
 
@@ -6,44 +6,45 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// The zero page.
+    /// With the zero page.
     ZeroPage,
-    /// A fresh page.
+    /// With a new zeroed page.
     Anon,
-    /// A copy of a page that others use too.
+    /// With a copy of a page that has other users.
     Copy,
-    /// The page itself, whose last user this is.
+    /// By reuse of the page, whose last user is this space.
     Reuse,
-    /// The object's page itself.
+    /// With the object's page itself.
     Shared,
-    /// A huge leaf, of the object's pages.
+    /// With a huge leaf that maps pages of the object.
     Huge,
-    /// Device memory.
+    /// With device memory.
     Device,
-    /// The page itself, which was swapped out.
+    /// With the page itself, which was swapped out.
     Swapped,
-    /// None yet: the page is being read from its object's store, or from the swap area. [`Cpu::pending_read`](crate::Cpu::pending_read) tells what to wait for before the access is tried
-    /// again.
+    /// Not yet: the page is being read from the store of its object, or from the swap area.
+    /// [`Cpu::pending_read`](crate::Cpu::pending_read) returns the read to wait for before the
+    /// access is retried.
     Pending,
-    /// The entry was in order: another CPU was faster, or the TLB was out of date.
+    /// The entry already allowed the access: another CPU was faster, or the TLB was out of date.
     Spurious,
 }
 
-/// A fault that cannot be served: what the program is to be told. Not `non_exhaustive`: a page-fault handler
-/// answers each of them.
+/// A fault that cannot be served: the error to report to the program. Not `non_exhaustive`, since a
+/// page-fault handler must handle each variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultError {
-    /// SIGSEGV. `mapped` tells `SEGV_ACCERR` from `SEGV_MAPERR`.
+    /// SIGSEGV. `mapped` distinguishes `SEGV_ACCERR` from `SEGV_MAPERR`.
     Segv {
-        /// Whether something is mapped there.
+        /// Whether the address is mapped.
         mapped: bool,
     },
     /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's
-    /// store or the swap area, or its object is [charged](crate::Object::try_new_charged) and the
+    /// store or the swap area, or the object is [charged](crate::Object::try_new_charged) and the
     /// limit is reached.
     Bus,
-    /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^22 less
-    /// 2^16).
+    /// No frame or no heap memory is available; or the page has the maximum number of mappings
+    /// (2^22 less 2^16).
     OutOfMemory,
 }
 

@@ -1,7 +1,9 @@
-//! New pages of VMAs with a [policy](crate::MemPolicy): their frames come from its nodes. So do those of a child's copies of pinned pages.
+//! New pages of VMAs with a memory [policy](crate::MemPolicy), whose frames come from the nodes of
+//! the policy. A child's copies of pinned pages use the same functions.
 //!
-//! A frame is prepared where the VMA is looked up, before the fault's path begins. VMAs with a policy are never remembered as the last that a CPU used, so a
-//! fault that finds its VMA there does not even look for one.
+//! A frame is prepared when the VMA is looked up, before the path of the fault begins. A VMA with a
+//! policy is never stored as the last VMA used by a CPU, so a fault that uses the stored VMA does
+//! not check for a policy.
 
 use super::Access;
 use crate::addr::FrameNumber;
@@ -12,8 +14,9 @@ use crate::space::MemPolicy;
 use crate::space::vma::{Vma, VmaFlags};
 use crate::vm::Cpu;
 
-/// Prepares a frame of a node that the policy of `vma` names for `page`, if it has a policy, no frame is prepared yet, and one of these nodes has a free
-/// one. Otherwise the frame comes from where all others do. One that turns out not to be needed goes back with the end of the fault.
+/// Prepares a frame of a node that the policy of `vma` names for `page`. Does nothing if the VMA
+/// has no policy, if a frame is already prepared, or if no such node has a free frame; then the
+/// frame comes from the usual source. An unneeded frame is freed at the end of the fault.
 #[inline]
 pub(super) fn place<M: Machine>(
     cpu: &Cpu<'_, M>,
@@ -27,13 +30,13 @@ pub(super) fn place<M: Machine>(
     }
 }
 
-/// Whether a VMA has a policy.
+/// Returns whether a VMA has a policy.
 #[inline]
 pub(super) fn has_policy(vma: &Vma) -> bool {
     vma.area.flags.intersects(VmaFlags::POLICY)
 }
 
-/// The same for a page that comes back from the swap area, by any access.
+/// Prepares a frame like [`place`], for a page that is swapped in by any access.
 #[cold]
 #[inline(never)]
 pub(super) fn prepare<M: Machine>(cpu: &Cpu<'_, M>, vma: &Vma, page: u64, prepared: &mut Prepared) {
@@ -45,7 +48,7 @@ pub(super) fn prepare<M: Machine>(cpu: &Cpu<'_, M>, vma: &Vma, page: u64, prepar
     }
 }
 
-/// A frame of a node that `policy` names for `page`, if one has a free one.
+/// Returns a frame of a node that `policy` names for `page`, if such a node has a free frame.
 pub(crate) fn frame_for<M: Machine>(
     cpu: &Cpu<'_, M>,
     policy: MemPolicy,

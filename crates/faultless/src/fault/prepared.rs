@@ -1,5 +1,5 @@
-//! The frame that a fault prepared and has not installed: an aborted attempt passes it
-//! to the next one, and the end of the fault frees it.
+//! The frame that a fault prepared and has not installed: an aborted attempt passes the frame to
+//! the next attempt, and the end of the fault frees it.
 
 use crate::frame::{Clean, Frame, Zeroed};
 use crate::machine::Machine;
@@ -9,7 +9,7 @@ use core::ops::{Deref, DerefMut};
 /// At most one frame, with the state of its preparation.
 #[derive(Debug, Default)]
 pub enum Prepared {
-    /// None.
+    /// No frame.
     #[default]
     Nothing,
     /// A frame with arbitrary contents.
@@ -19,7 +19,7 @@ pub enum Prepared {
 }
 
 impl Prepared {
-    /// A frame of zeros: the prepared one, or a new one.
+    /// Returns a frame of zeros: the prepared frame, or a new one.
     #[inline(always)]
     pub(crate) fn zeroed<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
         match core::mem::take(self) {
@@ -29,33 +29,33 @@ impl Prepared {
         }
     }
 
-    /// A frame of zeros for a page table. The prepared one is for a page, which may have to be of a certain node: it is taken only if there is
-    /// no other.
+    /// Returns a frame of zeros for a page table. The prepared frame is meant for a page and
+    /// perhaps of a particular node, so it is used only if no other frame is free.
     #[inline(never)]
     pub(crate) fn table<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
         let frame = cpu.alloc_table();
         if frame.is_some() || self.is_nothing() { frame } else { self.zeroed(cpu) }
     }
 
-    /// Keeps the frame of a table that was not installed, or frees it.
+    /// Keeps the frame of a table that was not installed, or frees the frame.
     #[cold]
     pub(crate) fn keep_table<M: Machine>(&mut self, frame: Frame<Zeroed>, cpu: &Cpu<'_, M>) {
         if self.is_nothing() { self.keep_zeroed(frame) } else { cpu.free(frame) }
     }
 
-    /// Whether there is none.
+    /// Returns whether no frame is prepared.
     #[inline(always)]
     pub(crate) const fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing)
     }
 
-    /// As [`zeroed`](Self::zeroed), where it is not what is mostly done.
+    /// [`zeroed`](Self::zeroed) for uncommon paths.
     #[inline(never)]
     pub(crate) fn zeroed_seldom<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
         self.zeroed(cpu)
     }
 
-    /// A frame to be overwritten: the prepared one, or a new one.
+    /// Returns a frame to overwrite: the prepared frame, or a new one.
     #[inline]
     pub(crate) fn clean<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Clean>> {
         match core::mem::take(self) {
@@ -65,20 +65,21 @@ impl Prepared {
         }
     }
 
-    /// Keeps a frame that was not installed. There is none yet: it was taken from here.
+    /// Keeps a frame that was not installed. No frame may be prepared: the kept frame was taken
+    /// from here.
     pub(crate) fn keep_zeroed(&mut self, frame: Frame<Zeroed>) {
         debug_assert!(self.is_nothing(), "a second prepared frame");
         *self = Self::Zeroed(frame);
     }
 
-    /// As [`keep_zeroed`](Self::keep_zeroed).
+    /// As [`keep_zeroed`](Self::keep_zeroed), for a frame with arbitrary contents.
     pub(crate) fn keep_clean(&mut self, frame: Frame<Clean>) {
         debug_assert!(self.is_nothing(), "a second prepared frame");
         *self = Self::Clean(frame);
     }
 
-    /// Makes sure that the next attempt finds a frame, waiting for one if need be. Returns whether
-    /// there is one. Not inside a grace section, and holding no lock.
+    /// Ensures that the next attempt finds a frame, and waits for a free frame if necessary.
+    /// Returns whether there is one. The caller is in no grace section and holds no lock.
     pub(crate) fn wait_for_one<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> bool {
         if self.is_nothing()
             && let Ok(frame) = cpu.alloc_or_wait()
@@ -88,7 +89,8 @@ impl Prepared {
         !self.is_nothing()
     }
 
-    /// Calls `call`, which may call a store or a watcher, and frees the frame if that panics.
+    /// Calls `call`, which may call a store or a watcher, and frees the prepared frame if `call`
+    /// panics.
     pub(crate) fn kept<M: Machine, R>(&mut self, cpu: &Cpu<'_, M>, call: impl FnOnce() -> R) -> R {
         let mut guard = Preparing { cpu, frame: core::mem::take(self) };
         let done = call();
@@ -96,7 +98,7 @@ impl Prepared {
         done
     }
 
-    /// Frees the frame.
+    /// Frees the prepared frame.
     #[inline(always)]
     pub(crate) fn finish<M: Machine>(self, cpu: &Cpu<'_, M>) {
         match self {
@@ -107,16 +109,16 @@ impl Prepared {
     }
 }
 
-/// The [`Prepared`] frame of a call. The drop frees a frame that was not needed, also when a store
-/// panics. A fault has such a guard only [around such calls](Prepared::kept): it would cost 20 instructions, and a [predictor](super::prefault::Predictor)
-/// must not panic.
+/// The [`Prepared`] frame of a call. Its drop frees an unneeded frame, also when a store panics. A
+/// fault uses this guard only [around such calls](Prepared::kept): the guard would cost 20
+/// instructions, and a [predictor](super::prefault::Predictor) must not panic.
 pub(crate) struct Preparing<'c, 'v, M: Machine> {
     cpu: &'c Cpu<'v, M>,
     frame: Prepared,
 }
 
 impl<'c, 'v, M: Machine> Preparing<'c, 'v, M> {
-    /// No frame yet.
+    /// Starts without a frame.
     #[inline(always)]
     pub(crate) const fn new(cpu: &'c Cpu<'v, M>) -> Self {
         Self { cpu, frame: Prepared::Nothing }

@@ -1,6 +1,7 @@
-//! A fault on a page in the [swap area](crate::reclaim::swap).
+//! Faults on a page in the [swap area](crate::reclaim::swap).
 //!
-//! A page that is not in memory is read in first, by a fault that holds nothing: see [`absent`](super::absent). Here it is in memory, as a page of the
+//! A page that is not in memory is first read by a fault that holds no locks: see
+//! [`absent`](super::absent). The code here runs when the page is in memory, as a page of the
 //! area's object.
 
 use super::{Attempt, FaultKind, placed};
@@ -20,7 +21,8 @@ use crate::table::node;
 use crate::table::protocol::{self, Taken};
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// Maps the page whose entry was `seen`, swapped: the page itself, if nobody else has it, or a copy. `None`: another CPU was faster.
+    /// Maps the page whose entry was `seen`, a swapped entry. Maps the page itself if it has no
+    /// other user, or else a copy. `None`: another CPU was faster.
     pub(super) fn map_swapped(
         self,
         prepared: &mut Prepared,
@@ -28,14 +30,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
         let cpu = self.cpu;
-        // There is an area, and it has a table, since there is such an entry.
+        // The area and its table exist, because a swapped entry exists.
         let swap = cpu.vm().swap.get().ok_or(Abort::Absent)?;
         let name = swap.object().slot(cpu, seen.slot()).ok_or(Abort::Absent)?;
         self.prepare_anon_vma()?;
-        // This reference keeps the page where it is.
+        // This reference keeps the page in its frame.
         let source = Object::refer_settled(cpu, name).ok_or(Abort::Absent)?;
         let put = || {
-            // SAFETY: the reference just taken, dropped once on each way out but where it becomes the mapping's. It never was a mapping.
+            // SAFETY: drops the reference just taken, once on each path except the path on which it
+            // becomes the mapping's. The reference was never a mapping's before.
             unsafe { cpu.put_unmapped(source) };
         };
         let meta = cpu.vm().frames.meta(source);
@@ -47,7 +50,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 put();
                 return Err(Abort::NoMemory);
             };
-            // SAFETY: the fresh frame is ours; the source is referenced.
+            // SAFETY: the new frame is unpublished and belongs to this fault; the source is
+            // referenced.
             unsafe { cpu.vm().machine().copy_frame(frame.number(), source) };
             Some(frame)
         };
@@ -64,7 +68,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             give_up(frame, prepared);
             return Err(overtaken(cpu, self.space, self.page, slot));
         }
-        // From here on the slot is not another's. It may have been one's when the page was found.
+        // From here the slot cannot be reused. It may have belonged to another page when the fault
+        // read the area's object.
         let now = node::load(name);
         let same = now.is_present() && !now.is_locked() && now.frame() == source;
         if !same && !lost(Mutant::SwapInLooksAgain) {
@@ -83,7 +88,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             None => match self.adopt(swap, seen, (name, now), meta) {
                 Some(taken) => {
                     taken.commit(Entry::NONE);
-                    // It keeps the lives that it was read with.
+                    // The page keeps the use count (`lives`) from before the swap.
                     held.commit(self.private_leaf(source).aged().used());
                     FaultKind::Swapped
                 }
@@ -101,8 +106,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(kind))
     }
 
-    /// Takes the page, whose entry in the area's object `name` was `now`, out of the object, and describes it as this fault's. The fault has the program's entry, and a reference,
-    /// which becomes the mapping's. Returns the object's entry, to be emptied; or `None` if another has the page or its entry.
+    /// Removes the page from the area's object, in which its entry `name` was `now`, and describes
+    /// the page as this fault's. The fault holds the program's entry and a reference, which becomes
+    /// the mapping's. Returns the object's entry, for the caller to empty; or `None` if the page
+    /// has another user or another CPU holds the entry.
     fn adopt<'n>(
         &'n self,
         swap: &Swap,
@@ -111,7 +118,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         meta: &FrameMeta,
     ) -> Option<Taken<'n>> {
         let taken = protocol::take(name, now, self.cpu).ok()?;
-        // Nobody takes a reference by either entry now.
+        // From here no CPU can take a reference through either entry.
         if !is_own(swap, seen, meta) {
             taken.revert();
             return None;
@@ -119,13 +126,14 @@ impl<M: Machine> Attempt<'_, '_, M> {
         meta.set_use(Use::Anon);
         meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
         meta.index.store(self.page >> PAGE_SHIFT, Ordering::Relaxed);
-        // The object's.
+        // Drops the reference of the area's object.
         let left = meta.put_ref();
         debug_assert!(left != 0, "the fault's own");
         Some(taken)
     }
 
-    /// Whether the VMA has a policy, and the page was read into a frame of another node, while there is one of the policy's in `prepared`.
+    /// Returns whether the VMA has a policy, the page was read into a frame of another node, and
+    /// `prepared` contains a frame of the policy's node.
     fn is_misplaced(self, source: FrameNumber, prepared: &Prepared) -> bool {
         let is_elsewhere = || {
             let nodes = self.vma.area.mem_policy().nodes_for(self.page);
@@ -134,7 +142,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         placed::has_policy(self.vma) && !prepared.is_nothing() && is_elsewhere()
     }
 
-    /// A leaf for `frame`, which belongs to the space alone, whatever the access is: the store has nothing of it any more, so it is dirty.
+    /// Returns a leaf for `frame`, which belongs to this space alone, for any access. The leaf is
+    /// dirty, because the swap area has no copy of the page any longer.
     fn private_leaf(self, frame: crate::FrameNumber) -> Entry {
         let leaf = self.leaf(frame);
         let leaf = if lost(Mutant::SwappedIsDirty) { leaf.undirtied() } else { leaf.dirty() };
@@ -142,7 +151,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// Whether the page that `seen`, a swapped entry, names has no other entry, and no reference but the object's and the fault's own.
+/// Returns whether the page named by the swapped entry `seen` has no other entry, and no references
+/// except the object's and the fault's own.
 fn is_own(swap: &Swap, seen: Entry, meta: &FrameMeta) -> bool {
     (swap.count(seen.slot()) == 1 || lost(Mutant::AdoptLooksAtCount))
         && meta.refs() == 2

@@ -1,5 +1,5 @@
-//! A fault that finds no last-level table: it publishes the missing tables, by the same protocol and the same
-//! validation as a page, or a huge leaf serves it.
+//! Faults that find no last-level table: publishes the missing tables, with the same protocol and
+//! validation as a page, or serves the fault with a huge leaf.
 
 use super::{Access, Attempt, FaultKind};
 use crate::fault::prepared::Prepared;
@@ -17,16 +17,17 @@ use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 
-/// How a fault goes on that found no table.
+/// How a fault that found no table continues.
 pub(super) enum Way<'v> {
-    /// In this one, by now.
+    /// In this table, which exists now.
     Table(&'v [AtomicU64; ENTRIES]),
-    /// By a huge leaf.
+    /// A huge leaf served the fault.
     Served(FaultKind),
 }
 
-/// The last-level table of `page`, or the answer where a huge leaf is there, or is to be there. Publishes the tables that are missing. For
-/// an attempt, in its grace section; it takes its parts, so that these stay in registers on the way that most faults go.
+/// Returns the last-level table of `page`, or the result of the fault if a huge leaf serves it.
+/// Publishes missing tables. The caller is an attempt in its grace section. The function receives
+/// the fields of the attempt separately, so that they stay in registers on the common path.
 #[cold]
 #[inline(never)]
 pub(super) fn way_of<'v, M: Machine>(
@@ -39,7 +40,7 @@ pub(super) fn way_of<'v, M: Machine>(
     prepared: &mut Prepared,
 ) -> Result<Way<'v>, Abort> {
     loop {
-        // SAFETY: the attempt runs in a grace section, which outlives it.
+        // SAFETY: the attempt runs in a grace section, which outlives the reference.
         let (slot, level, seen) = match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
             Reached::Last(table) => return Ok(Way::Table(table)),
             Reached::Above { slot, level, seen } => (slot, level, seen),
@@ -61,14 +62,14 @@ pub(super) fn way_of<'v, M: Machine>(
     }
 }
 
-/// Publishes an empty table into `slot`, an entry of a table of `level` that was seen to be none.
-/// Returns `Ok` too when another CPU was faster: the walk is to be taken again.
+/// Publishes an empty table into `slot`, an entry of a table of `level` which was empty when read.
+/// Also returns `Ok` if another CPU was faster: the caller must walk the tables again.
 ///
-/// The table belongs to the ticket's VMA. An operation that unmaps the VMA later meets the table,
-/// because the table was linked while the ticket was valid.
+/// The table belongs to the ticket's VMA. The table was linked while the ticket was valid, so a
+/// later operation that unmaps the VMA finds it.
 ///
 /// # Errors
-/// [`Abort::VmaChanged`] when the ticket is not valid; [`Abort::NoMemory`].
+/// [`Abort::VmaChanged`] if the ticket is not valid; [`Abort::NoMemory`].
 #[inline(always)]
 pub(crate) fn publish<M: Machine>(
     cpu: &Cpu<'_, M>,

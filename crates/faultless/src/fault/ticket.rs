@@ -1,4 +1,4 @@
-//! How a fault validates its answer, and why an attempt aborts.
+//! Validation of speculative faults, and the reasons for an abort.
 
 use crate::file::object::NoPage;
 use crate::machine::Machine;
@@ -10,71 +10,72 @@ use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 
-/// What proves that a fault's answer still holds: the VMA's sequence has not changed, or a lock is held. A fault *validates*
-/// its ticket when it has taken the entry; the ticket is then *valid*, or the attempt aborts.
+/// The proof that the result of a fault is still correct: the VMA's sequence has not changed, or a
+/// lock is held. A fault *validates* its ticket after locking the entry; the ticket is then
+/// *valid*, or the attempt aborts.
 ///
-/// Two words, so that it travels in registers.
+/// Two words, so that a ticket is passed in registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket<'a> {
-    /// The VMA whose sequence was `seen`, and must not have changed; none if a lock is held.
+    /// The VMA whose sequence was `seen` and must not change; `None` if a lock is held.
     vma: Option<&'a Vma>,
     /// Without a VMA: [`VMA_LOCK`], [`SPACE_LOCK`] or [`PAGE_LOCK`].
     seen: u64,
 }
 
-/// The VMA's lock is held: it excludes writers of the VMA; its neighbours may change.
+/// The VMA's lock is held. It excludes writers of the VMA; the neighbouring VMAs may change.
 const VMA_LOCK: u64 = 1;
 /// A lock is held that excludes all writers.
 const SPACE_LOCK: u64 = 3;
-/// A lock is held that excludes writers of this page; others may change the pages beside it.
+/// A lock is held that excludes writers of this page; the neighbouring pages may change.
 const PAGE_LOCK: u64 = 5;
 
 impl<'a> Ticket<'a> {
-    /// A ticket without a lock: valid while the sequence of `vma` is `seen`.
+    /// Returns a ticket without a lock: valid while the sequence of `vma` is `seen`.
     #[inline(always)]
     pub const fn speculative(vma: &'a Vma, seen: u64) -> Self {
         Self { vma: Some(vma), seen }
     }
 
-    /// A ticket under the VMA's lock.
+    /// Returns a ticket under the VMA's lock.
     pub const fn vma_lock() -> Self {
         Self { vma: None, seen: VMA_LOCK }
     }
 
-    /// A ticket under a lock that excludes every operation that could change the mapping.
+    /// Returns a ticket under a lock that excludes every operation which could change the mapping.
     pub const fn held() -> Self {
         Self { vma: None, seen: SPACE_LOCK }
     }
 
-    /// A ticket under a lock of the page alone.
+    /// Returns a ticket under a lock of the page alone.
     pub const fn page_held() -> Self {
         Self { vma: None, seen: PAGE_LOCK }
     }
 
-    /// Whether it also holds for the other pages of the VMA.
+    /// Returns whether the ticket also holds for the other pages of the VMA.
     pub const fn is_of_neighbours(self) -> bool {
         self.vma.is_some() || self.seen != PAGE_LOCK
     }
 
-    /// Validates the ticket: whether the answer still holds. The caller holds the entry, so `true` is final: a
-    /// later writer waits for the entry.
+    /// Validates the ticket: returns whether the result is still correct. The caller holds the
+    /// entry, so `true` is final: a later writer waits for the entry.
     #[inline(always)]
     pub fn is_valid(self) -> bool {
         self.vma.is_none_or(|vma| vma.sequence.unchanged(self.seen))
     }
 
-    /// Whether its only lock is a VMA lock.
+    /// Returns whether the only lock is a VMA lock.
     pub const fn is_vma_lock(self) -> bool {
         self.vma.is_none() && self.seen == VMA_LOCK
     }
 }
 
-/// Why an attempt aborted. It has changed nothing.
+/// The reason why an attempt aborted. The attempt has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abort {
-    /// The VMA is missing, being changed, or was changed meanwhile.
+    /// The VMA is missing, is being changed, or has changed since the look-up.
     VmaChanged,
-    /// The VMA has no anon_vma and this attempt may not make one.
+    /// The VMA has no anon_vma, and this attempt may not make one.
     NoAnon,
     /// The VMA seems to forbid the access.
     Access,
@@ -84,18 +85,19 @@ pub enum Abort {
     NoMemory,
     /// The heap was exhausted when an anon_vma was needed.
     NoHeap,
-    /// The page lies beyond the end of its object, or its object may have no more pages.
+    /// The page lies beyond the end of its object, or the object has reached its maximum number of
+    /// pages.
     BeyondObject,
-    /// The page must be read from its object's store first.
+    /// The page must first be read from the store of its object.
     Absent,
-    /// The pages around are to be made a folio first.
+    /// The surrounding pages must first be made a folio.
     NoFolio,
-    /// The page has as many mappings as can be counted.
+    /// The page has the maximum number of mappings.
     TooManyMappings,
 }
 
 impl Abort {
-    /// The counter of speculations aborted for this reason.
+    /// Returns the counter of speculations aborted for this reason.
     pub(crate) const fn counter(self) -> Counter {
         match self {
             Self::VmaChanged => Counter::SpfVmaChanged,
@@ -107,7 +109,7 @@ impl Abort {
         }
     }
 
-    /// The trace point for it, if one was published.
+    /// Returns the trace point for this reason, if one was published.
     pub(crate) const fn point(self) -> Option<Point> {
         match self {
             Self::VmaChanged => Some(Point::VmaChanged),
@@ -130,8 +132,9 @@ impl From<NoPage> for Abort {
     }
 }
 
-/// Why a ticket was not valid: a writer came in between. It may be long gone, and the table with the
-/// entry too. Called in the attempt's grace section.
+/// Returns the reason why a ticket was not valid. A writer has changed the VMA; by now the writer
+/// may have finished, and the table with the entry may be unlinked. The caller is in the attempt's
+/// grace section.
 #[cold]
 #[inline(never)]
 pub(crate) fn overtaken<M: Machine>(

@@ -1,7 +1,7 @@
-//! A private page becomes the space's own without a store, and without the right to store: for a
-//! [pin](crate::Space::pin), which is for loads, in memory that is read-only.
+//! Makes a private page the space's own, without a store and without write permission: for a
+//! [pin](crate::Space::pin) for loads in read-only memory.
 //!
-//! It is what a store to the page would do, under a lock, and the entry stays read-only.
+//! The operation is equivalent to a store to the page, under a lock, but the entry stays read-only.
 
 use super::absent::{ReadIn, Reader};
 use super::table::{Way, way_of};
@@ -21,11 +21,11 @@ use crate::table::protocol;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Makes the page at `page` the space's own, if memory is mapped there that is private and not without any permission. The
-    /// caller looks at the entry again.
+    /// Makes the page at `page` the space's own, if the mapping is private and has any permission.
+    /// The caller must read the entry again.
     ///
     /// # Errors
-    /// Memory is out, or the page lies beyond the end of its object, or could not be read.
+    /// Memory is exhausted, or the page lies beyond the end of its object or could not be read.
     pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
         let (mut prepared, mut settled) = (Preparing::new(cpu), false);
         loop {
@@ -43,7 +43,7 @@ impl<M: Machine> Space<M> {
                     ReadIn::Pending | ReadIn::Failed => return Err(FaultError::Bus),
                     ReadIn::NoMemory => return Err(FaultError::OutOfMemory),
                 },
-                // Changed by another CPU, or done.
+                // Another CPU has changed the entry, or the page is unshared.
                 _ => return Ok(()),
             }
         }
@@ -65,7 +65,7 @@ impl<M: Machine> Space<M> {
         if !vma.area.is_private() || vma.area.prot.is_empty() {
             return Ok(None);
         }
-        // A store's way is never a huge leaf's.
+        // A fault for a store is never served by a huge leaf.
         let access = Access::Write;
         placed::place(cpu, vma, page, access, prepared);
         let Way::Table(table) = way_of(cpu, self, vma, ticket, page, access, prepared)? else {
@@ -109,7 +109,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.copy(prepared, slot, seen)
     }
 
-    /// A leaf for `frame`, which belongs to the space alone: stores are allowed as far as the VMA does.
+    /// Returns a leaf for `frame`, which belongs to this space alone: writable if the VMA allows
+    /// stores.
     pub(super) fn own_leaf(self, frame: crate::FrameNumber) -> Entry {
         let leaf = self.leaf(frame).dirty();
         if self.access.allowed_by(self.vma.area.prot) { leaf.writable() } else { leaf }

@@ -1,4 +1,5 @@
-//! One table: a frame seen as [`ENTRIES`] entries, and what they span. Levels count from the last one, 1.
+//! One table: a frame viewed as [`ENTRIES`] entries, and the address ranges that entries span.
+//! Levels count from the last one, 1.
 
 use super::format::{Entry, INDEX_BITS, LEVELS, USER_ROOT_ENTRIES};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
@@ -20,28 +21,29 @@ pub const HUGE_ORDER: u8 = INDEX_BITS as u8;
 #[cfg(not(loom))]
 const _: () = assert!(ENTRIES * size_of::<u64>() == 1 << PAGE_SHIFT);
 
-/// log2 of the bytes that one entry of a table of `level` spans.
+/// Returns log2 of the bytes that one entry of a table of `level` spans.
 #[inline]
 const fn entry_shift(level: u32) -> u32 {
     PAGE_SHIFT + INDEX_BITS * (level - LAST)
 }
 
-/// Bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB on x86-64.
+/// Returns the bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB on
+/// x86-64.
 #[inline]
 pub const fn entry_span(level: u32) -> u64 {
     1 << entry_shift(level)
 }
 
-/// Bytes that a whole table of `level` spans.
+/// Returns the bytes that a whole table of `level` spans.
 #[inline]
 pub const fn table_span(level: u32) -> u64 {
     entry_span(level) << INDEX_BITS
 }
 
-/// What a last-level table spans.
+/// The bytes that a last-level table spans.
 pub const TABLE_ALIGN: u64 = table_span(LAST);
 
-/// Whether `range` covers all that some table spans.
+/// Returns whether `range` covers the whole span of some last-level table.
 #[inline]
 pub const fn holds_table(range: VirtRange) -> bool {
     let span = table_span(LAST);
@@ -51,27 +53,27 @@ pub const fn holds_table(range: VirtRange) -> bool {
     }
 }
 
-/// The index of `addr` in its table of `level`.
+/// Returns the index of `addr` in its table of `level`.
 #[inline]
 pub const fn index(addr: u64, level: u32) -> usize {
     (addr >> entry_shift(level)) as usize & (ENTRIES - 1)
 }
 
-/// The entries of the table in `frame`.
+/// Returns the entries of the table in `frame`.
 ///
 /// # Safety
-/// `frame` holds a table, and stays one for `'a`: the caller is in a grace section opened before
-/// the table was unlinked (*tables outlive walkers*), or holds the range lock over its span, or is
-/// the only user left.
+/// `frame` holds a table, and remains a table for `'a`: the caller is in a grace section opened
+/// before the table was unlinked (*tables outlive walkers*), or holds the range lock over its span,
+/// or is the only remaining user.
 #[inline(always)]
 pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU64; ENTRIES] {
     // SAFETY: the machine's contract makes the frame a valid, aligned page for its whole life; the
-    // caller's promise makes it a table, which is only reached through atomics.
+    // caller's promise makes it a table, which is only accessed through atomics.
     unsafe { &*machine.frame_bytes(frame).cast::<[AtomicU64; ENTRIES]>() }
 }
 
-/// The entries of the table of `level` in `frame` that are the subsystem's: all, but in a
-/// root those of user space only.
+/// Returns the entries of the table of `level` in `frame` that belong to the subsystem: all
+/// entries, but in a root only those of user space.
 ///
 /// # Safety
 /// As [`entries`].
@@ -81,12 +83,12 @@ pub unsafe fn user_entries<M: Machine>(
     frame: FrameNumber,
     level: u32,
 ) -> &[AtomicU64] {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's promise.
     let slots = unsafe { entries(machine, frame) };
     if level == ROOT { &slots[..USER_ROOT_ENTRIES] } else { slots }
 }
 
-/// The slot of `addr` in the table of `level` in `frame`.
+/// Returns the slot of `addr` in the table of `level` in `frame`.
 ///
 /// # Safety
 /// As [`entries`].
@@ -97,14 +99,14 @@ pub unsafe fn slot<M: Machine>(
     addr: u64,
     level: u32,
 ) -> &AtomicU64 {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's promise.
     unsafe { &entries(machine, frame)[index(addr, level)] }
 }
 
-/// Slots that lie in one cache line, as far as they are aligned.
+/// Slots in one cache line, if they are aligned.
 const LINE: usize = 8;
 
-/// Whether all of `slots` are empty, each when it is read.
+/// Returns whether all of `slots` are empty, each at the time of its read.
 #[inline(always)]
 pub fn are_none(slots: &[AtomicU64]) -> bool {
     let (lines, rest) = slots.as_chunks::<LINE>();
@@ -120,7 +122,7 @@ pub fn are_none(slots: &[AtomicU64]) -> bool {
     any == 0
 }
 
-/// The bits that all of `slots` have, each when it is read.
+/// Returns the bits that all of `slots` have in common, each at the time of its read.
 #[inline(always)]
 pub fn common(slots: &[AtomicU64]) -> Entry {
     let (lines, rest) = slots.as_chunks::<LINE>();
@@ -134,7 +136,8 @@ pub fn common(slots: &[AtomicU64]) -> Entry {
     Entry(all)
 }
 
-/// The value of a slot, for a walk: later loads through it see a published table's zeros.
+/// Loads the value of a slot, for a walk: later loads through it see the initial zeros of a
+/// published table.
 #[inline(always)]
 pub fn load(slot: &AtomicU64) -> Entry {
     Entry(slot.load(Ordering::Acquire))
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_looked_at_one_and_all() {
+    fn are_none_and_common_read_every_slot() {
         for length in 0..=3 * LINE {
             let slots: [_; 3 * LINE] = core::array::from_fn(|_| AtomicU64::new(0));
             let slots = &slots[..length];

@@ -1,39 +1,44 @@
-//! The entry is the lock.
+//! The entry protocol: each page-table entry is its own lock.
 //!
-//! A page-table entry carries its own lock, and nothing else guards it. Three parties change it:
+//! No other lock guards an entry. Three parties change entries:
 //!
 //! **A fault** holds no lock on the address space. It has found a VMA, read its sequence (even),
 //! read the entry, and prepared a frame. Then:
 //!
-//! 1. it *takes* the entry: compare-and-swap from the value it saw to *busy* ([`take`]), or, when
-//!    the translation may stay usable meanwhile, to the same value with the lock bit ([`pin`]);
-//! 2. it reads the VMA's sequence again. Unchanged: it *commits* the final value. Changed: it
-//!    *reverts*, and the entry is as it was.
+//! 1. The fault *takes* the entry: a compare-and-swap from the value read to *busy* ([`take`]), or,
+//!    if the translation may stay usable, to the same value with the lock bit ([`pin`]).
+//! 2. The fault reads the VMA's sequence again. If the sequence is unchanged, it *commits* the
+//!    final value. Otherwise it *reverts*, which restores the old value.
 //!
-//! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. It makes the
-//! sequences of the VMAs odd, issues one full fence, then *settles* each entry: it waits until
-//! no CPU holds it, and swaps in the new value ([`settle`]).
+//! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. It makes the sequences of
+//! the VMAs odd, issues one full fence, and then *settles* each entry: it waits until no CPU holds
+//! the entry, and swaps in the new value ([`settle`]).
 //!
-//! Why no fault installs a translation that a writer misses: a full barrier is between the fault's compare-and-swap and
-//! its second read of the sequence, and another between the writer's odd sequence
-//! and its read of the entry. At least one of the two reads sees the other's store. If the fault
-//! sees the odd sequence it reverts; if the writer sees the busy entry it waits, and then finds what
-//! the fault committed. A fault that takes an entry after the writer has left it reverts for the
-//! same reason, because its VMA's sequence has changed or is odd for good (detached).
+//! No fault installs a translation that a writer misses. There is a full barrier between the
+//! fault's compare-and-swap and its second read of the sequence, and another between the writer's
+//! odd sequence and its read of the entry. At least one of the two reads sees the other side's
+//! store. If the fault sees the odd sequence it reverts; if the writer sees the busy entry it
+//! waits, and then finds the value committed by the fault. A fault that takes an entry after the
+//! writer has processed it reverts for the same reason: the sequence of its VMA has changed or is
+//! permanently odd (detached).
 //!
 //! **Hardware** sets accessed and dirty bits of present entries at any moment. So a present entry
-//! only ever changes by compare-and-swap, and a failed swap is retried.
+//! changes only by compare-and-swap, and a failed swap is retried.
 //!
-//! **A discard** (`MADV_DONTNEED`, a truncation) changes entries and no VMA: no sequence changes, so faults on other pages
-//! proceed, and one on the same page takes effect before or after it. It *holds* each entry, busy, from its removal to the end
-//! of the flush ([`hold`], [`release`]). So a fault that finds the entry empty comes after the flush, and no CPU uses
-//! the old page while another uses a new one; and of two discards of one page, neither returns before it is flushed.
+//! **A discard** (`MADV_DONTNEED`, a truncation) changes entries but no VMA. No sequence changes,
+//! so faults on other pages proceed, and a fault on the same page takes effect before or after the
+//! discard. The discard *holds* each entry, busy, from its removal to the end of the flush
+//! ([`hold`], [`release`]). So a fault that finds the entry empty comes after the flush, and no CPU
+//! uses the old page while another uses a new one. If two discards overlap on a page, neither
+//! returns before the page is flushed.
 //!
-//! A CPU may hold several entries at once, but does not wait for another entry meanwhile: it skips an entry that it cannot
-//! take at the first try ([`take_some`]), or first releases those that it holds.
+//! A CPU may hold several entries at once, but must not wait for another entry while it holds any:
+//! it skips an entry that it cannot take at the first try ([`take_some`]), or first releases the
+//! entries it holds.
 //!
-//! A CPU that holds a *pinned* (present) entry never waits for another CPU. A CPU that holds a *busy*
-//! one may wait for a flush: wait loops service shootdown requests, and the MMU cannot use the entry.
+//! A CPU that holds a *pinned* (present) entry never waits for another CPU. A CPU that holds a
+//! *busy* entry may wait for a flush: wait loops serve shootdown requests, and the MMU cannot use
+//! the entry.
 
 use super::format::Entry;
 use super::node;
@@ -44,8 +49,8 @@ use crate::sync::order::{self, BusyEntry, Mark, PinnedEntry};
 use crate::sync::wait::Wait;
 use core::ops::Range;
 
-/// A *busy* entry that this CPU holds. Dropping it would leave it busy for ever; it ends in
-/// [`commit`](Taken::commit) or [`revert`](Taken::revert).
+/// A *busy* entry that this CPU holds. Dropping the value would leave the entry busy permanently;
+/// call [`commit`](Taken::commit) or [`revert`](Taken::revert).
 #[must_use = "a taken entry must be committed or reverted"]
 #[derive(Debug)]
 pub struct Taken<'a> {
@@ -55,8 +60,8 @@ pub struct Taken<'a> {
     mark: Mark<'a>,
 }
 
-/// A present entry that this CPU holds while the MMU may use it. It ends as a [`Taken`] one
-/// does.
+/// A present entry that this CPU holds while the MMU may use it. To be committed or reverted, like
+/// [`Taken`].
 #[must_use = "a pinned entry must be committed or reverted"]
 #[derive(Debug)]
 pub struct Pinned<'a> {
@@ -66,8 +71,8 @@ pub struct Pinned<'a> {
     mark: Mark<'a>,
 }
 
-/// The compare-and-swap that takes an entry, and the full barrier between it and the look at a
-/// sequence that follows.
+/// Takes an entry by compare-and-swap, followed by the full barrier before the later read of a
+/// sequence.
 #[inline(always)]
 fn swap(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<(), Entry> {
     slot.compare_exchange(seen.0, held.0, Ordering::SeqCst, Ordering::Acquire).map_err(Entry)?;
@@ -75,29 +80,29 @@ fn swap(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<(), Entry> {
     Ok(())
 }
 
-/// Takes the entry for the CPU that waits as `by` does: *busy* from now on, if it still is `seen` (which
-/// is not locked).
+/// Takes the entry for the CPU that waits as `by` does: makes it *busy*, if its value is still
+/// `seen` (which is not locked).
 ///
 /// # Errors
-/// The entry's present value, when it is no longer `seen`.
+/// The current value of the entry, if it is not `seen`.
 #[inline(always)]
 pub fn take<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Taken<'a>, Entry> {
     swap(slot, seen, Entry::BUSY)?;
     Ok(Taken { slot, before: seen, mark: order::hold::<BusyEntry>(by) })
 }
 
-/// Takes a present entry for the CPU that waits as `by` does, and leaves it usable for the MMU: `seen`
-/// with the lock bit.
+/// Takes a present entry for the CPU that waits as `by` does, and keeps it usable for the MMU:
+/// `seen` with the lock bit.
 ///
 /// # Errors
-/// The entry's present value, when it is no longer `seen`.
+/// The current value of the entry, if it is not `seen`.
 #[inline(always)]
 pub fn pin<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Pinned<'a>, Entry> {
     swap(slot, seen, seen.locked())?;
     Ok(Pinned { slot, before: seen, mark: order::hold::<PinnedEntry>(by) })
 }
 
-/// The most entries that are held at once.
+/// The maximum number of entries held at once.
 pub const MOST_TAKEN: usize = 64;
 
 /// Entries of one table at equal distances. Place n is the nth.
@@ -108,26 +113,26 @@ pub struct Slots<'a> {
 }
 
 impl<'a> Slots<'a> {
-    /// All of `slots`.
+    /// Returns all of `slots`.
     #[inline]
     pub const fn all(slots: &'a [AtomicU64]) -> Self {
         Self::every(1, slots)
     }
 
-    /// Each `stride`th of `slots`, from the first on.
+    /// Returns each `stride`th of `slots`, beginning with the first.
     #[inline]
     pub const fn every(stride: usize, slots: &'a [AtomicU64]) -> Self {
         Self { slots, stride }
     }
 
-    /// That at place `at`.
+    /// Returns the slot at place `at`.
     #[inline]
     pub fn get(self, at: usize) -> Option<&'a AtomicU64> {
         self.slots.get(at * self.stride)
     }
 
-    /// Which places of `mask` are empty or map what `page` does, accessed or not. Each entry is read once, as other CPUs
-    /// may change it.
+    /// Returns the places of `mask` whose entries are empty or map the same page as `page`,
+    /// accessed or not. Each entry is read once, as other CPUs may change it.
     #[inline(always)]
     pub fn fitting(self, page: Entry, mask: u64) -> u64 {
         if self.stride == 1 && node::are_none(self.slots) {
@@ -137,7 +142,7 @@ impl<'a> Slots<'a> {
         places(mask).filter(fits).fold(0, |fitting, at| fitting | 1 << at)
     }
 
-    /// All places.
+    /// Returns the mask of all places.
     #[inline(always)]
     fn places(self) -> u64 {
         let places = if self.stride == 1 {
@@ -148,14 +153,15 @@ impl<'a> Slots<'a> {
         lowest(places)
     }
 
-    /// Those at the places of `mask`, upwards, in runs of entries side by side, each with the place of its first.
+    /// Returns the slots at the places of `mask`, upwards, in runs of contiguous entries, each with
+    /// the place of its first.
     #[inline(always)]
     fn runs(self, mut mask: u64) -> impl Iterator<Item = (usize, &'a [AtomicU64])> {
         core::iter::from_fn(move || {
             let first = (mask != 0).then(|| mask.trailing_zeros())?;
             let lowest = mask & mask.wrapping_neg();
             let end = if self.stride == 1 {
-                // The carry goes to behind the run.
+                // The carry moves to the place after the run.
                 let behind = mask.wrapping_add(lowest);
                 mask &= behind;
                 behind.trailing_zeros()
@@ -170,24 +176,26 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// Some entries of [`Slots`], all *busy* and held by this CPU. They end together, in
+/// Some entries of [`Slots`], all *busy* and held by this CPU. They are released together, by
 /// [`commit`](TakenSome::commit) or [`revert`](TakenSome::revert).
 #[must_use = "taken entries must be committed or reverted"]
 #[derive(Debug)]
 pub struct TakenSome<'a> {
     slots: Slots<'a>,
     held: u64,
-    /// Of those held, the places that were `page`, and those of them that had been accessed.
+    /// The places of held entries that mapped `page`, and the places among them that had been
+    /// accessed.
     present: u64,
     accessed: u64,
     page: Entry,
-    /// One for all.
+    /// One mark for all entries.
     mark: Mark<'a>,
 }
 
-/// Takes those of `slots` that are `wanted` (bit n is place n, so at most [`MOST_TAKEN`]), that are empty or map what
-/// `page` does, accessed or not ([`Entry::NONE`] for empty ones alone), and that no other CPU changes first, for
-/// the CPU that waits as `by` does. Waits for none.
+/// Takes the entries of `slots` that are `wanted` (bit n is place n, so at most [`MOST_TAKEN`]) and
+/// that are empty or map the same page as `page`, accessed or not ([`Entry::NONE`] for empty
+/// entries only), for the CPU that waits as `by` does. Skips entries that other CPUs change first,
+/// and waits for no entry.
 #[inline(always)]
 pub fn take_some<'a>(
     slots: Slots<'a>,
@@ -199,7 +207,7 @@ pub fn take_some<'a>(
     take_each(slots, page, each, by)
 }
 
-/// As [`take_some`], for less where many of them lie side by side.
+/// As [`take_some`], but cheaper if many of the entries are contiguous.
 #[inline(always)]
 pub fn take_runs<'a>(
     slots: Slots<'a>,
@@ -223,7 +231,7 @@ fn take_each<'a>(
     };
     let (mut held, mut present, mut accessed) = (0, 0, 0);
     for (first, run) in runs {
-        // All of them, but for those that prove otherwise.
+        // Start with all entries of the run, and clear the bit of each failure.
         held |= lowest(run.len()) << first;
         for (n, slot) in run.iter().enumerate() {
             let seen = Entry(slot.load(Ordering::Relaxed));
@@ -243,7 +251,7 @@ fn take_each<'a>(
     TakenSome { slots, held, present, accessed, page, mark }
 }
 
-/// The places of the bits in `mask`, upwards.
+/// Returns the places of the bits in `mask`, upwards.
 #[inline(always)]
 pub fn places(mut mask: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
@@ -253,26 +261,26 @@ pub fn places(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The lowest `n` bits.
+/// Returns a mask of the lowest `n` bits.
 #[inline(always)]
 pub(crate) const fn lowest(n: usize) -> u64 {
     if n < 64 { (1 << n) - 1 } else { !0 }
 }
 
 impl TakenSome<'_> {
-    /// Whether the entry at place `at` is one of those taken.
+    /// Returns whether the entry at place `at` was taken.
     #[inline]
     pub const fn holds(&self, at: usize) -> bool {
         self.held >> at & 1 != 0
     }
 
-    /// The places of the entries taken: bit n is place n.
+    /// Returns the places of the entries taken: bit n is place n.
     #[inline]
     pub const fn held(&self) -> u64 {
         self.held
     }
 
-    /// The places of the entries taken that were present, from the first to behind the last.
+    /// Returns the range that covers the places of the taken entries that were present.
     #[inline]
     pub const fn present(&self) -> Option<Range<usize>> {
         if self.present == 0 {
@@ -282,7 +290,7 @@ impl TakenSome<'_> {
         Some(self.present.trailing_zeros() as usize..behind as usize)
     }
 
-    /// Installs `entry` in that at place `at`, which is one of them, and releases it before the others.
+    /// Installs `entry` at place `at`, which was taken, and releases this entry before the others.
     #[inline(always)]
     pub fn commit_one(&mut self, at: usize, entry: Entry) {
         debug_assert!(self.holds(at));
@@ -292,7 +300,7 @@ impl TakenSome<'_> {
         }
     }
 
-    /// Installs in each entry what `entry` says for its place, and releases it.
+    /// Installs in each entry the value that `entry` returns for its place, and releases it.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
         let Self { slots, held, mark: _mark, .. } = self;
@@ -303,8 +311,9 @@ impl TakenSome<'_> {
         }
     }
 
-    /// As [`commit`](Self::commit), by runs of entries side by side: `entries` is given the place of the first of a run, and how many
-    /// they are. Where it says too few, the last are empty again.
+    /// As [`commit`](Self::commit), by runs of contiguous entries: `entries` receives the place of
+    /// the first entry of a run and the length of the run. If it returns too few values, the last
+    /// entries become empty again.
     #[inline(always)]
     pub fn commit_runs<E>(self, mut entries: impl FnMut(usize, usize) -> E)
     where
@@ -322,7 +331,7 @@ impl TakenSome<'_> {
         }
     }
 
-    /// Leaves all entries as they were.
+    /// Restores the old values of all entries.
     pub fn revert(self) {
         let Self { present, accessed, page, .. } = self;
         self.commit(|at| match (present >> at & 1, accessed >> at & 1) {
@@ -333,11 +342,11 @@ impl TakenSome<'_> {
     }
 }
 
-/// Takes the entry for `by`, together with others that [`release`] empties: *busy* from now on, if it still is
-/// `seen` (which is not locked).
+/// Takes the entry for `by`, together with other entries that [`release`] empties: makes it *busy*,
+/// if its value is still `seen` (which is not locked).
 ///
 /// # Errors
-/// The entry's present value, when it is no longer `seen`.
+/// The current value of the entry, if it is not `seen`.
 #[inline(always)]
 pub fn hold(slot: &AtomicU64, seen: Entry, by: CpuId) -> Result<(), Entry> {
     let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
@@ -345,7 +354,7 @@ pub fn hold(slot: &AtomicU64, seen: Entry, by: CpuId) -> Result<(), Entry> {
     swapped.map(|_| ()).map_err(Entry)
 }
 
-/// Empties those of `slots` that `by` [holds](hold).
+/// Empties the entries of `slots` that `by` [holds](hold).
 #[inline]
 pub fn release(slots: &[AtomicU64], by: CpuId) {
     for slot in slots {
@@ -356,15 +365,15 @@ pub fn release(slots: &[AtomicU64], by: CpuId) {
 }
 
 impl Taken<'_> {
-    /// Installs `entry` and releases it. No other CPU, and no hardware, changes a busy entry, so a store
-    /// is enough.
+    /// Installs `entry` and releases the slot. No other CPU changes a busy entry, nor does
+    /// hardware, so a store is sufficient.
     #[inline(always)]
     pub fn commit(self, entry: Entry) {
         debug_assert_eq!(self.slot.load(Ordering::Relaxed), Entry::BUSY.0);
         self.slot.store(entry.0, Ordering::Release);
     }
 
-    /// Puts the old value back and releases it.
+    /// Restores the old value and releases the entry.
     #[inline(always)]
     pub fn revert(self) {
         let before = self.before;
@@ -373,8 +382,8 @@ impl Taken<'_> {
 }
 
 impl Pinned<'_> {
-    /// Installs `entry`, of the same frame, and releases it. Accessed and dirty bits that hardware sets up
-    /// to the last moment are kept.
+    /// Installs `entry`, of the same frame, and releases it. Accessed and dirty bits that hardware
+    /// sets before the swap are kept.
     #[inline]
     pub fn commit(self, entry: Entry) {
         let mut now = self.slot.load(Ordering::Relaxed);
@@ -389,7 +398,7 @@ impl Pinned<'_> {
         }
     }
 
-    /// Puts the old value back, with what hardware added, and releases it.
+    /// Restores the old value, with the bits added by hardware, and releases the entry.
     #[inline]
     pub fn revert(self) {
         let before = self.before;
@@ -397,9 +406,9 @@ impl Pinned<'_> {
     }
 }
 
-/// A writer's change of one entry: waits until no CPU holds it, then replaces its value `e` by
-/// `change(e)`. Returns the old and the new value. `change` may be called again when hardware or a
-/// late fault got in between.
+/// Changes one entry on behalf of a writer: waits until no CPU holds the entry, then replaces its
+/// value `e` by `change(e)`. Returns the old and the new value. `change` is called again if
+/// hardware or a late fault changes the entry in between.
 #[inline]
 pub fn settle(
     slot: &AtomicU64,
@@ -409,7 +418,7 @@ pub fn settle(
     settle_from(slot, Entry(slot.load(Ordering::Acquire)), wait, change)
 }
 
-/// [`settle`] of an entry whose value was `now` a moment ago: loaded with acquire, after the writer's
+/// [`settle`] of an entry whose last known value is `now`, loaded with acquire after the writer's
 /// fence.
 #[inline(always)]
 pub fn settle_from(
@@ -435,11 +444,11 @@ pub fn settle_from(
     }
 }
 
-/// One try of [`settle`]: replaces the entry's value `seen`, which is not locked, by `next`, or finds that it still is `seen` where the two are
-/// the same.
+/// Tries [`settle`] once: replaces the entry's value `seen`, which is not locked, by `next`. If the
+/// two are equal, only checks that the value is still `seen`.
 ///
 /// # Errors
-/// The entry's present value, when it is no longer `seen`.
+/// The current value of the entry, if it is not `seen`.
 #[inline(always)]
 pub fn try_settle(slot: &AtomicU64, seen: Entry, next: Entry) -> Result<(), Entry> {
     if next == seen {
@@ -458,7 +467,7 @@ pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
     if now.is_locked() { await_holder(slot, wait) } else { now }
 }
 
-/// The wait, out of line.
+/// The wait loop, out of line.
 #[cold]
 #[inline(never)]
 fn await_holder(slot: &AtomicU64, wait: &impl Wait) -> Entry {
@@ -480,7 +489,7 @@ mod tests {
     use crate::sync::wait::Spin;
 
     #[test]
-    fn a_revert_puts_back_exactly_what_was_there() {
+    fn a_revert_restores_the_old_value() {
         let slot = AtomicU64::new(Entry::leaf(FrameNumber(7)).0);
         let seen = Entry(slot.load(Ordering::Relaxed));
         let held = take(&slot, seen, &Spin).unwrap();
@@ -503,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_takes_what_is_empty_and_wanted_and_leaves_the_rest() {
+    fn a_run_takes_only_wanted_fitting_entries() {
         let there = Entry::leaf(FrameNumber(9)).0;
         let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
         let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
@@ -518,7 +527,7 @@ mod tests {
         take_some(Slots::all(&slots), Entry::NONE, !0, &Spin)
             .commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
-        // What maps a page may be taken, too, and is put back, accessed or not.
+        // Entries that map the page may be taken, too, and are restored, accessed or not.
         for pages in [[leaf, leaf.unused()], [leaf.unused(), leaf]] {
             let [first, second] = pages.map(|page| page.0);
             slots.iter().zip([0, there, first, busy, second]).for_each(|(slot, value)| {
@@ -534,10 +543,10 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_taken_and_committed_as_single_entries_are() {
+    fn runs_are_taken_and_committed_like_single_entries() {
         let there = Entry::leaf(FrameNumber(9)).0;
         let page = Entry::leaf(FrameNumber(7));
-        // Runs at both ends of a full mask, of one entry, and beside what is left alone.
+        // Runs at both ends of a full mask, of one entry, and next to entries that are not taken.
         let wanted = 0xc000_0000_0003_7a01_u64 | 1 << 40;
         let entries: [_; MOST_TAKEN] = core::array::from_fn(|at| match at {
             9 | 40 => there,
@@ -564,7 +573,7 @@ mod tests {
             let mut taken = take_runs(some, page, wanted, &Spin);
             let leaf = |at: usize| Entry::leaf(FrameNumber(100 + at as u32));
             taken.commit_one(0, leaf(0));
-            // The last of each run but those of one entry gets none.
+            // The last entry of each run gets no value, except in runs of one entry.
             let mut ends = 0u64;
             taken.commit_runs(|first, count| {
                 let told = count.max(2) - 1;
@@ -582,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_gives_back_what_it_replaced() {
+    fn settle_returns_the_replaced_value() {
         let slot = AtomicU64::new(Entry::leaf(FrameNumber(9)).0);
         let (old, new) = settle(&slot, &Spin, |_| Entry::NONE);
         assert_eq!(old.frame(), FrameNumber(9));

@@ -9,17 +9,17 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::wait::Wait;
 use crate::table::protocol;
 
-/// Leaf entries that a visit meets.
+/// Leaf entries found by a visit.
 #[derive(Debug)]
 pub enum Leaves<'a> {
-    /// Neighbouring entries of one last-level table, for the pages from `start` on.
+    /// Neighbouring entries of one last-level table, for the pages from `start` upwards.
     Pages {
         /// Address of the first entry's page.
         start: u64,
         /// The entries.
         slots: &'a [AtomicU64],
     },
-    /// A huge leaf, of the pages from `start` on.
+    /// A huge leaf, of the pages from `start` upwards.
     Huge {
         /// Address of its first page.
         start: u64,
@@ -30,19 +30,19 @@ pub enum Leaves<'a> {
     },
 }
 
-/// Visits the leaf entries in `range` for which tables exist, table by table, in ascending order, until `visit`
-/// returns an error. Waits, as `wait` does, for faults that are publishing a table there. If `visit` splits a huge leaf, it sees the
-/// table next.
+/// Visits the leaf entries in `range` for which tables exist, table by table, in ascending order,
+/// until `visit` returns an error. Waits, as `wait` does, for faults that are publishing a table
+/// there. If `visit` splits a huge leaf, the new table is visited next.
 ///
 /// # Errors
-/// What `visit` returned.
+/// The error returned by `visit`.
 ///
 /// # Panics
 /// Builds with debug assertions: if `range` does not consist of whole pages.
 ///
 /// # Safety
-/// `root` is the root of a live space whose tables over `range` cannot be unlinked meanwhile: the
-/// caller holds the range lock over it, or is in a grace section.
+/// `root` is the root of a live space whose tables over `range` cannot be unlinked during the call:
+/// the caller holds the range lock over it, or is in a grace section.
 #[inline]
 pub unsafe fn visit<'m, M: Machine, E>(
     machine: &'m M,
@@ -51,16 +51,17 @@ pub unsafe fn visit<'m, M: Machine, E>(
     wait: &impl Wait,
     visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
-    // What a caller gives may go on beyond user space, where nothing is mapped, and where the tables are the kernel's.
+    // A caller's range may extend beyond user space, where no page is mapped and the tables belong
+    // to the kernel.
     let range = range.intersect(VirtRange::USER);
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { visit_from(machine, root, ROOT, range, wait, visit) }
 }
 
-/// As [`visit`], from `root`, of `top`, which all of `range` lies below.
+/// As [`visit`], from a table `root` of level `top` whose span contains all of `range`.
 ///
 /// # Errors
-/// What `visit` returned.
+/// The error returned by `visit`.
 ///
 /// # Safety
 /// As [`visit`].
@@ -73,7 +74,7 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
     wait: &impl Wait,
     mut visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
-    // Otherwise the rest of a page never ends: it has no entry.
+    // With a partial page the loop would never end, because a part of a page has no entry.
     debug_assert!(
         (range.start | range.end).is_multiple_of(PAGE_SIZE),
         "{range:?} is not of whole pages"
@@ -93,8 +94,8 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
                 addr += pages * PAGE_SIZE;
                 Leaves::Pages { start, slots: &slots[at..at + pages as usize] }
             } else {
-                // Waits for a fault that is publishing a table: it may have found that its ticket is valid
-                // before a writer stopped it, and the writer must meet the table.
+                // Wait for a fault that is publishing a table: the fault may have validated its
+                // ticket before a writer stopped the VMA, and the writer must see the table.
                 let seen = protocol::look(&slots[at], wait);
                 if seen.is_table() {
                     table = seen.frame();
@@ -103,9 +104,10 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
                 }
                 let start = addr & !(span - 1);
                 if !seen.is_mapped() || met == Some(start) {
-                    // Nothing below, or a huge leaf that was visited: a fault that takes the entry from now on finds its VMA
-                    // stopped, if the caller has stopped it, and reverts. Large ranges are often empty, so the neighbours are
-                    // looked at without another walk.
+                    // There is no table below, or a huge leaf that was visited. A fault that takes
+                    // the entry from now on finds its VMA stopped, if the caller has stopped it,
+                    // and reverts. Large ranges are often empty, so neighbouring entries are
+                    // checked without another walk.
                     let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64);
                     let empty = slots[at + 1..=at + rest as usize].iter();
                     let empty = empty.take_while(|slot| node::load(slot).is_none()).count() as u64;
@@ -123,12 +125,12 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
     Ok(())
 }
 
-/// Unlinks every table that spans nothing outside `hull`, and hands the frame and level of each to
+/// Unlinks every table whose whole span lies in `hull`, and passes the frame and level of each to
 /// `retire`, which frees it after a grace period.
 ///
 /// # Safety
-/// The caller holds the range lock over `hull`, no VMA is left in it, and its last-level entries are
-/// clear.
+/// The caller holds the range lock over `hull`, no VMA is left in it, and its last-level entries
+/// are clear.
 pub unsafe fn prune<M: Machine>(
     machine: &M,
     root: FrameNumber,
@@ -136,7 +138,7 @@ pub unsafe fn prune<M: Machine>(
     wait: &impl Wait,
     retire: &mut impl FnMut(FrameNumber, u32),
 ) {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { prune_below(machine, root, ROOT, 0, hull, wait, retire) }
 }
 
@@ -168,7 +170,7 @@ unsafe fn prune_below<M: Machine>(
         if !whole {
             let seen = node::load(slot);
             if seen.is_table() && level - 1 > LAST {
-                // SAFETY: the table below is linked, and only we could unlink it.
+                // SAFETY: the table below is linked, and only this CPU could unlink it.
                 unsafe { prune_below(machine, seen.frame(), level - 1, start, hull, wait, retire) };
             }
             continue;
@@ -176,20 +178,22 @@ unsafe fn prune_below<M: Machine>(
         if node::load(slot).is_none() {
             continue;
         }
-        // A busy entry is a fault that publishes a table for a VMA that is dead by now: it reverts.
+        // A busy entry belongs to a fault that is publishing a table for a VMA which is already
+        // detached: it reverts.
         let (old, _) = protocol::settle(slot, wait, |_| Entry::NONE);
         if old.is_table() {
-            // SAFETY: unlinked just now, and freed by `retire` after a grace period at the earliest.
+            // SAFETY: unlinked just now, and freed by `retire` after a grace period at the
+            // earliest.
             unsafe { each_table(machine, old.frame(), level - 1, wait, retire) };
         }
     }
 }
 
-/// Hands every table below `table`, and `table` itself, to `retire`.
+/// Passes every table below `table`, and `table` itself, to `retire`.
 ///
 /// # Safety
-/// `table`, of `level`, is unlinked, and no VMA is left over its span; no table is freed before this
-/// returns.
+/// `table`, of `level`, is unlinked, and no VMA is left over its span; no table is freed before
+/// this returns.
 unsafe fn each_table<M: Machine>(
     machine: &M,
     table: FrameNumber,
@@ -198,9 +202,10 @@ unsafe fn each_table<M: Machine>(
     retire: &mut impl FnMut(FrameNumber, u32),
 ) {
     if level > LAST {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         for slot in unsafe { node::entries(machine, table) } {
-            // A busy entry is a fault that publishes a table for a VMA that is dead by now: it reverts.
+            // A busy entry belongs to a fault that is publishing a table for a VMA which is already
+            // detached: it reverts.
             let seen =
                 if node::load(slot).is_none() { Entry::NONE } else { protocol::look(slot, wait) };
             if seen.is_table() {
@@ -212,7 +217,7 @@ unsafe fn each_table<M: Machine>(
     retire(table, level);
 }
 
-/// Hands every table below `table`, and `table` itself, to `free`.
+/// Passes every table below `table`, and `table` itself, to `free`.
 ///
 /// # Safety
 /// No other CPU can reach `table`: it was unlinked a grace period ago, or its space is gone.
@@ -223,11 +228,11 @@ pub unsafe fn free_all<M: Machine>(
     free: &mut impl FnMut(FrameNumber),
 ) {
     if level > LAST {
-        // SAFETY: ours alone.
+        // SAFETY: no other CPU can reach the table.
         for slot in unsafe { node::user_entries(machine, table, level) } {
             let seen = node::load(slot);
             if seen.is_table() {
-                // SAFETY: only reachable through `table`.
+                // SAFETY: reachable only through `table`.
                 unsafe { free_all(machine, seen.frame(), level - 1, free) };
             }
         }

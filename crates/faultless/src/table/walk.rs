@@ -1,9 +1,9 @@
 //! The walk of one address, without a lock: from the root to its last-level table.
 //!
 //! *Tables outlive walkers:* a table is unlinked only while every VMA over its span is being
-//! written, and its frame is freed after a grace period. So a walker in a grace section may stand
-//! in a table that is no longer linked; what it installs there is refused by the sequence of its
-//! VMA, which was made odd before the table was unlinked.
+//! written, and its frame is freed after a grace period. So a walker in a grace section may be in a
+//! table that is no longer linked. An entry that it installs there is rejected by the sequence of
+//! its VMA, which was made odd before the table was unlinked.
 
 use super::format::Entry;
 use super::node::{self, ENTRIES, LAST, ROOT};
@@ -11,24 +11,24 @@ use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::atomic::AtomicU64;
 
-/// Where a walk ended.
+/// The result of a walk.
 #[derive(Debug)]
 pub enum Reached<'a> {
-    /// In the last-level table.
+    /// The last-level table.
     Last(&'a [AtomicU64; ENTRIES]),
-    /// At an entry of `level` (above [`LAST`]) that points to no table. `seen` is none, busy or a
-    /// huge leaf.
+    /// An entry of `level` (above [`LAST`]) that points to no table. `seen` is none, busy or a huge
+    /// leaf.
     Above {
         /// The entry.
         slot: &'a AtomicU64,
-        /// The level of the table that the entry is in.
+        /// The level of the table that contains the entry.
         level: u32,
-        /// Its value.
+        /// The value of the entry.
         seen: Entry,
     },
 }
 
-/// The entry of `addr` in its table of `level`, if there is one.
+/// Returns the entry of `addr` in its table of `level`, if the table exists.
 ///
 /// # Safety
 /// As [`descend`].
@@ -54,15 +54,15 @@ pub unsafe fn slot_of<M: Machine>(
 /// Walks to the last-level table of `addr`.
 ///
 /// # Safety
-/// `root` is the root table of a live space, and the caller is in a grace section or holds the range
-/// lock over `addr` for as long as it uses what it gets.
+/// `root` is the root table of a live space, and the caller is in a grace section or holds the
+/// range lock over `addr` while it uses the result.
 #[inline(always)]
 pub unsafe fn descend<M: Machine>(machine: &M, root: FrameNumber, addr: u64) -> Reached<'_> {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { descend_from(machine, root, ROOT, addr) }
 }
 
-/// As [`descend`], from `table`, of `level`, which `addr` lies below.
+/// As [`descend`], from `table` of `level`, whose span contains `addr`.
 ///
 /// # Safety
 /// As [`descend`].

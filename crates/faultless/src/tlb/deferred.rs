@@ -1,46 +1,61 @@
-//! Deferred flushes: translations that do no harm are dropped when their frames are needed.
+//! Deferred flushes: harmless stale translations are dropped when their frames are needed.
 //!
-//! A page that moves while all of its mappings are read-only leaves translations to its old frame in the TLBs of other CPUs. As long as
-//! neither the frame nor the page changes, they show what is there. So the flush is deferred: no CPU is interrupted, the frame
-//! is [kept](crate::frame::owed) with its bytes, and a *stamp* says which flush is pending.
+//! If a page moves while all of its mappings are read-only, TLBs of other CPUs may keep
+//! translations to the old frame. While neither the frame nor the page changes, these translations
+//! show the correct contents. So the flush is deferred: no CPU is interrupted, the frame is
+//! [kept](crate::frame::owed) with its contents, and a *stamp* records which flush is pending.
 //!
 //! # Stamps
 //!
-//! A stamp is a number of a clock of 64 bits, which every deferral advances: it does not wrap. Of each CPU two stamps are known: `owes`, the last
-//! deferral whose translations it may hold; and `flushed`, the last one before a moment at which it dropped all translations, for
-//! whatever reason. A CPU that leaves a space drops all that it has, for it runs one space at a time.
+//! A stamp is a value of a 64-bit clock that every deferral advances; the clock does not wrap. For
+//! each CPU two stamps are stored: `owes`, the last deferral whose translations the CPU may hold;
+//! and `flushed`, the last deferral before a moment at which the CPU dropped all translations, for
+//! any reason. A CPU that leaves a space drops all its translations, because it runs one space at a
+//! time.
 //!
-//! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then raises `owes` of each CPU that is in the set of a
-//!    space that mapped the page. A CPU that is not in the set yet will walk the changed tables.
-//! 2. *Flush.* A CPU advances the clock, or reads it if another CPU asked for the flush; drops all translations; and then stores that number to `flushed`.
-//! 3. *Settle.* The CPU asks all CPUs that run a space, and whose `flushed` is below their `owes`, to drop everything, and waits until they
-//!    have or run none any more. Then all stamps up to the clock's value before are *paid*. One settlement is for all frames that wait; CPUs
-//!    that have flushed since are left alone.
+//! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then
+//!    raises `owes` of each CPU in the set of a space that mapped the page. A CPU that is not in
+//!    the set yet will walk the changed tables.
+//! 2. *Flush.* A CPU advances the clock, or reads it if another CPU requested the flush; drops all
+//!    translations; and then stores this clock value to `flushed`.
+//! 3. *Settle.* The CPU requests a full flush from each CPU that runs a space and whose `flushed`
+//!    is below its `owes`, and waits until the CPU has flushed or runs no space. Then all stamps up
+//!    to the clock value read before are *paid*. One settlement covers all waiting frames; CPUs
+//!    that have flushed since their deferral are not interrupted.
 //!
-//! Where one in 32 of the frames that may wait does, the CPUs are *asked* (4) to flush when it suits them, by one word that they look at where they
-//! reclaim or balance memory in the background: not in an allocation that finds a frame, which would take several times as long. There, from one in 16 on, the stamps that all of them have flushed by then
-//! are paid without a settlement (5), and nobody is interrupted.
+//! Once 1/32 of the deferral budget is used, the CPUs are *asked* (4) to flush at a convenient
+//! time, through one word which they read when they reclaim or balance memory in the background.
+//! They do not read it in an allocation that finds a frame, which would take several times as long.
+//! There, once 1/16 of the budget is used, the stamps that all CPUs have already flushed are paid
+//! without a settlement (5), and no CPU is interrupted.
 //!
-//! 4. *Ask.* The clock's value is stored to `asked`. A CPU that finds its `flushed` below both that and its `owes` flushes (2).
-//! 5. *Collect.* Of the CPUs that run a space, and whose `flushed` is below their `owes`, the lowest `flushed` is paid.
+//! 4. *Ask.* Stores the clock value to `asked`. A CPU whose `flushed` is below both `asked` and its
+//!    `owes` flushes (2).
+//! 5. *Collect.* Of the CPUs that run a space and whose `flushed` is below their `owes`, the lowest
+//!    `flushed` is paid.
 //!
-//! Deferrals, settlements and collections exclude each other while they read and raise `owes`, so no stamp is paid whose CPUs are not known yet.
+//! Deferrals, settlements and collections exclude each other while they read and raise `owes`, so
+//! no stamp is paid before its CPUs are recorded.
 //!
 //! Pages of which no CPU can have a translation need [no flush at all](crate::reclaim::cold).
 //!
-//! # What must come after a settlement
+//! # Operations that require a settlement
 //!
-//! - Using the frame: zeroing it, handing it out, giving it to the buddy allocator. Its type says so: [`Owed`](crate::frame::Owed).
-//! - Any change of what the page shows. A space and an object keep the stamp of the last deferral of a page of theirs ([`Pending`]). Who will
-//!   store to a page that may be mapped elsewhere, or allow stores, looks at it first: a fault that makes a page writable,
-//!   and the kernel's writes to an object. Who replaces a page at one address flushes that address anyway.
+//! - Using the frame: zeroing it, allocating it, returning it to the buddy allocator. The type
+//!   [`Owed`](crate::frame::Owed) enforces this.
+//! - Any change of the contents of the page. A space and an object store the stamp of the last
+//!   deferral of one of their pages ([`Pending`]). An operation that stores to a page with possible
+//!   other mappings, or allows stores, checks the stamp first: a fault that makes a page writable,
+//!   and the kernel's writes to an object. An operation that replaces a page at one address flushes
+//!   this address anyway.
 //!
 //! # When a flush is not deferred
 //!
 //! - A mapping allows stores: a CPU could store to the old frame.
-//! - An operation with a claim on the page is under way. `fork`, `mprotect` and writing back take permissions away first, and flush afterwards: until
-//!   then a CPU may have a translation that allows stores, though no entry does.
-//! - Somebody has a reference to the old frame, so that it cannot be kept for later.
+//! - An operation with a claim on the page is in progress. `fork`, `mprotect` and write-back first
+//!   remove permissions and flush afterwards: until then a CPU may have a translation that allows
+//!   stores, although no entry does.
+//! - Another user has a reference to the old frame, so the frame cannot be kept for later.
 //! - Memory is scarce and pages move, or many frames wait already.
 
 use super::cpuset::CpuSet;
@@ -55,50 +70,50 @@ use crate::sync::percpu::{Local, Padded, PerCpu};
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::{Wait, until};
 
-/// What is known of a CPU.
+/// The stamps of one CPU.
 #[derive(Debug, Default)]
 struct Stamps {
-    /// The last deferral of which it may hold translations. Written under the lock.
+    /// The last deferral whose translations the CPU may hold. Written under the lock.
     owes: AtomicU64,
-    /// Deferrals up to this one have no translations on it any more. Written by the CPU itself.
+    /// The CPU holds no translations of deferrals up to this one. Written by the CPU itself.
     flushed: AtomicU64,
 }
 
-/// The flushes of a subsystem that are deferred.
+/// The deferred flushes of a subsystem.
 #[derive(Debug)]
 pub struct Deferred {
-    /// The last stamp that was given.
+    /// The last stamp assigned.
     clock: Padded<AtomicU64>,
     /// Stamps up to this one are paid.
     paid: Padded<AtomicU64>,
-    /// CPUs are to flush what is up to this one.
+    /// CPUs are asked to flush deferrals up to this one.
     asked: Padded<AtomicU64>,
     lock: SpinLock<(), DeferredStamps>,
     cpus: PerCpu<Stamps>,
 }
 
-/// The stamp of the last deferral of a page of a space, or of an object; 0 before the first.
+/// The stamp of the last deferral of a page of a space or of an object; 0 before the first.
 #[derive(Debug, Default)]
 pub struct Pending(AtomicU64);
 
 impl Pending {
-    /// The stamp.
+    /// Returns the stamp.
     #[inline(always)]
     pub fn stamp(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Notes a deferral, before the new entries are stored.
+    /// Records a deferral, before the new entries are stored.
     pub fn note(&self, stamp: u64) {
         self.0.fetch_max(stamp, Ordering::AcqRel);
     }
 }
 
 impl Deferred {
-    /// For a machine of `cpus` CPUs.
+    /// Creates the deferred flushes of a machine with `cpus` CPUs.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
         Ok(Self {
             clock: Padded(AtomicU64::new(0)),
@@ -109,11 +124,11 @@ impl Deferred {
         })
     }
 
-    /// Step 1 for entries that have changed, of spaces with the sets `of`. Returns the stamp.
+    /// Step 1 for changed entries of spaces with the sets `of`. Returns the stamp.
     pub fn defer<'a>(&self, of: impl Iterator<Item = &'a CpuSet>, wait: &impl Wait) -> u64 {
         let _lock = self.lock.lock(wait);
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
-        // Either a CPU that joins walks the changed tables, or it is in the set.
+        // Either a CPU that joins the set walks the changed tables, or it is in the set read below.
         if !lost(Mutant::DeferFence) {
             fence(Ordering::SeqCst);
         }
@@ -125,8 +140,9 @@ impl Deferred {
         stamp
     }
 
-    /// The first half of step 2: what the CPU that drops all translations next has flushed then. The clock advances, so that the flush is known to come after accessed bits
-    /// that were [cleared](crate::reclaim::cold) before.
+    /// The first half of step 2: returns the value for `flushed` after the calling CPU has dropped
+    /// all translations. The clock advances, so the flush is known to follow all accessed bits
+    /// [cleared](crate::reclaim::cold) before.
     #[inline]
     pub fn before_flush(&self) -> u64 {
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
@@ -134,8 +150,10 @@ impl Deferred {
         stamp
     }
 
-    /// As [`before_flush`](Self::before_flush), for a flush that another CPU asked for. The clock stays: all CPUs of a program that unmaps would write it, whether memory is
-    /// ever short or not. So what was cleared since it last advanced is not known to come before this flush.
+    /// As [`before_flush`](Self::before_flush), for a flush that another CPU requested. The clock
+    /// does not advance: otherwise all CPUs of a program that unmaps memory would write it, even if
+    /// memory is never short. So accessed bits cleared since the last advance are not known to
+    /// precede this flush.
     #[inline]
     pub fn before_served_flush(&self) -> u64 {
         let stamp = self.clock.load(Ordering::SeqCst);
@@ -143,14 +161,16 @@ impl Deferred {
         stamp
     }
 
-    /// Behind a clear of an accessed bit: flushes with the number that it returns, or a later one, begin after it.
+    /// Called after the clear of an accessed bit: flushes with the returned number, or a later one,
+    /// begin after the clear.
     #[inline]
     pub fn after_clear(&self) -> u64 {
         fence(Ordering::SeqCst);
         self.clock.load(Ordering::SeqCst) + 1
     }
 
-    /// Up to which stamp all CPUs for which `runs` says so have flushed. Behind changes of entries: a CPU that begins to run a space later sees them.
+    /// Returns the stamp up to which all CPUs selected by `runs` have flushed. Called after changes
+    /// of entries: a CPU that begins to run a space later sees the changes.
     pub fn flushed_by_all(&self, runs: impl Fn(CpuId) -> bool) -> u64 {
         fence(Ordering::SeqCst);
         let cpus = (0..self.cpus.len()).map(|cpu| CpuId(cpu as u16));
@@ -158,39 +178,40 @@ impl Deferred {
         cpus.filter(|cpu| runs(*cpu)).map(flushed).min().unwrap_or(u64::MAX)
     }
 
-    /// The second half, on the CPU that dropped them.
+    /// The second half of step 2, on the CPU that dropped its translations.
     #[inline]
     pub fn flushed(&self, local: &Local, before: u64) {
         self.cpus.get(local).flushed.fetch_max(before, Ordering::Release);
     }
 
-    /// Step 2 of a CPU that has dropped its translations, and has left the set of its space: it had translations of that alone. (A
-    /// deferral that found it in the set may advance the clock afterwards; whoever settles looks whether the CPU runs a space.)
+    /// Step 2 of a CPU that has dropped its translations and has left the set of its space, the
+    /// only space it had translations of. (A deferral that saw the CPU in the set may advance the
+    /// clock afterwards; a settlement checks whether the CPU runs a space.)
     #[inline]
     pub fn left(&self, local: &Local) {
         self.flushed(local, self.clock.load(Ordering::Acquire));
     }
 
-    /// Whether the flush of `pending` may not have been done yet.
+    /// Returns whether the flush of `pending` may still be outstanding.
     #[inline(always)]
     pub fn is_pending(&self, pending: &Pending) -> bool {
         pending.stamp() > self.paid.load(Ordering::Acquire)
     }
 
-    /// Stamps up to this one are paid.
+    /// Returns the last paid stamp: all earlier stamps are paid.
     #[inline]
     pub fn paid(&self) -> u64 {
         self.paid.load(Ordering::Acquire)
     }
 
-    /// Step 4. CPUs that were asked before have time until what they were asked for is paid.
+    /// Step 4. If an earlier request is not paid yet, no new request is made.
     pub fn ask(&self) {
         if self.asked.load(Ordering::Relaxed) <= self.paid() {
             self.asked.fetch_max(self.clock.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
-    /// Whether the CPU was asked to flush, and has not done so since.
+    /// Returns whether the CPU was asked to flush and has not flushed since.
     #[inline]
     pub fn is_asked(&self, local: &Local) -> bool {
         let asked = self.asked.load(Ordering::Relaxed);
@@ -215,8 +236,8 @@ impl Deferred {
         self.paid.fetch_max(floor, Ordering::AcqRel);
     }
 
-    /// Step 3. Returns how many CPUs were interrupted. `runs` tells whether a CPU runs a space; what a CPU dropped when it left one comes before
-    /// the answer that it runs none.
+    /// Step 3. Returns the number of CPUs interrupted. `runs` returns whether a CPU runs a space.
+    /// If it returns false, the CPU has dropped its translations of its last space before.
     pub fn settle<M: Machine>(
         &self,
         machine: &M,
@@ -251,7 +272,7 @@ impl Deferred {
         });
         owing.retain(|cpu| {
             if !lost(Mutant::SettleAwaits) {
-                // One that has left its space has none of them any more, and need not answer.
+                // A CPU that has left its space has no translations any more, and need not respond.
                 let Stamps { owes, flushed } = self.cpus.remote(cpu);
                 let due = || owes.load(Ordering::Relaxed).min(stamp);
                 until(wait, || flushed.load(Ordering::Acquire) >= due() || !runs(cpu));
@@ -269,7 +290,7 @@ mod tests {
     use crate::testing::TestMachine;
     use core::cell::Cell;
 
-    /// Gives up soon.
+    /// Panics after 1,000 waits.
     struct Impatient;
 
     impl Wait for Impatient {
@@ -279,11 +300,12 @@ mod tests {
     }
 
     fn local(cpu: usize) -> Local {
-        // SAFETY: each test claims a CPU of its own flushes once.
+        // SAFETY: each test claims each CPU of its own `Deferred` once.
         unsafe { Local::claim(CpuId(cpu as u16)) }
     }
 
-    /// Flushes of two CPUs, of which the second has translations that one is deferred for.
+    /// Returns the deferred flushes of two CPUs, with one deferral for translations of the second
+    /// CPU.
     fn owed() -> (Deferred, CpuSet) {
         let (deferred, set) = (Deferred::try_new(2).unwrap(), CpuSet::new());
         set.insert(CpuId(1));
@@ -291,14 +313,14 @@ mod tests {
         (deferred, set)
     }
 
-    /// Settles while `runs` tells which CPUs run a space. Returns how many were interrupted.
+    /// Settles; `runs` returns whether a CPU runs a space. Returns the number of CPUs interrupted.
     fn settle(deferred: &Deferred, runs: impl Fn(CpuId) -> bool) -> u64 {
         let inboxes = PerCpu::try_new(2, |_| Inbox::new()).unwrap();
         deferred.settle(&TestMachine::new(2, 8), &inboxes, &local(0), &Impatient, runs)
     }
 
     #[test]
-    fn a_cpu_that_runs_no_space_keeps_nothing_unpaid() {
+    fn a_cpu_without_a_space_leaves_no_stamp_unpaid() {
         let (deferred, _) = owed();
         deferred.collect(&Impatient, |_| true);
         assert_eq!(deferred.paid(), 0);
@@ -308,18 +330,18 @@ mod tests {
         assert_eq!((settle(&deferred, |_| false), deferred.paid()), (0, 1));
     }
 
-    /// It has left its space, which is all that it says.
+    /// The CPU has left its space; the change of `runs` is the only sign.
     #[test]
-    fn a_cpu_that_leaves_need_not_answer() {
+    fn settle_does_not_wait_for_a_cpu_that_left_its_space() {
         let (deferred, _) = owed();
         let looks = Cell::new(0);
         let runs = |_| looks.replace(looks.get() + 1) == 0;
         assert_eq!((settle(&deferred, runs), deferred.paid()), (1, 1));
     }
 
-    /// Others go on deferring while a CPU settles.
+    /// Other CPUs continue to defer flushes during a settlement.
     #[test]
-    fn what_is_deferred_later_is_not_waited_for() {
+    fn settle_does_not_wait_for_later_deferrals() {
         let (deferred, set) = owed();
         let (there, looks) = (local(1), Cell::new(0));
         let runs = |_| {
@@ -333,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_asked_is_not_asked_for_more_until_that_is_paid() {
+    fn cpus_are_not_asked_again_before_payment() {
         let (deferred, set) = owed();
         let there = local(1);
         assert!(!deferred.is_asked(&there));

@@ -1,4 +1,4 @@
-//! The CPU's buffer for the frames that its flush batch has gathered.
+//! The CPU's buffer for the frames gathered by its flush batch.
 
 use crate::error::OutOfMemory;
 use crate::table::node::ENTRIES;
@@ -6,16 +6,16 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::Cell;
 
-/// The fewest frames that a batch holds before it flushes: those that a table maps.
+/// The minimum capacity of a batch in frames: the entries of one table.
 const FEWEST: u64 = ENTRIES as u64;
-/// The most: 32 MiB of pages, about what Linux gathers.
+/// The maximum capacity: 32 MiB of pages, about the size of Linux's batch.
 const MOST: u64 = 16 * FEWEST;
-/// Which part of all frames a batch holds in between.
+/// Between these limits the capacity is the number of all frames divided by this.
 const PART: u64 = 64;
 /// The folios that a batch holds before it flushes: 64 MiB of pages.
 const FOLIOS: usize = 32;
 
-/// The CPU's buffer for the frames of the batch that it is working on.
+/// The CPU's buffer for the frames of its current batch.
 #[derive(Debug)]
 pub struct Gather {
     pub(crate) frames: Box<[Cell<u32>]>,
@@ -25,15 +25,15 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// A buffer for a machine of `total` frames.
+    /// Returns a buffer for a machine of `total` frames.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub fn try_new(total: u64) -> Result<Self, OutOfMemory> {
         let capacity = (total / PART).clamp(FEWEST, MOST) as usize;
         let mut frames = Vec::new();
         frames.try_reserve_exact(capacity).map_err(|_| OutOfMemory)?;
-        // As much as was reserved, so that the box need not be allocated anew.
+        // The length equals the reserved capacity, so `into_boxed_slice` need not reallocate.
         frames.resize(capacity, Cell::new(0));
         let folios = [const { Cell::new(0) }; FOLIOS];
         Ok(Self { frames: frames.into_boxed_slice(), folios, busy: Cell::new(false) })

@@ -5,7 +5,8 @@
 //! - [`gather`]: the frames that a CPU drops after the flush;
 //! - [`shootdown`]: requests to other CPUs, and their acknowledgement.
 //!
-//! The pending flush of one operation — ranges to flush, then frames whose references to drop — is in `space::batch`.
+//! The pending flush of one operation (ranges to flush, then frames whose references to drop) is in
+//! `space::batch`.
 
 pub mod cpuset;
 pub mod deferred;

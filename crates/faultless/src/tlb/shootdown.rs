@@ -1,9 +1,10 @@
-//! Shootdowns: other CPUs drop translations, and acknowledge it.
+//! Shootdowns: other CPUs drop translations and acknowledge this.
 //!
-//! Each CPU has a queue of shootdown requests (its *inbox*; a request is a *post*). A sender adds a request to the queue of each
-//! CPU of the space's set, interrupts the CPU, and waits until its count of *served* requests has reached the request's sequence
-//! number. A CPU serves its queue when it is interrupted, and in every wait loop: so two CPUs that
-//! flush each other both make progress. A full queue degrades to "drop everything".
+//! Each CPU has a queue of shootdown requests (its *inbox*; a request is a *post*). A sender adds a
+//! request to the queue of each CPU of the space's set, interrupts the CPU, and waits until its
+//! count of *served* requests has reached the request's sequence number. A CPU serves its queue
+//! when it is interrupted, and in every wait loop, so two CPUs that flush each other both make
+//! progress. A full queue degrades to "drop everything".
 
 use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
@@ -28,7 +29,7 @@ struct Posts {
 const NO_POSTS: Posts =
     Posts { items: [(SpaceId(0), Invalidate::All); POSTS], len: 0, everything: false };
 
-/// Waits as the machine does, and services no shootdown requests: for leaf locks.
+/// Waits like the machine, but serves no shootdown requests: for leaf locks.
 struct Relax<'a, M>(&'a M, &'a Local);
 
 impl<M: Machine> Wait for Relax<'_, M> {
@@ -41,13 +42,13 @@ impl<M: Machine> Wait for Relax<'_, M> {
     }
 }
 
-/// What other CPUs want one CPU to drop.
+/// The shootdown requests to one CPU.
 #[derive(Debug)]
 pub struct Inbox {
     posts: SpinLock<Posts, FlushInbox>,
-    /// Tickets handed out; written under the lock.
+    /// The number of requests queued; written under the lock.
     posted: AtomicU64,
-    /// Tickets served.
+    /// The number of requests served.
     served: AtomicU64,
 }
 
@@ -58,7 +59,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// An empty inbox.
+    /// Returns an empty queue.
     pub fn new() -> Self {
         Self {
             posts: SpinLock::ordered(NO_POSTS),
@@ -67,7 +68,7 @@ impl Inbox {
         }
     }
 
-    /// Queues a request. The lock is a leaf: its holder waits for nothing, so this wait services no
+    /// Queues a request. The lock is a leaf: its holder does not wait, so this wait serves no
     /// requests.
     fn post<M: Machine>(&self, machine: &M, local: &Local, space: SpaceId, what: Invalidate) {
         let wait = Relax(machine, local);
@@ -90,14 +91,16 @@ impl Inbox {
         self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Whether the queue is empty. Relaxed: a CPU that was interrupted for a request sees the request, by the contract of
-    /// [`Machine::interrupt`]; a wait loop looks again.
+    /// Returns whether the queue is empty. The loads are relaxed: a CPU that was interrupted for a
+    /// request sees the request, by the contract of [`Machine::interrupt`]; a wait loop reads
+    /// again.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.posted.load(Ordering::Relaxed) == self.served.load(Ordering::Relaxed)
     }
 
-    /// Serves every waiting request on the calling CPU, `local`, which runs the space `runs`. Returns how many there were.
+    /// Serves every waiting request on the calling CPU, `local`, which runs the space `runs`.
+    /// Returns the number of requests.
     pub fn serve<M: Machine>(
         &self,
         machine: &M,
@@ -114,12 +117,13 @@ impl Inbox {
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
         let items = &taken.items[..taken.len];
-        // A CPU has translations of the space that it runs, and of no other. Then what was deferred so far is flushed, too. Looked at behind the
-        // lock: a settlement has read the clock before it posted.
+        // A CPU has translations of the space that it runs, and of no other space. If all of these
+        // are dropped, all deferrals so far are flushed, too. The clock is read after the lock was
+        // taken: a settlement reads the clock before it posts.
         let all = taken.everything || items.contains(&(runs, Invalidate::All));
         let seen = all.then(|| deferred.before_served_flush());
         if lost(Mutant::DropTranslations) {
-            // Nothing.
+            // The mutant drops no translations.
         } else if taken.everything {
             machine.invalidate_all(local.id());
         } else {
@@ -134,8 +138,8 @@ impl Inbox {
     }
 }
 
-/// Drops translations of `space` on every CPU of `cpus`, and returns the number of CPUs interrupted,
-/// once all have done so. The caller's changes of the tables come first.
+/// Drops translations of `space` on every CPU of `cpus`. Returns the number of CPUs interrupted,
+/// after all have acknowledged. The caller's changes of the tables come first.
 #[inline]
 pub fn shoot<M: Machine>(
     machine: &M,
@@ -147,7 +151,7 @@ pub fn shoot<M: Machine>(
     what: Invalidate,
 ) -> u64 {
     order::before::<Flush>(wait);
-    // Either a CPU that joins the set now walks the changed tables, or we see it in the set.
+    // Either a CPU that joins the set now walks the changed tables, or this CPU sees it in the set.
     if !lost(Mutant::JoinFence) {
         fence(Ordering::SeqCst);
     }
@@ -171,7 +175,7 @@ pub fn shoot<M: Machine>(
     sent
 }
 
-/// Waits until `cpu` has served all that was posted so far, or has left the set, having flushed.
+/// Waits until `cpu` has served all requests posted so far, or has flushed and left the set.
 fn await_served(inbox: &Inbox, cpus: &CpuSet, cpu: CpuId, wait: &impl Wait) {
     let ticket = inbox.posted.load(Ordering::Acquire);
     until(wait, || inbox.served.load(Ordering::Acquire) >= ticket || !cpus.contains(cpu));
@@ -183,7 +187,7 @@ mod tests {
     use crate::testing::TestMachine;
 
     #[test]
-    fn an_inbox_serves_each_post_once_and_says_how_many() {
+    fn an_inbox_serves_and_counts_each_post_once() {
         let machine = TestMachine::new(2, 2);
         // SAFETY: there are no slots.
         let [here, there] = [0, 1].map(|cpu| unsafe { Local::claim(CpuId(cpu)) });
@@ -200,7 +204,8 @@ mod tests {
                 (true, 0)
             );
         }
-        // More than it holds were served all at once.
+        // The requests of the last round overflowed the queue, so they were served by one full
+        // flush.
         let asked = [0, 0, 1, 2].map(|space| (CpuId(0), SpaceId(space), Invalidate::All));
         assert_eq!(*machine.invalidated.lock().unwrap(), asked);
     }

@@ -1,7 +1,8 @@
-//! Frames that a kernel takes for itself: kernel stacks, buffers, tables of devices.
+//! Frames that a kernel allocates for its own use: kernel stacks, buffers, tables of devices.
 //!
-//! They come from the pool that programs' pages come from, so neither side needs memory set aside. The census counts them
-//! apart ([`Use::Kernel`]), and the limit on frames holds for them, too.
+//! The frames come from the same pool as the pages of programs, so neither side needs reserved
+//! memory. The census counts them separately ([`Use::Kernel`]), and the limit on frames includes
+//! them.
 
 use super::{Cpu, Vm};
 use crate::addr::FrameNumber;
@@ -11,11 +12,11 @@ use crate::machine::Machine;
 use crate::sync::order::GracePeriod;
 use core::fmt;
 
-/// A block of 2^[`order`](Self::order) frames, aligned to its size, which belongs to the kernel until this is dropped. No
-/// CPU is needed to drop it.
+/// A block of 2^[`order`](Self::order) frames, aligned to its size, which belongs to the kernel
+/// until this value is dropped. The drop needs no CPU.
 ///
-/// The bytes of each frame are at [`Machine::frame_bytes`]; whether those of neighbours lie next to each other is the
-/// machine's affair. To use them is the kernel's business, which ends with this.
+/// The bytes of each frame are at [`Machine::frame_bytes`]; the machine decides whether the bytes
+/// of neighbouring frames are contiguous. The kernel may use the frames until the drop.
 #[must_use = "the frames go back when this is dropped"]
 pub struct Block<'v, M: Machine> {
     vm: &'v Vm<M>,
@@ -27,17 +28,17 @@ impl<M: Machine> Block<'_, M> {
     /// The order of the largest block: 1 GiB.
     pub const MAX_ORDER: u8 = MAX_ORDER;
 
-    /// The number of its first frame.
+    /// Returns the number of the block's first frame.
     pub const fn first(&self) -> FrameNumber {
         self.first
     }
 
-    /// log2 of the number of its frames.
+    /// Returns log2 of the number of frames.
     pub const fn order(&self) -> u8 {
         self.order
     }
 
-    /// The numbers of its frames.
+    /// Iterates over the numbers of the frames.
     pub fn frames(&self) -> impl Iterator<Item = FrameNumber> {
         (self.first.0..self.first.0 + (1 << self.order)).map(FrameNumber)
     }
@@ -53,23 +54,24 @@ impl<M: Machine> Drop for Block<'_, M> {
     fn drop(&mut self) {
         let frames = &self.vm.frames;
         if frames.meta(self.first).put_ref() != 0 {
-            // Another CPU has a transient reference or pin: it read an entry that named the frame before the kernel had it. It
-            // finds the entry changed, drops its reference, and frees the block.
+            // Another CPU has a transient reference or pin: it read an entry which named the frame
+            // before the kernel allocated it. This CPU will find the entry changed, drop its
+            // reference, and free the block.
             return;
         }
-        // SAFETY: the only reference was this one's. The frames were never in a page table of the subsystem, so no CPU
-        // has a translation of them.
+        // SAFETY: the only reference was this block's. While the kernel owned the frames, no page
+        // table of the subsystem contained them, so no CPU has a translation of them.
         unsafe { frames.free_unreferred(self.first) };
     }
 }
 
 impl<'v, M: Machine> Cpu<'v, M> {
-    /// Takes 2^`order` frames for the kernel, next to each other and aligned to their size. Their contents are arbitrary.
-    /// What programs gave up, and what was dropped, is reclaimed before the call fails. Not inside the
-    /// closure of a listing of areas.
+    /// Allocates 2^`order` contiguous frames for the kernel, aligned to their size. Their contents
+    /// are arbitrary. Before the call fails, it reclaims lazily freed pages and frees dropped
+    /// spaces and objects. Not allowed inside the closure of a listing of areas.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: no block of that size is free. The largest that there may be has
+    /// [`OutOfMemory`]: no block of this size is free, or the size exceeds
     /// [`Block::MAX_ORDER`].
     pub fn alloc_block(&self, order: u8) -> Result<Block<'v, M>, OutOfMemory> {
         self.local().order().before::<GracePeriod>();
@@ -110,7 +112,7 @@ mod tests {
 
     fn with_cpu(frames: u32, test: impl FnOnce(&Cpu<'_, TestMachine>)) {
         let vm = Vm::new(TestMachine::new(1, frames)).unwrap();
-        // SAFETY: the only one.
+        // SAFETY: the only `Cpu`.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         test(&cpu);
         cpu.drain();
@@ -141,9 +143,10 @@ mod tests {
         });
     }
 
-    /// As much as there is can be had, programs that gave theirs up are asked, and what is dropped is there again.
+    /// Blocks can use all of the memory, lazily freed pages are reclaimed for them, and dropped
+    /// blocks can be allocated again.
     #[test]
-    fn blocks_are_had_until_memory_is_out() {
+    fn blocks_can_use_all_memory() {
         with_cpu(256, |cpu| {
             let vm = cpu.vm();
             let space = Space::new(cpu).unwrap();
@@ -163,7 +166,7 @@ mod tests {
                 scope.spawn(move || drop((first, second)));
             });
             let large = cpu.alloc_block(6).unwrap();
-            // What was dropped is ended for it.
+            // `alloc_block` ends the dropped space.
             drop((large, space));
             vm.set(Setting::FrameLimit(4));
             assert_eq!(cpu.alloc_block(2).err(), Some(OutOfMemory), "the zero page is out");
@@ -175,8 +178,9 @@ mod tests {
         });
     }
 
-    /// A fault that copies (or an access from outside, or a pin) took a transient reference by an entry that it saw
-    /// before the frame became the block's, and drops it when it finds the entry changed. Meanwhile the block goes.
+    /// A fault that copies (or an access from outside, or a pin) took a transient reference through
+    /// an entry read before the frame became part of the block, and drops it when it finds the
+    /// entry changed. In the meantime the block is dropped.
     #[test]
     fn a_block_is_dropped_while_a_late_reader_has_a_reference() {
         for pin in [false, true] {

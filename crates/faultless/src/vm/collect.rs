@@ -1,4 +1,5 @@
-//! Frees what calls have retired, when no reader can see it any more, and [ends](crate::ended) what was dropped.
+//! Frees retired objects that no reader can see any more, and [ends](crate::ended) dropped spaces
+//! and objects.
 
 use super::Cpu;
 use crate::addr::FrameNumber;
@@ -18,9 +19,9 @@ use crate::table::range;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
-/// Retired objects beyond which a call tries to free some. Every try looks at all CPUs' marks, and every
-/// step of the epoch sends faults to the tree again that had a hint; so not too often. A few tens of
-/// KiB for each CPU that changes mappings wait meanwhile.
+/// The number of retired objects above which a call tries to free some. Every try reads the state
+/// of all CPUs, and every step of the epoch invalidates the VMA hints of faults, so tries must be
+/// rare. Meanwhile a few tens of KiB wait for each CPU that changes mappings.
 const COLLECT_ABOVE: usize = if cfg!(loom) { 0 } else { 128 };
 
 const _: () = {
@@ -33,25 +34,26 @@ const _: () = {
 };
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Hands unlinked tables to the grace period.
+    /// Passes unlinked tables to the grace period.
     ///
     /// # Safety
     /// New readers cannot find the tables; the links are those of their frames, and retired once.
     pub(crate) unsafe fn retire_all(&self, mut tables: RetireChain) {
         if lost(Mutant::TableGrace) {
-            // SAFETY: ours alone; retired once.
+            // SAFETY: only this CPU has the chain; each link is retired once.
             while let Some(link) = unsafe { tables.pop() } {
                 // SAFETY: retired once.
                 unsafe { self.free_retired(link) };
             }
             return;
         }
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         unsafe { self.vm.grace.retire_all(&self.local, tables) };
     }
 
-    /// The last action of a call, which holds no lock any more. If much has been retired, it frees what no reader can see. With the
-    /// knob `zero_on_free` it zeroes as many frames as the call freed.
+    /// The last step of a call, after it has released all locks. If many objects are retired, frees
+    /// those that no reader can see. With the knob `zero_on_free`, zeroes as many frames as the
+    /// call freed.
     #[inline]
     pub(crate) fn collect(&self) {
         if self.state.freed.get() >= RUN {
@@ -63,12 +65,12 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Frees at the end of the call what it removed as the owner of a space.
+    /// Keeps the objects removed by the owner of a space, to be freed at the end of the call.
     ///
     /// # Safety
     /// The objects are VMAs that no CPU can reach any more, and nothing else uses their links.
     pub(crate) unsafe fn leave_gone(&self, mut objects: RetireChain) {
-        // SAFETY: the caller's promise, for those before as well.
+        // SAFETY: the caller's promise, also for the earlier objects.
         unsafe { objects.prepend(self.state.gone.take()) };
         self.state.gone.set(objects);
     }
@@ -78,16 +80,17 @@ impl<M: Machine> Cpu<'_, M> {
         if self.state.gone.get().is_empty() {
             return;
         }
-        // The end of an object, whose store may panic, may come with a VMA: the others stay to be freed.
+        // Freeing a VMA may end an object, whose store may panic: the other VMAs then stay in the
+        // chain.
         while let Some(link) = self.pop_gone() {
-            // SAFETY: ours alone; see `leave_gone`. It comes out once.
+            // SAFETY: only this CPU has the chain; see `leave_gone`. Each link is popped once.
             unsafe { self.free_retired(link) };
         }
     }
 
     fn pop_gone(&self) -> Option<NonNull<RetireLink>> {
         let mut gone = self.state.gone.take();
-        // SAFETY: ours alone; see `leave_gone`.
+        // SAFETY: only this CPU has the chain; see `leave_gone`.
         let link = unsafe { gone.pop() };
         self.state.gone.set(gone);
         link
@@ -98,13 +101,14 @@ impl<M: Machine> Cpu<'_, M> {
         self.end_dropped();
         self.free_gone();
         for link in self.vm.grace.collect(&self.local) {
-            // SAFETY: the grace period of the link is over, and it comes out once.
+            // SAFETY: the grace period of the link is over, and the link is returned once.
             unsafe { self.free_retired(link) };
         }
     }
 
-    /// Waits until everything that this CPU retired is free: VMAs, tree nodes and tables that other CPUs may still have been reading.
-    /// A kernel that frees memory at leisure need not call it: each call frees what has become free. Not inside a grace section.
+    /// Waits until all objects retired by this CPU are free: VMAs, tree nodes and tables that other
+    /// CPUs may still have been reading. Calling it is optional: each call frees objects whose
+    /// grace period has ended. Not allowed inside a grace section.
     pub fn settle_retired(&self) {
         self.local.order().before::<GracePeriod>();
         self.end_dropped();
@@ -115,16 +119,19 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Gives the CPU's stock of free frames back, after [`settle_retired`](Self::settle_retired) and
-    /// [`end_dropped`](Self::end_dropped). For a CPU that goes idle for long or offline, and before an audit.
+    /// Returns the CPU's stock of free frames, after [`settle_retired`](Self::settle_retired) and
+    /// [`end_dropped`](Self::end_dropped). For a CPU that goes idle for long or offline, and before
+    /// an audit.
     pub fn drain(&self) {
         self.settle_retired();
         self.settle_owed();
         self.vm.frames.drain(&self.local, self);
     }
 
+    /// Frees a retired object.
+    ///
     /// # Safety
-    /// `link` came out of the grace period, once.
+    /// `link` was returned by the grace period, once.
     pub(crate) unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
         // SAFETY: the object that holds the link is alive until it is freed here.
         match unsafe { link.as_ref() }.kind() {
@@ -140,16 +147,17 @@ impl<M: Machine> Cpu<'_, M> {
             }
             kind => {
                 debug_assert_eq!(kind, FrameMeta::RETIRE_KIND);
-                // That of the entry it was in. A copying fault that saw the frame in an earlier life
-                // may have another, for the moment until it looks again; then the frame is its to
-                // free.
-                // SAFETY: unlinked and flushed before its grace period, which is over.
+                // Drops the reference of the entry that linked the table. A copying fault that saw
+                // the frame in an earlier use may briefly have another reference, until it reads
+                // the entry again; then that fault frees the frame. SAFETY: unlinked and flushed
+                // before its grace period, which is over.
                 unsafe { self.put_table(self.vm.frames.table().of_link(link)) };
             }
         }
     }
 
-    /// Frees a VMA that no reader can see, and the object behind it when it was the last to use it.
+    /// Frees a VMA that no reader can see, and releases its object, which is freed if this was the
+    /// last use.
     pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
         let memory = core::mem::replace(&mut vma.area.get_mut().memory, Memory::Anonymous);
         drop(vma);
@@ -161,10 +169,10 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees a table and every table below it.
     ///
     /// # Safety
-    /// No other CPU can reach `table`, which is of `level`; and every CPU has flushed what it cached
-    /// of it.
+    /// No other CPU can reach `table`, which is of `level`; and every CPU has flushed its cached
+    /// translations of the table.
     pub(crate) unsafe fn free_tables(&self, table: FrameNumber, level: u32) {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         unsafe {
             range::free_all(&self.vm.machine, table, level, &mut |number| {
                 // As in `free_retired`.
@@ -173,12 +181,15 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Ends the spaces and objects that were dropped, and returns how many. The functions that make a space or an object, or end a
-    /// space, do the same, and so do [`zero_ahead`](Self::zero_ahead), [`drain`](Self::drain) and a CPU that is out of memory. A
-    /// kernel calls this where it wants the memory back at once, or where the CPU has time. Not inside a closure that lists areas.
+    /// Ends the spaces and objects that were dropped, and returns their number. The functions that
+    /// make a space or an object, or end a space, do the same, and so do
+    /// [`zero_ahead`](Self::zero_ahead), [`drain`](Self::drain) and a CPU that is out of memory. A
+    /// kernel calls this function to get the memory back at once, or when the CPU is idle. Not
+    /// allowed inside a closure that lists areas.
     ///
     /// # Panics
-    /// In builds with debug assertions, where something is to be ended inside such a closure. It stays to be ended.
+    /// In builds with debug assertions, if an object or space would be ended inside such a closure.
+    /// The list stays unchanged.
     #[inline]
     pub fn end_dropped(&self) -> usize {
         if self.vm().ended.is_empty() { 0 } else { self.end_left() }
@@ -187,10 +198,11 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     #[inline(never)]
     fn end_left(&self) -> usize {
-        // Nothing may be taken off the list by a CPU that must not wait.
+        // A CPU that must not wait must not take an element off the list.
         self.local.order().before::<Reclaim>();
         let mut count = 0;
-        // What a space leaves may hold the last share of an object, which is released with it.
+        // The remains of a space may hold the last share of an object, which is then released with
+        // them.
         for left in self.vm().ended.take() {
             match left {
                 Left::Space(remains) => Space::from_remains(remains).end(self),

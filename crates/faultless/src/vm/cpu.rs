@@ -1,4 +1,4 @@
-//! The CPU that a call runs on: what every call takes first.
+//! The CPU that a call runs on: the first argument of every call.
 
 use super::Vm;
 use super::state::CpuState;
@@ -21,13 +21,13 @@ use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 
-/// A CPU inside the subsystem: what every call takes first.
+/// A CPU inside the subsystem: the first argument of every call.
 pub struct Cpu<'v, M: Machine> {
     pub(super) vm: &'v Vm<M>,
     pub(super) local: Local,
     /// This CPU's slot of `vm.cpus`.
     pub(super) state: &'v CpuState,
-    /// `CpuState` is `Sync` because other CPUs read its atomics; the CPU itself is not.
+    /// `CpuState` is `Sync` because other CPUs read its atomics; `Cpu` itself must not be.
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -47,7 +47,7 @@ impl<M: Machine> Wait for Cpu<'_, M> {
 
     #[cold]
     fn park(&self) {
-        // A request that comes after this look ends the parking.
+        // A request that arrives after this call ends the parking.
         self.answer();
         self.vm.machine.park(self.id());
     }
@@ -64,16 +64,18 @@ impl<M: Machine> Wait for Cpu<'_, M> {
 }
 
 impl<M: Machine> Vm<M> {
-    /// The right to call the subsystem from CPU `id`.
+    /// Returns the right to call the subsystem from CPU `id`.
     ///
     /// # Safety
     /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
-    /// - It is used on CPU `id` only. It is `Send`: where CPUs are threads, the thread that has it is
-    ///   the CPU. Where CPUs are cores, it must stay on its core; references to it are not `Send`.
-    /// - Nothing uses it in the middle of a call: not what interrupts its holder there, nor the heap that
-    ///   the call allocates from. (Closures that a call is given may use it, as far as the call's documentation allows.)
+    /// - It is used on CPU `id` only. It is `Send`: if CPUs are threads, the thread that has the
+    ///   `Cpu` is the CPU. If CPUs are cores, the `Cpu` must stay on its core; references to it are
+    ///   not `Send`.
+    /// - It is not used in the middle of a call, neither by interrupt handlers nor by the heap that
+    ///   the call allocates from. (Closures passed to a call may use it, as far as the call's
+    ///   documentation allows.)
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's promise.
         let local = unsafe { Local::claim(id) };
         Cpu { vm: self, state: self.cpus.remote(id), local, not_sync: PhantomData }
     }
@@ -88,13 +90,13 @@ impl<'v, M: Machine> Cpu<'v, M> {
         }
     }
 
-    /// The subsystem.
+    /// Returns the subsystem.
     #[inline(always)]
     pub const fn vm(&self) -> &'v Vm<M> {
         self.vm
     }
 
-    /// The CPU's number.
+    /// Returns the CPU's number.
     #[inline]
     pub const fn id(&self) -> CpuId {
         self.local.id()
@@ -105,7 +107,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         &self.local
     }
 
-    /// The identity of the subsystem.
+    /// Returns the identity of the subsystem.
     #[inline(always)]
     pub(crate) fn identity(&self) -> Identity {
         Identity::of(self.vm.knobs.locking_word())
@@ -116,8 +118,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.state
     }
 
-    /// Drops the translations that other CPUs asked this one to drop. A machine calls it when it was
-    /// [interrupted](Machine::interrupt).
+    /// Drops the translations that other CPUs requested to drop. A machine calls this function when
+    /// the CPU is [interrupted](Machine::interrupt).
     pub fn serve_flushes(&self) {
         let served = {
             let runs = SpaceId(self.state.resident.space.load(Ordering::Relaxed));
@@ -134,19 +136,20 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.state().counts.add(counter, 1);
     }
 
-    /// Opens a grace section: what is reachable now stays readable until it closes.
+    /// Opens a grace section: objects that are reachable now stay readable until the section
+    /// closes.
     #[inline(always)]
     pub(crate) fn section(&self) -> Section<'_> {
         self.vm.grace.enter(&self.local)
     }
 
-    /// Allocates a frame, or gives up without waiting.
+    /// Allocates a frame without waiting; `None` if no frame is available.
     #[inline(always)]
     pub(crate) fn alloc(&self) -> Option<Frame<Clean>> {
         self.vm.frames.alloc(&self.local, self)
     }
 
-    /// Allocates a frame of zeros, or gives up without waiting.
+    /// Allocates a frame of zeros without waiting; `None` if no frame is available.
     #[inline(always)]
     pub(crate) fn alloc_zeroed(&self) -> Option<Frame<Zeroed>> {
         let count = |supply| {
@@ -159,7 +162,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.vm.frames.alloc_zeroed(&self.local, &self.vm.machine, self, count)
     }
 
-    /// Allocates a frame of zeros for a page table, or gives up without waiting.
+    /// Allocates a frame of zeros for a page table without waiting; `None` if no frame is
+    /// available.
     pub(crate) fn alloc_table(&self) -> Option<Frame<Zeroed>> {
         match self.vm.frames.alloc_for_table(&self.local, self) {
             Some(frame) => Some(self.zero(frame)),
@@ -167,15 +171,15 @@ impl<'v, M: Machine> Cpu<'v, M> {
         }
     }
 
-    /// Zeroes a frame that is needed now.
+    /// Zeroes a frame for immediate use.
     #[inline(always)]
     pub(crate) fn zero(&self, frame: Frame<Clean>) -> Frame<Zeroed> {
         self.count(Counter::ZeroedInFault);
         frame.zero(&self.vm.machine)
     }
 
-    /// Up to `to.len()` frames of zeros, as many as can be spared, without waiting. What is not used goes
-    /// back by [`free_bulk`](Self::free_bulk).
+    /// Allocates up to `to.len()` frames of zeros without waiting, as many as can be spared. Unused
+    /// frames are returned by [`free_bulk`](Self::free_bulk).
     #[inline(always)]
     pub(crate) fn alloc_zeroed_bulk<'b>(&self, to: &'b mut [FrameNumber]) -> Bulk<'b, Zeroed> {
         let frames = &self.vm.frames;
@@ -191,7 +195,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         run
     }
 
-    /// Frees what is left of a run.
+    /// Frees the rest of a run.
     pub(crate) fn free_bulk<S: crate::frame::Settled>(&self, run: Bulk<'_, S>) {
         self.vm.frames.free_bulk(&self.local, run, self);
     }
@@ -200,18 +204,18 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.vm.frames.free(&self.local, frame, self);
     }
 
-    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last. Returns
-    /// whether it was.
+    /// Drops a reference of a mapping that was flushed, and frees the frame if the reference was
+    /// the last. Returns whether it was.
     ///
     /// # Safety
-    /// The caller had the reference; the mapping that it stood for is gone and has been flushed
-    /// from every CPU that could hold it.
+    /// The caller owned the reference; its mapping has been removed and flushed from every CPU that
+    /// could hold it.
     #[inline(always)]
     pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) -> bool {
         let last = self.vm.frames.meta(number).put_ref() == 0;
         if last {
-            // SAFETY: the last reference was ours. Every reference is put only after its mapping
-            // was flushed (space::batch), so no CPU holds a translation.
+            // SAFETY: this was the last reference. Every reference is dropped only after its
+            // mapping was flushed (space::batch), so no CPU holds a translation.
             let frame = unsafe { self.vm.frames.reclaim(number).settle() };
             self.free(frame);
         }
@@ -223,11 +227,12 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// # Safety
     /// As [`put_unmapped`](Self::put_unmapped).
     pub(crate) unsafe fn put_gathered(&self, numbers: &[Cell<u32>]) {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         unsafe { self.vm.frames.put_all(&self.local, numbers, self) };
     }
 
-    /// Drops the reference of the entry that a table was in, and frees its frame if it was the last.
+    /// Drops the reference of the entry that linked a table, and frees the table's frame if the
+    /// reference was the last.
     ///
     /// # Safety
     /// As [`put_unmapped`](Self::put_unmapped).
@@ -240,14 +245,16 @@ impl<'v, M: Machine> Cpu<'v, M> {
         }
     }
 
-    /// Drops a huge leaf of the folio that begins with `first`, which was flushed, and with the last one the references that leaves have.
+    /// Drops a huge leaf, which was flushed, of the folio that begins with `first`. With the last
+    /// leaf of the folio, also drops the references held by the leaves.
     ///
     /// # Safety
     /// As [`put_unmapped`](Self::put_unmapped).
     pub(crate) unsafe fn put_leaf(&self, first: FrameNumber) {
         if self.vm.frames.meta(first).drop_leaf() {
             for number in folio::frames_of(first) {
-                // SAFETY: the references of the leaves, of which none is left, and each was flushed.
+                // SAFETY: drops the references of the leaves; no leaf is left, and each was
+                // flushed.
                 unsafe { self.put_unmapped(number) };
             }
         }
@@ -257,22 +264,23 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.state().pending.replace(Some(pending));
     }
 
-    /// What this CPU's last fault that was [pending](crate::FaultKind::Pending), or call that was refused with `EAGAIN`, waits for. It is
-    /// handed out once.
+    /// Returns the read that this CPU's last [pending](crate::FaultKind::Pending) fault, or last
+    /// call refused with `EAGAIN`, waits for. Each read is returned once.
     pub fn pending_read(&self) -> Option<PendingRead> {
         self.state().pending.take()
     }
 
-    /// Waits for what [`pending_read`](Self::pending_read) would hand out, for a kernel whose CPUs have nothing else to do. The read must be
-    /// [completed](crate::Reading::complete) by another CPU, or in [`Machine::poll_reads`]. Returns at once if nothing is pending.
+    /// Waits for the read that [`pending_read`](Self::pending_read) would return, for a kernel
+    /// whose CPUs have no other work. The read must be [completed](crate::Reading::complete) by
+    /// another CPU, or in [`Machine::poll_reads`]. Returns at once if no read is pending.
     ///
     /// # Errors
-    /// The store's: the page could not be read. A program is told SIGBUS.
+    /// The store's error: the page could not be read. The kernel reports SIGBUS to the program.
     pub fn await_read(&self) -> Result<(), Errno> {
         let Some(pending) = self.pending_read() else { return Ok(()) };
         let mut outcome = None;
         until(self, || {
-            // A read that was dropped ends on some CPU.
+            // A dropped read is ended by any CPU that calls this.
             self.end_dropped();
             self.vm.machine().poll_reads(self.id());
             outcome = pending.outcome();
@@ -281,8 +289,9 @@ impl<'v, M: Machine> Cpu<'v, M> {
         outcome.unwrap_or(Ok(()))
     }
 
-    /// Makes `call`, one of a space's, for the thread that `thread` belongs to. Before the call unmaps pages that the thread's faults
-    /// prefaulted, the predictor learns which of them were used, as the accessed bits tell; afterwards these are gone.
+    /// Makes `call`, a call on a space, on behalf of the thread that `thread` belongs to. Before
+    /// the call unmaps pages that the thread's faults prefaulted, the predictor reads their
+    /// accessed bits, which the unmap discards, and learns which pages were used.
     pub fn for_thread<R>(&self, thread: &ThreadPredictor<M>, call: impl FnOnce() -> R) -> R {
         struct Restore<'c>(&'c Cell<*const ()>, *const ());
         impl Drop for Restore<'_> {
@@ -295,11 +304,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
         call()
     }
 
-    /// The thread that this CPU makes a call for, if it is known.
+    /// Returns the thread on whose behalf this CPU makes a call, if known.
     pub(crate) fn thread(&self) -> Option<&ThreadPredictor<M>> {
-        // SAFETY: a `for_thread` of a CPU of this machine has stored it, and has borrowed it until it returns; the caller is part
-        // of its call, and keeps no
-        // reference beyond it.
+        // SAFETY: a `for_thread` of a CPU of this machine has stored the pointer, and borrows the
+        // thread until it returns; the caller is part of its call, and keeps no reference beyond
+        // it.
         unsafe { self.state().thread.get().cast::<ThreadPredictor<M>>().as_ref() }
     }
 }

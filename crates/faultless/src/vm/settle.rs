@@ -8,25 +8,27 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::deferred::Pending;
 
-/// Where one in so many of the frames that may wait for their flush does, a CPU that works in the background looks whose flush is done.
+/// Once 1/16 of the deferral budget is used, a CPU in the background collects flushes that CPUs
+/// have already done.
 const COLLECTED: u64 = 16;
 
-/// Where one in so many does after that, and at least [`FOR_EACH`] for each CPU, a CPU that moves pages interrupts those that were asked and have not flushed.
+/// If 1/8 of the budget is still used after a collection, and at least [`FOR_EACH`] frames for each
+/// CPU, a CPU that moves pages interrupts the CPUs that were asked and have not flushed.
 const SETTLED: u64 = 8;
-/// So many frames are worth an interrupt.
+/// The number of frames for which an interrupt is worthwhile.
 const FOR_EACH: u64 = 16;
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Does all flushes that are deferred, and frees the frames that wait for them. CPUs that have dropped their translations since are
-    /// not interrupted. Returns how many frames were freed.
+    /// Does all deferred flushes, and frees the frames that wait for them. CPUs that have dropped
+    /// their translations since are not interrupted. Returns the number of frames freed.
     ///
-    /// Calls do so where they must; a kernel need not.
+    /// Calls do this when necessary; a kernel need not call it.
     pub fn settle_flushes(&self) -> u64 {
         self.settle_pending();
         self.release_owed()
     }
 
-    /// Does all flushes that are deferred. It may be in a section, and hold busy entries.
+    /// Does all deferred flushes. The caller may be in a grace section and hold busy entries.
     #[cold]
     pub(crate) fn settle_pending(&self) {
         let vm = self.vm();
@@ -38,7 +40,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Whether a CPU runs a space. What it dropped when it left one comes before the answer that it runs none.
+    /// Returns whether a CPU runs a space. If the result is false, the CPU has dropped its
+    /// translations of its last space before.
     pub(crate) fn runs_a_space(&self, cpu: CpuId) -> bool {
         self.vm().cpus.remote(cpu).resident.space.load(Ordering::Acquire) != 0
     }
@@ -57,14 +60,16 @@ impl<M: Machine> Cpu<'_, M> {
         self.vm().frames.owed_count() != 0 && self.settle_flushes() != 0
     }
 
-    /// Frees those frames whose flush is done since CPUs have flushed by themselves; if there are none, those that wait for a flush, which it does. Returns
-    /// whether there were any. For whoever needs some frames, and not all.
+    /// Frees frames whose flush other CPUs have already done; if there are none, does the deferred
+    /// flushes and frees the waiting frames. Returns whether any were freed. For callers that need
+    /// some frames, not all.
     pub(crate) fn settle_some(&self) -> bool {
         self.vm().frames.owed_count() != 0
             && (self.collect_owed() != 0 || self.settle_flushes() != 0)
     }
 
-    /// Frees the frames whose flush is done since CPUs have flushed by themselves. Nobody is interrupted. Returns how many there were.
+    /// Frees frames whose flush other CPUs have already done, without interrupts. Returns the
+    /// number of frames freed.
     pub(crate) fn collect_owed(&self) -> u64 {
         let vm = self.vm();
         if vm.frames.owed_count() == 0 {
@@ -75,8 +80,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.release_owed()
     }
 
-    /// What a CPU that reclaims or balances memory does about deferred flushes, before each batch. A program's own call has no part in it: it need not wait for
-    /// that.
+    /// Handles deferred flushes before each batch of a CPU that reclaims or balances memory. A
+    /// program's own call does not use this function, so it does not wait for the flush.
     #[inline]
     pub(crate) fn collect_ahead(&self) {
         if self.vm().frames.owes_some(COLLECTED) {
@@ -86,8 +91,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// As [`collect_ahead`](Self::collect_ahead), where pages move between nodes: memory is not short, so nothing else ends the wait for CPUs that do not flush, and
-    /// every frame that waits is one more in use.
+    /// As [`collect_ahead`](Self::collect_ahead), for pages that move between nodes. Memory is not
+    /// short then, so no other event forces the CPUs to flush, and every waiting frame increases
+    /// memory use.
     #[inline]
     pub(crate) fn settle_ahead(&self) {
         self.collect_ahead();
@@ -98,7 +104,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Drops all translations of this CPU, if CPUs were asked to since many frames wait for it.
+    /// Drops all translations of this CPU, if CPUs were asked to flush because many frames wait.
     #[inline]
     pub(crate) fn flush_if_asked(&self) {
         if self.vm().deferred.is_asked(self.local()) {
@@ -107,8 +113,10 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Drops all translations of this CPU. The subsystem does so itself where it must. A kernel may wherever it costs little, as before a CPU is idle: then the
-    /// CPU need not be interrupted for what was deferred so far, nor for pages that it does not use until they leave.
+    /// Drops all translations of this CPU. The subsystem does this itself when necessary. A kernel
+    /// may call it when the flush is cheap, for example before a CPU goes idle: then the CPU need
+    /// not be interrupted for flushes deferred so far, nor for pages that it does not use until
+    /// their eviction.
     pub fn flush_own(&self) {
         let deferred = &self.vm().deferred;
         let before = deferred.before_flush();
@@ -116,19 +124,22 @@ impl<M: Machine> Cpu<'_, M> {
         deferred.flushed(self.local(), before);
     }
 
-    /// Defers the flush of entries that have changed in spaces with the sets `of`, and returns its stamp.
+    /// Defers the flush of entries that have changed in spaces with the sets `of`, and returns its
+    /// stamp.
     pub(crate) fn defer_flush<'a>(&self, of: impl Iterator<Item = &'a CpuSet>) -> u64 {
         self.count(Counter::FlushDeferred);
         self.vm().deferred.defer(of, self)
     }
 
-    /// Whether the flush of a page of a space or object, which keeps `pending`, may not have been done.
+    /// Returns whether the flush of a page of a space or object, which stores `pending`, may still
+    /// be outstanding.
     #[inline(always)]
     pub(crate) fn is_pending(&self, pending: &Pending) -> bool {
         self.vm().deferred.is_pending(pending) && !lost(Mutant::WriteSettles)
     }
 
-    /// Does the flush of `pending`, if it was not done: what a page shows is about to change.
+    /// Does the flush of `pending` if it is outstanding: the contents of a page are about to
+    /// change.
     #[inline(always)]
     pub(crate) fn settle(&self, pending: &Pending) {
         if self.is_pending(pending) {

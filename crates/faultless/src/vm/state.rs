@@ -1,4 +1,4 @@
-//! What belongs to one CPU, and the VMA that its last fault found.
+//! The state of one CPU, and its hint: the VMA found by its last fault.
 
 use crate::error::OutOfMemory;
 use crate::file::PendingRead;
@@ -14,7 +14,7 @@ use crate::tlb::gather::Gather;
 use core::cell::{Cell, RefCell};
 use core::ptr;
 
-/// One CPU's state, on lines of its own.
+/// One CPU's state, on separate cache lines.
 #[derive(Debug)]
 pub(crate) struct CpuState {
     pub(crate) counts: Counts,
@@ -22,45 +22,48 @@ pub(crate) struct CpuState {
     /// The space that this CPU runs.
     pub(crate) resident: Resident,
     pub(crate) hint: Hint,
-    /// Frames that calls let go of since it was last looked at.
+    /// The number of frames freed by calls since the last zeroing of freed frames.
     pub(super) freed: Cell<usize>,
     /// VMAs that calls of this CPU removed as the owner of a space: no other CPU can reach them.
     pub(super) gone: Cell<RetireChain>,
-    /// Calls that changed VMAs of a shared space.
+    /// The number of calls that changed VMAs of a shared space.
     pub(crate) shared_calls: Cell<u32>,
     /// How this CPU maps in its own [region](crate::space).
     pub(crate) apart: Cell<Apart>,
-    /// Whether the call that this CPU is in got no frame.
+    /// Whether an allocation of the current call failed for lack of frames.
     pub(crate) starved: Cell<bool>,
-    /// Whether it was refused because the space has as many VMAs as it may have.
+    /// Whether a call was refused because the space has the maximum number of VMAs.
     pub(crate) crowded: Cell<bool>,
-    /// The calls in which it holds pages that others may need.
+    /// The calls in which this CPU holds pages that other CPUs may need.
     pub(crate) holder: Holder,
-    /// Its walks of the reverse map, for which spaces that end wait.
+    /// This CPU's walks of the reverse map; ending spaces wait for them.
     pub(crate) walker: Walker,
-    /// Whether this CPU is evicting pages: a store that it calls may need memory itself.
+    /// Whether this CPU is evicting pages: a store that it calls may itself need memory.
     pub(crate) evicting: Cell<bool>,
-    /// Whether private pages stayed in memory since another CPU had the turn to write to the swap area.
+    /// Whether private pages stayed in memory because another CPU had the turn to write to the swap
+    /// area.
     pub(crate) missed_turn: Cell<bool>,
-    /// Whether this CPU waits for that turn.
+    /// Whether this CPU waits for the turn to write to the swap area.
     pub(crate) awaits_turn: Cell<bool>,
-    /// The half rounds of all hands when it last dropped its translations so that accessed bits tell what is used ([`clock`](crate::reclaim)).
+    /// The number of half rounds of all hands at the last time this CPU dropped its translations to
+    /// make accessed bits reliable ([`clock`](crate::reclaim)).
     pub(crate) half_rounds: Cell<u64>,
     /// The read for which this CPU's last fault or call is pending.
     pub(super) pending: RefCell<Option<PendingRead>>,
-    /// The page that a fault could not read from its store: which fault of this CPU, the object's number, and the page's.
+    /// The page that a fault could not read from its store: the number of the fault on this CPU, of
+    /// the object, and of the page.
     pub(crate) unread: Cell<Option<(u64, u64, u64)>>,
-    /// The first of the pages that a fault could not have as a folio: as `unread`.
+    /// The first page of a folio that a fault could not make, in the format of `unread`.
     pub(crate) no_folio: Cell<Option<(u64, u64, u64)>>,
-    /// Faults that did not try to make a folio, as it had failed before.
+    /// Faults that did not try to make a folio, because an earlier attempt had failed.
     pub(crate) folios_skipped: Cell<u32>,
-    /// The `ThreadPredictor` of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
-    /// it alive until it puts back what was there.
+    /// The `ThreadPredictor` of the thread on whose behalf this CPU makes a call, or null. Set only
+    /// by [`Cpu::for_thread`], which keeps the predictor alive until it restores the old value.
     pub(super) thread: Cell<*const ()>,
 }
 
 impl CpuState {
-    /// The state of a CPU of a machine of `frames` frames.
+    /// Returns the state of a CPU of a machine of `frames` frames.
     pub(super) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         Ok(Self {
             counts: Counts::default(),
@@ -88,13 +91,14 @@ impl CpuState {
     }
 }
 
-/// The VMA that this CPU's last fault found: the next fault is often in it, and need not look at the
-/// tree, which calls in other ranges change all the time.
+/// The VMA found by this CPU's last fault. The next fault is often in the same VMA, and need not
+/// read the tree, which calls in other ranges change frequently.
 ///
-/// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section whose
-/// steady epoch is `epoch`. It may have been replaced since: then its sequence is odd. (A space that
-/// ended frees its VMAs at once, but its number is not used again, so no hint for it is looked up. The [owner](crate::sync::owner) of a space
-/// frees VMAs at once, too, and forgets them; other CPUs have no hint then, since only those have one that run the space.)
+/// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section
+/// whose steady epoch is `epoch`. The VMA may have been replaced since: then its sequence is odd.
+/// (A space that ended frees its VMAs at once, but its number is not reused, so no hint for it is
+/// looked up. The [owner](crate::sync::owner) of a space also frees VMAs at once, and forgets its
+/// hint for them; other CPUs have no hint then, because only CPUs that run the space have one.)
 #[derive(Debug)]
 pub(crate) struct Hint {
     space: Cell<u64>,
@@ -104,13 +108,13 @@ pub(crate) struct Hint {
 
 impl Default for Hint {
     fn default() -> Self {
-        // No space is numbered 0.
+        // No space has the number 0.
         Self { space: Cell::new(0), epoch: Cell::new(0), vma: Cell::new(ptr::null()) }
     }
 }
 
 impl Hint {
-    /// The VMA that the last fault found in `space`, if it is known to be alive.
+    /// Returns the VMA that the last fault found in `space`, if the VMA is known to be alive.
     #[inline(always)]
     pub(crate) fn get<'s>(
         &self,
@@ -125,12 +129,12 @@ impl Hint {
         Some(unsafe { &*self.vma.get() })
     }
 
-    /// Knows no VMA any more.
+    /// Forgets the VMA.
     pub(crate) fn forget(&self) {
         self.space.set(0);
     }
 
-    /// Knows `vma` no more, which is freed without a grace period.
+    /// Forgets `vma`, which is about to be freed without a grace period.
     #[inline]
     pub(crate) fn forget_vma(&self, vma: *const Vma) {
         if self.vma.get() == vma {
@@ -138,7 +142,7 @@ impl Hint {
         }
     }
 
-    /// Remembers `vma`, which was found in `space` in this section.
+    /// Stores `vma`, which was found in `space` in this section.
     #[inline]
     pub(crate) fn set(&self, grace: &Grace, section: &Section<'_>, space: SpaceId, vma: &Vma) {
         if let Some(epoch) = grace.steady_epoch(section) {
@@ -151,11 +155,13 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`, `crowded`, `evicting`, `missed_turn`, `awaits_turn`, `half_rounds`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
-// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident`, `holder` and `walker`, which are atomics.
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `apart`, `starved`,
+// `crowded`, `evicting`, `missed_turn`, `awaits_turn`, `half_rounds`, `pending`, `unread`,
+// `no_folio`, `folios_skipped`, `thread`) are accessed only through `Cpu::state`, with the CPU's
+// `Local`; other CPUs read `counts`, `resident`, `holder` and `walker`, which are atomics.
 unsafe impl Sync for CpuState {}
-// SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
-// the CPU, and that of the thread is null but during a call.
+// SAFETY: as above; the hint's pointer is dereferenced only as its invariant allows, on whichever
+// thread is the CPU, and the pointer to the thread is null except during a call.
 unsafe impl Send for CpuState {}
 
 /// Resident pages that a CPU counted for the space it runs, not yet added to the space's own count.

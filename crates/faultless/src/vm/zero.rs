@@ -1,27 +1,27 @@
-//! Background zeroing: free frames are zeroed before they are needed.
+//! Background zeroing: zeroes free frames before they are needed.
 
 use super::Cpu;
 use crate::machine::Machine;
 use crate::stat::Counter;
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Zeroes free frames into the pools of the nodes (knob `zeroed_pool`), at most about `budget`, as a
-    /// CPU does that has nothing else to do. Returns how many; 0 when the pools are full or off, or memory
-    /// is short: then there is nothing to do until something was allocated or freed.
+    /// Zeroes free frames into the pools of the nodes (knob `zeroed_pool`), about `budget` at most,
+    /// on an idle CPU. Returns the number of frames; 0 if the pools are full or off, or memory is
+    /// short: then a further call is useless until a frame is allocated or freed.
     ///
-    /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames; a CPU that has to
-    /// be quick to answer something else gives a budget of so many, and calls again.
+    /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames. A CPU that
+    /// must react quickly to other events passes this number as the budget, and calls repeatedly.
     ///
-    /// It also frees what calls of this CPU retired, if that is more than a little, and ends what was
-    /// [dropped](Self::end_dropped).
+    /// The function also frees objects retired by calls of this CPU, if there are many, and ends
+    /// [dropped](Self::end_dropped) spaces and objects.
     pub fn zero_ahead(&self, budget: usize) -> usize {
         self.end_dropped();
         self.collect_idle();
         self.zero_for(budget, Counter::ZeroedIdle)
     }
 
-    /// Zeroes as many free frames as calls of this CPU freed, if the knob `zero_on_free` is set. They
-    /// were counted by [`note_freed`](Self::note_freed).
+    /// Zeroes as many free frames as calls of this CPU freed, if the knob `zero_on_free` is set.
+    /// [`note_freed`](Self::note_freed) counts the freed frames.
     #[cold]
     pub(super) fn zero_freed(&self) {
         let freed = self.state.freed.take();
@@ -30,7 +30,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Notes that a call let go of `frames` frames.
+    /// Records that a call freed `frames` frames.
     #[inline]
     pub(crate) fn note_freed(&self, frames: usize) {
         self.state.freed.set(self.state.freed.get() + frames);

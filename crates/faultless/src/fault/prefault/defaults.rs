@@ -1,17 +1,17 @@
 //! Predictor defaults for new threads, learned from threads that have ended.
 //!
-//! Many threads take only a few faults: children of a shell, workers of a build. That is too few
-//! to learn how far their streams continue, and each page too many is an unused prefaulted page. So a thread begins with
-//! the [`Widths`] of threads that have ended, of any program. These are only defaults:
-//! the thread earns the credit for its windows by its own faults.
+//! Many threads take only a few faults: children of a shell, workers of a build. These faults are
+//! too few to learn how far the thread's streams continue, and each page too many is an unused
+//! prefaulted page. So a thread begins with the [`Widths`] of ended threads of any program. The
+//! widths are only defaults: each thread earns the credit for its windows by its own faults.
 
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Of streams up, down, and that leave pages out.
+/// The number of stream types: upwards, downwards, and strided.
 pub(super) const SIDES: usize = 3;
-/// Of faults.
+/// The number of fault kinds.
 pub(super) const KINDS: usize = 3;
-/// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
+/// The number of run classes: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
 pub(super) const CLASSES: usize = 6;
 /// Widths are orders in steps of one half.
 pub(super) const HALVES: u8 = 2;
@@ -24,11 +24,12 @@ pub(super) const AS_LONG_AS_THE_RUN: Widths =
 
 /// The scale of [`Defaults`]: stored values are widths times this.
 const FINE: u32 = 16;
-/// How far one thread moves a default: this fraction of the difference.
+/// How far one thread moves a default: the difference divided by this.
 const PACE: i32 = 8;
 
-/// The widths with which new threads begin. One for all threads of a machine: read when a thread first faults in a space, and
-/// written when one leaves, without a lock. If two write at once, one update may be lost.
+/// The initial widths of new threads, one value for all threads of a machine. Read when a thread
+/// first faults in a space, and written without a lock when a thread leaves. If two threads write
+/// concurrently, one update may be lost.
 #[derive(Debug)]
 pub struct Defaults([[[AtomicU32; CLASSES]; SIDES]; KINDS]);
 
@@ -39,13 +40,13 @@ impl Default for Defaults {
 }
 
 impl Defaults {
-    /// Of a machine on which no thread has ended.
+    /// Returns the defaults of a machine on which no thread has ended.
     pub fn new() -> Self {
         let fine = |width: u8| AtomicU32::new(u32::from(width) * FINE);
         Self(AS_LONG_AS_THE_RUN.map(|sides| sides.map(|classes| classes.map(fine))))
     }
 
-    /// The widths to begin with.
+    /// Returns the widths for a new thread.
     pub(super) fn begin(&self) -> Widths {
         let coarse = |fine: &AtomicU32| (fine.load(Relaxed) / FINE) as u8;
         self.0
@@ -53,7 +54,8 @@ impl Defaults {
             .map(|sides| sides.each_ref().map(|classes| classes.each_ref().map(coarse)))
     }
 
-    /// Moves towards what a thread ended with, where that is not what it had begun with.
+    /// Moves the defaults towards the final widths of a thread, for widths that differ from the
+    /// initial ones.
     pub(super) fn learn(&self, begun: &Widths, ended: &Widths) {
         let both =
             begun.as_flattened().as_flattened().iter().zip(ended.as_flattened().as_flattened());
@@ -72,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_default_follows_those_that_learned_something_else() {
+    fn defaults_move_towards_changed_widths() {
         let defaults = Defaults::new();
         let begun = defaults.begin();
         assert_eq!(begun, AS_LONG_AS_THE_RUN);
@@ -85,7 +87,7 @@ mod tests {
             defaults.learn(&defaults.begin(), &ended);
         }
         assert_eq!(defaults.begin(), ended);
-        // A thread that ends as it began changes nothing.
+        // A thread that ends with its initial widths changes no default.
         defaults.learn(&ended, &ended);
         assert_eq!(defaults.begin(), ended);
     }

@@ -1,15 +1,17 @@
-//! A predictor that predicts nothing: an aligned block around every fault, as Linux maps around a fault on a file.
+//! A predictor without prediction: it maps an aligned block around every fault, as Linux maps
+//! around a fault on a file.
 //!
-//! It shows what prediction is worth, and how small a [`Predictor`] may be. The window is the block of `2^prefault_max_order`
-//! pages that holds the faulting page, [`MOST`] pages at most, as far as its entries are empty.
+//! It serves as a baseline for the value of prediction, and as an example of a small [`Predictor`].
+//! The window is the block of `2^prefault_max_order` pages that contains the faulting page, at most
+//! [`MOST`] pages, without the pages whose entries are not empty.
 
 use super::predictor::{Check, Kind, Look, MAX_ORDER, Miss, Predictor, Seen, Tally, Window};
 use crate::machine::SpaceId;
 use core::ops::Range;
 
-/// The most pages of a block.
+/// The maximum number of pages of a block.
 const MOST: u64 = 64;
-/// Windows that wait for their check.
+/// The number of windows that wait for their check.
 const WAITING: usize = 16;
 
 /// The prefaulted pages of a window: bit n is page `first + n`.
@@ -126,10 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_maps_its_aligned_block_and_the_checks_count_what_was_used() {
+    fn faults_map_aligned_blocks_and_checks_count_used_pages() {
         let vm = Vm::new(Fixed::predicting(1, 1000)).unwrap();
         vm.set(Setting::PrefaultMaxOrder(3));
-        // SAFETY: the only one.
+        // SAFETY: the only `Cpu` of this number.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         let space = Space::new(&cpu).unwrap();
         let at = 1 << 30;
@@ -138,7 +140,8 @@ mod tests {
         space.mmap(&cpu, at, pages * PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
         let thread = ThreadStreams::new();
         let addr = |page: u64| at + page * PAGE_SIZE;
-        // The second block is one page smaller, as that is mapped, and the third ends where the VMA does.
+        // The second block is one page smaller, because that page is mapped, and the third block
+        // ends at the end of the VMA.
         space.fault(&cpu, addr(9), Access::Write).unwrap();
         for page in [5, 15, 16] {
             space.fault_of(&cpu, &thread, addr(page), Access::Write).unwrap();

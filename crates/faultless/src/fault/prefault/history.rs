@@ -1,13 +1,14 @@
 //! The access history of a space's previous mappings.
 //!
-//! Allocators unmap memory and map it again, and programs often use the same pages again:
-//! a thread that reuses the arena of another, a buffer that is mapped for each file. So unmapping
-//! records here, for each block of [`BLOCK`] pages, which of them had been used, and a
-//! fault in the block uses the record to predict.
+//! Allocators unmap memory and map it again, and programs often use the same pages again: a thread
+//! that reuses the arena of another, a buffer that is mapped for each file. So an unmap records
+//! here, for each block of [`BLOCK`] pages, which pages had been used, and a fault in the block
+//! uses the record to predict.
 //!
-//! A page is predicted if it was used in each of its last three mappings, or in all if there were fewer. If
-//! there was only one, it is predicted while second mappings have mostly been like first ones. All of this is a hint: slots
-//! are overwritten and read without a lock, and a torn slot costs one window.
+//! A page is predicted if it was used in each of its last three mappings, or in all if there were
+//! fewer. A page with a single previous mapping is predicted only while second mappings have mostly
+//! resembled the first. All records are hints: slots are overwritten and read without a lock, and a
+//! torn slot costs one window.
 
 mod cell;
 
@@ -26,9 +27,9 @@ const ALIKE: u32 = 256;
 pub struct BlockHistory {
     /// The pages that were mapped before.
     pub known: u64,
-    /// Those that are predicted to be used.
+    /// The pages that are predicted to be used.
     pub expected: u64,
-    /// Those that were used the last time.
+    /// The pages that were used in the last mapping.
     pub last: u64,
 }
 
@@ -36,21 +37,22 @@ pub struct BlockHistory {
 #[derive(Debug)]
 pub struct History {
     slots: [Slot; SLOTS],
-    /// How many of the pages used in one mapping were used in the next, lately: a fraction of [`ALIKE`].
+    /// The recent fraction of pages used in one mapping that were also used in the next, in units
+    /// of 1/[`ALIKE`].
     likeness: AtomicU32,
 }
 
 /// The access history of one block.
 #[derive(Debug, Default)]
 struct Slot {
-    /// One more than the block's number; 0 is none.
+    /// The block number plus one; 0 is an empty slot.
     block: AtomicU64,
-    /// The pages that were used in the last mapping, the one before, and the one before that. In mappings
-    /// that did not exist all pages count as used.
+    /// The pages that were used in the last mapping, the second last, and the third last. If there
+    /// were fewer mappings, all pages count as used in the missing ones.
     used: [AtomicU64; 3],
     /// The pages that were mapped at least once.
     once: AtomicU64,
-    /// Those that were mapped at least twice.
+    /// The pages that were mapped at least twice.
     twice: AtomicU64,
 }
 
@@ -61,7 +63,7 @@ impl Default for History {
 }
 
 impl History {
-    /// What is known about the block of `page` (a page number).
+    /// Returns the history of the block of `page` (a page number).
     #[inline]
     pub fn recall(&self, page: u64) -> BlockHistory {
         let slot = self.slot(page);
@@ -75,8 +77,9 @@ impl History {
         BlockHistory { known, expected: last & before & first & trusted, last: last & known }
     }
 
-    /// Records that the pages `taken` of the block of `page` are unmapped, of which `used` were accessed. Both
-    /// are masks as in [`BlockHistory`]. Not to be called for a block with nothing mapped in `taken`.
+    /// Records that the pages `taken` of the block of `page` are unmapped, and that the pages
+    /// `used` were accessed. Both are masks as in [`BlockHistory`]. The caller must not pass a
+    /// block in which no page of `taken` was mapped.
     pub fn record(&self, page: u64, taken: u64, used: u64) {
         let slot = self.slot(page);
         let used = used & taken;
@@ -97,19 +100,20 @@ impl History {
         slot.once.store(once | taken, Relaxed);
     }
 
-    /// Moves the likeness towards that of these two mappings, the further the more pages.
+    /// Moves the likeness towards the likeness of these two mappings, in proportion to the number
+    /// of pages.
     fn compare(&self, before: u64, now: u64) {
         let pages = before.count_ones();
         if let Some(again) = ((before & now).count_ones() * ALIKE).checked_div(pages) {
             let old = self.likeness.load(Relaxed);
-            // A quarter of the way for a full block.
+            // A full block moves the likeness by a quarter of the difference.
             let share = 4 * BLOCK as u32;
             self.likeness.store((old * (share - pages) + again * pages) / share, Relaxed);
         }
     }
 
     fn slot(&self, page: u64) -> &Slot {
-        // Neighbouring blocks in different slots, and the regions that mmap likes to align apart.
+        // Maps neighbouring blocks to different slots, and also the regions that mmap often aligns.
         let block = page / BLOCK;
         &self.slots[((block ^ (block >> 6) ^ (block >> 12)) % SLOTS as u64) as usize]
     }
@@ -120,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_is_expected_again() {
+    fn used_pages_are_expected_again() {
         let space = History::default();
         assert_eq!(space.recall(640), BlockHistory::default());
         space.record(640, 0xffff, 0x0ff0);
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn after_more_mappings_only_what_all_of_three_used() {
+    fn three_mappings_predict_pages_used_in_all() {
         let space = History::default();
         let expected = [0b1110, 0b0111, 0b0111, 0b0111, 0b1111, 0b1111, 0b1111].map(|used| {
             space.record(0, !0, used);
@@ -141,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_block_have_histories_of_their_own() {
+    fn parts_of_a_block_have_separate_histories() {
         let space = History::default();
         space.record(0, 0xff, 0xff);
         space.record(0, 0xff00, 0x0100);
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_mapping_counts_only_while_mappings_are_alike() {
+    fn a_single_mapping_predicts_only_while_mappings_are_alike() {
         let space = History::default();
         for block in 0..8 {
             space.record(block * BLOCK, !0, !0);
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_given_to_the_last_that_wants_it() {
+    fn a_slot_holds_the_last_recorded_block() {
         let space = History::default();
         for block in 0..10_000 {
             space.record(block * BLOCK, !0, block);

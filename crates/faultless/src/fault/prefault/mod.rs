@@ -1,24 +1,26 @@
-//! Anticipatory prefault: a thread that faults in sequence gets the pages that it is predicted to touch
+//! Anticipatory prefault: a thread that faults in sequence gets the pages it is predicted to touch
 //! next in the same fault.
 //!
-//! [`Streams`] choose the pages: that is the policy. This module is the mechanism. The entries of a window lie
-//! in one table and belong to one VMA. The fault counts those that a fault of this kind would fill (empty ones; for a store
-//! also those of the zero page), and allocates and zeroes frames for them while it holds
-//! nothing. Then, as for the pages around a file's:
+//! The policy, [`Streams`], chooses the pages. This module is the mechanism. The entries of a
+//! window lie in one table and belong to one VMA. The fault counts the entries that a fault of this
+//! kind would fill (empty entries; for a store also entries of the zero page), and allocates and
+//! zeroes frames for them while it holds no entry. Then it proceeds as a fault on a file does for
+//! the surrounding pages:
 //!
-//! 1. it takes all entries, at most [`MOST_TAKEN`] at once, each by a compare-and-swap from the value read;
-//!    it leaves out an entry that changed meanwhile;
-//! 2. it validates the ticket, once for all. A full barrier is between each swap and that read of the sequence, so the
-//!    protocol holds for each entry by itself;
-//! 3. where the zero page was mapped, it flushes, while the entries are busy;
-//! 4. it commits all entries, or reverts all. A larger window is filled chunk by chunk, beginning with the chunk of the
-//!    faulting page.
+//! 1. It locks all entries, at most [`MOST_TAKEN`] at once, each by a compare-and-swap from the
+//!    value read; it skips an entry that has changed since.
+//! 2. It validates the ticket, once for all entries. A full barrier lies between each swap and this
+//!    read of the sequence, so the protocol holds for each entry individually.
+//! 3. If the zero page was mapped, it flushes, while the entries are busy.
+//! 4. It commits all entries, or reverts all. A larger window is filled chunk by chunk, beginning
+//!    with the chunk of the faulting page.
 //!
-//! The faulting page is served as by any fault. The other pages are optional: the fault
-//! does not wait for them, and takes no frames for them while memory is short. Frames that were not needed go back to the
-//! CPU's own list, still zeroed, where the attempt after an abort finds them. Prefaulted pages are
-//! mapped with the accessed bit clear. So the thread can check later which were used, and its
-//! windows shrink if pages were unused. The check also runs just before a call of the thread [unmaps them](Cpu::for_thread).
+//! The faulting page is served as in any other fault. The other pages are optional: the fault does
+//! not wait for them, and allocates no frames for them while memory is short. Unneeded frames
+//! return to the list of the CPU, still zeroed, and are available to the attempt after an abort.
+//! Prefaulted pages are mapped with a clear accessed bit, so the thread can check later which pages
+//! were used, and its windows shrink if pages were unused. The check also runs just before a call
+//! of the thread [unmaps the pages](Cpu::for_thread).
 
 pub mod defaults;
 pub mod fixed;
@@ -51,8 +53,8 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::{Cpu, Vm};
 use core::ops::Range;
 
-/// Whether a fault on an entry that was `seen` may prefault: a first touch of private anonymous memory
-/// without `MADV_RANDOM`.
+/// Returns whether a fault on an entry that was `seen` may prefault: a first touch of private
+/// anonymous memory without `MADV_RANDOM` and without a memory policy.
 pub(super) fn goes_ahead<M: Machine>(
     cpu: &Cpu<'_, M>,
     vma: &Vma,
@@ -65,7 +67,8 @@ pub(super) fn goes_ahead<M: Machine>(
         && !vma.area.flags.intersects(VmaFlags::RANDOM.union(VmaFlags::POLICY))
 }
 
-/// The rest of a fault's attempt, given by its parts, for a thread that may prefault.
+/// The rest of a fault's attempt for a thread that may prefault. Receives the fields of the attempt
+/// separately.
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
@@ -90,8 +93,9 @@ pub(super) fn serve<M: Machine>(
         if let Some(kind) = attempt.serve_ahead(&mut streams, prepared, table, seen)? {
             return Ok(kind);
         }
-        // The next look is at this page alone: a window takes no entry with permissions that mprotect is about to change, and to wait
-        // for that would be to wait for a CPU that may wait for this one.
+        // The retry serves this page alone. A window locks no entry whose permissions mprotect is
+        // about to change, and waiting for mprotect would mean waiting for a CPU that may wait for
+        // this one.
         if !lost(Mutant::RetriesAlone) {
             break;
         }
@@ -99,11 +103,12 @@ pub(super) fn serve<M: Machine>(
     serve_at_length(cpu, space, vma, ticket, page, access, table, prepared)
 }
 
-/// What a predictor notes of a window.
+/// The predictor's record of a window.
 type Record<M> = <<M as Machine>::Predictor as Predictor>::Record;
 
-/// The part of a window that is filled at once: of the entries of `table`, whose first belongs to page `first`,
-/// those of the window in `span`. The first of `span` is one of them; there are [`MOST_TAKEN`] at most.
+/// The part of a window that is filled at once: the window's entries in `span` of `table`, whose
+/// first entry belongs to page `first`. `span` starts with an entry of the window and contains at
+/// most [`MOST_TAKEN`] of them.
 #[derive(Clone)]
 struct Chunk<'t, R> {
     table: &'t [AtomicU64; ENTRIES],
@@ -113,8 +118,8 @@ struct Chunk<'t, R> {
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// Whether the fault on the page's entry in `table` skips prediction. It reads that entry and the one beside it,
-    /// and no more: a random-access thread pays for one load.
+    /// Returns whether the fault on the page's entry in `table` skips prediction. Reads only this
+    /// entry and its neighbour in the pair, so a random-access thread pays for one load.
     #[inline(always)]
     pub(super) fn skips_prediction(
         self,
@@ -134,8 +139,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         skips
     }
 
-    /// Serves a fault that [may prefault](goes_ahead), on the page's entry in `table`, which was `seen`, and maps the predicted
-    /// pages with it. `None`: the entry changed first.
+    /// Serves a fault that [may prefault](goes_ahead), on the page's entry in `table`, which was
+    /// `seen`, and maps the predicted pages with it. `None`: the entry changed first.
     #[inline(always)]
     pub(super) fn serve_ahead(
         self,
@@ -158,7 +163,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let window = &self.window(predictor, kind, table, most);
         let span = window.span();
         if window.is_single() && kind != Kind::Copy {
-            // Nothing is expected: it is served as any other.
+            // No further page is predicted: serve the fault as any other.
             let slot = &table[asked];
             let done = if kind == Kind::Write {
                 self.write_untouched(prepared, slot)?
@@ -191,7 +196,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                     *mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
                 }
                 (Ok(_), Some(_)) => {}
-                // A writer came in between. The faulting page is mapped, which is enough.
+                // A writer interfered. The faulting page is mapped, which is sufficient.
                 (Err(_), Some(_)) => break,
             }
             next += if next == own { wide } else { 0 };
@@ -211,7 +216,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(done))
     }
 
-    /// The pages to map, 2^`most` at most, once it has been looked at what came of earlier ones.
+    /// Returns the pages to map, at most 2^`most`, after checking the results of earlier windows.
     #[inline(always)]
     fn window(
         self,
@@ -237,11 +242,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let vm = self.cpu.vm();
         let window = predictor.predict(&miss, most, &vm.defaults, View { vm, kind, table, first });
-        // The policy is not of this crate. Outside of the reach are other VMAs.
+        // The predictor is outside this crate and not trusted. Beyond the reach lie other VMAs.
         if window.is_for(&miss) { window } else { Window::single(miss.page) }
     }
 
-    /// The pages of the VMA that the table of the faulting page maps.
+    /// Returns the pages of the VMA that the table of the faulting page maps.
     #[inline(always)]
     fn reach(self) -> Range<u64> {
         let (area, page) = (self.vma.area.range, self.page >> PAGE_SHIFT);
@@ -249,10 +254,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         first.max(area.start >> PAGE_SHIFT)..(first + ENTRIES as u64).min(area.end >> PAGE_SHIFT)
     }
 
-    /// Returns the number of pages, from the faulting page on, that the fault is to read from a file's store:
-    /// as many as the thread is predicted to use next, if it faults in sequence. The largest window is the
-    /// prefault's, in blocks of 2^`block` pages. The store reads `least` pages in any case. The thread's next such
-    /// fault checks which pages were used.
+    /// Returns the number of pages, starting with the faulting page, that the fault should read
+    /// from a file's store: the pages that the thread is predicted to use next, if it faults in
+    /// sequence. The largest window is that of prefault, in blocks of 2^`block` pages. The store
+    /// reads at least `least` pages in any case. The thread's next such fault checks which pages
+    /// were used.
     #[cold]
     #[inline(never)]
     pub(super) fn read_window(self, thread: &ThreadPredictor<M>, block: u8, least: u64) -> u64 {
@@ -262,7 +268,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return 1;
         };
         let most = self.cpu.vm().knobs.prefault_max_order() + block;
-        // The largest windows of a predictor end at multiples of their size. Runs that grow need not.
+        // A predictor's largest windows end at multiples of their size. Growing runs need not.
         let window = self.window(&mut predictor, Kind::Read, table, MAX_ORDER);
         let (page, mut span) = (self.page >> PAGE_SHIFT, window.span());
         let run = window.run_from(page).min(1 << most.min(MAX_ORDER));
@@ -273,7 +279,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         run
     }
 
-    /// [`fill`](Self::fill) for a window that leaves pages out.
+    /// [`fill`](Self::fill) for a window with a stride above 1.
     #[inline(never)]
     fn fill_apart(
         self,
@@ -284,8 +290,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.fill::<false>(chunk, asked, prepared)
     }
 
-    /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the
-    /// faulting page, lies in the chunk and cannot be filled, nothing is, and it returns `None`. `SIDE_BY_SIDE`: the window's stride is 1.
+    /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped
+    /// now. If place `asked`, the faulting page, lies in the chunk and cannot be filled, fills no
+    /// entry and returns `None`. `SIDE_BY_SIDE`: the window's stride is 1.
     #[inline(always)]
     fn fill<const SIDE_BY_SIDE: bool>(
         self,
@@ -310,7 +317,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let mut buffer = [FrameNumber(0); MOST_TAKEN];
         let (mut own, mut others) = (None, frame::Bulk::empty());
         if write {
-            // The faulting page's own comes with them, unless it was prepared before, or there is only one left.
+            // The frame of the faulting page is allocated with the others, unless a frame was
+            // already prepared or only one frame is left.
             let with_own = asks && prepared.is_nothing();
             others = cpu.alloc_zeroed_bulk(&mut buffer[..count + usize::from(with_own)]);
             if asks {
@@ -318,7 +326,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 let own_frame = own.take().or_else(|| prepared.zeroed_seldom(cpu));
                 own = Some(own_frame.ok_or(Abort::NoMemory)?);
             }
-            // With fewer frames, those farthest from the page are left out.
+            // If there are fewer frames, drop the pages farthest from the faulting page.
             while count > others.len() {
                 let (low, high) = (wanted.trailing_zeros(), wanted.ilog2());
                 let far = |at: u32| asked.abs_diff(place(at as usize));
@@ -349,7 +357,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if let Some(zeros) = held.present()
             && !lost(Mutant::ZeroPageFlush)
         {
-            // No CPU may read zeros there after another has stored.
+            // No CPU may read zeros there after another CPU has stored.
             let range = VirtRange::new(addr(zeros.start), addr(zeros.end - 1) + PAGE_SIZE);
             shoot(cpu, self.space, range);
         }
@@ -366,7 +374,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 }),
             );
         }
-        // There is a frame for each: nothing more was taken than was counted.
+        // There is a frame for each entry: the fault locked no more entries than it counted.
         let unused = leaf.unused();
         if !write {
             held.commit(|_| zeros.unused());
@@ -394,8 +402,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
 }
 
 impl<P: Predictor> ThreadStreams<P> {
-    /// Checks which prefaulted pages in `range` of `space` were used: its pages are about to be unmapped or moved. In
-    /// a grace section.
+    /// Checks which prefaulted pages in `range` of `space` were used: the pages are about to be
+    /// unmapped or moved. The caller is in a grace section.
     pub(crate) fn check_used<M: Machine<Predictor = P>>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -411,8 +419,9 @@ impl<P: Predictor> ThreadStreams<P> {
 }
 
 impl<M: Machine> Space<M> {
-    /// The thread that `thread` belongs to leaves the space: it ends, or starts another program. All that it
-    /// prefaulted is checked for use, and later threads begin with the widths that it learned.
+    /// The thread that `thread` belongs to leaves the space: it ends, or starts another program.
+    /// All pages that it prefaulted are checked for use, and the widths that it learned influence
+    /// the defaults of later threads.
     pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadPredictor<M>) {
         let _section = self.section(cpu);
         let Some(mut predictor) = thread.of_fault() else { return };
@@ -423,8 +432,8 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Looks which pages of an earlier window were accessed. In a grace section; nothing is learned of a space
-/// that the thread has left.
+/// Checks which pages of an earlier window were accessed. The caller is in a grace section. The
+/// predictor does not learn from a space that the thread has left.
 #[cold]
 #[inline(never)]
 fn check_used<M: Machine>(
@@ -438,10 +447,11 @@ fn check_used<M: Machine>(
     }
     let vm = cpu.vm();
     let (kind, pages) = M::Predictor::extent(&check.record);
-    // The policy is not of this crate. The tables of the other half are not the space's.
+    // The predictor is outside this crate and not trusted. The tables of the kernel half do not
+    // belong to the space.
     let is_users = pages.start < USER_END >> PAGE_SHIFT;
     let start = pages.start << PAGE_SHIFT;
-    // SAFETY: the caller is in a grace section, which outlives this.
+    // SAFETY: the caller is in a grace section, which outlives the reference.
     let tally = match is_users.then(|| unsafe { descend(vm.machine(), space.root(), start) }) {
         Some(Reached::Last(table)) => {
             let first = pages.start - pages.start % ENTRIES as u64;
@@ -454,7 +464,8 @@ fn check_used<M: Machine>(
     counts.add(Counter::PrefaultUnused, tally.unused.into());
 }
 
-/// What the entries of `table`, whose first belongs to page `first`, tell a stream of `kind`.
+/// A predictor's view of the entries of `table`, whose first entry belongs to page `first`, for a
+/// stream of `kind`.
 struct View<'a, M: Machine> {
     vm: &'a Vm<M>,
     kind: Kind,
@@ -463,7 +474,7 @@ struct View<'a, M: Machine> {
 }
 
 impl<M: Machine> View<'_, M> {
-    /// The place of `page` in the table, or one that is not in it.
+    /// Returns the place of `page` in the table, or a place outside the table.
     #[inline(always)]
     fn place(&self, page: u64) -> usize {
         page.wrapping_sub(self.first) as usize
@@ -485,7 +496,7 @@ impl<M: Machine> Look for View<'_, M> {
             Seen::Empty => node::are_none(slots),
             Seen::Unused => false,
             Seen::Used => {
-                // The zero page, which is not used for a store, is never writable.
+                // For a store the zero page counts as unused; it is never writable.
                 let each = node::common(slots);
                 let writable = self.kind == Kind::Read || each.is_writable();
                 each.is_present() && each.is_accessed() && writable
@@ -494,7 +505,7 @@ impl<M: Machine> Look for View<'_, M> {
     }
 }
 
-/// What an entry tells a stream of `kind`.
+/// Returns how a stream of `kind` sees an entry.
 #[inline(always)]
 fn seen_as<M: Machine>(vm: &Vm<M>, kind: Kind, entry: Entry) -> Seen {
     if entry.is_none() || kind != Kind::Read && entry.is_present() && vm.maps_zeros(entry) {

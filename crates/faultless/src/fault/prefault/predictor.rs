@@ -1,19 +1,24 @@
-//! What the fault path asks of a prefault policy: the [`Predictor`] trait, and the questions and answers.
+//! The interface between the fault path and a prefault policy: the [`Predictor`] trait and its
+//! types.
 //!
-//! A machine names its predictor ([`Machine::Predictor`](crate::Machine::Predictor)), so the fault path calls it without indirection.
-//! [`Streams`](super::Streams) predicts from a thread's faults; [`FixedWindow`](super::fixed::FixedWindow) maps an aligned block around
-//! every fault.
+//! A machine names its predictor ([`Machine::Predictor`](crate::Machine::Predictor)), so the fault
+//! path calls it without indirection. [`Streams`](super::Streams) predicts from a thread's faults;
+//! [`FixedWindow`](super::fixed::FixedWindow) maps an aligned block around every fault.
 //!
 //! The calls of one fault, in this order:
 //!
-//! 1. [`skips`](Predictor::skips), if the entries of the page and of the page [`beside`] it are empty. `true` ends it here.
-//! 2. [`known`](Predictor::known), [`to_check`](Predictor::to_check), and [`checked`](Predictor::checked) for each [`Check`] that it returns: which pages of earlier
-//!    windows were used.
+//! 1. [`skips`](Predictor::skips), if the entries of the page and of the page [`beside`] it are
+//!    empty. After `true` there are no further calls.
+//! 2. [`known`](Predictor::known), [`to_check`](Predictor::to_check), and
+//!    [`checked`](Predictor::checked) for each returned [`Check`]: which pages of earlier windows
+//!    were used.
 //! 3. [`predict`](Predictor::predict): the window.
-//! 4. [`mapped`](Predictor::mapped): what was mapped of it. Not called if the fault was aborted.
+//! 4. [`mapped`](Predictor::mapped): the pages of the window that were mapped. Not called if the
+//!    fault was aborted.
 //!
-//! When a call of the thread unmaps pages, [`to_check_in`](Predictor::to_check_in) comes first, since their accessed bits go with
-//! them; when the thread leaves its space, [`leave`](Predictor::leave) follows.
+//! When a call of the thread unmaps pages, [`to_check_in`](Predictor::to_check_in) is called first,
+//! because unmapping discards the accessed bits. When the thread leaves its space,
+//! [`leave`](Predictor::leave) is called afterwards.
 
 use super::history::BlockHistory;
 use crate::machine::SpaceId;
@@ -27,28 +32,29 @@ pub const MAX_ORDER: u8 = INDEX_BITS as u8;
 
 /// A prefault policy: one value for each thread.
 ///
-/// Its functions must not panic: the unwinding would lose the frame that the fault has prepared.
+/// Its functions must not panic: the unwinding would leak the frame prepared by the fault.
 pub trait Predictor: Sized + Send {
     /// The predictor of a thread that has not faulted.
     const NEW: Self;
 
-    /// What the threads of a machine learn from each other.
+    /// The state shared by the threads of a machine.
     type Defaults: Default + Send + Sync + fmt::Debug;
 
-    /// What the predictor notes of a window until it is checked.
+    /// The predictor's record of a window until the window is checked.
     type Record: Clone + fmt::Debug;
 
-    /// Whether a fault on `page` of `space` is served without a prediction. Most faults of a random-access thread end here,
-    /// so it must be cheap.
+    /// Returns whether a fault on `page` of `space` is served without a prediction. Most faults of
+    /// a random-access thread end here, so the function must be cheap.
     #[inline(always)]
     fn skips(&mut self, space: SpaceId, page: u64) -> bool {
         let _ = (space, page);
         false
     }
 
-    /// The window of at most `2^max_order` pages to map for `miss`; 0 is off. One that leaves the reach of `miss`, or leaves its
-    /// page out, is ignored. `look` tells what the entry of a page in reach
-    /// is. The first fault in a new space begins with `defaults`.
+    /// Returns the window of at most `2^max_order` pages to map for `miss`; an order of 0 turns
+    /// prefault off. A window that exceeds the reach of `miss`, or does not contain its page, is
+    /// ignored. `look` returns the state of the entry of a page in reach. The first fault in a new
+    /// space begins with `defaults`.
     fn predict(
         &mut self,
         miss: &Miss,
@@ -57,42 +63,49 @@ pub trait Predictor: Sized + Send {
         look: impl Look,
     ) -> Window<Self::Record>;
 
-    /// The pages in `mapped` were mapped, or mapped already: all of `window`, or less of it. For a read of a file these
-    /// are the pages that were read, which may be more than the window, since a store reads whole blocks.
+    /// Reports that the pages in `mapped` are mapped, by this fault or before: all of `window`, or
+    /// a part of it. For a read of a file these are the pages that were read, which may exceed the
+    /// window, since a store reads whole blocks.
     fn mapped(&mut self, window: &Window<Self::Record>, mapped: Range<u64>);
 
-    /// An earlier window that would be [to be checked](Self::to_check) now, were it not known already that all its pages were used: how
-    /// many were prefaulted. It is checked then. Windows of a space that the thread has left are not told.
+    /// Returns the number of prefaulted pages of the next window [to check](Self::to_check), if the
+    /// predictor already knows that all of them were used. The window then counts as checked.
+    /// Windows of a space that the thread has left are not reported.
     #[inline(always)]
     fn known(&mut self, space: SpaceId) -> Option<u32> {
         let _ = space;
         None
     }
 
-    /// An earlier window that is to be checked before the next one is [mapped](Self::mapped).
+    /// Returns an earlier window to check before the next window is [mapped](Self::mapped).
     fn to_check(&mut self) -> Option<Check<Self::Record>>;
 
-    /// A window to check because pages in `range` of `space` are about to be unmapped. Called until there is none.
+    /// Returns a window to check because pages in `range` of `space` are about to be unmapped.
+    /// Called until it returns `None`.
     fn to_check_in(&mut self, space: SpaceId, range: &Range<u64>) -> Option<Check<Self::Record>>;
 
-    /// What the fault of a window filled, and the pages that its check looks at, which lie in one table.
+    /// Returns the kind of the fault of a window, and the range of pages that its check reads,
+    /// which lie in one table.
     fn extent(record: &Self::Record) -> (Kind, Range<u64>);
 
-    /// Learns from what `look` tells of the pages of `check`: [`Seen::Empty`] where there is no table.
+    /// Learns from the entries of the pages of `check`, as returned by `look`: [`Seen::Empty`] if
+    /// there is no table.
     fn checked(&mut self, check: &Check<Self::Record>, look: impl Look) -> Tally;
 
-    /// The thread leaves its space, and all that was [to be checked](Self::to_check_in) there has been: forgets
-    /// everything, except what other threads may learn from it.
+    /// The thread leaves its space, after a check of all windows [to check](Self::to_check_in)
+    /// there: forgets everything except the information for other threads.
     fn leave(&mut self, defaults: &Self::Defaults);
 }
 
-/// What the entries of the pages in reach of a fault tell. A closure that tells it of each page is one.
+/// Access to the entries of the pages in reach of a fault. Implemented by closures that return the
+/// state of a page.
 pub trait Look {
-    /// What the entry of `page` tells.
+    /// Returns the state of the entry of `page`.
     fn at(&self, page: u64) -> Seen;
 
-    /// Whether the entries of all `pages` are `seen` so, where that can be told at once; `false` tells nothing. For policies that ask
-    /// about many pages, of which mostly all are the same.
+    /// Returns `true` if the entries of all `pages` have the state `seen` and this can be checked
+    /// at once; `false` implies nothing. For policies that check many pages, which mostly have the
+    /// same state.
     #[inline(always)]
     fn all(&self, pages: Range<u64>, seen: Seen) -> bool {
         let _ = (pages, seen);
@@ -107,7 +120,7 @@ impl<F: Fn(u64) -> Seen> Look for F {
     }
 }
 
-/// What a fault fills. Streams of one kind predict nothing about another.
+/// What a fault fills. Streams of one kind predict nothing about another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A load from an untouched page: maps the zero page.
@@ -118,60 +131,62 @@ pub enum Kind {
     Copy,
 }
 
-/// What the entry of a page near the fault tells.
+/// The state of the entry of a page near the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Seen {
-    /// A fault of this kind there would fill it.
+    /// A fault of this kind would fill the entry.
     Empty,
-    /// It was prefaulted, and its accessed bit is clear.
+    /// The page was prefaulted, and its accessed bit is clear.
     Unused,
-    /// It maps a page that was accessed, or cannot be filled (swapped out, busy).
+    /// The entry maps a page that was accessed, or cannot be filled (swapped out, busy).
     Used,
 }
 
-/// A fault that may be served with more than its own page. Pages are numbers: addresses divided by
-/// the page size.
+/// A fault that may be served with further pages. Pages are numbers: addresses divided by the page
+/// size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// The address space.
     pub space: SpaceId,
-    /// The page that faulted.
+    /// The faulting page.
     pub page: u64,
-    /// What is to be filled.
+    /// The kind of the fault.
     pub kind: Kind,
-    /// What the window must stay in; contains `page`: the part of the VMA that the page's table
-    /// covers.
+    /// The limits of the window: the part of the VMA that the table of `page` covers. Contains
+    /// `page`.
     pub reach: Range<u64>,
-    /// The access history of the page's block in previous mappings, or nothing.
+    /// The access history of the page's block in previous mappings, or an empty history.
     pub history: BlockHistory,
 }
 
 /// The pages to map for one fault. `R` is the [record](Predictor::Record) of its predictor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window<R> {
-    /// First to last, in reach, and among them the one that faulted.
+    /// First to last page, in reach, including the faulting page.
     pages: Range<u64>,
-    /// Every so many pages one is meant, from the first on: no more than `2^max_order`.
+    /// The distance between the pages of the window, starting with the first page. The window has
+    /// at most `2^max_order` pages.
     stride: u8,
-    /// Bit n: the window leaves page n out. Always 0 for the one that faulted.
+    /// Bit n: the window leaves out page n. Always 0 for the faulting page.
     holes: u64,
     record: Option<R>,
 }
 
 impl<R> Window<R> {
-    /// The page that faulted and no other; nothing is to be learned from it.
+    /// Returns a window of the faulting page alone, from which the predictor learns nothing.
     #[inline]
     pub const fn single(page: u64) -> Self {
         Self { pages: page..page + 1, stride: 1, holes: 0, record: None }
     }
 
-    /// Every `stride`th page of `pages`, from the first on. The last of `pages` is one of them. A `stride` of 0 is 1.
+    /// Returns a window of every `stride`th page of `pages`, beginning with the first. The last of
+    /// `pages` belongs to the window. A `stride` of 0 is 1.
     #[inline]
     pub const fn strided(pages: Range<u64>, stride: u8, record: R) -> Self {
         Self { pages, stride: if stride == 0 { 1 } else { stride }, holes: 0, record: Some(record) }
     }
 
-    /// Page `first + n` for each bit n of `pages`, which are not 0.
+    /// Returns a window of page `first + n` for each bit n of `pages`, which is not 0.
     #[inline]
     pub const fn masked(first: u64, pages: u64, record: Option<R>) -> Self {
         let (low, high) = (pages.trailing_zeros(), pages.ilog2());
@@ -179,31 +194,34 @@ impl<R> Window<R> {
         Self { pages: span, stride: 1, holes: !(pages >> low), record }
     }
 
-    /// What the predictor noted of it.
+    /// Returns the predictor's record of the window.
     #[inline]
     pub const fn record(&self) -> Option<&R> {
         self.record.as_ref()
     }
 
-    /// First to last page, those that are left out included.
+    /// Returns the range from the first to the last page, including pages that the window leaves
+    /// out.
     pub fn span(&self) -> Range<u64> {
         self.pages.clone()
     }
 
-    /// The pages to map, upwards, the one that faulted among them. Entries that are not empty are to
-    /// be left alone.
+    /// Returns the pages to map, upwards, including the faulting page. Entries that are not empty
+    /// stay unchanged.
     pub fn pages(&self) -> impl Iterator<Item = u64> + Clone + use<R> {
         let (start, holes) = (self.pages.start, self.holes);
         let meant = move |page: &u64| *page - start >= 64 || holes >> (page - start) & 1 == 0;
         self.pages.clone().step_by(self.stride()).filter(meant)
     }
 
-    /// How many pages without a gap it has from `page` on, one of its pages, as far as its stride tells.
+    /// Returns the number of contiguous pages from `page` upwards, a page of the window, judged by
+    /// the stride alone.
     pub(crate) fn run_from(&self, page: u64) -> u64 {
         if self.stride == 1 { self.pages.end - page } else { 1 }
     }
 
-    /// Whether it is a window for `miss`: it lies in reach, and the page that faulted is one of its pages.
+    /// Returns whether the window is valid for `miss`: the window lies in reach and contains the
+    /// faulting page.
     #[inline]
     pub(crate) fn is_for(&self, miss: &Miss) -> bool {
         let Range { start, end } = self.pages;
@@ -215,14 +233,14 @@ impl<R> Window<R> {
             && (at >= 64 || self.holes >> at & 1 == 0)
     }
 
-    /// How far they are apart.
+    /// Returns the distance between the pages.
     #[inline]
     pub fn stride(&self) -> usize {
         self.stride.into()
     }
 
-    /// Which of 64 pages, each [a stride](Self::stride) from the one before and `first` the first of them and one
-    /// of the window's, are to be mapped: bit n is the nth.
+    /// Returns which of 64 pages are to be mapped: bit n is the nth page. The pages start with
+    /// `first`, a page of the window, at a distance of [one stride](Self::stride).
     #[inline]
     pub fn among(&self, first: u64) -> u64 {
         let left = self.pages.end.saturating_sub(first);
@@ -231,7 +249,7 @@ impl<R> Window<R> {
         lowest(left.min(64) as usize) & !self.holes.checked_shr(before).unwrap_or(0)
     }
 
-    /// Whether it holds the page that faulted only.
+    /// Returns whether the window contains only the faulting page.
     #[inline]
     pub fn is_single(&self) -> bool {
         self.pages.end - self.pages.start == 1
@@ -241,23 +259,24 @@ impl<R> Window<R> {
 /// A window whose pages' accessed bits are to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check<R> {
-    /// The space that it is in.
+    /// The space of the window.
     pub space: SpaceId,
-    /// What the predictor noted of it.
+    /// The predictor's record of the window.
     pub record: R,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Prefaulted pages that were accessed.
     pub used: u32,
-    /// Prefaulted pages that were not.
+    /// Prefaulted pages that were not accessed.
     pub unused: u32,
 }
 
-/// The page beside `page`. The fault path looks at its entry before it asks for a prediction: a sequential stream is
-/// seen there at every other page, and the entries of both lie in one cache line.
+/// Returns the page paired with `page`. The fault path reads its entry before it calls the
+/// predictor. A sequential stream is visible there at every second page, and both entries lie in
+/// one cache line.
 #[inline(always)]
 pub const fn beside(page: u64) -> u64 {
     page ^ 1

@@ -1,40 +1,43 @@
-//! Which pages to map beside the one that faulted: policy only, one [`Streams`] a thread.
+//! The policy that chooses the pages to map around the faulting page: one [`Streams`] for each
+//! thread.
 //!
 //! # History
 //!
-//! The page table records which pages were touched, for any number of interleaved streams, and it
-//! drops the record of unmapped pages. The run of used pages that ends at the faulting page gives
-//! the direction of a stream and its length. The policy uses only the length of the run, in
-//! classes of 0, 1, 2–3, 4–7, 8–15 and more pages, upwards and downwards. An unused prefaulted page
-//! ends a run, so a stream whose pages were not used starts again.
+//! The page table records which pages were touched, for any number of interleaved streams, and
+//! drops the record of unmapped pages. The run of used pages that ends at the faulting page shows
+//! the direction of a stream and its length. The policy uses only the length of the run, in classes
+//! of 0, 1, 2–3, 4–7, 8–15 and more pages, upwards and downwards. An unused prefaulted page ends a
+//! run, so a stream whose pages were not used starts again.
 //!
-//! If no neighbour was used, the stream may be strided: if the nearest used page on one side is
-//! the first of [`LATTICE`] or more at a constant distance, that distance is the stride,
-//! and the run, the window and the check of the stream are in strides.
+//! If no neighbour was used, the stream may be strided: if the nearest used page on one side is the
+//! first of [`LATTICE`] or more at a constant distance, this distance is the stride, and the run,
+//! the window and the check of the stream are counted in strides.
 //!
 //! # Width
 //!
-//! The policy learns how far streams of a class continue: each class has a width, by kind of fault and
-//! by direction; strided streams have their own. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. Some
-//! faults later a check reads the accessed bits of the window, and of as many pages beyond it: if all
-//! were used the class widens, else it shrinks at once to the width that would have been right. If a thread
-//! faults just beyond a window that was used completely, that is known without waiting, and the run
-//! continues, also from the previous table.
+//! The policy learns how far streams of a class continue: each class has a width, by kind of fault
+//! and by direction; strided streams have separate widths. A class begins as wide as its run, which
+//! makes windows of 1, 2, 4, 8, … pages. Some faults later a check reads the accessed bits of the
+//! window, and of as many pages beyond it. If all were used the class widens, else it shrinks at
+//! once to the width that would have been right. If a thread faults just beyond a completely used
+//! window, the result is known without waiting, and the run continues, also from the previous
+//! table.
 //!
 //! A new thread begins with the predictor defaults in [`Defaults`].
 //!
 //! # Credit
 //!
-//! Every page that is found used earns one page of credit, and every unused prefaulted page
-//! costs [`PRICE`], as far as there is credit. A window may have as many pages as there is credit for, and half
-//! the run that it continues; a fault that a window would have saved also earns credit. So a thread
-//! with sparse accesses prefaults nothing. While a thread finds no used page beside its faults, prediction runs
-//! more and more rarely: it is skipped for the other faults, except for a fault where the last stream continues.
+//! Every page found used earns one page of credit, and every unused prefaulted page costs
+//! [`PRICE`], down to a credit of 0. A window may have as many pages as there is credit for, plus
+//! half the run that it continues; a fault that a window would have saved also earns credit. So a
+//! thread with sparse accesses prefaults nothing. While a thread finds no used page beside its
+//! faults, prediction runs more and more rarely: it is skipped for the other faults, except for a
+//! fault at which the last stream continues.
 //!
 //! # Previous mappings
 //!
-//! If the space's [`History`](super::History) have an access history for a page, the prediction for it
-//! uses only that history.
+//! If the space's [`History`](super::History) contains an access history for a page, the prediction
+//! for the page uses only this history.
 
 use super::defaults::{AS_LONG_AS_THE_RUN, CLASSES, Defaults, HALVES, Widths};
 use super::history::BLOCK;
@@ -45,32 +48,38 @@ use crate::machine::SpaceId;
 use core::ops::Range;
 use record::{Record, Way};
 
-/// Windows that wait for their check. Enough that a stream among several has time to continue.
+/// The number of windows that wait for their check. Large enough for a stream among several to
+/// continue.
 const WAITING: usize = 32;
-/// Single pages that continue no stream wait for less, so that a random-access thread is detected soon.
+/// Single pages that continue no stream have a shorter wait, so that a random-access thread is
+/// detected soon.
 const WAITING_ALONE: usize = 8;
 /// No page.
 const NOWHERE: u64 = u64::MAX;
-/// Credit that an unused prefaulted page costs: how many used pages make up for it.
+/// The credit that an unused prefaulted page costs: the number of used pages that compensate for
+/// it.
 const PRICE: u32 = 12;
-/// The farthest that the pages of a strided stream may be apart.
+/// The maximum distance between the pages of a strided stream.
 const STRIDE: u64 = 32;
-/// How many pages distinguish a strided stream from chance, the faulting one left out.
+/// The number of pages, without the faulting one, that distinguish a strided stream from chance.
 const LATTICE: u64 = 6;
-/// The longest run that is distinguished from longer ones.
+/// The length from which runs are treated alike.
 const RUN: u64 = 16;
-/// A thread that skips prediction for more faults without history than this has long been a random-access thread.
+/// A thread that skips prediction for more than this number of faults without history counts as a
+/// random-access thread.
 const DISORDER: u8 = 64;
-/// For so many faults no stride is searched after a search that found none; for fewer, where prediction is mostly skipped.
+/// The number of faults without a search for a stride after a search that found none; fewer if
+/// prediction is mostly skipped.
 const REST: u8 = 7;
 
-/// The space of the thread, and which of its faults there skip prediction. Together, as nothing else is read for those.
+/// The space of the thread, and which of its faults there skip prediction. In one struct, because a
+/// skipped fault reads nothing else.
 #[derive(Clone, Copy, Debug)]
 struct Here {
     space: SpaceId,
-    /// Faults that still skip prediction.
+    /// The number of faults that still skip prediction.
     skips: u8,
-    /// Except one on this page: where the last stream continues.
+    /// The page at which the last stream continues; a fault there does not skip.
     continues_at: u64,
 }
 
@@ -80,19 +89,20 @@ pub struct Streams {
     here: Here,
     /// By kind, [`Way::side`] and class.
     widths: Widths,
-    /// The widths that it began with.
+    /// The initial widths.
     begun: Widths,
-    /// Pages that may be risked, times [`PRICE`].
+    /// The number of pages that may be risked, times [`PRICE`].
     credit: u32,
-    /// Oldest first from `first` on.
+    /// The windows that wait for a check, oldest first, from index `first`.
     waiting: [Record; WAITING],
-    /// The page at which each of them continues, or [`NOWHERE`]: apart, as each fault searches all of them.
+    /// The page at which each window continues, or [`NOWHERE`]. A separate array, because each
+    /// fault searches all of them.
     leads: [u64; WAITING],
     first: u8,
     len: u8,
-    /// How many faults skip prediction next, between two that do not.
+    /// The number of faults that skip prediction next, between two that do not.
     backoff: u8,
-    /// Faults for which no stride is searched yet.
+    /// The number of faults for which no stride is searched yet.
     rest: u8,
 }
 
@@ -156,7 +166,7 @@ impl Predictor for Streams {
         {
             return self.along(way, run, miss, most, &look);
         }
-        // Beyond the reach is nothing to map, and no run.
+        // Beyond the reach there is no page to map, and no run.
         let below = (page > reach.start).then(|| look.at(page - 1));
         let above = (page + 1 < reach.end).then(|| look.at(page + 1));
         let (neighbour, next) = if beside(page) < page {
@@ -213,7 +223,8 @@ impl Predictor for Streams {
             return None;
         }
         let ahead = u32::from(record.mapped) - 1;
-        // What [`checked`](Predictor::checked) would learn: its class is as wide as was right.
+        // The same as [`checked`](Predictor::checked) would learn: the width of the class was
+        // right.
         if record.starts_stream() {
             self.backoff = 0;
             self.here.skips = 0;
@@ -276,12 +287,12 @@ impl Predictor for Streams {
             self.here.skips = self.backoff;
         }
         let width = self.width(record);
-        // Nine in ten.
+        // At least nine in ten.
         let most = |part: u32, all: u16| 10 * part >= 9 * u32::from(all);
         if most(hits, ahead) && beyond > 0 && most(more, beyond) {
             *width = (*width + 1).min(MAX_ORDER * HALVES);
         } else if !most(hits, ahead) || beyond > 0 {
-            // As wide as would have been right.
+            // The width that would have been right.
             *width = (*width).min((hits + more + 1).ilog2() as u8 * HALVES);
         }
         tally
@@ -294,13 +305,14 @@ impl Predictor for Streams {
 }
 
 impl Streams {
-    /// Of a thread that has not faulted.
+    /// Returns the predictor of a thread that has not faulted.
     pub const fn new() -> Self {
         Self::NEW
     }
 
-    /// The way and the run of the last stream, if it faults at `page`, has long been one, and goes on: what
-    /// [`choose`](Self::choose) would find by more looks.
+    /// Returns the way and the run of the last stream if the stream faults at `page`, is long, and
+    /// continues. The result equals the result of [`choose`](Self::choose), with fewer reads of
+    /// entries.
     #[inline(always)]
     fn goes_on(&mut self, page: u64, reach: &Range<u64>, look: &impl Look) -> Option<(Way, u64)> {
         let newest = self.newest();
@@ -315,7 +327,7 @@ impl Streams {
         if goes_on { self.follow(newest, page, reach, look) } else { None }
     }
 
-    /// The way and the run of the stream that faults at a page without an access history.
+    /// Returns the way and the run of the stream that faults at a page without an access history.
     #[inline(never)]
     fn choose(
         &mut self,
@@ -325,7 +337,7 @@ impl Streams {
         look: &impl Look,
     ) -> Option<(Way, u64)> {
         let (page, reach) = (miss.page, &miss.reach);
-        // Up has its run below.
+        // A stream upwards has its run below the page.
         let behind = [below, above].map(|neighbour| neighbour == Some(Seen::Used));
         let mut runs = [0, 0];
         if (behind != [false, false] || page == reach.start || page + 1 == reach.end)
@@ -336,13 +348,13 @@ impl Streams {
         }
         for way in [Way::UP, Way::DOWN] {
             let run = &mut runs[way.side()];
-            // What goes on has been counted as far as it is told.
+            // A stream that continues has already counted its run.
             if behind[way.side()] && *run < RUN {
                 *run = run_behind(way, page, reach, look).max(*run);
             }
         }
         let widths = self.widths[miss.kind as usize];
-        // Streams that begin here have mostly been short: it may be one that leaves pages out.
+        // If streams that begin here have mostly been short, the stream may be strided.
         if runs == [0, 0]
             && widths[0][0].max(widths[1][0]) < HALVES
             && let Some(strided) = self.strided(page, reach, look)
@@ -362,13 +374,14 @@ impl Streams {
         Some((way, runs[way.side()]))
     }
 
-    /// The way and the run of the stream that leaves pages out and now faults at `page`.
+    /// Returns the way and the run of the strided stream that now faults at `page`.
     fn strided(&mut self, page: u64, reach: &Range<u64>, look: &impl Look) -> Option<(Way, u64)> {
         if self.rest > 0 {
             self.rest -= 1;
             return None;
         }
-        // It may have a longer run than is looked at, and come from the table before.
+        // The stream may have a longer run than the search covers, and may come from the previous
+        // table.
         let known = self.continued(page, reach, look).filter(|(way, _)| way.stride > 1);
         let behind = |way: Way| {
             let mut beside = way.back().pages(page, 2..STRIDE + 1, reach);
@@ -385,7 +398,7 @@ impl Streams {
         found
     }
 
-    /// The window of a stream with such a run.
+    /// Returns the window of a stream with the given run.
     #[inline(always)]
     fn along(
         &self,
@@ -405,7 +418,8 @@ impl Streams {
             pages /= 2;
         }
         if pages == most && way == Way::UP {
-            // At full width end where a multiple of it does, or each table would take one window more.
+            // A window of full width ends at a multiple of its width; otherwise each table would
+            // need one window more.
             pages -= page & (pages - 1);
         } else if pages == most && way == Way::DOWN {
             pages = (page & (pages - 1)) + 1;
@@ -431,10 +445,11 @@ impl Streams {
         Window::strided(pages, way.stride, record)
     }
 
-    /// Looks for the window that `page` continues. If all of it was used, it is credited; and then, or
-    /// where it lies in the table before, which is not looked at, its way and its run are taken over.
+    /// Searches for the window that `page` continues. Returns its way and its run if the window was
+    /// used completely, which also earns its credit, or if the window lies in the previous table,
+    /// which is not read.
     fn continued(&mut self, page: u64, reach: &Range<u64>, look: &impl Look) -> Option<(Way, u64)> {
-        // Mostly it is the last one.
+        // Usually it is the last window.
         let newest = self.newest();
         let at = if self.leads[newest] == page {
             newest
@@ -444,13 +459,13 @@ impl Streams {
         self.follow(at, page, reach, look)
     }
 
-    /// The place of the window that was mapped last.
+    /// Returns the place of the window that was mapped last.
     #[inline(always)]
     fn newest(&self) -> usize {
         (usize::from(self.first) + usize::from(self.len) + WAITING - 1) % WAITING
     }
 
-    /// [`continued`](Self::continued), by the window at place `at`.
+    /// [`continued`](Self::continued) for the window at place `at`.
     #[inline(always)]
     fn follow(
         &mut self,
@@ -502,26 +517,26 @@ impl Streams {
     }
 }
 
-/// The used pages in a row that end before `page`, [`RUN`] at most.
+/// Returns the number of contiguous used pages that end before `page`, at most [`RUN`].
 fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &impl Look) -> u64 {
     way.back().row(page, 1..RUN + 1, reach, look, Seen::Used)
 }
 
-/// That of a run.
+/// Returns the class of a run.
 fn class(run: u64) -> usize {
     let class = run.checked_ilog2().map_or(0, |log| log as usize + 1);
     class.min(CLASSES - 1)
 }
 
-/// The window for a page with an access history: what is expected to be used, of the part of its
-/// block that is as large as a window may be and holds the most of it.
+/// Returns the window for a page with an access history. Of the block's pages that are expected to
+/// be used, the window takes the part of the maximum size that contains most of them.
 fn again(miss: &Miss, most: u64, look: &impl Look) -> Window<Record> {
     let page = miss.page;
     let (block, own) = (page - page % BLOCK, 1 << (page % BLOCK));
     let expected = if miss.history.expected & own != 0 {
         miss.history.expected
     } else if miss.history.last & own != 0 {
-        // Sometimes used: then with its neighbours.
+        // The page was used in some mappings: predict its neighbours.
         miss.history.last & (own << 1 | own >> 1)
     } else {
         0

@@ -5,7 +5,7 @@ use super::streams::Streams;
 use crate::machine::Machine;
 use core::cell::{RefCell, RefMut};
 
-/// The predictor of one thread. A new thread starts with a new one.
+/// The predictor of one thread. Each new thread starts with a new value.
 #[derive(Debug)]
 pub struct ThreadStreams<P = Streams>(RefCell<P>);
 
@@ -16,7 +16,7 @@ impl<P: Predictor> Default for ThreadStreams<P> {
 }
 
 impl<P: Predictor> ThreadStreams<P> {
-    /// Of a thread that has not faulted.
+    /// Returns the predictor of a thread that has not faulted.
     pub const fn new() -> Self {
         Self(RefCell::new(P::NEW))
     }
@@ -26,7 +26,7 @@ impl<P: Predictor> ThreadStreams<P> {
         self.0.replace(P::NEW);
     }
 
-    /// The predictor, for one fault; none to a fault inside a fault, which predicts nothing.
+    /// Returns the predictor for one fault; `None` in a nested fault, which predicts nothing.
     pub(crate) fn of_fault(&self) -> Option<RefMut<'_, P>> {
         self.0.try_borrow_mut().ok()
     }

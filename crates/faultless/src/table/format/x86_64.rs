@@ -1,4 +1,4 @@
-//! The x86-64 format with four levels: 48-bit addresses, of which user space has the lower half.
+//! The x86-64 format with four levels: 48-bit addresses, with the lower half for user space.
 //!
 //! | bit | name | meaning here |
 //! |---|---|---|
@@ -8,48 +8,54 @@
 //! | 3, 4 | cache mode | which of the entries 0 to 3 of the page attribute table applies |
 //! | 5, 6 | accessed, dirty | set by hardware at any moment, atomically |
 //! | 7 | huge | a leaf above the last level |
-//! | 8 | swapped | a non-present entry that names a slot of the swap area; never set in a present entry, where it means global |
+//! | 8 | swapped | a non-present entry that names a slot of the swap area; never set in a present entry, in which the bit means global |
 //! | 9 | locked | software: a CPU is changing the entry |
-//! | 10 | special | software: the frame is not counted (the zero page's, for one) |
+//! | 10 | special | software: the frame is not counted (for example the zero page's) |
 //! | 11 | hidden | software: a non-present entry that keeps its page (`PROT_NONE`) |
 //! | 12..52 | frame | physical address of the frame or of the next table; of a swapped entry, the slot's number |
 //! | 52 | aged | software: reclaim has cleared the accessed bit |
 //! | 63 | no-execute | instruction fetches forbidden |
 //!
-//! A value is one of: *none* (0); *busy* (locked and not present: only its holder knows the old
-//! value and the new one; the holder may write its CPU number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise); *swapped* (not present, a slot's number and nothing else).
-//! Any other value is illegal. Present and hidden entries *map* a page; a swapped one does not.
+//! A value is one of: *none* (0); *busy* (locked and not present: only the holder knows the old
+//! value and the new one; the holder may write its CPU number into the frame field); *present*;
+//! *present and locked*; *hidden* (not present, otherwise a leaf); *swapped* (not present, contains
+//! only a slot number). Any other value is illegal. Present and hidden entries *map* a page; a
+//! swapped entry does not.
 //!
 //! # The page attribute table
 //!
-//! A leaf's bits 3 (PWT) and 4 (PCD) choose one of the first four entries of the PAT, the register `IA32_PAT` (`0x277`) of each
-//! CPU. The subsystem means by them write-back, write-through, write-combining and uncached. These are the values after
-//! reset, but for entry 2, which is uncached (UC-) then. So a kernel that maps device memory write-combining sets the
-//! register to [`PAGE_ATTRIBUTES`] on each CPU. One that does not gets uncached pages, which are slower, and no less right.
+//! A leaf's bits 3 (PWT) and 4 (PCD) choose one of the first four entries of the PAT, the register
+//! `IA32_PAT` (`0x277`) of each CPU. The subsystem uses them for write-back, write-through,
+//! write-combining and uncached. These are the values after reset, except for entry 2, which is
+//! uncached (UC-) after reset. So a kernel that maps device memory write-combining sets the
+//! register to [`PAGE_ATTRIBUTES`] on each CPU. Without this setting the pages are uncached:
+//! slower, but correct.
 //!
 //! # Pages without permissions
 //!
-//! A page without any permission is hidden, not merely without the user bit, because a kernel that
-//! copies for a program walks the same tables, and the user bit does not stop it.
+//! A page without any permission is hidden; clearing the user bit alone is not enough. A kernel
+//! that copies for a program walks the same tables, and the user bit does not stop the kernel.
 
 use super::CacheMode;
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::machine::CpuId;
 use core::fmt;
 
-/// Levels of tables, the root included.
+/// Levels of tables, including the root.
 pub const LEVELS: u32 = 4;
-/// log2 of [`ENTRIES`]. The model checker gets small tables: it keeps a history of every atomic.
+/// log2 of [`ENTRIES`]. The model checker uses small tables, because it keeps a history of every
+/// atomic.
 pub const INDEX_BITS: u32 = if cfg!(loom) { 2 } else { 9 };
 /// Entries in a table: 512.
 pub const ENTRIES: usize = 1 << INDEX_BITS;
 /// The entries of a root table that map user space: its first half.
 pub const USER_ROOT_ENTRIES: usize = ENTRIES / 2;
-/// The first address beyond the lower half: 2^47. The MMU translates nothing from there to the upper half.
+/// The first address beyond the lower half: 2^47. The MMU translates no address between the lower
+/// and the upper half.
 pub const CANONICAL_END: u64 =
     (USER_ROOT_ENTRIES as u64) << (PAGE_SHIFT + INDEX_BITS * (LEVELS - 1));
 /// The first address that user space cannot use: 2^47 less one guard page, as on Linux with
-/// four-level tables. (Under the model checker tables are small, and so is what they span.)
+/// four-level tables. (Under the model checker tables are small and span less.)
 pub const USER_END: u64 = CANONICAL_END - PAGE_SIZE;
 
 impl VirtRange {
@@ -59,31 +65,33 @@ impl VirtRange {
 
 /// The MMU may use the entry.
 pub const PRESENT: u64 = 1 << 0;
-/// Stores are allowed, as far as all levels say so.
+/// Stores are allowed, if the entries of all levels allow them.
 pub const WRITE: u64 = 1 << 1;
-/// User mode is allowed, as far as all levels say so.
+/// User mode is allowed, if the entries of all levels allow it.
 pub const USER: u64 = 1 << 2;
 /// Which of the first four entries of the page attribute table a leaf uses.
 pub const CACHE: u64 = 0b11 << CACHE_SHIFT;
-/// What the register `IA32_PAT` (`0x277`) of each CPU must hold, a byte for each entry of the table: write-back (6), write-through
-/// (4), write-combining (1), uncached (0); and entries 4 to 7, which nothing uses, as after reset.
+/// The required value of the register `IA32_PAT` (`0x277`) of each CPU, with a byte for each entry
+/// of the table: write-back (6), write-through (4), write-combining (1), uncached (0); and the
+/// unused entries 4 to 7, as after reset.
 pub const PAGE_ATTRIBUTES: u64 = 0x0007_0406_0001_0406;
-/// The MMU sets it in each entry that a walk uses.
+/// The MMU sets this bit in each entry used by a walk.
 pub const ACCESSED: u64 = 1 << 5;
-/// The MMU sets it in the leaf before a store.
+/// The MMU sets this bit in the leaf before a store.
 pub const DIRTY: u64 = 1 << 6;
 /// A leaf above the last level.
 pub const HUGE: u64 = 1 << 7;
-/// Instruction fetches are forbidden, if any level says so.
+/// Instruction fetches are forbidden, if set at any level.
 pub const NO_EXECUTE: u64 = 1 << 63;
 /// The physical address of the frame, or of the next table.
 pub const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
-/// The frame in the bits of an entry. They hold larger physical addresses than frame numbers do, but the subsystem writes none.
+/// Returns the frame in the bits of an entry. The field can hold larger physical addresses than
+/// frame numbers can express, but the subsystem never writes such addresses.
 #[inline]
 pub const fn frame_of(bits: u64) -> FrameNumber {
     FrameNumber(((bits & FRAME) >> PAGE_SHIFT) as u32)
 }
-/// How many slots entries can name.
+/// The number of slots that entries can name.
 pub const SLOTS: u64 = 1 << 40;
 /// Bits that the MMU ignores.
 pub const SOFTWARE: u64 = LOCKED | SPECIAL | HIDDEN;
@@ -101,92 +109,94 @@ const AGED: u64 = 1 << 52;
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// Nothing is mapped.
+    /// The empty entry.
     pub const NONE: Self = Self(0);
-    /// Not present, and locked by a CPU that is filling or changing it.
+    /// Not present, and locked by a CPU that is filling or changing the entry.
     pub const BUSY: Self = Self(LOCKED);
 
-    /// As [`BUSY`](Self::BUSY), locked by `cpu` together with others, which it finds again by this value.
+    /// Returns a busy entry with the number of `cpu`, which locks several entries together and
+    /// finds them again by this value.
     #[inline]
     pub const fn busy_of(cpu: CpuId) -> Self {
         Self(LOCKED | (cpu.0 as u64 + 1) << PAGE_SHIFT)
     }
 
-    /// A leaf that maps `frame` for user mode, readable, not written to yet.
+    /// Returns a leaf that maps `frame` for user mode, readable, accessed and clean.
     #[inline]
     pub const fn leaf(frame: FrameNumber) -> Self {
         Self(frame.phys() | PRESENT | USER | ACCESSED | NO_EXECUTE)
     }
 
-    /// A leaf without a frame, readable, with what a VMA says about fetches: to be completed by
-    /// [`of`](Self::of).
+    /// Returns a readable leaf without a frame, with the fetch permission of a VMA.
+    /// [`of`](Self::of) completes it.
     #[inline]
     pub const fn template(execute: bool) -> Self {
         Self::leaf(FrameNumber(0)).with_execute(execute)
     }
 
-    /// This template, completed with `frame`.
+    /// Returns this template, completed with `frame`.
     #[inline(always)]
     pub const fn of(self, frame: FrameNumber) -> Self {
         Self(self.0 | frame.phys())
     }
 
-    /// The same leaf, which maps `frame` instead.
+    /// Returns the same leaf with the frame replaced by `frame`.
     #[inline]
     pub const fn with_frame(self, frame: FrameNumber) -> Self {
         Self(self.0 & !FRAME | frame.phys())
     }
 
-    /// An entry of an upper level that points to the table in `frame`.
+    /// Returns an entry of an upper level that points to the table in `frame`.
     #[inline]
     pub const fn table(frame: FrameNumber) -> Self {
         Self(frame.phys() | PRESENT | WRITE | USER | ACCESSED)
     }
 
-    /// The same leaf, writable and dirty: the store that asked for it is about to happen.
+    /// Returns the same leaf, writable and dirty, for a fault on a store, which is about to happen.
     #[inline]
     pub const fn writable_dirty(self) -> Self {
         Self(self.0 | WRITE | DIRTY)
     }
 
-    /// The same leaf, writable.
+    /// Returns the same leaf, writable.
     #[inline]
     pub const fn writable(self) -> Self {
         Self(self.0 | WRITE)
     }
 
-    /// The same leaf with stores forbidden.
+    /// Returns the same leaf without write permission.
     #[inline]
     pub const fn read_only(self) -> Self {
         Self(self.0 & !WRITE)
     }
 
-    /// The same leaf with instruction fetches allowed or forbidden.
+    /// Returns the same leaf with instruction fetches allowed or forbidden.
     #[inline]
     pub const fn with_execute(self, execute: bool) -> Self {
         Self(if execute { self.0 & !NO_EXECUTE } else { self.0 | NO_EXECUTE })
     }
 
-    /// The same leaf, kept from the MMU or shown to it.
+    /// Returns the same leaf, hidden from the MMU or present.
     #[inline]
     pub const fn with_hidden(self, hidden: bool) -> Self {
         let frame = self.0 & !(PRESENT | HIDDEN);
         Self(frame | if hidden { HIDDEN } else { PRESENT })
     }
 
-    /// Not present: the page is in slot `slot` of the swap area, a number below [`SLOTS`].
+    /// Returns an entry for a page in slot `slot` of the swap area, a number below [`SLOTS`]. Not
+    /// present.
     #[inline]
     pub const fn swapped(slot: u64) -> Self {
         Self(SWAPPED | slot << PAGE_SHIFT)
     }
 
-    /// The same leaf, mapping a frame that is not counted.
+    /// Returns the same leaf, marked as mapping a frame that is not counted.
     #[inline]
     pub const fn special(self) -> Self {
         Self(self.0 | SPECIAL)
     }
 
-    /// The same leaf, cached so.
+    /// Returns the same leaf with cache mode `mode`.
     #[inline]
     pub const fn cached(self, mode: CacheMode) -> Self {
         let entry = match mode {
@@ -198,7 +208,7 @@ impl Entry {
         Self(self.0 & !CACHE | entry << CACHE_SHIFT)
     }
 
-    /// How the page of a leaf is cached.
+    /// Returns the cache mode of a leaf.
     #[inline]
     pub const fn cache_mode(self) -> CacheMode {
         match (self.0 & CACHE) >> CACHE_SHIFT {
@@ -209,217 +219,224 @@ impl Entry {
         }
     }
 
-    /// The same leaf as a huge one, above the last level; its frame must be aligned to the huge size.
+    /// Returns the same leaf as a huge leaf, above the last level; its frame must be aligned to the
+    /// huge size.
     #[inline]
     pub const fn huge(self) -> Self {
         Self(self.0 | HUGE)
     }
 
-    /// The last-level leaf that maps what this huge one maps at place `at`, and allows the same.
+    /// Returns the last-level leaf equivalent to place `at` of this huge leaf, with the same
+    /// permissions.
     #[inline]
     pub const fn part(self, at: usize) -> Self {
         Self((self.0 & !HUGE) + ((at as u64) << PAGE_SHIFT))
     }
 
-    /// The same leaf with the dirty bit clear, as `MADV_FREE` wants it. It is not aged: that would say that its frame knows when the accessed bit was cleared.
+    /// Returns the same leaf with the dirty bit clear, for `MADV_FREE`. The aged bit is also
+    /// cleared: it would mean that the frame stores the time when the accessed bit was cleared.
     #[inline]
     pub const fn clean(self) -> Self {
         Self(self.0 & !(DIRTY | ACCESSED | AGED))
     }
 
-    /// The same leaf with the dirty bit clear.
+    /// Returns the same leaf with the dirty bit clear.
     #[inline]
     pub const fn undirtied(self) -> Self {
         Self(self.0 & !DIRTY)
     }
 
-    /// The same leaf, marked as stored to.
+    /// Returns the same leaf with the dirty bit set.
     #[inline]
     pub const fn dirty(self) -> Self {
         Self(self.0 | DIRTY)
     }
 
-    /// The same leaf, not accessed yet: mapped before it was asked for.
+    /// Returns the same leaf with a clear accessed bit: for a page mapped before its first access.
     #[inline]
     pub const fn unused(self) -> Self {
         Self(self.0 & !ACCESSED)
     }
 
-    /// The same leaf, not accessed since reclaim looked at it.
+    /// Returns the same leaf with a clear accessed bit, marked as scanned by reclaim.
     #[inline]
     pub const fn aged(self) -> Self {
         Self(self.0 & !ACCESSED | AGED)
     }
 
-    /// Whether reclaim has looked at it since the page came.
+    /// Returns whether reclaim has scanned the entry since the page was mapped.
     #[inline]
     pub const fn is_aged(self) -> bool {
         self.0 & AGED != 0
     }
 
-    /// Whether reclaim has looked at it, and it was not accessed since.
+    /// Returns whether reclaim has scanned the entry and the page was not accessed since.
     #[inline]
     pub const fn is_idle(self) -> bool {
         self.0 & (AGED | ACCESSED) == AGED
     }
 
-    /// The same value, locked.
+    /// Returns the same value with the lock bit.
     #[inline]
     pub const fn locked(self) -> Self {
         Self(self.0 | LOCKED)
     }
 
-    /// The same value, not locked.
+    /// Returns the same value without the lock bit.
     #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn unlocked(self) -> Self {
         Self(self.0 & !LOCKED)
     }
 
-    /// The same leaf, with the accessed and dirty bits that hardware has set in `now` since the entry was
-    /// `before` and a CPU locked it.
+    /// Returns the same leaf, with the accessed and dirty bits that hardware has set in `now` since
+    /// the entry was `before` and a CPU locked it.
     #[inline]
     pub const fn with_marks_of(self, now: Self, before: Self) -> Self {
         Self(self.0 | now.0 & !before.locked().0)
     }
 
-    /// Whether nothing is there.
+    /// Returns whether the entry is empty.
     #[inline]
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it is empty or maps what `page` does, accessed or not.
+    /// Returns whether the entry is empty or maps the same page as `page`, accessed or not.
     #[inline(always)]
     pub const fn fits(self, page: Self) -> bool {
         self.is_none() || self.unused().0 == page.unused().0
     }
 
-    /// Whether the MMU may use the entry.
+    /// Returns whether the MMU may use the entry.
     #[inline]
     pub const fn is_present(self) -> bool {
         self.0 & PRESENT != 0
     }
 
-    /// Whether a page is there that no program may reach.
+    /// Returns whether the entry keeps a page that no program may access.
     #[inline]
     pub const fn is_hidden(self) -> bool {
         self.0 & HIDDEN != 0
     }
 
-    /// Whether the page is in the [swap area](crate::reclaim::swap).
+    /// Returns whether the page is in the [swap area](crate::reclaim::swap).
     #[inline]
     pub const fn is_swapped(self) -> bool {
         self.0 & SWAPPED != 0
     }
 
-    /// The slot of a swapped entry.
+    /// Returns the slot of a swapped entry.
     #[inline]
     pub const fn slot(self) -> u64 {
         (self.0 & FRAME) >> PAGE_SHIFT
     }
 
-    /// Whether a page is there, present or hidden (or, above the last level, a table).
+    /// Returns whether the entry maps a page, present or hidden (or, above the last level, points
+    /// to a table).
     #[inline]
     pub const fn is_mapped(self) -> bool {
         self.0 & (PRESENT | HIDDEN) != 0
     }
 
-    /// Whether a CPU is changing the entry.
+    /// Returns whether a CPU is changing the entry.
     #[inline]
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// Whether stores are allowed.
+    /// Returns whether stores are allowed.
     #[inline]
     pub const fn is_writable(self) -> bool {
         self.0 & WRITE != 0
     }
 
-    /// Whether instruction fetches are allowed.
+    /// Returns whether instruction fetches are allowed.
     #[inline]
     pub const fn is_executable(self) -> bool {
         self.0 & NO_EXECUTE == 0
     }
 
-    /// Whether a store went through it since it was installed or cleaned.
+    /// Returns whether a store has used the entry since it was installed or cleaned.
     #[inline]
     pub const fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
-    /// Whether the MMU may use a page whose frame is counted, the page was accessed, and no CPU is
-    /// changing the entry. Most entries are in this state, and one comparison finds that.
+    /// Returns whether the MMU may use a page with a counted frame, the page was accessed, and no
+    /// CPU is changing the entry. Most entries are in this state, and one comparison detects it.
     #[inline(always)]
     pub const fn is_used_page(self) -> bool {
         self.0 & (PRESENT | LOCKED | SPECIAL | ACCESSED) == PRESENT | ACCESSED
     }
 
-    /// Whether it maps a page of its own that was prefaulted for a store, and never accessed. (Such
-    /// an entry is installed dirty and [not accessed](Self::unused); hardware sets the accessed bit before or
-    /// with the dirty one, and [`clean`](Self::clean) clears both.)
+    /// Returns whether the entry maps a counted frame that was prefaulted for a store and never
+    /// accessed. Such an entry is installed dirty and [not accessed](Self::unused); hardware sets
+    /// the accessed bit before or together with the dirty bit, and [`clean`](Self::clean) clears
+    /// both.
     #[inline]
     pub const fn is_wasted(self) -> bool {
         self.0 & (ACCESSED | AGED | DIRTY) == DIRTY
     }
 
-    /// Whether it maps a page that was accessed: any but those that were prefaulted, zeros among
-    /// them, and left alone.
+    /// Returns whether the entry maps a page that was accessed: any page except a prefaulted page
+    /// (or a prefaulted zero page) without an access.
     #[inline]
     pub const fn was_used(self) -> bool {
         self.is_mapped() && (self.0 & (ACCESSED | AGED) != 0 || self.0 & (DIRTY | SPECIAL) == 0)
     }
 
-    /// The same leaf, accessed.
+    /// Returns the same leaf with the accessed bit set.
     #[inline]
     pub const fn used(self) -> Self {
         Self(self.0 | ACCESSED)
     }
 
-    /// Whether an access went through it since it was installed or cleaned.
+    /// Returns whether an access has used the entry since it was installed or cleaned.
     #[inline]
     pub const fn is_accessed(self) -> bool {
         self.0 & ACCESSED != 0
     }
 
-    /// Whether it is a leaf above the last level.
+    /// Returns whether the entry is a leaf above the last level.
     #[inline]
     pub const fn is_huge(self) -> bool {
         self.0 & HUGE != 0
     }
 
-    /// Whether translations that CPUs may have cached of the entry when it was `old` must be dropped, now
-    /// that it is this. What was not present was in no TLB; and one that allows less than it might is
-    /// dropped by the fault that it leads to.
+    /// Returns whether CPUs must drop cached translations of the old value `old`, now that the
+    /// entry has this value. An entry that was not present is in no TLB. A cached translation that
+    /// allows less than the new entry is dropped by the resulting fault.
     #[inline]
     pub const fn needs_flush(self, old: Self) -> bool {
-        // A store through a translation that was dirty would not mark the entry again.
+        // Dirty is included: a store through a cached dirty translation would not mark the entry
+        // again.
         const GRANTS: u64 = PRESENT | WRITE | USER | DIRTY;
         let lost = old.0 & !self.0 & GRANTS | self.0 & !old.0 & NO_EXECUTE;
         let other = (self.0 ^ old.0) & (FRAME | HUGE | CACHE);
         old.is_present() && lost | other != 0
     }
 
-    /// Whether the frame is one that is not counted.
+    /// Returns whether the frame is not counted.
     #[inline]
     pub const fn is_special(self) -> bool {
         self.0 & SPECIAL != 0
     }
 
-    /// Whether the MMU may use a page whose frame is counted, and no CPU is changing the entry.
+    /// Returns whether the MMU may use a page with a counted frame, and no CPU is changing the
+    /// entry.
     #[inline]
     pub const fn is_counted_page(self) -> bool {
         self.0 & (PRESENT | LOCKED | SPECIAL) == PRESENT
     }
 
-    /// Whether it points to a table of the next level, unlocked.
+    /// Returns whether the entry points to a table of the next level, unlocked.
     #[inline]
     pub const fn is_table(self) -> bool {
         self.0 & (PRESENT | HUGE | LOCKED) == PRESENT
     }
 
-    /// The frame mapped, or the one that holds the next table. Meaningless unless
+    /// Returns the mapped frame, or the frame of the next table. Meaningless unless
     /// [mapped](Self::is_mapped).
     #[inline]
     pub const fn frame(self) -> FrameNumber {
@@ -479,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hidden_leaf_is_mapped_and_comes_back_as_it_was() {
+    fn a_hidden_leaf_is_mapped_and_restored_unchanged() {
         let leaf = Entry::leaf(FrameNumber(7)).special();
         let hidden = leaf.with_hidden(true);
         assert!(hidden.is_hidden() && hidden.is_mapped() && !hidden.is_present());
@@ -489,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_translation_is_dropped_when_it_allows_more_or_shows_another_page() {
+    fn translations_that_allow_more_or_map_another_page_need_a_flush() {
         let leaf = Entry::leaf(FrameNumber(7));
         let writable = leaf.writable_dirty();
         for (old, new) in [
@@ -519,11 +536,12 @@ mod tests {
     }
 
     #[test]
-    fn values_are_those_that_the_mmu_reads() {
+    fn values_match_the_hardware_format() {
         const FRAME: u64 = 0xcde_f012_3000;
         let frame = FrameNumber::from_phys(FRAME).unwrap();
         let leaf = Entry::leaf(frame);
-        // Accessed, user, present; a table is writable, and both allow what the next level allows.
+        // Accessed, user, present; a table entry is writable, so the next level decides about
+        // stores and fetches.
         assert_eq!(Entry::table(frame), Entry(FRAME | 0x27));
         assert_eq!(leaf, Entry(1 << 63 | FRAME | 0x25));
         assert_eq!(Entry::template(false).of(frame), leaf);
@@ -579,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_mapped_ahead_is_told_from_one_that_was_used() {
+    fn prefaulted_pages_differ_from_used_pages() {
         let leaf = Entry::leaf(FrameNumber(7));
         let (own, zeros) = (leaf.writable_dirty(), leaf.special());
         for used in [own, zeros, own.clean(), leaf, own.with_hidden(true), own.read_only()] {
@@ -596,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_reclaim_has_looked_at_was_used_and_is_not_wasted() {
+    fn pages_scanned_by_reclaim_count_as_used() {
         let own = Entry::leaf(FrameNumber(7)).writable_dirty();
         let aged = own.aged();
         assert!(aged.was_used() && !aged.is_wasted() && !aged.is_accessed());
@@ -611,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swapped_entry_is_nothing_else() {
+    fn a_swapped_entry_has_no_other_state() {
         for slot in [0, 1, SLOTS - 1] {
             let entry = Entry::swapped(slot);
             assert_eq!(entry.slot(), slot);

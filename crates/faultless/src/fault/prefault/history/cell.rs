@@ -1,4 +1,4 @@
-//! Where a space keeps its access history.
+//! The cell in which a space stores its access history.
 
 use super::{BlockHistory, History};
 use crate::heap;
@@ -15,7 +15,7 @@ impl HistoryCell {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The access history of the block of `page` (a page number).
+    /// Returns the access history of the block of `page` (a page number).
     #[inline]
     pub(crate) fn recall(&self, page: u64) -> BlockHistory {
         self.get().map_or(BlockHistory::default(), |history| history.recall(page))
@@ -23,17 +23,18 @@ impl HistoryCell {
 
     #[inline]
     fn get(&self) -> Option<&History> {
-        // SAFETY: a pointer that is not null came from a box, which is freed only when this is dropped.
+        // SAFETY: a non-null pointer came from a box, which is freed only when this cell is
+        // dropped.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The history, allocated now if there is none and the heap is not exhausted.
+    /// Returns the history, and allocates it if necessary; `None` if the heap is exhausted.
     pub(crate) fn get_or_make(&self) -> Option<&History> {
         if self.get().is_none() {
             let made = Box::into_raw(heap::try_box_with(History::default).ok()?);
             let (none, release, relaxed) = (ptr::null_mut(), Ordering::Release, Ordering::Relaxed);
             if self.0.compare_exchange(none, made, release, relaxed).is_err() {
-                // SAFETY: it came from a box just now, and no other CPU has its address.
+                // SAFETY: the pointer came from a box just now, and no other CPU has it.
                 drop(unsafe { Box::from_raw(made) });
             }
         }
@@ -44,7 +45,8 @@ impl HistoryCell {
 impl Drop for HistoryCell {
     fn drop(&mut self) {
         if let Some(made) = NonNull::new(self.0.load(Ordering::Relaxed)) {
-            // SAFETY: made from a box, and there are no references: those borrow this.
+            // SAFETY: the pointer came from a box, and there are no references, because each
+            // reference borrows this cell.
             drop(unsafe { Box::from_raw(made.as_ptr()) });
         }
     }

@@ -1,9 +1,10 @@
-//! A window that was mapped, and the way that its stream goes: arithmetic of page numbers.
+//! Windows that were mapped, and the direction and stride of their stream: arithmetic of page
+//! numbers.
 
 use super::{Kind, Look, MAX_ORDER, Seen};
 use core::ops::Range;
 
-/// How a stream gets from one page to the next.
+/// The step of a stream from one page to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) down: bool,
@@ -15,7 +16,7 @@ impl Way {
     pub(super) const UP: Self = Self { down: false, stride: 1 };
     pub(super) const DOWN: Self = Self { down: true, stride: 1 };
 
-    /// The page so many steps on from `page`; where there is none, some page far away.
+    /// Returns the page `steps` steps after `page`; on overflow, some distant page.
     #[inline(always)]
     pub(super) fn on(self, page: u64, steps: u64) -> u64 {
         let stride = u64::from(self.stride);
@@ -23,7 +24,7 @@ impl Way {
         page.wrapping_add(steps.wrapping_mul(step))
     }
 
-    /// The pages at `steps` from `page`, itself in `reach`, as far as the reach goes.
+    /// Returns the pages at `steps` from `page` within `reach`; `page` itself is in reach.
     #[inline(always)]
     pub(super) fn pages(
         self,
@@ -36,7 +37,8 @@ impl Way {
         (steps.start..steps.end.min(last + 1)).map(move |step| self.on(page, step))
     }
 
-    /// How many pages at `steps` from `page`, from the first of them on and without a gap, are `seen` so.
+    /// Returns the number of consecutive pages at `steps` from `page`, from the first step, whose
+    /// state is `seen`.
     #[inline(always)]
     pub(super) fn row(
         self,
@@ -54,7 +56,8 @@ impl Way {
         pages.take_while(|page| look.at(*page) == seen).count() as u64
     }
 
-    /// Whether all pages at `steps` from `page` are `seen` so, where that can be told at once.
+    /// Returns `true` if all pages at `steps` from `page` have the state `seen` and this can be
+    /// checked at once.
     #[inline(always)]
     pub(super) fn are_all(
         self,
@@ -73,7 +76,7 @@ impl Way {
         Self { down: !self.down, ..self }
     }
 
-    /// Whose widths are its own.
+    /// The index of the widths for this direction and stride.
     pub(super) fn side(self) -> usize {
         if self.stride > 1 { 2 } else { self.down.into() }
     }
@@ -82,13 +85,13 @@ impl Way {
 /// A window that was mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The page that faulted.
+    /// The faulting page.
     pub(super) page: u64,
-    /// Pages mapped from there on, in the stream's way.
+    /// The number of pages mapped from `page`, in the direction of the stream.
     pub(super) mapped: u16,
-    /// Where the pages end that a wider window would have had.
+    /// The end of the pages that a wider window would have had.
     pub(super) end: u16,
-    /// The run that it continued, and itself.
+    /// The run that the window continued, including the window.
     pub(super) run: u16,
     pub(super) kind: Kind,
     pub(super) class: u8,
@@ -112,20 +115,20 @@ impl Record {
         resized: false,
     };
 
-    /// The pages at `steps` from the one that faulted.
+    /// Returns the pages at `steps` from the faulting page.
     pub(super) fn at(&self, steps: Range<u16>) -> impl Iterator<Item = u64> + Clone + use<> {
         let (page, way) = (self.page, self.way);
         steps.map(move |step| way.on(page, step.into()))
     }
 
-    /// First to last of so many pages.
+    /// Returns the range from the first to the last of `pages` pages.
     pub(super) fn span(&self, pages: u16) -> Range<u64> {
         let far = self.way.on(self.page, u64::from(pages.max(1)) - 1);
         self.page.min(far)..self.page.max(far) + 1
     }
 
-    /// Sets the number of pages that were mapped. A store that reads whole blocks may have read more
-    /// pages than the window has.
+    /// Sets the number of pages that were mapped. A store that reads whole blocks may have read
+    /// more pages than the window has.
     #[cold]
     pub(super) fn resize(&mut self, pages: u16) {
         let run = self.run - self.mapped + pages;
@@ -135,17 +138,17 @@ impl Record {
         self.mapped = pages;
     }
 
-    /// Whether it continued nothing.
+    /// Returns whether the window continued no stream.
     pub(super) const fn starts_stream(&self) -> bool {
         self.run == self.mapped
     }
 
-    /// Whether it is one page that continued nothing, or is none any more.
+    /// Returns whether the window is a single page that continued no stream, or an empty record.
     pub(super) const fn is_alone(&self) -> bool {
         self.run < 2
     }
 
-    /// The page at which the stream goes on.
+    /// Returns the page at which the stream continues.
     pub(super) fn leads_to(&self) -> u64 {
         self.way.on(self.page, self.mapped.into())
     }

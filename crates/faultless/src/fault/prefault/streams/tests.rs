@@ -1,4 +1,4 @@
-//! The policy against a page table that is a map.
+//! Tests of the policy against a map as the page table.
 
 use super::super::history::BlockHistory;
 use super::*;
@@ -75,7 +75,7 @@ impl Program {
         }
     }
 
-    /// Pages prefaulted and not used.
+    /// Returns the number of unused prefaulted pages.
     fn wasted(&self) -> usize {
         self.pages.values().filter(|seen| **seen == Seen::Unused).count()
     }
@@ -97,7 +97,7 @@ fn check(window: &Window<Record>, miss: &Miss, order: u8) {
     assert!(masks.eq(pages), "{window:?}");
 }
 
-/// A generator that gives the same numbers on each run.
+/// A deterministic pseudo-random generator.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
@@ -107,7 +107,7 @@ fn random(state: &mut u64) -> u64 {
 const MANY: u64 = 16384;
 
 #[test]
-fn sequential_touch_costs_a_window_a_fault_both_ways() {
+fn sequential_touch_takes_one_fault_a_window_both_ways() {
     for (order, times) in [(3, 79), (5, 310), (9, 1500)] {
         for start in [0, 5, 0x7_ffff_f001] {
             let area = start..start + MANY;
@@ -125,7 +125,7 @@ fn sequential_touch_costs_a_window_a_fault_both_ways() {
 }
 
 #[test]
-fn interleaved_streams_are_told_apart() {
+fn interleaved_streams_are_distinguished() {
     let area = 0..8 * MANY;
     let mut program = Program::new(area, 5);
     for n in 0..2048 {
@@ -138,14 +138,14 @@ fn interleaved_streams_are_told_apart() {
 }
 
 #[test]
-fn sparse_and_random_touch_map_next_to_nothing_ahead() {
+fn sparse_and_random_touch_prefault_few_pages() {
     let touched = 20_000;
     let mut sparse = Program::new(0..touched * 16, 5);
     (0..touched).for_each(|n| sparse.touch(n * 16));
     let mut state = 7;
     let mut scattered = Program::new(0..touched * 64, 5);
     (0..touched).for_each(|_| scattered.touch(random(&mut state) % (touched * 64)));
-    // Who has nothing to win is hardly asked.
+    // A thread that cannot benefit rarely runs the prediction.
     assert!(scattered.checks < touched / 40, "{}", scattered.checks);
     for program in [sparse, scattered] {
         assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
@@ -153,7 +153,7 @@ fn sparse_and_random_touch_map_next_to_nothing_ahead() {
 }
 
 #[test]
-fn who_touches_memory_in_no_order_is_soon_known() {
+fn random_access_threads_are_detected_soon() {
     let mut program = Program::new(0..1 << 22, 5);
     let mut state = 7;
     (0..40).for_each(|_| program.touch(random(&mut state) % (1 << 22)));
@@ -161,7 +161,7 @@ fn who_touches_memory_in_no_order_is_soon_known() {
 }
 
 #[test]
-fn who_leaves_disorder_for_streams_is_served_soon() {
+fn streams_after_random_access_prefault_soon() {
     let mut program = Program::new(0..1 << 22, 5);
     let mut state = 7;
     (0..20_000).for_each(|_| program.touch(random(&mut state) % (1 << 21)));
@@ -174,7 +174,7 @@ fn who_leaves_disorder_for_streams_is_served_soon() {
 }
 
 #[test]
-fn what_was_mapped_in_vain_costs_credit() {
+fn unused_pages_cost_credit() {
     let mut program = Program::new(0..8 * TABLE, 5);
     (0..TABLE).for_each(|page| program.touch(page));
     (2 * TABLE..2 * TABLE + 9).for_each(|page| program.touch(page));
@@ -189,7 +189,7 @@ fn what_was_mapped_in_vain_costs_credit() {
 }
 
 #[test]
-fn what_a_strided_stream_leaves_out_is_not_let_pass() {
+fn strided_windows_leave_out_pages_between() {
     let mut program = Program::new(0..512 * 16, 5);
     (0..512).for_each(|n| program.touch(n * 16));
     assert!(program.faults < 512 / 10, "{}", program.faults);
@@ -197,8 +197,9 @@ fn what_a_strided_stream_leaves_out_is_not_let_pass() {
 }
 
 #[test]
-fn strided_streams_go_on_in_strides() {
-    // How many tenths of a page a fault. A table of 512 pages holds few of those that are far apart.
+fn strided_streams_continue_in_strides() {
+    // The expected faults for each page, in tenths. A table of 512 pages holds few pages of a large
+    // stride.
     for (stride, each) in [(2, 40), (5, 40), (16, 35), (32, 15)] {
         let touched = 4096;
         let area = 0..touched * stride;
@@ -215,7 +216,7 @@ fn strided_streams_go_on_in_strides() {
 }
 
 #[test]
-fn too_few_pages_at_equal_distance_are_no_stream() {
+fn few_pages_at_equal_distance_are_no_stream() {
     let mut program = Program::new(0..1 << 20, 5);
     for group in 0..2000 {
         (0..LATTICE).for_each(|n| program.touch(group * 512 + 9 * n));
@@ -225,7 +226,7 @@ fn too_few_pages_at_equal_distance_are_no_stream() {
 }
 
 #[test]
-fn a_stream_that_is_not_used_loses_its_width_and_earns_it_back() {
+fn unused_streams_lose_width_and_earn_it_back() {
     let area = 0..1 << 20;
     let mut program = Program::new(area, 5);
     (0..2048).for_each(|page| program.touch(page));
@@ -246,7 +247,7 @@ fn a_stream_that_is_not_used_loses_its_width_and_earns_it_back() {
     assert!(program.faults - faults < 2048 / 25, "{}", program.faults - faults);
 }
 
-/// Streams of all ways, strides and lengths, some at a time, as a generator draws them.
+/// Streams of all directions, strides and lengths, several at a time, drawn by a generator.
 fn mixture(state: &mut u64) -> Vec<u64> {
     let mut touched = Vec::new();
     for _ in 0..120 {
@@ -266,13 +267,13 @@ fn mixture(state: &mut u64) -> Vec<u64> {
     touched
 }
 
-/// What a pattern costs with windows of up to 8, 32 and 512 pages: how many faults, how many unused pages, and how
-/// many of those prefaulted were seen used.
+/// The costs of a pattern with windows of up to 8, 32 and 512 pages: the number of faults, of
+/// unused pages, and of prefaulted pages seen used.
 type Costs = [[u64; 3]; 3];
 
-/// Whoever changes the policy finds here what that does.
+/// Shows the effect of a change of the policy.
 #[test]
-fn what_patterns_cost() {
+fn patterns_have_recorded_costs() {
     let mut state = 11;
     let far = |run: u64| 5000 * run + 37 * (run % 9);
     let runs = |each: u64| (0..300).flat_map(move |run| (0..each).map(move |n| far(run) + n));
@@ -324,14 +325,14 @@ fn order_zero_is_off() {
 }
 
 #[test]
-fn forty_straight_hits_and_any_order() {
+fn forty_hits_in_a_row_at_any_order() {
     let mut program = Program::new(0..1 << 20, u8::MAX);
     (0..40 * TABLE).for_each(|page| program.touch(page));
     assert!(program.faults < 2 * 40, "{}", program.faults);
 }
 
 #[test]
-fn both_ends_of_the_numbers() {
+fn streams_work_at_both_ends_of_the_page_numbers() {
     let top = 1 << 52;
     for area in [0..3, 0..1, top - 3..top, top - 1..top] {
         let mut up = Program::new(area.clone(), 9);
@@ -342,7 +343,7 @@ fn both_ends_of_the_numbers() {
 }
 
 #[test]
-fn a_short_allocation_is_what_counts() {
+fn a_short_allocation_shrinks_the_record() {
     let mut program = Program::new(0..TABLE, 5);
     (0..40).for_each(|page| program.touch(page));
     let page = (0..TABLE).find(|page| !program.pages.contains_key(page)).unwrap();
@@ -352,7 +353,7 @@ fn a_short_allocation_is_what_counts() {
     let window = program.streams.predict(&miss, 5, &program.defaults, seen);
     assert!(!window.is_single());
     program.check();
-    // No frame for any but its own.
+    // No frame except the faulting page's own.
     program.streams.mapped(&window, page..page + 1);
     program.pages.insert(page, Seen::Used);
     while let Some(check) = program.streams.to_check_in(SpaceId(1), &(0..TABLE)) {
@@ -364,7 +365,7 @@ fn a_short_allocation_is_what_counts() {
 }
 
 #[test]
-fn another_space_starts_anew() {
+fn a_new_space_resets_the_predictor() {
     let mut program = Program::new(0..TABLE, 5);
     (0..200).for_each(|page| program.touch(page));
     assert!(program.streams.credit > 0);
@@ -374,9 +375,9 @@ fn another_space_starts_anew() {
     assert_eq!(program.streams.to_check_in(SpaceId(1), &(0..TABLE)), None);
 }
 
-/// Children that each touch a few pages behind many that were there, and end.
+/// Children that each touch a few pages behind many used pages, and end.
 #[test]
-fn short_lives_teach_those_that_come_after() {
+fn ended_threads_teach_new_threads() {
     let mut wasted = Vec::new();
     let mut defaults = Defaults::new();
     for _ in 0..60 {
@@ -397,7 +398,7 @@ fn short_lives_teach_those_that_come_after() {
 }
 
 #[test]
-fn what_was_used_before_is_mapped_again() {
+fn previously_used_pages_are_mapped_again() {
     let program = Program::new(0..TABLE, 5);
     let history = BlockHistory { known: !0, expected: 0x1_00f0_f00f, last: 0x3_00f0_f00f };
     let predict = |page: u64, order: u8| {
@@ -416,7 +417,7 @@ fn what_was_used_before_is_mapped_again() {
 }
 
 #[test]
-fn kinds_do_not_teach_each_other() {
+fn kinds_learn_separately() {
     let mut program = Program::new(0..TABLE, 5);
     (0..TABLE).for_each(|page| program.touch(page));
     let taught = |kind: Kind| {
@@ -427,8 +428,8 @@ fn kinds_do_not_teach_each_other() {
 }
 
 proptest! {
-    /// Whatever is touched, and whatever the table and the history say, windows keep to the rules
-    /// (`check`) and nothing out of reach is looked at.
+    /// For any accesses, page table and history, windows follow the rules (`check`), and no page
+    /// out of reach is read.
     #[test]
     fn windows_keep_to_the_rules(
         start in prop_oneof![Just(0u64), Just((1 << 52) - 700), 0..1u64 << 40],
