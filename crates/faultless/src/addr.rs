@@ -10,13 +10,13 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a base page and in a frame.
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 
-/// `addr` rounded down to a page boundary.
+/// Rounds `addr` down to a page boundary.
 #[inline]
 pub const fn page_down(addr: u64) -> u64 {
     addr & !(PAGE_SIZE - 1)
 }
 
-/// `addr` rounded up to a page boundary, or `None` beyond the last page.
+/// Rounds `addr` up to a page boundary; `None` beyond the last page.
 #[inline]
 pub const fn page_up(addr: u64) -> Option<u64> {
     match addr.checked_add(PAGE_SIZE - 1) {
@@ -25,7 +25,7 @@ pub const fn page_up(addr: u64) -> Option<u64> {
     }
 }
 
-/// Whether `addr` is a multiple of [`PAGE_SIZE`].
+/// Returns whether `addr` is a multiple of [`PAGE_SIZE`].
 #[inline]
 pub const fn is_page_aligned(addr: u64) -> bool {
     addr & (PAGE_SIZE - 1) == 0
@@ -39,13 +39,14 @@ pub const fn is_page_aligned(addr: u64) -> bool {
 pub struct FrameNumber(pub u32);
 
 impl FrameNumber {
-    /// The physical address of the frame's first byte.
+    /// Returns the physical address of the frame's first byte.
     #[inline]
     pub const fn phys(self) -> u64 {
         (self.0 as u64) << PAGE_SHIFT
     }
 
-    /// The frame that holds the physical address `phys`; `None` from 16 TiB on.
+    /// Returns the frame that contains the physical address `phys`; `None` for addresses of 16 TiB
+    /// and above.
     #[inline]
     pub const fn from_phys(phys: u64) -> Option<Self> {
         let number = phys >> PAGE_SHIFT;
@@ -69,68 +70,68 @@ pub struct VirtRange {
 }
 
 impl VirtRange {
-    /// The range `start..end`; an `end` below `start` makes it empty.
+    /// Returns the range `start..end`; empty if `end` is below `start`.
     #[inline]
     pub const fn new(start: u64, end: u64) -> Self {
         Self { start, end: if end < start { start } else { end } }
     }
 
-    /// The one page that holds `addr`.
+    /// Returns the page that contains `addr`.
     #[inline]
     pub const fn page(addr: u64) -> Self {
         let start = page_down(addr);
         Self { start, end: start + PAGE_SIZE }
     }
 
-    /// Bytes in the range.
+    /// Returns the bytes in the range.
     #[inline]
     pub const fn len(self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether the range holds no byte.
+    /// Returns whether the range is empty.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.start == self.end
     }
 
-    /// Pages in the range, which must be page-aligned.
+    /// Returns the pages in the range, which must be page-aligned.
     #[inline]
     pub const fn pages(self) -> u64 {
         self.len() >> PAGE_SHIFT
     }
 
-    /// Whether `addr` lies in the range.
+    /// Returns whether `addr` lies in the range.
     #[inline]
     pub const fn contains(self, addr: u64) -> bool {
         self.start <= addr && addr < self.end
     }
 
-    /// Whether `other` lies wholly inside this range.
+    /// Returns whether `other` lies wholly inside this range.
     #[inline]
     pub const fn covers(self, other: Self) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// Whether the two ranges share a byte.
+    /// Returns whether the two ranges share a byte.
     #[inline]
     pub const fn overlaps(self, other: Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// The shared part of the two ranges; empty when they share nothing.
+    /// Returns the common part of the two ranges; empty if they do not overlap.
     #[inline]
     pub fn intersect(self, other: Self) -> Self {
         Self::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// The smallest range that covers both.
+    /// Returns the smallest range that covers both.
     #[inline]
     pub fn hull(self, other: Self) -> Self {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
-    /// The range with the page on either side, as far as there are addresses.
+    /// Returns the range extended by one page on either side, within the address space.
     #[inline(always)]
     pub(crate) const fn with_neighbours(self) -> Self {
         Self {
@@ -139,7 +140,7 @@ impl VirtRange {
         }
     }
 
-    /// The range widened to multiples of `align`, a power of two.
+    /// Returns the range widened to multiples of `align`, a power of two.
     #[inline]
     pub const fn widen(self, align: u64) -> Self {
         let start = self.start & !(align - 1);

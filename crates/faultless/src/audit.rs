@@ -1,8 +1,9 @@
-//! Law 6, checked from outside: every frame is accounted for, and every reference has its mapping.
+//! Checks law 6 independently: every frame is accounted for, and every reference has its mapping.
 //!
 //! At a quiet moment the audit walks the tables of all spaces and the objects behind their shared
-//! mappings, counts the references to each frame, and compares that with what the frames' metadata, the
-//! spaces' counts and the allocators say. It uses none of what it checks.
+//! mappings, counts the references to each frame, and compares the result with the frames'
+//! metadata, the spaces' counts and the allocators. The audit does not rely on the state under
+//! test.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::file::Object;
@@ -22,13 +23,13 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use core::fmt;
 use core::ops::ControlFlow;
 
-/// A broken promise.
+/// A violation found by the audit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Discrepancy {
-    /// The allocators' books are wrong.
+    /// The allocators' counts are wrong.
     Frames(Imbalance),
-    /// A frame has another number of references than mappings and objects account for.
+    /// The reference count of a frame differs from its mappings and objects.
     References {
         /// The frame.
         frame: FrameNumber,
@@ -37,7 +38,7 @@ pub enum Discrepancy {
         /// References found.
         found: u32,
     },
-    /// A frame counts another number of huge leaves than map the folio that it begins.
+    /// The leaf count of a frame differs from the number of huge leaves which map its folio.
     Leaves {
         /// The frame.
         frame: FrameNumber,
@@ -46,40 +47,40 @@ pub enum Discrepancy {
         /// Leaves found.
         found: u32,
     },
-    /// The reverse map of a frame leads to another number of entries than map it.
+    /// The reverse map of a frame does not find exactly the entries which map the frame.
     ReverseMap {
         /// The frame.
         frame: FrameNumber,
-        /// Entries that map it.
+        /// Entries that map the frame.
         mapped: u32,
-        /// Entries found.
+        /// Entries found through the reverse map.
         found: u32,
     },
-    /// The number of frames of a kind differs from what was found in use. The kind is "pooled" or "retired" if a CPU has not
-    /// [drained](Cpu::drain).
+    /// The number of frames of a kind differs from the number found in use. The kind is "pooled" or
+    /// "retired" if a CPU has not [drained](Cpu::drain).
     Kind {
         /// The kind.
         kind: &'static str,
-        /// Frames of it by the census.
+        /// Frames of this kind by the census.
         recorded: u64,
-        /// Frames of it found.
+        /// Frames of this kind found.
         found: u64,
     },
-    /// A space counts another number of resident pages than it maps.
+    /// The resident count of a space differs from its mapped pages.
     Resident {
         /// Pages by the count.
         recorded: u64,
         /// Pages found.
         found: u64,
     },
-    /// A space counts another number of pages in the swap area than its entries name.
+    /// The swap count of a space differs from its swapped entries.
     Swapped {
         /// Pages by the count.
         recorded: u64,
         /// Pages found.
         found: u64,
     },
-    /// A slot of the swap area has another count than entries name it.
+    /// The count of a swap slot differs from the number of entries naming the slot.
     Slot {
         /// The slot.
         slot: u64,
@@ -88,18 +89,18 @@ pub enum Discrepancy {
         /// Entries found.
         found: u32,
     },
-    /// Other slots of the swap area are free than it counts.
+    /// The count of free swap slots differs from the free slots.
     FreeSlots,
-    /// An entry that must not be: locked, outside every VMA, or allowing more than its VMA.
+    /// An illegal entry: locked, outside every VMA, or with more permissions than its VMA.
     Entry {
         /// The page's address.
         addr: u64,
-        /// What is wrong.
+        /// The violation.
         what: &'static str,
     },
-    /// A VMA that is write-locked though no writer is under way.
+    /// A VMA that is write-locked although no writer is active.
     Stopped {
-        /// Where it lies.
+        /// The range of the VMA.
         range: VirtRange,
     },
 }
@@ -138,7 +139,7 @@ impl fmt::Display for Discrepancy {
 
 impl core::error::Error for Discrepancy {}
 
-/// What the caller may have left out, if the discrepancy is one of frames of this kind.
+/// Returns the step which the caller may have omitted, for a discrepancy in frames of this kind.
 fn remedy(kind: &str) -> &'static str {
     match kind {
         "pooled" => {
@@ -158,17 +159,18 @@ struct Found {
     mapped: BTreeMap<u32, u32>,
     /// Huge leaves by the first frame of their folio.
     leaves: BTreeMap<u32, u32>,
-    /// Swapped entries by the slot that they name.
+    /// Swapped entries by their slot.
     slots: BTreeMap<u64, u32>,
     tables: u64,
     objects: BTreeMap<u64, Shared<Object>>,
 }
 
-/// Checks the books of the subsystem of `cpu`, of which `spaces` are all the spaces there are.
+/// Checks all counts of the subsystem of `cpu`. `spaces` must be all of its spaces.
 ///
-/// Only at a quiet moment: no call or fault is under way. Before it, call [`Cpu::drain`] on every CPU that did anything:
-/// that ends the spaces and objects that were dropped, frees what is retired, and gives the CPU's stock of free frames back. A
-/// stock that was not given back is a discrepancy, as nothing tells it from frames that are lost.
+/// Call it only at a quiet moment, when no call or fault is in progress. Before, call
+/// [`Cpu::drain`] on every CPU that made calls: this ends dropped spaces and objects, frees retired
+/// objects, and returns the CPU's stock of free frames. A stock that was not returned is a
+/// discrepancy, because the audit cannot distinguish it from lost frames.
 ///
 /// ```
 /// # use faultless::audit::{Discrepancy, audit};
@@ -186,7 +188,8 @@ pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Censu
     audit_with(cpu, spaces, &[])
 }
 
-/// As [`audit`], and on the same conditions, if the kernel has shares of `objects`, which may be mapped nowhere.
+/// As [`audit`], on the same conditions, for a kernel that has shares of `objects`, which may be
+/// unmapped.
 ///
 /// # Errors
 /// The first discrepancy.
@@ -217,7 +220,7 @@ pub fn audit_with<M: Machine>(
     drop(section);
     for object in core::mem::take(&mut found.objects).values() {
         let top = object.top();
-        // SAFETY: the object is alive, and no call is under way.
+        // SAFETY: the object is alive, and no call is in progress.
         unsafe {
             audit_tables(
                 cpu,
@@ -290,13 +293,15 @@ pub fn audit_with<M: Machine>(
     Ok(census)
 }
 
-/// What every translation of the page at `addr` must agree with: its page-table entry, 0 where there is none,
-/// if no CPU is changing it or its VMA. A CPU that runs the space and has not [served
-/// flushes](Cpu::serve_flushes) since it used a translation used one that allowed no more than this, and
-/// showed the same frame: a CPU that took something away waits for that CPU before it gives up its claim on the page.
+/// Returns the page-table entry of the page at `addr`, 0 if there is none, unless a CPU is changing
+/// the entry or its VMA. Every translation of the page must agree with the result. A CPU that runs
+/// the space and has not [served flushes](Cpu::serve_flushes) since it used a translation used one
+/// with the same frame and no more permissions than the entry: a CPU that removes permissions or
+/// pages waits for this CPU before it releases its claim on the page.
 ///
-/// `None`: a CPU is changing it, or nothing is mapped; or the flush of pages of the space is [deferred](crate::Setting::DeferredFlush), so that CPUs
-/// may load from frames that these left.
+/// `None`: a CPU is changing the entry, or the page is not mapped; or the flush of pages of the
+/// space is [deferred](crate::Setting::DeferredFlush), so CPUs may load from the old frames of
+/// migrated pages.
 pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
     let section = space.section(cpu);
     let found = space.view(cpu, &section).at(addr)?;
@@ -304,7 +309,7 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     let vma: &Vma = unsafe { found.value.as_ref() };
     let seen = vma.sequence.read()?;
     let entry = space.entry_at(cpu, addr);
-    // Looked at last: a writer that changed the entry that was seen claimed the page before.
+    // The claims are read last: a writer claims the page before changing the entry read above.
     let settled = !entry.is_locked()
         && !space.is_claimed(cpu, VirtRange::page(addr))
         && !cpu.is_pending(&space.core.pending)
@@ -336,7 +341,7 @@ fn audit_space<M: Machine>(
     let (references, mapped) = (&mut found.references, &mut found.mapped);
     let leaves = &mut found.leaves;
     let mut page = |addr, entry: Entry, huge: bool| {
-        // SAFETY: the space is alive, and no call is under way.
+        // SAFETY: the space is alive, and no call is in progress.
         unsafe {
             let wrong = |what| Err(Discrepancy::Entry { addr, what });
             let Some(vma) = view.at(addr) else {
@@ -421,7 +426,7 @@ fn audit_space<M: Machine>(
         *leaves.entry(entry.frame().0).or_default() += 1;
         (0..ENTRIES).try_for_each(|at| page(addr + at as u64 * PAGE_SIZE, entry.part(at), true))
     };
-    // SAFETY: the space is alive, and no call is under way.
+    // SAFETY: the space is alive, and no call is in progress.
     unsafe { audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut leaf)? };
     let recorded = space.swapped_pages(cpu);
     if recorded != swapped {
@@ -430,8 +435,8 @@ fn audit_space<M: Machine>(
     Ok(resident)
 }
 
-/// Makes sure that the reverse map finds all entries of base pages that map `frame`, `mapped` ones, and no other; or fewer, if moves
-/// of shared pages were left out.
+/// Checks that the reverse map finds exactly the `mapped` entries of base pages which map `frame`.
+/// The reverse map finds fewer if moves of shared pages were not recorded.
 fn audit_reverse_map<'w, M: Machine>(
     cpu: &'w Cpu<'_, M>,
     walk: &'w Walk<'_>,
@@ -450,16 +455,18 @@ fn audit_reverse_map<'w, M: Machine>(
     if found == mapped { Ok(()) } else { Err(Discrepancy::ReverseMap { frame, mapped, found }) }
 }
 
-/// Notes an entry by its space and address. Apart from the walk, which must not end for want of memory, as this may.
+/// Adds an entry by its space and address. Separate from the walk: this function may fail for lack
+/// of memory, the walk must not.
 #[inline(never)]
 fn note(found: &mut BTreeSet<(u64, u64)>, entry: (u64, u64)) {
     found.insert(entry);
 }
 
-/// Calls `leaf` with the address, the entry and the level of each leaf below `table`, and counts tables.
+/// Calls `leaf` with the address, the entry and the level of each leaf below `table`, and counts
+/// tables.
 ///
 /// # Safety
-/// `table` is a linked table of `level`, and no table below it is unlinked meanwhile.
+/// `table` is a linked table of `level`, and no table below it is unlinked during the call.
 unsafe fn audit_tables<M: Machine>(
     cpu: &Cpu<'_, M>,
     table: FrameNumber,
@@ -469,7 +476,7 @@ unsafe fn audit_tables<M: Machine>(
     leaf: &mut impl FnMut(u64, Entry, u32) -> Result<(), Discrepancy>,
 ) -> Result<(), Discrepancy> {
     *tables += 1;
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     let slots = unsafe { node::user_entries(cpu.vm().machine(), table, level) };
     for (at, slot) in slots.iter().enumerate() {
         let entry = node::load(slot);
@@ -478,7 +485,7 @@ unsafe fn audit_tables<M: Machine>(
             return Err(Discrepancy::Entry { addr, what: "locked at a quiet moment" });
         }
         if level > LAST && entry.is_table() {
-            // SAFETY: linked below a table that is.
+            // SAFETY: linked below a linked table.
             unsafe { audit_tables(cpu, entry.frame(), level - 1, addr, tables, leaf)? };
         } else if entry.is_mapped() || entry.is_swapped() {
             leaf(addr, entry, level)?;

@@ -1,21 +1,24 @@
-//! What is left of spaces and objects that were dropped, until a CPU ends it.
+//! The remains of dropped spaces and objects, until a CPU ends them.
 //!
-//! The end of a space or of an object frees frames, which takes a CPU, and a drop has none at hand. So a drop leaves what
-//! there is to free on a list of the subsystem. CPUs empty the list where they hold nothing, and seldom enough that the other
-//! calls need not look: when a space or an object is made or a space ends, when they free what they retired, before
-//! they say that memory is out, and when the kernel asks for it ([`Cpu::end_dropped`](crate::Cpu::end_dropped)). [`Space::exit`](crate::Space::exit) and
-//! [`Object::release`](crate::Object::release) end at once what they are given, unless another CPU that looks at pages or writes them, or a VMA in its grace period,
-//! has a share of it.
+//! The end of a space or of an object frees frames, which requires a CPU, and a drop has no CPU. So
+//! a drop puts the remains on a list of the subsystem. CPUs empty the list while they hold no
+//! locks, and only in calls rare enough to keep the check off the other paths: when a space or an
+//! object is made or a space ends, when they free retired objects, before they report
+//! out-of-memory, and on request of the kernel ([`Cpu::end_dropped`](crate::Cpu::end_dropped)).
+//! [`Space::exit`](crate::Space::exit) and [`Object::release`](crate::Object::release) end their
+//! argument at once, unless a further share exists: of another CPU that scans or writes pages, or
+//! of a VMA in its grace period.
 //!
-//! The [`Place`] on the list is allocated together with the space or object, so a drop needs no memory. The list is a stack:
-//! a drop pushes with a compare-and-swap, and a CPU takes all of it with a swap. Neither waits, and no place is on the
-//! list twice, so the compare-and-swap cannot take one place for another (ABA).
+//! The [`Place`] on the list is allocated together with the space or object, so a drop needs no
+//! memory. The list is a stack: a drop pushes with a compare-and-swap, and a CPU takes the whole
+//! list with a swap. Neither waits. No place is pushed twice, so the compare-and-swap is not
+//! subject to the ABA problem.
 //!
-//! A space that a CPU runs when it is dropped has no end: the CPU may use its tables for ever. Its frames and VMAs stay
-//! allocated, and the audit finds them.
+//! A space that is dropped while a CPU runs it is never ended, because the CPU may use its tables
+//! indefinitely. Its frames and VMAs stay allocated, and the audit reports them.
 //!
-//! Where the subsystem is dropped first, its frames are of no interest any more: what is dropped later frees its heap
-//! memory alone, at once.
+//! If the subsystem is dropped first, its frames no longer matter: a later drop of a space or
+//! object only frees its heap memory, at once.
 
 use crate::error::OutOfMemory;
 use crate::file::{Parts, Unread};
@@ -25,13 +28,13 @@ use crate::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use alloc::boxed::Box;
 use core::ptr::{self, NonNull};
 
-/// What there is to end.
+/// An item on the list.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "an object takes a frame for its root table anyway")]
 pub(crate) enum Left {
     Space(Remains),
     Object(Parts),
-    /// A read that nobody completed.
+    /// A read that was never completed.
     Reading(Unread),
 }
 
@@ -41,16 +44,16 @@ struct Node {
     left: Option<Left>,
 }
 
-/// The list of a subsystem, which outlives the subsystem until the last space and object are gone.
+/// The list of a subsystem. It lives until the subsystem and its last space and object are dropped.
 #[derive(Debug)]
 pub(crate) struct List {
     first: AtomicPtr<Node>,
-    /// The subsystem is gone.
+    /// The subsystem was dropped.
     closed: AtomicBool,
 }
 
 impl List {
-    /// Whether nothing was left, at a glance.
+    /// Returns whether the list looks empty (racy).
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.load(Ordering::Relaxed).is_null()
@@ -60,7 +63,7 @@ impl List {
         let node = NonNull::from(Box::leak(node));
         let mut first = self.first.load(Ordering::Relaxed);
         loop {
-            // SAFETY: a box until just now, and not on the list yet.
+            // SAFETY: the node was just leaked from a box, and is not on the list yet.
             unsafe { node.as_ref() }.next.store(first, Ordering::Relaxed);
             let (order, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
             match self.first.compare_exchange(first, node.as_ptr(), order, relaxed) {
@@ -68,19 +71,19 @@ impl List {
                 Err(now) => first = now,
             }
         }
-        // Either the subsystem's end finds the node, or this finds that the subsystem has ended.
+        // Either the drop of the subsystem finds the node, or this code finds the list closed.
         if self.closed.load(Ordering::SeqCst) {
             self.take().for_each(drop);
         }
     }
 
-    /// Takes what was left so far, the last first.
+    /// Takes all items so far, the last first.
     fn take(&self) -> Taken<'_> {
         Taken { list: self, next: self.first.swap(ptr::null_mut(), Ordering::SeqCst) }
     }
 }
 
-/// What was taken off a list. The drop puts the rest back, which is there if ending an item panicked.
+/// Items taken off a list. If ending an item panics, the drop puts the remaining items back.
 #[derive(Debug)]
 pub(crate) struct Taken<'l> {
     list: &'l List,
@@ -113,33 +116,35 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// The list, for the subsystem: with it the list is closed.
+/// The subsystem's handle to the list; its drop closes the list.
 #[derive(Debug)]
 pub(crate) struct Ended(Shared<List>);
 
 impl Ended {
+    /// Creates an empty list.
+    ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn try_new() -> Result<Self, OutOfMemory> {
         let (first, closed) = (AtomicPtr::new(ptr::null_mut()), AtomicBool::new(false));
         Shared::try_new(List { first, closed }).map(Self)
     }
 
-    /// Whether nothing was left, at a glance.
+    /// Returns whether the list looks empty (racy).
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes what was left so far, the last first.
+    /// Takes all items so far, the last first.
     pub(crate) fn take(&self) -> Taken<'_> {
         self.0.take()
     }
 
-    /// A place for what will be left of a space or an object.
+    /// Returns a place for the remains of a space or an object.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn place(&self) -> Result<Place, OutOfMemory> {
         let node = try_box(Node { next: AtomicPtr::new(ptr::null_mut()), left: None })?;
         Ok(Place(Some((node, self.0.clone()))))
@@ -149,27 +154,29 @@ impl Ended {
 impl Drop for Ended {
     fn drop(&mut self) {
         self.0.closed.store(true, Ordering::SeqCst);
-        // What a space leaves may hold the last share of an object, which is dropped with it, and finds the list closed.
+        // The remains of a space may hold the last share of an object, which is dropped with them,
+        // and finds the list closed.
         self.0.take().for_each(drop);
     }
 }
 
-/// The place of a space or an object on the list, until it is left there or [ends](Self::vacate).
+/// The place of a space or an object on the list, until used by [`leave`](Self::leave) or
+/// [vacated](Self::vacate).
 #[derive(Debug)]
 pub(crate) struct Place(Option<(Box<Node>, Shared<List>)>);
 
 impl Place {
-    /// None: of what is ending.
+    /// Returns no place: for an item that is ending.
     pub(crate) const fn none() -> Self {
         Self(None)
     }
 
-    /// Gives the place up: its owner ends now.
+    /// Releases the place: its owner is ended now.
     pub(crate) fn vacate(&mut self) {
         self.0 = None;
     }
 
-    /// Puts what `left` says on the list, unless the place was given up.
+    /// Puts the result of `left` on the list, unless the place was vacated.
     pub(crate) fn leave(&mut self, left: impl FnOnce() -> Left) {
         if let Some((mut node, list)) = self.0.take() {
             node.left = Some(left());
@@ -192,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_taken_once_the_last_first() {
+    fn items_are_taken_once_last_first() {
         let ended = Ended::try_new().unwrap();
         assert!(ended.is_empty());
         for pages in 1..=3 {
@@ -211,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_list_keeps_nothing() {
+    fn a_closed_list_drops_its_items() {
         let ended = Ended::try_new().unwrap();
         let list = ended.0.clone();
         let [mut before, mut after] = [(); 2].map(|()| ended.place().unwrap());
@@ -223,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_while_the_list_closes_is_freed() {
+    fn items_pushed_during_the_close_are_freed() {
         for _ in 0..if cfg!(miri) { 20 } else { 2000 } {
             let ended = Ended::try_new().unwrap();
             let list = ended.0.clone();

@@ -1,4 +1,4 @@
-//! Errors: Linux's numbers, and the call and range that they are about.
+//! Errors: Linux's numbers, with the call and the range of a refused call.
 
 use crate::addr::VirtRange;
 use core::fmt;
@@ -10,7 +10,7 @@ use core::fmt;
 pub enum Errno {
     /// Operation not permitted.
     EPERM = 1,
-    /// There is no such page.
+    /// The page does not exist.
     ENOENT = 2,
     /// Input or output failed.
     EIO = 5,
@@ -22,11 +22,11 @@ pub enum Errno {
     EACCES = 13,
     /// Bad address.
     EFAULT = 14,
-    /// It is in use.
+    /// Resource in use.
     EBUSY = 16,
     /// The range is occupied.
     EEXIST = 17,
-    /// There is no such node.
+    /// The memory node does not exist.
     ENODEV = 19,
     /// Invalid argument.
     EINVAL = 22,
@@ -41,12 +41,12 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// Linux's number for this error.
+    /// Returns Linux's number for this error.
     pub const fn number(self) -> i32 {
         self as i32
     }
 
-    /// The error that has Linux's number `number`; `EIO` where none here has.
+    /// Returns the error with Linux's number `number`; `EIO` if no variant has this number.
     #[must_use]
     pub fn of_number(number: i32) -> Self {
         const ALL: [Errno; 15] = [
@@ -69,7 +69,7 @@ impl Errno {
         ALL.into_iter().find(|errno| errno.number() == number).unwrap_or(Self::EIO)
     }
 
-    /// Linux's symbol for this error.
+    /// Returns Linux's symbol for this error.
     pub const fn name(self) -> &'static str {
         match self {
             Self::EPERM => "EPERM",
@@ -91,7 +91,7 @@ impl Errno {
     }
 }
 
-/// Memory, of the heap or of frames, ran out; nothing was changed.
+/// Heap memory or frames were exhausted; the operation changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 
@@ -120,11 +120,11 @@ impl From<OutOfMemory> for Errno {
 /// A refused address-space call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// The call that was refused, by its Linux name.
+    /// The refused call, by its Linux name.
     pub operation: &'static str,
-    /// The range it was asked for, as given (rounded to pages where it was valid).
+    /// The range of the call, as given (rounded to pages if it was valid).
     pub range: VirtRange,
-    /// Why.
+    /// The reason.
     pub errno: Errno,
 }
 

@@ -1,4 +1,4 @@
-//! Heap allocation that can fail: the subsystem never aborts because memory is short.
+//! Fallible heap allocation: the subsystem never aborts because memory is short.
 
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicU64, Ordering, fence, made};
@@ -9,18 +9,18 @@ use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-/// A box of `value`.
+/// Returns a box of `value`.
 ///
 /// # Errors
-/// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
+/// [`OutOfMemory`] if the heap is exhausted; `value` is dropped.
 pub fn try_box<T>(value: T) -> Result<Box<T>, OutOfMemory> {
     try_box_with(|| value)
 }
 
-/// A box of what `make` makes, in place.
+/// Returns a box of the result of `make`, constructed in place.
 ///
 /// # Errors
-/// [`OutOfMemory`] when the heap is exhausted; `make` is not called.
+/// [`OutOfMemory`] if the heap is exhausted; `make` is not called.
 #[inline(always)]
 pub fn try_box_with<T>(make: impl FnOnce() -> T) -> Result<Box<T>, OutOfMemory> {
     const { assert!(size_of::<T>() != 0) };
@@ -28,29 +28,29 @@ pub fn try_box_with<T>(make: impl FnOnce() -> T) -> Result<Box<T>, OutOfMemory> 
     let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
     let at = NonNull::new(at).ok_or(OutOfMemory)?;
     made(at.as_ptr(), 1);
-    // SAFETY: freshly allocated for a `T` by the global allocator, which is what `Box` frees with.
+    // SAFETY: just allocated for a `T` by the global allocator, which `Box` uses to free.
     unsafe {
         at.write(make());
         Ok(Box::from_raw(at.as_ptr()))
     }
 }
 
-/// A list with room for as many values as it was made for: adding one takes no memory.
+/// A list with a fixed capacity: `push` allocates no memory.
 #[derive(Debug)]
 pub(crate) struct Bounded<T>(Vec<T>);
 
 impl<T> Bounded<T> {
-    /// A list with room for at least `most` values.
+    /// Returns a list with room for at least `most` values.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn try_new(most: usize) -> Result<Self, OutOfMemory> {
         let mut list = Vec::new();
         list.try_reserve_exact(most).map_err(|_| OutOfMemory)?;
         Ok(Self(list))
     }
 
-    /// Adds `value` at the end, unless the list is full. Returns whether it did.
+    /// Adds `value` at the end, unless the list is full. Returns whether it was added.
     pub(crate) fn push(&mut self, value: T) -> bool {
         push_within_capacity(&mut self.0, value)
     }
@@ -81,15 +81,15 @@ impl<T> DerefMut for Bounded<T> {
 /// Adds `value` at the end of `list`.
 ///
 /// # Errors
-/// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
+/// [`OutOfMemory`] if the heap is exhausted; `value` is dropped.
 pub(crate) fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     list.try_reserve(1).map_err(|_| OutOfMemory)?;
     if push_within_capacity(list, value) { Ok(()) } else { Err(OutOfMemory) }
 }
 
-/// Adds `value` at the end, unless the list is full. Returns whether it did.
+/// Adds `value` at the end, unless the list is full. Returns whether it was added.
 fn push_within_capacity<T>(list: &mut Vec<T>, value: T) -> bool {
-    // Not `Vec::push`, whose code for a full list ends the program when the heap is exhausted.
+    // Not `Vec::push`: its code for a full list aborts the program if the heap is exhausted.
     let Some(free) = list.spare_capacity_mut().first_mut() else { return false };
     free.write(value);
     // SAFETY: within the capacity, and written just now.
@@ -102,67 +102,70 @@ struct Counted<T> {
     value: T,
 }
 
-/// Shared ownership, as `alloc::sync::Arc`, made without aborting when the heap is exhausted.
+/// Shared ownership like `alloc::sync::Arc`, but with fallible allocation.
 pub struct Shared<T> {
     at: NonNull<Counted<T>>,
 }
 
-// SAFETY: as for `Arc`: the value is shared between, and dropped by, whichever thread owns it last.
+// SAFETY: as for `Arc`: the value is shared between all owning threads, and dropped by the last of
+// them.
 unsafe impl<T: Send + Sync> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// A first owner of `value`.
+    /// Returns the first owner of `value`.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
+    /// [`OutOfMemory`] if the heap is exhausted; `value` is dropped.
     pub fn try_new(value: T) -> Result<Self, OutOfMemory> {
         let counted = try_box(Counted { owners: AtomicU64::new(1), value })?;
         Ok(Self { at: NonNull::from(Box::leak(counted)) })
     }
 
     fn counted(&self) -> &Counted<T> {
-        // SAFETY: alive as long as an owner is.
+        // SAFETY: the value is alive while an owner exists.
         unsafe { self.at.as_ref() }
     }
 
-    /// Whether both own the same value.
+    /// Returns whether both own the same value.
     pub fn same(&self, other: &Self) -> bool {
         self.at == other.at
     }
 
-    /// A number that differs between values that are alive at the same time.
+    /// Returns a number that differs between simultaneously alive values.
     pub fn id(&self) -> u64 {
         self.at.as_ptr() as u64
     }
 
-    /// Gives up ownership; the last owner gets the value.
+    /// Drops the ownership; the last owner gets the value.
     pub fn into_last(self) -> Option<T> {
         self.into_last_after(|_| {})
     }
 
-    /// As [`into_last`](Self::into_last), after `moves` for a value that is about to move.
+    /// As [`into_last`](Self::into_last), but calls `moves` for a value that is about to move.
     pub(crate) fn into_last_after(self, moves: impl FnOnce(&mut T)) -> Option<T> {
         let at = self.at;
         core::mem::forget(self);
-        // SAFETY: our ownership, not given up before, is what we give up here.
+        // SAFETY: the caller's ownership, not dropped before, is dropped here.
         unsafe { Self::was_last(at) }.then(|| {
-            // Not a box yet, which would be the only way to the count.
-            // SAFETY: it was the last, so the value is ours.
+            // The value is not accessed through a box here, because a box would claim the count as
+            // well. SAFETY: this was the last ownership, so the value belongs to this thread.
             moves(unsafe { &mut (*at.as_ptr()).value });
-            // SAFETY: as above, and so is the box of `try_new`.
+            // SAFETY: as above; the box was allocated by `try_new`.
             unsafe { Box::from_raw(at.as_ptr()) }.value
         })
     }
 
-    /// Gives an ownership up. Returns whether it was the last; then all that was done with the value comes before.
+    /// Drops an ownership. Returns whether it was the last; if so, all earlier accesses to the
+    /// value happen before the return.
     ///
     /// # Safety
-    /// `at` is an ownership of the caller, who gives it up.
+    /// The caller has the ownership `at`, and does not use it afterwards.
     #[inline]
     unsafe fn was_last(at: NonNull<Counted<T>>) -> bool {
-        // SAFETY: alive until the count reaches zero, which our ownership prevented so far.
+        // SAFETY: alive until the count reaches zero, which the caller's ownership prevented so
+        // far.
         let last = unsafe { at.as_ref() }.owners.fetch_sub(1, Ordering::Release) == 1;
         if last {
             fence(Ordering::Acquire);
@@ -170,57 +173,58 @@ impl<T> Shared<T> {
         last
     }
 
-    /// Drops the value. Out of the way of those drops that are not the last.
+    /// Drops the value. A separate function, to keep this code off the common path of a drop.
     ///
     /// # Safety
     /// No owner is left.
     #[cold]
     #[inline(never)]
     unsafe fn end(at: NonNull<Counted<T>>) {
-        // SAFETY: allocated by `try_new`; the rest is the caller's promise.
+        // SAFETY: allocated by `try_new`; the caller's promise.
         drop(unsafe { Box::from_raw(at.as_ptr()) });
     }
 
-    /// The pointer that [`into_raw`](Self::into_raw) would give out.
+    /// Returns the pointer that [`into_raw`](Self::into_raw) would return.
     #[inline(always)]
     pub fn as_raw(&self) -> NonNull<()> {
         self.at.cast()
     }
 
-    /// The ownership as a raw pointer, for an atomic.
+    /// Returns the ownership as a raw pointer, for an atomic.
     pub fn into_raw(self) -> *mut () {
         let raw = self.at.as_ptr().cast();
         core::mem::forget(self);
         raw
     }
 
-    /// The value behind an ownership that [`into_raw`](Self::into_raw) gave out.
+    /// Returns the value of an ownership returned by [`into_raw`](Self::into_raw).
     ///
     /// # Safety
-    /// `raw` is of `into_raw` of the same type, and has not come back during `'a`.
+    /// `raw` was returned by `into_raw` of the same type, and is not converted back during `'a`.
     #[inline]
     pub unsafe fn peek_raw<'a>(raw: NonNull<()>) -> &'a T {
         // SAFETY: alive as long as the ownership; the caller's promise.
         unsafe { &(*raw.cast::<Counted<T>>().as_ptr()).value }
     }
 
-    /// Another ownership of the value behind a pointer of [`as_raw`](Self::as_raw).
+    /// Returns another ownership of the value behind a pointer from [`as_raw`](Self::as_raw).
     ///
     /// # Safety
-    /// `raw` is of `as_raw` of the same type, and an owner is there during the call.
+    /// `raw` was returned by `as_raw` of the same type, and an owner exists during the call.
     pub unsafe fn clone_raw(raw: NonNull<()>) -> Self {
         let owner = core::mem::ManuallyDrop::new(Self { at: raw.cast() });
         Self::clone(&owner)
     }
 
-    /// As [`clone_raw`](Self::clone_raw), if an owner is there.
+    /// As [`clone_raw`](Self::clone_raw), if an owner still exists.
     ///
     /// # Safety
-    /// `raw` is of `as_raw` of the same type, and the value's memory is not freed during the call.
+    /// `raw` was returned by `as_raw` of the same type, and the value's memory is not freed during
+    /// the call.
     pub(crate) unsafe fn clone_raw_unless_last(raw: NonNull<()>) -> Option<Self> {
         let at = raw.cast::<Counted<T>>();
-        // The count alone: the last owner may be changing the value.
-        // SAFETY: the caller's promise.
+        // Only the count is accessed, because the last owner may be changing the value. SAFETY: the
+        // caller's promise.
         let owners = unsafe { &(*at.as_ptr()).owners };
         let mut now = owners.load(Ordering::Relaxed);
         while now != 0 {
@@ -233,10 +237,10 @@ impl<T> Shared<T> {
         None
     }
 
-    /// The ownership that [`into_raw`](Self::into_raw) gave out.
+    /// Returns the ownership which [`into_raw`](Self::into_raw) turned into `raw`.
     ///
     /// # Safety
-    /// `raw` is of `into_raw` of the same type, and comes back once.
+    /// `raw` was returned by `into_raw` of the same type, and is converted back once.
     pub unsafe fn from_raw(raw: NonNull<()>) -> Self {
         Self { at: raw.cast() }
     }
@@ -260,7 +264,7 @@ impl<T> Deref for Shared<T> {
 impl<T> Drop for Shared<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: a dropped owner gives up its ownership once.
+        // SAFETY: a dropped owner drops its ownership once.
         if unsafe { Self::was_last(self.at) } {
             // SAFETY: no owner is left.
             unsafe { Self::end(self.at) };
@@ -288,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bounded_list_takes_what_it_has_room_for() {
+    fn a_bounded_list_takes_values_up_to_its_capacity() {
         let mut list = Bounded::try_new(3).unwrap();
         let pushed = (0..1000).take_while(|value| list.push(*value)).count();
         assert!((3..1000).contains(&pushed) && list.is_full());
@@ -299,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn the_value_goes_with_its_last_owner() {
+    fn the_last_owner_drops_the_value() {
         let dropped = AtomicU32::new(0);
         let first = Shared::try_new(Tell(&dropped)).unwrap();
         let second = first.clone();
         assert!(first.same(&second));
         assert!(first.into_last().is_none());
         assert_eq!(dropped.load(Ordering::Relaxed), 0);
-        // SAFETY: the raw ownership comes back once.
+        // SAFETY: the raw ownership is converted back once.
         let third: Shared<Tell<'_>> =
             unsafe { Shared::from_raw(NonNull::new(second.into_raw()).unwrap()) };
         assert!(third.into_last().is_some());

@@ -14,19 +14,19 @@ use core::str::FromStr;
 pub enum Locking {
     /// One reader-writer lock for each space: Linux up to 6.3.
     MmapLock = 0,
-    /// One lock for each VMA that faults try, the space's lock behind it: Linux 6.4 to 6.14.
+    /// Faults try one lock for each VMA, then the space's lock: Linux 6.4 to 6.14.
     PerVma = 1,
-    /// No lock: the fault validates its answer, and falls back to a range lock on one page.
+    /// No lock: the fault validates its result, and falls back to a range lock on one page.
     Speculative = 2,
 }
 
-/// When a fault asks for the VMA's anon_vma.
+/// When a fault requires the anon_vma of the VMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AnonVmaCheck {
-    /// At its entry: a VMA that was never written is served under the space's lock.
+    /// At the start of the fault: a VMA without previous writes is served under the space's lock.
     Early = 0,
-    /// When an anonymous page is really made.
+    /// When the fault actually makes an anonymous page.
     Late = 1,
 }
 
@@ -34,11 +34,11 @@ pub enum AnonVmaCheck {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugeText {
-    /// None.
+    /// No mappings.
     Never = 0,
-    /// Those that `MADV_HUGEPAGE` asks for.
+    /// Mappings with `MADV_HUGEPAGE`.
     Madvise = 1,
-    /// Those, and all that may be executed, but where `MADV_NOHUGEPAGE` forbids it.
+    /// In addition, all executable mappings without `MADV_NOHUGEPAGE`.
     Always = 2,
 }
 
@@ -46,7 +46,7 @@ impl HugeText {
     /// All values, from the fewest to the most huge pages.
     pub const ALL: [Self; 3] = [Self::Never, Self::Madvise, Self::Always];
 
-    /// The value's name.
+    /// Returns the value's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Never => "never",
@@ -57,10 +57,10 @@ impl HugeText {
 }
 
 impl Locking {
-    /// All values, in the order of the field's history.
+    /// All values, in historical order.
     pub const ALL: [Self; 3] = [Self::MmapLock, Self::PerVma, Self::Speculative];
 
-    /// The value's name.
+    /// Returns the value's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MmapLock => "mmap_lock",
@@ -70,13 +70,13 @@ impl Locking {
     }
 }
 
-/// A [`Locking`] as a word of knobs and spaces has it. The two are compared as numbers: told apart as an `enum`,
-/// each comparison on the way of a fault would first compute which it is.
+/// A [`Locking`] as stored in the words of knobs and spaces. Policies are compared as numbers: with
+/// an `enum`, each comparison on the fault path would first have to compute the variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Policy(u8);
 
 impl Policy {
-    /// That in the low bits of `word`.
+    /// Returns the policy in the low bits of `word`.
     #[inline(always)]
     pub(crate) const fn of(word: u64) -> Self {
         Self(word as u8)
@@ -91,7 +91,7 @@ impl PartialEq<Locking> for Policy {
 }
 
 impl AnonVmaCheck {
-    /// The value's name.
+    /// Returns the value's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Early => "early",
@@ -104,11 +104,11 @@ impl AnonVmaCheck {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KnobError {
-    /// There is no knob of that name.
+    /// There is no knob with this name.
     Unknown,
     /// Not of the form `KNOB=VALUE`.
     Malformed,
-    /// The knob takes other values: these.
+    /// The value is not valid for the knob; the field lists the valid values.
     Value(&'static str),
 }
 
@@ -186,49 +186,52 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The frames of 52 bits of physical addresses, which is all that x86-64 can have.
+/// The frames of 52 bits of physical addresses, the maximum of x86-64.
 const MOST_FRAMES: u64 = 1 << 40;
-/// What Linux's `vm.max_map_count`, an `int`, can be.
+/// The maximum of Linux's `vm.max_map_count`, an `int`.
 const MOST_AREAS: u64 = i32::MAX as u64;
-/// So many that a CPU hardly ever comes back.
+/// With this number of mappings a CPU hardly ever returns from its region.
 const MOST_APART: u64 = 1 << 16;
-/// One in models, so that they do both.
+/// One in models, so that they cover both cases.
 const DEFAULT_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
-/// The largest `shard_after`: a tree is parted so late that it hardly ever is.
+/// The largest `shard_after`: with this value a tree is hardly ever parted.
 const MOST_TURNS: u64 = 1 << 16;
-/// So many turns cost as much more than other edits as it costs to divide a small tree. One in models, so that they divide trees.
+/// With this number of turns, their extra cost equals the cost of dividing a small tree. One in
+/// models, so that they divide trees.
 const DEFAULT_TURNS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
-/// The knobs' present values. Two are kept elsewhere: `frame_limit` and `zeroed_pool`, by the frames.
+/// The current values of the knobs, except `frame_limit` and `zeroed_pool`, which are stored with
+/// the frames.
 pub struct Knobs {
-    /// The policy, and the [identity](Identity) of the subsystem whose knobs these are.
+    /// The locking policy, and the [identity](Identity) of the subsystem.
     locking: AtomicU64,
     anon_vma_check: AtomicU8,
-    /// VMAs that a space may have.
+    /// The maximum number of VMAs of a space.
     max_map_count: AtomicU64,
-    /// Pages of charged objects.
+    /// The maximum number of pages of charged objects.
     file_limit: AtomicU64,
-    /// Bytes that a growing VMA may reach.
+    /// The maximum number of bytes of a growing VMA.
     stack_limit: AtomicU64,
-    /// log2 of the pages that a read of an object maps at once.
+    /// log2 of the number of pages that a read of an object maps at once.
     fault_around: AtomicU8,
-    /// log2 of the pages that a stream's fault maps at most.
+    /// log2 of the maximum number of pages mapped by a fault of a stream.
     prefault_max_order: AtomicU8,
     /// Whether a call that frees pages zeroes as many frames for the pools.
     zero_on_free: AtomicU8,
-    /// Whether a CPU that is alone in a space edits it in place.
+    /// Whether the only CPU in a space edits the VMA tree in place.
     edit_in_place: AtomicU8,
     /// Whether flushes of read-only mappings are deferred.
     deferred_flush: AtomicU8,
     /// Which mappings of files get huge pages.
     huge_text: AtomicU8,
-    /// How many mappings of a CPU go to its own region once one has met another CPU's claim.
+    /// How many mappings of a CPU go to its own region after a mapping has met another CPU's claim.
     map_apart: AtomicU32,
-    /// After how many edits by CPUs in turns, each elsewhere, a tree of VMAs is divided; 0: never.
+    /// The number of edits by alternating CPUs, each in a different place, after which a VMA tree
+    /// is divided; 0: never.
     shard_after: AtomicU32,
 }
 
-/// By the names that settings have.
+/// Uses the names of the settings.
 impl fmt::Debug for Knobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Knobs")
@@ -249,7 +252,7 @@ impl fmt::Debug for Knobs {
     }
 }
 
-/// The values that a new subsystem starts with.
+/// The initial values of a new subsystem.
 impl Default for Knobs {
     fn default() -> Self {
         Self::new(Identity::default())
@@ -257,7 +260,7 @@ impl Default for Knobs {
 }
 
 impl Knobs {
-    /// The knobs of the subsystem `identity`.
+    /// Returns the knobs of the subsystem `identity`.
     pub(crate) fn new(identity: Identity) -> Self {
         Self {
             locking: AtomicU64::new(identity.with(Locking::Speculative as u8)),
@@ -277,7 +280,7 @@ impl Knobs {
     }
 }
 
-/// One setting, understood.
+/// One parsed setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Setting {
@@ -285,7 +288,8 @@ pub enum Setting {
     Locking(Locking),
     /// `anon_vma_check`
     AnonVmaCheck(AnonVmaCheck),
-    /// `frame_limit`: frames that may be in use. Frames that CPUs have in stock (up to 128 each) may be handed out beyond it.
+    /// `frame_limit`: the maximum number of frames in use. Frames in the CPUs' stocks (up to 128
+    /// each) may be allocated beyond the limit.
     FrameLimit(u64),
     /// `max_map_count`
     MaxMapCount(u64),
@@ -293,9 +297,10 @@ pub enum Setting {
     FileLimit(u64),
     /// `stack_limit`
     StackLimit(u64),
-    /// `fault_around_pages`: a power of two, 64 at most; other numbers are rounded down to one.
+    /// `fault_around_pages`: a power of two, at most 64; other numbers are rounded down to a power
+    /// of two.
     FaultAroundPages(u64),
-    /// `prefault_max_order`: 9 at most, the pages of one table; larger numbers are taken for 9.
+    /// `prefault_max_order`: at most 9, the pages of one table; larger numbers are treated as 9.
     PrefaultMaxOrder(u8),
     /// `zeroed_pool`
     ZeroedPool(u64),
@@ -364,19 +369,19 @@ impl FromStr for Setting {
 }
 
 impl Knobs {
-    /// How faults and writers are synchronised.
+    /// Returns how faults and writers are synchronised.
     pub fn locking(&self) -> Locking {
         let policy = Policy::of(self.locking_word());
         Locking::ALL.into_iter().find(|locking| policy == *locking).unwrap_or(Locking::Speculative)
     }
 
-    /// The policy and the subsystem, as spaces have it too.
+    /// Returns the word of the policy and the identity, as spaces store it.
     #[inline(always)]
     pub(crate) fn locking_word(&self) -> u64 {
         self.locking.load(Ordering::Relaxed)
     }
 
-    /// When a fault asks for the anon_vma.
+    /// Returns when a fault requires the anon_vma.
     #[inline(always)]
     pub fn anon_vma_check(&self) -> AnonVmaCheck {
         if self.anon_vma_check.load(Ordering::Relaxed) == AnonVmaCheck::Early as u8 {
@@ -386,68 +391,70 @@ impl Knobs {
         }
     }
 
-    /// VMAs that a space may have.
+    /// Returns the maximum number of VMAs of a space.
     pub fn max_map_count(&self) -> u64 {
         self.max_map_count.load(Ordering::Relaxed)
     }
 
-    /// Pages that [charged](crate::Object::try_new_charged) objects may have.
+    /// Returns the maximum number of pages of [charged](crate::Object::try_new_charged) objects.
     pub fn file_limit(&self) -> u64 {
         self.file_limit.load(Ordering::Relaxed)
     }
 
-    /// Bytes that a growing VMA may reach.
+    /// Returns the maximum number of bytes of a growing VMA.
     pub fn stack_limit(&self) -> u64 {
         self.stack_limit.load(Ordering::Relaxed)
     }
 
-    /// How many pages a read of an object maps at once: a power of two, 64 at most.
+    /// Returns how many pages a read of an object maps at once: a power of two, at most 64.
     #[inline]
     pub fn fault_around_pages(&self) -> usize {
         1 << (self.fault_around.load(Ordering::Relaxed) & 7)
     }
 
-    /// log2 of the largest prefault window, in pages; 0: prefault is off.
+    /// Returns log2 of the largest prefault window, in pages; 0: prefault is off.
     #[inline(always)]
     pub fn prefault_max_order(&self) -> u8 {
         self.prefault_max_order.load(Ordering::Relaxed)
     }
 
-    /// Whether a call that frees pages zeroes as many frames for the pools.
+    /// Returns whether a call that frees pages zeroes as many frames for the pools.
     #[inline]
     pub fn zero_on_free(&self) -> bool {
         self.zero_on_free.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a CPU that is alone in a space edits it in place.
+    /// Returns whether the only CPU in a space edits the VMA tree in place.
     #[inline(always)]
     pub fn edit_in_place(&self) -> bool {
         self.edit_in_place.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the flush of pages that move, all of whose mappings are read-only, is deferred.
+    /// Returns whether the flush of pages with only read-only mappings is deferred when they move.
     pub fn deferred_flush(&self) -> bool {
         self.deferred_flush.load(Ordering::Relaxed) != 0
     }
 
-    /// Which mappings of files get huge pages.
+    /// Returns which mappings of files get huge pages.
     pub fn huge_text(&self) -> HugeText {
         let value = self.huge_text.load(Ordering::Relaxed);
         HugeText::ALL[usize::from(value).min(HugeText::ALL.len() - 1)]
     }
 
-    /// How many mappings of a CPU go to its own region once one has met another CPU's claim; 0: none, it waits.
+    /// Returns how many mappings of a CPU go to its own region after a mapping has met another
+    /// CPU's claim; 0: the CPU waits instead.
     #[inline]
     pub fn map_apart(&self) -> u32 {
         self.map_apart.load(Ordering::Relaxed)
     }
 
-    /// After how many edits by CPUs in turns, each elsewhere, the tree of a space's VMAs is divided between them. 0: never.
+    /// Returns the number of edits by alternating CPUs, each in a different place, after which the
+    /// VMA tree of a space is divided between them. 0: never.
     pub fn shard_after(&self) -> u32 {
         self.shard_after.load(Ordering::Relaxed)
     }
 
-    /// Sets a knob that is kept here; `Vm::set` takes care of the others.
+    /// Sets a knob stored here; `Vm::set` handles the other knobs.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
             Setting::Locking(value) => {
@@ -486,7 +493,7 @@ mod tests {
     use std::format;
 
     #[test]
-    fn settings_parse_or_say_what_is_expected() {
+    fn settings_parse_or_report_the_valid_values() {
         assert_eq!("locking=per_vma".parse(), Ok(Setting::Locking(Locking::PerVma)));
         assert_eq!("speculative_page_fault=1".parse(), Ok(Setting::Locking(Locking::Speculative)));
         assert_eq!("locking".parse::<Setting>(), Err(KnobError::Malformed));
@@ -504,9 +511,9 @@ mod tests {
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(frames));
     }
 
-    /// What the list of knobs says of a range is what is taken.
+    /// Every range accepts exactly the values in its description in `KNOBS`.
     #[test]
-    fn the_ends_of_a_range_are_taken_and_what_lies_beyond_is_not() {
+    fn ranges_accept_both_ends_and_nothing_beyond() {
         let takes = |knob: &str, value: u128| format!("{knob}={value}").parse::<Setting>().is_ok();
         let mut ranges = 0;
         for (knob, values, _) in KNOBS {

@@ -1,8 +1,8 @@
 //! faultless: a virtual-memory subsystem that serves page faults without a lock.
 //!
-//! For people who build kernels, unikernels, hypervisors and emulators. The subsystem needs a
-//! [`Machine`] beneath it — memory, CPUs, their TLBs, a way to interrupt them — and gives you address
-//! spaces with Linux's calls and errors, whose faults take no lock.
+//! For people who build kernels, unikernels, hypervisors and emulators. The subsystem requires a
+//! [`Machine`] (memory, CPUs, their TLBs, interrupts between CPUs) and provides address spaces with
+//! Linux's calls and errors, whose faults take no lock.
 //!
 //! ```
 //! use faultless::{Access, CpuId, FrameNumber, Invalidate, Machine, MapFlags, MemoryRegion, Prot};
@@ -47,19 +47,21 @@
 //! # Ok::<(), faultless::Error>(())
 //! ```
 //!
-//! # What the words mean
+//! # Terms
 //!
-//! A **space** ([`Space`]) is an address space: its VMAs, the tree that finds them, and its page tables. A CPU runs one
-//! space at a time, from [`Space::activate`] to [`Space::deactivate`].
+//! A **space** ([`Space`]) is an address space: its VMAs, their tree, and its page tables. A CPU
+//! runs one space at a time, from [`Space::activate`] to [`Space::deactivate`].
 //!
-//! A **fault** is an access that the MMU could not translate. The kernel's handler calls [`Space::fault_of`], which
-//! finds the VMA, prepares a page and installs its page-table entry; then the access is tried again.
+//! A **fault** is an access that the MMU could not translate. The kernel's handler calls
+//! [`Space::fault_of`], which finds the VMA, prepares a page and installs its page-table entry;
+//! then the access is retried.
 //!
-//! A fault takes no lock, so an `munmap` may run beside it on another CPU. Each VMA has a sequence count: even while
-//! the VMA is in force, odd for ever once a call has detached it. The count that the fault read is its **ticket**. The fault
-//! takes the entry (it makes it *busy*), validates the ticket, and only then stores the page. `munmap` first makes the
-//! count odd, and then empties the entries, waiting for those that are busy. So either the fault sees the odd count
-//! and gives up, or `munmap` sees the entry and removes the page:
+//! A fault takes no lock, so an `munmap` may run concurrently on another CPU. Each VMA has a
+//! sequence count: even while the VMA is in force, permanently odd after a call has detached the
+//! VMA. The count read by the fault is its **ticket**. The fault takes the entry (makes the entry
+//! *busy*), validates the ticket, and only then stores the page. `munmap` first makes the count
+//! odd, and then waits for busy entries and empties all entries. So either the fault sees the odd
+//! count and aborts, or `munmap` sees the entry and removes the page:
 //!
 //! ```text
 //!  CPU 0: fault                              CPU 1: munmap
@@ -80,54 +82,62 @@
 //!  have waited for the busy entry, removed the page, flushed it, and then freed the frame.
 //! ```
 //!
-//! A **grace section** is the stretch in which the fault may look at the VMA without a lock. What a call unlinks it
-//! only *retires*: it is freed after a grace period, when every section that was open at that moment has closed.
+//! A **grace section** is the period in which the fault may read the VMA without a lock. A call
+//! does not free an unlinked object at once, but *retires* the object, to be freed after a grace
+//! period, when every section open at the time has closed.
 //!
 //! # The laws
 //!
-//! 1. *Never a stale owner.* No CPU reads or writes a frame through a translation older than the
-//!    frame's present ownership.
-//! 2. *Never a lost write.* What a store wrote, every later load sees.
-//! 3. *The entry is the lock.* A speculative fault that succeeds writes one shared cache line, that of
-//!    the entry it installs (and the count of a frame that it copies or maps from an object; where it
-//!    maps pages around its own, the entries and counts of all; and the first store to a page of a file with a store also
-//!    the page's entry in the object, which it marks dirty).
-//! 4. *No signal from speculation.* SIGSEGV, SIGBUS and out-of-memory are decided under the lock only.
-//! 5. *An abort leaves no trace.* The page that it prepared goes to the fallback.
+//! 1. *No stale owner.* No CPU reads or writes a frame through a translation older than the frame's
+//!    current ownership.
+//! 2. *No lost write.* Every later load sees the value of a store.
+//! 3. *The entry is the lock.* A successful speculative fault writes one shared cache line, the
+//!    line of the installed entry. Exceptions: a fault that copies a frame or maps a page of an
+//!    object also writes the count of the frame; a fault that maps surrounding pages writes all
+//!    their entries and counts; and the first store to a page of a file with a store also marks the
+//!    page's entry in the object dirty.
+//! 4. *No signal from speculation.* SIGSEGV, SIGBUS and out-of-memory are decided only under a
+//!    lock.
+//! 5. *An abort changes nothing.* The prepared page goes to the fallback.
 //! 6. *Every frame is accounted for* at any quiet moment: [`audit`].
-//! 7. *No frame is used again while an old translation of it may be in a TLB.* The type of a frame says so
-//!    (`frame::Frame`): only a flush makes it usable.
-//! 8. *One path.* The fault is written once (`fault`).
+//! 7. *No reuse before the flush.* No frame is used again while an old translation to the frame may
+//!    be in a TLB. The type of a frame (`frame::Frame`) enforces this: only a flush makes a frame
+//!    usable.
+//! 8. *One path.* The fault has one implementation (`fault`).
 //!
 //! # In the background
 //!
-//! Nothing happens by itself: the subsystem has no threads. A CPU that runs out of frames frees some in the call that needs them. What is better done before
-//! that, a kernel calls, on any of its CPUs, as often as it likes. Each call returns soon where there is nothing to do.
+//! The subsystem has no threads of its own. A CPU that runs out of frames frees some in the current
+//! call. For work that is better done in advance, a kernel makes these calls, on any of its CPUs
+//! and at any rate. Each call returns soon if there is no work.
 //!
-//! | call | what it does | when |
+//! | call | effect | when |
 //! |---|---|---|
-//! | [`Cpu::swap_on`] | names the swap area: from then on private pages may leave memory | once, before memory is short |
-//! | [`Cpu::reclaim_ahead`] | evicts pages if few frames can be had | where programs wait for pages that are read, or every few milliseconds |
+//! | [`Cpu::swap_on`] | sets the swap area, so that private pages may be swapped out | once, before memory is short |
+//! | [`Cpu::reclaim_ahead`] | evicts pages if few frames are available | while programs wait for pages to be read, or every few milliseconds |
 //! | [`Cpu::balance`] | moves pages between fast and slow memory | every few milliseconds on a CPU near fast memory |
-//! | [`Cpu::zero_ahead`] | zeroes free frames, if the knob `zeroed_pool` says so, and frees what was retired | while a CPU is idle |
-//! | [`Cpu::compact_ahead`] | makes free blocks of 2 MiB, where memory has at least 32 MiB | while a CPU is idle |
-//! | [`Space::collapse_text`] | puts program text that is in use on huge pages | after every second that a program ran |
-//! | [`Shared::write_back`](Shared) | writes pages of a file that are dirty | as the kernel's rules about dirty files say |
-//! | [`Cpu::serve_flushes`] | drops what other CPUs wait for | wherever the kernel waits |
-//! | [`Cpu::drain`] | gives back the frames that a CPU keeps | before a CPU stops |
+//! | [`Cpu::zero_ahead`] | zeroes free frames, as set by the knob `zeroed_pool`, and frees retired objects | while a CPU is idle |
+//! | [`Cpu::compact_ahead`] | makes free blocks of 2 MiB, if memory has at least 32 MiB | while a CPU is idle |
+//! | [`Space::collapse_text`] | maps program text in use with huge pages | after every second of a program's run time |
+//! | [`Shared::write_back`](Shared) | writes dirty pages of a file | by the kernel's rules for dirty files |
+//! | [`Cpu::serve_flushes`] | serves flush requests of other CPUs | in every wait loop of the kernel |
+//! | [`Cpu::drain`] | returns the frames kept by a CPU | before a CPU stops |
 //!
-//! # Where to look
+//! # Overview
 //!
-//! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
-//! [`Object`]. Four programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
-//! a hypervisor's guest memory, and memory in tiers with a swap area. It implements [`BackingStore`] for what its files are stored in, which has an example of its own. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
-//! every frame is accounted for; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
-//! nothing else can go wrong.
+//! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls
+//! [`Space`] and [`Object`]. Four programs in `examples` show this, each in one file: a machine of
+//! one CPU, an interpreter with software TLBs, a hypervisor's guest memory, and memory in tiers
+//! with a swap area. The kernel implements [`BackingStore`] for the storage of its files; a
+//! separate example shows this. [`locks`] contains the subsystem's locks, which its machine may
+//! also use; [`audit`] checks that every frame is accounted for; [`KNOBS`] lists the settings;
+//! [`Counter`] lists the counters. [`safety`] lists the promises of a kernel, and explains why no
+//! safe call can cause undefined behaviour.
 //!
-//! The rest is private. `cargo doc --document-private-items` shows it: in `space` the calls, one file each; in `fault`
-//! the fault; in `table` the page tables, and in `table::protocol` the protocol that everything rests on; in `tlb`
-//! flushes and shootdowns; in `rmap` the reverse map; in `frame` physical memory; in `sync` what CPUs agree with,
-//! and in `sync::order` the lock order.
+//! The rest is private. `cargo doc --document-private-items` shows these modules: `space`
+//! contains the calls, one file each; `fault` the fault; `table` the page tables, and
+//! `table::protocol` the central protocol; `tlb` flushes and shootdowns; `rmap` the reverse map;
+//! `frame` physical memory; `sync` the locks and grace periods, and `sync::order` the lock order.
 #![no_std]
 
 extern crate alloc;
@@ -153,7 +163,7 @@ mod stat;
 mod testing;
 mod vm;
 
-// What only the models of `tests/` look into is public in their builds alone.
+// Modules used by the models of `tests/` are public only in the builds of the models.
 #[cfg(not(any(loom, shuttle)))]
 mod frame;
 #[cfg(any(loom, shuttle))]
@@ -208,14 +218,16 @@ pub use sync::observe;
 pub use table::format::{CacheMode, USER_END};
 pub use vm::{Block, Cpu, Vm};
 
-/// What the subsystem's CPUs wait and exclude each other with, for the machine beneath and the kernel above.
+/// The locks and wait loops of the subsystem, for use by the machine and the kernel.
 ///
-/// A machine builds [`Machine::park`] and [`Machine::wake`] from a [`Permit`](locks::Permit). A lock asks how to wait:
-/// a CPU that may hold up others waits with its [`Cpu`], which serves their flush requests meanwhile.
+/// A machine builds [`Machine::park`] and [`Machine::wake`] from a [`Permit`](locks::Permit). A
+/// lock takes a [`Wait`](locks::Wait) as a parameter: a CPU that other CPUs may wait for passes its
+/// [`Cpu`], which serves flush requests during the wait.
 ///
-/// A kernel's own lock that is held while it calls the subsystem, as one that keeps forks out of a [write-back](Shared::write_back), is a
-/// [`SpinLock`](locks::SpinLock). An [`RwLock`](locks::RwLock) counts as the one lock of a space that other systems have, and in builds with debug assertions most calls panic
-/// under it.
+/// A kernel uses a [`SpinLock`](locks::SpinLock) as a lock of its own held during calls of the
+/// subsystem, for example to exclude forks from a [write-back](Shared::write_back). An
+/// [`RwLock`](locks::RwLock) stands for the `mmap_lock` of other systems, and in builds with debug
+/// assertions most calls panic while it is held.
 pub mod locks {
     pub use crate::sync::park::Permit;
     pub use crate::sync::percpu::Padded;
@@ -224,7 +236,8 @@ pub mod locks {
     pub use crate::sync::wait::{LOOKS_BEFORE_PARKING, Spin, Wait, until};
 }
 
-/// The page-table format: for a machine whose MMU is software, and what a kernel must tell the MMU of its CPUs.
+/// The page-table format: for a machine with a software MMU, and for the MMU settings of a kernel's
+/// CPUs.
 pub mod format {
     pub use crate::table::format::{
         ACCESSED, CACHE, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS,
@@ -232,7 +245,8 @@ pub mod format {
     };
 }
 
-/// The policy of prefaults: what a [`Machine`] names as its predictor, and what replays recorded faults against it.
+/// The prefault policies: the predictors named by a [`Machine`], and the types to replay recorded
+/// faults against a predictor.
 ///
 /// A kernel names [`Streams`](prefault::Streams), and gives each thread a [`ThreadStreams`].
 pub mod prefault {

@@ -1,10 +1,10 @@
-//! What must lie beneath the subsystem: memory, CPUs, their TLBs, and a way to interrupt them.
+//! The platform required by the subsystem: memory, CPUs, their TLBs, and interrupts between CPUs.
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::fault::prefault::Predictor;
 use core::fmt;
 
-/// The largest number of CPUs a machine may have.
+/// The maximum number of CPUs of a machine.
 pub const MAX_CPUS: usize = 1024;
 
 /// The number of a CPU, `0..Machine::cpus()`.
@@ -12,14 +12,14 @@ pub const MAX_CPUS: usize = 1024;
 pub struct CpuId(pub u16);
 
 impl CpuId {
-    /// The number as an index.
+    /// Returns the number as an index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Names an address space to the TLBs. Never reused within one `Vm`.
+/// Identifies an address space in TLBs. Never reused within one `Vm`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpaceId(pub u64);
 
@@ -29,13 +29,13 @@ impl fmt::Debug for SpaceId {
     }
 }
 
-/// The lowest address that programs may map, where the machine does not say: Linux's usual `vm.mmap_min_addr`.
+/// The lowest address that programs may map, by default: Linux's usual `vm.mmap_min_addr`.
 pub(crate) const LOWEST_ADDRESS: u64 = 65536;
 
-/// How many memory nodes a machine may have.
+/// The maximum number of memory nodes of a machine.
 pub const MAX_NODES: usize = 8;
 
-/// A run of frames that the subsystem may hand out.
+/// A run of frames that the subsystem may allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
     /// The memory node (tier or socket), below [`MAX_NODES`].
@@ -49,88 +49,97 @@ pub struct MemoryRegion {
 /// Which translations of a space to drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidate {
-    /// Those of the pages in this range, and every cached upper-level entry above them.
+    /// Translations of the pages in this range, and every cached upper-level entry above them.
     Range(VirtRange),
-    /// All of the space.
+    /// All translations of the space.
     All,
 }
 
-/// The machine beneath a [`Vm`](crate::Vm).
+/// The platform below a [`Vm`](crate::Vm).
 ///
 /// # Safety
 ///
-/// The subsystem's memory safety rests on these promises of the implementor:
+/// The subsystem's memory safety depends on these promises of the implementor:
 ///
-/// - `cpus` and `regions` never change; regions do not overlap, end below frame number [`u32::MAX`], and nothing
-///   else uses their frames.
-/// - `frame_bytes(f)` is, for every frame of a region, a pointer to [`PAGE_SIZE`] bytes of memory,
-///   page-aligned, valid for reads and writes for the machine's whole life, and the same memory
-///   that guest programs reach through a translation to `f`; different frames do not overlap.
-/// - When `invalidate` or `invalidate_all` returns, the calling CPU uses no translation of that space in that range,
-///   nor any cached table pointer above it, older than the call; page-table walks started before the
-///   call have ended.
-/// - CPUs use the tables of a space, and translations that came from them, only while they run the space: from
-///   [`Space::activate`](crate::Space::activate) to [`Space::deactivate`](crate::Space::deactivate) on that CPU.
-/// - After `interrupt(c)`, CPU `c`, while it runs a space, calls
-///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) soon, between two instructions of its program; while
-///   it is inside a call of the subsystem, the subsystem does that itself.
-/// - What comes before `interrupt(c)` on the calling CPU *happens before* the `serve_flushes` that CPU `c` calls for it. The
-///   call looks at its inbox without an ordering of its own: it would find the request missing, and serve nothing. A line
-///   that is raised with release and looked at with acquire will do; a command to an interrupt controller
-///   is given after earlier stores.
-/// - Between the begin and the end of `park`, and nowhere else inside a call of the subsystem, the machine
-///   may take interrupts on the calling CPU. Their handlers may call
-///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) with the `Cpu` whose call is under way, and nothing else of
-///   the subsystem with it. (Whatever else a kernel runs on the core meanwhile is not this `Cpu`.)
-/// - No function of the machine calls the subsystem as the CPU that it is called on, but for what
-///   `park` and `poll_reads` may: that CPU is in the middle of a call.
-/// - What walks the tables knows the whole [format](crate::format), leaves above the last level among them, which map text
-///   (`huge_text`); [`Space::walk`](crate::Space::walk) does so for an MMU in software.
+/// - `cpus` and `regions` never change. Regions do not overlap, end below frame number
+///   [`u32::MAX`], and only the subsystem uses their frames.
+/// - For every frame of a region, `frame_bytes(f)` is a pointer to [`PAGE_SIZE`] bytes of memory,
+///   page-aligned, valid for reads and writes for the machine's whole life. It is the same memory
+///   that guest programs access through a translation to `f`; different frames do not overlap.
+/// - When `invalidate` or `invalidate_all` returns, the calling CPU uses no translation of this
+///   space in this range, nor any cached table pointer above it, from before the call; page-table
+///   walks started before the call have ended.
+/// - CPUs use the tables of a space, and translations from these tables, only while they run the
+///   space: from [`Space::activate`](crate::Space::activate) to
+///   [`Space::deactivate`](crate::Space::deactivate) on the CPU.
+/// - After `interrupt(c)`, CPU `c`, while it runs a space, soon calls
+///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes), between two instructions of its program;
+///   inside a call, the subsystem does this itself.
+/// - All stores before `interrupt(c)` on the calling CPU *happen before* the resulting
+///   `serve_flushes` on CPU `c`. `serve_flushes` reads the queue with a relaxed load. Without this
+///   ordering it could miss the request. A flag that is set with release and read with acquire is
+///   sufficient; a command to an interrupt controller is issued after earlier stores.
+/// - Between the begin and the end of `park`, and nowhere else inside a call of the subsystem, the
+///   machine may take interrupts on the calling CPU. Their handlers may call
+///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) with the `Cpu` of the interrupted call, and
+///   no other function of the subsystem with this `Cpu`. (Other code that a kernel runs on the core
+///   during `park` does not count as this `Cpu`.)
+/// - No function of the machine calls the subsystem with the `Cpu` whose call invoked the function,
+///   except as documented for `park` and `poll_reads`: this CPU is in the middle of a call.
+/// - Code that walks the tables supports the whole [format](crate::format), including leaves above
+///   the last level, which map text (`huge_text`). [`Space::walk`](crate::Space::walk) does this
+///   for a software MMU.
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
-/// - A CPU uses, and caches, a translation only of an entry whose accessed bit is set, and sets it first: pages whose bit stays clear leave without a flush. So
-///   does [`Space::walk`](crate::Space::walk).
+/// - A CPU uses, and caches, a translation only of an entry with the accessed bit set, and sets the
+///   bit first. Reclaim unmaps a page with a clear accessed bit without a flush.
+///   [`Space::walk`](crate::Space::walk) keeps this promise, too.
 ///
 /// # Panics
 ///
-/// No function of the machine may panic. The subsystem calls these functions while it holds entries, claims
-/// and locks: after a panic other CPUs would wait without end. A [store](crate::BackingStore), a watcher of
-/// trace points and the closure of a call may panic: the call unwinds, and the CPU holds nothing afterwards.
-/// The pages of a read that panicked are read again, and the pages of a write that panicked stay dirty. After
-/// a panic of a [predictor](Self::Predictor) the CPU holds no lock, but a fault may lose a frame.
+/// No function of the machine may panic. The subsystem calls these functions while it holds
+/// entries, claims and locks: after a panic other CPUs would wait indefinitely. A
+/// [store](crate::BackingStore), a watcher of trace points and the closure of a call may panic: the
+/// call unwinds, and the CPU holds no locks afterwards. The pages of a read that panicked are read
+/// again, and the pages of a write that panicked stay dirty. After a panic of a
+/// [predictor](Self::Predictor) the CPU holds no lock, but a fault may leak a frame.
 pub unsafe trait Machine: Send + Sync + 'static {
-    /// What predicts which pages a fault maps beside its own: [`Streams`](crate::prefault::Streams), unless another policy is
-    /// to be tried.
+    /// The predictor of the pages that a fault maps in addition to its own:
+    /// [`Streams`](crate::prefault::Streams), or another policy for experiments.
     type Predictor: Predictor;
 
-    /// How many CPUs there are, `1..=MAX_CPUS`.
+    /// Returns the number of CPUs, `1..=MAX_CPUS`.
     fn cpus(&self) -> usize;
 
-    /// The memory the subsystem manages.
+    /// Returns the memory managed by the subsystem.
     fn regions(&self) -> &[MemoryRegion];
 
-    /// The memory node that is nearest to `cpu`: its frames come from there while there are any, and then from the other nodes in the order of
-    /// their numbers. It never changes.
+    /// Returns the memory node nearest to `cpu`. The frames of the CPU come from this node while it
+    /// has free frames, and then from the other nodes in the order of their numbers. The result
+    /// never changes.
     fn nearest_node(&self, cpu: CpuId) -> u8 {
         let _ = cpu;
         0
     }
 
-    /// What an access to memory of `node` costs, in any unit: nodes that cost more are slower. Pages that are not used [move](crate::Cpu::balance) from faster nodes to
-    /// slower ones. By default all cost the same, as where nodes are sockets. It never changes.
+    /// Returns the cost of an access to memory of `node`, in any unit; nodes with a higher cost are
+    /// slower. Unused pages [move](crate::Cpu::balance) from faster nodes to slower nodes. By
+    /// default all nodes have the same cost, as if nodes were sockets. The result never changes.
     fn node_cost(&self, node: u8) -> u32 {
         let _ = node;
         1
     }
 
-    /// The lowest address that programs may map, a multiple of [`PAGE_SIZE`] below [`USER_END`](crate::USER_END). It never changes.
-    /// Below it a program's null pointers fault, and nothing is placed. A hypervisor's guest, whose memory is a space,
-    /// starts at 0: there only a mapping at a fixed address goes to page 0, since a hint of 0 is none.
+    /// Returns the lowest address that programs may map, a multiple of [`PAGE_SIZE`] below
+    /// [`USER_END`](crate::USER_END). The result never changes. Below it a program's null pointers
+    /// fault, and no mapping is placed. If a hypervisor's guest memory is a space, the lowest
+    /// address is 0: then only a mapping at a fixed address uses page 0, since a hint of 0 means no
+    /// hint.
     fn lowest_address(&self) -> u64 {
         LOWEST_ADDRESS
     }
 
-    /// The bytes of `frame`, which must be of one of the regions.
+    /// Returns a pointer to the bytes of `frame`, a frame of one of the regions.
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8;
 
     /// Drops translations of `space` from the TLB of `cpu`, which is the calling CPU.
@@ -139,38 +148,44 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// Drops all translations of every space from the TLB of `cpu`, which is the calling CPU.
     fn invalidate_all(&self, cpu: CpuId);
 
-    /// Asks `cpu`, another CPU, to serve its flush requests. All that the caller has stored is seen by then.
+    /// Requests `cpu`, another CPU, to serve its flush requests. All earlier stores of the caller
+    /// are visible by then.
     fn interrupt(&self, cpu: CpuId);
 
-    /// Called between two looks at something another CPU must change; `looks` counts them from 0.
-    /// A machine whose CPUs share real cores yields once `looks` grows.
+    /// Called between two reads in a wait loop for another CPU; `looks` counts the calls from 0. A
+    /// machine whose CPUs share real cores should yield if `looks` is large.
     fn relax(&self, looks: u32) {
         let _ = looks;
         core::hint::spin_loop();
     }
 
-    /// Gives the core of `cpu`, which is the calling CPU, away, since what it waits for may take long: until
-    /// another CPU [wakes](Self::wake) it or [interrupts](Self::interrupt) it. To return for no reason is
-    /// allowed, to miss one of these is not: one that came since the last return of `park` makes
-    /// the next return at once. What the waker or interrupter stored before is visible then. A
-    /// [`Permit`](crate::sync::park::Permit) keeps these rules.
+    /// Releases the core of `cpu`, the calling CPU, because its wait may take long, until another
+    /// CPU [wakes](Self::wake) or [interrupts](Self::interrupt) the CPU. Spurious returns are
+    /// allowed. A wake-up or interrupt must not be lost: if it came after the last return of
+    /// `park`, the next `park` returns at once. Stores of the waking or interrupting CPU before the
+    /// wake-up are visible after the return. A [`Permit`](crate::sync::park::Permit) implements
+    /// these rules.
     ///
-    /// By default a CPU only [relaxes](Self::relax), which is right where each has a core of its own. A machine
-    /// that implements this implements `wake`, too.
+    /// By default a CPU only [relaxes](Self::relax), which is correct if each CPU has its own core.
+    /// A machine that implements `park` implements `wake`, too.
     fn park(&self, cpu: CpuId) {
         let _ = cpu;
         self.relax(u32::MAX);
     }
 
-    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one. Called under no lock.
+    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next `park`. Called under no
+    /// lock.
     fn wake(&self, cpu: CpuId) {
         let _ = cpu;
     }
 
-    /// Called now and then by `cpu`, the calling CPU, while it [waits](crate::Cpu::await_read) for a read of a backing store. A machine on which
-    /// nobody else may hear that a device is done, because this CPU's interrupts are off, looks for itself, and
-    /// [completes](crate::Reading::complete) reads. That takes the CPU's own [`Cpu`](crate::Cpu), which such a kernel keeps where this finds it. Calls that need a page
-    /// which is being read wait so, too: [`Space::pin`](crate::Space::pin), [`Space::read_bytes`](crate::Space::read_bytes) and their like.
+    /// Called repeatedly by `cpu`, the calling CPU, while it [waits](crate::Cpu::await_read) for a
+    /// read of a backing store. If no other CPU can receive the device's completion, because this
+    /// CPU's interrupts are off, the machine polls the device here and
+    /// [completes](crate::Reading::complete) reads. Completion requires the CPU's own
+    /// [`Cpu`](crate::Cpu), which such a kernel stores in a place accessible to this function.
+    /// Calls that need a page under read wait in the same way: [`Space::pin`](crate::Space::pin),
+    /// [`Space::read_bytes`](crate::Space::read_bytes) and similar calls.
     fn poll_reads(&self, cpu: CpuId) {
         let _ = cpu;
     }
@@ -181,24 +196,26 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// `frame` belongs to the caller alone, and no translation to it exists.
     #[inline(always)]
     unsafe fn zero_frame(&self, frame: FrameNumber) {
-        // SAFETY: `frame_bytes` is valid for a page by the trait's contract; the caller owns it.
+        // SAFETY: `frame_bytes` is valid for a page by the trait's contract; the caller owns the
+        // frame.
         unsafe { core::ptr::write_bytes(self.frame_bytes(frame), 0, PAGE_SIZE as usize) };
     }
 
-    /// Fills the `frames` frames from `first` on with zeros, which no CPU is about to read: a machine
-    /// may do it in a way that is slower to read back and leaves the caches to others, as
-    /// [`zero_nontemporal`] does. The zeros come before whatever the caller stores next.
+    /// Fills `frames` frames, starting with `first`, with zeros which no CPU will read soon. A
+    /// machine may use stores that bypass the caches and are slower to read back, as
+    /// [`zero_nontemporal`] does. The zeros are visible before later stores of the caller.
     ///
     /// # Safety
     /// The frames are one block, belong to the caller alone, and no translation to them exists.
     unsafe fn zero_ahead(&self, first: FrameNumber, frames: u32) {
         for frame in first.0..first.0 + frames {
-            // SAFETY: handed on.
+            // SAFETY: the caller's promise.
             unsafe { self.zero_frame(FrameNumber(frame)) };
         }
     }
 
-    /// Asks the caches for the beginning of `frame`, which was zeroed long ago and is about to be used: a hint.
+    /// Prefetches the first cache line of `frame`, which was zeroed long ago and is about to be
+    /// used: a hint.
     #[inline(always)]
     fn prefetch_frame(&self, frame: FrameNumber) {
         prefetch(self.frame_bytes(frame));
@@ -207,14 +224,15 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// Copies the bytes of `from` to `to`.
     ///
     /// # Safety
-    /// `to` belongs to the caller alone; `from` stays allocated during the call. Programs may
-    /// store to `from` meanwhile. Then the copy may mix old and new bytes: either it is thrown away, or it is a copy of
-    /// a file that other programs are writing, and readers of such a file may see a mix.
+    /// `to` belongs to the caller alone; `from` stays allocated during the call. Programs may store
+    /// to `from` during the call. Then the copy may mix old and new bytes. Either the caller
+    /// discards the copy, or `from` is a page of a file under concurrent writes by programs, and
+    /// readers of such a file may see a mix.
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
-        // SAFETY: both are valid for a page and distinct by the trait's contract. A racing store
-        // of a program is outside the Rust memory model, as on any kernel; the caller expects no
-        // particular bytes in that case.
+        // SAFETY: both are valid for a page and distinct by the trait's contract. A racing store of
+        // a program is outside the Rust memory model, as on any kernel; the caller expects no
+        // particular bytes in this case.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 self.frame_bytes(from).cast_const(),
@@ -225,12 +243,13 @@ pub unsafe trait Machine: Send + Sync + 'static {
     }
 }
 
-/// Asks the caches for the line at `at`, where the host has such a hint; nothing is accessed.
+/// Prefetches the cache line at `at`, if the host has such a hint. Accesses no memory.
 #[inline(always)]
 pub fn prefetch(at: *const u8) {
-    // To the second level: lines at the same place of many pages fall on a few lines of the first.
+    // Prefetches to the second level, because lines at the same offset of many pages compete for a
+    // few lines of the first level.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which neither faults nor changes anything, whatever the address.
+    // SAFETY: a hint, which neither faults nor changes memory, for any address.
     unsafe {
         core::arch::asm!(
             "prefetcht1 [{at}]",
@@ -242,8 +261,8 @@ pub fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Fills a page with zeros by stores that go past the caches, where the host has them. What is stored
-/// afterwards may be seen before the zeros, until [`nontemporal_done`] was called.
+/// Fills a page with zeros by stores that bypass the caches, if the host has such stores. Later
+/// stores may become visible before the zeros, until [`nontemporal_done`] is called.
 ///
 /// # Safety
 /// `page` is valid for the writes of [`PAGE_SIZE`] bytes, and aligned to 64.
@@ -278,7 +297,7 @@ pub unsafe fn zero_nontemporal(page: *mut u8) {
     }
 }
 
-/// What is stored from now on is seen after what [`zero_nontemporal`] stored on this CPU.
+/// Makes the stores of [`zero_nontemporal`] on this CPU visible before all later stores.
 #[inline]
 pub fn nontemporal_done() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,40 +1,44 @@
-//! No safe call causes undefined behaviour: who promises what, and what closes each way around it.
+//! Why no safe call causes undefined behaviour: the promises of a kernel, and the checks against
+//! each misuse.
 //!
-//! # What a kernel promises
+//! # Promises of a kernel
 //!
-//! - [`Machine`](crate::Machine): memory that is the subsystem's alone, CPUs that drop translations when they are told,
-//!   and use a space's tables only while they run it;
-//! - [`Vm::cpu`](crate::Vm::cpu): one [`Cpu`](crate::Cpu) of a number, on that CPU, never in the middle of a call;
-//! - [`Space::deactivate`](crate::Space::deactivate): the CPU uses the space's tables no more;
-//! - [`Space::mmap_device`](crate::Space::mmap_device): programs may do what they like with the frames.
+//! - [`Machine`](crate::Machine): memory used by the subsystem alone, and CPUs that drop
+//!   translations on request and use a space's tables only while they run the space;
+//! - [`Vm::cpu`](crate::Vm::cpu): one [`Cpu`](crate::Cpu) of each number, on this CPU, never in the
+//!   middle of a call;
+//! - [`Space::deactivate`](crate::Space::deactivate): the CPU has stopped using the space's tables;
+//! - [`Space::mmap_device`](crate::Space::mmap_device): programs may access the frames in any way.
 //!
-//! A device that uses [pinned](crate::Space::pin) frames does so while they are pinned. What [`Object::read_page`](crate::Shared::read_page) and [`write_page`](crate::Shared::write_page) lend, and
-//! [`overwrite_page`](crate::Shared::overwrite_page), is a raw pointer: to follow it is the kernel's business too, while it is lent.
+//! A device uses [pinned](crate::Space::pin) frames only while they are pinned.
+//! [`Object::read_page`](crate::Shared::read_page), [`write_page`](crate::Shared::write_page) and
+//! [`overwrite_page`](crate::Shared::overwrite_page) lend a raw pointer: the kernel is responsible
+//! for dereferencing the pointer only while it is lent.
 //!
-//! # What is looked at in each call
+//! # Checks in each call
 //!
 //! | misuse | result |
 //! |---|---|
-//! | a space or an object with a CPU of another [`Vm`](crate::Vm), also if that one was made at the same address after the first was dropped | a panic, before anything was touched: each `Vm` has an identity |
+//! | a space or an object with a CPU of another [`Vm`](crate::Vm), also if the other `Vm` was made at the same address after a drop of the first | a panic, before any access: each `Vm` has an identity |
 //! | a space mapping an object of another `Vm` | the same |
-//! | a CPU that runs two spaces, or one twice, or leaves one that it does not run | a panic of [`activate`](crate::Space::activate) or `deactivate` |
+//! | a CPU that runs two spaces, or one space twice, or leaves a space not run by this CPU | a panic of [`activate`](crate::Space::activate) or `deactivate` |
 //! | the end of a space that a CPU runs | a panic of [`exit`](crate::Space::exit); the space's frames stay allocated |
-//! | a space or an object that is dropped, not ended | a CPU ends it later ([`Cpu::end_dropped`](crate::Cpu::end_dropped)) |
-//! | a space that is dropped while a CPU runs it | its frames and VMAs stay allocated: the CPU may use its tables for ever |
-//! | a `Vm` that is dropped before its spaces and objects | these free their memory on the heap |
-//! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: as many grace sections are counted |
+//! | a space or an object that is dropped without being ended | a CPU ends it later ([`Cpu::end_dropped`](crate::Cpu::end_dropped)) |
+//! | a space that is dropped while a CPU runs it | its frames and VMAs stay allocated, because the CPU may use its tables indefinitely |
+//! | a `Vm` that is dropped before its spaces and objects | spaces and objects free only their heap memory |
+//! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: the maximum number of nested grace sections |
 //! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic |
-//! | a closure that panics | sections close, lent pages go back, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten. Pages that were to be written back, or stored to, are dirty |
-//! | a [store](crate::BackingStore) that panics | no frame is lost, and no CPU stays in a call. Pages that it was writing are dirty, and open files receive `EIO`. A program whose page is being read gets SIGBUS. If the object is ending, its pages are lost, as after an error |
-//! | an address of the kernel's half, an index beyond an object's end | as if nothing were there |
+//! | a closure that panics | sections close, lent pages are returned, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten. Pages for write-back or stores are dirty |
+//! | a [store](crate::BackingStore) that panics | no frame is leaked, and no CPU stays in a call. Pages under write-back are dirty, and open files receive `EIO`. A program whose page is being read gets SIGBUS. If the object is ending, its pages are lost, as after an error |
+//! | an address of the kernel's half, an index beyond an object's end | treated as unmapped or absent |
 //! | device memory that overlaps the machine's regions | `EINVAL` |
-//! | device memory that is reached from outside, or pinned | refused, as if the protection forbade it |
-//! | pins that outlive mappings, or the space | the frames stay allocated until they are dropped |
-//! | two batches of one CPU inside each other | a panic |
+//! | access to device memory from outside, or a pin of device memory | refused, as for a missing permission |
+//! | pins that outlive mappings, or the space | the frames stay allocated until the pins are dropped |
+//! | nested batches of one CPU | a panic |
 //!
-//! # What does not compile
+//! # Misuse that does not compile
 //!
-//! The rights above are asked for by `unsafe`:
+//! The promises above require `unsafe`:
 //!
 //! ```compile_fail,E0133
 //! # use faultless::{Cpu, CpuId, Machine, Vm};
@@ -57,8 +61,8 @@
 //! }
 //! ```
 //!
-//! A CPU is used by one thread at a time, and so are what a thread's faults let expect, an open section, and what
-//! a CPU holds; none of these is shared, and the last two do not leave their CPU:
+//! A CPU, a thread's predictor, an open section, and the locks held by a CPU are used by one thread
+//! at a time. They cannot be shared, and sections and locks do not leave their CPU:
 //!
 //! ```compile_fail,E0277
 //! # use faultless::{Cpu, Machine};
@@ -78,10 +82,10 @@
 //! sent::<faultless::locks::SpinGuard<'static, u32>>();
 //! ```
 //!
-//! (Sections and claims have no name outside; the tests of this module assert the same of them, and that a frame which
-//! owes a flush is not one that may be freed.)
+//! (Sections and claims have no public name; the tests of this module assert the same for both, and
+//! also that a frame with a pending flush cannot be freed.)
 //!
-//! Spaces, objects and subsystems are shared by all CPUs, and a CPU may be handed to another thread:
+//! Spaces, objects and subsystems are shared by all CPUs, and a CPU may be sent to another thread:
 //!
 //! ```
 //! # use faultless::{Cpu, Machine, Object, Shared, Space, ThreadStreams, Vm};
@@ -96,7 +100,8 @@
 //! }
 //! ```
 //!
-//! A space does not end while it is borrowed, nor twice; an area is seen only in the call of the closure:
+//! A space cannot end while borrowed, nor twice; an area is accessible only during the call of the
+//! closure:
 //!
 //! ```compile_fail,E0505
 //! # use faultless::{Cpu, Machine, Space, VirtRange};
@@ -126,7 +131,7 @@
 //! }
 //! ```
 //!
-//! A thread that a call is made for outlives the call:
+//! The thread passed to `for_thread` outlives the call:
 //!
 //! ```compile_fail,E0505
 //! # use faultless::{Cpu, Machine, ThreadStreams};
@@ -135,7 +140,7 @@
 //! }
 //! ```
 //!
-//! The memory of a page that is being read is reached only while the subsystem is there:
+//! The memory of a page under read is accessible only while the subsystem exists:
 //!
 //! ```compile_fail,E0621
 //! # use faultless::{Cpu, Machine, Reading};
@@ -144,7 +149,7 @@
 //! }
 //! ```
 //!
-//! Frames have no name outside at all.
+//! Frames have no public name at all.
 
 #[cfg(test)]
 mod tests {
@@ -153,8 +158,8 @@ mod tests {
     use crate::sync::percpu::Local;
     use crate::sync::range::RangeGuard;
 
-    /// Compiles where the type does not implement the trait: one that does has two `Not`s, and the compiler cannot
-    /// tell which is meant.
+    /// Compiles only if the type does not implement the trait: otherwise the type has two
+    /// implementations of `Not`, and the call is ambiguous.
     macro_rules! assert_not {
         ($type:ty: $trait:path) => {{
             trait Not<Which> {
@@ -167,13 +172,13 @@ mod tests {
         }};
     }
 
-    /// That it compiles is the test.
+    /// The test passes if it compiles.
     #[test]
-    fn what_has_no_name_outside_keeps_the_rules() {
+    fn private_types_keep_the_rules() {
         assert_not!(Section<'static>: Send);
         assert_not!(RangeGuard<'static>: Send);
         assert_not!(Local: Sync);
-        // A frame that may still be in a TLB can be neither freed nor given out anew.
+        // A frame which may still be in a TLB can be neither freed nor allocated again.
         assert_not!(Owed: Settled);
     }
 }

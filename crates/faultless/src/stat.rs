@@ -1,7 +1,7 @@
-//! Counters and trace points, under the names that the field published them with.
+//! Counters and trace points, under their published names.
 //!
-//! Each CPU counts on lines of its own; a sum reads them all. A trace point without a watcher
-//! costs one predictable branch.
+//! Each CPU counts on its own cache lines; a sum reads the lines of all CPUs. A trace point without
+//! a watcher costs one predictable branch.
 
 use crate::machine::SpaceId;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use core::fmt;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $variant:ident = $name:literal,)*) => {
-        /// What is counted.
+        /// The counted events.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]
         #[non_exhaustive]
@@ -27,12 +27,12 @@ macro_rules! counters {
             /// Every counter.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The published name.
+            /// Returns the published name.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// What it counts, in one line.
+            /// Returns the meaning of the counter, in one line.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),*).trim_ascii(),)* }
             }
@@ -41,7 +41,8 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Faults handled, on any path. One that waits for its page to be read counts when it comes again.
+    /// Faults handled, on any path. A fault that waits for its page to be read counts when it is
+    /// repeated.
     Faults = "faults",
     /// Faults served speculatively.
     Spf = "spf",
@@ -61,7 +62,7 @@ counters! {
     SpfNomem = "spf_nomem",
     /// Entries that could not be taken because another CPU had changed them.
     TrylockFailed = "spf_trylock_failed",
-    /// Speculations aborted in spaces that only one CPU was running.
+    /// Speculations aborted in spaces run by only one CPU.
     AbortSingleThreaded = "spf_abort_single_threaded",
     /// Faults served under a VMA's lock.
     VmaLockSuccess = "vma_lock_success",
@@ -71,17 +72,17 @@ counters! {
     VmaLockRetry = "vma_lock_retry",
     /// Attempts under a VMA's lock that found the VMA detached.
     VmaLockMiss = "vma_lock_miss",
-    /// The space's one lock, taken to read.
+    /// Acquisitions of the space's lock for reading.
     MmapLockRead = "mmap_lock_read",
-    /// The space's one lock, taken to write.
+    /// Acquisitions of the space's lock for writing.
     MmapLockWrite = "mmap_lock_write",
-    /// The range lock, taken by a fault for one page.
+    /// Acquisitions of the range lock by a fault, for one page.
     RangeLockFault = "range_lock_fault",
-    /// The range lock, taken by a call that changes entries and no VMA.
+    /// Acquisitions of the range lock by a call that changes entries but no VMA.
     RangeLockShared = "range_lock_shared",
-    /// The range lock, taken by a call that changes VMAs.
+    /// Acquisitions of the range lock by a call that changes VMAs.
     RangeLockWrite = "range_lock_write",
-    /// Calls that changed VMAs without a claim, as the CPU was alone in the space.
+    /// Calls that changed VMAs without a claim, because the CPU was the only user of the space.
     OwnerWrite = "owner_write",
     /// Read faults served under a lock: the space's, or a range lock on one page.
     ReadFaultLocked = "read_fault_locked",
@@ -93,7 +94,7 @@ counters! {
     SharedPage = "fault_shared_page",
     /// Pages of memory objects mapped around a page that was read.
     AroundPage = "fault_around_page",
-    /// Faults that had to wait for a page of an object to be read from its store.
+    /// Faults that waited for a read of a page from the store of an object.
     MajorFault = "pgmajfault",
     /// Pages of objects read from their stores.
     PageRead = "pages_read",
@@ -105,15 +106,15 @@ counters! {
     StoreWrite = "store_write",
     /// Objects that ended with pages which their stores could not write.
     WriteBackLost = "write_back_lost",
-    /// Huge leaves of files mapped, less those unmapped or split: each maps 2 MiB.
+    /// Huge leaves of files mapped, less the leaves unmapped or split: each maps 2 MiB.
     FilePmdMapped = "FilePmdMapped",
     /// Huge leaves of files mapped.
     ThpFileMapped = "thp_file_mapped",
-    /// Faults for which there was no folio, and that mapped base pages.
+    /// Faults that mapped base pages because there was no folio.
     ThpFileFallback = "thp_file_fallback",
-    /// Folios made in the page cache, by one read or by copying the base pages that it had.
+    /// Folios made in the page cache, by one read or by copying the existing base pages.
     ThpFileAlloc = "thp_file_alloc",
-    /// Huge leaves split into those of base pages.
+    /// Huge leaves split into leaves of base pages.
     ThpSplitPmd = "thp_split_pmd",
     /// Base pages of a mapping replaced by a huge leaf.
     ThpCollapsed = "thp_collapse_file",
@@ -127,9 +128,10 @@ counters! {
     PrefaultPage = "prefault_page",
     /// Unused prefaulted pages: unmapped without an access.
     PrefaultWasted = "prefault_wasted",
-    /// Prefaulted pages, or pages of a file read ahead, that a stream checked later and found used.
+    /// Prefaulted pages, or pages of a file read ahead, which a later check of a stream found used.
     PrefaultUsed = "prefault_used",
-    /// Prefaulted pages, or pages of a file read ahead, that a stream checked later and found not used by then.
+    /// Prefaulted pages, or pages of a file read ahead, which a later check of a stream found
+    /// unused.
     PrefaultUnused = "prefault_unused",
     /// Pages copied on write.
     CowCopy = "fault_cow_copy",
@@ -145,19 +147,19 @@ counters! {
     Bus = "fault_sigbus",
     /// Faults for which no frame was left.
     Oom = "fault_oom",
-    /// Pages zeroed when they were allocated.
+    /// Pages zeroed during their allocation.
     ZeroedInFault = "zeroed_in_fault",
     /// Frames pre-zeroed by idle CPUs.
     ZeroedIdle = "zeroed_idle",
     /// Frames pre-zeroed by calls that had freed as many.
     ZeroedOnFree = "zeroed_on_free",
-    /// Zeroed pages that were allocated from a pool.
+    /// Zeroed pages allocated from a pool.
     ZeroedPoolHit = "zeroed_pool_hit",
-    /// Zeroed pages that were requested from an empty pool.
+    /// Zeroed pages requested from an empty pool.
     ZeroedPoolMiss = "zeroed_pool_miss",
     /// Pages marked as lazily freed: `MADV_FREE`.
     LazyFree = "pglazyfree",
-    /// Of those, pages reclaimed because frames had run out.
+    /// Lazily freed pages that were reclaimed because frames had run out.
     LazilyFreed = "pglazyfreed",
     /// Tables published by faults.
     TablePublished = "table_published",
@@ -167,43 +169,46 @@ counters! {
     AnonVmaPrepared = "anon_vma_prepared",
     /// Batches of pages that left read-only mappings, and whose flush was deferred.
     FlushDeferred = "flush_deferred",
-    /// Pages that were taken from programs without a flush: no CPU had used them since all had dropped their translations.
+    /// Pages taken from programs without a flush: no CPU had used the page since all CPUs had
+    /// dropped their translations.
     FlushNeedless = "flush_needless",
     /// Times that all deferred flushes were done.
     DeferredSettled = "deferred_settled",
-    /// Times that a CPU dropped all of its translations by itself, since many frames waited for it.
+    /// Times that a CPU dropped all of its translations voluntarily because many frames waited for
+    /// it.
     DeferredOwn = "deferred_own",
-    /// Times that a CPU dropped all of its translations so that accessed bits tell which pages are used.
+    /// Times that a CPU dropped all of its translations to make accessed bits reliable.
     FlushAged = "flush_aged",
     /// Frames that were kept for a deferred flush.
     FrameOwed = "frame_owed",
     /// Pages that moved to another frame.
     MigrateSuccess = "pgmigrate_success",
-    /// Pages that were to move, and could not.
+    /// Pages that could not be moved.
     MigrateFail = "pgmigrate_fail",
-    /// Frames that compaction looked at for pages to move.
+    /// Frames that compaction scanned for pages to move.
     CompactMigrateScanned = "compact_migrate_scanned",
-    /// Frames that compaction looked at for room to move pages to.
+    /// Frames that compaction scanned for free targets.
     CompactFreeScanned = "compact_free_scanned",
-    /// Pages that compaction took, to move them.
+    /// Pages that compaction isolated for a move.
     CompactIsolated = "compact_isolated",
-    /// Times that a 2 MiB block was wanted, none was free, and memory was compacted for it.
+    /// Requests for a 2 MiB block for which memory was compacted because no block was free.
     CompactStall = "compact_stall",
-    /// Of those, times that gave none.
+    /// Compactions for a request that made no block free.
     CompactFail = "compact_fail",
-    /// Of those, times that gave one.
+    /// Compactions for a request that made a block free.
     CompactSuccess = "compact_success",
     /// 2 MiB blocks that compaction made free.
     CompactBlock = "compact_block",
-    /// Pages that reclaim looked at, or demotion, or promotion.
+    /// Pages scanned by reclaim, demotion or promotion.
     PageScanned = "pgscan",
     /// Pages that reclaim freed.
     PageStolen = "pgsteal",
-    /// Pages that reclaim had written to their store first.
+    /// Pages that reclaim wrote to their store before freeing them.
     PageLaundered = "pgsteal_written",
     /// Pages of files that were evicted, and read again.
     WorkingsetRefault = "workingset_refault_file",
-    /// Of those, pages that would be there still if memory were larger by what was in use longer: they stay longer now.
+    /// Refaulted pages of files that a memory larger by the longer used pages would have kept: they
+    /// now stay longer.
     WorkingsetActivate = "workingset_activate_file",
     /// Pages that moved to slower memory.
     Demoted = "pgdemote",
@@ -211,7 +216,8 @@ counters! {
     Promoted = "pgpromote_success",
     /// Private pages that were swapped out, and read again.
     WorkingsetRefaultAnon = "workingset_refault_anon",
-    /// Of those, pages that would be there still if memory were larger by what was in use longer: they stay longer now.
+    /// Refaulted private pages that a memory larger by the longer used pages would have kept: they
+    /// now stay longer.
     WorkingsetActivateAnon = "workingset_activate_anon",
     /// Pages read from the swap area.
     SwapIn = "pswpin",
@@ -219,17 +225,17 @@ counters! {
     SwapOut = "pswpout",
     /// Faults on pages that were swapped out.
     SwapPage = "fault_swap_page",
-    /// Page tables that the reverse map looked into.
+    /// Page tables read by walks of the reverse map.
     RmapLook = "rmap_look",
-    /// Flushes that an operation asked for.
+    /// Flushes requested by operations.
     TlbFlush = "tlb_flush",
-    /// Other CPUs interrupted for flushes.
+    /// Interrupts sent to other CPUs for flushes.
     TlbShootdownSent = "tlb_shootdown_sent",
-    /// Flush requests of other CPUs serviced.
+    /// Flush requests of other CPUs served.
     TlbShootdownReceived = "tlb_shootdown_received",
 }
 
-/// One CPU's counts. Only that CPU adds; anybody reads.
+/// One CPU's counts. Only this CPU adds; any CPU may read.
 #[derive(Debug)]
 pub struct Counts([AtomicU64; Counter::ALL.len()]);
 
@@ -247,14 +253,14 @@ impl Counts {
         count.store(count.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Takes from a counter of the calling CPU that counts what is there. What one CPU has added another may take away: the sum over
-    /// all is right.
+    /// Subtracts from a gauge of the calling CPU. One CPU may subtract what another CPU has added:
+    /// only the sum over all CPUs is meaningful.
     pub fn take(&self, counter: Counter, n: u64) {
         let count = &self.0[counter as usize];
         count.store(count.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
     }
 
-    /// The count so far.
+    /// Returns the count so far.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize].load(Ordering::Relaxed)
     }
@@ -277,23 +283,23 @@ impl Totals {
         }
     }
 
-    /// The sum of one counter.
+    /// Returns the sum of one counter.
     pub const fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize]
     }
 
-    /// What was counted since `before`.
+    /// Returns the difference to the earlier totals `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self(core::array::from_fn(|at| self.0[at].saturating_sub(before.0[at])))
     }
 
-    /// Every counter with its sum.
+    /// Iterates over all counters with their sums.
     pub fn iter(&self) -> impl Iterator<Item = (Counter, u64)> + '_ {
         Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }
 
-    /// Speculations aborted, for all reasons.
+    /// Returns the number of aborted speculations, for all reasons.
     pub const fn aborts(&self) -> u64 {
         self.get(Counter::SpfVmaChanged)
             + self.get(Counter::SpfVmaNoanon)
@@ -304,8 +310,8 @@ impl Totals {
     }
 }
 
-/// The listing of `/proc/vmstat`: a name and a number a line, speculative faults under the name that
-/// they have there.
+/// Formats the totals like `/proc/vmstat`: a name and a number on each line. Speculative faults
+/// have the name used there.
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (counter, count) in self.iter() {
@@ -341,7 +347,7 @@ impl Point {
     pub const ALL: [Self; 5] =
         [Self::VmaChanged, Self::VmaNoanon, Self::VmaNotsup, Self::VmaAccess, Self::PmdChanged];
 
-    /// The published name.
+    /// Returns the published name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::VmaChanged => "pagefault:spf_vma_changed",
@@ -353,11 +359,11 @@ impl Point {
     }
 }
 
-/// What a watcher of trace points receives.
+/// The event passed to a watcher of trace points.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct TraceEvent {
-    /// Which trace point.
+    /// The trace point.
     pub point: Point,
     /// The space of the fault.
     pub space: SpaceId,
@@ -365,7 +371,7 @@ pub struct TraceEvent {
     pub addr: u64,
 }
 
-/// Watches trace points. Called from inside the fault: it must not call the subsystem.
+/// A callback for trace points. Called from inside the fault: it must not call the subsystem.
 pub type Watcher = Arc<dyn Fn(TraceEvent) + Send + Sync>;
 
 /// The trace points of one subsystem.
@@ -376,14 +382,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Calls `watcher` at each of `points` from now on, in place of the watcher before.
+    /// Calls `watcher` at each of `points` from now on, and replaces the previous watcher.
     pub fn watch(&self, points: &[Point], watcher: Watcher) {
         *self.watcher.lock(&Spin) = Some(watcher);
         let mask = points.iter().fold(0, |mask, &point| mask | 1 << point as u32);
         self.watched.store(mask, Ordering::Release);
     }
 
-    /// Watches nothing any more.
+    /// Removes the watcher.
     pub fn unwatch(&self) {
         self.watched.store(0, Ordering::Release);
         self.watcher.lock(&Spin).take();

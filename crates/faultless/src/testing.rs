@@ -1,5 +1,5 @@
-//! A machine for unit tests: its memory is a vector, its TLBs are empty, and it notes what it is
-//! asked to invalidate.
+//! A machine for unit tests: its memory is a vector, its TLBs are empty, and it records the calls
+//! of `invalidate`.
 
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
@@ -17,10 +17,10 @@ use std::vec::Vec;
 #[repr(align(4096))]
 struct Page(UnsafeCell<[u8; PAGE_SIZE as usize]>);
 
-// SAFETY: the bytes are reached through raw pointers only, under `Machine`'s contract.
+// SAFETY: the bytes are accessed only through raw pointers, under `Machine`'s contract.
 unsafe impl Sync for Page {}
 
-/// Frames of device memory: memory, but of no region.
+/// Frames of device memory: memory outside all regions.
 pub(crate) const DEVICE_FRAMES: u32 = 24;
 
 /// See the module. Its predictor is `P`.
@@ -29,22 +29,22 @@ pub(crate) struct TestMachine<P = Streams> {
     pub(crate) regions: Vec<MemoryRegion>,
     pub(crate) lowest: u64,
     memory: Vec<Page>,
-    /// What to do, once, while the next frame is filled.
+    /// Runs once, when the next frame is filled.
     interposed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     zeroed: AtomicU64,
-    /// Runs once at the nth look at a frame's bytes.
+    /// Runs once, at the nth access to a frame's bytes.
     countdown: AtomicU64,
     at_bytes: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Every call of `invalidate`, in order.
     pub(crate) invalidated: Mutex<Vec<(CpuId, SpaceId, Invalidate)>>,
-    /// Looks after which a wait is one without an end, and panics.
+    /// A wait with more iterations than this panics as endless.
     pub(crate) most_looks: u32,
     predictor: PhantomData<fn() -> P>,
 }
 
 impl TestMachine {
-    /// A machine whose frames `0..frames` are of node 0, but for the first, so that no frame has the
-    /// physical address 0. Above lie [`DEVICE_FRAMES`] of device memory.
+    /// Returns a machine with the frames `0..frames` in node 0, except frame 0, so that no frame
+    /// has the physical address 0. [`DEVICE_FRAMES`] frames of device memory follow.
     pub(crate) fn new(cpus: usize, frames: u32) -> Self {
         Self::predicting(cpus, frames)
     }
@@ -73,8 +73,8 @@ impl<P> TestMachine<P> {
         }
     }
 
-    /// Runs `body`, and `worst` at the moment when `body` first fills a frame: after it has looked at
-    /// what it is about to change, and before it changes it.
+    /// Runs `body`, and runs `worst` when `body` first fills a frame: after `body` has read the
+    /// state it is about to change, and before the change.
     pub(crate) fn interpose<'a, R>(
         &self,
         worst: impl FnOnce() + Send + 'a,
@@ -91,8 +91,8 @@ impl<P> TestMachine<P> {
         result
     }
 
-    /// Runs `body`, and `worst` before `body` reaches the bytes of a frame for the `nth` time (from 1). Returns
-    /// whether it came to that.
+    /// Runs `body`, and runs `worst` before `body` accesses the bytes of a frame for the `nth` time
+    /// (from 1). Returns whether `worst` ran.
     pub(crate) fn at_look<'a>(
         &self,
         nth: u64,
@@ -111,12 +111,12 @@ impl<P> TestMachine<P> {
         self.at_bytes.lock().unwrap().take().is_none()
     }
 
-    /// The first frame of device memory.
+    /// Returns the first frame of device memory.
     pub(crate) fn device(&self) -> FrameNumber {
         FrameNumber(self.memory.len() as u32 - DEVICE_FRAMES)
     }
 
-    /// How many frames were filled with zeros so far.
+    /// Returns how many frames were filled with zeros so far.
     pub(crate) fn zeroed(&self) -> u64 {
         self.zeroed.load(Ordering::Relaxed)
     }
@@ -129,7 +129,7 @@ impl<P> TestMachine<P> {
     }
 }
 
-// SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is
+// SAFETY: `memory` has a separate page for each frame of the one region and never moves; there is
 // no TLB to invalidate and no program to interrupt.
 unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
     type Predictor = P;
@@ -181,7 +181,7 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
     unsafe fn zero_frame(&self, frame: FrameNumber) {
         self.zeroed.fetch_add(1, Ordering::Relaxed);
         self.filling();
-        // SAFETY: a page of memory that the caller owns.
+        // SAFETY: a page of memory owned by the caller.
         unsafe { self.frame_bytes(frame).write_bytes(0, PAGE_SIZE as usize) };
     }
 
@@ -194,7 +194,7 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
     }
 }
 
-/// A store of so many pages of zeros, for which nothing is written.
+/// A store of a number of pages of zeros, which ignores writes.
 #[derive(Debug)]
 pub(crate) struct Zeros(pub(crate) u64);
 

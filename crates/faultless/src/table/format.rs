@@ -13,21 +13,21 @@
 //!   reclaim has cleared the accessed bit).
 //! - **Three encodings of an entry that is not present**: *busy* ([`Entry::BUSY`],
 //!   [`Entry::busy_of`]), which contains the number of a CPU; *hidden* ([`Entry::with_hidden`]),
-//!   which keeps the frame and all other bits of a leaf; and *swapped* ([`Entry::swapped`]), which
-//!   names one of [`SLOTS`] slots of the swap area and has no permission. The MMU ignores all of
-//!   them.
+//!   which keeps the frame and the remaining bits of a leaf; and *swapped* ([`Entry::swapped`]),
+//!   which names one of [`SLOTS`] slots of the swap area and has no permission. The MMU ignores all
+//!   of them.
 //! - **Accessed and dirty bits**, which hardware updates atomically in the entry, and never in an
 //!   entry that is not present. Without such hardware the machine's fault handler must make both
 //!   updates, by compare-and-swap. [`Entry::with_marks_of`] carries over the bits that hardware
 //!   sets while a CPU has the entry locked.
-//! - **The [`CacheMode`]s** of device memory ([`Entry::cached`]). If they need a register in
+//! - **The [`CacheMode`]s** of device memory ([`Entry::cached`]). If the modes need a register in
 //!   addition to the tables, the format documents how the kernel sets the register.
 //! - **The changes that leave a stale translation** in a TLB: [`Entry::needs_flush`]. If the
 //!   architecture requires break-before-make (AArch64, for another frame or size), the subsystem
 //!   already complies: a CPU that changes the frame of a present entry makes the entry busy and
 //!   flushes before it stores the new value.
-//! - **The user range**: [`CANONICAL_END`], [`USER_END`], and the entries of a root table that
-//!   belong to it ([`USER_ROOT_ENTRIES`]); the other entries belong to the kernel.
+//! - **The user range**: [`CANONICAL_END`], [`USER_END`], and the entries of a root table for user
+//!   space ([`USER_ROOT_ENTRIES`]); the remaining entries belong to the kernel.
 
 mod x86_64;
 

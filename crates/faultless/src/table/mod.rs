@@ -2,8 +2,8 @@
 //!
 //! - [`format`]: the bits of an entry, and the levels;
 //! - [`protocol`]: which CPU may change an entry, and how;
-//! - [`node`]: one table;
-//! - [`walk`]: one address;
+//! - [`node`]: a single table;
+//! - [`walk`]: a single address;
 //! - [`range`]: many addresses.
 //!
 //! A fault adds a table by publishing it into the entry above, under the same protocol and the same

@@ -1,5 +1,5 @@
 //! One table: a frame viewed as [`ENTRIES`] entries, and the address ranges that entries span.
-//! Levels count from the last one, 1.
+//! Levels count from the last level, 1.
 
 use super::format::{Entry, INDEX_BITS, LEVELS, USER_ROOT_ENTRIES};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
@@ -21,13 +21,13 @@ pub const HUGE_ORDER: u8 = INDEX_BITS as u8;
 #[cfg(not(loom))]
 const _: () = assert!(ENTRIES * size_of::<u64>() == 1 << PAGE_SHIFT);
 
-/// Returns log2 of the bytes that one entry of a table of `level` spans.
+/// Returns log2 of the bytes spanned by an entry of a table of `level`.
 #[inline]
 const fn entry_shift(level: u32) -> u32 {
     PAGE_SHIFT + INDEX_BITS * (level - LAST)
 }
 
-/// Returns the bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB on
+/// Returns the bytes spanned by an entry of a table of `level`: 4 KiB, 2 MiB, 1 GiB, 512 GiB on
 /// x86-64.
 #[inline]
 pub const fn entry_span(level: u32) -> u64 {
@@ -68,7 +68,7 @@ pub const fn index(addr: u64, level: u32) -> usize {
 #[inline(always)]
 pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU64; ENTRIES] {
     // SAFETY: the machine's contract makes the frame a valid, aligned page for its whole life; the
-    // caller's promise makes it a table, which is only accessed through atomics.
+    // caller's promise makes the frame a table, which is only accessed through atomics.
     unsafe { &*machine.frame_bytes(frame).cast::<[AtomicU64; ENTRIES]>() }
 }
 
@@ -122,7 +122,7 @@ pub fn are_none(slots: &[AtomicU64]) -> bool {
     any == 0
 }
 
-/// Returns the bits that all of `slots` have in common, each at the time of its read.
+/// Returns the bits common to all of `slots`, each at the time of its read.
 #[inline(always)]
 pub fn common(slots: &[AtomicU64]) -> Entry {
     let (lines, rest) = slots.as_chunks::<LINE>();

@@ -2,25 +2,25 @@
 //!
 //! No other lock guards an entry. Three parties change entries:
 //!
-//! **A fault** holds no lock on the address space. It has found a VMA, read its sequence (even),
-//! read the entry, and prepared a frame. Then:
+//! **A fault** holds no lock on the address space. The fault has found a VMA, read its sequence
+//! (even), read the entry, and prepared a frame. Then:
 //!
 //! 1. The fault *takes* the entry: a compare-and-swap from the value read to *busy* ([`take`]), or,
 //!    if the translation may stay usable, to the same value with the lock bit ([`pin`]).
 //! 2. The fault reads the VMA's sequence again. If the sequence is unchanged, it *commits* the
 //!    final value. Otherwise it *reverts*, which restores the old value.
 //!
-//! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. It makes the sequences of
-//! the VMAs odd, issues one full fence, and then *settles* each entry: it waits until no CPU holds
-//! the entry, and swaps in the new value ([`settle`]).
+//! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. The writer makes the
+//! sequences of the VMAs odd, issues one full fence, and then *settles* each entry: it waits until
+//! no CPU holds the entry, and swaps in the new value ([`settle`]).
 //!
-//! No fault installs a translation that a writer misses. There is a full barrier between the
-//! fault's compare-and-swap and its second read of the sequence, and another between the writer's
-//! odd sequence and its read of the entry. At least one of the two reads sees the other side's
-//! store. If the fault sees the odd sequence it reverts; if the writer sees the busy entry it
-//! waits, and then finds the value committed by the fault. A fault that takes an entry after the
-//! writer has processed it reverts for the same reason: the sequence of its VMA has changed or is
-//! permanently odd (detached).
+//! No fault installs a translation unseen by a writer. There is a full barrier between the fault's
+//! compare-and-swap and its second read of the sequence, and another between the writer's odd
+//! sequence and its read of the entry. At least one of the two reads sees the other side's store.
+//! If the fault sees the odd sequence it reverts; if the writer sees the busy entry it waits, and
+//! then finds the value committed by the fault. A fault that takes an entry after the writer has
+//! processed it reverts for the same reason: the sequence of its VMA has changed or is permanently
+//! odd (detached).
 //!
 //! **Hardware** sets accessed and dirty bits of present entries at any moment. So a present entry
 //! changes only by compare-and-swap, and a failed swap is retried.
@@ -29,12 +29,11 @@
 //! so faults on other pages proceed, and a fault on the same page takes effect before or after the
 //! discard. The discard *holds* each entry, busy, from its removal to the end of the flush
 //! ([`hold`], [`release`]). So a fault that finds the entry empty comes after the flush, and no CPU
-//! uses the old page while another uses a new one. If two discards overlap on a page, neither
+//! uses the old page while another CPU uses a new page. If two discards overlap on a page, neither
 //! returns before the page is flushed.
 //!
-//! A CPU may hold several entries at once, but must not wait for another entry while it holds any:
-//! it skips an entry that it cannot take at the first try ([`take_some`]), or first releases the
-//! entries it holds.
+//! A CPU may hold several entries at once, but must not wait for a further entry meanwhile: the CPU
+//! skips an entry if the first try fails ([`take_some`]), or first releases the held entries.
 //!
 //! A CPU that holds a *pinned* (present) entry never waits for another CPU. A CPU that holds a
 //! *busy* entry may wait for a flush: wait loops serve shootdown requests, and the MMU cannot use
@@ -60,7 +59,7 @@ pub struct Taken<'a> {
     mark: Mark<'a>,
 }
 
-/// A present entry that this CPU holds while the MMU may use it. To be committed or reverted, like
+/// A present entry held by this CPU and usable by the MMU. To be committed or reverted, like
 /// [`Taken`].
 #[must_use = "a pinned entry must be committed or reverted"]
 #[derive(Debug)]
@@ -80,22 +79,22 @@ fn swap(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<(), Entry> {
     Ok(())
 }
 
-/// Takes the entry for the CPU that waits as `by` does: makes it *busy*, if its value is still
-/// `seen` (which is not locked).
+/// Takes the entry for the CPU that waits as `by` does: makes the entry *busy*, if the value is
+/// still `seen` (which is not locked).
 ///
 /// # Errors
-/// The current value of the entry, if it is not `seen`.
+/// The current value of the entry, if different from `seen`.
 #[inline(always)]
 pub fn take<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Taken<'a>, Entry> {
     swap(slot, seen, Entry::BUSY)?;
     Ok(Taken { slot, before: seen, mark: order::hold::<BusyEntry>(by) })
 }
 
-/// Takes a present entry for the CPU that waits as `by` does, and keeps it usable for the MMU:
-/// `seen` with the lock bit.
+/// Takes a present entry for the CPU that waits as `by` does, and keeps the entry usable for the
+/// MMU: `seen` with the lock bit.
 ///
 /// # Errors
-/// The current value of the entry, if it is not `seen`.
+/// The current value of the entry, if different from `seen`.
 #[inline(always)]
 pub fn pin<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Pinned<'a>, Entry> {
     swap(slot, seen, seen.locked())?;
@@ -132,7 +131,7 @@ impl<'a> Slots<'a> {
     }
 
     /// Returns the places of `mask` whose entries are empty or map the same page as `page`,
-    /// accessed or not. Each entry is read once, as other CPUs may change it.
+    /// accessed or not. Each entry is read once, because CPUs change entries concurrently.
     #[inline(always)]
     pub fn fitting(self, page: Entry, mask: u64) -> u64 {
         if self.stride == 1 && node::are_none(self.slots) {
@@ -192,10 +191,10 @@ pub struct TakenSome<'a> {
     mark: Mark<'a>,
 }
 
-/// Takes the entries of `slots` that are `wanted` (bit n is place n, so at most [`MOST_TAKEN`]) and
-/// that are empty or map the same page as `page`, accessed or not ([`Entry::NONE`] for empty
-/// entries only), for the CPU that waits as `by` does. Skips entries that other CPUs change first,
-/// and waits for no entry.
+/// Takes the entries of `slots` which are `wanted` (bit n is place n, so at most [`MOST_TAKEN`])
+/// and empty or map the same page as `page`, accessed or not ([`Entry::NONE`] for empty entries
+/// only), for the CPU that waits as `by` does. Skips entries that other CPUs change first, and
+/// waits for no entry.
 #[inline(always)]
 pub fn take_some<'a>(
     slots: Slots<'a>,
@@ -342,11 +341,11 @@ impl TakenSome<'_> {
     }
 }
 
-/// Takes the entry for `by`, together with other entries that [`release`] empties: makes it *busy*,
-/// if its value is still `seen` (which is not locked).
+/// Takes the entry for `by`, together with other entries that [`release`] empties: makes the entry
+/// *busy*, if the value is still `seen` (which is not locked).
 ///
 /// # Errors
-/// The current value of the entry, if it is not `seen`.
+/// The current value of the entry, if different from `seen`.
 #[inline(always)]
 pub fn hold(slot: &AtomicU64, seen: Entry, by: CpuId) -> Result<(), Entry> {
     let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
@@ -382,8 +381,8 @@ impl Taken<'_> {
 }
 
 impl Pinned<'_> {
-    /// Installs `entry`, of the same frame, and releases it. Accessed and dirty bits that hardware
-    /// sets before the swap are kept.
+    /// Installs `entry`, of the same frame, and releases the entry. Accessed and dirty bits set by
+    /// hardware before the swap are kept.
     #[inline]
     pub fn commit(self, entry: Entry) {
         let mut now = self.slot.load(Ordering::Relaxed);
@@ -448,7 +447,7 @@ pub fn settle_from(
 /// two are equal, only checks that the value is still `seen`.
 ///
 /// # Errors
-/// The current value of the entry, if it is not `seen`.
+/// The current value of the entry, if different from `seen`.
 #[inline(always)]
 pub fn try_settle(slot: &AtomicU64, seen: Entry, next: Entry) -> Result<(), Entry> {
     if next == seen {

@@ -105,8 +105,8 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
                 let start = addr & !(span - 1);
                 if !seen.is_mapped() || met == Some(start) {
                     // There is no table below, or a huge leaf that was visited. A fault that takes
-                    // the entry from now on finds its VMA stopped, if the caller has stopped it,
-                    // and reverts. Large ranges are often empty, so neighbouring entries are
+                    // the entry from now on finds its VMA stopped, if the caller has stopped the
+                    // VMA, and reverts. Large ranges are often empty, so neighbouring entries are
                     // checked without another walk.
                     let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64);
                     let empty = slots[at + 1..=at + rest as usize].iter();
@@ -126,7 +126,7 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
 }
 
 /// Unlinks every table whose whole span lies in `hull`, and passes the frame and level of each to
-/// `retire`, which frees it after a grace period.
+/// `retire`, which frees the table after a grace period.
 ///
 /// # Safety
 /// The caller holds the range lock over `hull`, no VMA is left in it, and its last-level entries

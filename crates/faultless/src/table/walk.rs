@@ -1,9 +1,9 @@
 //! The walk of one address, without a lock: from the root to its last-level table.
 //!
 //! *Tables outlive walkers:* a table is unlinked only while every VMA over its span is being
-//! written, and its frame is freed after a grace period. So a walker in a grace section may be in a
-//! table that is no longer linked. An entry that it installs there is rejected by the sequence of
-//! its VMA, which was made odd before the table was unlinked.
+//! written, and its frame is freed after a grace period. So a walker in a grace section may be in
+//! an unlinked table. An entry installed there is rejected by the sequence of the VMA, which was
+//! made odd before the table was unlinked.
 
 use super::format::Entry;
 use super::node::{self, ENTRIES, LAST, ROOT};

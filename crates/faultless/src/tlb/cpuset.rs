@@ -8,7 +8,7 @@ use crate::sync::mutant::{Mutant, lost};
 /// The CPUs that may hold translations of a space.
 ///
 /// *Invariant (the set is wide enough):* a CPU is in the set from before its first use of the
-/// space's tables until after it has flushed the space.
+/// space's tables until after the CPU has flushed the space.
 #[derive(Debug, Default)]
 pub struct CpuSet(Cpus);
 

@@ -7,32 +7,32 @@
 //!
 //! # Stamps
 //!
-//! A stamp is a value of a 64-bit clock that every deferral advances; the clock does not wrap. For
-//! each CPU two stamps are stored: `owes`, the last deferral whose translations the CPU may hold;
-//! and `flushed`, the last deferral before a moment at which the CPU dropped all translations, for
-//! any reason. A CPU that leaves a space drops all its translations, because it runs one space at a
-//! time.
+//! A stamp is a value of a 64-bit clock, which every deferral advances; the clock does not wrap.
+//! For each CPU two stamps are stored: `owes`, the last deferral whose translations the CPU may
+//! hold; and `flushed`, the last deferral before a moment at which the CPU dropped all
+//! translations, for any reason. A CPU that leaves a space drops all its translations, because each
+//! CPU runs one space at a time.
 //!
 //! 1. *Defer.* The entries have changed. The CPU advances the clock, issues a full fence, and then
-//!    raises `owes` of each CPU in the set of a space that mapped the page. A CPU that is not in
-//!    the set yet will walk the changed tables.
-//! 2. *Flush.* A CPU advances the clock, or reads it if another CPU requested the flush; drops all
-//!    translations; and then stores this clock value to `flushed`.
-//! 3. *Settle.* The CPU requests a full flush from each CPU that runs a space and whose `flushed`
-//!    is below its `owes`, and waits until the CPU has flushed or runs no space. Then all stamps up
-//!    to the clock value read before are *paid*. One settlement covers all waiting frames; CPUs
-//!    that have flushed since their deferral are not interrupted.
+//!    raises `owes` of each CPU in the set of a space that mapped the page. A CPU outside the set
+//!    will walk the changed tables.
+//! 2. *Flush.* A CPU advances the clock, or only reads the clock if another CPU requested the
+//!    flush; drops all translations; and then stores this clock value to `flushed`.
+//! 3. *Settle.* The CPU requests a full flush from each CPU with a running space and with `flushed`
+//!    below `owes`, and waits until the CPU has flushed or runs no space. Then all stamps up to the
+//!    clock value read before are *paid*. One settlement covers all waiting frames; CPUs that have
+//!    flushed since their deferral are not interrupted.
 //!
 //! Once 1/32 of the deferral budget is used, the CPUs are *asked* (4) to flush at a convenient
-//! time, through one word which they read when they reclaim or balance memory in the background.
-//! They do not read it in an allocation that finds a frame, which would take several times as long.
-//! There, once 1/16 of the budget is used, the stamps that all CPUs have already flushed are paid
-//! without a settlement (5), and no CPU is interrupted.
+//! time, through one word, which is read by CPUs that reclaim or balance memory in the background.
+//! An allocation with a free frame does not read the word, because the flush would make the
+//! allocation several times as long. There, once 1/16 of the budget is used, the stamps that all
+//! CPUs have already flushed are paid without a settlement (5), and no CPU is interrupted.
 //!
-//! 4. *Ask.* Stores the clock value to `asked`. A CPU whose `flushed` is below both `asked` and its
-//!    `owes` flushes (2).
-//! 5. *Collect.* Of the CPUs that run a space and whose `flushed` is below their `owes`, the lowest
-//!    `flushed` is paid.
+//! 4. *Ask.* Stores the clock value to `asked`. A CPU with `flushed` below both `asked` and `owes`
+//!    flushes (2).
+//! 5. *Collect.* Pays the lowest `flushed` of the CPUs with a running space and with `flushed`
+//!    below `owes`.
 //!
 //! Deferrals, settlements and collections exclude each other while they read and raise `owes`, so
 //! no stamp is paid before its CPUs are recorded.
@@ -44,10 +44,10 @@
 //! - Using the frame: zeroing it, allocating it, returning it to the buddy allocator. The type
 //!   [`Owed`](crate::frame::Owed) enforces this.
 //! - Any change of the contents of the page. A space and an object store the stamp of the last
-//!   deferral of one of their pages ([`Pending`]). An operation that stores to a page with possible
-//!   other mappings, or allows stores, checks the stamp first: a fault that makes a page writable,
-//!   and the kernel's writes to an object. An operation that replaces a page at one address flushes
-//!   this address anyway.
+//!   deferral of one of their pages ([`Pending`]). Before a store to a page with possible further
+//!   mappings, and before allowing stores, an operation checks the stamp: a fault that makes a page
+//!   writable, and the kernel's writes to an object. An operation that replaces a page at one
+//!   address flushes this address anyway.
 //!
 //! # When a flush is not deferred
 //!
@@ -128,7 +128,8 @@ impl Deferred {
     pub fn defer<'a>(&self, of: impl Iterator<Item = &'a CpuSet>, wait: &impl Wait) -> u64 {
         let _lock = self.lock.lock(wait);
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
-        // Either a CPU that joins the set walks the changed tables, or it is in the set read below.
+        // Either a CPU that joins the set walks the changed tables, or the CPU is in the set read
+        // below.
         if !lost(Mutant::DeferFence) {
             fence(Ordering::SeqCst);
         }
@@ -151,9 +152,9 @@ impl Deferred {
     }
 
     /// As [`before_flush`](Self::before_flush), for a flush that another CPU requested. The clock
-    /// does not advance: otherwise all CPUs of a program that unmaps memory would write it, even if
-    /// memory is never short. So accessed bits cleared since the last advance are not known to
-    /// precede this flush.
+    /// does not advance: otherwise all CPUs of a program with frequent unmaps would write the
+    /// clock, even if memory is never short. So accessed bits cleared since the last advance are
+    /// not known to precede this flush.
     #[inline]
     pub fn before_served_flush(&self) -> u64 {
         let stamp = self.clock.load(Ordering::SeqCst);
@@ -237,7 +238,7 @@ impl Deferred {
     }
 
     /// Step 3. Returns the number of CPUs interrupted. `runs` returns whether a CPU runs a space.
-    /// If it returns false, the CPU has dropped its translations of its last space before.
+    /// Before `runs` returns false, the CPU has dropped its translations of its last space.
     pub fn settle<M: Machine>(
         &self,
         machine: &M,

@@ -1,7 +1,7 @@
 //! Translation look-aside buffers: which CPUs may hold translations, and how they drop them.
 //!
 //! - [`cpuset`]: the CPUs that may hold translations of a space;
-//! - [`deferred`]: flushes that are done when a frame is needed;
+//! - [`deferred`]: flushes that are delayed until a frame is needed;
 //! - [`gather`]: the frames that a CPU drops after the flush;
 //! - [`shootdown`]: requests to other CPUs, and their acknowledgement.
 //!

@@ -1,9 +1,9 @@
-//! Shootdowns: other CPUs drop translations and acknowledge this.
+//! Shootdowns: requests to CPUs to drop translations, and their acknowledgement.
 //!
 //! Each CPU has a queue of shootdown requests (its *inbox*; a request is a *post*). A sender adds a
-//! request to the queue of each CPU of the space's set, interrupts the CPU, and waits until its
-//! count of *served* requests has reached the request's sequence number. A CPU serves its queue
-//! when it is interrupted, and in every wait loop, so two CPUs that flush each other both make
+//! request to the queue of each CPU of the space's set, interrupts the CPU, and waits until the
+//! CPU's count of *served* requests has reached the request's sequence number. A CPU serves its
+//! queue when interrupted, and in every wait loop, so two CPUs with mutual flush requests both make
 //! progress. A full queue degrades to "drop everything".
 
 use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
@@ -117,9 +117,9 @@ impl Inbox {
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
         let items = &taken.items[..taken.len];
-        // A CPU has translations of the space that it runs, and of no other space. If all of these
-        // are dropped, all deferrals so far are flushed, too. The clock is read after the lock was
-        // taken: a settlement reads the clock before it posts.
+        // A CPU has translations of the space it runs only. After dropping all of them, the CPU has
+        // flushed all deferrals so far, too. The clock is read after the lock was taken: a
+        // settlement reads the clock before it posts.
         let all = taken.everything || items.contains(&(runs, Invalidate::All));
         let seen = all.then(|| deferred.before_served_flush());
         if lost(Mutant::DropTranslations) {
@@ -151,7 +151,8 @@ pub fn shoot<M: Machine>(
     what: Invalidate,
 ) -> u64 {
     order::before::<Flush>(wait);
-    // Either a CPU that joins the set now walks the changed tables, or this CPU sees it in the set.
+    // Either a CPU that joins the set now walks the changed tables, or this CPU sees the joining
+    // CPU in the set.
     if !lost(Mutant::JoinFence) {
         fence(Ordering::SeqCst);
     }

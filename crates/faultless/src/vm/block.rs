@@ -54,9 +54,9 @@ impl<M: Machine> Drop for Block<'_, M> {
     fn drop(&mut self) {
         let frames = &self.vm.frames;
         if frames.meta(self.first).put_ref() != 0 {
-            // Another CPU has a transient reference or pin: it read an entry which named the frame
-            // before the kernel allocated it. This CPU will find the entry changed, drop its
-            // reference, and free the block.
+            // Another CPU has a transient reference or pin, taken through an entry which named the
+            // frame before the kernel allocated the frame. The other CPU will find the entry
+            // changed, drop its reference, and free the block.
             return;
         }
         // SAFETY: the only reference was this block's. While the kernel owned the frames, no page
@@ -179,8 +179,8 @@ mod tests {
     }
 
     /// A fault that copies (or an access from outside, or a pin) took a transient reference through
-    /// an entry read before the frame became part of the block, and drops it when it finds the
-    /// entry changed. In the meantime the block is dropped.
+    /// an entry read before the frame became part of the block, and drops the reference after
+    /// finding the entry changed. In the meantime the block is dropped.
     #[test]
     fn a_block_is_dropped_while_a_late_reader_has_a_reference() {
         for pin in [false, true] {

@@ -51,9 +51,9 @@ impl<M: Machine> Cpu<'_, M> {
         unsafe { self.vm.grace.retire_all(&self.local, tables) };
     }
 
-    /// The last step of a call, after it has released all locks. If many objects are retired, frees
-    /// those that no reader can see. With the knob `zero_on_free`, zeroes as many frames as the
-    /// call freed.
+    /// The last step of a call, after releasing all locks. If many objects are retired, frees the
+    /// objects without readers. With the knob `zero_on_free`, zeroes as many frames as the call
+    /// freed.
     #[inline]
     pub(crate) fn collect(&self) {
         if self.state.freed.get() >= RUN {
@@ -107,8 +107,8 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Waits until all objects retired by this CPU are free: VMAs, tree nodes and tables that other
-    /// CPUs may still have been reading. Calling it is optional: each call frees objects whose
-    /// grace period has ended. Not allowed inside a grace section.
+    /// CPUs may still have been reading. Calling this function is optional: each call frees objects
+    /// whose grace period has ended. Not allowed inside a grace section.
     pub fn settle_retired(&self) {
         self.local.order().before::<GracePeriod>();
         self.end_dropped();

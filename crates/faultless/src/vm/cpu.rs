@@ -68,11 +68,11 @@ impl<M: Machine> Vm<M> {
     ///
     /// # Safety
     /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
-    /// - It is used on CPU `id` only. It is `Send`: if CPUs are threads, the thread that has the
-    ///   `Cpu` is the CPU. If CPUs are cores, the `Cpu` must stay on its core; references to it are
-    ///   not `Send`.
-    /// - It is not used in the middle of a call, neither by interrupt handlers nor by the heap that
-    ///   the call allocates from. (Closures passed to a call may use it, as far as the call's
+    /// - The `Cpu` is used on CPU `id` only. It is `Send`: if CPUs are threads, the thread that has
+    ///   the `Cpu` is the CPU. If CPUs are cores, the `Cpu` must stay on its core; references to it
+    ///   are not `Send`.
+    /// - The `Cpu` is not used in the middle of a call, neither by interrupt handlers nor by the
+    ///   heap used by the call. (Closures passed to a call may use it, as far as the call's
     ///   documentation allows.)
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
         // SAFETY: the caller's promise.
@@ -118,8 +118,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.state
     }
 
-    /// Drops the translations that other CPUs requested to drop. A machine calls this function when
-    /// the CPU is [interrupted](Machine::interrupt).
+    /// Serves the flush requests of CPUs: drops the requested translations. A machine calls this
+    /// function when the CPU is [interrupted](Machine::interrupt).
     pub fn serve_flushes(&self) {
         let served = {
             let runs = SpaceId(self.state.resident.space.load(Ordering::Relaxed));
@@ -270,9 +270,9 @@ impl<'v, M: Machine> Cpu<'v, M> {
         self.state().pending.take()
     }
 
-    /// Waits for the read that [`pending_read`](Self::pending_read) would return, for a kernel
-    /// whose CPUs have no other work. The read must be [completed](crate::Reading::complete) by
-    /// another CPU, or in [`Machine::poll_reads`]. Returns at once if no read is pending.
+    /// Waits for the read returned by [`pending_read`](Self::pending_read), for a kernel whose CPUs
+    /// have no other work. The read must be [completed](crate::Reading::complete) by another CPU,
+    /// or in [`Machine::poll_reads`]. Returns at once if no read is pending.
     ///
     /// # Errors
     /// The store's error: the page could not be read. The kernel reports SIGBUS to the program.

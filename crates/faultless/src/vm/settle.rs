@@ -1,4 +1,4 @@
-//! [Deferred flushes](crate::tlb::deferred), and the frames that wait for them.
+//! [Deferred flushes](crate::tlb::deferred), and the frames waiting for a deferred flush.
 
 use super::Cpu;
 use crate::machine::{CpuId, Machine};
@@ -19,10 +19,10 @@ const SETTLED: u64 = 8;
 const FOR_EACH: u64 = 16;
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Does all deferred flushes, and frees the frames that wait for them. CPUs that have dropped
-    /// their translations since are not interrupted. Returns the number of frames freed.
+    /// Does all deferred flushes, and frees the waiting frames. CPUs are not interrupted if they
+    /// have dropped their translations since. Returns the number of frames freed.
     ///
-    /// Calls do this when necessary; a kernel need not call it.
+    /// Calls do this when necessary; a kernel need not call this function.
     pub fn settle_flushes(&self) -> u64 {
         self.settle_pending();
         self.release_owed()
@@ -62,7 +62,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Frees frames whose flush other CPUs have already done; if there are none, does the deferred
     /// flushes and frees the waiting frames. Returns whether any were freed. For callers that need
-    /// some frames, not all.
+    /// only some frames.
     pub(crate) fn settle_some(&self) -> bool {
         self.vm().frames.owed_count() != 0
             && (self.collect_owed() != 0 || self.settle_flushes() != 0)
@@ -115,8 +115,8 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Drops all translations of this CPU. The subsystem does this itself when necessary. A kernel
     /// may call it when the flush is cheap, for example before a CPU goes idle: then the CPU need
-    /// not be interrupted for flushes deferred so far, nor for pages that it does not use until
-    /// their eviction.
+    /// not be interrupted for flushes deferred so far, nor for pages not used again before their
+    /// eviction.
     pub fn flush_own(&self) {
         let deferred = &self.vm().deferred;
         let before = deferred.before_flush();

@@ -24,7 +24,8 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// The number of frames freed by calls since the last zeroing of freed frames.
     pub(super) freed: Cell<usize>,
-    /// VMAs that calls of this CPU removed as the owner of a space: no other CPU can reach them.
+    /// VMAs removed by calls of this CPU as the owner of a space: only this CPU can reach these
+    /// VMAs.
     pub(super) gone: Cell<RetireChain>,
     /// The number of calls that changed VMAs of a shared space.
     pub(crate) shared_calls: Cell<u32>,
@@ -34,11 +35,11 @@ pub(crate) struct CpuState {
     pub(crate) starved: Cell<bool>,
     /// Whether a call was refused because the space has the maximum number of VMAs.
     pub(crate) crowded: Cell<bool>,
-    /// The calls in which this CPU holds pages that other CPUs may need.
+    /// The calls in which this CPU holds pages possibly needed elsewhere.
     pub(crate) holder: Holder,
     /// This CPU's walks of the reverse map; ending spaces wait for them.
     pub(crate) walker: Walker,
-    /// Whether this CPU is evicting pages: a store that it calls may itself need memory.
+    /// Whether this CPU is evicting pages: a store called by this CPU may itself need memory.
     pub(crate) evicting: Cell<bool>,
     /// Whether private pages stayed in memory because another CPU had the turn to write to the swap
     /// area.
@@ -96,9 +97,10 @@ impl CpuState {
 ///
 /// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section
 /// whose steady epoch is `epoch`. The VMA may have been replaced since: then its sequence is odd.
-/// (A space that ended frees its VMAs at once, but its number is not reused, so no hint for it is
-/// looked up. The [owner](crate::sync::owner) of a space also frees VMAs at once, and forgets its
-/// hint for them; other CPUs have no hint then, because only CPUs that run the space have one.)
+/// (A space that ended frees its VMAs at once, but space numbers are not reused, so no hint for an
+/// ended space is looked up. The [owner](crate::sync::owner) of a space also frees VMAs at once,
+/// and forgets its hint for the freed VMA; only CPUs that run the space have a hint, so no further
+/// CPU has a hint then.)
 #[derive(Debug)]
 pub(crate) struct Hint {
     space: Cell<u64>,

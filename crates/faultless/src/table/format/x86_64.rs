@@ -16,11 +16,11 @@
 //! | 52 | aged | software: reclaim has cleared the accessed bit |
 //! | 63 | no-execute | instruction fetches forbidden |
 //!
-//! A value is one of: *none* (0); *busy* (locked and not present: only the holder knows the old
-//! value and the new one; the holder may write its CPU number into the frame field); *present*;
-//! *present and locked*; *hidden* (not present, otherwise a leaf); *swapped* (not present, contains
-//! only a slot number). Any other value is illegal. Present and hidden entries *map* a page; a
-//! swapped entry does not.
+//! A value is one of: *none* (0); *busy* (locked and not present: only the holder knows the old and
+//! the new value; the holder may write its CPU number into the frame field); *present*; *present
+//! and locked*; *hidden* (not present, otherwise a leaf); *swapped* (not present, contains only a
+//! slot number). Any other value is illegal. Present and hidden entries *map* a page; a swapped
+//! entry does not.
 //!
 //! # The page attribute table
 //!
@@ -234,7 +234,8 @@ impl Entry {
     }
 
     /// Returns the same leaf with the dirty bit clear, for `MADV_FREE`. The aged bit is also
-    /// cleared: it would mean that the frame stores the time when the accessed bit was cleared.
+    /// cleared: an aged entry implies a frame that stores the time when the accessed bit was
+    /// cleared.
     #[inline]
     pub const fn clean(self) -> Self {
         Self(self.0 & !(DIRTY | ACCESSED | AGED))
@@ -290,7 +291,7 @@ impl Entry {
     }
 
     /// Returns the same leaf, with the accessed and dirty bits that hardware has set in `now` since
-    /// the entry was `before` and a CPU locked it.
+    /// a CPU locked the entry with the value `before`.
     #[inline]
     pub const fn with_marks_of(self, now: Self, before: Self) -> Self {
         Self(self.0 | now.0 & !before.locked().0)
