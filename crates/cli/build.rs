@@ -1,6 +1,8 @@
-//! Builds the library that `advise --try` preloads, and embeds it. It has no dependencies, so one call of rustc does.
+//! Builds the library preloaded by `advise --try`, and embeds it. The library has no dependencies,
+//! so a single call of rustc suffices.
 //!
-//! What cannot be built stops nobody from building the rest: the reason is embedded in its place.
+//! A failed build of the library does not fail the build of the command: the reason is embedded
+//! instead.
 
 use std::env;
 use std::fs;

@@ -1,5 +1,6 @@
-//! `faultless boot`: a Linux program on the bare machine, its output as it comes, its exit
-//! status, and the kernel's counters in the form of `perf stat`.
+//! `faultless boot`: runs a Linux program on the bare machine. Passes the program's output through
+//! as it arrives, returns its exit status, and prints the kernel's counters in the form of
+//! `perf stat`.
 
 use crate::args::{AccelArg, BootArgs, ClockArg};
 use crate::error::CliError;
@@ -16,9 +17,10 @@ use nix::sys::signal::Signal;
 use serde_json::Map;
 use std::process::ExitCode;
 
-/// The exit status of a run that took too long, as `timeout` has it.
+/// The exit status of a run that exceeded its timeout, as `timeout` returns it.
 const TIMED_OUT: u8 = 124;
-/// The exit status of a program that goes on when its output is closed, as a shell reports SIGPIPE.
+/// The exit status of a program that keeps running after its output was closed, as a shell reports
+/// SIGPIPE.
 const BROKEN_PIPE: u8 = 128 + 13;
 
 /// Boots a program.
@@ -34,7 +36,7 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     for note in run.skipped.iter().chain(&run.report.messages) {
         say!("faultless: {note}");
     }
-    // A machine that was stopped has told no counts.
+    // A machine that was stopped has reported no counts.
     if !run.report.counters.is_empty() {
         say!("{}\n", counters(args, &chosen, &run));
     }
@@ -66,7 +68,7 @@ fn signal_name(number: u8) -> String {
     name.map_or_else(|_| format!("signal {number}"), |signal| signal.as_str().to_owned())
 }
 
-/// The program: a file, or a bundled one.
+/// Returns the program: a file, or a bundled program.
 fn program(args: &BootArgs) -> Result<Program, CliError> {
     if let Some(files) = &args.files {
         let said = |why: &dyn std::fmt::Display| format!("--files {}: {why}", files.display());
@@ -82,7 +84,7 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
         None => Program::file(args.program()),
     };
     let program = match file {
-        // A name and not a path may be that of a program of ours.
+        // A name without a directory may be that of a bundled program.
         Err(error @ BootError::File { .. }) if args.program().components().count() == 1 => {
             let name = args.program().to_string_lossy();
             let guest = faultless_boot::guest(&name);
@@ -96,7 +98,7 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
     Ok(program)
 }
 
-/// What to say where a name is neither that of a file nor of a bundled program.
+/// Returns the error for a name of neither a file nor a bundled program.
 fn no_such(name: &str, error: &BootError) -> String {
     let names: Vec<_> = faultless_boot::guests().into_iter().flatten().map(|it| it.name).collect();
     if names.is_empty() {
@@ -106,10 +108,10 @@ fn no_such(name: &str, error: &BootError) -> String {
     format!("{error}; bundled programs are {}{hint}", names.join(", "))
 }
 
-/// Who executes instructions.
+/// The accelerator that executes instructions.
 struct Chosen {
     accel: Accel,
-    /// Why KVM does not, where it was tried.
+    /// The reason for not using KVM, if KVM was tried.
     why: Option<String>,
 }
 
@@ -120,7 +122,7 @@ impl std::fmt::Display for Chosen {
     }
 }
 
-/// Finds out who is to execute instructions.
+/// Selects the accelerator that executes instructions.
 fn accel(args: &BootArgs) -> Result<Chosen, CliError> {
     let counted = args.clock == ClockArg::Deterministic;
     let (accel, why) = match args.accel {
@@ -162,13 +164,13 @@ fn machine(args: &BootArgs, accel: Accel) -> Machine {
     }
 }
 
-/// The program and its arguments, as a user would type them.
+/// Returns the program and its arguments, as a user would type them.
 fn title(args: &BootArgs) -> String {
     let words: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     words.join(" ")
 }
 
-/// The knobs that are set, or `default`.
+/// Returns the knobs that are set, or `default`.
 fn setting(args: &BootArgs) -> String {
     let set: Vec<_> = args.set.set.iter().map(|assignment| assignment.text()).collect();
     if set.is_empty() { "default".into() } else { set.join(",") }
@@ -187,7 +189,7 @@ fn counters(args: &BootArgs, chosen: &Chosen, run: &Run) -> PerfStat {
     );
     let mut stat = PerfStat::new(title);
     let wall = run.wall.as_secs_f64();
-    // Counts in the host's time say nothing where time is instructions.
+    // Counts per second of the host's time have no meaning on a clock of instructions.
     let seconds = if args.clock == ClockArg::Real { wall } else { 0.0 };
     stat.counters(&run.report.counters, seconds);
     stat.time(wall, "time elapsed");

@@ -1,22 +1,22 @@
-//! What a command can end with, and the exit code that says so.
+//! The ways in which a command can fail, and their exit codes.
 
 use faultless_boot::BootError;
 use std::fmt;
 use std::io;
 
-/// Why a command came to nothing.
+/// The reason for the failure of a command.
 #[derive(Debug)]
 pub enum CliError {
-    /// The arguments are wrong, or a file that they name as input is missing or of no use: nothing has run.
+    /// The arguments are wrong, or an input file is missing or unusable. No run has started.
     Usage(String),
-    /// What was asked for has failed.
+    /// The requested operation has failed.
     Failed(String),
     /// Standard output was closed by its reader.
     Closed,
 }
 
 impl CliError {
-    /// The exit code.
+    /// Returns the exit code.
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -24,7 +24,7 @@ impl CliError {
         }
     }
 
-    /// A failure that says what was being done.
+    /// Creates a failure with the operation (`doing`) and the reason (`why`).
     pub fn failed(doing: impl fmt::Display, why: impl fmt::Display) -> Self {
         Self::Failed(format!("{doing}: {why}"))
     }

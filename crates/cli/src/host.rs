@@ -1,24 +1,25 @@
-//! Memory that this process may take of its host.
+//! Memory that this process may take from its host.
 //!
-//! A Linux host overcommits memory, and kills a process that uses more than there is. So a run that needs more memory than is
-//! available fails before it begins.
+//! A Linux host overcommits memory, and kills a process that uses more than is available. A run
+//! that needs more memory therefore fails before it begins.
 
 use crate::error::CliError;
 use std::fmt;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// What part of the memory that is there is left to others: one in so many.
+/// The divisor of the share of the available memory that is left to other processes.
 const LEFT: u64 = 16;
 
-/// The memory available, and the limit that decides it.
+/// The available memory, and the limit that determines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Available {
     bytes: u64,
     source: &'static str,
 }
 
-/// What the host has, or what the control group of this process may still take, whichever is less. `limit` is the
-/// group's limit and what it uses of it; files in the page cache are not counted as used, for they are given up.
+/// Returns the available memory of the host, or the memory that the control group of this process
+/// may still take, whichever is less. `limit` is the limit of the group and its use. Files in the
+/// page cache do not count as used, because the kernel can reclaim them.
 fn available(host: u64, limit: Option<(u64, u64)>) -> Available {
     let left = limit.map(|(limit, used)| limit.saturating_sub(used));
     match left.filter(|left| *left < host) {
@@ -27,7 +28,7 @@ fn available(host: u64, limit: Option<(u64, u64)>) -> Available {
     }
 }
 
-/// Asks the host; `None` where it does not say.
+/// Queries the host. Returns `None` if the host does not report its memory.
 fn ask() -> Option<Available> {
     let mut system = System::new().ok()?;
     system.refresh_memory();
@@ -38,12 +39,12 @@ fn ask() -> Option<Available> {
     let own = sysinfo::get_current_pid().ok()?;
     let nothing = ProcessRefreshKind::nothing();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, nothing);
-    // That of the group or of one around it; versions 1 and 2.
+    // The limit of the group or of an enclosing group; versions 1 and 2.
     let limits = system.process(own).and_then(sysinfo::Process::cgroup_limits);
     Some(available(host, limits.map(|limits| (limits.total_memory, limits.rss))))
 }
 
-/// Refuses what would take `bytes` of memory where the host does not have them, and a margin.
+/// Returns an error if the host does not have `bytes` of memory available, plus a margin.
 pub fn afford(what: impl fmt::Display, bytes: u64) -> Result<(), CliError> {
     let Some(available) = ask() else { return Ok(()) };
     let spare = available.bytes / LEFT;
@@ -60,7 +61,7 @@ pub fn afford(what: impl fmt::Display, bytes: u64) -> Result<(), CliError> {
     Err(CliError::failed(what, why))
 }
 
-/// Bytes for people.
+/// Formats a number of bytes for people.
 pub fn size(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
     const TIB: u64 = 1 << 40;
@@ -76,18 +77,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tighter_of_host_and_group_counts() {
+    fn lower_limit_of_host_and_group_applies() {
         let bytes = |limit| available(1000, limit).bytes;
         assert_eq!(bytes(None), 1000);
         assert_eq!(bytes(Some((600, 100))), 500);
         assert_eq!(bytes(Some((5000, 100))), 1000);
-        // A limit may be lowered below what is used.
+        // A limit may be lowered below the current use.
         assert_eq!(bytes(Some((100, 600))), 0);
         assert!(available(1000, Some((600, 0))).source.contains("control group"));
     }
 
     #[test]
-    fn what_is_there_can_be_had_but_for_a_margin() {
+    fn afford_keeps_a_margin() {
         let there = ask().expect("the host says").bytes;
         assert!(afford("a little", 1 << 20).is_ok());
         let said = afford("a lot", there.saturating_mul(2)).expect_err("too much").to_string();
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_have_binary_units() {
         assert_eq!(size(300 << 20), "300 MiB");
         assert_eq!(size(5 << 29), "2.5 GiB");
     }

@@ -1,6 +1,7 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first asks the command to print what it has, the second ends it.
+//! Ctrl-C, SIGTERM and SIGHUP: the first signal makes the command print its results so far, the
+//! second ends it.
 //!
-//! Commands look at [`requested`] between runs; whoever runs for long without looking gives
+//! Commands check [`requested`] between runs. Code that runs for long without a check gives
 //! [`on_request`] something to print, or runs [`unless_requested`].
 
 use crate::report::say;
@@ -14,20 +15,20 @@ use std::time::Duration;
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// What the output of a command ends with that the user interrupted.
+/// The last line of the output of an interrupted command.
 pub const NOT_COMPLETE: &str = "Interrupted: the results are not complete.";
 
-/// What a shell adds to the number of the signal that ended a program.
+/// The number that a shell adds to the number of the signal that ended a program.
 pub const SIGNALLED: i32 = 128;
 
-/// How often [`unless_requested`] looks.
+/// The interval at which [`unless_requested`] checks for a request.
 const LOOKS: Duration = Duration::from_millis(20);
 
-/// The first signal that asked to stop, or 0.
+/// The first signal that requested a stop, or 0.
 static REQUEST: AtomicI32 = AtomicI32::new(0);
 static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 
-/// Begins to listen.
+/// Starts to listen for signals.
 pub fn install() {
     let listening = Signals::new([SIGINT, SIGTERM, SIGHUP]).and_then(|mut signals| {
         let listen = move || signals.forever().for_each(request);
@@ -38,7 +39,7 @@ pub fn install() {
     }
 }
 
-/// A `signal` came.
+/// Handles the arrival of a `signal`.
 fn request(signal: i32) {
     let first = REQUEST.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
     if let Some(action) = take() {
@@ -49,20 +50,22 @@ fn request(signal: i32) {
     }
 }
 
-/// Whether the user asked to stop.
+/// Returns whether the user has requested a stop.
 pub fn requested() -> bool {
     REQUEST.load(Ordering::Relaxed) != 0
 }
 
-/// The exit status of a command that the user asked to stop: as a shell reports a program that the signal ended.
+/// Returns the exit status of a command stopped by the user: the status with which a shell reports
+/// a program ended by this signal.
 pub fn status() -> i32 {
     SIGNALLED + REQUEST.load(Ordering::Relaxed)
 }
 
-/// Does `action` when the user asks to stop, or has asked, once, until the guard is dropped.
+/// Runs `action` once when the user requests a stop, or at once if a stop was requested earlier,
+/// until the guard is dropped.
 pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
     *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
-    // The handler may have looked before there was an action.
+    // The handler may have checked before the action was registered.
     if requested()
         && let Some(action) = take()
     {
@@ -71,23 +74,25 @@ pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
     Guard
 }
 
-/// Ends the command when the user asks to stop, until the guard is dropped: for as long as there is nothing to print.
+/// Ends the command when the user requests a stop, until the guard is dropped. For times without
+/// results to print.
 pub fn ends_at_once() -> Guard {
     on_request(|| std::process::exit(status()))
 }
 
-/// What `work` returns, or nothing as soon as the user asks to stop, or has asked. What cannot be stopped in the middle then goes on in a thread of
-/// its own, which ends with the command.
+/// Returns the result of `work`, or `None` as soon as the user requests a stop, or if a stop was
+/// requested earlier. Work that cannot be stopped in the middle then continues in a separate
+/// thread, which ends with the command.
 ///
 /// # Panics
-/// If `work` does.
+/// If `work` panics.
 pub fn unless_requested<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     if requested() {
         return None;
     }
     let (working, ended) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {
-        // Dropped when the work ends, however it does.
+        // Dropped at the end of the work, also on a panic.
         let _working = working;
         work()
     });
@@ -103,7 +108,7 @@ fn take() -> Option<Action> {
     ACTION.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// While it lives, the action of [`on_request`] stands.
+/// A guard that keeps the action of [`on_request`] registered.
 #[derive(Debug)]
 pub struct Guard;
 

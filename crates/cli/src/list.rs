@@ -1,4 +1,4 @@
-//! `faultless workloads`, `knobs` and `counters`: what there is.
+//! `faultless workloads`, `knobs` and `counters`: the lists.
 
 use crate::error::CliError;
 use crate::report::table;

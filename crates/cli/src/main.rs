@@ -1,14 +1,14 @@
-//! The `faultless` command: what each memory mechanism would do for your program.
+//! The `faultless` command: the effect of each memory mechanism on a program.
 //!
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
-//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`boot`], [`versus`], [`scale`], [`calibrate`],
-//!   [`profiles`], [`list`]: the commands;
+//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`boot`], [`versus`],
+//!   [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
-//! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
-//! - [`interrupt`]: Ctrl-C asks a command to print what it has;
-//! - [`output`]: results are not written over what they are made from.
+//! - [`host`]: memory that a run may take; [`suggest`]: suggestions for a wrong name;
+//! - [`interrupt`]: Ctrl-C makes a command print its results so far;
+//! - [`output`]: result files, which must not overwrite input files.
 
 mod advise;
 mod args;
@@ -41,7 +41,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // What is sent to `record` goes on to the program, and what is sent to `advise` while it records.
+    // Signals sent to `record` are forwarded to the program, and so are signals sent to `advise`
+    // while it records.
     if !matches!(args.command, Command::Record(_) | Command::Advise(_)) {
         interrupt::install();
     }
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
             u8::try_from(interrupt::status()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
         Ok(code) => code,
-        // Whoever reads the output has had enough, as `head` has.
+        // The reader of the output has closed it, as `head` does.
         Err(CliError::Closed) => ExitCode::SUCCESS,
         Err(error) => {
             say!("faultless: {error}");
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what is asked; `boot`, `record` and `advise` end as their program did.
+/// Runs the command. `boot`, `record` and `advise` return the exit status of their program.
 fn command(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Compare(args) => compare::run(&args),

@@ -1,4 +1,4 @@
-//! Where results go, and that they do not go over what they are made from.
+//! Result files, and checks that results do not overwrite input files.
 
 use crate::error::CliError;
 use std::ffi::OsString;
@@ -8,18 +8,18 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Permissions of a new file, before the user's mask; and of one that tells where in memory a program was, as perf
-/// has it.
+/// Permissions of a new file, before the user's mask; and of a file that contains addresses of a
+/// program, as perf sets them.
 pub const FOR_ALL: u32 = 0o666;
 pub const FOR_OWNER: u32 = 0o600;
 
-/// Refuses an `output`, which the user gave with `option`, that is one of the `inputs`: the same file under
-/// whatever name, or one in a directory that is an input. `-` is standard output.
+/// Returns an error if an `output`, given with `option`, is one of the `inputs`: the same file
+/// under any name, or a file in a directory that is an input. `-` is standard output.
 pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliError> {
     let is_standard = output == Path::new("-");
     let file = if is_standard { Path::new("/dev/stdout") } else { output };
     let Ok(meta) = fs::metadata(file) else { return Ok(()) };
-    // What a device takes, it does not give back.
+    // A device does not read back the data written to it.
     let kind = meta.file_type();
     if !kind.is_file() && !kind.is_fifo() {
         return Ok(());
@@ -41,9 +41,10 @@ pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliErr
     }
 }
 
-/// Refuses two outputs, each with its option, that are one file: the second would write over the first.
+/// Returns an error if two outputs, each with its option, are one file: the second would overwrite
+/// the first.
 pub fn apart(outputs: &[(&str, Option<&Path>)]) -> Result<(), CliError> {
-    // Where a file goes that may not be there yet.
+    // The resolved path of a file that may not exist yet.
     let place = |path: &Path| {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
         fs::canonicalize(path).ok().or_else(|| {
@@ -65,18 +66,18 @@ pub fn apart(outputs: &[(&str, Option<&Path>)]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A file that takes its place when it is complete; until then what is there stays as it is. Where a device or a
-/// pipe is there it is written to.
+/// A file that replaces the existing file when it is complete; the existing file stays unchanged
+/// until then. A device or a pipe is written to directly.
 #[derive(Debug)]
 pub struct Replacing {
-    /// As the user named it.
+    /// The name given by the user.
     name: PathBuf,
-    /// Where it goes, beyond symbolic links; none for a device or a pipe.
+    /// The target path, with symbolic links resolved. `None` for a device or a pipe.
     place: Option<PathBuf>,
 }
 
 impl Replacing {
-    /// Of the file `name`, which can be written.
+    /// Creates a replacement for the file `name`, and checks that the file can be written.
     pub fn new(name: &Path) -> Result<Self, CliError> {
         let failed = |error| CliError::failed(name.display(), error);
         let there = match fs::metadata(name) {
@@ -87,23 +88,23 @@ impl Replacing {
             }
         };
         let place = match there {
-            // To where it may lead, which is not there yet.
+            // `name` may be a link to a file that does not exist yet.
             None => Some(fs::read_link(name).map_or(name.to_owned(), |to| beside(name, &to))),
             Some(meta) if meta.is_file() => Some(fs::canonicalize(name).map_err(failed)?),
             Some(_) => None,
         };
         let replacing = Self { name: name.to_owned(), place };
-        // Found out now, and not when all is done.
+        // Detects a directory without write permission now, not at the end of the run.
         replacing.temporary(FOR_OWNER)?;
         Ok(replacing)
     }
 
-    /// Whether a file takes its place, not a device or a pipe.
+    /// Returns whether the output is a regular file, not a device or a pipe.
     pub fn is_file(&self) -> bool {
         self.place.is_some()
     }
 
-    /// A new file on the same file system, which is removed when it is dropped.
+    /// Creates a new file on the same file system, which is removed when it is dropped.
     pub fn temporary(&self, mode: u32) -> Result<NamedTempFile, CliError> {
         let dir = match &self.place {
             Some(place) => place.parent().unwrap_or(Path::new("")).to_owned(),
@@ -118,20 +119,21 @@ impl Replacing {
             .permissions(Permissions::from_mode(mode))
             .tempfile_in(dir)
             .map_err(|error| {
-                // It names the temporary file, which the user did not.
+                // The error names the temporary file, which is unknown to the user.
                 let why = error.to_string();
                 CliError::failed(self.name.display(), why.split(" at path").next().unwrap_or(&why))
             })
     }
 
-    /// Puts `file`, which is complete, in its place.
+    /// Moves the complete `file` to its final path.
     pub fn put(&self, file: NamedTempFile) -> Result<(), CliError> {
         let Some(place) = &self.place else { return Ok(()) };
         let kept = file.persist(place);
         kept.map_err(|error| CliError::failed(self.name.display(), error.error)).map(drop)
     }
 
-    /// Renames the file that is there, if one is and it is not empty, to FILE.old, as perf does. Called before [`put`](Self::put).
+    /// Renames an existing file that is not empty to FILE.old, as perf does. Called before
+    /// [`put`](Self::put).
     pub fn keep_old(&self) -> Result<(), CliError> {
         let Some(place) = &self.place else { return Ok(()) };
         if !fs::metadata(place).is_ok_and(|meta| meta.len() > 0) {
@@ -143,7 +145,7 @@ impl Replacing {
         kept.map_err(|error| CliError::failed(Path::new(&old).display(), error))
     }
 
-    /// Writes `bytes`, all that there is.
+    /// Writes `bytes` as the complete contents.
     pub fn write(&self, bytes: &[u8]) -> Result<(), CliError> {
         let failed = |error| CliError::failed(self.name.display(), error);
         if !self.is_file() {
@@ -159,7 +161,7 @@ impl Replacing {
     }
 }
 
-/// What a symbolic link at `link` that says `to` leads to.
+/// Returns the target of a symbolic link at `link` with the contents `to`.
 fn beside(link: &Path, to: &Path) -> PathBuf {
     link.parent().unwrap_or(Path::new("")).join(to)
 }

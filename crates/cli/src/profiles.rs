@@ -9,7 +9,7 @@ use faultless_virtual::{Profile, profile::Section};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The rules of the format that the list of keys does not show.
+/// The rules of the format, beside the list of keys.
 const FORMAT: &str = "\
 A profile is a TOML file with a name, a summary, and sections of numbers:
 
@@ -30,10 +30,10 @@ faultless profiles two-socket > mine.toml     print a bundled profile, to be cha
 faultless scale pft --profile ./mine.toml     simulate with a file
 faultless calibrate --output mine.toml        measure the profile of this machine";
 
-/// Returns the profile that the user named: a bundled one, or a file.
+/// Returns the profile named by the user: a bundled profile, or a file.
 ///
-/// A bundled name goes before a file of the same name, and the user is informed that the file is
-/// ignored. A path with a directory, such as `./two-socket`, names the file.
+/// A bundled name takes precedence over a file of the same name, and the user is informed of the
+/// ignored file. A path with a directory, such as `./two-socket`, is always the file.
 ///
 /// # Errors
 /// No such profile exists, or the file is not a valid profile.

@@ -1,4 +1,4 @@
-//! `faultless record`: the right `perf record` for this system.
+//! `faultless record`: runs `perf record` with the right options for this system.
 
 use crate::args::RecordArgs;
 use crate::error::CliError;
@@ -12,14 +12,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
-/// What a shell adds to the number of the signal that ended a program.
+/// The number that a shell adds to the number of the signal that ended a program.
 const SIGNALLED: i32 = 128;
 
-/// Records a program, and ends as it did.
+/// Records a program, and returns its exit status.
 pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
-    // What is sent to us is the program's; what comes after it has ended takes effect when files are in place.
+    // Signals sent to this process go to the program. Signals after the end of the program take
+    // effect when the files are in place.
     let _signals = Signals::hold();
-    // What is wrong with the arguments is said first, whether or not there is perf.
+    // Wrong arguments are reported first, also on a system without perf.
     let name = args.program.first().map_or("".as_ref(), OsString::as_os_str);
     let program = find_program(name).map_err(|error| {
         CliError::Usage(RecordError::Run(name.display().to_string(), error).to_string())
@@ -41,7 +42,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
         say!("faultless: {note}");
     }
     let size = fs::metadata(&output).map_or(0, |meta| meta.len());
-    // Standard output is the program's.
+    // Standard output belongs to the program.
     say!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
     say!("{}", recorded.trace.summary());
     let file = output.display();
@@ -49,7 +50,8 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     Ok(exit_code(recorded.status))
 }
 
-/// The way to record here; what it leaves out, where that is accepted, is said.
+/// Returns the method of recording on this system. Prints the events missing from the recording if
+/// `lesser` accepts an incomplete recording.
 pub fn setup(lesser: bool) -> Result<Setup, CliError> {
     let setup = Setup::find(lesser).map_err(|missing| {
         let hint = if lesser {
@@ -68,7 +70,7 @@ pub fn setup(lesser: bool) -> Result<Setup, CliError> {
     Ok(setup)
 }
 
-/// Records into `output`, which is written to when all has gone well.
+/// Records into `output`, which is written to only after success.
 fn write(
     args: &RecordArgs,
     setup: &Setup,
@@ -85,7 +87,7 @@ fn write(
         .record(data.path(), &args.program, |note| say!("faultless: {note}"))
         .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), output)))?;
     if compact {
-        // The portable form holds all that replay uses.
+        // The portable form holds all data used by replay.
         let bytes = compact::encode(output, &recorded.trace);
         let bytes = bytes.map_err(|error| CliError::Failed(error.to_string()))?;
         replacing.keep_old()?;
@@ -97,12 +99,12 @@ fn write(
     Ok(recorded)
 }
 
-/// `text` with the name that the user gave in place of that of the file that perf wrote.
+/// Replaces the name of the file written by perf with the name given by the user in `text`.
 fn named_for(text: &str, data: &Path, output: &Path) -> String {
     text.replace(&*data.to_string_lossy(), &output.to_string_lossy())
 }
 
-/// As a shell reports how a program ended.
+/// Returns the exit code with which a shell reports the end of a program.
 pub fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal));
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)

@@ -1,4 +1,4 @@
-//! One run of one thing on one machine under one setting, and what came of it.
+//! One run of a workload on a machine under one setting, and its results.
 
 use crate::error::CliError;
 use crate::host;
@@ -9,25 +9,25 @@ use faultless::{Counter, Errno, Totals};
 use faultless_native::{Config, Native};
 use faultless_workload::{Failure, Linux, Outcome, System, Tiers, Workload};
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// What was done, in the unit of whoever did it.
+    /// The number of operations, in the unit of the workload.
     pub operations: u64,
-    /// Page faults meanwhile.
+    /// Page faults during the run.
     pub faults: u64,
-    /// Seconds that it took.
+    /// The run time in seconds.
     pub wall: f64,
     /// Seconds of processor time in the program.
     pub user: f64,
     /// Seconds of processor time in the system.
     pub system: f64,
-    /// The machine's counters by their names; none on Linux, but of the faults.
+    /// The machine's counters by name. On Linux only the faults are counted, so the list is empty.
     pub counters: Vec<(&'static str, u64)>,
 }
 
 impl Sample {
-    /// Of a workload's outcome.
+    /// Creates a sample from the outcome of a workload.
     pub fn of(outcome: &Outcome) -> Self {
         Self {
             operations: outcome.operations,
@@ -39,28 +39,28 @@ impl Sample {
         }
     }
 
-    /// The counters of `totals`, as a sample holds them.
+    /// Returns the counters of `totals` in the form of a sample.
     pub fn counters(totals: &Totals) -> Vec<(&'static str, u64)> {
         totals.iter().map(|(counter, count)| (counter.name(), count)).collect()
     }
 
-    /// A counter, where the machine has it.
+    /// Returns a counter, or `None` if the machine does not have it.
     pub fn counter(&self, counter: Counter) -> Option<u64> {
         let known = self.counters.iter().find(|(name, _)| *name == counter.name());
         known.map(|(_, count)| *count)
     }
 
-    /// Faults per second.
+    /// Returns the faults per second.
     pub fn fault_rate(&self) -> f64 {
         rate(self.faults, self.wall)
     }
 
-    /// Faults for each operation.
+    /// Returns the faults per operation.
     pub fn faults_each(&self) -> f64 {
         self.faults as f64 / self.operations as f64
     }
 
-    /// Operations per second.
+    /// Returns the operations per second.
     pub fn operation_rate(&self) -> f64 {
         rate(self.operations, self.wall)
     }
@@ -70,18 +70,21 @@ fn rate(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// What the subsystem and the host take to manage the memory of a native machine: one part in so many of it.
+/// The divisor of a native machine's memory that gives the memory used by the subsystem and the
+/// host to manage it.
 const MANAGED: u64 = 32;
-/// Memory for each CPU beyond so many: a CPU keeps free frames that no other finds. What a machine has [to spare](stat::memory) is enough for the first ones.
+/// Bytes of memory for each CPU beyond `SPARED` CPUs: a CPU keeps free frames that are unavailable
+/// to other CPUs. The [spare memory](stat::memory) of a machine suffices for the first `SPARED`
+/// CPUs.
 const PER_CPU: u64 = 1 << 20;
 const SPARED: usize = 128;
 
-/// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
+/// Creates a native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
 pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
     tiered(Tiers { fast: bytes, slow: 0 }, cpus)
 }
 
-/// A native machine with the memory that `workload` asks for, or that suffices for it.
+/// Creates a native machine with the memory required by `workload`.
 pub fn machine_for(workload: &Workload) -> Result<Native, CliError> {
     let workers = workload.crew().workers;
     let kept = PER_CPU * workers.saturating_sub(SPARED) as u64;
@@ -114,7 +117,7 @@ pub fn on_linux(workload: &Workload) -> Result<Outcome, CliError> {
     on(&Linux::new(), "default", "sysctl vm.max_map_count=N", workload)
 }
 
-/// Runs `workload` on `system`, whose limit of VMAs `remedy` raises.
+/// Runs `workload` on `system`. `remedy` is the setting that raises the limit of VMAs.
 fn on<S: System>(
     system: &S,
     setting: &str,
@@ -123,7 +126,7 @@ fn on<S: System>(
 ) -> Result<Outcome, CliError> {
     workload.run(system).map_err(|failure| {
         let name = workload.info().name;
-        // The error is one for both.
+        // ENOMEM stands for both errors.
         let hint = match failure {
             Failure::Refused { errno, .. } if errno == Errno::ENOMEM.number() => {
                 format!("; out of memory, or of VMAs, of which {remedy} allows more")

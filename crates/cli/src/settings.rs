@@ -1,4 +1,4 @@
-//! The setting of the knobs that a run is made under.
+//! The setting of the knobs of a run.
 
 use crate::suggest;
 use faultless::Knobs;
@@ -31,12 +31,12 @@ impl FromStr for Assignment {
 }
 
 impl Assignment {
-    /// As it was given.
+    /// Returns the text given by the user.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The policy that it chooses, if it is about that.
+    /// Returns the locking policy if this assignment sets the policy.
     pub fn locking(&self) -> Option<Locking> {
         match self.setting {
             Setting::Locking(locking) => Some(locking),
@@ -44,7 +44,7 @@ impl Assignment {
         }
     }
 
-    /// The order that it chooses for prefault, if it is about that.
+    /// Returns the prefault order if this assignment sets the order.
     fn order(&self) -> Option<u8> {
         match self.setting {
             Setting::PrefaultMaxOrder(order) => Some(order),
@@ -52,12 +52,12 @@ impl Assignment {
         }
     }
 
-    /// Whether it sets deferred flushes.
+    /// Returns whether the assignment sets `deferred_flush`.
     pub fn is_deferred_flush(&self) -> bool {
         matches!(self.setting, Setting::DeferredFlush(_))
     }
 
-    /// The frames that it gives a pool, if it is about that.
+    /// Returns the frames of a pool if this assignment sets `zeroed_pool`.
     fn pool(&self) -> Option<u64> {
         match self.setting {
             Setting::ZeroedPool(frames) => Some(frames),
@@ -66,12 +66,12 @@ impl Assignment {
     }
 }
 
-/// How faults prefault, and whether on pre-zeroed frames.
+/// The prefault order, and the use of pre-zeroed frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {
     /// `prefault_max_order`.
     pub order: u8,
-    /// `zeroed_pool`: frames that were zeroed before the run.
+    /// `zeroed_pool`: frames zeroed before the run.
     pub pool: u64,
 }
 
@@ -79,19 +79,19 @@ impl Ahead {
     /// Prefault off; each fault zeroes its frame.
     pub const OFF: Self = Self { order: 0, pool: 0 };
 
-    /// As tables name it.
+    /// Returns the name used in tables.
     pub fn name(self) -> String {
         let order = if self.order == 0 { "off".into() } else { format!("order {}", self.order) };
         if self.pool == 0 { order } else { format!("{order}, zeroed") }
     }
 }
 
-/// The knobs of one run; those not named keep their defaults.
+/// The knobs of one run. Unset knobs keep their defaults.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How faults and writers are synchronised.
     pub locking: Locking,
-    /// When a fault asks for the anon_vma.
+    /// The time at which a fault requests the anon_vma.
     pub anon_vma_check: AnonVmaCheck,
     /// The prefault settings.
     pub ahead: Ahead,
@@ -99,7 +99,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The defaults, changed by `given`; of several for one knob the last holds.
+    /// Creates the default settings, changed by `given`. The last value of a knob takes effect.
     pub fn new(given: &[Assignment]) -> Self {
         let mut settings = Self {
             locking: Locking::Speculative,
@@ -122,23 +122,23 @@ impl Settings {
         }
     }
 
-    /// The same under another policy.
+    /// Returns the same settings with another policy.
     pub fn with_locking(&self, locking: Locking) -> Self {
         Self { locking, ..self.clone() }
     }
 
-    /// The same with another check.
+    /// Returns the same settings with another check.
     pub fn with_check(&self, anon_vma_check: AnonVmaCheck) -> Self {
         Self { anon_vma_check, ..self.clone() }
     }
 
-    /// The same with other prefault settings.
+    /// Returns the same settings with other prefault settings.
     pub fn with_ahead(&self, ahead: Ahead) -> Self {
         Self { ahead, ..self.clone() }
     }
 
-    /// Sets the knobs of `native`, on which nothing runs, and lets its CPUs idle until the pools of zeroed
-    /// frames are as full as they are to be.
+    /// Sets the knobs of the idle machine `native`, and lets its CPUs idle until the pools of
+    /// zeroed frames are full.
     pub fn apply(&self, native: &Native) {
         let vm = native.vm();
         vm.set(Setting::Locking(self.locking));
@@ -149,10 +149,10 @@ impl Settings {
         while native.zero_ahead(usize::MAX) != 0 {}
     }
 
-    /// The same on the simulated machine.
+    /// Sets the knobs of the simulated machine in the same way.
     ///
     /// # Errors
-    /// What is wrong with a setting.
+    /// Describes an invalid setting.
     pub fn apply_to_simulated(&self, system: &Virtual) -> Result<(), String> {
         let own = [
             format!("locking={}", self.locking.name()),
@@ -166,7 +166,8 @@ impl Settings {
         Ok(())
     }
 
-    /// All knobs with the values in force. There is no `frame_limit` but the memory of the machine where none is given.
+    /// Returns all knobs with the values in force. Without an explicit `frame_limit` the memory of
+    /// the machine is the only limit, and the key is absent.
     pub fn knobs(&self) -> Map<String, Value> {
         let defaults = Knobs::default();
         let all: [(&str, Value); 14] = [
@@ -191,7 +192,8 @@ impl Settings {
         all.into_iter().chain(others).map(|(knob, value)| (knob.to_owned(), value)).collect()
     }
 
-    /// As results name it: `locking=speculative,anon_vma_check=late,prefault_max_order=0`.
+    /// Returns the name used in results:
+    /// `locking=speculative,anon_vma_check=late,prefault_max_order=0`.
     pub fn label(&self) -> String {
         let mut label = format!(
             "locking={},anon_vma_check={},prefault_max_order={}",
@@ -210,7 +212,8 @@ impl Settings {
     }
 }
 
-/// The prefault settings where policies are compared: off, unless `given` says otherwise.
+/// Returns the prefault settings for a comparison of policies: off, unless `given` contains an
+/// order.
 pub fn ahead_of_policies(given: &[Assignment]) -> Ahead {
     Ahead {
         order: given.iter().rev().find_map(Assignment::order).unwrap_or(0),
@@ -218,7 +221,7 @@ pub fn ahead_of_policies(given: &[Assignment]) -> Ahead {
     }
 }
 
-/// The policies to compare: those that `given` names, or all.
+/// Returns the policies to compare: the policies in `given`, or all.
 pub fn policies(given: &[Assignment]) -> Vec<Locking> {
     let named: Vec<_> = given.iter().filter_map(Assignment::locking).collect();
     if named.is_empty() {
@@ -227,7 +230,7 @@ pub fn policies(given: &[Assignment]) -> Vec<Locking> {
     Locking::ALL.into_iter().filter(|locking| named.contains(locking)).collect()
 }
 
-/// The orders of prefault to compare with none: those that `given` names, or the default.
+/// Returns the prefault orders to compare with prefault off: the orders in `given`, or the default.
 pub fn orders(given: &[Assignment]) -> Vec<u8> {
     let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();
     orders.retain(|order| *order > 0);
@@ -239,8 +242,9 @@ pub fn orders(given: &[Assignment]) -> Vec<u8> {
     orders
 }
 
-/// The prefault settings to compare: off, the orders that `given` names, or 3 and 5, and the last of them
-/// on pre-zeroed frames: as many as `given` says, or `frames`.
+/// Returns the prefault settings to compare: off, the orders in `given` (or 3 and 5), and the last
+/// order on pre-zeroed frames. The number of pre-zeroed frames is the value in `given`, or
+/// `frames`.
 pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
     let pool = given.iter().rev().find_map(Assignment::pool).unwrap_or(frames);
     let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_knob_holds_and_others_are_named() {
+    fn last_value_of_a_knob_applies() {
         let given = given(&["locking=mmap_lock", "max_map_count=9", "locking=per_vma"]);
         let default = Knobs::default().prefault_max_order();
         assert_eq!(
@@ -276,7 +280,7 @@ mod tests {
         assert_eq!(policies(&[]), Locking::ALL);
     }
     #[test]
-    fn orders_are_compared_once_each_and_from_nothing() {
+    fn regimes_contain_each_order_once_and_off() {
         let names = |texts: &[&str]| {
             let regimes = regimes(&given(texts), 7);
             regimes.into_iter().map(Ahead::name).collect::<Vec<_>>()

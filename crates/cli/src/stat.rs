@@ -23,9 +23,10 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Memory of the native machine beside what the workload asks for, in bytes.
+/// Memory of the native machine beyond the requirement of the workload, in bytes.
 const SPARE: u64 = 128 << 20;
-/// What Linux takes for the page tables of a page, at most, where pages are neighbours: one part in so many of it.
+/// The divisor of the memory written that gives the largest size of Linux's page tables for
+/// adjacent pages.
 const PAGE_TABLES: u64 = 256;
 
 /// Runs one workload.
@@ -90,7 +91,8 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
     json.complete()
 }
 
-/// The run as a page, with what the workload's operations take on as many simulated CPUs.
+/// Returns the run as a page, with the cost of the workload's operations on the same number of
+/// simulated CPUs.
 fn page(
     workload: &str,
     cpus: usize,
@@ -118,7 +120,7 @@ fn page(
     Ok(Some(page))
 }
 
-/// What is wrong, and which parameter may have been meant.
+/// Returns the description of the error, with a suggestion for an unknown parameter.
 pub fn explained(error: &ParamError) -> String {
     match error {
         ParamError::UnknownParam { name, known, .. } => {
@@ -163,7 +165,8 @@ fn native(
     Ok((outcome, sample))
 }
 
-/// Memory of a native machine that suffices for the workload, with an eighth for tables.
+/// Returns the memory of a native machine that suffices for the workload, with an eighth for
+/// tables.
 pub fn memory(workload: &Workload) -> u64 {
     let needs = workload.needs();
     let wanted = needs.written.max(needs.largest);
@@ -192,7 +195,7 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
         stat.row(mean.round() as u64, "frames-in-use", "mean");
         stat.row(outcome.footprint.most, "frames-in-use", "at most");
     }
-    // The classic row has told what it tells.
+    // The classic row has reported these figures.
     let told = outcome.pft_row().is_some();
     for (name, value) in outcome.extras.iter().filter(|_| !told) {
         stat.rate(*value as u64, name, outcome.wall);
@@ -203,7 +206,7 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     stat
 }
 
-/// The parameters of `workload` that are in force: sizes in bytes, times in seconds.
+/// Returns the parameters of `workload` in force: sizes in bytes, times in seconds.
 pub fn params(workload: &Workload) -> Map<String, Value> {
     let value = |kind: Kind, value: u64| match kind {
         Kind::Count(..) | Kind::Size => value.into(),
@@ -215,7 +218,8 @@ pub fn params(workload: &Workload) -> Map<String, Value> {
 }
 
 impl Context {
-    /// Of a run of `workload` under `settings`, or on Linux, which has none.
+    /// Creates the context of a run of `workload` under `settings`, or on Linux, which has no
+    /// settings.
     pub fn of(workload: &Workload, machine: String, settings: Option<&Settings>) -> Self {
         Self {
             machine,
@@ -228,7 +232,7 @@ impl Context {
     }
 }
 
-/// Writes what a run came to.
+/// Writes the results of a run.
 pub fn write_json(
     json: &mut Json,
     context: &Context,

@@ -1,8 +1,9 @@
-//! `faultless text`: what it changes that a large program's code is mapped in pages of 2 MiB.
+//! `faultless text`: compares a large program's code in pages of 4 KiB and of 2 MiB.
 //!
-//! The workload `text` runs with `huge_text` off and on, as one process and as several: faults, misses of the instruction TLB
-//! and page walks are those of one process, and the frames that processes share need a second. Each run has a machine
-//! of its own, so that none finds the memory as another left it.
+//! The workload `text` runs with `huge_text` off and on, as one process and as several. Faults,
+//! misses of the instruction TLB and page walks are counted for one process; shared frames need a
+//! second process. Each run has a new machine, so that no run depends on the memory state of an
+//! earlier run.
 
 use crate::args::TextArgs;
 use crate::error::CliError;
@@ -24,21 +25,22 @@ use std::sync::Arc;
 const KNOB: &str = "huge_text";
 const VALUES: [&str; 2] = ["never", "always"];
 
-/// What a prototype measured on Linux: W. Kucharski, "Read-only mapping of program text using large THP pages" (February
-/// 2019): a program with 483,138,032 bytes of text, ten runs, x86-64 at 4.57 GHz; pages of 4 KiB, and of 2 MiB.
+/// Results of a prototype on Linux: W. Kucharski, "Read-only mapping of program text using large
+/// THP pages" (February 2019). A program with 483,138,032 bytes of text, ten runs, x86-64 at 4.57
+/// GHz; pages of 4 KiB, and of 2 MiB.
 const PUBLISHED_FAULTS: [u64; 2] = [7_728, 598];
 const PUBLISHED_MISSES: [u64; 2] = [1_219_514_499, 51_929_869];
 
-/// One setting of the knob, and what came of it, as far as the user let it come.
+/// One setting of the knob, and its results. An interrupted command may lack some of them.
 struct Ran {
     name: String,
-    /// As one process.
+    /// The outcome with one process.
     alone: Outcome,
-    /// As several.
+    /// The outcome with several processes.
     together: Option<Outcome>,
 }
 
-/// Runs the workload both ways, and compares.
+/// Runs the workload with both settings, and compares them.
 pub fn run(args: &TextArgs) -> Result<(), CliError> {
     let workload = |processes: u16| {
         let params = [
@@ -92,7 +94,7 @@ pub fn run(args: &TextArgs) -> Result<(), CliError> {
     json.complete()
 }
 
-/// A row: its name, a figure of each setting, and the published ones.
+/// A row: its name, a figure for each setting, and the published figures.
 type Row = (String, fn(&Ran) -> Option<u64>, Option<[u64; 2]>);
 
 fn tables(columns: &[Ran], together: usize, style: report::Style) -> comfy_table::Table {
@@ -156,7 +158,7 @@ fn kib(outcome: &Outcome) -> Option<u64> {
     Some(outcome.counter("file_pages")? * (PAGE_SIZE / 1024))
 }
 
-/// What `on` is less than `off`, or more, in percent.
+/// Returns the difference of `on` from `off`, in percent.
 fn change(off: u64, on: u64) -> String {
     match (off, on) {
         (0, _) => String::new(),

@@ -1,4 +1,5 @@
-//! `advise`: what it says of a recording and of a program, what it refuses, and that settings of the system are put back.
+//! `advise`: its output for a recording and for a program, its errors, and the restoration of
+//! system settings.
 
 mod common;
 
@@ -13,9 +14,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A recording that perf made.
+/// A recording made by perf.
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/data/fixture.perf.data");
-/// Stands in for perf: runs what follows `--`, leaves a recording, and ends as the program does.
+/// A stand-in for perf: runs the command after `--`, writes a recording, and returns the exit
+/// status of the program.
 const PERF: &str = r#"#!/bin/sh
 while [ $# -gt 0 ]; do
     case $1 in
@@ -33,14 +35,14 @@ exit $status
 /// The sizes of huge pages.
 const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// Held by a test to whose end settings of the system are to stay as they are.
+/// A lock for tests during which the settings of the system must not change.
 static SETTINGS: Mutex<()> = Mutex::new(());
 
 fn settled() -> MutexGuard<'static, ()> {
     SETTINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `faultless advise --lesser` with these arguments, with the stand-in for perf in `bin`.
+/// Returns `faultless advise --lesser` with these arguments, with the stand-in for perf in `bin`.
 fn advise(bin: &Path, args: &[&str]) -> Command {
     let perf = bin.join("perf");
     fs::write(&perf, PERF).expect("written");
@@ -52,7 +54,7 @@ fn advise(bin: &Path, args: &[&str]) -> Command {
 }
 
 #[test]
-fn a_recording_is_answered_on_one_screen_in_seconds() {
+fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
     let _settled = settled();
     let out = faultless(&["advise", "python"]).succeeds();
     for said in [
@@ -84,24 +86,25 @@ fn every_figure_is_in_the_json() {
     let times = ["page_ns", "exception_ns", "kernel_path_ns", "zeroing_ns"].map(count);
     assert!(times.iter().all(|time| *time >= 0.0) && times[0] > times[3], "{times:?}");
     assert!(count("fault_seconds") > 0.0 && count("seconds") > 0.0);
-    // A page of a window costs less than a fault, and next to none is unused.
+    // A page of a window costs less than a fault, and hardly any page is unused.
     let prefault = of("prefault by the kernel", "predicted_saving_seconds").expect("predicted");
     assert!(prefault.abs() < count("fault_seconds"), "{prefault}");
     let always = settings().contains("[always]");
     if Path::new(SIZES).join("hugepages-64kB").exists() && !always {
-        // It may cost, where the host has taken memory back: the unit tests know what it comes to.
+        // The saving may be negative if the host has taken memory back. Unit tests check the exact
+        // value.
         let saved = of("mTHP 64 kB", "predicted_saving_seconds").expect("predicted");
         assert!(saved != 0.0 && saved < count("fault_seconds"), "{saved}");
     }
 }
 
 #[test]
-fn the_program_passes_through_and_decides_the_exit_status() {
+fn advise_passes_output_and_exit_status_through() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = ["--", "sh", "-c", "echo its own output; exit 7"];
     let ran = Ran::of(&mut advise(dir.path(), &program));
     assert_eq!(ran.code, Some(7), "{}", ran.err);
-    // Of the recorded run; the other is silent.
+    // Output of the recorded run; the output of the other run is dropped.
     assert_eq!(ran.out.matches("its own output").count(), 1, "{}", ran.out);
     assert!(ran.out.contains("of a run without the recorder"), "{}", ran.out);
     let killed = Ran::of(&mut advise(dir.path(), &["--", "sh", "-c", "kill -9 $$"]));
@@ -115,7 +118,7 @@ fn the_program_passes_through_and_decides_the_exit_status() {
 
 /// The stand-in ends with the program's first process, as perf does.
 #[test]
-fn a_daemon_is_named_and_not_started_again() {
+fn advise_reports_a_daemon_and_does_not_rerun_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let starts = dir.path().join("starts");
     let script = format!("echo one >> {}; (exec sleep 3 >/dev/null 2>&1 &)", starts.display());
@@ -127,13 +130,13 @@ fn a_daemon_is_named_and_not_started_again() {
     ran.succeeds();
 }
 
-/// A command with about the faults of the bundled recording of python, and so with about its time
-/// in the kernel.
+/// A command with approximately the faults of the bundled recording of python, and thus
+/// approximately its kernel time.
 const FAULTS: &str = "dd if=/dev/zero of=/dev/null bs=96M count=1 2>/dev/null";
 
-/// The program has about the faults of the recording that stands in: so each advice is tried.
+/// The program has approximately the faults of the stand-in recording, so each advice is tried.
 #[test]
-fn advice_is_tried_beside_runs_without_it() {
+fn try_pairs_runs_with_and_without_each_advice() {
     let _settled = settled();
     let dir = tempfile::tempdir().expect("a directory");
     let recording = dir.path().join("python.fltrace");
@@ -168,12 +171,12 @@ fn advice_is_tried_beside_runs_without_it() {
         2 * usize::from(is_tried("malloc on THP")),
         "{written}"
     );
-    // The one that was recorded, the one without a recorder, and those of the rounds.
+    // The recorded run, the run without a recorder, and the runs of the rounds.
     assert!(written.lines().filter(|line| *line == ";").count() >= 4, "{written}");
 }
 
 #[test]
-fn wrong_arguments_are_told() {
+fn wrong_arguments_are_explained() {
     let dir = tempfile::tempdir().expect("a directory");
     let not = dir.path().join("not");
     fs::write(&not, "nothing of the kind").expect("written");
@@ -201,7 +204,7 @@ fn wrong_arguments_are_told() {
 }
 
 #[test]
-fn an_interrupt_ends_a_trial_with_what_it_has() {
+fn interrupted_trial_prints_its_results_so_far() {
     let _settled = settled();
     let dir = tempfile::tempdir().expect("a directory");
     let recording = dir.path().join("python.fltrace");
@@ -227,7 +230,7 @@ fn an_interrupt_ends_a_trial_with_what_it_has() {
     assert!(out.contains("| tried ") && out.contains("Interrupted"), "{out}");
 }
 
-/// All settings, in one text.
+/// Returns all settings in one text.
 fn settings() -> String {
     let mut files: Vec<_> = fs::read_dir(SIZES)
         .map(|dir| dir.flatten().map(|entry| entry.path().join("enabled")).collect())
@@ -237,9 +240,9 @@ fn settings() -> String {
     files.iter().map(|file| fs::read_to_string(file).unwrap_or_default()).collect()
 }
 
-/// Killed with a signal that it cannot catch, while a setting is changed.
+/// The command is killed with SIGKILL while a setting is changed.
 #[test]
-fn settings_of_the_system_are_put_back_after_a_kill() {
+fn killed_command_restores_system_settings() {
     let _settled = settled();
     let before = settings();
     let file = Path::new(SIZES).join("hugepages-64kB/enabled");

@@ -1,4 +1,4 @@
-//! Help, and what is said about wrong arguments: what is wrong, where, and what would do.
+//! Help, and messages about wrong arguments: the error, its place, and valid values.
 
 mod common;
 
@@ -46,7 +46,7 @@ fn help_has_examples() {
     }
 }
 
-/// Of an example that is broken into lines nobody can see what to type.
+/// A wrapped example is unclear.
 #[test]
 fn examples_fit_a_terminal() {
     let all = [
@@ -73,7 +73,7 @@ fn examples_fit_a_terminal() {
 }
 
 #[test]
-fn lists() {
+fn lists_contain_every_workload_knob_and_counter() {
     let workloads = faultless(&["workloads"]).succeeds();
     for info in faultless_workload::all() {
         assert!(workloads.contains(info.name) && workloads.contains(info.summary));
@@ -187,7 +187,7 @@ fn wrong_arguments_are_named_and_explained() {
 }
 
 #[test]
-fn a_result_file_that_cannot_be_written_is_found_out_first() {
+fn unwritable_result_file_is_reported_before_the_run() {
     for args in [
         &["stat", "pft", "size=64K", "--json", "/nowhere/x.jsonl"][..],
         &["compare", "--quick", "--only", "pft", "--json", "/nowhere/x.jsonl"],
@@ -201,7 +201,7 @@ fn a_result_file_that_cannot_be_written_is_found_out_first() {
 }
 
 #[test]
-fn files_that_are_no_programs_do_not_boot() {
+fn boot_rejects_files_that_are_no_programs() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("program");
     let path = file.to_str().expect("text");
@@ -226,23 +226,23 @@ fn files_that_are_no_programs_do_not_boot() {
 }
 
 #[test]
-fn without_qemu_the_command_that_installs_it_is_named() {
+fn missing_qemu_error_names_the_install_command() {
     let error = command(&["versus"]).env("PATH", "/nowhere").output().expect("the command starts");
     let said = String::from_utf8_lossy(&error.stderr);
     assert_eq!(error.status.code(), Some(1), "{said}");
     assert!(said.contains("apt-get install qemu-system-x86"), "{said}");
 }
 
-/// The two commands that run a program of the user's.
+/// The two commands that run a program of the user.
 #[test]
-fn a_program_that_is_not_there_is_a_wrong_argument() {
+fn missing_program_is_a_usage_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().join("perf.data");
     let output = output.to_str().expect("text");
     let plain = dir.path().join("plain");
     std::fs::write(&plain, "#!/bin/sh\n").expect("written");
     for program in ["/no/such/program", "./nosuch", plain.to_str().expect("text")] {
-        // Whether or not there is perf, and the permission to use it.
+        // Independent of the presence of perf, and of the permission to use it.
         let error = faultless(&["record", "-o", output, "--", program]).fails(2);
         assert!(error.contains(&format!("cannot run {program}: ")), "{error}");
         let error = faultless(&["boot", program]).fails(2);

@@ -1,4 +1,5 @@
-//! `faultless boot`: who executes the program's instructions. A script stands in for QEMU where KVM must work, or hang.
+//! `faultless boot`: the selection of the accelerator. A script stands in for QEMU if a test needs
+//! KVM to work, or to hang.
 
 mod common;
 
@@ -8,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Does what follows where it is asked for KVM, and is QEMU otherwise.
+/// Creates a stand-in for QEMU that runs `kvm` if called with KVM, and QEMU otherwise.
 fn stand_in(dir: &Path, kvm: &str) {
     let script = format!(
         "#!/bin/bash\nPATH=${{PATH#*:}}\nif [[ \" $* \" == *' -accel kvm '* ]]; then\n{kvm}\nfi\nexec qemu-system-x86_64 \"$@\"\n"
@@ -26,7 +27,7 @@ fn boot(dir: &Path, args: &[&str]) -> Ran {
     Ran::of(command.env("PATH", format!("{}:{path}", dir.display())))
 }
 
-/// Who executed it, as results say.
+/// Returns the accelerator reported in the results.
 fn accel(ran: &Ran) -> String {
     let json: String =
         ran.out.lines().filter(|line| line.starts_with('{')).collect::<Vec<_>>().join("\n");
@@ -35,13 +36,13 @@ fn accel(ran: &Ran) -> String {
     lines[0]["params"]["accel"].as_str().expect("it is told").to_owned()
 }
 
-/// Whether this process may use KVM; whether it works is another question.
+/// Returns whether this process may open KVM. KVM may still fail.
 fn opens() -> bool {
     fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
 #[test]
-fn kvm_runs_the_program_where_a_machine_runs_under_it() {
+fn boot_uses_kvm_if_a_machine_runs_under_it() {
     let dir = tempfile::tempdir().expect("a directory");
     stand_in(dir.path(), "exec qemu-system-x86_64 \"${@/#kvm/tcg,thread=multi}\"");
     let ran = boot(dir.path(), &[]);
@@ -56,7 +57,7 @@ fn kvm_runs_the_program_where_a_machine_runs_under_it() {
 }
 
 #[test]
-fn emulation_runs_the_program_where_kvm_hangs_or_fails() {
+fn boot_falls_back_to_emulation_if_kvm_hangs_or_fails() {
     let dir = tempfile::tempdir().expect("a directory");
     for (kvm, why) in [("exec sleep 30", "within a second"), ("echo broken >&2; exit 1", "broken")]
     {
@@ -73,7 +74,7 @@ fn emulation_runs_the_program_where_kvm_hangs_or_fails() {
 }
 
 #[test]
-fn what_is_asked_for_is_not_tried_out() {
+fn requested_accelerator_is_not_probed() {
     let dir = tempfile::tempdir().expect("a directory");
     stand_in(dir.path(), "echo asked >&2; exit 1");
     for args in [&["--accel", "tcg"][..], &["--clock", "deterministic"]] {

@@ -1,4 +1,5 @@
-//! `faultless calibrate`: a profile that `scale` takes, predictions beside measurements, and what is said about wrong arguments.
+//! `faultless calibrate`: a profile accepted by `scale`, predictions beside measurements, and
+//! messages about wrong arguments.
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::fs;
 use std::time::Duration;
 
 #[test]
-fn a_profile_is_measured_written_and_used() {
+fn calibrate_writes_a_profile_that_scale_accepts() {
     let dir = tempfile::tempdir().expect("a directory");
     let [json, profile] = ["x.jsonl", "mine.toml"].map(|name| dir.path().join(name));
     let [json, profile] = [&json, &profile].map(|path| path.to_str().expect("text"));
@@ -51,7 +52,7 @@ fn a_profile_is_measured_written_and_used() {
 }
 
 #[test]
-fn an_interrupted_calibration_leaves_the_profile_that_is_there() {
+fn interrupted_calibration_leaves_the_existing_profile() {
     let dir = tempfile::tempdir().expect("a directory");
     let profile = dir.path().join("mine.toml");
     fs::write(&profile, "as it was").expect("written");

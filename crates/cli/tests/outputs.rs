@@ -1,5 +1,6 @@
-//! Where results go: not over what they are made from, and in place only when complete. How `record` ends: as the
-//! program does. A script stands in for perf, so that this needs no permission.
+//! Result files: they never overwrite inputs, and are put in place only when complete. `record`
+//! returns the exit status of the program. A script stands in for perf, so that the tests need no
+//! permission.
 
 mod common;
 
@@ -14,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A recording that perf made.
+/// A recording made by perf.
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/data/fixture.perf.data");
 
-/// Runs what follows `--`, and leaves a recording: that of another program. With `STAND_IN=fails` it fails after half
-/// of it, and says nothing.
+/// Runs the command after `--`, and leaves the recording of another program. With `STAND_IN=fails`
+/// it fails after half of the recording, without a message.
 const PERF: &str = r#"#!/bin/sh
 while [ $# -gt 0 ]; do
     case $1 in
@@ -47,7 +48,7 @@ fn script(path: &Path, contents: &str, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
 }
 
-/// A directory for perf's stand-in, and one to record into.
+/// A directory for perf's stand-in, and a directory for recordings.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -65,7 +66,7 @@ impl Place {
         self.dir.path().join("out").join(name)
     }
 
-    /// What lies where recordings go.
+    /// Returns the files in the directory of recordings.
     fn left(&self) -> Vec<String> {
         let entries = fs::read_dir(self.dir.path().join("out")).expect("a directory");
         let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("read").file_name();
@@ -88,7 +89,7 @@ impl Place {
 }
 
 #[test]
-fn no_result_is_written_over_what_it_is_made_from() {
+fn results_never_overwrite_their_inputs() {
     let place = Place::new();
     let good = recordings::find("sort").expect("shipped").bytes;
     let (file, link, hard) = (place.out("x.fltrace"), place.out("link"), place.out("hard"));
@@ -109,19 +110,19 @@ fn no_result_is_written_over_what_it_is_made_from() {
         ] {
             let ran = faultless(args);
             assert_eq!(ran.out, "", "{args:?}");
-            // A recording is no program, which may be what is found out first.
+            // A recording is no program, and this error may be detected first.
             let error = ran.fails(2);
             let told = error.contains("would write over") || error.contains("not an ELF file");
             assert!(told && (args[0] == "boot" || !error.contains("ELF")), "{args:?}: {error}");
             assert_eq!(fs::read(&file).expect("there"), good, "{args:?}");
         }
     }
-    // Another file, even of the same contents, is nobody's.
+    // Another file is no input, even with the same contents.
     let copy = place.out("copy");
     fs::write(&copy, good).expect("written");
     faultless(&["replay", text(&file), "--json", text(&copy)]).succeeds();
     assert_eq!(fs::read(&file).expect("there"), good);
-    // Nor does a recording take the place of the program that it is of.
+    // A recording does not replace the recorded program, either.
     let program = place.out("program");
     script(&program, "#!/bin/sh\nexit 0\n", 0o755);
     let error = place.record(&program, &[text(&program)]).fails(2);
@@ -129,9 +130,9 @@ fn no_result_is_written_over_what_it_is_made_from() {
     assert!(fs::read(&program).expect("there").starts_with(b"#!"));
 }
 
-/// A command that fails, or that the user ends, leaves the results of the one before.
+/// A failed or interrupted command leaves the earlier results.
 #[test]
-fn results_take_their_place_when_they_are_complete() {
+fn results_replace_the_file_when_complete() {
     let place = Place::new();
     let (file, partial) = (place.out("k.json"), place.out("k.json.partial"));
     let before = "the one before";
@@ -168,7 +169,7 @@ fn results_take_their_place_when_they_are_complete() {
 }
 
 #[test]
-fn record_ends_as_the_program_does() {
+fn record_returns_the_exit_status_of_the_program() {
     let place = Place::new();
     for (program, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)]
     {
@@ -178,7 +179,7 @@ fn record_ends_as_the_program_does() {
             assert_eq!(place.left(), [name], "{program}");
             assert!(ran.err.contains("next: faultless replay"), "{program}: {}", ran.err);
             faultless(&["replay", text(&place.out(name))]).succeeds();
-            // As perf does.
+            // The same behaviour as perf.
             let old = format!("{name}.old");
             fs::write(place.out(name), "the one before").expect("written");
             assert_eq!(place.record(&place.out(name), &["true"]).code, Some(0));
@@ -191,7 +192,7 @@ fn record_ends_as_the_program_does() {
 }
 
 #[test]
-fn what_fails_says_why_and_leaves_nothing_behind() {
+fn failures_are_explained_and_leave_no_files() {
     let place = Place::new();
     let plain = place.dir.path().join("plain");
     script(&plain, "#!/bin/sh\n", 0o644);
@@ -231,7 +232,7 @@ fn what_fails_says_why_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_recording_that_fails_leaves_the_one_before() {
+fn failed_recording_leaves_the_earlier_one() {
     let place = Place::new();
     for name in ["perf.data", "x.fltrace"] {
         let output = place.out(name);
@@ -247,9 +248,9 @@ fn a_recording_that_fails_leaves_the_one_before() {
 }
 
 #[test]
-fn signals_go_on_to_the_program() {
+fn record_forwards_signals_to_the_program() {
     let place = Place::new();
-    // Ten seconds, if nothing comes.
+    // Ten seconds without a signal.
     let waits =
         |trap: &str| format!("{trap}\necho ready\nfor n in $(seq 500); do sleep 0.02; done");
     for (signal, trap, code) in [
@@ -274,7 +275,7 @@ fn signals_go_on_to_the_program() {
 }
 
 #[test]
-fn a_replay_that_waits_for_a_pipe_can_be_ended() {
+fn replay_waiting_for_a_pipe_can_be_interrupted() {
     let place = Place::new();
     let pipe = place.out("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
@@ -298,7 +299,7 @@ fn a_replay_that_waits_for_a_pipe_can_be_ended() {
 }
 
 #[test]
-fn compare_takes_what_replay_takes() {
+fn compare_accepts_the_inputs_of_replay() {
     let place = Place::new();
     let file = place.out("mine.fltrace");
     fs::write(&file, recordings::find("sort").expect("shipped").bytes).expect("written");
@@ -313,10 +314,10 @@ fn compare_takes_what_replay_takes() {
     assert!(value(&mine, "native", "prefault_max_order=5", "faults_saved").is_some());
     assert!(value(&mine, "native", "locking=per_vma", "wall_seconds").is_some());
     assert!(value(&mine, "simulated-", "locking=per_vma", "wall_seconds").is_some());
-    // A name needs no `--only`.
+    // A name does not need `--only`.
     let details = faultless(&["compare", text(&file), "--quick", "--details"]);
     assert!(details.succeeds().contains("replay:mine - "));
-    // What it says that there is, `stat` and `replay` know.
+    // `stat` and `replay` know all listed names.
     let error = faultless(&["compare", "--only", "page_fault_read_churn"]).fails(2);
     let (_, names) = error.split_once("there are ").expect("a list");
     let (names, meant) = names.split_once("; did you mean ").expect("it is like one");
@@ -332,7 +333,7 @@ fn compare_takes_what_replay_takes() {
 }
 
 #[test]
-fn outputs_are_files_of_their_own() {
+fn outputs_must_be_different_files() {
     let place = Place::new();
     let [one, link] = ["one", "link"].map(|name| place.out(name));
     std::os::unix::fs::symlink(&one, &link).expect("a link");
@@ -353,7 +354,7 @@ fn outputs_are_files_of_their_own() {
 }
 
 #[test]
-fn memory_in_tiers_is_compared_at_the_ratios_and_cpus_that_are_named() {
+fn memory_in_tiers_is_compared_at_given_ratios_and_cpus() {
     let out = faultless(&[
         "compare", "xsbench", "--quick", "--ratios", "1:8,1:1", "--cpus", "2,3", "--json", "-",
     ]);
@@ -366,7 +367,7 @@ fn memory_in_tiers_is_compared_at_the_ratios_and_cpus_that_are_named() {
                     .iter()
                     .all(|told| line.contains(told))
             };
-            // Reads and writes, without deferral and with it.
+            // Reads and writes, without deferral and with deferral.
             assert_eq!(times.clone().filter(ours).count(), 2 * 2, "{cpus} {ratio}: {out}");
         }
     }
@@ -411,18 +412,19 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     for metric in ["tlb_shootdown_sent", "allocation_p99", "frames_in_use_mean", "wall_seconds"] {
         assert!(lines.contains(&format!("\"metric\":\"{metric}\"")), "{metric}");
     }
-    // Each seed has results of its own.
+    // Each seed has separate results.
     let times = lines.lines().filter(|line| line.contains("\"metric\":\"wall_seconds\""));
     for seed in [0, 1] {
         let of = times.clone().filter(|line| line.contains(&format!("\"seed\":{seed}")));
-        // Three subjects here and on simulated CPUs, at five, three and five ratios, without deferral and with it.
+        // Three subjects here and on simulated CPUs, at five, three and five ratios, without
+        // deferral and with deferral.
         assert_eq!(of.count(), 2 * (5 + 3 + 5) * 2, "{seed}");
     }
     let simulated = times.filter(|line| line.contains("\"machine\":\"simulated"));
     let time = |line: &str| line.rsplit(':').next().map(str::to_owned);
     let told: HashSet<_> = simulated.clone().filter_map(time).collect();
     assert_eq!(told.len(), simulated.count(), "another seed is another run");
-    // First without deferral, where none are deferred.
+    // First without deferral, with no deferred flushes.
     let deferred: Vec<_> =
         out.lines().filter(|line| line.starts_with("| flushes deferred")).collect();
     assert_eq!(deferred.len(), 6, "{out}");

@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Reports, for each plot that is shown: its heading, its size, its marks, its tooltips, the height
-/// of its smallest text in pixels of the screen, whether all of its text is inside of it, and the
-/// colour of its text; for the page: its colour, the widths of the document and of the window, and
-/// the smallest height of text outside of plots.
+/// Reports, for each visible plot: its heading, its size, its marks, its tooltips, the height of
+/// its smallest text in screen pixels, whether all of its text is inside, and the colour of its
+/// text. For the page: its colour, the widths of the document and of the window, and the smallest
+/// height of text outside of plots.
 const LOOK: &str = "<script>
 const shown = [...document.querySelectorAll('figure > svg')].filter(svg => getComputedStyle(svg).display != 'none');
 const height = element => parseFloat(getComputedStyle(element).fontSize);
@@ -37,7 +37,7 @@ document.body.setAttribute('data-look', [...page, ...plots].join(';'));
 
 const CHROMIUM: &str = "chromium";
 
-/// What Chromium makes of a page.
+/// The rendering of a page by Chromium.
 #[derive(Debug)]
 struct Look {
     paper: String,
@@ -47,7 +47,7 @@ struct Look {
     /// The smallest height of text outside of plots, in pixels.
     text: f64,
     plots: Vec<Plot>,
-    /// What it wrote on its console.
+    /// The messages on the console.
     console: Vec<String>,
 }
 
@@ -59,19 +59,19 @@ struct Plot {
     marks: f64,
     /// Marks with a tooltip.
     tips: f64,
-    /// The height of the smallest text, in pixels of the screen.
+    /// The height of the smallest text, in screen pixels.
     text: f64,
-    /// Whether all text is inside of the plot.
+    /// Whether all text is inside the plot.
     inside: bool,
     ink: String,
 }
 
-/// The pixels of a window of a desk, and of a telephone.
+/// The widths of a desktop window and of a phone, in pixels.
 const WIDE: u32 = 1000;
 const NARROW: u32 = 400;
 
-/// Has Chromium render `page` with `more` at its end, in a frame of `width` pixels: windows have a
-/// least width.
+/// Renders `page` in Chromium, with `more` at its end, in a frame of `width` pixels, because
+/// windows have a least width.
 fn look(dir: &Path, page: &str, more: &str, (width, dark): (u32, bool)) -> Look {
     let inner = dir.join("inner.html");
     fs::write(&inner, page.replacen("</body>", &format!("{more}{LOOK}</body>"), 1))
@@ -132,14 +132,14 @@ fn look(dir: &Path, page: &str, more: &str, (width, dark): (u32, bool)) -> Look 
     }
 }
 
-/// The page that `args` write, which must show plots with these headings and nothing wrong.
+/// Checks the page written by `args`, which must show plots with these headings and without errors.
 fn shows(args: &[&str], headings: &[&str]) {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("out.html");
     let html = file.to_str().expect("text");
     faultless(&[args, &["--html", html]].concat()).succeeds();
     let page = fs::read_to_string(&file).expect("written");
-    // It is in one piece: the name of a namespace is no address that is loaded.
+    // The page is a single file: the name of a namespace is no address to load.
     let loads = page.replace("http://www.w3.org/2000/svg", "");
     for loaded in ["<script", "<link rel=\"stylesheet", "http:", "https:", "src=", "url("] {
         assert!(!loads.contains(loaded), "{args:?}: {loaded}");
@@ -166,7 +166,7 @@ fn shows(args: &[&str], headings: &[&str]) {
     }
 }
 
-/// Returns the text of the axis labels and of the tooltips of the first plot that `args` write.
+/// Returns the text of the axis labels and of the tooltips of the first plot of `args`.
 fn first_plot(args: &[&str]) -> (Vec<String>, Vec<String>) {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("out.html");
@@ -182,7 +182,7 @@ fn first_plot(args: &[&str]) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn a_logarithmic_axis_has_few_labels_with_the_same_digits() {
+fn logarithmic_axis_has_few_labels_with_the_same_digits() {
     let (labels, tips) = first_plot(&["scale", "page_fault_read", "--cpus", "1,2..8"]);
     let rates: Vec<&str> =
         labels.iter().map(String::as_str).filter(|label| label.ends_with(" M")).collect();
@@ -245,9 +245,9 @@ fn compare_draws_instructions_ratios_and_programs() {
     shows(&["compare", "--quick", "--only", "sort", "--only", "pft"], &headings);
 }
 
-/// What the tests above rely on.
+/// Checks an assumption of the tests above.
 #[test]
-fn an_error_on_the_console_is_seen() {
+fn console_errors_are_detected() {
     let dir = tempfile::tempdir().expect("a directory");
     let page = "<!doctype html><html><body></body></html>";
     let silent = look(dir.path(), page, "", (WIDE, false));

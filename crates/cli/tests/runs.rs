@@ -1,4 +1,5 @@
-//! Each command that runs something, small: what it prints and what it writes.
+//! Each command that runs a workload or a recording, with small sizes: its text output and its
+//! JSON.
 
 mod common;
 
@@ -13,7 +14,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Parameters that make each workload short.
+/// Parameters for a short run of each workload.
 const SMALL: [(&str, &[&str]); 20] = [
     ("pft", &["size=1M", "threads=2"]),
     ("page_fault1", &["size=256K", "passes=2"]),
@@ -60,12 +61,12 @@ fn every_workload_runs_on_both_machines() {
 }
 
 #[test]
-fn knobs_change_what_is_counted() {
+fn knobs_change_the_counters() {
     let run = |setting: &str| {
         let alone = "prefault_max_order=0";
         let args = ["stat", "pft", "size=1M", "--set", setting, "--set", alone, "--json", "-"];
         let out = faultless(&args).succeeds();
-        // Nothing but JSON goes where JSON goes.
+        // The output of JSON contains only JSON.
         json_lines(&out)
     };
     let speculative = run("speculative_page_fault=1");
@@ -77,7 +78,8 @@ fn knobs_change_what_is_counted() {
     assert_eq!(value(&locked, "native", "", "faults"), Some(256.0));
 }
 
-/// A fault maps 16 pages around, or one of 2 MiB; walks for code that is larger than the TLBs are one a call, or one a page of 2 MiB.
+/// A fault maps 16 pages around, or one page of 2 MiB. Walks for code larger than the TLBs are one
+/// per call, or one per page of 2 MiB.
 #[test]
 fn code_in_large_pages_is_compared() {
     let args = ["text", "--size", "16M", "--passes", "3", "--json", "-"];
@@ -101,14 +103,14 @@ fn code_in_large_pages_is_compared() {
     assert_eq!(value(&together, "native", off, "shared_frames"), Some(pages));
     let folios = pages / 512.0;
     assert_eq!((count(on, "faults"), count(on, "thp_file_mapped")), (folios, folios));
-    // Each is walked for twice: the fault, and the access that follows.
+    // Two walks each: of the fault, and of the access after the fault.
     assert_eq!(count(on, "iTLB-load-misses"), 2.0 * folios);
     assert_eq!(count(on, "file_pages"), pages);
     assert_eq!(value(&together, "native", on, "shared_frames"), Some(pages));
 }
 
 #[test]
-fn results_tell_the_parameters_and_knobs_in_force() {
+fn results_contain_parameters_and_knobs_in_force() {
     let args = ["stat", "discard", "size=256K", "threads=2", "--json", "-"];
     let native = [&args[..], &["--set", "max_map_count=99", "--set", "zeroed_pool=64"]].concat();
     let lines = json_lines(&faultless(&native).succeeds());
@@ -117,7 +119,7 @@ fn results_tell_the_parameters_and_knobs_in_force() {
         "size": 256 << 10, "piece": 64 << 10, "passes": 4, "role": "both", "refill": "no",
     });
     for line in &lines {
-        // Given, and not given.
+        // Given parameters and defaults.
         assert_eq!(line["params"], params);
         let knobs = &line["knobs"];
         assert_eq!((&knobs["locking"], &knobs["zeroed_pool"]), (&json!("speculative"), &json!(64)));
@@ -133,7 +135,7 @@ fn results_tell_the_parameters_and_knobs_in_force() {
 
 /// Sizes of chunks, numbers of chunks and of threads multiply.
 #[test]
-fn the_machine_has_the_memory_that_the_workload_needs() {
+fn machine_has_the_memory_required_by_the_workload() {
     let many = ["chunk=64K", "chunks=512", "threads=8", "passes=1"];
     for workload in ["vma_mmap", "vma_mmap_touch", "vma_fault", "vma_unmap", "vma_unmap_untouched"]
     {
@@ -146,9 +148,9 @@ fn the_machine_has_the_memory_that_the_workload_needs() {
     faultless(&["stat", "forks", "image=4K", "dirty=0", "fresh=65536", "processes=1"]).succeeds();
 }
 
-/// The host would promise it, and end the command in the middle.
+/// The host would overcommit the memory, and kill the command in the middle.
 #[test]
-fn more_memory_than_there_is_is_refused_before_the_run() {
+fn too_large_memory_is_rejected_before_the_run() {
     for machine in ["native", "linux"] {
         let error = faultless(&["stat", "pft", "size=30T", "--machine", machine]).fails(1);
         for said in ["needs 3", "TiB of memory", "available", "left to others"] {
@@ -158,7 +160,7 @@ fn more_memory_than_there_is_is_refused_before_the_run() {
 }
 
 #[test]
-fn too_little_memory_is_an_error_of_words() {
+fn too_little_memory_is_a_readable_error() {
     let args = ["stat", "pft", "size=4M", "--set", "frame_limit=100"];
     let error = faultless(&args).fails(1);
     assert!(error.contains("pft on native") && error.contains("out of memory"), "{error}");
@@ -166,7 +168,7 @@ fn too_little_memory_is_an_error_of_words() {
 
 /// Linux has one error for both.
 #[test]
-fn too_few_vmas_are_told_from_too_little_memory() {
+fn error_mentions_the_limit_of_vmas() {
     let args = ["stat", "vma_mmap", "order=shuffled", "threads=2", "--set"];
     let error = faultless(&[&args[..], &["max_map_count=9"]].concat()).fails(1);
     assert!(error.contains("or of VMAs, of which --set max_map_count=N allows more"), "{error}");
@@ -209,11 +211,11 @@ fn comparison_of_one_workload() {
     assert!(count("locking=speculative", "spf") > 0.9 * count("locking=speculative", "faults"));
     assert_eq!(count("locking=mmap_lock", "spf"), 0.0);
     assert_eq!(count("locking=mmap_lock", "repetitions"), 5.0);
-    // Policies are compared with prefault off, whatever the default is.
+    // Policies are compared with prefault off, for any default.
     for locking in ["mmap_lock", "per_vma", "speculative"] {
         assert_eq!(count(&format!("locking={locking}"), "prefault_page"), 0.0, "{locking}");
     }
-    // Prefaulted: 128 MiB, each page once.
+    // Prefault: 128 MiB, each page once.
     let ahead = |setting: &str, metric: &str| {
         let setting =
             format!("locking=speculative,anon_vma_check=late,prefault_max_order={setting}");
@@ -228,9 +230,10 @@ fn comparison_of_one_workload() {
     assert!(ahead("5,zeroed_pool=40960", "zeroed_pool_hit") >= 32768.0);
 }
 
-/// An answer on one screen: what is compared and the noise first, four tables with their verdicts, and every figure in JSON.
+/// A result on one screen: the compared subjects and the noise first, then four tables with their
+/// verdicts, and every figure in JSON.
 #[test]
-fn the_comparison_is_one_screen() {
+fn comparison_fits_one_screen() {
     let ran = faultless(&["compare", "--quick", "--json", "-"]);
     let screen = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
@@ -279,7 +282,7 @@ fn the_comparison_is_one_screen() {
 }
 
 #[test]
-fn chosen_orders_are_the_columns_of_what_is_mapped_ahead() {
+fn selected_orders_are_the_columns_of_prefault() {
     let chosen = ["--set", "prefault_max_order=2", "--set", "locking=per_vma"];
     let args = [&["compare", "--quick", "--details", "--only", "sort"], &chosen[..]].concat();
     let out = faultless(&args).succeeds();
@@ -296,7 +299,7 @@ fn chosen_orders_are_the_columns_of_what_is_mapped_ahead() {
 }
 
 #[test]
-fn a_replay_tells_what_mapping_ahead_does() {
+fn replay_reports_the_effect_of_prefault() {
     let args = ["replay", "sort", "--set", "prefault_max_order=5", "--json", "-"];
     let ran = faultless(&args);
     let said = ran.err.clone();
@@ -314,7 +317,7 @@ fn a_replay_tells_what_mapping_ahead_does() {
 }
 
 #[test]
-fn the_faults_of_a_replay_are_drawn() {
+fn replay_draws_its_faults() {
     let dir = tempfile::tempdir().expect("a directory");
     let plot = dir.path().join("gcc.svg");
     faultless(&["replay", "gcc", "--plot", plot.to_str().expect("text")]).succeeds();
@@ -326,7 +329,7 @@ fn the_faults_of_a_replay_are_drawn() {
 }
 
 #[test]
-fn chosen_policies_are_the_columns() {
+fn selected_policies_are_the_columns() {
     let args = [
         "compare",
         "--quick",
@@ -344,7 +347,7 @@ fn chosen_policies_are_the_columns() {
 }
 
 #[test]
-fn every_shipped_recording_replays_without_a_signal() {
+fn every_bundled_recording_replays_without_a_signal() {
     for recording in recordings::all() {
         for setting in ["locking=mmap_lock", "locking=per_vma", "locking=speculative"] {
             let out = faultless(&["replay", recording.name, "--set", setting]).succeeds();
@@ -356,7 +359,7 @@ fn every_shipped_recording_replays_without_a_signal() {
 }
 
 #[test]
-fn a_replay_takes_as_many_faults_as_were_recorded() {
+fn replay_takes_the_recorded_number_of_faults() {
     for recording in recordings::all() {
         let summary = recording.trace().expect("good").summary();
         let args = ["replay", recording.name, "--set", "prefault_max_order=0", "--json", "-"];
@@ -375,9 +378,9 @@ fn a_replay_takes_as_many_faults_as_were_recorded() {
     }
 }
 
-/// What was recorded and does not come again is said loudly, whatever is asked for.
+/// Recorded faults that are missing in the replay cause a warning, with any options.
 #[test]
-fn a_replay_that_takes_other_faults_than_recorded_says_so() {
+fn replay_warns_if_its_faults_differ_from_the_recording() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("odd.fltrace");
     let (start, prot) = (1 << 40, Prot::READ | Prot::WRITE);
@@ -388,7 +391,7 @@ fn a_replay_that_takes_other_faults_than_recorded_says_so() {
         present: false,
         instruction: None,
     };
-    // The last pages fault twice in user mode, and nothing took them away.
+    // The last pages fault twice in user mode, without an unmapping in between.
     let map = Kind::Map { start, len: 100 * 4096, prot, flags: 0x22, backing: Backing::Anon };
     let kinds = std::iter::once(map).chain((0..100).map(fault)).chain((90..100).map(fault));
     let trace = Trace {
@@ -409,9 +412,9 @@ fn a_replay_that_takes_other_faults_than_recorded_says_so() {
     }
 }
 
-/// What is counted of a recording has one name, and one value, in `replay` and in `compare`.
+/// A count of a recording has one name and one value, in `replay` and in `compare`.
 #[test]
-fn replay_and_compare_give_the_same_answer() {
+fn replay_and_compare_report_the_same_counts() {
     let json =
         |args: &[&str]| json_lines(&faultless(&[args, &["--json", "-"]].concat()).succeeds());
     let compared = json(&["compare", "--quick", "--only", "sort"]);
@@ -440,7 +443,7 @@ fn replay_and_compare_give_the_same_answer() {
     assert_eq!(counts(&compared, &saved), counts(&ahead, &saved));
 }
 
-/// One question, one answer: in the table, in JSON, of `replay` and of `compare`, each time.
+/// The count is the same in the table, in JSON, of `replay` and of `compare`, each time.
 #[test]
 fn unused_prefaulted_pages_are_counted_once() {
     let args = ["replay", "cargo", "--set", "prefault_max_order=3", "--json", "-"];
@@ -493,7 +496,7 @@ fn policies_are_compared_with_the_prefault_that_is_set() {
 }
 
 #[test]
-fn policies_of_a_replay_side_by_side() {
+fn replay_compares_policies_side_by_side() {
     let out = faultless(&["replay", "redis", "--policies"]).succeeds();
     for policy in ["mmap_lock", "per_vma", "speculative"] {
         assert!(out.contains(policy), "{out}");
@@ -501,11 +504,12 @@ fn policies_of_a_replay_side_by_side() {
 }
 
 #[test]
-fn a_damaged_recording_is_refused_with_its_place() {
+fn damaged_recordings_are_rejected_with_their_offset() {
     let dir = tempfile::tempdir().expect("a directory");
     let good = recordings::find("sort").expect("shipped").bytes;
     let mut flipped = good.to_vec();
-    // In the checksum: whether a flip of the packed body is one that unpacks depends on the recording.
+    // A flip in the checksum. A flip in the packed body may still unpack, depending on the
+    // recording.
     flipped[12] ^= 0x55;
     let files: [(&str, &[u8], &str); 5] = [
         ("empty.fltrace", b"", "the file is empty"),
@@ -527,9 +531,9 @@ fn a_damaged_recording_is_refused_with_its_place() {
     assert!(error.contains("trace of addresses") && error.contains("cc1-addresses"), "{error}");
 }
 
-/// As it comes from valgrind, compressed, and through a pipe: it is read twice.
+/// The output of valgrind, compressed, and through a pipe. The trace is read twice.
 #[test]
-fn addresses_are_replayed_through_the_tlbs() {
+fn addresses_are_replayed_through_tlbs() {
     let dir = tempfile::tempdir().expect("a directory");
     let trace: String = (0..2 * 4096u64)
         .map(|call| format!("I  {:08x},3\n L 1fff000100,8\n", 0x40_0000 + call % 4096 * 4096))
@@ -561,7 +565,8 @@ fn addresses_are_replayed_through_the_tlbs() {
     let of = |setting: &str, metric: &str| {
         value(&lines, "tlb-simulated", setting, metric).expect(metric)
     };
-    // 16 MiB of code from a multiple of 2 MiB on: twice the second level's pages, or 8 of its entries.
+    // 16 MiB of code, starting at a multiple of 2 MiB: twice the second level's pages, or 8 of its
+    // entries.
     assert_eq!((of("text=4K", "iTLB-load-misses"), of("text=4K", "text_folios")), (8192.0, 0.0));
     assert_eq!((of("2M_whole", "iTLB-load-misses"), of("2M_whole", "text_folios")), (8.0, 8.0));
     assert_eq!(of("2M_whole", "fetches_in_folios"), 8192.0);
@@ -590,7 +595,7 @@ fn addresses_are_replayed_through_the_tlbs() {
 
 /// Each has more pages of code than the first level of the TLBs has entries.
 #[test]
-fn shipped_addresses_are_replayed() {
+fn bundled_addresses_are_replayed() {
     for name in recordings::names().filter(|name| recordings::addresses(name).is_some()) {
         let lines = json_lines(&faultless(&["replay", name, "--json", "-"]).succeeds());
         let of = |setting: &str, metric: &str| value(&lines, "tlb", setting, metric).expect(metric);
@@ -605,9 +610,9 @@ fn shipped_addresses_are_replayed() {
     assert_eq!(recordings::names().filter(|name| recordings::addresses(name).is_some()).count(), 2);
 }
 
-/// `text` says how far it is, and Ctrl-C ends it in the middle of a run, with what it has.
+/// `text` reports its progress, and Ctrl-C ends it in the middle of a run, with partial results.
 #[test]
-fn an_interrupted_run_of_text_ends_soon() {
+fn interrupted_text_ends_soon() {
     // The second run of each setting takes minutes.
     let args = ["text", "--size", "64K", "--passes", "300000000", "--json", "-"];
     let mut child = common::command(&args)
@@ -629,14 +634,14 @@ fn an_interrupted_run_of_text_ends_soon() {
 }
 
 #[test]
-fn an_interrupted_comparison_prints_what_it_has() {
+fn interrupted_comparison_prints_its_results_so_far() {
     let mut child = common::command(&["compare", "--details", "--only", "pft", "--only", "brk1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("the command starts");
-    // The first of two workloads takes seconds from the line that announces it, its first runs a
-    // fraction of one.
+    // The first of two workloads takes seconds from the line that announces it, and its first runs
+    // take a fraction of a second.
     let mut progress = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
     while line != "pft ...\n" {

@@ -1,4 +1,4 @@
-//! `faultless scale`: the same figures again, what is drawn and written, and what is said about wrong arguments.
+//! `faultless scale`: reproducible figures, plots and results, and messages about wrong arguments.
 
 mod common;
 
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use std::time::Duration;
 
 #[test]
-fn a_workload_scales_and_prints_the_same_again() {
+fn scale_prints_the_same_figures_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let [json, plot] = ["x.jsonl", "x.svg"].map(|name| dir.path().join(name));
     let [json, plot] = [&json, &plot].map(|path| path.to_str().expect("text"));
@@ -51,7 +51,7 @@ fn a_workload_scales_and_prints_the_same_again() {
 }
 
 #[test]
-fn what_is_given_is_what_runs() {
+fn given_parameters_are_used() {
     let args = ["scale", "vma_mmap", "chunks=4", "passes=1", "--cpus", "2,3"];
     let more = ["--policies", "per_vma,speculative", "--details", "--profile", "eight-socket"];
     let out = faultless(&[&args[..], &more].concat()).succeeds();
@@ -61,20 +61,20 @@ fn what_is_given_is_what_runs() {
             && out.contains("speculative, 3 CPUs: the lines"),
         "{out}"
     );
-    // No fault is on the clock.
+    // No fault is timed.
     assert!(out.contains("an operation"), "{out}");
     let knob = ["--set", "locking=mmap_lock", "--set", "prefault_max_order=3"];
     let out =
         faultless(&[&["scale", "pft", "size=1M", "--cpus", "2"][..], &knob].concat()).succeeds();
     assert!(out.contains("mmap_lock") && !out.contains("per_vma"), "{out}");
-    // More than the machine of the profile has.
+    // More CPUs than the machine of the profile.
     let out =
         faultless(&["scale", "brk1", "passes=2", "--cpus", "200", "--policies", "speculative"]);
     assert!(out.succeeds().contains("Beyond the 192 CPUs of two-socket"));
 }
 
 #[test]
-fn every_shipped_recording_runs_with_the_faults_that_were_recorded() {
+fn every_bundled_recording_runs_with_its_recorded_faults() {
     for recording in recordings::all() {
         let lines = faultless(&["scale", recording.name, "--json", "-"]).succeeds();
         let lines = json_lines(&lines);
@@ -94,7 +94,7 @@ fn every_shipped_recording_runs_with_the_faults_that_were_recorded() {
 }
 
 #[test]
-fn a_published_table_is_beside_what_is_simulated() {
+fn table_shows_simulated_beside_published_figures() {
     let out = faultless(&["scale", "--table", "page_fault", "--json", "-"]);
     let table = out.err.clone();
     let lines = json_lines(&out.succeeds());
@@ -130,7 +130,7 @@ fn a_published_table_is_beside_what_is_simulated() {
 }
 
 #[test]
-fn a_table_is_shortened_to_numbers_of_cpus_and_has_details() {
+fn table_with_cpus_has_only_their_rows_and_details() {
     let args = ["scale", "--table", "prefault", "--cpus", "1", "--details", "--json", "-"];
     let ran = faultless(&args);
     let table = ran.err.clone();
@@ -154,9 +154,9 @@ fn a_table_is_shortened_to_numbers_of_cpus_and_has_details() {
     assert!((parts - all).abs() <= 4.0, "{table}");
 }
 
-/// A bundled name goes before a file of that name, which the user can name by a path.
+/// A bundled name takes precedence over a file of the same name, which the user can name by a path.
 #[test]
-fn bundled_names_go_before_files_and_the_user_is_informed() {
+fn bundled_names_take_precedence_over_files() {
     let dir = tempfile::tempdir().expect("a directory");
     let text = faultless(&["profiles", "two-socket"]).succeeds();
     let mine = text.replace("name = \"two-socket\"", "name = \"mine\"");
@@ -182,7 +182,7 @@ fn bundled_names_go_before_files_and_the_user_is_informed() {
 }
 
 #[test]
-fn a_bundled_profile_is_printed_as_a_file_that_can_be_used() {
+fn printed_bundled_profile_is_a_usable_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("mine.toml");
     let file = file.to_str().expect("text");
@@ -205,9 +205,9 @@ fn a_bundled_profile_is_printed_as_a_file_that_can_be_used() {
     assert!(error.contains("did you mean two-socket?"), "{error}");
 }
 
-/// A run of minutes ends in the middle, and what ran before is printed.
+/// A run of minutes ends in the middle, and earlier results are printed.
 #[test]
-fn an_interrupted_scale_ends_soon() {
+fn interrupted_scale_ends_soon() {
     let dir = tempfile::tempdir().expect("a directory");
     let json = dir.path().join("x.jsonl");
     let list = ["scale", "page_fault1", "passes=2000", "--policies", "speculative", "--cpus"];
@@ -219,7 +219,7 @@ fn an_interrupted_scale_ends_soon() {
         (&table, "384 CPUs ...", Signal::SIGTERM, 143),
         (&table, "384 CPUs ...", Signal::SIGINT, 130),
     ] {
-        // By then the simulation is under way.
+        // The simulation has started by then.
         let (status, out) = interrupted(args, within, Duration::from_millis(500), signal);
         assert_eq!(status, Some(code), "{args:?} {signal}: {out}");
         let rows = out.lines().filter(|line| line.starts_with("| ")).count();

@@ -10,23 +10,24 @@ use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
 
-/// A threshold that no program comes to: freed memory is never given back.
+/// A threshold that no program reaches, so freed memory is never returned to the kernel.
 const NEVER: &str = "1099511627776";
-/// To how many arenas a program with more is limited: the heap, and one for all other threads.
+/// The limit of arenas advised to a program with more: the heap, and one arena for all other
+/// threads.
 const ARENAS: usize = 2;
 
 /// Pages of arenas below which their number is not worth a line.
 const FEW: u64 = 2048;
 
-/// What is predicted.
+/// Returns the predicted items.
 pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let all = [malloc_huge(findings, costs), keep(findings, costs), top_pad(findings, costs)];
     all.into_iter().flatten().collect()
 }
 
-/// glibc's `malloc` asks for huge pages.
+/// glibc's `malloc` requests huge pages.
 fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
-    // Where all memory gets them there is no need to ask.
+    // A request has no effect if all memory gets huge pages.
     let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
     let [off, on] = &findings.malloc_huge;
     (permitted && findings.program.glibc).then(|| Item {
@@ -41,10 +42,10 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// glibc's `malloc` keeps what was freed.
+/// glibc's `malloc` keeps freed memory.
 fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
     let kept = findings.kept;
-    // The same threshold holds for arenas.
+    // The same threshold applies to arenas.
     let refilled: u64 = arenas(findings).map(|one| one.refilled).sum();
     let free: u64 = arenas(findings).filter(|one| one.refilled > 0).map(|one| one.touched).sum();
     let touches = (kept.saved + refilled) as f64;
@@ -63,7 +64,7 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// glibc's heap grows by more at a time.
+/// glibc's heap grows in larger steps.
 fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
     let padded = findings.padded;
     let (now, with) = (&findings.now, &findings.padded_folios);
@@ -81,17 +82,17 @@ fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// Arenas beside the heap.
+/// Returns the arenas beside the heap.
 fn arenas(findings: &Findings) -> impl Iterator<Item = &Reserved> {
     findings.reserved.iter().filter(|one| one.arena)
 }
 
-/// What is not predicted: fewer arenas.
+/// Returns the advice without a prediction: fewer arenas.
 pub fn open(findings: &Findings) -> Option<Open> {
     let arenas: Vec<&Reserved> = arenas(findings).collect();
     let usable: u64 = arenas.iter().map(|one| one.usable).sum();
     let touched: u64 = arenas.iter().map(|one| one.touched).sum();
-    // One of the arenas is the heap, which reserves nothing.
+    // The heap counts as an arena, and reserves no memory.
     (findings.program.glibc && arenas.len() >= ARENAS && touched >= FEW).then(|| Open {
         name: "fewer malloc arenas".into(),
         action: format!("MALLOC_ARENA_MAX={ARENAS}"),
@@ -122,7 +123,7 @@ mod tests {
     };
 
     #[test]
-    fn what_arenas_gave_back_is_kept() {
+    fn keeping_memory_saves_refills_of_arenas() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         let keep = |findings: &Findings| {
             find(&predicted(findings, &costs()), "malloc keeps memory").clone()
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_arenas_are_advised_to_programs_with_many_and_never_predicted() {
+    fn fewer_arenas_are_advised_without_a_prediction() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         findings.reserved = vec![ARENA];
         assert!(open(&findings).is_none(), "it has no more than that");
@@ -149,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_that_grows_by_more_spares_calls() {
+    fn larger_heap_growth_saves_calls() {
         let findings = findings("python", sizes(Mode::Madvise));
         let calls = findings.padded.calls;
         let items = predicted(&findings, &costs());
         let got = find(&items, "malloc grows by more");
         assert!(calls > 10 && calls < findings.census.breaks, "{calls}");
         assert_eq!((got.saving, got.unused), (calls as f64 * 500.0, 0));
-        // With THP `always` a heap that grows by so much gets folios.
+        // With THP `always` a heap that grows in such steps gets folios.
         let findings = super::super::items::tests::findings("python", sizes(Mode::Always));
         let items = predicted(&findings, &costs());
         let got = find(&items, "malloc grows by more");

@@ -1,9 +1,11 @@
-//! Go's garbage collector: what it takes in a run, and what it would take if it ran less often.
+//! Go's garbage collector: its cost in a run, and the cost of less frequent collections.
 //!
-//! A larger `GOGC` lets the heap grow further before each collection: there are fewer of them, and more pages are touched. The runtime tells of
-//! each collection how large the heap was before it, how much of that lived, and what it took (`GODEBUG=gctrace=1`). Both what lives and
-//! what a collection takes are functions of what the program has allocated so far, whatever `GOGC` is; between the collections that
-//! were seen they are interpolated. So the collections with another `GOGC` can be played through.
+//! A larger `GOGC` lets the heap grow further before each collection, so collections are fewer and
+//! the program touches more pages. For each collection the runtime reports the heap size before the
+//! collection, the size of the live part, and the processor time (`GODEBUG=gctrace=1`). The live
+//! size and the cost of a collection are functions of the memory allocated so far, and do not
+//! depend on `GOGC`. Between the observed collections both are interpolated. This allows a
+//! simulation of the collections with another `GOGC`.
 
 use super::once::{joined, silent};
 use crate::error::CliError;
@@ -16,7 +18,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
-/// What is advised, in percent; Go's default is 100.
+/// The advised value, in percent; Go's default is 100.
 pub const GOGC: u32 = 400;
 /// MiB of a heap at which Go collects first, at a `GOGC` of 100.
 const FIRST: f64 = 4.0;
@@ -25,9 +27,9 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// One collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Collection {
-    /// MiB of the heap when it began.
+    /// The heap size at the start of the collection, in MiB.
     heap: f64,
-    /// MiB that it found to live.
+    /// The live part of the heap, in MiB.
     live: f64,
     /// Milliseconds of processor time.
     cpu: f64,
@@ -36,26 +38,28 @@ struct Collection {
 /// The collections of one run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collector {
-    /// In order; none where the trace does not tell of one process whose collections come of themselves.
+    /// The collections in order. Empty unless the trace has one process whose collections are all
+    /// automatic.
     collections: Vec<Collection>,
 }
 
-/// What fewer collections come to.
+/// The effect of fewer collections.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Saved {
-    /// Milliseconds of processor time that collections take less.
+    /// Milliseconds of processor time saved.
     pub cpu_ms: f64,
-    /// Collections that would not be.
+    /// The number of collections avoided.
     pub collections: u64,
     /// Bytes by which the heap would be larger, at most.
     pub bytes: u64,
 }
 
 impl Collector {
-    /// Runs `command` once and asks its runtime. It reads nothing, and what it prints is dropped.
+    /// Runs `command` once and reads the trace of its runtime. The program reads no input, and its
+    /// output is dropped.
     ///
     /// # Errors
-    /// The program cannot be run, or there is no place for the trace.
+    /// The program cannot be run, or the trace cannot be written.
     pub fn of_run(command: &[OsString]) -> Result<Self, CliError> {
         let failed = |error| CliError::failed("the trace of Go's collector", error);
         let file = NamedTempFile::new().map_err(failed)?;
@@ -66,27 +70,28 @@ impl Collector {
         let (before, begin) = (children()?, Instant::now());
         program.status().map_err(failed)?;
         let (elapsed, took) = (begin.elapsed(), children()?.saturating_sub(before));
-        // What the program itself prints there may be anything.
+        // The program itself may print any text there.
         let said = fs::read(file.path()).map_err(failed)?;
         let share = took.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
         Ok(Self::of(&String::from_utf8_lossy(&said)).with_share(share))
     }
 
-    /// Of a run that had this share of one processor, or more of several. The runtime reads clocks, and calls processor time what other programs
-    /// took meanwhile; a program that always has something to do had at least its share of each.
+    /// Scales the collections for a run that had this share of one processor, or more of several.
+    /// The runtime reads clocks, so its processor time includes the time of other programs. A
+    /// program that is always busy had at least its share of each interval.
     fn with_share(mut self, share: f64) -> Self {
         self.collections.iter_mut().for_each(|one| one.cpu *= share.min(1.0));
         self
     }
 
-    /// Of the lines that a run printed.
+    /// Parses the lines printed by a run.
     pub fn of(said: &str) -> Self {
         let mut collections = Vec::new();
         for line in said.lines() {
             let Some((number, collection)) = line.strip_prefix("gc ").and_then(parsed) else {
                 continue;
             };
-            // Another process begins again; what is forced comes whatever GOGC is.
+            // Another process starts its numbers again. Forced collections do not depend on GOGC.
             if number != collections.len() + 1 || line.ends_with("(forced)") {
                 return Self::default();
             }
@@ -95,7 +100,7 @@ impl Collector {
         Self { collections }
     }
 
-    /// What a `GOGC` of [`GOGC`] would save; `None` without collections.
+    /// Returns the saving with a `GOGC` of [`GOGC`]; `None` without collections.
     pub fn saved(&self) -> Option<Saved> {
         let mut allocated = 0.0;
         let mut lived = 0.0;
@@ -127,14 +132,14 @@ impl Collector {
     }
 }
 
-/// Processor time of all programs that were waited for.
+/// Returns the processor time of all child processes that were waited for.
 fn processor_of_children() -> io::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Ok(Duration::from_micros(micros.cast_unsigned()))
 }
 
-/// What a collection would find and take after `at` MiB were allocated.
+/// Returns a collection, interpolated at `at` MiB of allocated memory.
 fn between(points: &[(f64, Collection)], at: f64) -> Collection {
     let next = points.iter().position(|(allocated, _)| *allocated >= at);
     let Some(next) = next else {
@@ -151,7 +156,7 @@ fn between(points: &[(f64, Collection)], at: f64) -> Collection {
     }
 }
 
-/// The number of a collection, and the collection, of a line without its first word.
+/// Parses the number of a collection, and the collection, from a line without its first word.
 fn parsed(line: &str) -> Option<(usize, Collection)> {
     let number = line.split(' ').next()?.parse().ok()?;
     let (mut cpu, mut sizes) = (None, None);
@@ -176,7 +181,7 @@ mod tests {
                         0 MB globals, 2 P";
 
     #[test]
-    fn the_trace_is_read_as_the_runtime_writes_it() {
+    fn collector_parses_the_trace_of_the_runtime() {
         let got = Collector::of(&format!("the program's own\n{LINE}\ngc of mine\n"));
         assert_eq!(got.collections, [Collection { heap: 4.0, live: 3.0, cpu: 4.0 }]);
         let twice = format!("{LINE}\n{LINE}\n");
@@ -187,30 +192,31 @@ mod tests {
     }
 
     #[test]
-    fn what_others_took_meanwhile_is_no_processor_time() {
+    fn time_of_other_programs_is_excluded() {
         let cpu = |share: f64| Collector::of(LINE).with_share(share).collections[0].cpu;
         assert_eq!((cpu(0.5), cpu(1.0), cpu(1.7)), (2.0, 4.0, 4.0));
     }
 
-    /// A heap that only grows doubles at each collection; with five times as much between them, fewer remain.
+    /// A heap that only grows doubles at each collection. With five times as much memory between
+    /// collections, fewer remain.
     #[test]
-    fn a_heap_that_grows_is_collected_less_often() {
+    fn growing_heap_is_collected_less_often() {
         let collections: Vec<_> = (2..=9)
             .map(|power| f64::from(1 << power))
             .map(|heap| Collection { heap, live: heap, cpu: heap })
             .collect();
         let saved = Collector { collections }.saved().expect("it collects");
-        // At 4, 8, .. 512 MiB it was; at 16, 80, 400 it would be.
+        // Collections at 4, 8, .. 512 MiB become collections at 16, 80, 400 MiB.
         assert_eq!((saved.collections, saved.bytes), (5, 0));
         assert!((saved.cpu_ms - (1020.0 - 496.0)).abs() < 1e-9, "{saved:?}");
     }
 
-    /// Where little lives, the heap is larger by what is not collected.
+    /// If most of the heap is garbage, the heap grows by the uncollected garbage.
     #[test]
-    fn garbage_stays_longer() {
+    fn heap_grows_by_uncollected_garbage() {
         let one = Collection { heap: 20.0, live: 10.0, cpu: 1.0 };
         let saved = Collector { collections: vec![one; 100] }.saved().expect("it collects");
-        // Each comes after 40 MiB in place of 10, and the heap comes to 50.
+        // A collection follows after 40 MiB instead of 10, and the heap reaches 50 MiB.
         assert!((74..=76).contains(&saved.collections), "{saved:?}");
         assert_eq!(saved.bytes, 30 << 20);
         assert!((saved.cpu_ms - 75.0).abs() < 1.5, "{saved:?}");

@@ -1,5 +1,5 @@
-//! What a page costs on this host: measured in rounds, of which the median counts, so that other load changes it as it changes the
-//! programs that run at the same time.
+//! The cost of a page on this host. Measurements are made in rounds, and the median is used, so
+//! that other load affects the costs as it affects the programs that run at the same time.
 
 use super::sysfs::{Loan, Mode, Shmem, Sizes};
 use crate::calibrate::faults::{Faults, Way, fresh_huge, host_faults, life, use_huge};
@@ -14,26 +14,31 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Rounds of the figures that the quietest round tells.
+/// The rounds of figures for which the quietest round is used.
 const QUIET: Effort = Effort { rounds: 7 };
-/// Where a first touch takes longer than this in a virtual machine, in nanoseconds, the host shadows its page tables, or does other work at
-/// each fault: the same touch takes 400 to 900 ns on hardware.
+/// A first touch in a virtual machine longer than this, in nanoseconds, means that the host shadows
+/// its page tables, or does other work at each fault. The same touch takes 400 to 900 ns on
+/// hardware.
 const SHADOWED: f64 = 1_200.0;
-/// A folio costs this much more than its pages' zeroing, in faults on single pages: measured on Linux 6.18 for sizes from 16 KiB to 2 MiB.
+/// The cost of a folio beyond the zeroing of its pages, in faults on single pages: measured on
+/// Linux 6.18 for sizes from 16 KiB to 2 MiB.
 const FOLIO: f64 = 1.5;
 
-/// Where the kernel tells from which order on it reports free memory to a host, which takes it back.
+/// The file with the smallest order of free memory that the kernel reports to its host, which takes
+/// the memory back.
 const REPORTING: &str = "/sys/module/page_reporting/parameters/page_reporting_order";
-/// Until memory that was freed has been reported: the kernel waits two seconds, and reports some of it at a time. A folio of the largest
-/// size then costs several times what one does that was in use just now. That is what a program finds that begins some time after the last.
+/// The time until freed memory has been reported. The kernel waits two seconds, and then reports
+/// the memory in parts. A folio of the largest size then costs several times as much as a recently
+/// used folio. A program that starts some time after the previous program finds such memory.
 const REPORTED: Duration = Duration::from_millis(3_500);
-/// Rounds of the largest folio that are worth waiting for.
+/// Rounds of the largest folio that justify the wait.
 const WAITED: usize = 3;
 
-/// Bytes of a mapping that is made and removed to measure such a call: that by which glibc's heap grows.
+/// Bytes of a mapping whose creation and removal are measured: the step by which glibc's heap
+/// grows.
 const GROWTH: usize = 132 << 10;
 
-/// What has been measured so far.
+/// The measurements so far.
 #[derive(Debug)]
 pub struct Meter {
     quiet: Faults,
@@ -48,11 +53,11 @@ pub struct Meter {
     shared: [Vec<f64>; 2],
     /// The program has shared memory: pages of shared memory are measured.
     shares: bool,
-    /// Of the largest size, from memory that the host has taken back.
+    /// Folios of the largest size, from memory taken back by the host.
     fresh: Vec<f64>,
-    /// The orders that can be measured: those with a setting.
+    /// The orders that can be measured, because they have a setting.
     orders: Vec<u8>,
-    /// Whether settings may be changed to measure.
+    /// Whether settings may be changed for a measurement.
     consent: bool,
     /// Whether the host takes free memory back.
     reporting: bool,
@@ -63,30 +68,32 @@ pub struct Meter {
 pub struct Costs {
     /// The parts of a fault, in a tight loop.
     pub quiet: Faults,
-    /// Zeroing a page that is in no cache; copying one.
+    /// The time to zero a page that is in no cache; `copying` is the time to copy such a page.
     pub zeroing: f64,
     /// See `zeroing`.
     pub copying: f64,
-    /// What a zeroed page costs a program in all: its fault, cold caches, its unmapping.
+    /// The full cost of a zeroed page: its fault, cold caches, its unmapping.
     pub page: f64,
-    /// The same of a page that was populated with others by a call.
+    /// The full cost of a page populated together with other pages by a call.
     pub populated: f64,
-    /// The same of one that was touched in a loop with others, before its first use.
+    /// The full cost of a page touched in a loop over many pages, before its first use.
     pub pretouched: f64,
-    /// A call that makes or removes a mapping, or changes its size.
+    /// A call that creates or removes a mapping, or changes its size.
     pub mapping: f64,
     folios: [Option<f64>; LARGEST as usize + 1],
     /// A page of shared memory, single and in a huge page.
     shared: [Option<f64>; 2],
-    /// A page in a folio of the largest size, from memory that the host has taken back, if it does that.
+    /// A page in a folio of the largest size, from memory taken back by the host, if the host takes
+    /// memory back.
     fresh: Option<f64>,
     /// Whether this is a virtual machine.
     pub virtual_machine: bool,
 }
 
 impl Meter {
-    /// Begins to measure. With `consent`, sizes of folios that are off are turned on for programs that ask for them, while they are measured.
-    /// Pages of shared memory are measured if the program `shares` memory.
+    /// Starts the measurements. With `consent`, disabled folio sizes are enabled during their
+    /// measurement for programs that request them. Pages of shared memory are measured if the
+    /// program `shares` memory.
     pub fn new(consent: bool, shares: bool) -> Result<Self, CliError> {
         let sizes = Sizes::read();
         let orders = sizes.sizes.iter().map(|(order, _)| *order);
@@ -113,7 +120,7 @@ impl Meter {
         })
     }
 
-    /// One more round.
+    /// Measures one more round.
     pub fn round(&mut self) -> Result<(), CliError> {
         self.single.extend(life(Way::Single)?);
         self.populated.extend(life(Way::Populated)?);
@@ -136,15 +143,16 @@ impl Meter {
         Ok(())
     }
 
-    /// Uses and frees `bytes` in folios of the largest size, where the host takes free memory back: what a program that begins now finds is
-    /// backed by the host. Memory that the host has taken back costs several times as much at its first use, in pages of any size; which
-    /// of two runs meets it is chance.
+    /// If the host takes free memory back, uses and frees `bytes` in folios of the largest size, so
+    /// that a program that starts now finds memory backed by the host. The first use of memory
+    /// taken back by the host costs several times as much, in pages of any size. Without this step,
+    /// chance decides which of two runs finds such memory.
     ///
     /// # Errors
-    /// The host does not have so much memory.
+    /// The host does not have this amount of memory.
     pub fn prepare(&self, bytes: u64) -> Result<(), CliError> {
         if self.reporting && self.orders.contains(&LARGEST) {
-            // The program's own file and its threads' stacks take some, too.
+            // The program's own file and the stacks of its threads use memory, too.
             let bytes = bytes + bytes / 4;
             host::afford("memory to use before each run", bytes)?;
             let _loan = self.permit(LARGEST)?;
@@ -153,12 +161,12 @@ impl Meter {
         Ok(())
     }
 
-    /// Lets a program ask for folios of `order`, where there is consent.
+    /// Enables folios of `order` for programs that request them, with consent.
     fn permit(&self, order: u8) -> Result<Option<Loan>, CliError> {
         if self.consent { Loan::permit(order) } else { Ok(None) }
     }
 
-    /// What it comes to so far, after one round at least.
+    /// Returns the costs measured so far, after at least one round.
     pub fn costs(&self) -> Costs {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
@@ -172,18 +180,20 @@ impl Meter {
             mapping: self.mapping,
             folios: self.folios.each_ref().map(|rounds| median(rounds)),
             shared: self.shared.each_ref().map(|rounds| median(rounds)),
-            // The processor's bit for it (cpuid leaf 1).
+            // The processor's flag for a virtual machine (cpuid leaf 1).
             virtual_machine: flags
                 .is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor")),
-            // Some of the memory may have been in use just now: the most expensive round had the least of it.
+            // Part of the memory may have been in use recently. The most expensive round had the
+            // least of such memory.
             fresh: self.fresh.iter().copied().reduce(f64::max),
         }
     }
 }
 
 impl Costs {
-    /// A folio of `order` in all, and whether that was measured. It is computed where its size is off: its pages cost what those of
-    /// the largest size do, or their zeroing, and the folio one and a half times what a fault costs beyond that.
+    /// Returns the full cost of a folio of `order`, and whether the cost was measured. If its size
+    /// is off, the cost is computed: its pages cost as much as pages of the largest size, or their
+    /// zeroing, and the folio adds one and a half times the remaining cost of a fault.
     pub fn folio(&self, order: u8) -> (f64, bool) {
         let pages = f64::from(1u32 << order);
         let fresh = self.fresh.filter(|_| order == LARGEST);
@@ -194,13 +204,13 @@ impl Costs {
         (FOLIO * (self.page - each) + each * pages, false)
     }
 
-    /// The first touch of a page of shared memory.
+    /// Returns the cost of the first touch of a page of shared memory.
     pub fn shared(&self) -> f64 {
         self.shared[0].unwrap_or(self.page)
     }
 
-    /// A huge page of shared memory in all, and whether the cost was measured. See
-    /// [`folio`](Self::folio).
+    /// Returns the full cost of a huge page of shared memory, and whether the cost was measured.
+    /// See [`folio`](Self::folio).
     pub fn shared_huge(&self) -> (f64, bool) {
         let pages = f64::from(1u32 << LARGEST);
         if let Some(page) = self.fresh.or(self.shared[1]) {
@@ -209,22 +219,24 @@ impl Costs {
         (self.folio(LARGEST).0 + FOLIO * (self.shared() - self.page).max(0.0), false)
     }
 
-    /// If the host takes free memory back, so that folios of the largest size are expensive.
+    /// Returns whether the host takes free memory back, so that folios of the largest size are
+    /// expensive.
     pub fn reporting(&self) -> bool {
         self.fresh.is_some()
     }
 
-    /// A single page that a program would not touch otherwise, so that it may come from memory that the host has taken back.
+    /// Returns the cost of an additional single page, which may come from memory taken back by the
+    /// host.
     pub fn taken(&self) -> f64 {
         self.fresh.unwrap_or(0.0).max(self.pretouched)
     }
 
-    /// The same where all memory was in use just now, and the host has not taken it back.
+    /// Returns the same costs for memory that was in use recently, and not taken back by the host.
     pub fn in_used_memory(&self) -> Self {
         Self { fresh: None, ..self.clone() }
     }
 
-    /// All costs, multiplied by `factor`.
+    /// Returns all costs, multiplied by `factor`.
     pub fn scaled(&self, factor: f64) -> Self {
         let Faults { touch, populate, call } = self.quiet;
         let by = |value: f64| factor * value;
@@ -243,33 +255,33 @@ impl Costs {
         }
     }
 
-    /// A fault that zeroes nothing: on a file, or of the zero page.
+    /// Returns the cost of a fault without zeroing: on a file, or of the zero page.
     pub fn unzeroed(&self) -> f64 {
         (self.page - self.zeroing).max(self.quiet.exception())
     }
 
-    /// A fault that copies a page.
+    /// Returns the cost of a fault that copies a page.
     pub fn copied(&self) -> f64 {
         self.unzeroed() + self.copying
     }
 
-    /// The kernel's own path of a fault, in a tight loop.
+    /// Returns the cost of the kernel's path of a fault, in a tight loop.
     pub fn path(&self) -> f64 {
         (self.quiet.populate - self.zeroing).max(0.0)
     }
 
-    /// Whether faults cost several times what they do on hardware.
+    /// Returns whether faults cost several times as much as on hardware.
     pub fn shadowed(&self) -> bool {
         self.virtual_machine && self.quiet.touch > SHADOWED
     }
 }
 
-/// Half of what a mapping takes to be made and removed, untouched.
+/// Measures half the time to create and remove an untouched mapping.
 fn mapping() -> f64 {
     QUIET.each(2_000, || _ = black_box(MmapMut::map_anon(GROWTH))) / 2.0
 }
 
-/// Whether the kernel reports free memory to a host.
+/// Returns whether the kernel reports free memory to a host.
 fn reporting() -> bool {
     Path::new(REPORTING).exists()
         && fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").is_ok_and(|dir| {
@@ -277,7 +289,7 @@ fn reporting() -> bool {
         })
 }
 
-/// The median; none of nothing.
+/// Returns the median; `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -289,7 +301,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 pub mod tests {
     use super::*;
 
-    /// A host of round figures.
+    /// Returns the costs of a host with round figures.
     pub fn costs() -> Costs {
         let mut folios = [None; LARGEST as usize + 1];
         folios[4] = Some(500.0);
@@ -309,10 +321,10 @@ pub mod tests {
         }
     }
 
-    /// Nanoseconds of a page in a huge folio from memory that the host has taken back.
+    /// Nanoseconds of a page in a huge folio from memory taken back by the host.
     pub const TAKEN: f64 = 5000.0;
 
-    /// A host that takes free memory back.
+    /// Returns the costs of a host that takes free memory back.
     pub fn taken(costs: &Costs) -> Costs {
         Costs { fresh: Some(TAKEN), ..costs.clone() }
     }
@@ -324,7 +336,7 @@ pub mod tests {
         // 1.5 * (2300 - 300) + 300 * 8.
         assert_eq!(costs.folio(3), (5400.0, false));
         assert!(costs.shadowed() && !costs.reporting());
-        // The folio and 1.5 times what a shared page costs more than a private one.
+        // The folio, and 1.5 times the additional cost of a shared page over a private page.
         assert_eq!((costs.shared(), costs.shared_huge()), (3000.0, (154_650.0, false)));
         let measured = Costs { shared: [None, Some(400.0)], ..costs.clone() };
         assert_eq!((measured.shared(), measured.shared_huge()), (2300.0, (204_800.0, true)));
@@ -336,15 +348,15 @@ pub mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn median_averages_the_two_middle_values() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);
     }
 
-    /// Whatever this host's settings are.
+    /// Passes with any settings of this host.
     #[test]
-    fn a_round_measures_this_host() {
+    fn round_measures_this_host() {
         let mut meter = Meter::new(false, true).expect("memory");
         meter.round().expect("memory");
         let costs = meter.costs();

@@ -1,16 +1,16 @@
-//! Page faults of a program and of all processes that it starts.
+//! Page faults of a program and of all its descendants.
 //!
-//! `getrusage` counts pages that one call populates as faults, and misses processes that nobody
-//! waits for. The kernel's own counter of page-fault exceptions does neither.
+//! `getrusage` counts pages populated by a call as faults, and misses processes without a waiting
+//! parent. The kernel's counter of page-fault exceptions has neither error.
 
 use perf_event::events::Software;
 use perf_event::{Builder, Counter};
 
-/// The counter of a program that the calling thread starts next.
+/// The fault counter of the next program started by the calling thread.
 pub struct FaultCounter(Option<Counter>);
 
 impl FaultCounter {
-    /// Prepares the counter: counting begins when a child of this thread executes a program.
+    /// Prepares the counter. Counting begins when a child of this thread executes a program.
     /// Without permission for the kernel's counters, [`count`](Self::count) returns `None`.
     pub fn new() -> Self {
         let mut builder = Builder::new(Software::PAGE_FAULTS);

@@ -1,4 +1,5 @@
-//! What a recording tells, before any time is put to it: counts of faults and pages, as recorded and as other settings would have it.
+//! Counts of faults and pages in a recording, as recorded and with other settings, before times are
+//! assigned.
 
 use super::collector::Collector;
 use super::heap::{Padded, of_malloc, padded};
@@ -18,7 +19,7 @@ use faultless_trace::keep::{Kept, kept};
 use faultless_trace::plan::PlanError;
 use faultless_trace::reserve::{Reserved, reserved};
 
-/// The order up to which prefault by the kernel is asked for: the default of this subsystem.
+/// The order up to which prefault by the kernel is predicted: the default of this subsystem.
 const PREFAULT: Ahead = Ahead { order: 5, pool: 0 };
 
 /// Counts of one recording.
@@ -26,53 +27,55 @@ const PREFAULT: Ahead = Ahead { order: 5, pool: 0 };
 pub struct Findings {
     /// The recording's name.
     pub name: String,
-    /// What kind of program it is of.
+    /// The kind of the recorded program.
     pub program: Program,
     /// The host's settings.
     pub sizes: Sizes,
     /// The host's setting of huge pages for shared memory.
     pub shmem: Shmem,
-    /// The faults by what they were for, as recorded.
+    /// The recorded faults by purpose.
     pub census: Census,
-    /// The same with the host's huge pages for shared memory, and if all shared memory had them.
+    /// The same with the host's huge pages for shared memory, and with huge pages for all shared
+    /// memory.
     pub shared: [Census; 2],
-    /// Folios with the host's settings, and if one more size were enabled for all memory: its order.
+    /// Folios with the host's settings. `with` has the folios with one more size enabled for all
+    /// memory, and its order.
     pub now: Folios,
     /// See `now`.
     pub with: Vec<(u8, Folios)>,
     /// Without folios.
     pub without: Folios,
-    /// Folios if glibc's `malloc` asked for huge pages: in memory that comes from it, off and on.
+    /// Folios in the memory of glibc's `malloc`, with its requests for huge pages off and on.
     pub malloc_huge: [Folios; 2],
-    /// If glibc's heap grew by more at a time.
+    /// The effect of larger growth steps of glibc's heap.
     pub padded: Padded,
     /// The same, with the host's settings of folios.
     pub padded_folios: Folios,
-    /// What runtimes reserve, and use in parts.
+    /// Address ranges reserved by runtimes, and used in parts.
     pub reserved: Vec<Reserved>,
-    /// What Go's collector told of a run; `None` of a recording, and of other programs.
+    /// The trace of Go's collector in a run; `None` for a recording, and for other programs.
     pub collector: Option<Collector>,
-    /// If freed memory were kept.
+    /// The effect of keeping freed memory.
     pub kept: Kept,
-    /// If the kernel prefaulted; none where the user interrupted the replay.
+    /// The effect of prefault by the kernel; `None` if the user interrupted the replay.
     pub prefault: Option<Effect>,
 }
 
-/// Steps of progress that the replays count as: each takes about as long as several walks.
+/// Steps of progress for the replays: each takes about as long as several walks.
 const REPLAYS: u64 = 8;
 
 impl Findings {
     /// Steps of progress of [`of`](Self::of), about.
     pub const STEPS: u64 = LARGEST as u64 + 4 + REPLAYS;
 
-    /// The faults that a run without a recorder is expected to take, with the host's huge pages.
+    /// Returns the expected faults of a run without a recorder, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
         let Census { copies, file, shared, shared_folios, .. } = self.shared[0];
         self.now.outcome.left + copies + file + shared + shared_folios
     }
 
-    /// The share of the recorded first touches that take a fault for a single page, from 0 to 1. A
-    /// setting that maps pages in another way has no effect on the touches in larger folios.
+    /// Returns the share of the recorded first touches that cause a fault for a single page, from 0
+    /// to 1. A setting that maps pages in another way has no effect on touches in larger folios.
     pub fn single(&self) -> f64 {
         match self.now.outcome.faults {
             0 => 1.0,
@@ -91,7 +94,7 @@ impl Findings {
         self.malloc_huge = [self.without; 2];
     }
 
-    /// The most bytes of anonymous memory at one moment, with any of the settings.
+    /// Returns the peak size of anonymous memory in bytes, with any of the settings.
     pub fn most_bytes(&self) -> u64 {
         let with = self.with.iter().map(|(_, folios)| folios);
         let all = with.chain([&self.now, &self.padded_folios]).chain(&self.malloc_huge);
@@ -99,10 +102,10 @@ impl Findings {
         pages.max().unwrap_or(0) * PAGE_SIZE
     }
 
-    /// Of the recording `source`.
+    /// Computes the counts of the recording `source`.
     ///
     /// # Errors
-    /// The recording does not hold together, or there is no memory to replay it in.
+    /// The recording is inconsistent, or there is not enough memory for its replay.
     pub fn of(
         source: &Source,
         program: Program,

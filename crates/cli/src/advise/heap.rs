@@ -1,4 +1,4 @@
-//! What glibc's heap would look like with other settings: the recording, rewritten.
+//! Rewrites a recording as with other settings of glibc's heap.
 
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
@@ -6,17 +6,20 @@ use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::event::{Backing, Event, Kind};
 use std::collections::HashMap;
 
-/// To what the heap grows where `malloc` asks for huge pages, and the smallest block that is then mapped so, in bytes.
+/// The growth unit of the heap if `malloc` requests huge pages, and the smallest block that then
+/// has a separate mapping, in bytes.
 const HUGE: u64 = PAGE_SIZE << LARGEST;
-/// Bytes in which memory of allocators other than glibc's comes.
+/// The unit of memory of allocators other than glibc's, in bytes.
 const ARENA: u64 = 256 << 10;
-/// By how much more than it needs the heap grows, in bytes: glibc's default (`M_TOP_PAD`), and what is advised.
+/// The additional growth of the heap beyond the requested size, in bytes: glibc's default
+/// (`M_TOP_PAD`). `LARGER_PAD` is the advised value.
 const PAD: u64 = 128 << 10;
 /// See [`PAD`].
 pub const LARGER_PAD: u64 = 4 << 20;
 
-/// The events of a recording with the memory of glibc's `malloc` alone as private memory, as it would be with `glibc.malloc.hugetlb=1`: the heap
-/// ends at a multiple of 2 MiB. Other memory becomes shared, in which folios have no part.
+/// Returns the events of a recording with only the memory of glibc's `malloc` as private memory, as
+/// with `glibc.malloc.hugetlb=1`: the heap ends at a multiple of 2 MiB. Other memory becomes
+/// shared, which excludes it from folios.
 pub fn of_malloc(trace: &Trace) -> impl Iterator<Item = Event> {
     let mut bases: HashMap<u32, u64> = HashMap::new();
     let others = move |len: u64, backing: Backing| match backing {
@@ -27,7 +30,8 @@ pub fn of_malloc(trace: &Trace) -> impl Iterator<Item = Event> {
     trace.events.iter().map(move |event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let kind = match event.kind {
-            // glibc moves the break to a multiple of 2 MiB; the first call tells where it is.
+            // glibc moves the break to a multiple of 2 MiB. The first call reports its current
+            // position.
             Kind::Brk { end } => {
                 let base = *bases.entry(process).or_insert(end);
                 Kind::Brk { end: if end > base { end.next_multiple_of(HUGE) } else { end } }
@@ -48,26 +52,28 @@ pub fn of_malloc(trace: &Trace) -> impl Iterator<Item = Event> {
     })
 }
 
-/// What a larger pad changes.
+/// The effect of a larger pad.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Padded {
-    /// Calls of `brk` that would not be.
+    /// The number of `brk` calls avoided.
     pub calls: u64,
-    /// The most bytes by which a heap would be larger at its end; they are touched only where folios reach into them.
+    /// The largest additional size of a heap at its end, in bytes. These bytes are touched only if
+    /// folios reach into them.
     pub bytes: u64,
 }
 
-/// The events of a recording with a heap that grows by [`LARGER_PAD`] at a time (`MALLOC_TOP_PAD_`). A break that goes down does so as
-/// before. What changes is added up in `out` as the events are read.
+/// Returns the events of a recording with a heap that grows by [`LARGER_PAD`] at a time
+/// (`MALLOC_TOP_PAD_`). A falling break stays as recorded. The differences are added up in `out`
+/// while the events are read.
 pub fn padded<'a>(trace: &'a Trace, out: &'a mut Padded) -> impl Iterator<Item = Event> + 'a {
-    // By process: where the break was recorded, and where it would be.
+    // By process: the recorded break, and the break with the larger pad.
     let mut heaps: HashMap<u32, (u64, u64)> = HashMap::new();
     trace.events.iter().filter_map(move |event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let mut event = *event;
         match &mut event.kind {
             Kind::Brk { end } => {
-                // The first call tells where the heap begins.
+                // The first call reports the start of the heap.
                 let (recorded, padded) = heaps.entry(process).or_insert((*end, *end));
                 let grows = *end > *recorded;
                 *recorded = *end;
@@ -93,7 +99,7 @@ mod tests {
     use super::*;
     use faultless_trace::event::{Header, ProcessInfo, ThreadInfo};
 
-    /// A program whose break comes to these places, in KiB above the first.
+    /// Returns a program whose break moves to these positions, in KiB above the first.
     fn breaks(at: &[u64]) -> Trace {
         let kind = |kib: &u64| Kind::Brk { end: (1 << 40) + (kib << 10) };
         let event = |kib| Event { time_us: 0, thread: 0, kind: kind(kib) };
@@ -106,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_pad_spares_calls() {
+    fn larger_pad_saves_brk_calls() {
         let grown: Vec<u64> = (0..64).map(|time| time * 132).collect();
         let with = |trace: &Trace| {
             let mut out = Padded::default();
@@ -114,16 +120,17 @@ mod tests {
             (out, events)
         };
         let (padded, events) = with(&breaks(&grown));
-        // The first tells the beginning; each that remains grows by 132 and 3,968 KiB, which serves 30 more.
+        // The first call reports the start. Each remaining call grows the heap by 132 and 3,968
+        // KiB, which suffices for 30 more.
         assert_eq!((padded.calls, events), (60, 4));
         assert_eq!(padded.bytes, LARGER_PAD - PAD);
-        // The break goes down as before.
+        // The break falls as recorded.
         let (padded, events) = with(&breaks(&[0, 132, 0, 132]));
         assert_eq!((padded.calls, events), (0, 4));
     }
 
     #[test]
-    fn the_heap_ends_at_a_multiple_of_2_mib_where_malloc_asks_for_huge_pages() {
+    fn heap_ends_at_a_multiple_of_2_mib_with_huge_pages() {
         let trace = breaks(&[0, 132, 2047, 2049]);
         let ends: Vec<u64> = of_malloc(&trace)
             .filter_map(|event| match event.kind {

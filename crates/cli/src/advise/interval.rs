@@ -38,7 +38,7 @@ impl Saving {
         Some(Self { middle, interval })
     }
 
-    /// Whether the interval excludes 0.
+    /// Returns whether the interval excludes 0.
     pub fn is_sure(&self) -> bool {
         self.interval.is_some_and(|[low, high]| low > 0.0 || high < 0.0)
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_effect_beyond_the_noise_has_an_interval_without_zero() {
+    fn interval_of_an_effect_beyond_the_noise_excludes_zero() {
         let before = [2.0, 2.1, 2.05, 1.95, 2.0, 2.02];
         let with = [1.5, 1.52, 1.49, 1.6, 1.48, 1.51];
         let saving = Saving::of(&before, &with).expect("pairs");
@@ -78,7 +78,7 @@ mod tests {
         assert!(low <= saving.middle && saving.middle <= high && saving.is_sure());
         let none = Saving::of(&before, &[2.2, 1.8, 2.02, 1.9, 2.1, 2.0]).expect("pairs");
         assert!(!none.is_sure(), "{none:?}");
-        // Load that changes between pairs is in both runs of a pair.
+        // Load that changes between pairs affects both runs of a pair.
         let loaded = [2.0, 3.0, 4.0, 3.0, 2.0, 2.5];
         let saving = Saving::of(&loaded, &loaded.map(|run| run - 0.1)).expect("pairs");
         let [low, high] = saving.interval.expect("six pairs");
@@ -97,16 +97,16 @@ mod tests {
 
     /// The critical values of table A.4 in Hollander and Wolfe, and of R's `qsignrank(0.025, n)`.
     #[test]
-    fn ranks_are_those_of_the_exact_distribution() {
+    fn ranks_match_the_exact_distribution() {
         let ranks = [(5, None), (6, Some(1)), (7, Some(3)), (8, Some(4)), (9, Some(6))];
         assert_eq!(ranks.map(|(pairs, _)| rank(pairs)), ranks.map(|(_, rank)| rank));
         assert_eq!([10, 15, 20, 30].map(rank), [9, 26, 53, 138].map(Some));
     }
 
-    /// Measures how often runs without any effect are called beyond the noise. The bootstrap that
-    /// was used before had 9 % with 7 pairs, and 13 % with 5.
+    /// Measures the share of runs without any effect that are called beyond the noise. The earlier
+    /// bootstrap had 9 % with 7 pairs, and 13 % with 5.
     #[test]
-    fn without_an_effect_at_most_one_interval_in_twenty_excludes_zero() {
+    fn intervals_without_an_effect_exclude_zero_at_most_once_in_twenty() {
         const TRIES: u32 = 20_000;
         let mut random = fastrand::Rng::with_seed(1);
         // Run times are skewed: some runs take much longer than the others.

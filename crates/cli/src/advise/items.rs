@@ -1,4 +1,5 @@
-//! What can be done on today's Linux, and what each would save: counts of a recording, multiplied by what this host takes.
+//! Settings of today's Linux, and the saving of each: counts of a recording, multiplied by costs of
+//! this host.
 
 use super::costs::Costs;
 use super::findings::Findings;
@@ -11,16 +12,16 @@ use faultless_trace::anticipate::folio::{Folios, LARGEST};
 use faultless_trace::census::Census;
 use std::path::{Path, PathBuf};
 
-/// The share of a mapping's pages that must be used for populating it.
+/// The share of a mapping's pages that must be used to advise its population.
 const MOSTLY: f64 = 0.9;
-/// Faults below which a change is not told from chance.
+/// Faults below which a change cannot be distinguished from chance.
 const FEW_FAULTS: f64 = 200.0;
 /// The smallest share of the predicted change in faults that shows an effect.
 const LEAST_MOVED: f64 = 0.1;
-/// Pages of a mapping below which populating it is not worth a line.
+/// Pages of a mapping below which its population is not worth a line.
 const FEW: u64 = 256;
 
-/// What puts an item into force for one run.
+/// The way to put an item into force for one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Apply {
     /// Environment variables.
@@ -29,52 +30,55 @@ pub enum Apply {
     Sysfs(PathBuf, &'static str),
     /// `prctl(PR_SET_THP_DISABLE)`.
     WithoutThp,
-    /// Large blocks and mappings are populated, from so many bytes, by the preloaded library.
+    /// The preloaded library populates blocks and mappings of at least this number of bytes.
     Populate(u64),
-    /// Nothing that a run can be given.
+    /// The item cannot be applied to a run.
     Nothing,
 }
 
-/// One thing that can be done.
+/// One possible setting.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// What it is, as rows are named.
+    /// The name of the row.
     pub name: String,
-    /// What to do, in words or as a command.
+    /// The instruction, in words or as a command.
     pub action: String,
-    /// Nanoseconds of processor time saved; negative where it costs. Where the host takes free memory back: if it has.
+    /// Nanoseconds of processor time saved; negative for a cost. If the host takes free memory
+    /// back, this is the value for memory taken back.
     pub saving: f64,
-    /// The same if it has not: folios of the largest size are cheaper then. [`predict`] fills it in.
+    /// The saving for memory that was not taken back, in which folios of the largest size are
+    /// cheaper. [`predict`] sets this value.
     pub at_best: f64,
-    /// Bytes that would be resident and unused, at the worst moment.
+    /// Resident bytes that would be unused, at the peak.
     pub unused: u64,
-    /// Faults that it spares, negative if it takes more; `None` if it saves in another way.
+    /// The number of faults saved, negative for additional faults; `None` if the item saves in
+    /// another way.
     pub spared: Option<f64>,
-    /// What applies it.
+    /// The way to apply the item.
     pub apply: Apply,
-    /// Of what the prediction does not tell, or what others met.
+    /// Effects missing from the prediction, and experiences of other users.
     pub remarks: Vec<&'static str>,
 }
 
-/// One thing that can be done, of which a recording of faults does not tell what it saves.
+/// One possible setting whose saving does not follow from a recording of faults.
 #[derive(Clone, Debug)]
 pub struct Open {
-    /// What it is, as rows are named.
+    /// The name of the row.
     pub name: String,
-    /// What to do, in words or as a command.
+    /// The instruction, in words or as a command.
     pub action: String,
-    /// What is known of it, and why no more.
+    /// The known facts, and the reason for the missing prediction.
     pub why: String,
-    /// What applies it.
+    /// The way to apply the item.
     pub apply: Apply,
 }
 
-/// All that applies to the program and is not predicted.
+/// Returns the advice without a prediction that applies to the program.
 pub fn open(findings: &Findings) -> Vec<Open> {
     allocator::open(findings).into_iter().chain(runtime::open(findings)).collect()
 }
 
-/// Nanoseconds that the faults of a run take, as the host is set now.
+/// Returns the nanoseconds of the faults of a run with the current settings of the host.
 pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
     let Census { zero_page, copies, .. } = findings.census;
     let single = zero_page.min(findings.now.mapped[0]) as f64;
@@ -82,14 +86,14 @@ pub fn spent(findings: &Findings, costs: &Costs) -> f64 {
     anonymous + shared_time(&findings.shared[0], costs) + copies as f64 * costs.copied()
 }
 
-/// Nanoseconds of all faults on files and shared memory.
+/// Returns the nanoseconds of all faults on files and shared memory.
 fn shared_time(census: &Census, costs: &Costs) -> f64 {
     census.file as f64 * costs.unzeroed()
         + census.shared as f64 * costs.shared()
         + census.shared_folios as f64 * costs.shared_huge().0
 }
 
-/// Nanoseconds of all faults on anonymous memory, each on a page or a folio.
+/// Returns the nanoseconds of all faults on anonymous memory, each on a page or a folio.
 pub fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
     let time = |(order, count): (u8, &u64)| match order {
         0 => *count as f64 * costs.page,
@@ -98,12 +102,12 @@ pub fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
     (0..).zip(&folios.mapped).map(time).sum()
 }
 
-/// By how many faults `with` has fewer than `now`.
+/// Returns the reduction in faults from `now` to `with`.
 pub fn fewer(now: &Folios, with: &Folios) -> f64 {
     now.outcome.left as f64 - with.outcome.left as f64
 }
 
-/// Nanoseconds that the first touch of a page takes on average, in single pages and in folios.
+/// Returns the average nanoseconds of the first touch of a page, over single pages and folios.
 pub fn touch_time(findings: &Findings, costs: &Costs) -> f64 {
     let touches = findings.now.outcome.faults;
     if touches == findings.now.mapped[0] {
@@ -113,21 +117,21 @@ pub fn touch_time(findings: &Findings, costs: &Costs) -> f64 {
 }
 
 impl Item {
-    /// Returns whether a run that took `spared` fewer faults shows the effect of the item. A run
-    /// whose number of faults stays shows no effect of a setting that spares faults.
+    /// Returns whether a run with `spared` fewer faults shows the effect of the item. A run with an
+    /// unchanged number of faults shows no effect of a setting that saves faults.
     pub fn moved(&self, spared: f64) -> bool {
         self.spared.is_none_or(|predicted| {
             predicted.abs() < FEW_FAULTS || spared / predicted >= LEAST_MOVED
         })
     }
 
-    /// Whether it saves or costs depends on whether the host has taken memory back.
+    /// Returns whether the sign of the saving depends on the host having taken memory back.
     pub fn depends(&self) -> bool {
         (self.saving < 0.0) != (self.at_best < 0.0)
     }
 }
 
-/// All items that apply to the program, the largest saving first.
+/// Returns all items that apply to the program, the largest saving first.
 pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let at_best = all(findings, &costs.in_used_memory());
     let mut items = all(findings, costs);
@@ -150,7 +154,7 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items
 }
 
-/// What no setting of Linux gives: that the kernel maps pages before they are touched.
+/// Returns the saving of prefault by the kernel, which no setting of Linux provides.
 pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
     let effect = findings.prefault.as_ref()?;
     let single = findings.single();
@@ -170,7 +174,7 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// Folios of one more size for all memory.
+/// Returns an item for each additional folio size for all memory.
 fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let now = folio_time(&findings.now, costs);
     let item = |(order, with): &(u8, Folios)| {
@@ -207,7 +211,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     findings.with.iter().map(item).collect()
 }
 
-/// No huge pages for this program, where all programs have them.
+/// Disables huge pages for this program if all programs have them.
 fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
     let always = !findings.sizes.always().is_empty();
     always.then(|| Item {
@@ -245,7 +249,7 @@ fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// Large mappings that are used nearly whole are populated when they are made.
+/// Populates large, mostly used mappings at their creation.
 fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
     let mut groups = findings.census.mappings.clone();
     groups.sort_by_key(|group| std::cmp::Reverse(group.len));
@@ -272,7 +276,7 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                 saving,
                 spared: Some(spared),
                 unused: unused * PAGE_SIZE,
-                // A block of malloc's lies in a mapping that is a little larger.
+                // A block of malloc lies in a slightly larger mapping.
                 apply: if (findings.program.glibc || findings.program.java)
                     && !findings.program.fixed
                 {
@@ -304,7 +308,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// Bytes for people, also few.
+/// Formats bytes for people, also small numbers.
 pub fn size(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { host::size(bytes) }
 }
@@ -319,7 +323,7 @@ pub mod tests {
     use crate::report::progress::Progress;
     use faultless_trace::census::{HugeShared, Mappings};
 
-    /// Of a bundled recording, as of a program of glibc's.
+    /// Returns the findings of a bundled recording, treated as a program with glibc's malloc.
     pub fn findings(name: &str, sizes: Sizes) -> Findings {
         let Ok(Input::Recording(source)) = open(Path::new(name)) else {
             panic!("{name} is bundled")
@@ -329,8 +333,8 @@ pub mod tests {
             .expect("it holds together")
     }
 
-    /// As [`findings`], with `first` pages of shared memory in `folios` huge pages, and the word of
-    /// `shmem_enabled`.
+    /// Returns [`findings`] with `first` pages of shared memory in `folios` huge pages, and the
+    /// word of `shmem_enabled`.
     pub fn sharing(first: u64, folios: u64, mode: Mode) -> Findings {
         let mut findings = findings("python", sizes(Mode::Madvise));
         findings.shmem =
@@ -344,12 +348,12 @@ pub mod tests {
         findings
     }
 
-    /// A host with two sizes of folios.
+    /// Returns a host with two folio sizes.
     pub fn sizes(mode: Mode) -> Sizes {
         Sizes { all: Some(mode), sizes: vec![(4, Mode::Never), (LARGEST, mode)] }
     }
 
-    /// The item of this name.
+    /// Returns the item of this name.
     pub fn find<'a>(items: &'a [Item], name: &str) -> &'a Item {
         items
             .iter()
@@ -358,7 +362,7 @@ pub mod tests {
     }
 
     #[test]
-    fn folios_save_what_the_faults_that_they_spare_cost() {
+    fn folios_save_the_cost_of_avoided_faults() {
         let findings = findings("python", sizes(Mode::Madvise));
         let costs = costs();
         let items = predict(&findings, &costs);
@@ -376,7 +380,7 @@ pub mod tests {
     }
 
     #[test]
-    fn memory_that_the_host_has_taken_back_makes_huge_folios_expensive() {
+    fn memory_taken_back_makes_huge_folios_expensive() {
         let findings = findings("gcc", sizes(Mode::Madvise));
         let costs = taken(&costs());
         let items = predict(&findings, &costs);
@@ -390,7 +394,7 @@ pub mod tests {
     }
 
     #[test]
-    fn expensive_folios_cost_and_then_no_thp_saves() {
+    fn disabling_thp_saves_if_folios_are_expensive() {
         let findings = findings("redis", sizes(Mode::Always));
         let items = predict(&findings, &costs());
         let got = find(&items, "no THP");
@@ -402,14 +406,14 @@ pub mod tests {
     }
 
     #[test]
-    fn huge_pages_of_shared_memory_save_what_its_faults_cost() {
+    fn huge_pages_save_the_faults_of_shared_memory() {
         let without = findings("python", sizes(Mode::Madvise));
         let costs = costs();
         assert!(predict(&without, &costs).iter().all(|item| item.name != "shared memory on THP"));
         let findings = sharing(10_000, 20, Mode::Never);
         let items = predict(&findings, &costs);
         let got = find(&items, "shared memory on THP");
-        // A shared page costs 3,000 ns, a huge page of them 154,650.
+        // A shared page costs 3,000 ns, a huge page of shared memory 154,650 ns.
         let want = 10_000.0 * 3000.0 - 20.0 * 154_650.0;
         assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
         assert_eq!((got.spared, got.unused), (Some(9980.0), 240 * PAGE_SIZE));
@@ -426,7 +430,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_setting_that_spares_faults_is_confirmed_by_fewer_faults_alone() {
+    fn setting_that_saves_faults_is_confirmed_only_by_fewer_faults() {
         let findings = findings("python", sizes(Mode::Madvise));
         let items = predict(&findings, &costs());
         let item = find(&items, "mTHP 64 kB");
@@ -437,7 +441,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_program_without_huge_pages_gets_no_advice_about_their_size() {
+    fn no_thp_advice_for_a_program_without_huge_pages() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         let names = |findings: &Findings| {
             let items = predict(findings, &costs());
@@ -449,7 +453,7 @@ pub mod tests {
     }
 
     #[test]
-    fn only_what_applies_is_said() {
+    fn only_applicable_items_are_predicted() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         findings.program = Program { go: true, ..Program::default() };
         findings.census.discarded = 1000;
@@ -465,7 +469,7 @@ pub mod tests {
     }
 
     #[test]
-    fn mappings_are_populated_down_to_a_size_at_which_they_are_used() {
+    fn populate_selects_sizes_of_mostly_used_mappings() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         let mappings =
             |mib: u64, count, touched, unused| Mappings { len: mib << 20, count, touched, unused };

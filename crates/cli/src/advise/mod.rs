@@ -1,8 +1,11 @@
-//! `faultless advise`: what a program's page faults cost on this host, and what today's Linux can do about it.
+//! `faultless advise`: the cost of a program's page faults on this host, and the settings of
+//! today's Linux that reduce it.
 //!
-//! The program is [recorded](crate::record) once, and run once without a recorder; the recording tells what each setting would do
-//! ([`findings`]), this host what that costs ([`costs`]), and their product is the advice ([`items`]). With `--try` what can be applied to one run
-//! is ([`once`]), and what was predicted stands beside what is measured ([`trial`]).
+//! The program is [recorded](crate::record) once, and runs once without a recorder. The recording
+//! yields the effect of each setting in faults ([`findings`]), measurements on this host the cost
+//! of a fault ([`costs`]), and their product is the advice ([`items`]). With `--try` each setting
+//! that can be applied to one run is applied ([`once`]), and the prediction is printed beside the
+//! measurement ([`trial`]).
 
 mod allocator;
 mod collector;
@@ -49,7 +52,7 @@ use sysfs::{Shmem, Sizes};
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
 
-/// `error` of a recording, and where a program goes if `file` is the name of one.
+/// Returns `error` of a recording, with a hint about `--` if `file` is the name of a program.
 fn behind(file: &Path, error: CliError) -> CliError {
     match error {
         CliError::Usage(why) if find_program(file.as_os_str()).is_ok() => {
@@ -60,7 +63,7 @@ fn behind(file: &Path, error: CliError) -> CliError {
     }
 }
 
-/// Records or reads, counts, measures, and tells; ends as the program did.
+/// Records or reads, counts, measures, and prints. Returns the exit status of the program.
 pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let inputs: Vec<&Path> = args.recording.iter().map(|file| file.as_path()).collect();
     let name = args.program.first().map(OsString::as_os_str);
@@ -97,13 +100,13 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     };
     let code = status.map_or(ExitCode::SUCCESS, exit_code);
     if status.is_some_and(|status| status.signal().is_some()) {
-        // The recorder has said which.
+        // The recorder has reported the signal.
         say!("faultless: nothing is predicted for a program that a signal ends");
         return Ok(code);
     }
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
     let program = Program::of(name, &source.trace);
-    // The advice needs no plan for threads that run side by side.
+    // The advice needs no plan for concurrent threads.
     source.plan = Plan::default();
     let progress = Progress::on_terminal(Findings::STEPS + ROUNDS as u64);
     let (sizes, shmem) = (Sizes::read(), Shmem::read());
@@ -111,14 +114,15 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let mut meter = Meter::new(args.sysfs, findings.census.shared > 0)?;
     let mut plain = None;
     for round in 0..ROUNDS {
-        // After one round there is an answer; without a plain run, it has the recording's time.
+        // One round suffices for a result. Without a plain run, the result uses the time of the
+        // recording.
         if round > 0 && interrupt::requested() {
             break;
         }
         progress.begin("measures what a page costs");
         meter.round()?;
         progress.advance(1);
-        // In the midst of the rounds, so that both meet the same load.
+        // The plain run is in the middle of the rounds, so that both run under the same load.
         if plain.is_none() && status.is_some() {
             progress.print(|| {
                 say!(
@@ -156,10 +160,10 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     Ok(code)
 }
 
-/// Records the program, whose input and output are its own.
-/// Returns whether processes of the program still run, too.
+/// Records the program, which keeps its input and output. Also returns whether processes of the
+/// program are still running.
 fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
-    // What is sent to us is the program's.
+    // Signals sent to this process go to the program.
     let _signals = Signals::hold();
     let setup = record::setup(args.lesser)?;
     let place = std::env::temp_dir().join("faultless-advise");

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
-/// The usage of a run, with all processes that the program started.
+/// The usage of a run, with all processes started by the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// Seconds.
@@ -25,31 +25,31 @@ pub struct Run {
     pub processor: f64,
     /// The kernel's part.
     pub system: f64,
-    /// Page faults. Pages that a call populates are not among them, unless `counts_populated`.
+    /// Page faults. Excludes pages populated by a call, unless `counts_populated`.
     pub faults: u64,
-    /// Whether `faults` is the count of `getrusage`, which includes populated pages: there is no
-    /// permission for the kernel's counter of exceptions.
+    /// Whether `faults` is the count of `getrusage`, which includes populated pages. It is used
+    /// without permission for the kernel's counter of exceptions.
     pub counts_populated: bool,
     /// Whether the program switched huge pages off for itself.
     pub thp_off: bool,
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// Processes that ran on after the program, and were ended.
+    /// The number of processes that were still running after the program, and were killed.
     pub ended: u32,
 }
 
-/// Seconds of processor time below which the kernel's part is not reliable: many kernels divide the
-/// time by what they find at timer ticks, and a short run meets few of them.
+/// Seconds of processor time below which the kernel's part is not reliable. Many kernels divide the
+/// time by samples at timer ticks, and a short run has few ticks.
 const FEW_TICKS: f64 = 0.25;
 
 impl Run {
-    /// Returns the seconds that faults can have taken at most.
+    /// Returns the maximum seconds that faults can have taken.
     pub fn fault_limit(&self) -> f64 {
         if self.processor < FEW_TICKS { self.processor } else { self.system }
     }
 }
 
-/// Runs `command` with `applied` in force. The program reads nothing, and its output is dropped.
+/// Runs `command` with `applied` in force. The program reads no input, and its output is dropped.
 /// Returns `None` if the user interrupted the run.
 pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliError> {
     let mut program = silent(command)?;
@@ -67,7 +67,8 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
             None => return Ok(None),
         },
         Apply::WithoutThp => {
-            // SAFETY: between fork and exec one async-signal-safe call is made, prctl.
+            // SAFETY: between fork and exec the closure makes one call, prctl, which is
+            // async-signal-safe.
             unsafe { program.pre_exec(|| set_thp_disable(true).map_err(std::io::Error::from)) };
         }
         Apply::Populate(bytes) => {
@@ -81,7 +82,7 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
     let supervised = Supervised::spawn(&mut program).map_err(failed)?;
     let pid = supervised.pid();
     let guard = interrupt::on_request(move || {
-        // From the keyboard it comes to the program, too.
+        // A signal from the keyboard reaches the program, too.
         _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     });
     let mut flags = ThpFlags::default();
@@ -104,7 +105,7 @@ pub fn once(command: &[OsString], applied: &Apply) -> Result<Option<Run>, CliErr
     }))
 }
 
-/// The program to start, which reads nothing, and whose output is dropped.
+/// Returns the command of the program, with empty input and dropped output.
 pub fn silent(command: &[OsString]) -> Result<Command, CliError> {
     let (name, args) = command.split_first().ok_or_else(|| CliError::Usage("no program".into()))?;
     let mut program = Command::new(name);
@@ -112,7 +113,8 @@ pub fn silent(command: &[OsString]) -> Result<Command, CliError> {
     Ok(program)
 }
 
-/// `value` for the variable `name`, which had the value `before`: both take effect where it is a list.
+/// Returns `value` for the variable `name`. If the variable is a list, `value` is appended to the
+/// earlier value `before`, and both take effect.
 pub fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
     let separator = match name {
         "GLIBC_TUNABLES" => ":",
@@ -137,7 +139,8 @@ mod tests {
         run.faults
     }
 
-    /// `dd` allocates a block of 64 MiB, and touches nothing of it as there is nothing to copy.
+    /// `dd` allocates a block of 64 MiB, and does not touch the block because there is no data to
+    /// copy.
     #[test]
     fn large_blocks_are_populated() {
         let dd = ["dd", "if=/dev/null", "of=/dev/null", "bs=64M"];
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_switches_huge_pages_off_is_noticed() {
+    fn run_detects_that_the_program_disables_huge_pages() {
         let thp_off = |applied: &Apply| {
             let command = ["sleep", "0.2"].map(OsString::from);
             once(&command, applied).expect("it runs").expect("nobody interrupts it").thp_off
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_applied_reaches_the_program() {
+    fn applied_settings_reach_the_program() {
         let variable = Apply::Environment(vec![("MALLOC_MMAP_MAX_", "0".into())]);
         faults(&["sh", "-c", "test \"$MALLOC_MMAP_MAX_\" = 0"], &variable);
         faults(&["sh", "-c", "test -z \"$MALLOC_MMAP_MAX_\""], &Apply::Nothing);
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_the_user_has_set_stays() {
+    fn joined_keeps_a_list_set_by_the_user() {
         let before = Some("glibc.malloc.check=1".into());
         let both = "glibc.malloc.check=1:glibc.malloc.hugetlb=1";
         assert_eq!(joined("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", before), both);

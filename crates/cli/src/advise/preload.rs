@@ -1,4 +1,5 @@
-//! The library that populates a program's large blocks (`crates/preload`), as a file for `LD_PRELOAD`.
+//! The library that populates a program's large blocks (`crates/preload`), as a file for
+//! `LD_PRELOAD`.
 
 use crate::error::CliError;
 use std::ffi::OsString;
@@ -15,7 +16,7 @@ impl Preload {
     /// Writes the file.
     ///
     /// # Errors
-    /// It could not be built with this command, or the file cannot be written.
+    /// The library could not be built with this command, or the file cannot be written.
     pub fn new() -> Result<Self, CliError> {
         let doing = "the library to preload";
         let bytes = LIBRARY.map_err(|why| CliError::failed(doing, why))?;
@@ -25,7 +26,8 @@ impl Preload {
         Ok(Self(file))
     }
 
-    /// What populates a program's blocks of `bytes` and more; what is preloaded already stays.
+    /// Returns the environment that populates a program's blocks of at least `bytes`. Libraries
+    /// already in `LD_PRELOAD` stay.
     pub fn environment(&self, bytes: u64) -> [(&'static str, OsString); 2] {
         let mut libraries = self.0.path().as_os_str().to_owned();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -45,7 +47,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Bytes of the process that are resident.
+    /// Returns the resident bytes of the process.
     fn resident() -> usize {
         let statm = fs::read_to_string("/proc/self/statm").expect("Linux has it");
         let pages = statm.split(' ').nth(1).expect("the second number is the resident pages");
@@ -56,14 +58,14 @@ mod tests {
         hint::black_box(Vec::with_capacity(bytes))
     }
 
-    /// What `make` makes, and how many MiB become resident meanwhile.
+    /// Returns the result of `make`, and the MiB that became resident during the call.
     fn grows<T>(make: impl FnOnce() -> T) -> (T, usize) {
         let before = resident();
         let made = make();
         (made, (resident().saturating_sub(before) + MIB / 2) / MIB)
     }
 
-    /// What happens in a process that has the library.
+    /// The checks in a process that has the library.
     fn preloaded() {
         let (_small, grown) = grows(|| block(MIB - 8192));
         assert_eq!(grown, 0, "it is smaller than what is populated");
@@ -71,10 +73,10 @@ mod tests {
         assert_eq!(grown, 32);
         let (large, grown) = grows(|| block(16 * MIB));
         assert_eq!(grown, 16);
-        // From now on, blocks up to that size come from glibc's heap.
+        // From here on glibc's heap serves blocks up to this size.
         drop(large);
 
-        // Nobody has stored to them, but to the last.
+        // Only the last part has been written.
         let mut parts: Vec<_> = (0..8).map(|_| block(MIB / 2)).collect();
         parts[7].resize(MIB / 2, 1);
         let at = parts[0].as_ptr();
@@ -87,16 +89,16 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_are_populated_unless_they_are_resident() {
+    fn preload_populates_large_blocks_unless_resident() {
         if env::var_os("FAULTLESS_POPULATE").is_some() {
             return preloaded();
         }
         let preload = Preload::new().expect("it was built");
         let (_, module) =
             module_path!().split_once("::").expect("the name of the program comes first");
-        let test = format!("{module}::large_blocks_are_populated_unless_they_are_resident");
+        let test = format!("{module}::preload_populates_large_blocks_unless_resident");
         let own = env::current_exe().expect("a test has a file");
-        // In a thread, which has a heap of its own: nothing else has been freed there.
+        // The test runs in a thread with a separate heap, which has no other freed memory.
         let ran = Command::new(own)
             .args(["--exact", &test, "--test-threads", "2"])
             .envs(preload.environment(MIB as u64))

@@ -1,4 +1,4 @@
-//! The answer on one screen, and as JSON.
+//! The report on one screen, and as JSON.
 
 use super::costs::Costs;
 use super::findings::Findings;
@@ -15,12 +15,13 @@ use faultless_workload::{Linux, System};
 use serde_json::Map;
 use std::io::Write;
 
-/// The share of a run below which a saving is not worth a row: other load makes more of a difference.
+/// The share of a run below which a saving is not worth a row. Other load makes a larger
+/// difference.
 pub const WORTH: f64 = 0.01;
-/// What is not worth one either, in nanoseconds: it would be printed as nothing.
+/// The saving in nanoseconds below which an item is not worth a row: it would be printed as 0.
 const LEAST: f64 = 1e6;
 
-/// What is told of a program.
+/// The report about a program.
 #[derive(Debug)]
 pub struct Answer<'a> {
     findings: &'a Findings,
@@ -28,20 +29,22 @@ pub struct Answer<'a> {
     plain: Option<Run>,
     /// Remarks of the reader of the recording.
     notes: &'a [String],
-    /// Nanoseconds that faults can have taken: the kernel time of the run, or of a recording the
-    /// processor time of its threads.
+    /// The maximum nanoseconds of faults: the kernel time of the run, or the processor time of the
+    /// threads in a recording.
     limit: f64,
-    /// Seconds of the run: processor time, or of a recording the time from its first event to its last.
+    /// Seconds of the run: processor time, or for a recording the time from its first event to its
+    /// last.
     seconds: f64,
-    /// What can be done, the largest saving first.
+    /// The predicted items, the largest saving first.
     pub items: Vec<Item>,
-    /// What can be done, and is not predicted.
+    /// The items without a prediction.
     pub open: Vec<Open>,
     prefault: Option<Item>,
 }
 
 impl<'a> Answer<'a> {
-    /// From counts, costs and the run without a recorder, if there was one.
+    /// Creates the report from counts, costs and the run without a recorder, if there was such a
+    /// run.
     pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &'a Trace) -> Self {
         let recorded = trace.events.last().map_or(0, |event| event.time_us);
         let recorded = recorded as f64 / 1e6;
@@ -50,7 +53,7 @@ impl<'a> Answer<'a> {
         let at_once = trace.threads.len().clamp(1, cpus) as f64;
         let limit = plain.map_or(recorded * at_once, |run| run.fault_limit()) * 1e9;
         let bounded = bounded(findings, &costs, limit);
-        // Threads that run at once take more processor time than passes.
+        // Concurrent threads use more processor time than elapses.
         let busy = spent(findings, &bounded) / 1e9;
         let seconds = plain.map_or(recorded.max(busy), |run| run.processor);
         let (open, prefault) = (open(findings), prefault(findings, &bounded));
@@ -69,7 +72,7 @@ impl<'a> Answer<'a> {
         answer
     }
 
-    /// Predicts all items with these costs, each at most what the run can have taken.
+    /// Predicts all items with these costs, each limited to the time that the run can have taken.
     pub fn predict(&self, costs: &Costs) -> Vec<Item> {
         let mut items = predict(self.findings, &bounded(self.findings, costs, self.limit));
         let most = self.seconds * 1e9;
@@ -82,22 +85,22 @@ impl<'a> Answer<'a> {
         items
     }
 
-    /// The costs with which the faults of the run take no more than they can have taken.
+    /// Returns the costs, reduced so that the faults of the run take at most their possible time.
     fn bounded(&self) -> Costs {
         bounded(self.findings, &self.costs, self.limit)
     }
 
-    /// Of a saving: the share of the run, from 0 to 1.
+    /// Returns a saving as a share of the run, from 0 to 1.
     pub fn share(&self, nanoseconds: f64) -> f64 {
         nanoseconds / 1e9 / self.seconds.max(1e-9)
     }
 
-    /// Whether a saving of so many nanoseconds, or as great a loss, is worth a row.
+    /// Returns whether a saving or a loss of this number of nanoseconds is worth a row.
     pub fn worth(&self, saving: f64) -> bool {
         saving.abs() >= LEAST && self.share(saving).abs() >= WORTH
     }
 
-    /// The items with a row each: of the sizes of mTHP the best alone.
+    /// Returns the items with a row each. Of the mTHP sizes, only the best has a row.
     pub fn shown(&self) -> Vec<&Item> {
         let mut sizes = 0;
         let first_size = |item: &&Item| {
@@ -107,7 +110,7 @@ impl<'a> Answer<'a> {
         self.items.iter().filter(first_size).collect()
     }
 
-    /// Prints it.
+    /// Prints the report.
     pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
         self.print_faults(out)?;
         let (worth, rest): (Vec<_>, Vec<_>) =
@@ -119,7 +122,7 @@ impl<'a> Answer<'a> {
                 100.0 * WORTH
             )?;
         }
-        // What the kernel could do is told even where no setting is worth it.
+        // Prefault by the kernel is reported even if no setting is worth a row.
         let rows: Vec<_> = worth.iter().copied().chain(&self.prefault).collect();
         if !rows.is_empty() {
             let head =
@@ -188,7 +191,7 @@ impl<'a> Answer<'a> {
         Ok(())
     }
 
-    /// What the faults cost now.
+    /// Prints the current cost of the faults.
     fn print_faults(&self, out: &mut dyn Write) -> Result<(), CliError> {
         let Findings { name, census, .. } = self.findings;
         let measured = spent(self.findings, &self.costs);
@@ -327,7 +330,7 @@ impl<'a> Answer<'a> {
         ]
     }
 
-    /// Under what it was measured and predicted.
+    /// Returns the context of the measurement and prediction.
     pub fn context(&self, source: &Source, args: &AdviseArgs) -> Context {
         let command: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
         Context {
@@ -404,8 +407,8 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Reduces `costs` until the faults of the recording take `limit` nanoseconds at most. All costs of
-/// faults are reduced alike: the run bounds their sum alone.
+/// Reduces `costs` until the faults of the recording take at most `limit` nanoseconds. All costs of
+/// faults are reduced alike, because the run only limits their sum.
 fn bounded(findings: &Findings, costs: &Costs, limit: f64) -> Costs {
     let spent = spent(findings, costs);
     if spent > limit { costs.scaled(limit / spent) } else { costs.clone() }
@@ -414,7 +417,8 @@ fn bounded(findings: &Findings, costs: &Costs, limit: f64) -> Costs {
 /// The smallest difference in faults that is reported, of all faults and as a number.
 const DISAGREES: (f64, u64) = (0.2, 500);
 
-/// Explains why a run without the recorder took other faults than the recording leads to expect.
+/// Explains why the faults of a run without the recorder differ from the number expected from the
+/// recording.
 fn disagrees(expected: u64, run: Run) -> Option<String> {
     let (share, few) = DISAGREES;
     let off = expected.abs_diff(run.faults);
@@ -434,7 +438,7 @@ fn disagrees(expected: u64, run: Run) -> Option<String> {
     })
 }
 
-/// What a zeroed page costs a program, a first touch `alone`, and its parts: nanoseconds each.
+/// Describes the cost of a zeroed page, of a first touch `alone`, and its parts: nanoseconds each.
 fn page_told(page: f64, alone: f64, parts: [f64; 3]) -> String {
     let [page, alone] = [page, alone].map(|ns| ns / 1e3);
     let [exception, path, zeroing] = parts.map(|ns| ns / 1e3);
@@ -465,7 +469,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_page_that_costs_less_than_its_parts_was_measured_beside_others() {
+    fn page_cheaper_than_its_parts_is_reported_as_uncertain() {
         let parts = [1000.0, 500.0, 500.0];
         let told = page_told(2500.0, 2000.0, parts);
         assert!(
@@ -476,7 +480,7 @@ mod tests {
         assert!(told.contains("0.50 µs here, less than a first touch alone (2.00 µs: "), "{told}");
     }
 
-    /// A run with so much kernel time, in seconds.
+    /// Returns a run with this kernel time, in seconds.
     fn run(system: f64, faults: u64) -> Run {
         Run {
             wall: 1.2,
@@ -497,7 +501,7 @@ mod tests {
         };
         let findings = findings("python", sizes(Mode::Madvise));
         let all = spent(&findings, &costs()) / 1e9;
-        // A short run has an unreliable division of its time.
+        // The division of a short run's time is unreliable.
         let short = Run { processor: all / 2.0, ..run(0.0, 1) };
         let answer = Answer::new(&findings, costs(), Some(short), &source.trace);
         assert!((spent(&findings, &answer.bounded()) / 1e9 - all / 2.0).abs() < 1e-6);
@@ -508,7 +512,7 @@ mod tests {
             let most = answer.items.iter().map(|item| item.saving).fold(0.0, f64::max);
             assert!(most > 0.0 && most <= system * 1e9 + 1.0, "{most} of {system}");
         }
-        // A recording alone: its threads cannot take more than the time of all of them.
+        // A recording alone: its threads cannot take more than their total time.
         let dear = costs().scaled(1e4);
         let answer = Answer::new(&findings, dear, None, &source.trace);
         assert!(answer.share(spent(&findings, &answer.bounded())) <= 1.0 + 1e-9);
@@ -516,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_with_other_faults_than_expected_is_remarked() {
+    fn run_with_unexpected_faults_gets_a_remark() {
         assert_eq!(disagrees(20_000, run(1.0, 19_000)), None);
         assert_eq!(disagrees(100, run(1.0, 300)), None);
         let fewer = disagrees(20_000, run(1.0, 1_000)).expect("far off");
@@ -526,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_could_do_is_told_where_no_setting_is_worth_it() {
+    fn prefault_by_the_kernel_is_reported_without_other_advice() {
         let Ok(Input::Recording(source)) = open(Path::new("python")) else {
             panic!("python is bundled")
         };

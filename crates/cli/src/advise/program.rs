@@ -1,4 +1,4 @@
-//! What kind of program it is: which settings have an effect on it.
+//! The kind of a program, which determines the settings that affect it.
 
 use faultless_trace::Trace;
 use faultless_trace::record::find_program;
@@ -11,23 +11,23 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Interpreters of scripts that start another interpreter.
+/// The longest chain of interpreters of scripts that start another interpreter.
 const MOST_INTERPRETERS: usize = 4;
 
-/// Allocators whose names are in what a program is linked with, or preloads.
+/// Names of allocators, as found in the linked or preloaded libraries of a program.
 const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
-/// What the messages of an allocator begin with that a program is linked with statically, as `rustc` is.
+/// The start of messages of allocators linked statically into a program, as in `rustc`.
 const BUILT_IN: [&str; 2] = ["<jemalloc>: ", "mimalloc: "];
 
-/// A name that glibc's own code contains since version 2.26.
+/// A name in glibc's code since version 2.26.
 const TUNABLE: &str = "glibc.malloc.trim_threshold";
 
-/// What is known of a program.
+/// The known facts about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// Its memory comes from glibc's `malloc`, as far as its file says.
+    /// Memory comes from glibc's `malloc`, according to the file of the program.
     pub glibc: bool,
-    /// It is linked statically: no library can be preloaded.
+    /// The program is linked statically, so no library can be preloaded.
     pub fixed: bool,
     /// Made by Go's compiler.
     pub go: bool,
@@ -36,7 +36,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Of the program that a recording is of: from its file, if that is there, and from the names of its threads.
+    /// Examines the recorded program: its file, if the file exists, and the names of its threads.
     pub fn of(name: &OsStr, trace: &Trace) -> Self {
         let file = find_program(name).ok().and_then(|file| executed(&file));
         let mut program = file
@@ -65,7 +65,7 @@ impl Program {
             || BUILT_IN.iter().any(|words| has(constants, words));
         let java = has(needed, "libjli.so") || has(needed, "libjvm.so");
         let loader = interpreter(&file);
-        // A program that is linked with glibc statically contains the names of its tunables.
+        // A program linked statically with glibc contains the names of its tunables.
         let glibc = match &loader {
             Some(loader) => !loader.contains("musl"),
             None => has(bytes, TUNABLE),
@@ -74,12 +74,12 @@ impl Program {
     }
 }
 
-/// Whether `word` is somewhere in `bytes`.
+/// Returns whether `bytes` contain `word`.
 fn has(bytes: &[u8], word: &str) -> bool {
     memmem::find(bytes, word.as_bytes()).is_some()
 }
 
-/// The loader that an ELF file asks for.
+/// Returns the loader requested by an ELF file.
 fn interpreter(file: &ElfFile<'_, FileHeader64<Endianness>>) -> Option<String> {
     let endian = file.endian();
     let headers = file.elf_header().program_headers(endian, file.data()).ok()?;
@@ -90,7 +90,8 @@ fn interpreter(file: &ElfFile<'_, FileHeader64<Endianness>>) -> Option<String> {
     Some(String::from_utf8_lossy(path).into_owned())
 }
 
-/// The file that the kernel executes for `file`: itself, or the interpreter of a script.
+/// Returns the file executed by the kernel for `file`: the file itself, or the interpreter of a
+/// script.
 fn executed(file: &Path) -> Option<PathBuf> {
     let mut file = file.to_owned();
     for _ in 0..MOST_INTERPRETERS {
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_known_by_its_file_and_its_threads() {
+    fn program_kind_follows_from_file_and_threads() {
         let got = Program::of("sh".as_ref(), &Trace::default());
         assert_eq!(got, Program { glibc: cfg!(target_env = "gnu"), ..Program::default() });
         let nothing = Program::of("/no/such/program".as_ref(), &Trace::default());
@@ -139,15 +140,16 @@ mod tests {
         assert_eq!(got, Program { glibc: true, fixed: true, ..Program::default() });
     }
 
-    /// This test has the words of such an allocator among its constants, as a program has that is linked with it.
+    /// The constants of this test contain the words of such an allocator, like those of a program
+    /// linked with the allocator.
     #[test]
-    fn an_allocator_that_is_linked_statically_is_found() {
+    fn statically_linked_allocator_is_found() {
         let own = fs::read(std::env::current_exe().expect("a test has a file")).expect("read");
         assert!(!Program::of_file(&own).glibc);
     }
 
     #[test]
-    fn a_script_is_what_its_interpreter_is() {
+    fn script_counts_as_its_interpreter() {
         let dir = tempfile::tempdir().expect("a directory");
         let script = dir.path().join("script");
         fs::write(&script, "#!/usr/bin/env sh\n").expect("written");

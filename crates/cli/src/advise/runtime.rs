@@ -9,12 +9,12 @@ use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
 
-/// Pages that were touched below which a heap is not worth a line: Go's collector begins with as many.
+/// Touched pages below which a heap is not worth a line: the first size at which Go collects.
 const SMALL: u64 = 1024;
-/// Variables with which a user has told Go when to collect.
+/// Variables by which a user configures the time of Go's collections.
 const CHOSEN: [&str; 2] = ["GOGC", "GOMEMLIMIT"];
 
-/// What is predicted.
+/// Returns the predicted items.
 pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let all = [
         lazily(findings, costs),
@@ -25,7 +25,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
     all.into_iter().flatten().collect()
 }
 
-/// Go leaves pages that it gave back until the kernel needs them.
+/// Go keeps freed pages mapped until the kernel needs them.
 fn lazily(findings: &Findings, costs: &Costs) -> Option<Item> {
     (findings.program.go && findings.census.discarded > 0).then(|| Item {
         name: "Go frees lazily".into(),
@@ -75,7 +75,7 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// A Java virtual machine touches its heap before it runs the program.
+/// A Java virtual machine touches its heap before it starts the program.
 fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
     let heap = java_heap(findings)?;
     let unused = (heap.usable / PAGE_SIZE).saturating_sub(heap.touched);
@@ -99,7 +99,7 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
-/// What is not predicted: what collections take depends on more than faults.
+/// Returns the advice without a prediction: the cost of collections depends on more than faults.
 pub fn open(findings: &Findings) -> Vec<Open> {
     let mut out = Vec::new();
     let large = findings.census.zeroed >= SMALL;
@@ -131,19 +131,19 @@ pub fn open(findings: &Findings) -> Vec<Open> {
     out
 }
 
-/// Whether the user has told Go when to collect.
+/// Returns whether the user has configured the time of Go's collections.
 pub fn chosen() -> bool {
     CHOSEN.iter().any(|name| std::env::var_os(name).is_some())
 }
 
-/// The Java heap: of what was reserved, that of which most became usable.
+/// Returns the Java heap: the reservation with the most usable memory.
 fn java_heap(findings: &Findings) -> Option<&Reserved> {
     let mut heaps = findings.reserved.iter().filter(|one| !one.arena && one.touched >= SMALL);
     let first = heaps.next().filter(|_| findings.program.java)?;
     Some(heaps.fold(first, |most, one| if one.usable > most.usable { one } else { most }))
 }
 
-/// Options for a Java virtual machine that a program starts.
+/// Returns options for a Java virtual machine started by the program.
 fn java(options: String) -> Apply {
     Apply::Environment(vec![("JAVA_TOOL_OPTIONS", options)])
 }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_that_is_touched_at_first_costs_what_is_not_used_of_it() {
+    fn pretouched_heap_costs_its_unused_pages() {
         let mut findings = of(Program { java: true, ..Program::default() });
         // Neither an arena nor the smaller reservation is the heap.
         let others = [Reserved { usable: 8 << 20, ..HEAP }, Reserved { arena: true, ..HEAP }];
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(names(&findings), ["Java heap of one size"]);
         let options = vec![("JAVA_TOOL_OPTIONS", "-Xms256m".to_owned())];
         assert_eq!(open(&findings)[0].apply, Apply::Environment(options));
-        // One that was as large from the beginning.
+        // A heap that starts at its full size.
         findings.reserved = vec![Reserved { begun: HEAP.usable, ..HEAP }];
         assert!(names(&findings).is_empty());
         findings.program.java = false;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gogc_saves_is_predicted_where_the_collector_was_asked() {
+    fn saving_of_gogc_is_predicted_from_a_collector_trace() {
         let mut findings = of(Program { go: true, ..Program::default() });
         let advice = format!("Go with GOGC={GOGC}");
         assert_eq!(names(&findings), [&*advice], "a recording does not tell");

@@ -1,8 +1,8 @@
-//! A process between this command and the program: it waits for everything that the program starts.
+//! A process between this command and the program, which waits for all descendants of the program.
 //!
-//! A daemon and its like leave their parent, so the parent's resource usage lacks their time. The
-//! supervisor is the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`), waits for each of
-//! them, and reports their usage. It does not execute a program of its own: it is forked before the
+//! Daemons and similar processes leave their parent, so the parent's resource usage lacks their
+//! time. The supervisor is the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`), waits for
+//! each of them, and reports their usage. It does not execute a program: it is forked before the
 //! program's `exec`.
 
 use std::fs::{self, File};
@@ -13,9 +13,9 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time that processes may run on after the program's first process has ended.
+/// The time for which processes may keep running after the end of the program's first process.
 const LINGER: Duration = Duration::from_secs(2);
-/// Time between two looks at what still runs.
+/// The interval of checks for running processes.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The usage of all processes of a run.
@@ -25,15 +25,15 @@ pub struct Usage {
     pub user: f64,
     /// Seconds in the kernel.
     pub system: f64,
-    /// Faults that needed no disk, and populated pages.
+    /// Faults without disk access, and populated pages.
     pub minor_faults: u64,
     /// The end of the first process.
     pub status: ExitStatus,
-    /// Processes that ran on after the first one, and were ended.
+    /// Processes that were still running after the first process, and were killed.
     pub ended: u32,
 }
 
-/// A program that runs under a supervisor.
+/// A program under a supervisor.
 #[derive(Debug)]
 pub struct Supervised {
     supervisor: Child,
@@ -53,7 +53,7 @@ impl Supervised {
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         let (report, sender) = nix::unistd::pipe()?;
         let fd = sender.as_raw_fd();
-        // SAFETY: `supervise` makes system calls only, all of them async-signal-safe.
+        // SAFETY: `supervise` makes system calls only, which are all async-signal-safe.
         unsafe { command.pre_exec(move || supervise(fd)) };
         let supervisor = command.spawn()?;
         drop::<OwnedFd>(sender);
@@ -68,8 +68,8 @@ impl Supervised {
         self.pid
     }
 
-    /// Waits until all processes have ended. Calls `look` now and then while the first one runs.
-    /// Ends processes that run on for longer than [`LINGER`].
+    /// Waits until all processes have ended. Calls `look` repeatedly while the first process runs.
+    /// Kills processes that keep running for longer than [`LINGER`].
     ///
     /// # Errors
     /// The supervisor was killed.
@@ -89,7 +89,7 @@ impl Supervised {
             let left = descendants(self.supervisor.id().cast_signed());
             ended = ended.max(left.len() as u32);
             for pid in left {
-                // A process that has ended by now gets nothing: the supervisor alone reaps it.
+                // A process that has ended by now is not affected: only the supervisor reaps it.
                 _ = nix::sys::signal::kill(
                     nix::unistd::Pid::from_raw(pid),
                     nix::sys::signal::Signal::SIGKILL,
@@ -128,7 +128,7 @@ fn word(report: &mut File) -> io::Result<Word> {
     Ok(Word::from_ne_bytes(bytes))
 }
 
-/// Returns all processes below `pid` that have not ended.
+/// Returns all running descendants of `pid`.
 pub fn descendants(pid: i32) -> Vec<i32> {
     let mut found = Vec::new();
     let mut next = vec![pid];
@@ -145,10 +145,11 @@ pub fn descendants(pid: i32) -> Vec<i32> {
     found
 }
 
-/// Forks. The child returns, to execute the program; the parent is the supervisor and never returns.
+/// Forks. The child returns, to execute the program. The parent is the supervisor and never
+/// returns.
 fn supervise(report: RawFd) -> io::Result<()> {
-    // SAFETY: these calls touch no memory of this process but the local structures that they are
-    // given. After the fork the parent runs no code but the calls below, and ends with `_exit`.
+    // SAFETY: the only memory of this process that these calls touch is their local argument
+    // structures. After the fork the parent runs only the calls below, and ends with `_exit`.
     unsafe {
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         // Not `fork`, which runs handlers that may allocate.
@@ -158,7 +159,8 @@ fn supervise(report: RawFd) -> io::Result<()> {
             ..0 => return Err(io::Error::last_os_error()),
             _ => {}
         }
-        // `Command::spawn` waits until its own pipe is closed; so does a reader of the program's output.
+        // `Command::spawn` waits until its own pipe is closed, as does a reader of the program's
+        // output.
         libc::syscall(libc::SYS_close_range, 0, report - 1, 0);
         libc::syscall(libc::SYS_close_range, report + 1, u32::MAX, 0);
         let send = |value: Word| {
@@ -219,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn a_grandchild_that_nobody_waits_for_is_part_of_the_run() {
-        // The shell in the middle ends at once, so its child has no parent that waits for it.
+    fn usage_includes_an_orphaned_grandchild() {
+        // The intermediate shell ends at once, so its child has no waiting parent.
         let busy = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done";
         let used = usage(&format!("sh -c '({busy}) & exit 0'; exit 3"));
         assert_eq!((used.status.code(), used.ended), (Some(3), 0));
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_runs_on_is_ended() {
+    fn supervisor_kills_a_lingering_daemon() {
         let begin = Instant::now();
         let used = usage("(sleep 1000 &) ; exit 0");
         assert_eq!((used.status.code(), used.ended), (Some(0), 1));
@@ -237,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_cannot_be_executed_is_an_error() {
+    fn spawn_fails_if_the_program_cannot_be_executed() {
         let error = Supervised::spawn(&mut Command::new("/no/such/program"))
             .expect_err("there is no such program");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn the_signal_that_ends_the_first_process_is_reported() {
+    fn signal_of_the_first_process_is_reported() {
         assert_eq!(usage("kill -9 $$").status.signal(), Some(9));
     }
 }

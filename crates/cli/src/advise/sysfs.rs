@@ -1,8 +1,10 @@
-//! The host's settings of huge pages, and their change for a while.
+//! The host's settings of huge pages, and temporary changes to them.
 //!
-//! A setting is the whole system's. It is changed by a [`Loan`], behind which a process stands that puts it back when the pipe to it
-//! ends: when the loan is dropped, and also when the command is killed. One command at a time has a loan: another waits, or one of them would
-//! put back what the other had set. The lock is that process's too, so it is held until the settings are back.
+//! A setting affects the whole system. A [`Loan`] changes it, with a separate process that restores
+//! the setting when the pipe to the process is closed: when the loan is dropped, and also when the
+//! command is killed. Only one command at a time has a loan, and another command waits. Otherwise
+//! one command would restore values set by another. The restoring process also holds the lock, so
+//! the lock is held until the settings are restored.
 
 use crate::error::CliError;
 use crate::interrupt;
@@ -15,24 +17,24 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// Where the kernel has them.
+/// The directory of the kernel's settings.
 pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 /// The smallest folio of anonymous memory: 16 KiB.
 pub const SMALLEST: u8 = 2;
 
-/// Who gets folios of a size.
+/// The memory that gets folios of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// All memory.
     Always,
-    /// Memory for which the program asks.
+    /// Memory for which the program requests them.
     Madvise,
-    /// Nobody.
+    /// No memory.
     Never,
 }
 
 impl Mode {
-    /// The word in brackets.
+    /// Parses the word in brackets.
     fn of(text: &str, inherited: Self) -> Self {
         let word = text.split('[').nth(1).and_then(|rest| rest.split(']').next());
         match word {
@@ -44,7 +46,7 @@ impl Mode {
     }
 }
 
-/// Bytes of a folio of `order` in KiB, as sysfs names sizes.
+/// Returns the size of a folio of `order` in KiB, as in the names in sysfs.
 pub fn kib(order: u8) -> u64 {
     4 << order
 }
@@ -57,14 +59,16 @@ pub fn size_file(order: u8) -> PathBuf {
 /// The settings of huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Those of all sizes together, which a size may inherit; `None` where the kernel has no huge pages.
+    /// The setting of all sizes together, which a size may inherit; `None` if the kernel has no
+    /// huge pages.
     pub all: Option<Mode>,
-    /// By size, the smallest first: its order and its setting. None where the kernel has one size alone.
+    /// The order and the setting of each size, the smallest first. Empty if the kernel has only one
+    /// size.
     pub sizes: Vec<(u8, Mode)>,
 }
 
 impl Sizes {
-    /// Of this host.
+    /// Reads the settings of this host.
     pub fn read() -> Self {
         let all = fs::read_to_string(Path::new(THP).join("enabled")).ok();
         let all = all.map(|text| Mode::of(&text, Mode::Never));
@@ -76,7 +80,7 @@ impl Sizes {
         Self { all, sizes }
     }
 
-    /// What folios of `order` are set to.
+    /// Returns the setting of folios of `order`.
     pub fn mode(&self, order: u8) -> Mode {
         match self.sizes.iter().find(|(size, _)| *size == order) {
             Some((_, mode)) => *mode,
@@ -85,12 +89,12 @@ impl Sizes {
         }
     }
 
-    /// The orders that memory gets for which the program asks (`MADV_HUGEPAGE`).
+    /// Returns the orders for memory with a request of the program (`MADV_HUGEPAGE`).
     pub fn asked(&self) -> Vec<u8> {
         (SMALLEST..=LARGEST).filter(|order| self.mode(*order) != Mode::Never).collect()
     }
 
-    /// The orders that all memory gets.
+    /// Returns the orders for all memory.
     pub fn always(&self) -> Vec<u8> {
         (SMALLEST..=LARGEST).filter(|order| self.mode(*order) == Mode::Always).collect()
     }
@@ -116,7 +120,7 @@ impl Shmem {
         Self::below(Path::new(THP))
     }
 
-    /// Reads the setting below the directory `dir`. Since Linux 6.11 each size has a file of its own,
+    /// Reads the setting below the directory `dir`. Since Linux 6.11 each size has a separate file,
     /// which inherits the setting of all sizes by default.
     fn below(dir: &Path) -> Self {
         let all = dir.join("shmem_enabled");
@@ -140,14 +144,15 @@ impl Shmem {
     }
 }
 
-/// The keeper of a loan: it ignores what ends the command, waits for the end of its input, and writes the values back.
+/// The process that restores the settings. It ignores the signals that end the command, waits for
+/// the end of its input, and writes the values back.
 const KEEPER: &str = "trap '' INT TERM HUP; cat >/dev/null; s=0; while [ $# -ge 2 ]; do printf %s \"$2\" >\"$1\" || s=1; shift 2; \
                       done; exit $s";
 
-/// How often a command looks whether another one's loan has ended.
+/// The interval at which a command checks for the end of another command's loan.
 const LOOKS: Duration = Duration::from_millis(20);
 
-/// The lock of a directory of settings, once no other command has it. `None` where the user interrupted the wait.
+/// Waits for the lock of a directory of settings. Returns `None` if the user interrupted the wait.
 fn turn(settings: &Path) -> Result<Option<File>, CliError> {
     let failed = |error| CliError::failed(settings.display(), error);
     let turn = File::open(settings).map_err(failed)?;
@@ -168,17 +173,19 @@ fn turn(settings: &Path) -> Result<Option<File>, CliError> {
     }
 }
 
-/// Settings that are changed until this is dropped, and that no other command changes meanwhile.
+/// Settings that are changed until this value is dropped. Other commands cannot change them in this
+/// time.
 #[derive(Debug)]
 pub struct Loan {
-    /// None where nothing had to be changed.
+    /// `None` if no change was necessary.
     keeper: Option<Child>,
     _turn: File,
 }
 
 impl Loan {
-    /// Gives a setting of huge pages a value. What was there is put back when the loan is dropped or the process ends, however it does.
-    /// `None` where the user interrupted the wait for another command's loan.
+    /// Sets a setting of huge pages to a value. The earlier value is restored when the loan is
+    /// dropped or the process ends in any way. Returns `None` if the user interrupted the wait for
+    /// another command's loan.
     ///
     /// # Errors
     /// The file cannot be read or written.
@@ -187,16 +194,18 @@ impl Loan {
         Self::keep(turn, &[(file, value)]).map(Some)
     }
 
-    /// Lets programs ask for folios of `order`, if they may not by now; the same otherwise.
+    /// Permits programs to request folios of `order`. Changes no setting if such requests are
+    /// permitted already.
     pub fn permit(order: u8) -> Result<Option<Self>, CliError> {
         let Some(turn) = turn(Path::new(THP))? else { return Ok(None) };
-        // Read under the lock: before, it may have been another command's.
+        // Read under the lock, because the earlier value may have been set by another command.
         let changes = [(&*size_file(order), "madvise")];
         let changes = if Sizes::read().mode(order) == Mode::Never { &changes[..] } else { &[] };
         Self::keep(turn, changes).map(Some)
     }
 
-    /// Lets programs ask for huge pages in shared memory, if they may not by now.
+    /// Permits programs to request huge pages in shared memory, unless such requests are permitted
+    /// already.
     pub fn permit_shared() -> Result<Option<Self>, CliError> {
         let Some(turn) = turn(Path::new(THP))? else { return Ok(None) };
         let shmem = Shmem::read();
@@ -205,7 +214,8 @@ impl Loan {
         Self::keep(turn, &changes).map(Some)
     }
 
-    /// Gives each of the files a value. If one cannot be changed, what was changed already is put back.
+    /// Writes a value to each of the files. If a file cannot be changed, the earlier changes are
+    /// undone.
     fn keep(turn: File, changes: &[(&Path, &str)]) -> Result<Self, CliError> {
         if changes.is_empty() {
             return Ok(Self { keeper: None, _turn: turn });
@@ -221,7 +231,8 @@ impl Loan {
             let text = fs::read_to_string(path).map_err(failed(path))?;
             keeper.arg(path).arg(chosen(&text));
         }
-        // It prints nothing: its output is the lock. In a group of its own the keyboard does not end it.
+        // The process prints no output: its standard output is the lock. A separate process group
+        // protects it from signals of the keyboard.
         let lock = turn.try_clone().map_err(failed(shell))?;
         keeper.process_group(0).stdin(Stdio::piped()).stdout(lock);
         let keeper = keeper.spawn().map_err(failed(shell))?;
@@ -237,12 +248,12 @@ impl Drop for Loan {
     fn drop(&mut self) {
         let Some(keeper) = &mut self.keeper else { return };
         drop(keeper.stdin.take());
-        // If it fails there is nothing left to do; it has said why.
+        // A failure cannot be handled here, and the process has reported it.
         let _ = keeper.wait();
     }
 }
 
-/// What a file of settings says that is chosen, as it is to be written back.
+/// Returns the chosen word of a settings file, in the form that can be written back.
 fn chosen(text: &str) -> &str {
     let word = text.split('[').nth(1).and_then(|rest| rest.split(']').next());
     word.unwrap_or(text.trim())
@@ -266,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_setting_of_shared_memory_is_that_of_its_size() {
+    fn setting_of_shared_memory_follows_its_size() {
         let dir = tempfile::tempdir().expect("a directory");
         let shmem = || Shmem::below(dir.path());
         assert_eq!(shmem(), Shmem::NONE);
@@ -292,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loan_is_given_back() {
+    fn dropped_loan_restores_the_settings() {
         let dir = tempfile::tempdir().expect("a directory");
         let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
         fs::write(&one, "always [never]").expect("written");
@@ -304,16 +315,17 @@ mod tests {
         assert_eq!((read(&one), read(&other)), ("always".to_owned(), "8".to_owned()));
         drop(loan);
         assert_eq!((read(&one), read(&other)), ("never".to_owned(), "7".to_owned()));
-        // What cannot be changed leaves the rest as it was.
+        // After a failed change the other settings have their earlier values.
         let missing = dir.path().join("missing");
         let changes: [(&Path, &str); 2] = [(&other, "9"), (&missing, "1")];
         assert!(Loan::keep(turn(), &changes).is_err());
         assert_eq!(read(&other), "7");
     }
 
-    /// A second loan waits until the first has put back what it found, also when its command is gone and the keeper alone is left.
+    /// A second loan waits until the first has restored its settings, even if the command of the
+    /// first has ended and only its restoring process is left.
     #[test]
-    fn loans_follow_each_other() {
+    fn second_loan_waits_for_the_first() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("file");
         fs::write(&file, "[never]").expect("written");
@@ -322,7 +334,8 @@ mod tests {
             Loan::keep(turn, &[(&file, value)]).expect("a file")
         };
         let mut first = take("always");
-        // The first command's own lock ends before its keeper, as if it were killed.
+        // The first command's lock ends before its restoring process, as if the command were
+        // killed.
         let orphan = first.keeper.take().expect("it was changed");
         drop(first);
         let waited = thread::scope(|scope| {

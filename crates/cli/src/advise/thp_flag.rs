@@ -1,10 +1,11 @@
-//! Whether a program switches huge pages off for itself (`PR_SET_THP_DISABLE`), as Debian's ruby does.
+//! Detects programs that switch huge pages off for themselves (`PR_SET_THP_DISABLE`), as Debian's
+//! ruby does.
 
 use super::supervise::descendants;
 use std::collections::HashMap;
 use std::fs;
 
-/// Processes of a run that are read at most: a build has thousands.
+/// The largest number of processes to read for a run: a build has thousands.
 const MOST: usize = 64;
 
 /// The flag of each process of a run, as last read.
@@ -15,8 +16,8 @@ pub struct ThpFlags {
 }
 
 impl ThpFlags {
-    /// Reads the flags of `pid` and of all processes below it. The last reading counts: a program
-    /// sets its flag some time after its start.
+    /// Reads the flags of `pid` and of all its descendants. The last reading counts, because a
+    /// program sets its flag some time after its start.
     pub fn look(&mut self, pid: i32) {
         for pid in [pid].into_iter().chain(descendants(pid)).take(MOST) {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -41,7 +42,7 @@ impl ThpFlags {
     }
 }
 
-/// Returns whether the text of `/proc/PID/status` has the flag; `None` for a process that has ended,
+/// Parses the flag in the text of `/proc/PID/status`. Returns `None` for a process that has ended,
 /// and on a kernel that does not report the flag.
 fn is_off(status: &str) -> Option<bool> {
     let line = status.lines().find_map(|line| line.strip_prefix("THP_enabled:"))?;
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_and_the_time_are_read_from_proc() {
+    fn flag_and_time_are_parsed_from_proc() {
         assert_eq!(is_off("Name:\tx\nTHP_enabled:\t0\n"), Some(true));
         assert_eq!(is_off("THP_enabled:\t1\n"), Some(false));
         assert_eq!(is_off("Name:\tx\n"), None);
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_with_most_of_the_time_decides() {
+    fn process_with_most_time_decides() {
         let flags = |processes: &[(bool, u64)]| ThpFlags {
             processes: (0..).zip(processes.iter().copied()).collect(),
         };

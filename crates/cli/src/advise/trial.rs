@@ -1,8 +1,10 @@
-//! `--try`: runs with each advice in force, each beside a run without it, and what was predicted beside what was measured.
+//! `--try`: pairs of runs with and without each advice, and predictions beside measurements.
 //!
-//! Costs are measured between the runs, so that predictions meet the load that the runs meet. Processor time is compared, of which other
-//! programs take less than of elapsed time. Both runs of a pair follow each other at once, in either order: load comes and goes in seconds. Where the host takes free memory back, memory is used and freed before each run, so that all runs
-//! find the same: what the host has taken back is predicted only.
+//! Costs are measured between the runs, so that predictions are made under the load of the runs.
+//! The comparison uses processor time, which other programs affect less than elapsed time. The two
+//! runs of a pair follow each other directly, in random order, because load changes within seconds.
+//! If the host takes free memory back, memory is used and freed before each run, so that all runs
+//! start with the same memory state. The effect of memory taken back is therefore only predicted.
 
 use super::costs::{Meter, median};
 use super::findings::Findings;
@@ -18,7 +20,7 @@ use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use std::io::Write;
 
-/// What is tried: an advice with a prediction or without one.
+/// An advice to try, with or without a prediction.
 #[derive(Debug)]
 struct Tried<'a> {
     name: &'a str,
@@ -36,7 +38,7 @@ impl<'a> Tried<'a> {
     }
 }
 
-/// Tries what can be tried.
+/// Tries each advice that can be applied.
 pub fn run(
     args: &AdviseArgs,
     findings: &Findings,
@@ -71,11 +73,11 @@ pub fn run(
         )?;
         return Ok(());
     }
-    // Of each: the runs without it, and those with it.
+    // For each advice: the runs without it, and the runs with it.
     let mut runs: Vec<[Vec<Run>; 2]> = vec![Default::default(); tried.len()];
     let progress = Progress::new(u64::from(args.rounds) * 2 * tried.len() as u64);
     let reporting = meter.costs().reporting();
-    // None has always the same before it.
+    // A random order prevents that an advice always follows the same other advice.
     let mut random = fastrand::Rng::with_seed(1);
     let mut order: Vec<usize> = (0..tried.len()).collect();
     'rounds: for round in 0..usize::from(args.rounds) {
@@ -97,7 +99,7 @@ pub fn run(
                 }
                 progress.advance(1);
             }
-            // A pair that is not complete counts for nothing.
+            // An incomplete pair is discarded.
             for (all, run) in runs[at].iter_mut().zip(pair) {
                 all.extend(run);
             }
@@ -120,7 +122,7 @@ pub fn run(
         let saved = saving.middle;
         let elapsed = change(runs, |run| run.wall);
         let faults = change(runs, |run| run.faults as f64);
-        // With what was measured meanwhile.
+        // Uses the costs measured between the runs.
         let told = item.item.map(|before| {
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
             now.at_best / 1e9

@@ -1,6 +1,8 @@
-//! What a profile predicts, beside what is measured: every workload with one thread and more, and the bundled recordings.
+//! Predictions of a profile beside measurements: every workload with one thread and more, and the
+//! bundled recordings.
 //!
-//! A workload has the size that `compare` gives it, but for those with [files](FILES), and the same on both machines.
+//! A workload has the same size as in `compare`, except workloads with [files](FILES), and the same
+//! size on both machines.
 
 use super::Scope;
 use super::hardware::{self, Effort};
@@ -23,11 +25,12 @@ use faultless_workload::Workload;
 use std::io::Write;
 use std::sync::Arc;
 
-/// How far a prediction may be off, in percent.
+/// The largest accepted error of a prediction, in percent.
 const NEAR: f64 = 15.0;
-/// Threads that are tried, as far as the host has CPUs.
+/// The numbers of threads to run, limited by the CPUs of the host.
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Seconds of a run: shorter than the host's other programs have a CPU at a time, so that one of the runs is not disturbed.
+/// Seconds of a run. Shorter than the time for which the host's other programs use a CPU at a time,
+/// so that some runs are undisturbed.
 const SECONDS: &str = "0.002";
 
 /// One prediction.
@@ -35,23 +38,23 @@ const SECONDS: &str = "0.002";
 pub struct Row {
     name: String,
     threads: usize,
-    /// Operations a second.
+    /// Operations per second.
     native: f64,
     simulated: f64,
     context: Context,
 }
 
 impl Row {
-    /// How far the prediction is above what was measured, in percent.
+    /// Returns the excess of the prediction over the measured value, in percent.
     fn error(&self) -> f64 {
         100.0 * (self.simulated / self.native - 1.0)
     }
 }
 
-/// Something that is predicted.
+/// A subject of a prediction.
 #[derive(Debug)]
 enum Task {
-    /// A workload: as tables name it, its name, its parameters, and how many threads run it.
+    /// A workload: its name in tables, its name, its parameters, and its number of threads.
     Workload {
         name: &'static str,
         of: &'static str,
@@ -61,7 +64,7 @@ enum Task {
     Recording(&'static recordings::Recording),
 }
 
-/// The numbers of threads that the host has CPUs for: 1 and 2 in any case.
+/// Returns the numbers of threads for which the host has CPUs: 1 and 2 in any case.
 fn threads() -> impl Iterator<Item = usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     THREADS.into_iter().filter(move |threads| *threads <= cpus.max(2))
@@ -70,17 +73,18 @@ fn threads() -> impl Iterator<Item = usize> {
 /// A workload's name and parameters.
 type Given = (&'static str, &'static [&'static str]);
 
-/// Workloads with files, which the native machine reads from the host once in each run: sizes that are soon read, and of which a run makes
-/// many passes. `text` has no 2 MiB then, for which the virtual machine has no translations.
+/// Workloads with files, which the native machine reads from the host once in each run. The sizes
+/// are small, so that reading is quick and a run makes many passes. `text` then has no 2 MiB, for
+/// which the virtual machine has no translations.
 const FILES: [(&str, &str); 3] =
     [("page_fault2", "size=256K"), ("page_fault3", "size=256K"), ("text", "size=256K")];
 
-/// What `compare` compares, and the workloads that it does not.
+/// Returns the subjects of `compare`, and all other workloads.
 fn tasks(scope: Scope) -> Vec<Task> {
     let entries = ENTRIES.iter().filter(|entry| entry.compares_policies());
     let mut all: Vec<_> = entries.map(|entry| (entry.name, entry.given())).collect();
     for info in faultless_workload::all() {
-        // Memory in tiers is no matter of a profile.
+        // A profile does not describe tiered memory.
         let known = all.iter().any(|(_, (of, _))| *of == info.name);
         if !known && !is_tiered(info.name) {
             all.push((info.name, (info.name, &[])));
@@ -103,10 +107,10 @@ fn tasks(scope: Scope) -> Vec<Task> {
     workloads.chain(recordings.filter(|_| scope == Scope::All)).collect()
 }
 
-/// Predicts, measures, and prints both.
+/// Predicts and measures, and prints both.
 ///
 /// # Errors
-/// What a run failed with.
+/// A run failed.
 pub fn run(
     out: &mut dyn Write,
     json: &mut Json,
@@ -145,7 +149,8 @@ pub fn run(
     if interrupt::requested() { Ok(()) } else { placement(out, profile, rounds) }
 }
 
-/// Says so where a line takes another time to the other CPU now than when the profile was made: the host of a guest moves its CPUs.
+/// Prints a warning if a line transfer to the other CPU now takes a different time than in the
+/// profile, because the host of a guest moves its CPUs.
 fn placement(out: &mut dyn Write, profile: &Profile, rounds: usize) -> Result<(), CliError> {
     let then = profile.line.complex_ns.value;
     let now = hardware::transfer(Effort { rounds }, hardware::two_cpus()?)?;
@@ -158,7 +163,8 @@ fn placement(out: &mut dyn Write, profile: &Profile, rounds: usize) -> Result<()
     Ok(())
 }
 
-/// One workload. It runs once before it counts, on either machine: its memory is as a run before leaves it.
+/// Predicts and measures one workload. The first run on either machine is discarded, so that the
+/// memory is in the state left by an earlier run.
 fn measured(
     name: &str,
     workload: &Workload,
@@ -190,7 +196,8 @@ fn measured(
     })
 }
 
-/// One recording, each of whose threads has a CPU; `None` where the user asked to stop.
+/// Predicts and measures one recording, with a CPU for each thread; `None` if the user requested a
+/// stop.
 fn recorded(
     source: Source,
     profile: &Profile,
@@ -227,7 +234,7 @@ fn write_json(json: &mut Json, row: &Row) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The worst first.
+/// Sorts the rows, the largest error first.
 fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
     rows.sort_by(|one, other| other.error().abs().total_cmp(&one.error().abs()));
     rows
@@ -287,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_row_is_first() {
+    fn largest_error_is_first() {
         let rows =
             vec![row("near", 100.0, 110.0), row("low", 100.0, 60.0), row("high", 100.0, 130.0)];
         let mut out = Vec::new();

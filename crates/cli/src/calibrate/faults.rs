@@ -1,9 +1,10 @@
-//! What page faults cost under the host's own kernel, measured by one thread.
+//! The cost of page faults under the host's kernel, measured by one thread.
 //!
-//! [`host_faults`] measures the parts of a fault, in sequence and in the quietest of several rounds. [`life`] measures what a page
-//! costs a program that does something else between two faults: its caches are cold for the kernel then, and those that the kernel
-//! used are cold for the program. That is two to three times as much as the fault alone takes, and varies with other load of the host;
-//! so it is a thread's processor time, and to be measured when it is needed.
+//! [`host_faults`] measures the parts of a fault, in sequence and in the quietest of several
+//! rounds. [`life`] measures the cost of a page for a program that does other work between two
+//! faults: the caches are cold for the kernel at the fault, and cold for the program after it. This
+//! is two to three times the cost of the fault alone, and varies with other load of the host. It is
+//! therefore measured as processor time of a thread, at the time of use.
 
 use super::hardware::{Effort, nanoseconds};
 use crate::error::CliError;
@@ -24,33 +25,36 @@ const PAGE: usize = PAGE_SIZE as usize;
 const TOUCHED: usize = 4096;
 /// Pages whose life is measured: 32 MiB.
 const LIVED: usize = 8192;
-/// Bytes that the program uses beside them, and how many places of it between two pages.
+/// Bytes of other memory used by the program. `USED` is the number of its locations used between
+/// two pages.
 const BESIDE: usize = 4 << 20;
 const USED: usize = 600;
-/// Bytes whose first touch is measured in huge folios, with memory that the kernel had not in use: more than is free at random.
+/// Bytes whose first touch is measured in huge folios. The size exceeds the usual amount of
+/// recently freed memory, so that the kernel has to provide memory that was not in use.
 const FRESH: usize = 256 << 20;
 /// Pages of the largest folio, 2 MiB, and bytes.
 const HUGE: usize = 512;
 const HUGE_BYTES: usize = HUGE * PAGE;
 
-/// What the host's own kernel takes, in nanoseconds.
+/// Costs of the host's kernel, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// For the first touch of a page.
+    /// The first touch of a page.
     pub touch: f64,
-    /// For a page that is populated with others in one call.
+    /// A page populated together with other pages by one call.
     pub populate: f64,
-    /// For a system call in which nothing is done.
+    /// An empty system call.
     pub call: f64,
 }
 
 impl Faults {
-    /// An exception: what a page takes more by itself than among others in one call.
+    /// Returns the cost of an exception: the additional cost of a single page over a page of a
+    /// populating call.
     pub fn exception(&self) -> f64 {
         (self.touch - self.populate).max(0.0)
     }
 
-    /// All figures in nanoseconds, by the names that results have for them.
+    /// Returns all figures in nanoseconds, with their names in results.
     pub fn figures(&self) -> [(&'static str, f64); 4] {
         [
             ("host.first_touch_ns", self.touch),
@@ -64,11 +68,11 @@ impl Faults {
 /// Measures page faults of the host, in memory without huge pages.
 ///
 /// # Errors
-/// The host gives no memory.
+/// The host has no memory available.
 pub fn host_faults(effort: Effort) -> Result<Faults, CliError> {
     let round = |populate: bool| -> io::Result<f64> {
         let mut memory = MmapMut::map_anon(TOUCHED * PAGE)?;
-        // A kernel without huge pages refuses the advice, and needs none.
+        // A kernel without huge pages refuses the advice, and does not need it.
         let _ = memory.advise(Advice::NoHugePage);
         let begin = Instant::now();
         if populate {
@@ -78,7 +82,8 @@ pub fn host_faults(effort: Effort) -> Result<Faults, CliError> {
         }
         Ok(nanoseconds(begin) / TOUCHED as f64)
     };
-    // In turns, so that both meet the same load: an exception is their difference.
+    // The two measurements alternate under the same load, because their difference is the cost of
+    // an exception.
     let (mut touch, mut populate) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..effort.rounds {
         touch = touch.min(round(false).map_err(failed)?);
@@ -92,21 +97,21 @@ fn failed(error: io::Error) -> CliError {
     CliError::failed("memory of the host", error)
 }
 
-/// How pages come to a program.
+/// Ways in which a program gets pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// One by one, each by a fault.
     Single,
     /// All by one call, `MADV_POPULATE_WRITE`.
     Populated,
-    /// One by one, all of them before the program uses the first.
+    /// One by one, all before the program uses the first.
     Pretouched,
-    /// By a fault for each folio of this order, 1 to 9. `MADV_HUGEPAGE` asks for it, which has an effect where the setting of its size is
-    /// `madvise` or `always`.
+    /// By a fault for each folio of this order, 1 to 9. `MADV_HUGEPAGE` requests folios, which has
+    /// an effect if the setting of their size is `madvise` or `always`.
     Folios(u8),
     /// One by one, in shared memory.
     Shared,
-    /// In shared memory, by a fault for each 2 MiB. `MADV_HUGEPAGE` asks for it.
+    /// In shared memory, by a fault for each 2 MiB, requested with `MADV_HUGEPAGE`.
     SharedHuge,
 }
 
@@ -115,7 +120,7 @@ struct Measured {
     memory: MmapMut,
     /// Bytes before the first boundary of a huge page.
     skip: usize,
-    /// The file of shared memory: its pages are freed with the file.
+    /// The file of shared memory. Its pages are freed with the file.
     file: Option<File>,
 }
 
@@ -128,14 +133,15 @@ impl Measured {
         Ok(Self { memory, skip, file: None })
     }
 
-    /// Returns `None` if addresses and offsets in the file have different places in a huge page.
+    /// Returns `None` if the address and the offset in the file differ in their position within a
+    /// huge page.
     fn shared() -> io::Result<Option<Self>> {
         // SAFETY: the name is a valid string.
         let fd = unsafe { libc::memfd_create(c"faultless".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was opened just now, and belongs to nothing else.
+        // SAFETY: the descriptor was opened above, and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len((Self::BYTES + HUGE_BYTES) as u64)?;
         let map = |offset: usize| {
@@ -147,7 +153,7 @@ impl Measured {
         let first = map(0)?;
         let offset = place(&first);
         drop(first);
-        // The kernel mostly gives the same addresses again.
+        // The kernel usually returns the same addresses again.
         let memory = map(offset)?;
         let alike = place(&memory) == offset;
         let skip = memory.as_ptr().align_offset(HUGE_BYTES);
@@ -155,11 +161,12 @@ impl Measured {
     }
 }
 
-/// Nanoseconds of processor time that a page costs a program from its mapping to its unmapping, beyond the program's own use of it.
-/// One round; `None` where the kernel did not map pages this way.
+/// Measures the processor time in nanoseconds of a page from its mapping to its unmapping, beyond
+/// the program's use of the page. One round. Returns `None` if the kernel did not map pages in this
+/// way.
 ///
 /// # Errors
-/// The host gives no memory.
+/// The host has no memory available.
 pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     let mut beside = MmapMut::map_anon(BESIDE).map_err(failed)?;
     let _ = beside.advise(Advice::NoHugePage);
@@ -169,8 +176,8 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
         _ => Some(Measured::private().map_err(failed)?),
     };
     let Some(Measured { mut memory, skip, file }) = measured else { return Ok(None) };
-    // The rest of a mapping that is larger than the folios would be of a larger size; so the last folio of each 2 MiB is left out by an
-    // advice of its own, which parts the mapping.
+    // The rest of a mapping larger than the folios would get larger folios. A separate advice
+    // therefore excludes the last folio of each 2 MiB, which splits the mapping.
     let order = match way {
         Way::Folios(order) => order,
         Way::SharedHuge => HUGE.ilog2() as u8,
@@ -221,7 +228,7 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     drop(memory);
     drop(file);
     let end = thread_time();
-    // What the pages took beyond a second use of them.
+    // The time of the pages beyond the time of their second use.
     let took = (populated - begin) + (first - populated) + (end - second);
     let beyond = took.as_secs_f64() - (second - first).as_secs_f64();
     let expected = match way {
@@ -233,11 +240,12 @@ pub fn life(way: Way) -> Result<Option<f64>, CliError> {
     Ok(as_expected.then_some(beyond * 1e9 / pages.len() as f64))
 }
 
-/// Nanoseconds of processor time of a page in folios of 2 MiB, each of which is touched for the first time; many of them, so that they come
-/// from memory that was not in use lately. `None` where the kernel has no such folios.
+/// Measures the processor time in nanoseconds of the first touch of a page in folios of 2 MiB. The
+/// memory is large enough to include memory that was not in use recently. Returns `None` if the
+/// kernel has no such folios.
 ///
 /// # Errors
-/// The host gives no memory.
+/// The host has no memory available.
 pub fn fresh_huge() -> Result<Option<f64>, CliError> {
     let mut memory = MmapMut::map_anon(FRESH + HUGE_BYTES).map_err(failed)?;
     let skip = memory.as_ptr().align_offset(HUGE_BYTES);
@@ -253,10 +261,10 @@ pub fn fresh_huge() -> Result<Option<f64>, CliError> {
     Ok(as_expected.then_some(took * 1e9 / (FRESH / PAGE) as f64))
 }
 
-/// Uses `bytes` in folios of 2 MiB, where the kernel has them, and frees them.
+/// Uses `bytes` in folios of 2 MiB, if the kernel has such folios, and frees them.
 ///
 /// # Errors
-/// The host gives no memory.
+/// The host has no memory available.
 pub fn use_huge(bytes: usize) -> Result<(), CliError> {
     let mut memory = MmapMut::map_anon(bytes.saturating_add(HUGE_BYTES)).map_err(failed)?;
     let _ = memory.advise(Advice::HugePage);
@@ -264,13 +272,13 @@ pub fn use_huge(bytes: usize) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn thread_time() -> Duration {
-    // The clock is there on every Linux.
+    // The clock exists on every Linux.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Faults of this thread that needed no disk.
+/// Returns the faults of this thread without disk access.
 fn thread_faults() -> u64 {
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.minor_page_faults() as u64)
 }
@@ -281,9 +289,9 @@ mod tests {
 
     const QUICK: Effort = Effort { rounds: 2 };
 
-    /// Bounds that any machine of today keeps, also a busy one.
+    /// Bounds that any current machine meets, also under load.
     #[test]
-    fn figures_are_of_the_right_order() {
+    fn figures_have_the_right_order_of_magnitude() {
         let between = |low: f64, value: f64, high: f64| {
             assert!((low..high).contains(&value), "{value} is not between {low} and {high}");
         };
@@ -295,7 +303,7 @@ mod tests {
         let populated = life(Way::Populated).expect("memory").expect("no page faults");
         between(50.0, single, 1e6);
         between(-1e4, populated, 1e6);
-        // Unless the kernel gave other addresses.
+        // Skipped if the kernel returned other addresses.
         if let Some(shared) = life(Way::Shared).expect("memory") {
             between(50.0, shared, 1e6);
         }
@@ -303,7 +311,7 @@ mod tests {
 
     /// The kernel has no folio of two pages of anonymous memory.
     #[test]
-    fn folios_that_the_kernel_does_not_make_have_no_cost() {
+    fn folios_without_kernel_support_have_no_cost() {
         assert_eq!(life(Way::Folios(1)).expect("memory"), None);
     }
 }

@@ -1,30 +1,34 @@
-//! The arithmetic of the fit: the cost of a path is what makes a simulated run take as long as the native one.
+//! The arithmetic of the fit: the cost of a path is chosen so that a simulated run takes as long as
+//! the native run.
 //!
-//! On one CPU a simulated run is nearly linear in each cost: no line is waited for that another CPU has. So two runs tell the line, and
-//! the line tells the cost. What a cost is fitted to depends on the others a little, so all are fitted several times.
+//! On one CPU a simulated run is nearly linear in each cost, because it never waits for a line of
+//! another CPU. Two runs therefore define a straight line, from which the cost follows. A fitted
+//! cost depends slightly on the other costs, so all costs are fitted several times.
 
 use super::probe::Probe;
 use crate::error::CliError;
 use crate::interrupt;
 use faultless_virtual::Profile;
 
-/// How near a simulated run must come to the native one, and how often that is tried.
+/// The largest accepted relative difference of a simulated run from the native run, and the number
+/// of attempts.
 const NEAR: f64 = 0.005;
 const STEPS_TO_FIND: usize = 4;
-/// How often all costs are fitted.
+/// The number of times that all costs are fitted.
 const SWEEPS: usize = 3;
 
-/// What a cost is.
+/// The kind of a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Nanoseconds.
     Time,
-    /// Instructions a cycle: time is linear in its inverse.
+    /// Instructions per cycle. Time is linear in the inverse.
     PerCycle,
 }
 
 impl Kind {
-    /// Two costs to simulate, as what time is linear in, on both sides of what it is now.
+    /// Returns two values to simulate, below and above the current value, in the quantity in which
+    /// time is linear.
     fn ends(self, now: f64) -> [f64; 2] {
         match self {
             Self::Time if now < 1.0 => [0.0, 10.0],
@@ -33,8 +37,8 @@ impl Kind {
         }
     }
 
-    /// What it can be: nothing takes less than no time, and no path that is fitted is as long as the longest; nor does a CPU execute
-    /// more instructions a cycle.
+    /// Returns the bounds of the cost. A time is not negative, and shorter than the longest path.
+    /// The instructions per cycle have the corresponding limits.
     const fn bounds(self) -> (f64, f64) {
         match self {
             Self::Time => (0.0, 20_000.0),
@@ -50,14 +54,14 @@ impl Kind {
     }
 }
 
-/// A number of the profile that is fitted, and to what.
+/// A number of the profile to fit, and the probe for its fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Its name.
+    /// The name of the number.
     pub key: &'static str,
-    /// What it is.
+    /// The kind of the number.
     pub kind: Kind,
-    /// What tells it.
+    /// The probe that determines the number.
     pub probe: Probe,
 }
 
@@ -65,7 +69,7 @@ const fn step(key: &'static str, kind: Kind, probe: Probe) -> Step {
     Step { key, kind, probe }
 }
 
-/// All that is fitted, each after what it depends on most.
+/// All fitted numbers, each after the numbers on which it depends most.
 pub const STEPS: [Step; 12] = [
     step("measured.access_ns", Kind::Time, Probe::Access),
     step("tlb.walk_ns", Kind::Time, Probe::Walk),
@@ -81,34 +85,36 @@ pub const STEPS: [Step; 12] = [
     step("interrupt.deliver_ns", Kind::Time, Probe::Flush),
 ];
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Fitted {
     /// The step.
     pub step: Step,
-    /// Nanoseconds that the probe takes natively, and with the fitted profile.
+    /// Nanoseconds of the probe on the native machine, and with the fitted profile.
     pub native: f64,
     pub simulated: f64,
 }
 
-/// By what part a simulated time may differ from the native one that it is fitted to.
+/// The largest accepted relative difference of a simulated time from the native time.
 const FAR: f64 = 0.1;
 
 impl Fitted {
-    /// Whether the fitted profile simulates what was measured. It does not where no number within the bounds fits, as where other programs ran while the
-    /// path was measured.
+    /// Returns whether the fitted profile reproduces the measurement. It does not if no number
+    /// within the bounds fits, for example if other programs ran during the measurement.
     pub fn fits(&self) -> bool {
         (self.simulated - self.native).abs() <= FAR * self.native
     }
 }
 
-/// Where the line through two points is at `target`, within bounds; the lower one where it is no line that rises.
+/// Returns the position at which the line through two points reaches `target`, within bounds.
+/// Returns the lower bound if the line does not rise.
 fn solve([(x0, t0), (x1, t1)]: [(f64, f64); 2], target: f64, (least, most): (f64, f64)) -> f64 {
     let slope = (t1 - t0) / (x1 - x0);
     if slope > 0.0 { (x0 + (target - t0) / slope).clamp(least, most) } else { least }
 }
 
-/// Fits all steps to what is `native`, the nanoseconds of each; `None` where the user asked to stop.
+/// Fits all steps to `native`, the nanoseconds of each step. Returns `None` if the user requested a
+/// stop.
 ///
 /// # Errors
 /// A simulated run failed.
@@ -139,7 +145,7 @@ pub fn fit(
         .map(Some)
 }
 
-/// With which value the probe takes `target` nanoseconds.
+/// Returns the value with which the probe takes `target` nanoseconds.
 fn fitted(profile: &mut Profile, step: &Step, target: f64) -> Result<f64, CliError> {
     let now = profile.number_mut(step.key).map_or(1.0, |number| number.value);
     let [low, high] = step.kind.ends(now);
@@ -151,8 +157,9 @@ fn fitted(profile: &mut Profile, step: &Step, target: f64) -> Result<f64, CliErr
     Ok(step.kind.value(search(line, target, step.kind.bounds(), point)?))
 }
 
-/// Where `point` gives the `target`, from a first line on. A cost that another hides bends it: then the point that was found replaces the
-/// end of the line on its side.
+/// Searches for the value at which `point` returns the `target`, starting from a first line. The
+/// line bends if another cost hides this cost; then the found point replaces the end of the line on
+/// its side.
 fn search(
     mut line: [(f64, f64); 2],
     target: f64,
@@ -172,12 +179,12 @@ fn search(
     Ok(found)
 }
 
-/// Changes the value of a number that the profile has.
+/// Changes the value of an existing number in the profile.
 fn set(profile: &mut Profile, key: &str, value: f64) {
     if let Some(number) = profile.number_mut(key) {
         number.value = value;
     }
-    // A call in which nothing is done enters the subsystem as a fault does: by a call of a function.
+    // An empty call enters the subsystem in the same way as a fault: by a function call.
     if key == "exception.call_ns" {
         profile.exception.fault_ns.value = value;
     }
@@ -191,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_tells_the_cost() {
+    fn solve_finds_the_cost_on_the_line() {
         let line = [(0.0, 40.0), (100.0, 240.0)];
         assert_eq!(solve(line, 90.0, (0.0, 999.0)), 25.0);
         assert_eq!(solve(line, 340.0, (0.0, 999.0)), 150.0, "beyond what was simulated");
@@ -202,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_another_hides_is_found() {
-        // Nothing changes below 130, as of zeroing that waits for the memory.
+    fn search_finds_a_hidden_cost() {
+        // The result is constant below 130, as for zeroing that waits for memory.
         let point = |x: f64| Ok((x, 70.0 + x.max(130.0)));
         let line = [(64.0, 200.0), (192.0, 262.0)];
         let found = search(line, 230.0, (0.0, 999.0), point).expect("nothing fails");
@@ -213,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fitted_is_in_the_profile() {
+    fn fitted_keys_are_in_the_profile() {
         let mut profile = super::super::profile::base().expect("the bundled profile is good");
         for step in STEPS {
             let before = profile.numbers().len();
@@ -225,9 +232,9 @@ mod tests {
         assert_eq!(profile.exception.fault_ns.value, 1.25);
     }
 
-    /// What a machine of known costs takes is fitted back to these costs.
+    /// Fits the times of a machine with known costs, and expects these costs.
     #[test]
-    fn a_machine_that_is_known_is_found_again() {
+    fn fit_recovers_the_costs_of_a_known_machine() {
         let mut known = super::super::profile::base().expect("the bundled profile is good");
         for (key, value) in [
             ("line.own_ns", 0.0),

@@ -1,6 +1,7 @@
-//! What the hardware of the host costs, measured by one thread or two.
+//! Costs of the host's hardware, measured by one thread or two.
 //!
-//! Each figure is the smallest of several rounds: what disturbs a round only adds to it.
+//! Each figure is the smallest of several rounds, because a disturbance can only increase the time
+//! of a round.
 
 use crate::error::CliError;
 use faultless::{CpuId, Machine, PAGE_SIZE, VirtRange};
@@ -17,12 +18,12 @@ use std::time::{Duration, Instant};
 /// Bytes of a page and of a line, as lengths.
 const PAGE: usize = PAGE_SIZE as usize;
 const LINE: usize = 64;
-/// Bytes that a CPU's own caches have, that the last level has, and that no cache has.
+/// Bytes that fit in a CPU's own caches, in the last-level cache, and in no cache.
 pub const OWN: usize = 256 << 10;
 pub const SHARED: usize = 8 << 20;
 pub const COLD: usize = 96 << 20;
 
-/// How much is measured.
+/// The extent of the measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Rounds of each figure.
@@ -30,12 +31,12 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// The smallest of the rounds.
+    /// Returns the smallest value of the rounds.
     pub fn smallest(self, mut round: impl FnMut() -> f64) -> f64 {
         (0..self.rounds).map(|_| round()).fold(f64::INFINITY, f64::min)
     }
 
-    /// Nanoseconds of each of `times` times that `body` is done, in the quietest round.
+    /// Runs `body` `times` times, and returns the nanoseconds of one run in the quietest round.
     pub fn each(self, times: u64, mut body: impl FnMut()) -> f64 {
         self.smallest(|| {
             let begin = Instant::now();
@@ -49,7 +50,7 @@ pub fn nanoseconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e9
 }
 
-/// The frequency in GHz: a chain of instructions of one cycle each.
+/// Measures the frequency in GHz, by a chain of instructions of one cycle each.
 pub fn ghz(effort: Effort) -> f64 {
     const STEPS: u64 = 200_000;
     /// A shift and an exclusive or, three times.
@@ -64,22 +65,24 @@ pub fn ghz(effort: Effort) -> f64 {
     CYCLES / each
 }
 
-/// One look of a wait loop.
+/// Measures one iteration of a wait loop.
 pub fn pause(effort: Effort) -> f64 {
     effort.each(20_000, spin_loop)
 }
 
-/// Where the host says how large the second-level cache of a CPU is.
+/// The file with the size of a CPU's second-level cache.
 pub const SECOND_LEVEL: &str = "/sys/devices/system/cpu/cpu0/cache/index2/size";
 
-/// Lines of the second-level cache. `None` where the host does not say.
+/// Returns the number of lines of the second-level cache. `None` if the host does not report its
+/// size.
 pub fn cached_lines() -> Option<u64> {
     let text = std::fs::read_to_string(SECOND_LEVEL).ok()?;
     let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
     Some(kib * 1024 / LINE as u64).filter(|lines| *lines > 0)
 }
 
-/// A line of `bytes` bytes that is read after another, in no order within blocks of 16 pages, each of which is read at once.
+/// Measures a dependent read of a line of `bytes` bytes. Within blocks of 16 pages the order is
+/// random, and the blocks are read one after the other.
 pub fn chase(effort: Effort, bytes: usize) -> f64 {
     const BLOCK: usize = 16 * PAGE / LINE;
     let lines = bytes / LINE;
@@ -104,7 +107,7 @@ pub fn chase(effort: Effort, bytes: usize) -> f64 {
     effort.each(steps, || line = black_box(next[word(line)]))
 }
 
-/// Nanoseconds that zeroing a page takes, where the pages of `bytes` bytes are zeroed in turn.
+/// Measures the nanoseconds to zero a page, while zeroing the pages of `bytes` bytes in turn.
 pub fn zero(effort: Effort, bytes: usize) -> f64 {
     let mut memory = vec![1u8; bytes];
     let mut at = 0;
@@ -114,7 +117,8 @@ pub fn zero(effort: Effort, bytes: usize) -> f64 {
     })
 }
 
-/// Nanoseconds of a page that is copied, where the pages of half of `bytes` bytes are copied to those of the other in turn.
+/// Measures the nanoseconds to copy a page, while copying the pages in one half of `bytes` bytes to
+/// the other half in turn.
 pub fn copy(effort: Effort, bytes: usize) -> f64 {
     let mut memory = vec![1u8; bytes];
     let (from, to) = memory.split_at_mut(bytes / 2);
@@ -125,15 +129,16 @@ pub fn copy(effort: Effort, bytes: usize) -> f64 {
     })
 }
 
-/// Lines that the last-level cache keeps, of memory that is written: pages of twice as much are zeroed nearly as slowly as those of
-/// [`COLD`] bytes.
+/// Returns the number of written lines that the last-level cache keeps. Zeroing the pages of twice
+/// this size is nearly as slow as zeroing [`COLD`] bytes.
 pub fn shared_lines(effort: Effort) -> u64 {
     let sizes = [OWN, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, COLD];
     let costs = sizes.map(|bytes| zero(effort, bytes));
     sizes[last_near(&costs)] as u64 / LINE as u64
 }
 
-/// The last of some costs, from the nearest on, that is nearer to the first than to the last.
+/// Returns the last of some costs, from the nearest on, that is nearer to the first than to the
+/// last.
 fn last_near(costs: &[f64]) -> usize {
     let between = match costs {
         [first, .., last] => (first * last).sqrt(),
@@ -142,7 +147,7 @@ fn last_near(costs: &[f64]) -> usize {
     costs.iter().take_while(|cost| **cost <= between).count().saturating_sub(1)
 }
 
-/// 10^9 bytes a second that two threads zero together, in no cache.
+/// Measures the bandwidth of two threads that zero memory in no cache, in 10^9 bytes per second.
 pub fn bandwidth(effort: Effort, cpus: [usize; 2]) -> Result<f64, CliError> {
     let mut memory = [vec![1u8; COLD], vec![1u8; COLD]];
     let mut most = 0f64;
@@ -159,10 +164,10 @@ pub fn bandwidth(effort: Effort, cpus: [usize; 2]) -> Result<f64, CliError> {
     Ok(most)
 }
 
-/// The first two CPUs that this process may run on.
+/// Returns the first two CPUs on which this process may run.
 ///
 /// # Errors
-/// There are no two.
+/// The process has fewer than two CPUs.
 pub fn two_cpus() -> Result<[usize; 2], CliError> {
     let failed =
         |error: &dyn std::fmt::Display| CliError::failed("the CPUs of this process", error);
@@ -174,7 +179,7 @@ pub fn two_cpus() -> Result<[usize; 2], CliError> {
     }
 }
 
-/// Does `body` on two threads, each on its own CPU.
+/// Runs `body` on two threads, each pinned to a CPU.
 fn together<A: Send, R: Send>(
     cpus: [usize; 2],
     of: [A; 2],
@@ -184,7 +189,7 @@ fn together<A: Send, R: Send>(
     let pinned = |(cpu, of): (usize, A)| {
         move || {
             let mut set = CpuSet::new();
-            // Where it is refused, two threads that do not sleep are on two CPUs soon.
+            // If pinning is refused, the scheduler soon moves two busy threads to two CPUs.
             let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
             body(of)
         }
@@ -208,7 +213,8 @@ fn together<A: Send, R: Send>(
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Nanoseconds for a line from one CPU to the other: half of a round trip by compare-and-swap.
+/// Measures the nanoseconds of a line transfer between two CPUs: half of a round trip by
+/// compare-and-swap.
 pub fn transfer(effort: Effort, cpus: [usize; 2]) -> Result<f64, CliError> {
     const TRIPS: u64 = 5_000;
     let line = Line(AtomicU64::new(0));
@@ -233,10 +239,11 @@ pub fn transfer(effort: Effort, cpus: [usize; 2]) -> Result<f64, CliError> {
     Ok(took[0].min(took[1]))
 }
 
-/// What waking takes: the CPU that wakes, and from then until the other runs.
+/// Measures the cost of a wake-up: the time on the waking CPU, and the time until the woken thread
+/// runs.
 pub fn waking(effort: Effort, cpus: [usize; 2]) -> Result<[f64; 2], CliError> {
     const TIMES: u64 = 60;
-    /// Until a thread sleeps that is going to.
+    /// The time after which a thread about to sleep is asleep.
     const ASLEEP: Duration = Duration::from_micros(150);
     let config = Config { memory_bytes: 1 << 20, cpus: 2, ..Config::default() };
     let machine = NativeMachine::new(config)
@@ -269,7 +276,7 @@ pub fn waking(effort: Effort, cpus: [usize; 2]) -> Result<[f64; 2], CliError> {
     Ok([wake, (until - wake).max(0.0)])
 }
 
-/// What the software TLB takes to drop one page, and everything.
+/// Measures the time of the software TLB to drop one page, and to drop all pages.
 pub fn tlb_flushes(effort: Effort) -> [f64; 2] {
     let tlb = Tlb::new();
     let page = VirtRange::page(PAGE_SIZE);
@@ -286,28 +293,28 @@ mod tests {
     const QUICK: Effort = Effort { rounds: 2 };
 
     #[test]
-    fn the_last_level_ends_where_memory_begins() {
+    fn last_level_size_is_found_from_costs() {
         assert_eq!(last_near(&[40.0, 44.0, 80.0, 300.0, 360.0]), 2);
         assert_eq!(last_near(&[40.0, 300.0, 50.0, 300.0]), 0);
         assert_eq!(last_near(&[]), 0);
     }
 
     #[test]
-    fn the_quietest_round_counts() {
+    fn quietest_round_counts() {
         let mut rounds = [7.0, 3.0].into_iter();
         assert_eq!(QUICK.smallest(|| rounds.next().unwrap_or(0.0)), 3.0);
     }
 
-    /// Bounds that any machine of today keeps, also a busy one.
+    /// Bounds that any current machine meets, also under load.
     #[test]
-    fn figures_are_of_the_right_order() {
+    fn figures_have_the_right_order_of_magnitude() {
         let between = |low: f64, value: f64, high: f64| {
             assert!((low..high).contains(&value), "{value} is not between {low} and {high}");
         };
         between(0.3, ghz(QUICK), 8.0);
         between(0.3, pause(QUICK), 1000.0);
         between(0.2, chase(QUICK, 32 << 10), 100.0);
-        // Which of them is faster is not judged: the host is shared.
+        // The order of these times is not checked, because the host is shared.
         [OWN, SHARED, COLD].into_iter().for_each(|bytes| between(10.0, zero(QUICK, bytes), 1e6));
         if let Ok(cpus) = two_cpus() {
             between(1.0, transfer(QUICK, cpus).expect("two threads"), 1e7);

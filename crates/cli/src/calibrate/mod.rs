@@ -1,9 +1,10 @@
-//! `faultless calibrate`: a profile of this machine for the virtual one, and what it predicts.
+//! `faultless calibrate`: a profile of this machine for the virtual machine, and its predictions.
 //!
-//! The machine is the native one: threads with a software MMU. What the hardware tells at once (frequency, cache lines, zeroing) is
-//! measured by itself ([`hardware`], and faults of the host in [`faults`]). What a path of the subsystem takes is measured on the native machine, and the profile's number is
-//! [fitted](fit) so that the simulated path takes as long. A [check](check) predicts what workloads do, and measures it; none of them is
-//! fitted to.
+//! The calibrated machine is the native machine: threads with a software MMU. Hardware costs
+//! (frequency, cache lines, zeroing) are measured directly ([`hardware`], and faults of the host in
+//! [`faults`]). The cost of a path of the subsystem is measured on the native machine, and the
+//! number of the profile is [fitted](fit) so that the simulated path takes as long. A
+//! [check](check) predicts workloads and measures them. No number is fitted to a workload.
 
 mod check;
 pub mod faults;
@@ -30,17 +31,18 @@ use serde_json::Map;
 use std::io::Write;
 use std::path::Path;
 
-/// How much is done.
+/// The extent of the calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Few rounds, two workloads, and no recording.
     Quick,
-    /// All of it.
+    /// Everything.
     All,
 }
 
 impl Scope {
-    /// Rounds of a measurement, of which the quietest counts; workloads have twice as many.
+    /// Returns the rounds of a measurement, of which the quietest counts. Workloads have twice as
+    /// many.
     const fn rounds(self) -> usize {
         match self {
             Self::Quick => 2,
@@ -92,10 +94,10 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     json.complete()
 }
 
-/// What was measured: the profile, how well it fits, and what the host's own faults take.
+/// The measurements: the profile, the quality of its fit, and the cost of the host's own faults.
 type Measurements = (Profile, Vec<Fitted>, Faults);
 
-/// Measures and fits; `None` where the user interrupted it.
+/// Measures and fits; `None` if the user interrupted the command.
 fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
     let effort = Effort { rounds: scope.rounds() };
     let cpus = hardware::two_cpus()?;
@@ -104,7 +106,7 @@ fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
     for (what, figure) in profile::FIGURES {
         progress.begin(what);
         let mut with = profile.clone();
-        // Some of them take seconds.
+        // Some of the measurements take seconds.
         let measured = interrupt::unless_requested(move || {
             figure(&mut with, effort, cpus)?;
             Ok::<_, CliError>(with)

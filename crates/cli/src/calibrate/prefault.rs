@@ -1,8 +1,10 @@
-//! Which order of prefault pays, if an exception takes what it takes on this host, or on those of the bundled profiles.
+//! Finds the prefault order with the lowest cost, for the exception cost of this host and of the
+//! bundled profiles.
 //!
-//! A page costs its share of an exception, the instructions of its fault or of its part of a window, and, where prefaulted pages
-//! stay unused, their share of the zeroing of a page and of instructions. Zeroing of pages that are used is the same with every order, and left out.
-//! The default of `prefault_max_order` follows from this (ARCHITECTURE, 'The default order').
+//! The cost of a page consists of its share of an exception, the instructions of its fault or of
+//! its part of a window, and, for unused prefaulted pages, their share of instructions and of the
+//! zeroing of a page. The zeroing of used pages is the same with every order, and is excluded. The
+//! default of `prefault_max_order` follows from this (ARCHITECTURE, 'The default order').
 
 use super::faults::Faults;
 use crate::error::CliError;
@@ -10,21 +12,23 @@ use crate::report::{Style, filled, table};
 use faultless_virtual::Profile;
 use std::io::Write;
 
-/// An order, and what it does to a page.
+/// An order, and its effect on a page.
 #[derive(Clone, Copy, Debug)]
 struct Order {
     order: u32,
-    /// Instructions of a page in sequence: `bench instructions`, sequential_write_per_page; SPECIFICATION, 'Prefault'.
+    /// Instructions of a page in sequence: `bench instructions`, sequential_write_per_page;
+    /// SPECIFICATION, 'Prefault'.
     instructions: f64,
-    /// Of the first touches of the seven recordings, mean: the share that is no fault any more (`faultless replay`).
+    /// The share of first touches that no longer fault, as the mean of the seven recordings
+    /// (`faultless replay`).
     saved: f64,
-    /// Faults that map more than their own page, for each of these touches.
+    /// Faults that map more than their own page, per first touch.
     windows: f64,
-    /// Pages that were prefaulted, for each of these touches.
+    /// Prefaulted pages per first touch.
     prefaulted: f64,
-    /// Of the prefaulted pages of all recordings: the share that stays unused.
+    /// The unused share of the prefaulted pages of all recordings.
     unused: f64,
-    /// By which share the peak of resident pages grows, mean.
+    /// The relative growth of the peak of resident pages, mean.
     growth: f64,
 }
 
@@ -39,11 +43,12 @@ const ORDERS: [Order; 7] = [
     Order { order: 6, instructions: 90.4, saved: 0.872, windows: 0.065, prefaulted: 0.906, unused: 0.032, growth: 0.022 },
 ];
 
-/// Instructions of a window, and of each of its pages: what these come to in sequence at orders 3 and 5.
+/// Instructions of a window, and of each of its pages, derived from the instructions in sequence at
+/// orders 3 and 5.
 const WINDOW: f64 = 1468.0;
 const PAGE: f64 = 66.8;
 
-/// What the host makes of it, in nanoseconds.
+/// Costs on a host, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     exception: f64,
@@ -52,18 +57,18 @@ struct Costs {
 }
 
 impl Order {
-    /// Pages of a window, all of which a program uses in sequence.
+    /// Returns the pages of a window, all of which a program uses in sequence.
     fn window(self) -> f64 {
         f64::from(1u32 << self.order)
     }
 
-    /// A page in sequence.
+    /// Returns the cost of a page in sequence.
     fn in_sequence(self, costs: Costs) -> f64 {
         costs.exception / self.window() + self.instructions * costs.instruction
     }
 
-    /// A page of the recorded programs: what is not saved is an exception, and maps one page or a window; unused pages are paid
-    /// for, too.
+    /// Returns the cost of a page in the recorded programs. A remaining fault is an exception, and
+    /// maps one page or a window. The cost of unused pages is included.
     fn recorded(self, costs: Costs) -> f64 {
         let faults = 1.0 - self.saved;
         let alone = (faults - self.windows).max(0.0) * ORDERS[0].instructions;
@@ -74,25 +79,27 @@ impl Order {
 }
 
 impl Costs {
-    /// On the hardware of `profile`, where an exception takes `exception` nanoseconds.
+    /// Creates the costs of the hardware of `profile`, with an exception of `exception`
+    /// nanoseconds.
     fn of(profile: &Profile, exception: f64) -> Self {
         let instruction = 1.0 / (profile.cpu.ghz.value * profile.cpu.instructions_per_cycle.value);
         Self { exception, instruction, zero: profile.memory.zero_page_ns.value }
     }
 }
 
-/// The order with which a page costs least.
+/// Returns the order with the lowest cost of a page.
 fn best(cost: impl Fn(Order) -> f64) -> Order {
     ORDERS.into_iter().min_by(|one, other| cost(*one).total_cmp(&cost(*other))).unwrap_or(ORDERS[0])
 }
 
-/// From which cost of an exception on an order pays, against order 0, in sequence.
+/// Returns the exception cost from which an order is cheaper than order 0, in sequence.
 fn pays_from(order: Order, instruction: f64) -> f64 {
     let more = (order.instructions - ORDERS[0].instructions) * instruction;
     (more / (1.0 - 1.0 / order.window())).max(0.0)
 }
 
-/// What a page of the recorded programs costs with each order, `here` and on the hardware of each bundled profile.
+/// Returns the cost of a page of the recorded programs with each order, `here` and on the hardware
+/// of each bundled profile.
 fn recorded_on(here: Costs, style: Style) -> Result<String, CliError> {
     let mut head = ["prefault_max_order", "faults\nsaved", "unused", "growth of\nresident pages"]
         .map(str::to_owned)
@@ -119,7 +126,7 @@ fn recorded_on(here: Costs, style: Style) -> Result<String, CliError> {
     Ok(table.to_string())
 }
 
-/// Prints which order pays on this host, and the sum that tells it.
+/// Prints the best order on this host, and the calculation behind it.
 pub fn print(
     out: &mut dyn Write,
     faults: &Faults,
@@ -211,7 +218,7 @@ mod tests {
     use crate::report::effect::Effect;
 
     #[test]
-    fn the_order_follows_the_exception() {
+    fn best_order_follows_the_exception_cost() {
         let costs = |exception| Costs { exception, instruction: 0.5, zero: 300.0 };
         let [off, _, _, three, _, five, _] = ORDERS;
         let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}");
@@ -233,9 +240,10 @@ mod tests {
         assert_eq!(best(|order| order.recorded(costs(2000.0))).order, 6);
     }
 
-    /// The last order that takes at least a tenth off the time of the one before, where an exception is cheapest: see ARCHITECTURE.
+    /// The default is the last order that saves at least a tenth of the time of the previous order,
+    /// with the cheapest exception: see ARCHITECTURE.
     #[test]
-    fn the_default_order_is_what_the_table_says() {
+    fn default_order_follows_from_the_table() {
         let profile = Profile::bundled("two-socket").expect("it is bundled");
         let costs = Costs::of(&profile, profile.exception.fault_ns.value);
         let pays = |pair: &&[Order]| pair[1].recorded(costs) <= 0.9 * pair[0].recorded(costs);
@@ -243,9 +251,9 @@ mod tests {
         assert_eq!(last, Some(u32::from(faultless::Knobs::default().prefault_max_order())));
     }
 
-    /// The figures above are those of the recordings.
+    /// Checks the figures above against the recordings.
     #[test]
-    fn the_shares_are_those_of_the_recordings() {
+    fn shares_match_the_recordings() {
         use crate::replay::{ahead::effects, source::Source};
         use crate::settings::{Ahead, Settings};
         use faultless_trace::recordings;
@@ -283,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_shown() {
+    fn calculation_is_printed() {
         let profile = super::super::profile::base().expect("the bundled profile is good");
         let mut out = Vec::new();
         let faults = Faults { touch: 900.0, populate: 500.0, call: 100.0 };

@@ -1,4 +1,5 @@
-//! What is measured on the native machine and simulated on the virtual one: one path of the subsystem again and again.
+//! Probes: single paths of the subsystem, repeated, measured on the native machine and simulated on
+//! the virtual machine.
 
 use crate::error::CliError;
 use crate::run;
@@ -11,15 +12,16 @@ use faultless_workload::{
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Pages of the area that faults are taken in: fewer than a CPU's own caches keep, than the last level keeps, and more.
+/// Pages of the area in which faults occur: a number that fits in a CPU's own caches, a number that
+/// fits in the last-level cache, and a larger number.
 const FAULTED: u64 = 128;
 const SHARED: u64 = 2048;
 const COLD: u64 = 49_152;
-/// Pages that are walked to: more than the TLBs keep.
+/// Pages accessed by page walks: more than the TLBs hold.
 const WALKED: u64 = 4096;
-/// Pages of what is mapped, protected or forked.
+/// Pages that are mapped, protected or forked.
 const SMALL: u64 = 16;
-/// Memory of the machines.
+/// Memory of the machines, in bytes.
 const MEMORY: u64 = 384 << 20;
 
 /// A path.
@@ -27,32 +29,32 @@ const MEMORY: u64 = 384 << 20;
 pub enum Probe {
     /// Loads of one word.
     Access,
-    /// Loads from more pages than the TLBs keep.
+    /// Loads from more pages than the TLBs hold.
     Walk,
-    /// Calls in which nothing is done.
+    /// Empty calls.
     Call,
-    /// First stores to pages that were discarded, and whose frames the CPU's own caches have.
+    /// First stores to discarded pages, with frames in the CPU's own caches.
     Fault,
-    /// The same of frames that the last-level cache has.
+    /// First stores to discarded pages, with frames in the last-level cache.
     SharedFault,
-    /// The same of frames that no cache has.
+    /// First stores to discarded pages, with frames in no cache.
     ColdFault,
     /// Pairs of mmap and munmap of 16 pages, untouched.
     Map,
-    /// The same where nothing else is mapped: the tree of VMAs is made, and freed.
+    /// Pairs of mmap and munmap without other mappings, which also create and free the VMA tree.
     FirstMap,
     /// Pairs of brk up and down.
     Break,
     /// Pairs of mprotect of a page in the middle of 16.
     Protect,
-    /// Forks of 128 touched pages, whose child ends at once; of each page.
+    /// Forks of 128 touched pages, with a child that exits at once; per page.
     Fork,
-    /// Discards of a page that another CPU must flush, with the fault before.
+    /// Discards of a page with a TLB flush on another CPU, including the preceding fault.
     Flush,
 }
 
 impl Probe {
-    /// What it does, as tables name it.
+    /// Returns the name used in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Access => "access, TLB hit",
@@ -70,7 +72,7 @@ impl Probe {
         }
     }
 
-    /// How often a worker does it, and how often that is counted.
+    /// Returns the number of repetitions by a worker, and the operations counted per repetition.
     const fn times(self) -> (u64, u64) {
         match self {
             Self::Access => (200_000, 1),
@@ -98,15 +100,15 @@ impl Probe {
         }
     }
 
-    /// CPUs that it takes.
+    /// Returns the required number of CPUs.
     const fn cpus(self) -> usize {
         if matches!(self, Self::Flush) { 2 } else { 1 }
     }
 
-    /// Nanoseconds that it takes on `system`.
+    /// Returns the nanoseconds of the probe on `system`.
     ///
     /// # Errors
-    /// What the system refused.
+    /// A failed call of the system.
     fn on<S: System>(self, system: &S) -> Result<f64, CliError> {
         let crew = Crew { workers: self.cpus(), mode: Mode::Threads, limit: None };
         let measured: Measured = system
@@ -115,18 +117,18 @@ impl Probe {
         Ok(measured.wall() * 1e9 / measured.tally().operations.max(1) as f64)
     }
 
-    /// Nanoseconds that it takes on the native machine.
+    /// Returns the nanoseconds of the probe on the native machine.
     ///
     /// # Errors
-    /// What the machine refused.
+    /// A failed call of the machine.
     pub fn natively(self, native: &Native) -> Result<f64, CliError> {
         self.on(native)
     }
 
-    /// Nanoseconds that it takes on a machine of this profile, simulated.
+    /// Returns the nanoseconds of the probe on a simulated machine with this profile.
     ///
     /// # Errors
-    /// What the machine refused.
+    /// A failed call of the machine.
     pub fn simulated(self, profile: &Profile) -> Result<f64, CliError> {
         let config = Config { cpus: self.cpus(), memory_bytes: MEMORY, slow_bytes: 0, seed: 0 };
         let system = Virtual::new(profile, config)
@@ -136,10 +138,10 @@ impl Probe {
     }
 }
 
-/// Each fault maps its own page.
+/// Each fault maps only its own page.
 const OFF: &str = "prefault_max_order=0";
 
-/// The native machine that probes run on.
+/// Creates the native machine for the probes.
 ///
 /// # Errors
 /// The host has too little memory.
@@ -150,7 +152,7 @@ pub fn machine() -> Result<Native, CliError> {
     Ok(native)
 }
 
-/// A child that ends at once.
+/// A child that exits at once.
 struct Nothing;
 
 impl Child for Nothing {
@@ -159,7 +161,7 @@ impl Child for Nothing {
     }
 }
 
-/// The area, and whether the first worker has done its part.
+/// The area, and whether the first worker has finished.
 #[derive(Debug)]
 pub struct State {
     area: u64,
@@ -172,8 +174,8 @@ fn map<T: Task>(task: &mut T, pages: u64) -> Result<u64, Failure> {
     task.mmap(0, pages * PAGE_SIZE, RW, MapFlags::PRIVATE | MapFlags::ANONYMOUS)
 }
 
-// SAFETY: accesses are to the area of `prepare`, which stays; only the first worker stores to it, and moves the break, back to
-// where it found it.
+// SAFETY: accesses are to the area of `prepare`, which stays mapped. Only the first worker stores
+// to the area, and moves the break, which it restores.
 unsafe impl Program for Probe {
     const NAME: &'static str = "calibrate";
     const SUMMARY: &'static str = "one path of the subsystem again and again";
@@ -194,7 +196,8 @@ unsafe impl Program for Probe {
         let area = if self.pages() > 0 { map(task, self.pages())? } else { 0 };
         for page in (area..).step_by(PAGE_SIZE as usize).take(self.pages() as usize) {
             match self {
-                // All of them map the zero page, whose line stays in the cache: what is seen is the walk.
+                // All pages map the zero page, whose line stays in the cache, so only the walk is
+                // measured.
                 Self::Walk => task.load(page).map(drop)?,
                 _ => task.store(page, 1)?,
             }
@@ -204,7 +207,7 @@ unsafe impl Program for Probe {
 
     fn work<T: Task>(&self, task: &mut T, state: &State, of: Worker) -> Result<Tally, Failure> {
         if of.index > 0 {
-            // A program that is there to be interrupted, and looks again soon.
+            // A worker that exists to be interrupted, and polls at short intervals.
             let mut looks = 0u32;
             while !state.done.load(Ordering::Relaxed) {
                 looks = looks % 128 + 1;

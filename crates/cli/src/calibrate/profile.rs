@@ -1,4 +1,5 @@
-//! The profile of this machine: where its numbers are from, and those that the hardware tells at once.
+//! The profile of this machine: the sources of its numbers, and the numbers measured directly on
+//! the hardware.
 
 use super::fit::{Fitted, Kind};
 use super::hardware::{self, COLD, Effort, OWN, SECOND_LEVEL, SHARED};
@@ -7,9 +8,9 @@ use faultless_virtual::profile::Measured;
 use faultless_virtual::{Number, Profile};
 use faultless_workload::{Linux, System};
 
-/// The profile whose numbers are taken where nothing can be measured.
+/// The profile that provides the numbers that cannot be measured.
 const LIKE: &str = "two-socket";
-/// What the profile is called.
+/// The name of the profile.
 pub const NAME: &str = "this-machine";
 /// Comments at the top of the file.
 pub const REMARKS: [&str; 2] = [
@@ -17,10 +18,10 @@ pub const REMARKS: [&str; 2] = [
     "and whose calls and faults enter no kernel. So it predicts what `faultless stat` measures here, and no kernel on this hardware.",
 ];
 
-/// Where the figures of a function of [`FIGURES`] go.
+/// A function of [`FIGURES`], which measures and stores figures in the profile.
 type Figure = fn(&mut Profile, Effort, [usize; 2]) -> Result<(), CliError>;
 
-/// What the hardware tells, part by part.
+/// The direct measurements of the hardware, part by part.
 pub const FIGURES: [(&str, Figure); 7] = [
     ("CPUs", cpus),
     ("cache lines", lines),
@@ -35,7 +36,7 @@ fn number(value: f64, source: impl Into<String>) -> Number {
     Number { value: rounded(value), source: source.into() }
 }
 
-/// With four figures: what is measured does not tell more.
+/// Rounds to four figures, the precision of the measurements.
 pub fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -44,10 +45,10 @@ pub fn rounded(value: f64) -> f64 {
     if unit > 1.0 { (value * unit).round() / unit } else { value.round() }
 }
 
-/// The profile before anything is measured.
+/// Returns the profile before any measurement.
 ///
 /// # Errors
-/// The bundled profile that it is made of is wrong.
+/// The bundled profile on which it is based is invalid.
 pub fn base() -> Result<Profile, CliError> {
     let mut profile =
         Profile::bundled(LIKE).map_err(|error| CliError::Failed(error.to_string()))?;
@@ -75,7 +76,7 @@ pub fn base() -> Result<Profile, CliError> {
     Ok(profile)
 }
 
-/// What the host's processor calls itself.
+/// Returns the model name of the host's processor.
 fn model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));
@@ -83,7 +84,7 @@ fn model() -> String {
     name.unwrap_or_else(|| "an unknown processor".to_owned())
 }
 
-/// A source that says that a bundled number is taken, and why.
+/// Marks a number as taken from the bundled profile, with the reason.
 fn taken(number: &mut Number, why: &str) {
     number.source = format!("taken from {LIKE}: {why}. Its source: {}", number.source);
 }
@@ -156,7 +157,7 @@ fn transfer(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(
 }
 
 fn zeroing(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
-    // Of pages in memory the fault tells: they come in no order there.
+    // The time for pages in memory comes from the fault probe, which uses them in random order.
     if let Some(measured) = &mut profile.measured {
         let own = hardware::zero(effort, OWN);
         measured.zero_own_ns = number(own, "measured: pages of 256 KiB in turn");
@@ -201,7 +202,7 @@ fn threads(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<()
     Ok(())
 }
 
-/// Says of the numbers that were fitted what they were fitted to, and rounds them.
+/// Adds the sources of the fitted numbers, and rounds them.
 pub fn explain(profile: &mut Profile, fitted: &[Fitted]) {
     for path in fitted {
         let Fitted { step, native, simulated } = path;
@@ -237,13 +238,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_figures_are_kept() {
+    fn rounding_keeps_four_figures() {
         let all = [123.456, 0.012_345_6, 1.0, 98_765.4, 0.0, 3.999_96];
         assert_eq!(all.map(rounded), [123.5, 0.012_35, 1.0, 98_765.0, 0.0, 4.0]);
     }
 
     #[test]
-    fn every_number_says_where_it_is_from_once_all_is_measured() {
+    fn every_number_of_a_measured_profile_has_a_source() {
         let mut profile = base().expect("the bundled profile is good");
         let effort = Effort { rounds: 1 };
         let Ok(cpus) = hardware::two_cpus() else { return };

@@ -1,5 +1,5 @@
-//! What each mechanism changes, off and on: on the virtual machine, whose figures have no noise; for prefault also what recorded programs
-//! take, and the pages that it costs.
+//! The effect of each mechanism, off and on, on the virtual machine, whose figures have no noise.
+//! For prefault also the time of recorded programs, and the additional pages.
 
 use super::words;
 use crate::error::CliError;
@@ -18,22 +18,22 @@ use faultless_virtual::Profile;
 use std::io::Write;
 use std::sync::Arc;
 
-/// On how many CPUs a mechanism is compared.
+/// The number of CPUs on which a mechanism is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cpus {
     One,
     Many,
 }
 
-/// What is compared.
+/// The compared figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
-    /// Operations a second.
+    /// Operations per second.
     Rate,
     Faults,
 }
 
-/// A knob, and a workload that shows what it does.
+/// A knob, and a workload that shows its effect.
 #[derive(Debug)]
 struct Mechanism {
     knob: &'static str,
@@ -43,7 +43,7 @@ struct Mechanism {
     workload: &'static str,
     cpus: Cpus,
     of: Of,
-    /// Other knobs, for both.
+    /// Other knobs, for both runs.
     with: &'static [&'static str],
 }
 
@@ -62,7 +62,7 @@ static MECHANISMS: [Mechanism; 8] = [
     knob("edit_in_place", "0", "mmap1", Cpus::One),
     knob("map_apart", "0", "mmap1", Cpus::Many),
     knob("shard_after", "0", "vma_unmap_untouched", Cpus::Many),
-    // A huge leaf would take the place of the pages around.
+    // A huge leaf would replace the surrounding pages.
     Mechanism { with: &["huge_text=never"], ..knob("fault_around_pages", "1", "text", Cpus::One) },
     // Translations of 2 MiB are not simulated; faults are counted.
     Mechanism { of: Of::Faults, ..knob("huge_text", "never", "text", Cpus::One) },
@@ -74,11 +74,11 @@ static MECHANISMS: [Mechanism; 8] = [
     },
 ];
 
-/// What a mechanism changes.
+/// The effect of a mechanism.
 #[derive(Debug)]
 struct Row {
     knob: String,
-    /// What is in force where nothing is set.
+    /// The default value of the knob.
     default: &'static str,
     of: String,
     off: String,
@@ -86,7 +86,7 @@ struct Row {
     verdict: String,
 }
 
-/// What the mechanisms change.
+/// The effects of the mechanisms.
 #[derive(Debug, Default)]
 pub struct Defaults {
     rows: Vec<Row>,
@@ -94,16 +94,16 @@ pub struct Defaults {
     effects: Vec<(u8, Vec<Effect>)>,
 }
 
-/// What the comparison of mechanisms needs.
+/// The inputs of the comparison of mechanisms.
 pub struct Needs<'a> {
     pub profile: &'a Profile,
-    /// The CPUs that are many.
+    /// The number of CPUs for [`Cpus::Many`].
     pub cpus: usize,
     pub given: &'a [Assignment],
-    /// Whether the mechanisms are compared, or prefault of the recordings alone.
+    /// Whether the mechanisms are compared, or only prefault on the recordings.
     pub mechanisms: bool,
     pub recordings: &'a [Arc<Source>],
-    /// Orders of prefault, which recordings are compared with.
+    /// Orders of prefault for the recordings.
     pub orders: &'a [u8],
 }
 
@@ -116,7 +116,7 @@ impl Needs<'_> {
 }
 
 impl Defaults {
-    /// Compares; what failed is in `failures`.
+    /// Runs the comparison. Failures are added to `failures`.
     ///
     /// # Errors
     /// Results cannot be written.
@@ -145,7 +145,7 @@ impl Defaults {
         Ok(all)
     }
 
-    /// Adds what prefault of each order changes for the recordings together.
+    /// Adds the effect of prefault of each order on all recordings together.
     fn prefault(
         &mut self,
         needs: &Needs<'_>,
@@ -167,7 +167,7 @@ impl Defaults {
                 else {
                     return Ok(());
                 };
-                // Counts of prefault are told once, in the order of the recording.
+                // Counts of prefault are reported once, in the order of the recording.
                 if let Some(effect) = at.checked_sub(1).and_then(|at| of.get(at)) {
                     ran.sample = effect.told(ran.sample);
                 }
@@ -202,7 +202,7 @@ impl Defaults {
         Ok(())
     }
 
-    /// The table, and what it says.
+    /// Prints the table and its verdict.
     ///
     /// # Errors
     /// The output is closed.
@@ -232,7 +232,7 @@ impl Defaults {
 }
 
 impl Mechanism {
-    /// Its row; `None` where the user interrupted it.
+    /// Returns the row of the mechanism; `None` if the user interrupted the runs.
     fn row(
         &self,
         needs: &Needs<'_>,
@@ -277,7 +277,7 @@ impl Mechanism {
     }
 }
 
-/// The value of a knob that is in force where nothing is set.
+/// Returns the default value of a knob.
 fn default(knob: &str) -> String {
     let knobs = Settings::new(&[]).knobs();
     match &knobs[knob] {
@@ -286,7 +286,7 @@ fn default(knob: &str) -> String {
     }
 }
 
-/// What is `given` with prefault off, and then `more`.
+/// Returns the settings `given` with prefault off, followed by `more`.
 fn settings<'a>(
     given: &[Assignment],
     more: impl Iterator<Item = &'a str>,
@@ -313,7 +313,7 @@ mod tests {
                 let own = format!("{}={value}", mechanism.knob);
                 assert!(settings(&[], mechanism.with.iter().copied().chain([&*own])).is_ok());
             }
-            // What is on is the default, or what is off is.
+            // Either the `on` value or the `off` value is the default.
             assert!(mechanism.on.is_none() || mechanism.off == default, "{mechanism:?}");
         }
         let set = settings(&[], ["prefault_max_order=3"].into_iter()).expect("valid");

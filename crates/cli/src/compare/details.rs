@@ -15,10 +15,11 @@ const MEMORY_PER_THREAD: u64 = 32 << 20;
 /// Prints a report.
 pub type Show<'a> = &'a mut dyn FnMut(&Report) -> Result<(), CliError>;
 
-/// The reports of `subjects` by their names. Each is written and shown as it is complete; what failed is in `failures`.
+/// Returns the reports of `subjects` by name. Each is written and printed as soon as it is
+/// complete. Failures are added to `failures`.
 ///
 /// # Errors
-/// A subject or its machine cannot be made, or results not be written.
+/// A subject or its machine cannot be created, or results cannot be written.
 pub fn measure(
     subjects: Vec<Subject>,
     (choice, scale): (&Choice, &Scale),

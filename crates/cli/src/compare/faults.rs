@@ -1,8 +1,9 @@
-//! What one fault costs under each locking policy: instructions, and shared cache lines that it writes.
+//! The cost of one fault under each locking policy: instructions, and shared cache lines written.
 //!
-//! Instructions are those of `faults.toml`, which CI compares with what `bench instructions` counts. Lines are counted here: two CPUs of a
-//! virtual machine run one process and fault in turns, on neighbouring pages of one mapping, and the machine observes every access
-//! of the subsystem to shared memory.
+//! Instructions come from `faults.toml`, which CI compares with the counts of
+//! `bench instructions`. Lines are counted here: two CPUs of a virtual machine run one process and
+//! fault in turn, on adjacent pages of one mapping. The machine observes every access of the
+//! subsystem to shared memory.
 
 use super::words;
 use crate::error::CliError;
@@ -28,9 +29,10 @@ static COUNTED: LazyLock<Counted> = LazyLock::new(|| {
     toml::from_str(include_str!("../../faults.toml")).expect("it is well-formed; a test reads it")
 });
 
-/// The CPUs that fault.
+/// The number of CPUs that fault.
 const CPUS: usize = 2;
-/// Faults of each CPU that are looked at, and as many before, which make what is made once.
+/// The number of observed faults of each CPU. The same number of earlier faults performs all
+/// one-time allocations.
 const FAULTS: u64 = 64;
 const PAGES: u64 = 2 * FAULTS * CPUS as u64;
 /// Memory of the program, in bytes.
@@ -48,7 +50,7 @@ enum Kind {
 impl Kind {
     const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Copy, Self::File];
 
-    /// As `bench` names it.
+    /// Returns the name used by `bench`.
     const fn name(self) -> &'static str {
         match self {
             Self::Write => "anonymous_write_fault",
@@ -58,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// As the table names it.
+    /// Returns the name used in the table.
     const fn title(self) -> &'static str {
         match self {
             Self::Write => "first write to a page",
@@ -76,17 +78,17 @@ impl Kind {
     }
 }
 
-/// What a fault costs.
+/// The cost of a fault.
 #[derive(Clone, Debug, PartialEq)]
 struct Cost {
     instructions: f64,
-    /// Shared lines that most of the faults write.
+    /// Shared lines written by most of the faults.
     lines: u64,
-    /// Accesses to shared memory by the module of the subsystem that makes them.
+    /// Accesses to shared memory, by module of the subsystem.
     accesses: BTreeMap<String, u64>,
 }
 
-/// What is counted of the faults of a kind.
+/// The counts of one kind of fault.
 #[derive(Debug)]
 struct Counts {
     lines: u64,
@@ -100,7 +102,7 @@ struct Row {
     costs: Vec<(Locking, Cost)>,
 }
 
-/// What faults cost.
+/// The costs of faults.
 #[derive(Debug, Default)]
 pub struct Faults(Vec<Row>);
 
@@ -108,10 +110,10 @@ impl Faults {
     /// Steps of [`Self::measure`].
     pub const STEPS: usize = Kind::ALL.len();
 
-    /// Measures each kind under each of `policies`; `done` after each kind.
+    /// Measures each kind under each of `policies`. Calls `done` after each kind.
     ///
     /// # Errors
-    /// What a run failed with.
+    /// A run failed.
     pub fn measure(
         profile: &Profile,
         policies: &[Locking],
@@ -135,7 +137,7 @@ impl Faults {
         Ok(Self(rows))
     }
 
-    /// The table, and what it says.
+    /// Prints the table and its verdict.
     ///
     /// # Errors
     /// The output is closed.
@@ -163,8 +165,9 @@ impl Faults {
         Ok(())
     }
 
-    /// Where the instructions of the first kind go under each policy, by module: as many as its part of the accesses. The largest
-    /// modules, and the rest.
+    /// Returns the distribution over modules of the instructions of the first kind, under each
+    /// policy, in proportion to the accesses of each module. Lists the largest modules, and the
+    /// rest.
     pub fn places(&self) -> (Vec<String>, Vec<(String, Vec<f64>)>) {
         const MODULES: usize = 6;
         let costs = self.0.first().map_or(&[][..], |row| &row.costs);
@@ -190,7 +193,7 @@ impl Faults {
         (names.chain(["the rest".to_owned()]).collect(), groups)
     }
 
-    /// The last policy beside the first.
+    /// Compares the last policy with the first.
     fn verdict(&self) -> Option<String> {
         let ends = |row: &'_ Row| Some((row.costs.first()?.clone(), row.costs.last()?.clone()));
         let pairs: Vec<_> = self.0.iter().filter_map(ends).collect();
@@ -210,7 +213,7 @@ impl Faults {
     }
 }
 
-/// A kind of fault under `settings`.
+/// Measures a kind of fault under `settings`.
 fn measured(
     profile: &Profile,
     kind: Kind,
@@ -222,7 +225,7 @@ fn measured(
     };
     let system = subject::machine(profile, CPUS, MEMORY, 0)?;
     settings.apply_to_simulated(&system).map_err(failed)?;
-    // A fault maps its own page alone.
+    // A fault maps only its own page.
     for own in ["fault_around_pages=1", "huge_text=never"] {
         system.set(own).map_err(failed)?;
     }
@@ -237,7 +240,7 @@ fn measured(
         knobs: settings.knobs(),
     };
     json.write(&simulated, "shared_lines_written", "lines", Number::Whole(lines))?;
-    // As `bench instructions` writes it.
+    // In the form written by `bench instructions`.
     let setting = format!("locking={}", settings.locking.name());
     let counted =
         Context { machine: "native".into(), cpus: 1, setting, knobs: Map::new(), ..simulated };
@@ -246,7 +249,7 @@ fn measured(
     Ok(Cost { instructions, lines, accesses })
 }
 
-/// What one fault did.
+/// The accesses of one fault.
 struct Fault {
     cpu: usize,
     uses: Vec<LineUse>,
@@ -258,7 +261,7 @@ impl Fault {
     }
 }
 
-/// Makes the faults, and counts.
+/// Runs the faults, and counts.
 fn run(system: &Virtual, kind: Kind) -> Result<Counts, Stop> {
     let process = system.process()?;
     let file = system.file(PAGES * PAGE_SIZE)?;
@@ -270,7 +273,7 @@ fn run(system: &Virtual, kind: Kind) -> Result<Counts, Stop> {
     let body = |cpu: &mut VirtualCpu<'_>, number: usize| -> Result<(), Stop> {
         let mut result = Ok(());
         for page in 0..PAGES {
-            // Both come to each meeting, whatever happened.
+            // Both CPUs take part in each meeting, even after an error.
             cpu.meet(&meeting);
             if page % CPUS as u64 != number as u64 || result.is_err() {
                 continue;
@@ -294,7 +297,7 @@ fn run(system: &Virtual, kind: Kind) -> Result<Counts, Stop> {
     Ok(Counts { lines: lines(&faults, &before), accesses: accesses(&faults) })
 }
 
-/// The mapping in which to fault, and the child that shares its pages.
+/// Returns the mapping for the faults, and the child that shares its pages.
 fn prepare(
     cpu: &mut VirtualCpu<'_>,
     kind: Kind,
@@ -315,7 +318,7 @@ fn prepare(
             populate(cpu, area)?;
             Some(cpu.fork()?)
         }
-        // So that its pages are there.
+        // Reads the pages of the file into memory.
         Kind::File => {
             let other = map(cpu)?;
             populate(cpu, other)?;
@@ -326,7 +329,7 @@ fn prepare(
     Ok((area, child))
 }
 
-/// The accesses of `faults` by module.
+/// Returns the accesses of `faults` by module.
 fn accesses(faults: &[Fault]) -> BTreeMap<String, u64> {
     let mut accesses = BTreeMap::new();
     for it in faults.iter().flat_map(|fault| &fault.uses) {
@@ -337,8 +340,9 @@ fn accesses(faults: &[Fault]) -> BTreeMap<String, u64> {
     accesses
 }
 
-/// The shared lines that most faults write: those that faults of the other CPU use, and those of pages that were there `before`, which
-/// are not the CPU's own, as several of its faults do not write them.
+/// Returns the shared lines that most faults write: lines used by faults of the other CPU, and
+/// lines of pages that existed `before` and are not private to the CPU. A private line of the CPU
+/// is written by several of its faults.
 fn lines(faults: &[Fault], before: &[LineUse]) -> u64 {
     let before: HashSet<_> = before.iter().map(|it| it.line).collect();
     let mut used: [HashSet<u32>; CPUS] = Default::default();
@@ -372,9 +376,9 @@ mod tests {
         assert_eq!(COUNTED.len(), Kind::ALL.len());
     }
 
-    /// The figures of F4 in the specification; a copy also flushes the TLB of the other CPU.
+    /// The figures of F4 in the specification. A copy also flushes the TLB of the other CPU.
     #[test]
-    fn a_speculative_fault_writes_the_lines_that_are_promised() {
+    fn speculative_fault_writes_the_specified_lines() {
         let profile = Profile::bundled("two-socket").expect("it is bundled");
         let lines = |kind, policy| {
             let system = subject::machine(&profile, CPUS, MEMORY, 0).expect("memory");

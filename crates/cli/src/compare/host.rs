@@ -1,4 +1,4 @@
-//! The machine on which is measured, and how much it disturbs measurements.
+//! The measuring machine, and its disturbance of measurements.
 
 use crate::calibrate::faults::{Faults, host_faults};
 use crate::calibrate::hardware::Effort;
@@ -14,9 +14,10 @@ use serde_json::Map;
 use std::fs;
 use std::io::Write;
 
-/// From this load on for each CPU, others disturb what is measured.
+/// The load per CPU from which other programs disturb the measurements.
 const BUSY: f64 = 0.3;
-/// An exception that takes so many times what it takes on the slowest of the bundled profiles is not only an exception.
+/// The multiple of the slowest exception of the bundled profiles from which an exception must
+/// contain other work.
 const SHADOWED: f64 = 3.0;
 
 /// The host.
@@ -31,10 +32,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks at it, and measures its page faults.
+    /// Examines the host, and measures its page faults.
     ///
     /// # Errors
-    /// It has no memory.
+    /// The host has no memory available.
     pub fn look(effort: Effort) -> Result<Self, CliError> {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -52,7 +53,7 @@ impl Host {
         })
     }
 
-    /// What it is.
+    /// Prints the description of the host.
     pub fn print(&self, out: &mut dyn Write, width: usize) -> Result<(), CliError> {
         let Self { cpu, kernel, faults, .. } = self;
         let kind = if self.is_virtual { ", a virtual machine" } else { "" };
@@ -78,12 +79,12 @@ impl Host {
         Ok(())
     }
 
-    /// Whether an exception takes so long that the hypervisor must have a part in it.
+    /// Returns whether an exception is so slow that the hypervisor must be involved.
     fn is_shadowed(&self) -> bool {
         self.is_virtual && self.faults.exception() > SHADOWED * exceptions().fold(0.0, f64::max)
     }
 
-    /// Writes it, and the noise.
+    /// Writes the host and the noise.
     pub fn json(&self, noise: Option<Noise>, json: &mut Json) -> Result<(), CliError> {
         let context = Context {
             machine: self.kernel.clone(),
@@ -109,30 +110,32 @@ impl Host {
     }
 }
 
-/// What an exception takes on the hardware of the bundled profiles, in nanoseconds.
+/// Returns the nanoseconds of an exception on the hardware of each bundled profile.
 fn exceptions() -> impl Iterator<Item = f64> {
     let profiles = BUNDLED.iter().filter_map(|(name, _)| Profile::bundled(name).ok());
     profiles.map(|profile| profile.exception.fault_ns.value)
 }
 
-/// Runnable threads of the host, averaged over the last minute.
+/// Returns the runnable threads of the host, averaged over the last minute.
 fn load_average() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// How far repetitions of the same are apart.
+/// The variation of repetitions of the same run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Noise {
-    /// Half the interquartile range of a configuration's repetitions, as a part of their median: in the middle.
+    /// Half the interquartile range of a configuration's repetitions, relative to their median; the
+    /// median over configurations.
     pub single: f64,
-    /// By how much the median of every other repetition differs from the median of those between: in the middle, and at most.
+    /// The difference between the medians of the even and the odd repetitions; the median over
+    /// configurations.
     pub typical: f64,
-    /// The largest.
+    /// The largest of these differences.
     pub largest: f64,
 }
 
 impl Noise {
-    /// That of all configurations of `reports`.
+    /// Computes the noise of all configurations of `reports`.
     pub fn of<'r>(reports: impl Iterator<Item = &'r Report>) -> Option<Self> {
         let columns: Vec<_> = reports.flat_map(Report::repeated).collect();
         let mut singles: Vec<_> = columns.iter().map(|rates| rates.spread()).collect();
@@ -154,7 +157,7 @@ impl Noise {
         ]
     }
 
-    /// Says it.
+    /// Prints the noise.
     pub fn print(self, out: &mut dyn Write, width: usize) -> Result<(), CliError> {
         let percent = |part: f64| format!("{:.1} %", 100.0 * part);
         let text = format!(

@@ -1,4 +1,5 @@
-//! What workloads do on many simulated CPUs under each locking policy. A recording has a CPU for each of its threads.
+//! Workloads on many simulated CPUs under each locking policy. A recording has a CPU for each of
+//! its threads.
 
 use super::words;
 use crate::error::CliError;
@@ -15,11 +16,12 @@ use faultless_virtual::Profile;
 use std::io::Write;
 use std::sync::Arc;
 
-/// The workloads that tell most in little time: faults of one process and of several, with calls and without.
+/// The most informative workloads with short runs: faults of one process and of several, with calls
+/// and without.
 pub const WORKLOADS: [&str; 6] =
     ["pft", "page_fault_read", "small_allocs", "ebizzy", "mmap1", "forks"];
 
-/// One row: what ran, on how many CPUs, and its operations a second under each policy.
+/// One row: the subject, its CPUs, and its operations per second under each policy.
 #[derive(Debug)]
 struct Row {
     name: String,
@@ -28,7 +30,7 @@ struct Row {
     rates: Vec<(Locking, f64)>,
 }
 
-/// What workloads do on many CPUs.
+/// The results of workloads on many CPUs.
 #[derive(Debug)]
 pub struct Many {
     profile: String,
@@ -36,7 +38,8 @@ pub struct Many {
 }
 
 impl Many {
-    /// Runs each of `subjects` on `cpus` CPUs under each of `policies`; what failed is in `failures`.
+    /// Runs each of `subjects` on `cpus` CPUs under each of `policies`. Failures are added to
+    /// `failures`.
     ///
     /// # Errors
     /// Results cannot be written.
@@ -77,7 +80,7 @@ impl Many {
         Ok(Self { profile: profile.name.clone(), rows })
     }
 
-    /// The table, and what it says.
+    /// Prints the table and its verdict.
     ///
     /// # Errors
     /// The output is closed.
@@ -109,7 +112,8 @@ impl Many {
         Ok(())
     }
 
-    /// The policies, and of each row its name and the rate of each policy to the best but the last.
+    /// Returns the policies, and for each row its name and the rate of each policy relative to the
+    /// best policy except the last.
     pub fn ratios(&self) -> (Vec<&'static str>, Vec<(String, Vec<f64>)>) {
         let policies = self.rows.first().map_or(&[][..], |row| &row.rates);
         let policies = policies.iter().map(|(policy, _)| policy.name()).collect();
@@ -143,7 +147,7 @@ impl Many {
 }
 
 impl Row {
-    /// The last policy, and its rate to that of the best of the others.
+    /// Returns the last policy, and its rate relative to the best of the other policies.
     fn beside_best(&self) -> Option<(Locking, f64)> {
         let ((last, rate), others) = self.rates.split_last()?;
         let best = others.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
@@ -156,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_lock_is_compared_with() {
+    fn last_policy_is_compared_with_the_best_other() {
         let row = |rates: [f64; 3]| Row {
             name: "w".into(),
             unit: "pages",

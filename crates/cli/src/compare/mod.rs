@@ -1,9 +1,12 @@
-//! `faultless compare`, the main job: an answer on one screen, and with `--details` everything that was measured.
+//! `faultless compare`, the main command: a result on one screen, and with `--details` all
+//! measurements.
 //!
-//! Four tables: what [one fault](faults) costs, what workloads do on [many simulated CPUs](many), what [recorded programs](programs) take
-//! on this machine, and what each [mechanism](defaults) changes; each under its verdict, and [the machine and its noise](host) first.
-//! With `--details`, every workload and recording also runs on this machine under every locking policy and with prefault up to
-//! higher and higher orders; those results are printed as each workload ends, and their [summary] before the four tables.
+//! Prints four tables: the cost of [one fault](faults), workloads on [many simulated CPUs](many),
+//! the time of [recorded programs](programs) on this machine, and the effect of each
+//! [mechanism](defaults). Each table follows its verdict, and [the machine and its noise](host)
+//! come first. With `--details`, every workload and recording also runs on this machine under every
+//! locking policy and with prefault up to increasing orders. These results are printed at the end
+//! of each workload, and their [summary] before the four tables.
 
 mod defaults;
 mod details;
@@ -48,12 +51,13 @@ use std::time::Duration;
 use subject::{Choice, Scale, Subject, subjects};
 use turns::Turns;
 
-/// Frames of the pool of pre-zeroed ones, where there is one: what the largest of the workloads touches, and more.
+/// Frames of the pool of pre-zeroed frames, if there is a pool: more than the number touched by the
+/// largest workload.
 const POOL: u64 = (160 << 20) / PAGE_SIZE;
-/// Threads where none are asked for, at most.
+/// The largest default number of threads.
 const THREADS: usize = 16;
 
-/// How much is done.
+/// Returns the scale of the comparison.
 fn scale(args: &CompareArgs) -> Scale {
     let host = std::thread::available_parallelism().map_or(2, usize::from);
     let threads = args.threads.map_or(host.min(THREADS), usize::from);
@@ -74,7 +78,8 @@ fn scale(args: &CompareArgs) -> Scale {
     }
 }
 
-/// Refuses options that say nothing of what is compared: the workloads `tiered` in tiers, and others that are `chosen`, or all.
+/// Rejects options without an effect on the compared subjects: the workloads `tiered` in tiers, and
+/// other subjects that are `chosen`, or all.
 fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(), CliError> {
     let usage = |why: String| Err(CliError::Usage(why));
     if tiered.is_empty() {
@@ -115,7 +120,7 @@ fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(),
     Ok(())
 }
 
-/// Compares.
+/// Runs the comparison.
 pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
     let (tiered, chosen): (Vec<_>, Vec<_>) =
@@ -192,7 +197,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
-/// What is simulated for the four tables.
+/// The simulations for the four tables.
 struct Screen<'a> {
     args: &'a CompareArgs,
     profile: faultless_virtual::Profile,
@@ -202,7 +207,7 @@ struct Screen<'a> {
     orders: Vec<u8>,
 }
 
-/// What came of it.
+/// The simulated results.
 struct Tables {
     faults: Faults,
     many: Many,
@@ -300,7 +305,7 @@ impl Tables {
     }
 }
 
-/// The recorded programs under each policy, by their names.
+/// Returns the recorded programs under each policy, by name.
 fn programs(reports: &[(String, Report)]) -> impl Iterator<Item = (&str, &Report)> {
     let is_program = |(_, report): &&(String, Report)| {
         report.topic == Topic::Locking && report.unit == "operations"
@@ -311,7 +316,7 @@ fn programs(reports: &[(String, Report)]) -> impl Iterator<Item = (&str, &Report
         .map(|(name, report)| (name.trim_start_matches("replay:"), report))
 }
 
-/// How far their repetitions are apart.
+/// Returns the noise of the recorded programs' repetitions.
 fn noise(reports: &[(String, Report)]) -> Option<Noise> {
     Noise::of(programs(reports).map(|(_, report)| report))
 }

@@ -1,4 +1,4 @@
-//! What a comparison came to, as a page.
+//! The results of a comparison, as a page.
 
 use super::faults::Faults;
 use super::many::Many;
@@ -9,7 +9,7 @@ use crate::html::plot::{Bar, Frame, Show, bars};
 use crate::report::Style;
 use crate::report::columns::{Column, Measure, Report};
 
-/// The page.
+/// Creates the page.
 ///
 /// # Errors
 /// The library failed.
@@ -60,7 +60,7 @@ pub fn page(
     Ok(page)
 }
 
-/// The page where only workloads in tiers ran; none where none did.
+/// Creates the page for a run of only workloads in tiers; `None` if no workload ran.
 ///
 /// # Errors
 /// The library failed.
@@ -86,7 +86,7 @@ fn add_tiers(page: &mut Page, tiers: &[tiers::Rows], style: Style) -> Result<(),
     Ok(())
 }
 
-/// The time of a replay, to `base`.
+/// Returns the time of a replay, relative to `base`.
 fn relative(column: &Column, base: f64) -> Bar {
     let Some(median) = column.median() else { return Bar::from(0.0) };
     let rates = column.rates(Measure::Operations);

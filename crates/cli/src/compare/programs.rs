@@ -1,4 +1,5 @@
-//! Recorded programs under each locking policy, replayed on this machine: a row a program, with its verdict.
+//! Recorded programs under each locking policy, replayed on this machine: one row for each program,
+//! with its verdict.
 
 use super::words;
 use crate::error::CliError;
@@ -8,14 +9,14 @@ use crate::report::{Style, filled, table};
 
 use std::io::Write;
 
-/// What is said of a difference that the repetitions do not show.
+/// The verdict on a difference that the repetitions do not confirm.
 pub const NO_DIFFERENCE: &str = "no difference within the noise";
 
 /// The last configuration beside another.
 struct Pair {
-    /// The time of the last to that of the other.
+    /// The time of the last configuration relative to the other.
     time: f64,
-    /// How far noise may move it, as a part of it.
+    /// The possible effect of noise on `time`, as a fraction.
     noise: f64,
     differ: bool,
 }
@@ -33,7 +34,7 @@ impl Pair {
     }
 }
 
-/// A table of `reports`, each of a recording under the same policies, named; and what it says.
+/// Prints a table of named `reports`, each of a recording under the same policies, and its verdict.
 ///
 /// # Errors
 /// The output is closed.
@@ -95,7 +96,7 @@ pub fn print(
     Ok(())
 }
 
-/// How many programs take less time, and how much less.
+/// Returns the number of programs that take less time, and the difference.
 fn tally(pairs: Vec<Pair>) -> String {
     let (differ, alike): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.differ);
     let (less, more): (Vec<_>, Vec<_>) = differ.into_iter().partition(|pair| pair.time < 1.0);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_comparison_has_no_verdict_of_what_did_not_run() {
+    fn interrupted_comparison_has_no_verdict_on_missing_runs() {
         let mut interrupted = report([&[1.0, 1.01, 1.02], &[]]);
         let printed = |report: &Report| {
             let mut out = Vec::new();
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_within_the_noise_is_no_number() {
+    fn difference_within_the_noise_is_printed_in_words() {
         let apart = report([&[1.0, 1.01, 1.02], &[0.8, 0.81, 0.82]]);
         let alike = report([&[1.0, 1.1, 1.2], &[0.9, 1.05, 1.1]]);
         let once = report([&[1.0], &[0.5]]);

@@ -1,4 +1,4 @@
-//! What `compare` compares: the workloads, sized for short runs, and the recordings.
+//! The subjects of `compare`: the workloads, sized for short runs, and the recordings.
 
 use super::turns::Turns;
 use crate::error::CliError;
@@ -20,13 +20,14 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A workload of the comparison: `{threads}` is added to its parameters, and where policies are compared the
-/// time of a run.
+/// A workload of the comparison. `{threads}` is added to its parameters, and for a comparison of
+/// policies the time of a run.
 pub struct Entry {
-    /// As results name it: the workload, and what tells this from another of that workload.
+    /// The name in results: the workload, and a distinction from other entries with the same
+    /// workload.
     pub name: &'static str,
     topic: Topic,
-    /// As `stat` names it, and `--only`.
+    /// The name used by `stat` and `--only`.
     workload: &'static str,
     params: &'static [&'static str],
     /// Compare the settings of `anon_vma_check` too.
@@ -37,13 +38,14 @@ const fn entry(name: &'static str, params: &'static [&'static str]) -> Entry {
     Entry { name, topic: Topic::Locking, workload: name, params, checks: false }
 }
 
-/// A workload that is run to its end: it touches what a pool of [`POOL`](super::POOL) frames can serve, and
-/// no page of it twice, so that pre-zeroed frames are zeroed before the run and not in it.
+/// Creates a workload that runs to its end. It touches at most the pages that a pool of
+/// [`POOL`](super::POOL) frames can serve, and no page twice, so that pre-zeroed frames are zeroed
+/// before the run and not during the run.
 const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
     Entry { topic: Topic::Ahead, ..entry(name, params) }
 }
 
-/// The workloads. Sizes are of passes that are short against a run.
+/// The workloads. Their passes are short compared with a run.
 pub static ENTRIES: [Entry; 25] = [
     entry("pft", &["size=32M"]),
     entry("page_fault1", &["size=8M"]),
@@ -81,9 +83,9 @@ pub static ENTRIES: [Entry; 25] = [
     once("ebizzy", &["touch=yes", "records=60"]),
 ];
 
-/// Something that runs under several configurations.
+/// A subject that runs under several configurations.
 pub struct Subject {
-    /// What they differ in.
+    /// The difference between the configurations.
     pub topic: Topic,
     what: What,
 }
@@ -95,9 +97,9 @@ enum What {
 
 #[derive(Clone)]
 enum Recorded {
-    /// Read when its turn comes.
+    /// Read at the start of its runs.
     Shipped(&'static Recording),
-    /// Read already: it may be a pipe, and what is wrong with it is better said at once.
+    /// Read in advance, because the file may be a pipe, and errors should be reported at once.
     File(Arc<Source>),
 }
 
@@ -117,7 +119,7 @@ impl Recorded {
     }
 }
 
-/// What is compared.
+/// The configurations to compare.
 pub struct Choice {
     /// Under [`Topic::Locking`]; prefault off.
     pub policies: Vec<Locking>,
@@ -127,14 +129,15 @@ pub struct Choice {
     pub settings: Settings,
 }
 
-/// A subject whose turn has come.
+/// A subject ready to run.
 pub enum Ready<'n> {
     Workload(&'n Native, Workload),
-    /// With a machine, or none where each run has a new one: machines remember what threads' streams were like.
+    /// With a machine, or `None` if each run has a new machine, because a machine keeps the stream
+    /// history of threads.
     Recording(Box<(Arc<Source>, Option<Native>)>),
 }
 
-/// The shape of a comparison.
+/// The size of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Threads of each workload.
@@ -145,17 +148,17 @@ pub struct Scale {
     pub rounds: usize,
     /// Repetitions of a replay.
     pub replays: Turns,
-    /// Simulated CPUs where there are many.
+    /// The number of simulated CPUs.
     pub cpus: usize,
 }
 
 impl Entry {
-    /// Whether it is run under every locking policy.
+    /// Returns whether the workload runs under every locking policy.
     pub fn compares_policies(&self) -> bool {
         self.topic == Topic::Locking
     }
 
-    /// The workload, and its parameters.
+    /// Returns the workload, and its parameters.
     pub const fn given(&self) -> (&'static str, &'static [&'static str]) {
         (self.workload, self.params)
     }
@@ -172,13 +175,13 @@ impl Entry {
     }
 }
 
-/// The subjects named by `only`, or all. What is the name of a workload is that, and else it is what `replay` takes
-/// it for.
+/// Returns the subjects named by `only`, or all. A name is first matched with the workloads, and
+/// otherwise interpreted as by `replay`.
 pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
     let (mut workloads, mut recordings) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     for name in only.iter().filter(|name| seen.insert(*name)) {
-        // As results name a recording, too.
+        // Results name a recording in this form, too.
         let bare = name.strip_prefix("replay:").unwrap_or(name);
         if ENTRIES.iter().any(|entry| entry.is_called(name)) {
             workloads.push(name.as_str());
@@ -209,7 +212,7 @@ fn unknown(name: &str) -> CliError {
     let mut known: Vec<_> = ENTRIES.iter().map(|entry| entry.workload).collect();
     known.extend(super::tiers::names());
     known.extend(recordings::all().iter().map(|recording| recording.name));
-    // Those under both topics are named once.
+    // Workloads under both topics are listed once.
     let mut named = HashSet::new();
     known.retain(|name| named.insert(*name));
     CliError::Usage(format!(
@@ -220,7 +223,7 @@ fn unknown(name: &str) -> CliError {
 }
 
 impl Subject {
-    /// As progress names it.
+    /// Returns the name for progress messages.
     pub fn name(&self) -> String {
         match &self.what {
             What::Workload(entry, _) => entry.name.to_owned(),
@@ -228,12 +231,12 @@ impl Subject {
         }
     }
 
-    /// Whether it is a recording.
+    /// Returns whether the subject is a recording.
     pub fn is_recording(&self) -> bool {
         matches!(self.what, What::Recording(_))
     }
 
-    /// The recording, if it is one.
+    /// Returns the recording, or `None` for a workload.
     pub fn source(&self) -> Option<Result<Arc<Source>, CliError>> {
         match &self.what {
             What::Workload(..) => None,
@@ -241,7 +244,7 @@ impl Subject {
         }
     }
 
-    /// The name of the workload, if it is one.
+    /// Returns the name of the workload, or `None` for a recording.
     pub fn workload_name(&self) -> Option<&'static str> {
         match &self.what {
             What::Workload(entry, _) => Some(entry.workload),
@@ -249,17 +252,17 @@ impl Subject {
         }
     }
 
-    /// Runs of each configuration.
+    /// Returns the repetitions of each configuration.
     pub fn turns(&self, scale: &Scale) -> Turns {
         match (&self.what, self.topic) {
             (What::Workload(..), _) => Turns::exactly(scale.rounds),
             (What::Recording(_), Topic::Locking) => scale.replays,
-            // Their counts are what matters.
+            // Only the counts of these replays matter.
             (What::Recording(_), Topic::Ahead) => Turns::exactly(scale.replays.most.min(3)),
         }
     }
 
-    /// How many configurations there are.
+    /// Returns the number of configurations.
     pub fn width(&self, choice: &Choice) -> usize {
         match (&self.what, self.topic) {
             (_, Topic::Ahead) => choice.regimes.len(),
@@ -270,8 +273,9 @@ impl Subject {
         }
     }
 
-    /// Its report, still without samples, and itself ready to run. `native` is for the workloads; a recording
-    /// gets a machine of its own size. `None` where the user interrupted it.
+    /// Returns the report without samples, and the subject ready to run. `native` is for the
+    /// workloads; a recording gets a machine of its own size. Returns `None` if the user
+    /// interrupted the command.
     pub fn prepare<'n>(
         self,
         native: &'n Native,
@@ -319,7 +323,7 @@ impl Subject {
     }
 }
 
-/// The report of a workload: what it is, and its configurations.
+/// Returns the report of a workload: its description and its configurations.
 fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Report {
     let info = workload.info();
     let threads = workload.crew().workers;
@@ -353,7 +357,7 @@ fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Repor
     Report { title, unit: info.unit, topic: entry.topic, columns }
 }
 
-/// The configurations that differ in locking; prefault is off.
+/// Returns the configurations that differ in locking, with prefault off.
 fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
     let alone = choice.settings.with_ahead(Ahead::OFF);
     let settings = |(name, locking, check): (String, Locking, Option<AnonVmaCheck>)| {
@@ -363,14 +367,14 @@ fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
     configurations(checks, &choice.policies).into_iter().map(settings).collect()
 }
 
-/// The configurations that differ in prefault.
+/// Returns the configurations that differ in prefault.
 fn ahead_settings(choice: &Choice) -> Vec<(String, Settings)> {
     let settings = |ahead: &Ahead| (ahead.name(), choice.settings.with_ahead(*ahead));
     choice.regimes.iter().map(settings).collect()
 }
 
-/// Name, policy and check of each configuration that differs in locking, and where `checks` are compared too,
-/// in them.
+/// Returns the name, policy and check of each configuration that differs in locking, and in the
+/// check if `checks` are compared too.
 fn configurations(
     checks: bool,
     policies: &[Locking],
@@ -390,7 +394,7 @@ fn configurations(
 }
 
 impl Ready<'_> {
-    /// One run under the configuration of `column`; `None` where the user interrupted it.
+    /// Runs once under the configuration of `column`; `None` if the user interrupted the run.
     pub fn sample(&self, column: &Column) -> Result<Option<Sample>, CliError> {
         match (self, column.settings()) {
             (Self::Workload(native, workload), Some(settings)) => {

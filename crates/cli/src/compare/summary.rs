@@ -1,4 +1,4 @@
-//! What comes last, where the eye is: a picture and a table of each topic, a row a subject.
+//! The summary at the end: a bar chart and a table for each topic, one row for each subject.
 
 use super::subject::Choice;
 use crate::error::CliError;
@@ -11,7 +11,7 @@ use crate::settings::Ahead;
 use faultless::Locking;
 use std::io::Write;
 
-/// Which column of a report.
+/// The selected column of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     Policy(Locking),
@@ -20,7 +20,7 @@ enum Which {
 }
 
 impl Which {
-    /// As the head of the table names it; Linux by its version.
+    /// Returns the name in the head of the table; Linux by its version.
     fn name(self, linux: &str) -> String {
         match self {
             Self::Policy(locking) => locking.name().to_owned(),
@@ -29,7 +29,7 @@ impl Which {
         }
     }
 
-    /// The column; of several settings of a policy the last, the default.
+    /// Returns the column. Of several settings of a policy, the last is the default.
     fn of(self, report: &Report) -> Option<&Column> {
         let is = |column: &&Column| match (self, column.settings()) {
             (Self::Policy(locking), Some(settings)) => settings.locking == locking,
@@ -43,7 +43,7 @@ impl Which {
         self.of(report)?.median().map(|sample| report.measure().rate(sample))
     }
 
-    /// What it makes of `base`, and how that is written.
+    /// Returns the gain over `base`, and its text.
     fn gain(self, base: Self, report: &Report) -> Option<(f64, String)> {
         let (column, base) = (self.of(report)?, base.of(report)?);
         report.gain(column, base).zip(report.shown_gain(column, base))
@@ -52,7 +52,7 @@ impl Which {
 
 type Reports<'r> = [&'r (String, Report)];
 
-/// Prints what `all` came to.
+/// Prints the summary of `all`.
 pub fn print(
     out: &mut dyn Write,
     all: &[(String, Report)],
@@ -119,7 +119,7 @@ fn ahead_summary(
     effects(out, reports, &choice.regimes, style)
 }
 
-/// The picture of the whole: what the first of the pair makes of the second.
+/// Prints the bar chart: the gain of the first of the pair over the second.
 fn gains(
     out: &mut dyn Write,
     reports: &Reports<'_>,
@@ -139,7 +139,8 @@ fn gains(
     Ok(())
 }
 
-/// A row a subject: its rate in each column, the ratio of each pair, and Linux's rate.
+/// Prints a row for each subject: its rate in each column, the ratio of each pair, and Linux's
+/// rate.
 fn rates(
     out: &mut dyn Write,
     reports: &Reports<'_>,
@@ -180,7 +181,7 @@ fn rates(
     Ok(())
 }
 
-/// The effect of prefault on each recording, counted apart from any time; and their mean.
+/// Prints the effect of prefault on each recording, in counts without times, and their mean.
 fn effects(
     out: &mut dyn Write,
     reports: &Reports<'_>,

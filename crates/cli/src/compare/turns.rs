@@ -1,4 +1,5 @@
-//! Repetitions: the configurations of a report take turns, so that other load of the host affects all of them alike.
+//! Repetitions: the configurations of a report alternate, so that other load of the host affects
+//! all configurations alike.
 
 use crate::error::CliError;
 use crate::interrupt;
@@ -6,28 +7,28 @@ use crate::report::columns::{Column, Report};
 use crate::run::Sample;
 use std::time::{Duration, Instant};
 
-/// How often each configuration runs.
+/// The number of repetitions of each configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
     /// At least.
     pub least: usize,
     /// At most.
     pub most: usize,
-    /// No round begins after so long, but the first ones.
+    /// The time after which no further round begins, apart from the first `least` rounds.
     pub time: Duration,
 }
 
 impl Turns {
-    /// Those of a recorded program.
+    /// The repetitions of a recorded program.
     pub const PROGRAMS: Self = Self { least: 9, most: 91, time: Duration::from_secs(5) };
 
-    /// `rounds` of them, however long they take.
+    /// Creates exactly `rounds` repetitions, without a time limit.
     pub const fn exactly(rounds: usize) -> Self {
         Self { least: rounds, most: rounds, time: Duration::MAX }
     }
 
-    /// Fills the columns of `report` with what `sample` returns, until the user interrupts it; after each run, `advance`. What failed
-    /// is not tried again.
+    /// Fills the columns of `report` with the results of `sample`, until the user interrupts the
+    /// runs. Calls `advance` after each run. A failed configuration is not run again.
     pub fn run(
         self,
         report: &mut Report,

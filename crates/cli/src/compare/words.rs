@@ -1,14 +1,15 @@
 //! Ratios in words.
 
-/// Ratios that have no noise, as those of simulated figures, are called the same if they differ by less: one part in so many.
+/// The relative difference below which ratios without noise, as of simulated figures, are called
+/// the same.
 const SAME: f64 = 0.01;
 
-/// Whether a ratio without noise is called the same.
+/// Returns whether a ratio without noise is called the same.
 pub fn is_same(ratio: f64) -> bool {
     (ratio - 1.0).abs() < SAME
 }
 
-/// What `ratio` makes of an amount: `12 % less time`, `3.1 times the time`, `the same time`.
+/// Describes a `ratio` of amounts: `12 % less time`, `3.1 times the time`, `the same time`.
 pub fn amount(ratio: f64, of: &str) -> String {
     match ratio {
         _ if is_same(ratio) => format!("the same {of}"),
@@ -18,7 +19,7 @@ pub fn amount(ratio: f64, of: &str) -> String {
     }
 }
 
-/// What `ratio` makes of a rate: `3.1 times as much`, `12 % less`.
+/// Describes a `ratio` of rates: `3.1 times as much`, `12 % less`.
 pub fn rate(ratio: f64) -> String {
     match ratio {
         _ if is_same(ratio) => "the same".into(),
@@ -28,7 +29,7 @@ pub fn rate(ratio: f64) -> String {
     }
 }
 
-/// What `ratios` make of countable things, from the least to the most: `21 % to 42 % fewer lines`.
+/// Describes the range of `ratios` of countable things: `21 % to 42 % fewer lines`.
 pub fn fewer(ratios: impl Iterator<Item = f64>, of: &str) -> String {
     let (least, most) = ends(ratios);
     match (percent(1.0 - most), percent(1.0 - least)) {
@@ -38,17 +39,18 @@ pub fn fewer(ratios: impl Iterator<Item = f64>, of: &str) -> String {
     }
 }
 
-/// `3 to 5`, or `3`.
+/// Returns `3 to 5`, or `3`.
 pub fn range(low: String, high: String) -> String {
     if low == high { low } else { format!("{low} to {high}") }
 }
 
-/// The least and the most.
+/// Returns the least and the most.
 pub fn ends(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
     ratios.fold((f64::INFINITY, 0.0), |(least, most), ratio| (ratio.min(least), ratio.max(most)))
 }
 
-/// A share in percent, with a place behind the point where it is small, or nearly all: what is not all is not told as 100 %.
+/// Formats a share in percent, with one decimal place if it is small or nearly all, so that a
+/// smaller share never appears as 100 %.
 pub fn percent(share: f64) -> String {
     let share = 100.0 * share;
     match share {
@@ -58,7 +60,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// A ratio, with two figures or more.
+/// Formats a ratio with at least two figures.
 pub fn times(ratio: f64) -> String {
     if ratio < 9.95 { format!("{ratio:.1}") } else { format!("{ratio:.0}") }
 }
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_told_in_words() {
+    fn ratios_are_described_in_words() {
         let told = [0.5, 0.955, 0.995, 1.25, 3.12, 43.2].map(|ratio| amount(ratio, "time"));
         let words =
             ["50 % less", "4.5 % less", "the same", "25 % more", "3.1 times the", "43 times the"];

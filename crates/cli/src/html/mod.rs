@@ -1,4 +1,5 @@
-//! One page of HTML with plots: it loads nothing, runs nothing, and is light or dark as its reader has it.
+//! An HTML page with plots. The page loads no resources and runs no scripts, and follows the
+//! reader's light or dark mode.
 
 pub mod plot;
 
@@ -20,13 +21,13 @@ pub struct Page {
 }
 
 impl Page {
-    /// Without parts yet.
+    /// Creates a page without parts.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), body: String::new() }
     }
 
-    /// Adds a part: a heading, the meaning, and the plot in two sizes, of which the width of the
-    /// screen chooses.
+    /// Adds a part: a heading, the meaning, and the plot in two sizes. The width of the screen
+    /// selects the size.
     pub fn plot(&mut self, heading: &str, meaning: &str, picture: &Picture) {
         let (heading, meaning) = (escaped(heading), escaped(meaning));
         let sized = |svg: &str, class: &str| {
@@ -42,7 +43,7 @@ impl Page {
         );
     }
 
-    /// A part of text as a terminal shows it.
+    /// Adds a part with text as shown on a terminal.
     pub fn text(&mut self, heading: &str, text: &str) {
         let (heading, text) = (escaped(heading), escaped(text.trim_matches('\n')));
         let _ = writeln!(self.body, "<h2>{heading}</h2>\n<pre>{text}</pre>");
@@ -58,23 +59,24 @@ impl Page {
     }
 }
 
-/// The file of `--html`, if one is asked for.
+/// The file of `--html`, if given.
 #[derive(Debug)]
 pub struct Html(Drawing);
 
 impl Html {
-    /// Opens the file that `args` name, which is none of the `inputs`.
+    /// Opens the file named by `args`, which must differ from the `inputs`.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn open(args: &HtmlArgs, inputs: &[&Path]) -> Result<Self, CliError> {
         Drawing::open("--html", args.html.as_deref(), inputs).map(Self)
     }
 
-    /// Writes the page that `make` makes, if one is asked for and the user does not interrupt it.
+    /// Writes the page created by `make`, if `--html` is given and the user does not interrupt the
+    /// command.
     ///
     /// # Errors
-    /// It cannot be drawn or written.
+    /// The page cannot be drawn or written.
     pub fn write(
         self,
         make: impl FnOnce() -> Result<Option<Page>, CliError>,
@@ -83,7 +85,7 @@ impl Html {
     }
 }
 
-/// The file of an option that asks for a page or a picture, if it is given.
+/// The file of an option for a page or a picture, if given.
 #[derive(Debug)]
 pub struct Drawing {
     option: &'static str,
@@ -91,10 +93,10 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// Opens the file `path` of `option`, which is none of the `inputs`.
+    /// Opens the file `path` of `option`, which must differ from the `inputs`.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn open(
         option: &'static str,
         path: Option<&Path>,
@@ -111,10 +113,11 @@ impl Drawing {
         Ok(Self { option, file: Some(file) })
     }
 
-    /// Writes what `draw` draws, if it is asked for and the user does not interrupt it.
+    /// Writes the result of `draw`, if the option is given and the user does not interrupt the
+    /// command.
     ///
     /// # Errors
-    /// It cannot be drawn or written.
+    /// The result cannot be drawn or written.
     pub fn write(
         self,
         draw: impl FnOnce() -> Result<Option<String>, CliError>,
@@ -127,7 +130,7 @@ impl Drawing {
     }
 }
 
-/// `text` as HTML has it.
+/// Escapes `text` for HTML.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_holds_what_it_needs() {
+    fn page_is_self_contained() {
         let mut page = Page::new("a <program> & more");
         let [wide, narrow] =
             ["<svg width=\"2\"></svg>", "<svg width=\"1\"></svg>"].map(str::to_owned);

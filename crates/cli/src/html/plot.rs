@@ -1,7 +1,7 @@
-//! Plots as SVG: lines, bars and cells, each in two sizes. Text and axes are black, which a page
-//! replaces by its own colour.
+//! Plots as SVG: lines, bars and cells, each in two sizes. Text and axes are black, and a page
+//! replaces black by its own colour.
 //!
-//! The wide size is for pages and files, the narrow one for screens of some 400 pixels: in both,
+//! The wide size is for pages and files, the narrow size for screens of some 400 pixels. In both,
 //! text is at least 12 pixels high. Points, bars and cells have tooltips ([`tips`]).
 
 mod axes;
@@ -17,7 +17,7 @@ use plotters::prelude::*;
 use std::ops::Range;
 use tips::{Mark, Tip};
 
-/// Told apart by people who do not see red and green as two, on light and on dark.
+/// Colours that people with red-green colour blindness can distinguish, on light and on dark.
 pub const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -28,13 +28,13 @@ pub const COLOURS: [RGBColor; 7] = [
     RGBColor(150, 150, 150),
 ];
 const GRID: RGBColor = RGBColor(128, 128, 128);
-/// The most points of a line that have a tooltip.
+/// The largest number of points of a line that have tooltips.
 const TIPS: usize = 64;
 
 /// Formats a number of an axis.
 pub type Show<'a> = &'a dyn Fn(f64) -> String;
 
-/// What surrounds the data.
+/// The title and the axes of a plot.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     pub title: &'a str,
@@ -45,7 +45,7 @@ pub struct Frame<'a> {
     pub show_y: Show<'a>,
     /// The most characters of a label of the vertical axis.
     pub y_chars: u32,
-    /// White behind it, for a picture that stands alone.
+    /// Whether the background is white, for a picture outside a page.
     pub white: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct Frame<'a> {
 #[derive(Clone, Debug)]
 pub struct Picture {
     pub title: String,
-    /// With its title.
+    /// The plot with its title.
     pub wide: String,
-    /// Without a title, which the page shows as text.
+    /// The plot without a title, which the page shows as text.
     pub narrow: String,
 }
 
@@ -65,7 +65,7 @@ struct Layout {
     size: (u32, u32),
     /// Height of the text. The library divides the height by 1.24 in SVG.
     font: u32,
-    /// Height of the title, if the plot has one.
+    /// Height of the title, if the plot has a title.
     caption: Option<u32>,
     margin: u32,
     /// The most labels of an axis: horizontal, vertical.
@@ -78,25 +78,25 @@ const NARROW: Layout =
     Layout { size: (360, 400), font: 16, caption: None, margin: 6, labels: (4, 8) };
 
 impl Layout {
-    /// The height of `lines` lines of a legend, as a share of the height of the plot.
+    /// Returns the height of `lines` lines of a legend, as a share of the height of the plot.
     fn legend(self, lines: usize) -> f64 {
         (0.03 + f64::from(self.font + 4) * lines as f64 / (f64::from(self.size.1) * 0.75)).min(0.6)
     }
 
-    /// The estimated width of `characters` of a label.
+    /// Returns the estimated width of `characters` of a label.
     fn width(self, characters: usize) -> u32 {
         (f64::from(self.font) * 0.5 * characters as f64) as u32
     }
 }
 
-/// Something that has a name and a colour.
+/// A set of points with a name and a colour.
 #[derive(Clone, Debug)]
 pub struct Series {
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
 
-/// A bar, or a part of one: its height, and the range in which it may lie.
+/// A bar, or a part of a bar: its height, and the range of its uncertainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bar {
     pub height: f64,
@@ -142,7 +142,7 @@ fn font(layout: Layout) -> TextStyle<'static> {
     ("sans-serif", layout.font).into_font().color(&BLACK)
 }
 
-/// Draws lines over the axes that `ranges` returns.
+/// Draws lines over the axes returned by `ranges`.
 ///
 /// # Errors
 /// The library failed.
@@ -266,13 +266,13 @@ pub fn bars(
     })
 }
 
-/// Columns and rows of the grid of [`cells`], and of the areas that have a tooltip: multiples of
-/// each other.
+/// Columns and rows of the grid of [`cells`], and of the areas with tooltips. The numbers of cells
+/// are multiples of the numbers of areas.
 const CELLS: (usize, usize) = (200, 120);
 const AREAS: (usize, usize) = (40, 24);
 
-/// Draws points in a grid of cells: each cell with points has the colour of the kind of most of
-/// them. `y` is the range of the vertical axis.
+/// Draws points in a grid of cells. A cell with points has the colour of the kind of most of its
+/// points. `y` is the range of the vertical axis.
 ///
 /// # Errors
 /// The library failed.
@@ -352,7 +352,7 @@ impl Grid {
         Self { start: (x.start, y.start), step: (width, height), columns, counts }
     }
 
-    /// The lower left corner of cell `at`, and the upper right one.
+    /// Returns the lower left corner and the upper right corner of cell `at`.
     fn corners(&self, at: usize) -> [(f64, f64); 2] {
         let left = self.start.0 + (at % self.columns) as f64 * self.step.0;
         let low = self.start.1 + (at / self.columns) as f64 * self.step.1;
@@ -360,7 +360,8 @@ impl Grid {
     }
 }
 
-/// The share of `values` that are at most so much, in percent: at each of some hundred of them.
+/// Returns the cumulative distribution of `values` at some hundred points: the share of values up
+/// to the point, in percent.
 pub fn distribution(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     const POINTS: usize = 200;
     values.sort_by(f64::total_cmp);
@@ -374,7 +375,7 @@ pub fn distribution(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     points
 }
 
-/// The range from the least to the most of `values`, and a little more.
+/// Returns the range from the least to the most of `values`, slightly extended.
 pub fn extent(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     let low = values.clone().fold(f64::INFINITY, f64::min);
     let high = values.fold(f64::MIN_POSITIVE, f64::max);
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_its_shapes() {
+    fn each_kind_of_plot_draws_its_shapes() {
         let series = |name: &str, points: &[(f64, f64)]| Series {
             name: name.into(),
             points: points.to_vec(),
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_ends_at_all_of_it() {
+    fn distribution_ends_at_100_percent() {
         let points = distribution((1..=1000).map(f64::from).collect());
         assert_eq!(points.first(), Some(&(1.0, 0.1)));
         assert_eq!(points.last(), Some(&(1000.0, 100.0)));

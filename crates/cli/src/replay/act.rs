@@ -1,4 +1,4 @@
-//! One recorded operation on a CPU of some machine.
+//! One recorded operation on a CPU of a machine.
 
 use faultless::{Access, Advice, Errno, MapFlags, Prot, RemapFlags, VirtRange};
 use faultless_native::{NativeCpu, Stop as NativeStop};
@@ -7,25 +7,25 @@ use faultless_trace::plan::Op;
 use faultless_virtual::{Stop as VirtualStop, VirtualCpu};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a replay asks of a thread of a machine.
+/// The operations that a replay requires of a machine's thread.
 pub trait Guest {
-    /// Why a step failed.
+    /// The reason for a failed step.
     type Stop;
     /// Makes an access.
     fn touch(&self, addr: u64, access: Access) -> Result<(), Self::Stop>;
-    /// Maps anonymous memory at a fixed place.
+    /// Maps anonymous memory at a fixed address.
     fn mmap(&self, range: VirtRange, prot: Prot, flags: MapFlags) -> Result<(), Self::Stop>;
-    /// As the call; so for the others.
+    /// Executes the call of the same name. The same applies to the following methods.
     fn munmap(&self, range: VirtRange) -> Result<(), Self::Stop>;
     fn mprotect(&self, range: VirtRange, prot: Prot) -> Result<(), Self::Stop>;
     fn mremap(&self, old: VirtRange, new: VirtRange, flags: RemapFlags) -> Result<(), Self::Stop>;
     fn madvise(&self, range: VirtRange, advice: Advice) -> Result<(), Self::Stop>;
     fn brk(&self, end: u64) -> u64;
-    /// Where the heap begins, if it is empty. A heap that is not empty stays where it is.
+    /// Sets the start of an empty heap. A heap that is not empty stays unchanged.
     fn set_heap_start(&self, start: u64);
-    /// Frames of the machine's memory.
+    /// Returns the frames of the machine's memory.
     fn frames(&self) -> u64;
-    /// That the heap could not be as large as it was.
+    /// Returns the error for a heap that cannot have its recorded size.
     fn no_heap(range: VirtRange) -> Self::Stop;
 }
 
@@ -119,16 +119,18 @@ impl Guest for VirtualCpu<'_> {
     }
 }
 
-/// What a replay did in another way than was recorded.
+/// Differences between a replay and its recording.
 #[derive(Debug, Default)]
 pub struct Departures {
-    /// `madvise` calls left out: advice that the subsystem does not know, or refuses for anonymous memory in place of a file.
+    /// Omitted `madvise` calls: advice unknown to the subsystem, or refused for anonymous memory
+    /// that represents a file.
     pub advice_ignored: AtomicU64,
-    /// Mappings larger than the machine's memory, made as if with `MAP_NORESERVE`.
+    /// Mappings larger than the machine's memory, mapped as with `MAP_NORESERVE`.
     pub unreserved: AtomicU64,
 }
 
-/// Does an operation of guest code. Those that begin or end a thread or a process are the caller's.
+/// Executes an operation of guest code. The caller handles the start and end of threads and
+/// processes.
 #[inline]
 pub fn act<G: Guest>(cpu: &G, op: &Op, departures: &Departures) -> Result<(), G::Stop> {
     match *op {
@@ -152,7 +154,8 @@ pub fn act<G: Guest>(cpu: &G, op: &Op, departures: &Departures) -> Result<(), G:
             }
             cpu.mmap(range, permission(prot), flags)?;
             if !shared && matches!(backing, Backing::File | Backing::Special) {
-                // Anonymous memory represents it, and must not be prefaulted as anonymous memory is.
+                // Anonymous memory represents the mapping, and must not be prefaulted like
+                // anonymous memory.
                 cpu.madvise(range, Advice::Random)?;
             }
         }
@@ -174,7 +177,7 @@ pub fn act<G: Guest>(cpu: &G, op: &Op, departures: &Departures) -> Result<(), G:
         }
         Op::Brk { old, new } => {
             if old == new {
-                // The first of a program tells where its loader put the heap.
+                // The first call of a program shows the start of the heap chosen by its loader.
                 cpu.set_heap_start(old);
             }
             let end = cpu.brk(new);
@@ -188,6 +191,6 @@ pub fn act<G: Guest>(cpu: &G, op: &Op, departures: &Departures) -> Result<(), G:
 }
 
 fn permission(prot: event::Prot) -> Prot {
-    // Both are Linux's PROT_*.
+    // Both types use Linux's PROT_* values.
     Prot::from_bits_truncate(prot.bits().into())
 }

@@ -1,7 +1,8 @@
-//! `faultless replay` of a trace of addresses: what a program's TLBs do, and what code in pages of 2 MiB would change.
+//! `faultless replay` of a trace of addresses: the TLB activity of a program, and the effect of
+//! code in pages of 2 MiB.
 //!
-//! The trace is read twice: for the program's code, and through simulated TLBs with three layouts of it, side by side. Data stays
-//! in pages of 4 KiB.
+//! The trace is read twice: to find the program's code, and to run through simulated TLBs with
+//! three layouts of the code, side by side. Data stays in pages of 4 KiB.
 
 use crate::args::ReplayArgs;
 use crate::error::CliError;
@@ -18,28 +19,30 @@ use faultless_trace::lackey::{Addresses, Kind};
 use serde_json::Map;
 use std::io::Write;
 
-/// Accesses between two looks at whether the user has interrupted.
+/// The number of accesses between two checks for an interruption by the user.
 const LOOK: usize = 1 << 16;
-/// Pages of 2 MiB that are listed.
+/// The number of listed pages of 2 MiB.
 const LISTED: usize = 16;
-/// Where code is put that is moved: above all addresses of programs on Linux, which have the lower half of this.
+/// The start address of moved code: above all addresses of programs on Linux, which use the lower
+/// half of this range.
 const MOVED: u64 = 1 << 46;
 
-/// How code is laid out, and in which pages.
+/// The layout of code, and its page sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// As it is, in pages of 4 KiB.
+    /// Unchanged, in pages of 4 KiB.
     Small,
-    /// As it is; pages of 2 MiB that lie wholly in it are mapped by one entry.
+    /// Unchanged; pages of 2 MiB inside the code are mapped by one entry.
     Whole,
-    /// Each extent begins at a multiple of 2 MiB, and all of it is in pages of 2 MiB, the last one padded.
+    /// Each extent starts at a multiple of 2 MiB and is padded to a multiple of 2 MiB, in pages of
+    /// 2 MiB.
     Aligned,
 }
 
 impl Layout {
     const ALL: [Self; 3] = [Self::Small, Self::Whole, Self::Aligned];
 
-    /// As tables name it, and JSON.
+    /// Returns the names in tables and in JSON.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Small => ("4 KiB", "text=4K"),
@@ -49,11 +52,11 @@ impl Layout {
     }
 }
 
-/// The code with what each layout makes of it.
+/// The code, and the result of each layout.
 struct Code {
     text: Text,
     whole: Vec<Folio>,
-    /// Where each extent begins if it is moved.
+    /// The start of each extent in the moved layout.
     moved: Vec<u64>,
     folios: u64,
 }
@@ -69,7 +72,7 @@ impl Code {
         Self { text, whole, moved, folios }
     }
 
-    /// Where a byte of a page lies under `layout`, and how large its page is.
+    /// Returns the address of a byte of a page under `layout`, and the size of its page.
     #[inline]
     fn place(&self, addr: u64, layout: Layout) -> (u64, PageSize) {
         let page = addr >> PAGE_SHIFT;
@@ -90,7 +93,7 @@ impl Code {
         }
     }
 
-    /// Pages of 2 MiB under `layout`, and fetches from them.
+    /// Returns the pages of 2 MiB under `layout`, and the fetches from them.
     fn coverage(&self, layout: Layout) -> (u64, u64) {
         match layout {
             Layout::Small => (0, 0),
@@ -103,25 +106,26 @@ impl Code {
     }
 }
 
-/// One access to one page, by a CPU whose page tables have it already.
+/// Simulates one access to one page, by a CPU with this page in its page tables.
 fn translate(tlb: &Tlb, addr: u64, size: PageSize, access: Access) {
     if tlb.lookup(addr, access).is_none() {
         tlb.count_walk(access, false);
-        // Nobody goes to the frame.
+        // The frame is never accessed.
         tlb.fill(addr, access, Translation::new(FrameNumber(0), size, true, true, true));
     }
 }
 
-/// What the trace came to.
+/// The results of a trace.
 struct Simulated {
     pages: Pages,
     code: Code,
     stats: [TlbStats; 3],
-    /// Accesses beyond user space: to the kernel's page of calls (vsyscall), which the programs' TLB entries are not for.
+    /// Accesses beyond user space: to the kernel's page of calls (vsyscall), which uses no TLB
+    /// entries of programs.
     left_out: u64,
 }
 
-/// Reads the trace twice. `None` where the user has interrupted.
+/// Reads the trace twice. Returns `None` if the user has interrupted the command.
 fn simulate(trace: &mut Addresses) -> Result<Option<Simulated>, CliError> {
     let failed = |error: faultless_trace::Error| CliError::Usage(error.to_string());
     let user = |access: &faultless_trace::lackey::Access| access.addr + (access.size - 1) < MOVED;
@@ -264,7 +268,7 @@ fn stats_table(simulated: &Simulated, stats: &[TlbStats; 3], style: Style) -> co
     table
 }
 
-/// The pages of 2 MiB that are whole, those with the most fetches.
+/// Returns a table of the pages of 2 MiB inside the code with the most fetches.
 fn folios(code: &Code, style: Style) -> comfy_table::Table {
     let mut folios = code.whole.clone();
     folios.sort_by_key(|folio| std::cmp::Reverse(folio.fetches));
@@ -318,17 +322,17 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Of a trace of these lines.
+    /// Simulates a trace of these lines.
     fn simulated(lines: impl IntoIterator<Item = String>) -> Simulated {
         let text: String = lines.into_iter().map(|line| line + "\n").collect();
         let mut trace = Addresses::of_bytes(Path::new("t"), text.into_bytes().leak());
         simulate(&mut trace).expect("it is good").expect("nobody interrupts")
     }
 
-    /// Code of 8 MiB from the middle of a page of 2 MiB on, called page by page, three times; a load of a constant in it, and
-    /// data beside.
+    /// Code of 8 MiB, starting in the middle of a page of 2 MiB, called page by page, three times;
+    /// a load of a constant in the code, and a load of data.
     #[test]
-    fn code_that_thrashes_small_pages_fits_in_large_ones() {
+    fn code_that_thrashes_small_pages_fits_in_large_pages() {
         let start = 0x4010_0000u64;
         let pages = 2048;
         let pass = |_| {
@@ -342,13 +346,15 @@ mod tests {
         assert_eq!(simulated.pages.counts, [3 * pages, 6 * pages, 3 * pages]);
         assert_eq!(simulated.code.text.extents.len(), 1);
         let coverage = Layout::ALL.map(|layout| simulated.code.coverage(layout));
-        // Half of the first page of 2 MiB, three, and half of the last; moved, four.
+        // Half of the first page of 2 MiB, three full pages, and half of the last; four pages if
+        // moved.
         assert_eq!(coverage, [(0, 0), (3, 3 * 3 * 512), (4, 3 * pages)]);
         let [small, whole, aligned] = simulated.stats;
-        // More pages than the second level has entries; what data brought there, fetches find.
+        // More pages than entries of the second level. Fetches find entries filled by data
+        // accesses.
         assert_eq!(small.instruction_walks, 3 * pages);
         assert!(small.load_second_hits >= 3 * pages, "{small:?}");
-        // Code takes the entry of the data away, now and then.
+        // Code sometimes evicts the entry of the data.
         assert!((1..32).contains(&small.load_walks) && small.store_walks == 0, "{small:?}");
         // The pages at the ends, 512 of 4 KiB, stay in the second level.
         assert_eq!(whole.instruction_walks, 512 + 3);
@@ -359,15 +365,15 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_user_space_is_left_out_and_told() {
+    fn accesses_beyond_user_space_are_excluded_and_reported() {
         let lines = ["I  1000,1", "I  ffffffffff600000,3", " L 7fffffffffff,8"];
         let simulated = simulated(lines.map(str::to_owned));
         assert_eq!((simulated.left_out, simulated.pages.counts), (2, [1, 0, 0]));
     }
 
-    /// An access in two pages looks both up.
+    /// An access to two pages looks both up.
     #[test]
-    fn both_pages_of_an_access_are_translated() {
+    fn access_across_pages_translates_both() {
         let simulated = simulated(["I  1ffe,4", " M 5ffc,8"].map(str::to_owned));
         let small = simulated.stats[0];
         assert_eq!((small.instruction_walks, small.load_walks), (2, 2));

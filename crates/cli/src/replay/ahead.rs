@@ -1,8 +1,8 @@
-//! What prefault does to a recorded program, counted apart from any time: each order is replayed once, on
-//! one CPU and in the order of the recording, so that pages can be counted exactly, and come out the same each
-//! time.
+//! The effect of prefault on a recorded program, counted without times. Each order is replayed
+//! once, on one CPU and in the order of the recording, so the page counts are exact and
+//! reproducible.
 //!
-//! It also computes the upper bound for any policy with windows of that size.
+//! Also computes the upper bound for any policy with windows of the same size.
 
 use super::engine::{Gauged, replay_gauged};
 use super::{failed, source::Source};
@@ -14,7 +14,8 @@ use crate::settings::{Ahead, Settings};
 use faultless_trace::bound::{Took, bound};
 use faultless_trace::plan::Plan;
 
-/// The effects of `regimes` under `settings`, against [`Ahead::OFF`]; `None` where the user interrupted it.
+/// Returns the effects of `regimes` under `settings`, compared with [`Ahead::OFF`]; `None` if the
+/// user interrupted the replays.
 pub fn effects(
     source: &Source,
     settings: &Settings,
@@ -23,7 +24,7 @@ pub fn effects(
     let plan = in_turn(source)?;
     let gauged = |ahead| {
         let gauged = gauged(source, &plan, &settings.with_ahead(ahead))?;
-        // Peaks are enough, and a long recording has many operations.
+        // Only peaks are needed, and a long recording has many operations.
         Ok::<_, CliError>(Gauged { resident: Vec::new(), ..gauged })
     };
     let off = gauged(Ahead::OFF)?;
@@ -38,28 +39,29 @@ pub fn effects(
     Ok(Some(effects))
 }
 
-/// What `source` does, in the order of the recording.
+/// Returns the operations of `source`, in the order of the recording.
 ///
 /// # Errors
-/// It cannot be planned.
+/// The recording cannot be planned.
 pub fn in_turn(source: &Source) -> Result<Plan, CliError> {
     let plan = Plan::in_turn(&source.trace);
     plan.map_err(|error| CliError::Usage(format!("{}: {error}", source.name)))
 }
 
-/// One replay of `plan`, which is [`in_turn`], with a look after each operation.
+/// Replays `plan`, created by [`in_turn`], once, with a measurement after each operation.
 ///
 /// # Errors
-/// What failed.
+/// A failed operation.
 pub fn gauged(source: &Source, plan: &Plan, settings: &Settings) -> Result<Gauged, CliError> {
-    // A new one, on which no thread has learned anything.
+    // A new machine, so that threads have no stream history.
     let native = run::machine(source.memory(), 1)?;
     settings.apply(&native);
     replay_gauged(&native, plan, interrupt::requested)
         .map_err(|error| failed(source, settings, error))
 }
 
-/// What windows of `order` made of the replay `off`: the replay `with`, which did the same.
+/// Returns the effect of windows of `order`: the difference between the replay `off` and the replay
+/// `with` of the same operations.
 fn effect(plan: &Plan, order: u8, off: &Gauged, with: &Gauged) -> Effect {
     let spared = |what: Took| {
         let pairs = off.done.iter().zip(&with.done);

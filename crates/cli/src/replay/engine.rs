@@ -1,11 +1,11 @@
-//! Executes a [`Plan`] on the native machine: one host thread to a recorded thread, each at full
-//! speed on a CPU of its own, held back only by what the plan says it must wait for.
+//! Executes a [`Plan`] on the native machine. Each recorded thread has a host thread, which runs at
+//! full speed on a separate CPU, and waits only for the operations named by the plan.
 //!
-//! A recorded process is a process of the machine, from the operation that begins it to its last
-//! thread's exit. A thread gives up its CPU while it waits.
+//! A recorded process is a process of the machine, from the operation that creates it to its last
+//! thread's exit. A thread releases its CPU while it waits.
 //!
-//! Every touch must succeed. A signal means that plan or subsystem is wrong, and ends the replay
-//! with an error that names the operation.
+//! Every touch must succeed. A signal means that the plan or the subsystem is wrong, and ends the
+//! replay with an error that names the operation.
 
 use super::act::{Departures, act};
 use super::gate::Gate;
@@ -21,34 +21,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Instant;
 
-/// Host threads run a loop, no recursion.
+/// Host threads run a loop without recursion.
 const STACK: usize = 256 << 10;
-/// Looks at a gate before the CPU is given up for the wait.
+/// The number of checks of a gate before the thread releases its CPU to wait.
 const LOOKS: u32 = 256;
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// Its measurements; operations are the plan's.
+    /// The measurements. Operations are those of the plan.
     pub sample: Sample,
-    /// `madvise` calls left out: advice that the subsystem does not know, or refuses for anonymous
-    /// memory in place of a file.
+    /// Omitted `madvise` calls: advice unknown to the subsystem, or refused for anonymous memory
+    /// that represents a file.
     pub advice_ignored: u64,
-    /// Mappings larger than the machine's memory, made as if with `MAP_NORESERVE`: where they were
-    /// recorded there was room to promise them.
+    /// Mappings larger than the machine's memory, mapped as with `MAP_NORESERVE`. The recorded
+    /// machine had enough memory to reserve them.
     pub unreserved: u64,
-    /// Whether all of the plan was done, not stopped before.
+    /// Whether the whole plan was executed, without an early stop.
     pub complete: bool,
 }
 
-/// An operation that did not go as recorded.
+/// An operation that did not succeed as recorded.
 #[derive(Clone, Debug)]
 pub struct ReplayError {
     /// The thread, by number and name.
     pub thread: (u32, String),
     /// The number of the operation in its thread.
     pub op: u32,
-    /// What came of it.
+    /// The reason.
     pub why: String,
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for ReplayError {
     }
 }
 
-/// Replays `plan`; `stop` ends it early.
+/// Replays `plan`. `stop` ends the replay early.
 ///
 /// # Errors
 /// The first operation that failed.
@@ -67,21 +67,22 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
     run(native, plan, stop, None)
 }
 
-/// What is seen where one operation is done at a time.
+/// Observations of a replay of one operation at a time.
 #[derive(Clone, Debug)]
 pub struct Gauged {
     /// The replay.
     pub replayed: Replayed,
-    /// The most pages that each process had, looked at after each operation, all processes added up.
+    /// The peak pages of each process, measured after each operation, added up over all processes.
     pub peak: u64,
-    /// The operations in the order in which they were done, and the faults that they took.
+    /// The operations in the order of execution, and their faults.
     pub done: Vec<Done>,
-    /// The pages that all processes had after each of them.
+    /// The pages of all processes after each operation.
     pub resident: Vec<u64>,
 }
 
-/// As [`replay`], with a look after each operation: for a machine of one CPU, and a plan in the order of the
-/// recording. (With more CPUs a page might be counted twice while its thread leaves one.)
+/// Replays like [`replay`], with a measurement after each operation, on a machine with one CPU and
+/// for a plan in the order of the recording. (With more CPUs a page might be counted twice while
+/// its thread leaves a CPU.)
 ///
 /// # Errors
 /// As [`replay`].
@@ -140,7 +141,7 @@ fn run(
     })
 }
 
-/// Seconds of processor time of this process so far, user and system.
+/// Returns the seconds of processor time of this process so far, user and system.
 fn processor_time() -> (f64, f64) {
     let seconds =
         |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
@@ -148,10 +149,10 @@ fn processor_time() -> (f64, f64) {
         .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
 }
 
-/// Looks after each operation.
+/// Measures after each operation.
 #[derive(Debug)]
 struct Gauge {
-    /// The most pages that each process has had, by its number in the plan.
+    /// The peak pages of each process, by its number in the plan.
     most: Vec<AtomicU64>,
     log: Mutex<Log>,
 }
@@ -160,9 +161,9 @@ struct Gauge {
 struct Log {
     done: Vec<Done>,
     resident: Vec<u64>,
-    /// Of each process, the pages that it has, and the threads that have not ended.
+    /// For each process, its pages, and the number of its running threads.
     processes: Vec<(u64, usize)>,
-    /// What had been counted after the operation before.
+    /// The counters after the previous operation.
     counted: Totals,
 }
 
@@ -180,7 +181,7 @@ impl Gauge {
         }
     }
 
-    /// The thread, which is of `process`, has done `op`.
+    /// Records that the thread, which belongs to `process`, has executed `op`.
     fn look(&self, thread: u32, process: u32, cpu: &NativeCpu<'_, '_>, op: &Op) {
         let pages = cpu.running().space().resident_pages(cpu.cpu());
         self.most[process as usize].fetch_max(pages, Ordering::Relaxed);
@@ -194,7 +195,7 @@ impl Gauge {
         log.done.push(Done { thread, took });
         let left = &mut log.processes[process as usize];
         left.1 -= usize::from(matches!(op, Op::Exit));
-        // The space goes with its last thread, and when another program begins.
+        // The space is destroyed with its last thread, and by an exec.
         let gone = left.1 == 0 || matches!(op, Op::Exec);
         left.0 = if gone { 0 } else { pages };
         let resident = log.processes.iter().map(|(pages, _)| pages).sum();
@@ -203,7 +204,7 @@ impl Gauge {
     }
 }
 
-/// Which fault a touch took, by what has `counted` it.
+/// Returns the kind of the fault of a touch, according to the counters that `counted` it.
 fn took(counted: impl Fn(Counter) -> bool) -> Took {
     if !counted(Counter::Faults) {
         Took::Nothing
@@ -216,15 +217,15 @@ fn took(counted: impl Fn(Counter) -> bool) -> Took {
     }
 }
 
-/// Why a thread leaves its CPU.
+/// The reason for a thread to leave its CPU.
 enum Pause {
-    /// Somebody else's operation must complete first.
+    /// An operation of another thread must complete first.
     Wait(At),
     /// The process starts again, with an empty space.
     Exec,
-    /// The thread ends, and with the last one its process's space.
+    /// The thread exits. The last thread destroys the space of its process.
     Exit,
-    /// All is done, or the replay was stopped.
+    /// All operations are complete, or the replay was stopped.
     End,
 }
 
@@ -245,7 +246,7 @@ impl<'r> Replay<'r> {
         self.failed.load(Ordering::Relaxed) || (self.interrupted)()
     }
 
-    /// Starts the threads that are there from the start; they start the others.
+    /// Starts the initial threads, which start the others.
     fn begin<'s>(&'s self, scope: &'s Scope<'s, '_>)
     where
         'r: 's,
@@ -271,7 +272,7 @@ impl<'r> Replay<'r> {
         &self.plan.threads()[number as usize]
     }
 
-    /// Gives the recorded thread `number` a host thread.
+    /// Starts a host thread for the recorded thread `number`.
     fn start<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, process: Arc<Process<'r>>)
     where
         'r: 's,
@@ -293,7 +294,7 @@ impl<'r> Replay<'r> {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// What one thread does, from its start to its exit.
+    /// Runs one thread, from its start to its exit.
     fn run<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, mut process: Arc<Process<'r>>)
     where
         'r: 's,
@@ -361,14 +362,15 @@ impl<'r> Replay<'r> {
                     self.gates[on.thread as usize].wait(on.op, || self.stopped());
                     continue;
                 }
-                // Before any waiting thread proceeds: other spaces share pages of this one.
+                // Before any waiting thread proceeds, because other spaces share pages of this
+                // space.
                 (Ok(Pause::Exit), Some(index)) => {
                     drop(process);
                     complete(index);
                     current = steps.next();
                     break;
                 }
-                // The old space goes with its last thread, which this one is.
+                // The old space is destroyed with its last thread, which is this thread.
                 (Ok(Pause::Exec), Some(index)) => {
                     self.native.process().map_err(Stop::from).map(|empty| {
                         process = Arc::new(empty);
@@ -387,7 +389,8 @@ impl<'r> Replay<'r> {
         self.operations.fetch_add(done, Ordering::Relaxed);
     }
 
-    /// Whether `on` has completed or soon does; services requests of other CPUs meanwhile.
+    /// Returns whether `on` has completed or completes soon. Serves requests of other CPUs during
+    /// the wait.
     fn await_briefly(&self, cpu: &NativeCpu<'_, '_>, on: At) -> bool {
         let gate = &self.gates[on.thread as usize];
         gate.passed(on.op)
@@ -419,7 +422,7 @@ mod tests {
     use faultless_trace::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
     use faultless_trace::recordings;
 
-    /// A machine on which each page that is touched is a fault.
+    /// Creates a machine on which each touched page is a fault.
     fn native(cpus: usize, memory_bytes: u64) -> Native {
         let checked = Checked::Panic;
         let native =
@@ -432,7 +435,7 @@ mod tests {
         false
     }
 
-    /// What `(thread, kind)` did, by threads of these processes.
+    /// Creates a plan of these `(thread, kind)` events, by threads of these processes.
     fn plan(processes: &[u32], events: &[(u32, Kind)]) -> Plan {
         let count = processes.iter().max().map_or(0, |last| last + 1);
         let thread = |&process| ThreadInfo { process, name: "t".into() };
@@ -457,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_operation_does_to_memory_what_it_did() {
+    fn replayed_operations_change_memory_as_recorded() {
         const A: u64 = 0x10_0000;
         const B: u64 = 0x20_0000;
         const HEAP: u64 = 0x40_0000;
@@ -510,9 +513,9 @@ mod tests {
             let count = |counter| replayed.sample.counter(counter).unwrap();
             assert_eq!(count(Counter::StackGrowth), 1);
             assert_eq!(count(Counter::ZeroPage), 1);
-            // The zero page that a thread wrote to, and one of the parent's pages, written by the forked
-            // child before it started anew: a copy, or the page itself if the parent, which no wait
-            // orders after that, has unmapped it already.
+            // Two copies: the zero page after a write, and a page of the parent, written by the
+            // forked child before its exec. The second is a reuse without a copy if the parent has
+            // already unmapped the page, since no wait orders these operations.
             assert!(count(Counter::CowCopy) >= 1);
             assert_eq!(count(Counter::CowCopy) + count(Counter::CowReuse), 2);
             assert_eq!(count(Counter::SharedPage), 1);
@@ -521,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_cpus_than_threads_are_no_deadlock() {
+    fn fewer_cpus_than_threads_do_not_deadlock() {
         for name in ["cargo", "redis"] {
             let trace = recordings::find(name).unwrap().trace().unwrap();
             let plan = Plan::new(&trace).unwrap();
@@ -534,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_all_threads_and_names_the_operation() {
+    fn failed_operation_ends_all_threads_and_is_named() {
         let native = native(8, 512 << 20);
         native.vm().set(Setting::FrameLimit(500));
         let trace = recordings::find("javac").unwrap().trace().unwrap();
@@ -544,9 +547,10 @@ mod tests {
         native.audit(&[]).unwrap();
     }
 
-    /// Memory that represents a file is not prefaulted, and resident pages are counted at their peak.
+    /// Memory that represents a file is not prefaulted, and resident pages are counted at their
+    /// peak.
     #[test]
-    fn anonymous_memory_alone_is_mapped_ahead() {
+    fn only_anonymous_memory_is_prefaulted() {
         const AT: u64 = 0x10_0000;
         for (backing, ahead) in [(Backing::Anon, true), (Backing::File, false)] {
             let touches = (0..20).map(|page| (0, fault(AT + page * 4096, Traced::Write)));
@@ -560,7 +564,7 @@ mod tests {
             let gauged = replay_gauged(&native, &plan, never).unwrap();
             let Gauged { replayed, peak: most, done, resident } = gauged;
             assert_eq!((done.len(), resident.len()), (plan.op_count(), plan.op_count()));
-            // Nothing is left after munmap, nor of the process.
+            // No page remains after munmap, or after the end of the process.
             assert_eq!(resident.iter().max(), Some(&most));
             assert_eq!((resident[1], resident[21], resident[22]), (1, 0, 0));
             let faults = done.iter().filter(|done| done.took != Took::Nothing).count() as u64;
@@ -574,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_replay_is_incomplete() {
+    fn interrupted_replay_is_incomplete() {
         let native = native(2, 64 << 20);
         let plan = plan(&[0], &[(0, map(0x10_0000, 1, Backing::Anon)), (0, Kind::Exit)]);
         let replayed = replay(&native, &plan, || true).unwrap();

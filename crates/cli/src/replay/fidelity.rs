@@ -1,28 +1,28 @@
-//! Whether a replay takes the faults that were recorded.
+//! The agreement of a replay's faults with the recorded faults.
 
 use crate::error::CliError;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::grouped;
 use faultless_trace::Trace;
 
-/// How far the two may differ, in percent of the recorded faults.
+/// The largest accepted difference, in percent of the recorded faults.
 const ALLOWANCE: f64 = 2.0;
 
 /// The faults of a recording, and of its replay with prefault off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fidelity {
-    /// Faults in user and in kernel mode that were served.
+    /// Served faults in user and in kernel mode.
     pub recorded: u64,
-    /// Those that were not, which a replay has no reason to take.
+    /// Faults that were not served. A replay does not repeat them.
     pub unserved: u64,
     /// Faults of the replay.
     pub replayed: u64,
-    /// Events that were lost while recording, some of which may be faults.
+    /// Events lost during the recording, some of which may be faults.
     pub lost: u64,
 }
 
 impl Fidelity {
-    /// Of a replay of `trace` with prefault off that took `replayed` faults.
+    /// Compares `trace` with a replay with prefault off, which took `replayed` faults.
     pub fn new(trace: &Trace, replayed: u64) -> Self {
         let summary = trace.summary();
         let (all, unserved) =
@@ -30,14 +30,14 @@ impl Fidelity {
         Self { recorded: all as u64 - unserved, unserved, replayed, lost: trace.header.lost }
     }
 
-    /// By how much there are more faults in the replay, in percent of the recorded ones; negative where there are
-    /// fewer.
+    /// Returns the excess of the replay's faults, in percent of the recorded faults; negative for
+    /// fewer faults.
     pub fn difference(self) -> f64 {
         let more = self.replayed as f64 - self.recorded as f64;
         100.0 * more / self.recorded.max(1) as f64
     }
 
-    /// A remark on the number of recorded faults.
+    /// Returns a remark on the number of recorded faults.
     pub fn remark(self) -> String {
         let way = if self.replayed < self.recorded { "fewer" } else { "more" };
         let (replayed, part) = (grouped(self.replayed), self.difference().abs());
@@ -52,7 +52,7 @@ impl Fidelity {
         format!("{replayed} in the replay with prefault off, {part:.2} % {way}{unserved}{lost}")
     }
 
-    /// What to say of the replay of `name` where the difference is beyond the allowance.
+    /// Returns a warning about the replay of `name` if the difference exceeds the allowance.
     pub fn warning(self, name: &str) -> Option<String> {
         (self.difference().abs() > ALLOWANCE).then(|| {
             format!(
@@ -64,7 +64,7 @@ impl Fidelity {
         })
     }
 
-    /// Writes it.
+    /// Writes the counts.
     pub fn json(self, json: &mut Json, context: &Context) -> Result<(), CliError> {
         for (metric, count) in [
             ("recorded_faults", self.recorded),
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_the_allowance_is_told_either_way() {
+    fn difference_beyond_the_allowance_causes_a_warning() {
         let of = |replayed| Fidelity { recorded: 1000, unserved: 0, replayed, lost: 0 };
         for (replayed, told) in
             [(1000, false), (980, false), (979, true), (1020, false), (1021, true)]

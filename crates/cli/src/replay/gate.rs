@@ -1,32 +1,32 @@
-//! Where threads of a replay wait for each other's operations.
+//! Gates: threads of a replay wait for operations of other threads.
 //!
-//! A thread publishes its progress, but only at operations that another thread waits for: most are not,
-//! and publishing would add a shared line to what is measured. A waiting thread holds no CPU, so
-//! some thread can always proceed, however few CPUs there are: a thread waits only for operations
-//! earlier in the recording.
+//! A thread publishes its progress, but only at operations for which another thread waits. Most
+//! operations have no waiter, and publication would add a shared line to the measurement. A waiting
+//! thread holds no CPU, so some thread can always proceed, with any number of CPUs: a thread waits
+//! only for operations earlier in the recording.
 
 use faultless_trace::plan::Plan;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a waiter looks whether the replay was stopped.
+/// The interval at which a waiter checks for a stop of the replay.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// One thread's progress, as others see it. On lines of its own.
+/// One thread's progress, as visible to other threads. On separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Gate {
-    /// Operations completed, as of the last one that another thread waits for.
+    /// Completed operations, as of the last awaited operation.
     done: AtomicU32,
     sleepers: Mutex<u32>,
     moved: Condvar,
-    /// The operations that somebody waits for, in order.
+    /// The awaited operations, in order.
     awaited: Vec<u32>,
 }
 
 impl Gate {
-    /// The gates of all threads of `plan`.
+    /// Creates the gates of all threads of `plan`.
     pub fn all(plan: &Plan) -> Vec<Self> {
         let mut gates: Vec<_> = plan.threads().iter().map(|_| Self::default()).collect();
         for thread in plan.threads() {
@@ -41,23 +41,23 @@ impl Gate {
         gates
     }
 
-    /// The operations that somebody waits for, in order.
+    /// Returns the awaited operations, in order.
     pub fn awaited(&self) -> &[u32] {
         &self.awaited
     }
 
-    /// Publishes that operation `op` has completed.
+    /// Publishes the completion of operation `op`.
     pub fn publish(&self, op: u32) {
         self.done.store(op + 1, Ordering::Release);
-        // A sleeper counts itself under this lock before it reads `done`: either it has read this
-        // store, or this thread reads its count.
+        // A sleeper counts itself under this lock before it reads `done`. Either the sleeper has
+        // read this store, or this thread reads the sleeper's count.
         let sleepers = *self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         if sleepers > 0 {
             self.moved.notify_all();
         }
     }
 
-    /// Whether operation `op` has completed; if so, what it did is visible.
+    /// Returns whether operation `op` has completed. If true, its effects are visible.
     #[inline]
     pub fn passed(&self, op: u32) -> bool {
         self.done.load(Ordering::Acquire) > op
@@ -81,7 +81,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn a_waiter_is_let_through_or_called_off() {
+    fn gate_releases_a_waiter_on_publish_or_stop() {
         let gate = Gate::default();
         std::thread::scope(|scope| {
             scope.spawn(|| gate.wait(7, || false));

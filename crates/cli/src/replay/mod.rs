@@ -1,4 +1,5 @@
-//! `faultless replay`: what a recorded program did, through the subsystem; of a trace of addresses, through simulated TLBs.
+//! `faultless replay`: replays a recorded program on the subsystem, or a trace of addresses on
+//! simulated TLBs.
 
 pub mod act;
 mod addresses;
@@ -34,7 +35,7 @@ use source::{Input, Source};
 use std::io::Write;
 use std::sync::Arc;
 
-/// Replays of each policy with `--policies`: as many as `compare` makes.
+/// Replays of each policy with `--policies`, the same number as in `compare`.
 const TURNS: Turns = Turns::PROGRAMS;
 
 /// Replays a recording.
@@ -112,7 +113,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     if settings.ahead.order > 0 {
         progress.begin("replays the recording with and without prefault");
     }
-    // Counted apart: to look at the pages takes time.
+    // Counted in a separate replay, because examining the pages takes time.
     let effects = match replayed.complete && settings.ahead.order > 0 {
         true => ahead::effects(&source, &settings, &[settings.ahead])?.unwrap_or_default(),
         false => Vec::new(),
@@ -148,20 +149,22 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     json.complete()
 }
 
-/// The fidelity of the first configuration of `report`, which replays `source`, where that is without prefault; and its context.
+/// Returns the fidelity and the context of the first configuration of `report`, a replay of
+/// `source`, if its prefault is off.
 fn fidelity<'r>(source: &Source, report: &'r Report) -> Option<(Fidelity, &'r Context)> {
     let first = report.columns.first()?;
     first.settings().filter(|settings| settings.ahead.order == 0)?;
     Some((Fidelity::new(&source.trace, first.median()?.faults), &first.context))
 }
 
-/// Says whether the faults of `report`, which replays `source`, were those recorded, and loudly where they were not.
+/// Reports whether the faults of `report`, a replay of `source`, match the recorded faults, with a
+/// warning if they do not.
 pub fn tell_report(source: &Source, report: &Report, json: &mut Json) -> Result<(), CliError> {
     let told = fidelity(source, report);
     told.map_or(Ok(()), |(fidelity, context)| tell(fidelity, &source.name, json, context))
 }
 
-/// Says whether the faults were those recorded, and loudly where they were not.
+/// Reports whether the faults match the recorded faults, with a warning if they do not.
 fn tell(
     fidelity: Fidelity,
     name: &str,
@@ -174,7 +177,7 @@ fn tell(
     fidelity.json(json, context)
 }
 
-/// One replay under `settings`.
+/// Replays once under `settings`.
 pub fn once(native: &Native, source: &Source, settings: &Settings) -> Result<Replayed, CliError> {
     settings.apply(native);
     engine::replay(native, &source.plan, interrupt::requested)
@@ -186,7 +189,7 @@ fn failed(source: &Source, settings: &Settings, error: ReplayError) -> CliError 
 }
 
 impl Source {
-    /// Of a replay under `settings`.
+    /// Returns the context of a replay under `settings`.
     pub fn context(&self, settings: &Settings) -> Context {
         Context {
             machine: "native".into(),

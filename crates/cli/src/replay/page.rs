@@ -1,4 +1,5 @@
-//! A recording as a page: when and where it faults, what prefault would have saved, its resident memory, and what its faults take.
+//! A recording as a page: the times and addresses of its faults, the faults saved by prefault, its
+//! resident memory, and the cost of its faults.
 
 use super::ahead::{gauged, in_turn};
 use super::engine::Gauged;
@@ -25,7 +26,7 @@ const TIME: &str = "ms since the recording began";
 /// A gap between addresses of pages, in bytes, after which the axis of addresses has a new run.
 const GAP: u64 = 1 << 20;
 
-/// A recording replayed in its own order, with prefault off and with it.
+/// A recording replayed in its own order, with prefault off and on.
 struct Compared {
     plan: Plan,
     off: Gauged,
@@ -35,8 +36,8 @@ struct Compared {
 }
 
 impl Compared {
-    /// Under `settings`, beside one with prefault off; with that of the default order, where it is off in `settings`. `None` where the user
-    /// interrupted it.
+    /// Replays under `settings`, and with prefault off. If prefault is off in `settings`, the
+    /// default order is used. Returns `None` if the user interrupted the replays.
     fn of(source: &Arc<Source>, settings: &Settings) -> Result<Option<Self>, CliError> {
         let ahead = match settings.ahead {
             Ahead { order: 0, pool } => {
@@ -84,18 +85,20 @@ impl Compared {
     }
 }
 
-/// The picture of `--plot`: the faults of a replay with prefault off and with it, on white. `None` where the user interrupted it.
+/// Draws the picture of `--plot`: the faults of a replay with prefault off and on, on white.
+/// Returns `None` if the user interrupted the replays.
 ///
 /// # Errors
-/// A replay failed, or the library that draws.
+/// A replay failed, or the drawing library failed.
 pub fn plot(source: &Arc<Source>, settings: &Settings) -> Result<Option<String>, CliError> {
     Compared::of(source, settings)?.map(|it| Ok(it.saved(true)?.wide)).transpose()
 }
 
-/// The page of a replay under `settings`, beside one with prefault off. `None` where the user interrupted it.
+/// Creates the page of a replay under `settings`, beside a replay with prefault off. Returns `None`
+/// if the user interrupted the replays.
 ///
 /// # Errors
-/// A replay failed, or the library that draws.
+/// A replay failed, or the drawing library failed.
 pub fn page(
     source: &Arc<Source>,
     settings: &Settings,
@@ -150,7 +153,7 @@ pub fn page(
 
 const MIB_PER_PAGE: f64 = faultless::PAGE_SIZE as f64 / (1 << 20) as f64;
 
-/// The touch that each operation of `plan` is, in the order of `gauged`: the page.
+/// Returns the touched page of each operation of `plan` that is a touch, in the order of `gauged`.
 fn touches(plan: &Plan, gauged: &Gauged) -> Vec<Option<u64>> {
     let mut next = vec![0; plan.threads().len()];
     let page = |done: &faultless_trace::bound::Done| {
@@ -203,7 +206,7 @@ fn faults(plan: &Plan, times: &[f64], off: &Gauged, on: &Gauged) -> Result<Pictu
 }
 
 /// Draws two lines over time, with a title and a name of the vertical axis: on white, or on the
-/// ground of a page.
+/// background of a page.
 fn curves(
     (title, y): (&str, &str),
     names: &[String; 2],

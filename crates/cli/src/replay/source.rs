@@ -1,4 +1,4 @@
-//! Where a recording comes from, and what it needs.
+//! The origin of a recording, and its requirements.
 
 use crate::error::CliError;
 use crate::interrupt;
@@ -12,18 +12,19 @@ use std::path::{Path, PathBuf};
 
 const MAP_POPULATE: u32 = 0x8000;
 
-/// What a user means by the name of a recording.
+/// The meaning of a recording's name.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// One that comes with faultless.
+    /// A bundled recording.
     Shipped(&'static recordings::Recording),
     /// A file.
     File(PathBuf),
 }
 
 impl Origin {
-    /// Returns what `from` names, or `None` if it names neither. A bundled name goes before a file
-    /// of the same name; a path with a directory, such as `./sort`, names the file.
+    /// Returns the origin named `from`, or `None` if neither exists. A bundled name takes
+    /// precedence over a file of the same name; a path with a directory, such as `./sort`, is
+    /// always the file.
     pub fn find(from: &Path) -> Option<Self> {
         if let Some(shipped) = from.to_str().and_then(recordings::find) {
             return Some(Self::Shipped(shipped));
@@ -31,7 +32,7 @@ impl Origin {
         from.exists().then(|| Self::File(from.to_owned()))
     }
 
-    /// As [`find`](Self::find). Informs the user that a file of the same name is ignored.
+    /// Behaves like [`find`](Self::find), and informs the user of an ignored file of the same name.
     pub fn find_told(from: &Path) -> Option<Self> {
         let found = Self::find(from);
         if matches!(found, Some(Self::Shipped(_))) && from.exists() {
@@ -42,19 +43,19 @@ impl Origin {
     }
 }
 
-/// A recording, ready to be replayed.
+/// A recording, ready for replay.
 #[derive(Debug)]
 pub struct Source {
-    /// As results name it: a shipped recording's own name, or the file's without extension, or the
-    /// program's where that is `perf.data`.
+    /// The name in results: the name of a bundled recording, or of the file without extension, or
+    /// of the program for `perf.data`.
     pub name: String,
-    /// What was recorded.
+    /// The recorded events.
     pub trace: Trace,
-    /// What will be done.
+    /// The planned operations.
     pub plan: Plan,
 }
 
-/// What there is to replay.
+/// An input of a replay.
 #[derive(Debug)]
 pub enum Input {
     /// A recording.
@@ -63,14 +64,14 @@ pub enum Input {
     Addresses(String, Addresses),
 }
 
-/// Opens what `from` names: something that comes with faultless, or a file.
+/// Opens the input named `from`: a bundled recording or trace, or a file.
 pub fn open(from: &Path) -> Result<Input, CliError> {
     let recording = |source| Input::Recording(Box::new(source));
     match Origin::find_told(from) {
         Some(Origin::Shipped(shipped)) => Source::shipped(shipped).map(recording),
         Some(Origin::File(file)) => {
             let opened = {
-                // A pipe may keep us waiting.
+                // Reading a pipe may block.
                 let _guard = interrupt::ends_at_once();
                 faultless_trace::open(&file).map_err(|e| CliError::Usage(e.to_string()))?
             };
@@ -98,17 +99,17 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
     }
 }
 
-/// A file's name without extensions that say what it is.
+/// Returns a file's name without the extensions of its format.
 fn stem(file: &Path) -> String {
     let name = file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy();
     name.strip_suffix(".lackey").unwrap_or(&name).to_owned()
 }
 
 impl Source {
-    /// A file of the user's.
+    /// Reads a file of the user.
     pub fn file(file: &Path) -> Result<Self, CliError> {
         let trace = {
-            // A pipe may keep us waiting.
+            // Reading a pipe may block.
             let _guard = interrupt::ends_at_once();
             faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
         };
@@ -120,31 +121,31 @@ impl Source {
             say!("faultless: {}: {loss}", file.display());
         }
         let name = stem(file);
-        // What perf calls every file tells nothing.
+        // perf gives every file this name.
         let name = if name == "perf" { trace.header.program.clone() } else { name };
         Self::new(name, trace)
     }
 
-    /// A recording that comes with faultless.
+    /// Reads a bundled recording.
     pub fn shipped(recording: &recordings::Recording) -> Result<Self, CliError> {
         let trace = recording.trace().map_err(|error| CliError::Failed(error.to_string()))?;
         Self::new(recording.name.to_owned(), trace)
     }
 
-    /// Of `trace`, under a name.
+    /// Creates a source from `trace`, with a name.
     pub fn new(name: String, trace: Trace) -> Result<Self, CliError> {
         let plan =
             Plan::new(&trace).map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
         Ok(Self { name, trace, plan })
     }
 
-    /// CPUs of the machine to replay it on: one for each thread, if that many can be.
+    /// Returns the CPUs of the machine for the replay: one for each thread, up to the limit.
     pub fn cpus(&self) -> usize {
         self.plan.threads().len().clamp(1, faultless::MAX_CPUS)
     }
 
-    /// Bytes of memory enough to replay it: each page that is touched or populated once, twice over
-    /// for tables and for what is freed with delay.
+    /// Returns the bytes of memory for the replay: each touched or populated page once, doubled for
+    /// tables and deferred frees.
     pub fn memory(&self) -> u64 {
         let mut pages = self.trace.summary().distinct_pages as u64;
         for event in &self.trace.events {

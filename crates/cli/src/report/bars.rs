@@ -1,4 +1,4 @@
-//! Bars of text: the picture before the table.
+//! Bars of text: the chart before the table.
 
 use super::Style;
 use std::fmt::Write;
@@ -6,28 +6,28 @@ use std::fmt::Write;
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// What it is of.
+    /// The name of the measured thing.
     pub name: String,
-    /// How long.
+    /// The length.
     pub value: f64,
-    /// The value, as it is written.
+    /// The value as text.
     pub shown: String,
-    /// What is said behind it.
+    /// The text behind the value.
     pub note: String,
 }
 
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-/// Of the bar itself, in columns.
+/// The length of the longest bar, in columns.
 const LONGEST: usize = 48;
 /// Columns of a value.
 const VALUE: usize = 9;
 
-/// The bars, one a line, all to the scale of the longest.
+/// Returns the bars, one per line, to the scale of the longest.
 pub fn draw(bars: &[Bar], style: Style) -> String {
     let names = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
     let notes = bars.iter().map(|bar| bar.note.chars().count()).max().unwrap_or(0);
     let most = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
-    // Name, bar, value, note, and what stands between them.
+    // Name, bar, value, note, and the space between them.
     let room = style.width.saturating_sub(names + notes + VALUE + 8).clamp(8, LONGEST);
     let mut out = String::new();
     for Bar { name, value, shown, note } in bars {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_column_is_drawn() {
+    fn bars_draw_fractions_of_a_column() {
         assert_eq!(blocks(2.5), ("██▌".to_owned(), 3));
         assert_eq!(blocks(0.0), (String::new(), 0));
     }

@@ -1,4 +1,4 @@
-//! Configurations side by side: their samples, the median, a picture and a table.
+//! Configurations side by side: their samples, the median, a chart and a table.
 
 use super::Style;
 use super::bars::{self, Bar};
@@ -12,33 +12,33 @@ use crate::run::Sample;
 use crate::settings::Settings;
 use std::io::Write;
 
-/// One configuration and what it came to.
+/// One configuration and its results.
 #[derive(Clone, Debug)]
 pub struct Column {
-    /// Its name in the table.
+    /// The name in the table.
     pub name: String,
-    /// Its name in JSON.
+    /// The name in JSON.
     pub context: Context,
     /// The knobs; `None` for Linux.
     settings: Option<Settings>,
-    /// The effect of prefault, where that is counted apart.
+    /// The effect of prefault, if counted in a separate replay.
     pub effect: Option<Effect>,
     /// Each repetition.
     pub samples: Vec<Sample>,
 }
 
 impl Column {
-    /// Without samples yet.
+    /// Creates a column without samples.
     pub fn new(name: impl Into<String>, context: Context, settings: Option<Settings>) -> Self {
         Self { name: name.into(), context, settings, effect: None, samples: Vec::new() }
     }
 
-    /// The knobs; `None` for Linux.
+    /// Returns the knobs; `None` for Linux.
     pub fn settings(&self) -> Option<&Settings> {
         self.settings.as_ref()
     }
 
-    /// One repetition more.
+    /// Adds a repetition.
     pub fn push(&mut self, sample: Sample) {
         self.samples.push(match &self.effect {
             Some(effect) => effect.told(sample),
@@ -46,37 +46,37 @@ impl Column {
         });
     }
 
-    /// The repetition in the middle by operations per second: one run, whose rates and counters
-    /// belong together.
+    /// Returns the median repetition by operations per second. This is a single run, so its rates
+    /// and counters are consistent.
     pub fn median(&self) -> Option<&Sample> {
         let mut samples: Vec<_> = self.samples.iter().collect();
         samples.sort_by(|a, b| a.operation_rate().total_cmp(&b.operation_rate()));
         samples.get(samples.len() / 2).copied()
     }
 
-    /// What its repetitions came to.
+    /// Returns the rates of the repetitions.
     pub fn rates(&self, measure: Measure) -> Rates {
         Rates::new(self.samples.iter().map(|sample| measure.rate(sample)).collect())
     }
 }
 
-/// Stands before a ratio where the repetitions do not tell the two apart.
+/// The mark before a ratio if the repetitions do not show a difference.
 pub const ALIKE: &str = "~";
-/// What it means.
+/// The meaning of the mark.
 pub const ALIKE_MEANS: &str =
     "no difference within the noise: the ranges in which the two medians lie (95 %) overlap.";
 
-/// What the bars are of.
+/// The quantity of the bars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Faults per second.
     Faults,
-    /// Operations per second, where hardly anything faults.
+    /// Operations per second, for subjects with few faults.
     Operations,
 }
 
 impl Measure {
-    /// As results name it.
+    /// Returns the name in results.
     const fn name(self) -> &'static str {
         match self {
             Self::Faults => "faults",
@@ -84,7 +84,7 @@ impl Measure {
         }
     }
 
-    /// The rate of `sample`.
+    /// Returns the rate of `sample`.
     pub fn rate(self, sample: &Sample) -> f64 {
         match self {
             Self::Faults => sample.fault_rate(),
@@ -93,38 +93,38 @@ impl Measure {
     }
 }
 
-/// What the configurations differ in.
+/// The difference between the configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
-    /// How faults and writers are synchronised.
+    /// The locking of faults and writers.
     Locking,
-    /// How faults prefault.
+    /// The prefault settings.
     Ahead,
 }
 
 /// A workload or recording under several configurations.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What ran.
+    /// The subject.
     pub title: String,
-    /// What its operations are.
+    /// The unit of its operations.
     pub unit: &'static str,
-    /// What its configurations differ in.
+    /// The difference between its configurations.
     pub topic: Topic,
     /// The configurations.
     pub columns: Vec<Column>,
 }
 
 impl Report {
-    /// Faults per second, unless the workload is not about faults, or the configurations differ in how many
-    /// there are.
+    /// Returns faults per second, unless the workload has few faults, or the configurations differ
+    /// in the number of faults.
     pub fn measure(&self) -> Measure {
         if self.topic == Topic::Ahead {
             return Measure::Operations;
         }
         let few = |sample: &Sample| sample.faults * 2 < sample.operations;
         let first = self.columns.iter().find_map(Column::median);
-        // A recording's operations are faults and calls together.
+        // The operations of a recording include faults and calls.
         if self.unit != "operations" && first.is_some_and(few) {
             Measure::Operations
         } else {
@@ -132,45 +132,47 @@ impl Report {
         }
     }
 
-    /// [`gain`](Self::gain) as it is written: with [`ALIKE`] before it where the repetitions do not tell the two apart.
+    /// Returns the [`gain`](Self::gain) as text, with [`ALIKE`] in front if the repetitions do not
+    /// show a difference.
     pub fn shown_gain(&self, column: &Column, base: &Column) -> Option<String> {
         let mark = if self.differ(column, base) { "" } else { ALIKE };
         self.gain(column, base).map(|gain| format!("{mark}{gain:.2}x"))
     }
 
-    /// What `column` makes of `base`: the ratio of the two medians, so that it equals the ratio of the rates
-    /// shown, and of the lengths of the bars.
+    /// Returns the ratio of the medians of `column` and `base`, which equals the ratio of the
+    /// printed rates, and of the lengths of the bars.
     pub fn gain(&self, column: &Column, base: &Column) -> Option<f64> {
         let measure = self.measure();
         let ratio = measure.rate(column.median()?) / measure.rate(base.median()?);
         ratio.is_finite().then_some(ratio)
     }
 
-    /// Whether the repetitions of `column` and `base` tell them apart: the ranges in which their medians lie do not overlap. If
-    /// they overlap, the range of the ratio includes 1.
+    /// Returns whether the repetitions of `column` and `base` show a difference: the ranges of
+    /// their medians do not overlap. If they overlap, the range of the ratio includes 1.
     pub fn differ(&self, column: &Column, base: &Column) -> bool {
         let of = |column: &Column| column.rates(self.measure()).range();
         of(column).zip(of(base)).is_some_and(|(a, b)| a.0 > b.1 || b.0 > a.1)
     }
 
-    /// How far noise may move the ratio of `column` to `base`, as a part of it.
+    /// Returns the possible effect of noise on the ratio of `column` to `base`, as a fraction of
+    /// the ratio.
     pub fn noise(&self, column: &Column, base: &Column) -> Option<f64> {
         let of = |column: &Column| column.rates(self.measure()).uncertainty();
         Some(of(column)? + of(base)?)
     }
 
-    /// The rates of those configurations that ran more than a few times.
+    /// Returns the rates of configurations with more than a few runs.
     pub fn repeated(&self) -> impl Iterator<Item = Rates> {
         let rates = self.columns.iter().map(|column| column.rates(self.measure()));
         rates.filter(|rates| rates.range().is_some())
     }
 
-    /// Whether anything ran.
+    /// Returns whether no configuration has run.
     pub fn is_empty(&self) -> bool {
         self.columns.iter().all(|column| column.samples.is_empty())
     }
 
-    /// The picture, then the table.
+    /// Prints the chart, then the table.
     pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
         let done: Vec<_> =
             self.columns.iter().filter_map(|column| Some((column, column.median()?))).collect();
@@ -205,7 +207,7 @@ impl Report {
             ("faults/s".to_owned(), Measure::Faults),
             (format!("{}/s", self.unit), Measure::Operations),
         ];
-        // Where a page touched is a fault, both rates are one.
+        // If each touched page is a fault, both rates are the same.
         let rates = match self.topic {
             Topic::Ahead => &rates[1..],
             Topic::Locking if self.unit == "pages" => &rates[..1],
@@ -246,7 +248,7 @@ impl Report {
         Ok(())
     }
 
-    /// The medians, and how far the repetitions were apart.
+    /// Writes the medians, and the variation of the repetitions.
     pub fn json(&self, json: &mut Json) -> Result<(), CliError> {
         for column in &self.columns {
             let Some(median) = column.median() else { continue };
@@ -262,7 +264,7 @@ impl Report {
             {
                 json.write(&column.context, metric, "1/s", Number::Real(value))?;
             }
-            // Where the median lies, as far as the repetitions tell.
+            // The range of the median, according to the repetitions.
             let measure = self.measure();
             if let Some((low, high)) = column.rates(measure).range() {
                 for (end, value) in [("low", low), ("high", high)] {
@@ -293,9 +295,9 @@ mod tests {
         }
     }
 
-    /// Noise may make the ratios within the rounds say otherwise than the rates that are shown.
+    /// Noise may give the ratios within the rounds a different order than the printed rates.
     #[test]
-    fn bars_and_rates_are_as_the_ratio_beside_them_says() {
+    fn bars_and_rates_agree_with_their_ratio() {
         let context = context();
         let sample = |operations| Sample {
             operations,
@@ -321,7 +323,7 @@ mod tests {
         assert!(bars[0].contains("200") && bars[1].contains("110"), "{out}");
         assert!(bars[1].ends_with(" ~0.55x base"), "{out}");
         assert!(out.contains("  ~ no difference within the noise"), "{out}");
-        // Slower or faster: that depends on which repetitions are looked at.
+        // Slower or faster, depending on the selected repetitions.
         assert!(!report.differ(&report.columns[1], &report.columns[0]), "{out}");
         let faster = column("faster", [310, 320, 330]);
         assert!(report.differ(&faster, &report.columns[0]));
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_a_run() {
+    fn median_is_a_single_run() {
         let context = context();
         let mut column = Column::new("c", context, None);
         assert!(column.median().is_none());

@@ -1,4 +1,4 @@
-//! What prefault does to a recorded program: faults saved, and what that costs.
+//! The effect of prefault on a recorded program: the faults saved, and the cost.
 
 use super::json::{Context, Json, Number};
 use super::number::{grouped, percent};
@@ -6,8 +6,9 @@ use crate::error::CliError;
 use crate::run::Sample;
 use faultless::Counter;
 
-/// The counters of prefault. Where an [`Effect`] is known, they are its own wherever they are told: a replay at
-/// full speed, in whose threads' windows their order plays a part, counts a little differently each time.
+/// The counters of prefault. If an [`Effect`] is known, its counters replace those of a replay at
+/// full speed in all output: the windows of concurrent threads depend on their order, so such a
+/// replay has slightly different counts each time.
 pub const PREFAULT: [Counter; 6] = [
     Counter::PrefaultHit,
     Counter::PrefaultMiss,
@@ -17,22 +18,22 @@ pub const PREFAULT: [Counter; 6] = [
     Counter::PrefaultUnused,
 ];
 
-/// What it came to. Pages and faults.
+/// The effect, in pages and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// All faults with order 0.
     pub faults_off: u64,
     /// First touches of private anonymous memory, each a fault with order 0.
     pub touches: u64,
-    /// Those of them that are no fault any more.
+    /// First touches that no longer fault.
     pub saved: u64,
-    /// Copies of the zero page that were a fault with order 0, and are none any more.
+    /// Copies of the zero page that fault with order 0, and not with prefault.
     pub copies: u64,
-    /// How many of the first touches could be saved at most, with windows of the same size.
+    /// The maximum number of first touches that windows of the same size could save.
     pub bound: u64,
-    /// What [`PREFAULT`] counted.
+    /// The counts of [`PREFAULT`].
     pub prefault: [u64; PREFAULT.len()],
-    /// The most pages that each process had with order 0, added up.
+    /// The peak pages of each process with order 0, added up.
     pub peak_off: u64,
     /// The same with prefault.
     pub peak: u64,
@@ -41,16 +42,16 @@ pub struct Effect {
 /// A part of a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// What it is, as the head of a column.
+    /// The head of a column.
     pub head: &'static str,
-    /// What it is, as the name of a row.
+    /// The name of a row.
     pub name: &'static str,
     /// Part and whole.
     pub of: fn(&Effect) -> (u64, u64),
 }
 
 impl Share {
-    /// What tables tell.
+    /// The shares in tables.
     pub const ALL: [Self; 4] = [
         Self {
             head: "faults\nsaved",
@@ -74,13 +75,13 @@ impl Share {
         },
     ];
 
-    /// In percent.
+    /// Formats the share in percent.
     pub fn show(self, effect: &Effect) -> String {
         let (part, whole) = (self.of)(effect);
         percent(part, whole)
     }
 
-    /// The mean over programs, each counting the same, in percent.
+    /// Returns the mean over programs with equal weights, in percent.
     pub fn mean(self, effects: &[&Effect]) -> String {
         let share = |effect: &&Effect| {
             let (part, whole) = (self.of)(effect);
@@ -92,12 +93,13 @@ impl Share {
 }
 
 impl Effect {
-    /// Pages that were prefaulted.
+    /// Returns the prefaulted pages.
     pub fn mapped(&self) -> u64 {
         self.counted(Counter::PrefaultPage)
     }
 
-    /// Those of them that had not been used when they were unmapped, or their process ended.
+    /// Returns the prefaulted pages without a use before their unmapping or the end of their
+    /// process.
     pub fn unused(&self) -> u64 {
         self.counted(Counter::PrefaultWasted)
     }
@@ -107,7 +109,7 @@ impl Effect {
         at.map_or(0, |at| self.prefault[at])
     }
 
-    /// `sample`, with the counters of prefault as they are told everywhere.
+    /// Returns `sample` with the prefault counters of this effect.
     pub fn told(&self, mut sample: Sample) -> Sample {
         for (counter, count) in PREFAULT.into_iter().zip(self.prefault) {
             let own = sample.counters.iter_mut().find(|(name, _)| *name == counter.name());
@@ -116,7 +118,7 @@ impl Effect {
         sample
     }
 
-    /// The effect in words: a count, what it is of, and a remark.
+    /// Returns the effect in words: a count, its name, and a remark.
     pub fn rows(&self) -> [(u64, &'static str, String); 4] {
         let [saved, bound, _, growth] = Share::ALL.map(|share| format!("{:>9}", share.show(self)));
         let touches = grouped(self.touches);
@@ -140,7 +142,7 @@ impl Effect {
         ]
     }
 
-    /// Writes it.
+    /// Writes the effect.
     pub fn json(&self, json: &mut Json, context: &Context) -> Result<(), CliError> {
         let counts = [
             ("first_touches", "faults", self.touches),
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_of_the_right_whole() {
+    fn shares_are_relative_to_the_right_whole() {
         let effect = Effect {
             touches: 1000,
             saved: 800,

@@ -1,8 +1,8 @@
-//! JSON lines: one measurement an object, one object a line.
+//! JSON lines: one measurement per object, one object per line.
 //!
-//! A pipe or a device gets each line as its result comes. A file is put in place when the results are complete, so a run that
-//! fails or is interrupted leaves the file of an earlier one as it is. What it had measured goes to another file, whose
-//! name ends in `.partial`.
+//! A pipe or a device gets each line together with its result. A file is put in place when the
+//! results are complete, so a failed or interrupted run leaves an earlier file unchanged. Its
+//! measurements go to another file, with a name ending in `.partial`.
 
 use crate::args::JsonArgs;
 use crate::error::CliError;
@@ -17,18 +17,19 @@ use std::io::{self, Write};
 use std::mem;
 use std::path::{Path, PathBuf};
 
-/// Where and under what something was measured.
+/// The conditions of a measurement.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// `native` or `linux-VERSION`.
     pub machine: String,
     /// A workload, or `replay:` and the name of a recording.
     pub workload: String,
-    /// CPUs that ran it.
+    /// The CPUs used.
     pub cpus: usize,
-    /// The knobs that tell this from other runs, or `default`.
+    /// The knobs that distinguish this run from others, or `default`.
     pub setting: String,
-    /// What was run with: the parameters of a workload, what a recording is of, the machine of a boot.
+    /// The inputs of the run: the parameters of a workload, the description of a recording, the
+    /// machine of a boot.
     pub params: Map<String, Value>,
     /// All knobs, set or not; empty on Linux.
     pub knobs: Map<String, Value>,
@@ -57,10 +58,10 @@ pub enum Number {
     Real(f64),
 }
 
-/// The name of the file with the results of a run that was not complete, after that of the file that was asked for.
+/// The extension of the file with the results of an incomplete run, appended to the given name.
 const PARTIAL: &str = ".partial";
 
-/// The file given with `--json`, or nothing.
+/// The file given with `--json`, if any.
 #[derive(Debug)]
 pub struct Json {
     path: PathBuf,
@@ -78,7 +79,7 @@ enum Out {
 }
 
 impl Json {
-    /// Opens the file that `args` name, if they do, which is none of the `inputs`.
+    /// Opens the file named by `args`, if any, which must differ from the `inputs`.
     pub fn open(args: &JsonArgs, inputs: &[&Path]) -> Result<Self, CliError> {
         let Some(path) = args.json.as_deref() else {
             return Ok(Self { path: PathBuf::new(), out: Out::Nothing });
@@ -101,7 +102,8 @@ impl Json {
         Ok(Self { path: path.to_owned(), out })
     }
 
-    /// All results are written: the file takes its place, unless the user interrupted the command.
+    /// Completes the results: the file is moved to its place, unless the user interrupted the
+    /// command.
     pub fn complete(&mut self) -> Result<(), CliError> {
         if interrupt::requested() {
             return Ok(());
@@ -114,7 +116,7 @@ impl Json {
         }
     }
 
-    /// Keeps the results of a run that is not complete, and says where.
+    /// Keeps the results of an incomplete run, and prints their location.
     pub fn keep_partial(&mut self) {
         let Out::File(_, lines) = mem::replace(&mut self.out, Out::Nothing) else { return };
         let path = self.path.display();
@@ -148,7 +150,7 @@ impl Json {
         let Context { machine, workload, cpus, setting, params, knobs } = context;
         let cpus = *cpus;
         let line = Line { machine, workload, cpus, setting, params, knobs, metric, unit, value };
-        // One write a line: what another process reads is never half a line.
+        // One write per line, so that another process never reads half a line.
         let written = serde_json::to_string(&line)
             .map_err(io::Error::from)
             .and_then(|text| self.out.write_all(format!("{text}\n").as_bytes()));
@@ -178,7 +180,7 @@ impl Json {
         self.counts(context, counters)
     }
 
-    /// Writes what was counted in `seconds` of a run that was interrupted.
+    /// Writes the counts in `seconds` of an interrupted run.
     pub fn interrupted(
         &mut self,
         context: &Context,
@@ -201,7 +203,7 @@ impl Json {
 }
 
 impl Drop for Json {
-    /// A command that ends early drops what it has.
+    /// A command that ends early keeps its partial results.
     fn drop(&mut self) {
         self.keep_partial();
     }

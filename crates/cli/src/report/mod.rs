@@ -1,4 +1,4 @@
-//! How results are shown.
+//! The presentation of results.
 
 pub mod bars;
 pub mod columns;
@@ -15,7 +15,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
-/// Where text for people goes, and what can be shown there: standard output, unless JSON goes there.
+/// Returns the output for text, and its style: standard output, unless JSON goes there.
 pub fn output(json: &JsonArgs) -> (Box<dyn Write + Send>, Style) {
     if json.json.as_deref() == Some(Path::new("-")) {
         (Box::new(io::stderr()), Style::new(io::stderr().is_terminal()))
@@ -24,19 +24,19 @@ pub fn output(json: &JsonArgs) -> (Box<dyn Write + Send>, Style) {
     }
 }
 
-/// Prints a line on standard error. An error that cannot be told is no reason to panic, as `eprintln` does.
+/// Prints a line on standard error. Unlike `eprintln`, does not panic if the write fails.
 macro_rules! say {
     ($($word:tt)*) => { $crate::report::say_line(format_args!($($word)*)) };
 }
 pub(crate) use say;
 
-/// Does what [`say`] says.
+/// Implements [`say`].
 pub fn say_line(line: fmt::Arguments<'_>) {
-    // One write: lines of several threads do not mix.
+    // One write, so that lines of several threads do not mix.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// A paragraph in lines that `width` columns have, all but the first indented.
+/// Fills a paragraph into lines of `width` columns, indented except for the first.
 pub fn filled(text: &str, width: usize) -> String {
     let mut out = String::new();
     let mut column = 0;
@@ -56,13 +56,13 @@ pub fn filled(text: &str, width: usize) -> String {
     out
 }
 
-/// The columns of the terminal that shows standard output, if one does.
+/// Returns the columns of the terminal of standard output; `None` without a terminal.
 fn terminal_columns() -> Option<u16> {
     let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
     Some(width.0)
 }
 
-/// What the output can show.
+/// The capabilities of the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     /// Block characters and lines.

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Numbers for people.
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -13,7 +13,7 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
-/// A rate with three figures and a prefix, as `perf stat` writes it: `1.52 M`.
+/// Formats a rate with three figures and a prefix, like `perf stat`: `1.52 M`.
 pub fn scaled(rate: f64) -> String {
     let (value, prefix) = match rate {
         r if r >= 1e9 => (r / 1e9, " G"),
@@ -31,7 +31,7 @@ pub fn scaled(rate: f64) -> String {
     format!("{value:.places$}{prefix}")
 }
 
-/// Formats a label of an axis: as [`scaled`], without zeros at the end of the fraction.
+/// Formats a label of an axis: like [`scaled`], without zeros at the end of the fraction.
 pub fn label(value: f64) -> String {
     let text = scaled(value);
     let (number, prefix) = text.split_once(' ').unwrap_or((&text, ""));
@@ -42,17 +42,17 @@ pub fn label(value: f64) -> String {
     format!("{number} {prefix}").trim_end().to_owned()
 }
 
-/// So many of what `one` names: `1 CPU`, `2 CPUs`.
+/// Formats a number of things: `1 CPU`, `2 CPUs`.
 pub fn plural(n: u64, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }
 
-/// `1 process`, `2 processes`.
+/// Formats a number of processes: `1 process`, `2 processes`.
 pub fn processes(n: usize) -> String {
     format!("{n} process{}", if n == 1 { "" } else { "es" })
 }
 
-/// A part of a whole in percent; `-` of nothing.
+/// Formats a part of a whole in percent; `-` if the whole is 0.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".into();
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn numbers_are_formatted_for_people() {
         assert_eq!(
             ["0", "999", "1,000", "12,345,678"].map(str::to_owned),
             [grouped(0), grouped(999), grouped(1000), grouped(12_345_678)]

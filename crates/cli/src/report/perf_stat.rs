@@ -1,11 +1,11 @@
-//! The form of `perf stat`: a count, its name, what it means beside the others.
+//! The form of `perf stat`: a count, its name, and its relation to other counts.
 
 use super::number::{grouped, percent, scaled};
 use faultless::Counter;
 use faultless_native::TLB_COUNTERS;
 use std::fmt::Write;
 
-/// A run as `perf stat` prints it.
+/// A run in the form of `perf stat`.
 #[derive(Clone, Debug)]
 pub struct PerfStat {
     title: String,
@@ -14,12 +14,12 @@ pub struct PerfStat {
 }
 
 impl PerfStat {
-    /// Of what `title` says.
+    /// Creates a report with this title.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), rows: Vec::new(), times: Vec::new() }
     }
 
-    /// A count that happened in `seconds`.
+    /// Adds a count over `seconds`.
     pub fn rate(&mut self, count: u64, name: &str, seconds: f64) {
         let note = if seconds > 0.0 {
             format!("{:>9}/sec", scaled(count as f64 / seconds))
@@ -29,17 +29,17 @@ impl PerfStat {
         self.row(count, name, note);
     }
 
-    /// A count with a remark.
+    /// Adds a count with a remark.
     pub fn row(&mut self, count: u64, name: &str, note: impl Into<String>) {
         self.rows.push((grouped(count), name.to_owned(), note.into()));
     }
 
-    /// A time below the counts.
+    /// Adds a time below the counts.
     pub fn time(&mut self, seconds: f64, what: &'static str) {
         self.times.push((seconds, what));
     }
 
-    /// All counters that counted something, faults first with their rate, `seconds` having passed.
+    /// Adds all counters above 0 of a run of `seconds`, faults first with their rate.
     pub fn counters(&mut self, counters: &[(impl AsRef<str>, u64)], seconds: f64) {
         let all = Counter::Faults.name();
         let value = |wanted: Counter| {
@@ -57,7 +57,7 @@ impl PerfStat {
                 let part = percent(count, ahead);
                 self.row(count, name, format!("{part:>9} of prefaulted pages: unused"));
             } else if LEARNED.iter().any(|counter| name == counter.name()) {
-                // JSON has it.
+                // Printed in JSON only.
             } else if count > 0 && TLB_COUNTERS.iter().any(|(known, _)| name == *known) {
                 self.row(count, name, "simulated TLBs");
             } else if count > 0 {
@@ -67,11 +67,12 @@ impl PerfStat {
     }
 }
 
-/// What the predictor found when it looked at windows again, some faults later: it learns by that. It is no count of
-/// what was used in the end, which there is one of.
+/// Results that the predictor found when it checked its windows again, some faults later, to learn
+/// from them. Final counts of use have separate counters.
 const LEARNED: [Counter; 2] = [Counter::PrefaultUsed, Counter::PrefaultUnused];
 
-/// Whether the counter counts some of the faults. A fault may map several pages around its own.
+/// Returns whether the counter counts a part of the faults. A fault may map several pages around
+/// its own.
 fn counts_faults(name: &str) -> bool {
     let of_faults = name.starts_with("spf") || name.starts_with("fault_");
     of_faults && name != Counter::AroundPage.name() || name == Counter::ReadFaultLocked.name()

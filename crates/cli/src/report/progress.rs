@@ -1,11 +1,11 @@
-//! Progress, on standard error: a bar on a terminal, a line a step elsewhere.
+//! Progress, on standard error: a bar on a terminal, otherwise a line for each step.
 
 use super::say;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// How far a command is.
+/// The progress of a command.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -13,18 +13,18 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of `steps` steps.
+    /// Creates the progress of `steps` steps.
     pub fn new(steps: u64) -> Self {
         Self::with(steps, true)
     }
 
-    /// As [`new`](Self::new), and silent if standard error is no terminal: for work that takes seconds
-    /// only with a large recording.
+    /// Creates the same as [`new`](Self::new), but silent if standard error is no terminal: for
+    /// work that takes seconds only with a large recording.
     pub fn on_terminal(steps: u64) -> Self {
         Self::with(steps, false)
     }
 
-    /// `lines` permits a line for each part.
+    /// Creates a progress. `lines` permits a line for each part.
     fn with(steps: u64, lines: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let plain = lines && !terminal;
@@ -41,7 +41,7 @@ impl Progress {
         Self { bar, plain }
     }
 
-    /// A part begins.
+    /// Begins a part.
     pub fn begin(&self, what: &str) {
         if self.plain {
             say!("{what} ...");
@@ -49,12 +49,12 @@ impl Progress {
         self.bar.set_message(what.to_owned());
     }
 
-    /// `steps` more are done.
+    /// Completes `steps` more steps.
     pub fn advance(&self, steps: u64) {
         self.bar.inc(steps);
     }
 
-    /// Prints something that stays, out of the bar's way.
+    /// Prints permanent output without disturbing the bar.
     pub fn print<E>(&self, print: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         self.bar.suspend(print)
     }

@@ -1,11 +1,11 @@
-//! The rates of one configuration's repetitions, and what they tell of its median.
+//! The rates of one configuration's repetitions, and the range of their median.
 
-/// Fewer repetitions tell nothing of the median.
+/// The smallest number of repetitions with a range of the median.
 const LEAST: usize = 3;
-/// Standard deviations on both sides of the middle that have 95 % of a normal distribution.
+/// Standard deviations on both sides of the middle that contain 95 % of a normal distribution.
 const SIDES: f64 = 1.96;
 
-/// Rates in the order in which they were measured.
+/// Rates in the order of measurement.
 #[derive(Clone, Debug)]
 pub struct Rates {
     measured: Vec<f64>,
@@ -13,19 +13,19 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Of what was `measured`.
+    /// Creates the rates from the `measured` values.
     pub fn new(measured: Vec<f64>) -> Self {
         let mut sorted = measured.clone();
         sorted.sort_by(f64::total_cmp);
         Self { measured, sorted }
     }
 
-    /// The one in the middle.
+    /// Returns the median.
     pub fn median(&self) -> Option<f64> {
         self.sorted.get(self.sorted.len() / 2).copied()
     }
 
-    /// Half the interquartile range, as a part of the median; 0 of nothing.
+    /// Returns half the interquartile range, as a fraction of the median; 0 without rates.
     pub fn spread(&self) -> f64 {
         let count = self.sorted.len();
         let quartiles = self.sorted.get(count / 4).zip(self.sorted.get(count * 3 / 4));
@@ -34,9 +34,11 @@ impl Rates {
             .map_or(0.0, |((low, high), median)| (high - low) / 2.0 / median.max(f64::MIN_POSITIVE))
     }
 
-    /// The range in which the median of all possible repetitions lies, in 95 of 100 cases: those of the sorted repetitions between which
-    /// a fair coin's heads, one toss a repetition, are in so many cases. It needs no assumption on how the rates are distributed.
-    /// With fewer than 6 repetitions it is all of them, in up to 94 of 100 cases. `None` of too few.
+    /// Returns the range of the true median, at a confidence of 95 %. Its ends are the sorted
+    /// repetitions whose ranks bound the number of heads of a fair coin with one toss per
+    /// repetition, at this confidence. The range needs no assumption on the distribution of the
+    /// rates. With fewer than 6 repetitions the range contains all repetitions, at a confidence of
+    /// up to 94 %. Returns `None` with too few repetitions.
     pub fn range(&self) -> Option<(f64, f64)> {
         let count = self.sorted.len();
         if count < LEAST {
@@ -48,13 +50,14 @@ impl Rates {
         Some((self.sorted[low], self.sorted[high]))
     }
 
-    /// Half that range, as a part of the median.
+    /// Returns half of this range, as a fraction of the median.
     pub fn uncertainty(&self) -> Option<f64> {
         let ((low, high), median) = self.range().zip(self.median())?;
         (median > 0.0).then(|| (high - low) / 2.0 / median)
     }
 
-    /// By how much the median of every other repetition differs from that of the rest, which are the same configuration: as a part of it.
+    /// Returns the relative difference between the medians of the even and the odd repetitions of
+    /// this configuration.
     pub fn halves(&self) -> Option<f64> {
         let every_other = |first| {
             Self::new(self.measured.iter().copied().skip(first).step_by(2).collect()).median()
@@ -73,24 +76,26 @@ mod tests {
     }
 
     #[test]
-    fn half_the_distance_of_the_quartiles() {
+    fn spread_is_half_the_interquartile_range() {
         assert_eq!(rates([1, 900, 90, 110, 100]).spread(), 0.1);
         assert_eq!(rates([]).spread(), 0.0);
     }
 
     #[test]
-    fn the_median_lies_in_the_range() {
+    fn range_contains_the_median() {
         assert_eq!(rates([3, 1]).range(), None);
         assert_eq!(rates([3, 1, 2]).range(), Some((1.0, 3.0)));
-        // The 8th to the 19th of 25 by the binomial distribution; by its approximation one more.
+        // The 8th to the 19th of 25 by the binomial distribution. The approximation is one rank
+        // wider.
         assert_eq!(rates(1..=25).range(), Some((7.0, 19.0)));
         assert_eq!(rates(1..=25).uncertainty(), Some(6.0 / 13.0));
         assert_eq!(rates([2; 9]).uncertainty(), Some(0.0));
     }
 
-    /// So many of a thousand medians of a known distribution are outside: at most 5 %.
+    /// Counts how many of a thousand medians of a known distribution are outside the range: at most
+    /// 5 %.
     #[test]
-    fn the_range_is_wide_enough() {
+    fn range_contains_95_percent_of_medians() {
         let mut state = 1u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -109,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_the_same_are_the_same() {
+    fn equal_halves_do_not_differ() {
         assert_eq!(rates([100, 110, 100, 110, 100]).halves(), Some(1.0 - 100.0 / 110.0));
         assert_eq!(rates([5; 8]).halves(), Some(0.0));
         assert_eq!(rates([5]).halves(), None);

@@ -1,4 +1,4 @@
-//! Tables, and the rows of counters that comparisons share.
+//! Tables, and the rows of counters shared by comparisons.
 
 use super::columns::Topic;
 use super::number::{grouped, percent};
@@ -8,7 +8,7 @@ use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use faultless::Counter;
 
-/// A table of words without lines, filled to the width of the terminal.
+/// Creates a table of words without lines, filled to the width of the terminal.
 pub fn plain() -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
@@ -18,11 +18,12 @@ pub fn plain() -> Table {
     table
 }
 
-/// A line below the head and no other.
+/// A single line below the head.
 const RULED: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// A table of numbers: the first column names, the others are aligned to the right.
+/// Creates a table of numbers. The first column has names, and the other columns are aligned to the
+/// right.
 pub fn numbers(head: &[String], style: Style) -> Table {
     let mut table = Table::new();
     table.load_style(if style.terminal { RULED } else { ASCII_MARKDOWN });
@@ -41,7 +42,7 @@ fn aligned(column: usize, text: String) -> Cell {
     Cell::new(text).set_alignment(side)
 }
 
-/// The counters that tell policies apart, in groups.
+/// The counters that differ between policies, in groups.
 const LOCKING: [(&str, &[Counter]); 5] = [
     ("", &[Counter::Faults, Counter::Spf]),
     (
@@ -86,7 +87,7 @@ const AHEAD: [(&str, &[Counter]); 1] = [(
     ],
 )];
 
-/// Adds the rows of the counters of `topic` that any of `columns` counted.
+/// Adds the rows for the counters of `topic` above 0 in any of `columns`.
 pub fn counters(table: &mut Table, topic: Topic, columns: &[&Sample]) {
     let groups = match topic {
         Topic::Locking => &LOCKING[..],

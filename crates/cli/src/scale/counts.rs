@@ -1,14 +1,14 @@
-//! Numbers of CPUs as they are given: `1,2,4..512`.
+//! Numbers of CPUs on the command line: `1,2,4..512`.
 
 use faultless::MAX_CPUS;
 use std::str::FromStr;
 
-/// Numbers of CPUs, in order, each once.
+/// Numbers of CPUs, in order, without repetition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts(pub Vec<usize>);
 
 impl Counts {
-    /// 1, 2, 4, and so on up to `most`, and `most`.
+    /// Returns 1, 2, 4, and so on up to `most`, and `most`.
     pub fn doubling(most: usize) -> Self {
         let mut counts: Vec<_> = powers(1, most).chain([most]).collect();
         counts.dedup();
@@ -16,7 +16,7 @@ impl Counts {
     }
 }
 
-/// `first`, twice that, and so on up to `last`.
+/// Returns `first`, its double, and so on up to `last`.
 fn powers(first: usize, last: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(first), |count| count.checked_mul(2))
         .take_while(move |count| *count <= last)

@@ -1,8 +1,8 @@
-//! `faultless scale`: a workload or a recording on more and more CPUs, simulated.
+//! `faultless scale`: a workload or a recording on increasing numbers of simulated CPUs.
 //!
-//! Each run has a virtual machine of its own (`faultless-virtual`), so that runs tell nothing of each other, and the figures of
-//! one are the same wherever it stands in the list. Ctrl-C leaves the run that is under way, and ends the list. With `--table` the
-//! list is a [published table](tables).
+//! Each run has a new virtual machine (`faultless-virtual`), so runs are independent, and the
+//! figures of a run do not depend on its position in the list. Ctrl-C aborts the current run, and
+//! ends the list. With `--table` the list is a [published table](tables).
 
 pub mod counts;
 pub mod page;
@@ -32,16 +32,17 @@ use std::path::Path;
 use std::sync::Arc;
 use subject::{Ran, Subject};
 
-/// Hot places that are kept of a run.
+/// The number of hot places kept for a run.
 const HOTTEST: usize = 10;
 
-/// One policy on one number of CPUs.
+/// The run of one policy on one number of CPUs.
 #[derive(Debug)]
 pub struct Point {
     policy: Locking,
     cpus: usize,
     ran: Ran,
-    /// Its rate by that of the same policy on the fewest CPUs, times what CPUs it has more; 1 is linear.
+    /// The rate relative to a linear increase from the rate of the same policy on the fewest CPUs;
+    /// 1 is linear.
     linear: f64,
     context: Context,
 }
@@ -51,28 +52,29 @@ pub struct Point {
 pub struct Scaled {
     name: String,
     unit: &'static str,
-    /// The profile: its name, and what it is.
+    /// The profile: its name, and its description in `profile`.
     machine: String,
     profile: String,
     /// The workload's parameters with the most CPUs.
     parameters: String,
-    /// Which schedule.
+    /// The number of the schedule.
     seed: u64,
     points: Vec<Point>,
 }
 
 impl Scaled {
-    /// Whether each run took faults, of which transfers are counted then.
+    /// Returns whether each run had faults. Transfers are then counted per fault.
     fn by_faults(&self) -> bool {
         self.points.iter().all(|point| point.ran.sample.faults > 0)
     }
 
-    /// Whether there are several numbers of CPUs: only then anything is linear.
+    /// Returns whether there are several numbers of CPUs, which allow a comparison with linear
+    /// scaling.
     fn scales(&self) -> bool {
         self.policies().any(|points| points.len() > 1)
     }
 
-    /// The points of each policy.
+    /// Returns the points of each policy.
     fn policies(&self) -> impl Iterator<Item = &[Point]> {
         self.points.chunk_by(|one, next| one.policy == next.policy)
     }
@@ -151,12 +153,12 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
-/// The policies that are compared.
+/// Returns the policies to compare.
 fn chosen(args: &ScaleArgs) -> Result<Vec<Locking>, CliError> {
     let of_knobs = args.set.set.iter().any(|assignment| assignment.locking().is_some());
     match &args.policies[..] {
         [] => {
-            // The newest first: it is what is asked about.
+            // The newest first, as the policy of main interest.
             let mut policies = policies(&args.set.set);
             policies.reverse();
             Ok(policies)
@@ -177,7 +179,7 @@ fn chosen(args: &ScaleArgs) -> Result<Vec<Locking>, CliError> {
     }
 }
 
-/// A remark on runs that have more CPUs than the profile's machine.
+/// Returns a remark on runs with more CPUs than the profile's machine.
 fn beyond(profile: &Profile, scaled: &Scaled) -> String {
     let most = scaled.points.iter().map(|point| point.cpus).max().unwrap_or(0);
     let has = profile.cpus();

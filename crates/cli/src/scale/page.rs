@@ -1,4 +1,4 @@
-//! What a scale came to, as a page.
+//! The results of a scale, as a page.
 
 use super::subject::Ran;
 use super::{Scaled, plot};
@@ -15,10 +15,10 @@ use faultless_virtual::rates::Operation;
 /// Picoseconds in a nanosecond.
 const NANOSECOND: f64 = 1000.0;
 
-/// The page.
+/// Creates the page.
 ///
 /// # Errors
-/// There is nothing to draw.
+/// There are no results to draw.
 pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
     let mut page = Page::new(format!("{}, simulated", scaled.name));
     let meaning =
@@ -45,7 +45,7 @@ pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
     Ok(page)
 }
 
-/// Nanoseconds of each operation by what they are spent on: a bar for each of `runs`.
+/// Draws the nanoseconds of each operation by purpose: a bar for each of `runs`.
 ///
 /// # Errors
 /// The library failed.
@@ -68,7 +68,8 @@ pub fn time(runs: &[(String, &Ran)], unit: &str, on: &str) -> Result<Picture, Cl
     bars(&frame, &Spent::ALL.map(Spent::name), &groups, true)
 }
 
-/// The distribution of what operations of a kind took, a line for each of `runs`; `None` where there are none.
+/// Draws the distribution of the times of operations of a kind, a line for each of `runs`; `None`
+/// without such operations.
 ///
 /// # Errors
 /// The library failed.

@@ -1,14 +1,14 @@
-//! The picture of a scale: throughput over CPUs, a line for each policy, both axes logarithmic.
+//! The plot of a scale: throughput over CPUs, a line for each policy, both axes logarithmic.
 
 use super::Scaled;
 use crate::error::CliError;
 use crate::html::plot::{Frame, Picture, Series, SeriesLabelPosition, lines, log_axis, values};
 use crate::report::number::label;
 
-/// Draws the picture: on white, or on the ground of a page.
+/// Draws the plot: on white, or on the background of a page.
 ///
 /// # Errors
-/// There is nothing to draw, or the library failed.
+/// There are no results to draw, or the library failed.
 pub fn draw(scaled: &Scaled, white: bool) -> Result<Picture, CliError> {
     let rates = || scaled.points.iter().map(|point| point.ran.sample.operation_rate());
     let cpus = || scaled.points.iter().map(|point| point.cpus as f64);

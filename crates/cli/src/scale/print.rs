@@ -8,7 +8,7 @@ use crate::report::{Style, table};
 use faultless_virtual::Spent;
 use std::io::Write;
 
-/// Prints all runs; the hottest lines of each, or of those with the most CPUs.
+/// Prints all runs, and the hottest lines of each run, or only of the runs with the most CPUs.
 pub fn print(
     out: &mut dyn Write,
     scaled: &Scaled,
@@ -103,7 +103,7 @@ fn figures(scaled: &Scaled, style: Style) -> comfy_table::Table {
     table
 }
 
-/// Where CPUs waited for lines of others.
+/// Prints the places at which CPUs waited for lines of other CPUs.
 fn hot(out: &mut dyn Write, point: &Point, unit: &str, style: Style) -> Result<(), CliError> {
     let cpus = plural(point.cpus as u64, "CPU");
     if point.ran.hottest.is_empty() {

@@ -1,7 +1,8 @@
-//! A recording on the virtual machine: each of its threads has a CPU of its own, and they wait for each other as in
-//! a [replay](crate::replay::engine) on the native one.
+//! A recording on the virtual machine: each of its threads has a separate CPU, and they wait for
+//! each other as in a [replay](crate::replay::engine) on the native machine.
 //!
-//! A CPU whose thread waits, has not begun or has ended does nothing: it runs no process, and its time is in no account.
+//! A CPU is idle while its thread waits, before the start of its thread, and after its end: the CPU
+//! runs no process, and its time is in no account.
 
 use crate::replay::act::{Departures, act};
 use crate::replay::engine::ReplayError;
@@ -11,12 +12,13 @@ use faultless_virtual::{Accounts, Idle, Process, Spent, Stop, ThreadStreams, Vir
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Looks for another thread before the process is left for the wait.
+/// The number of checks for another thread before the thread leaves its process to wait.
 const LOOKS: u32 = 64;
 /// Picoseconds in a second.
 const SECOND: f64 = 1e12;
 
-/// Replays `plan` on a machine that has run nothing else, with a CPU for each thread. What is counted is that of the whole replay.
+/// Replays `plan` on an unused machine, with a CPU for each thread. The counts include the whole
+/// replay.
 ///
 /// # Errors
 /// The first operation that failed.
@@ -55,7 +57,7 @@ pub fn replay(system: &Virtual, plan: &Plan) -> Result<Sample, ReplayError> {
     })
 }
 
-/// Why a thread leaves its process.
+/// The reason for a thread to leave its process.
 enum Pause {
     Wait(At),
     Exec,
@@ -67,7 +69,7 @@ struct Replay<'p> {
     plan: &'p Plan,
     /// Operations that each thread has completed.
     done: Vec<Cell<u32>>,
-    /// The process that a thread is to begin in.
+    /// The process in which a thread will start.
     begun: Vec<RefCell<Option<Rc<Process>>>>,
     departures: Departures,
     failure: RefCell<Option<ReplayError>>,
@@ -97,7 +99,7 @@ impl Replay<'_> {
         ReplayError { thread: (thread, name), op, why: why.to_string() }
     }
 
-    /// What one thread does; when it ended, or 0 if it never began.
+    /// Runs one thread. Returns the time of its end, or 0 if the thread never started.
     fn thread(&self, cpu: &Idle<'_>, number: u32) -> u64 {
         let begun = || self.begun[number as usize].take();
         let Some(mut process) = wait(cpu, || self.failed(), begun) else { return 0 };
@@ -142,7 +144,7 @@ impl Replay<'_> {
                         break;
                     }
                 }
-                // The old space goes with its last thread, which this one is.
+                // The old space is destroyed with its last thread, which is this thread.
                 Ok(Pause::Exec) => match cpu.process() {
                     Ok(empty) => {
                         end(cpu, std::mem::replace(&mut process, Rc::new(empty)));
@@ -154,7 +156,8 @@ impl Replay<'_> {
                         break;
                     }
                 },
-                // Before any waiting thread proceeds: other spaces share pages of this one.
+                // Before any waiting thread proceeds, because other spaces share pages of this
+                // space.
                 Ok(Pause::Exit) => {
                     end(cpu, process);
                     done.set(done.get() + 1);
@@ -182,7 +185,7 @@ impl Replay<'_> {
     }
 }
 
-/// Waits on a CPU without work until there is `what`; `None` where it was `stopped` before.
+/// Waits on an idle CPU until `what` returns a value; `None` if `stopped` returns true first.
 fn wait<R>(cpu: &Idle<'_>, stopped: impl Fn() -> bool, what: impl Fn() -> Option<R>) -> Option<R> {
     let mut looks = 0u32;
     loop {
@@ -197,7 +200,7 @@ fn wait<R>(cpu: &Idle<'_>, stopped: impl Fn() -> bool, what: impl Fn() -> Option
     }
 }
 
-/// A thread leaves its process; with the last one that ends.
+/// Removes a thread from its process. The last thread ends the process.
 fn end(cpu: &Idle<'_>, process: Rc<Process>) {
     if let Ok(last) = Rc::try_unwrap(process) {
         cpu.exit(last);

@@ -1,23 +1,24 @@
-//! How much each simulated CPU does where nothing is said about it: some hundred pages, or calls.
+//! The default amount of work of each simulated CPU: some hundred pages, or calls.
 //!
-//! A simulated fault takes the host microseconds, and a scale of 1 to 512 CPUs has a thousand CPUs for each policy. So what a CPU
-//! does is the same at each number of CPUs, and little: enough that what happens once (its first table, its first batch of frames)
-//! is a small part of it.
+//! A simulated fault takes microseconds on the host, and a scale of 1 to 512 CPUs has a thousand
+//! CPUs for each policy. The work of a CPU is therefore the same at each number of CPUs, and small.
+//! It is still large enough to make one-time work (the first table of a CPU, its first batch of
+//! frames) a small part.
 
 use crate::error::CliError;
 use faultless_workload::Workload;
 
-/// A parameter, and how much of it.
+/// A parameter, and its value.
 enum Amount {
     /// The same for any number of CPUs.
     Each(&'static str, &'static str),
-    /// So many KiB for each CPU: the workload's parameter is of all together.
+    /// KiB for each CPU, for a parameter that applies to all CPUs together.
     All(&'static str, u64),
 }
 
 use Amount::{All, Each};
 
-/// What a workload is given.
+/// The parameters of each workload.
 const SIZES: [(&str, &[Amount]); 20] = [
     ("pft", &[All("size", 1024)]),
     ("page_fault1", &[Each("size", "512K"), Each("passes", "2")]),
@@ -44,10 +45,10 @@ const SIZES: [(&str, &[Amount]); 20] = [
     ("llm", &[All("fast", 1024), Each("passes", "1")]),
 ];
 
-/// The workload `name` for `cpus` CPUs, with what is `given`.
+/// Returns the workload `name` for `cpus` CPUs, with the parameters `given`.
 ///
 /// # Errors
-/// What is wrong with what is given.
+/// Describes an invalid parameter.
 pub fn workload(name: &str, given: &[String], cpus: usize) -> Result<Workload, CliError> {
     let is_given = |param: &str| {
         given.iter().any(|argument| argument.split('=').next().is_some_and(|name| name == param))
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_workload_has_its_size_and_what_is_given_goes_before() {
+    fn given_parameters_take_precedence_over_default_sizes() {
         for info in faultless_workload::all() {
             assert!(SIZES.iter().any(|(name, _)| *name == info.name), "{}", info.name);
             for cpus in [1, 1024] {

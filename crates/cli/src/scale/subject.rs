@@ -1,4 +1,5 @@
-//! What is run on more and more simulated CPUs: a workload, with its own number of CPUs each time, or a recording, whose threads have one each.
+//! The subject that runs on increasing numbers of simulated CPUs: a workload, or a recording, whose
+//! threads have a CPU each.
 
 use super::counts::Counts;
 use super::recording;
@@ -21,20 +22,22 @@ use faultless_workload::{System, THREADS, Tiers, Workload, all};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the host keeps of a simulated page, in bytes, and of a CPU: tables of the machine and of the subsystem.
+/// Host memory of a simulated page and of a CPU, in bytes: tables of the machine and of the
+/// subsystem.
 const HOST_PER_PAGE: u64 = 160;
 const HOST_PER_CPU: u64 = 1 << 20;
-/// Memory that the machine has for each CPU beside what the program needs, in bytes: as much as lets CPUs keep blocks of free frames.
-/// Real ones have gigabytes, but the host keeps metadata of it.
+/// Memory of the machine for each CPU beyond the requirement of the program, in bytes: enough for
+/// CPUs to keep blocks of free frames. Real machines have gigabytes, but the host keeps metadata of
+/// all simulated memory.
 const MEMORY_PER_CPU: u64 = 128 << 20;
 
-/// The machine that is simulated where none is named.
+/// The default simulated machine.
 pub const PROFILE: &str = "two-socket";
 
-/// What is run.
+/// The subject of a run.
 #[derive(Debug)]
 pub enum Subject {
-    /// A workload, by name, with the parameters that the user gave.
+    /// A workload, by name, with the user's parameters.
     Workload(String, Vec<String>),
     /// A recording.
     Recording(Arc<Source>),
@@ -43,21 +46,21 @@ pub enum Subject {
 /// One run.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// What it came to, in simulated seconds.
+    /// The results, in simulated seconds.
     pub sample: Sample,
-    /// What the CPUs did.
+    /// The activity of the CPUs.
     pub accounts: Accounts,
-    /// Where they waited longest for lines.
+    /// The places of the longest waits for lines.
     pub hottest: Vec<HotPlace>,
-    /// What each operation took, in picoseconds, by kind.
+    /// The times of operations, in picoseconds, by kind.
     pub latencies: [Vec<u64>; Operation::ALL.len()],
 }
 
 impl Subject {
-    /// What `subject` names, with the parameters of a workload.
+    /// Finds the subject named `subject`, with the parameters of a workload.
     ///
     /// # Errors
-    /// There is no such thing, or it takes no such arguments.
+    /// No such subject exists, or it does not accept the parameters.
     pub fn find(subject: &Path, params: &[String]) -> Result<Self, CliError> {
         let name = subject.to_string_lossy();
         if all().iter().any(|info| info.name == name) {
@@ -83,7 +86,7 @@ impl Subject {
         )))
     }
 
-    /// As titles name it.
+    /// Returns the name in titles.
     pub fn name(&self) -> String {
         match self {
             Self::Workload(name, given) => {
@@ -94,10 +97,11 @@ impl Subject {
         }
     }
 
-    /// The parameters that a run on `cpus` CPUs has, as they are given; nothing for a recording, which has none.
+    /// Returns the parameters of a run on `cpus` CPUs, as on the command line; empty for a
+    /// recording.
     ///
     /// # Errors
-    /// What is wrong with the given ones.
+    /// Describes an invalid parameter.
     pub fn parameters(&self, cpus: usize) -> Result<String, CliError> {
         let Self::Workload(name, given) = self else { return Ok(String::new()) };
         let workload = sizes::workload(name, given, cpus)?;
@@ -106,7 +110,7 @@ impl Subject {
         Ok(words.collect::<Vec<_>>().join(" "))
     }
 
-    /// What it counts: a plural.
+    /// Returns the counted unit, in the plural.
     pub fn unit(&self) -> &'static str {
         match self {
             Self::Workload(name, _) => {
@@ -116,15 +120,15 @@ impl Subject {
         }
     }
 
-    /// The numbers of CPUs that it runs on.
+    /// Returns the numbers of CPUs for the runs.
     ///
     /// # Errors
-    /// The given ones do not go with it.
+    /// The given numbers do not fit the subject.
     pub fn counts(&self, given: Option<&Counts>, profile: &Profile) -> Result<Counts, CliError> {
         match self {
             Self::Workload(name, params) => {
                 let counts = given.cloned().unwrap_or_else(|| Counts::doubling(profile.cpus()));
-                // What is wrong with the parameters is said before anything runs.
+                // Invalid parameters are reported before the first run.
                 counts
                     .0
                     .iter()
@@ -149,10 +153,10 @@ impl Subject {
         }
     }
 
-    /// Runs it on a new machine; `None` as soon as the user asks to stop.
+    /// Runs the subject on a new machine; `None` as soon as the user requests a stop.
     ///
     /// # Errors
-    /// The host has too little memory; or what the run failed with.
+    /// The host has too little memory, or the run failed.
     pub fn run(
         self: &Arc<Self>,
         profile: &Profile,
@@ -160,13 +164,13 @@ impl Subject {
         seed: u64,
         settings: &Settings,
     ) -> Result<Option<(Ran, Context)>, CliError> {
-        // A machine stays on the thread that made it: this one has all of it.
+        // A machine stays on its thread, so the whole run is on one thread.
         let (subject, profile, settings) = (Arc::clone(self), profile.clone(), settings.clone());
         let run = move || subject.run_here(&profile, cpus, seed, &settings);
         interrupt::unless_requested(run).transpose()
     }
 
-    /// Runs it on this thread.
+    /// Runs the subject on this thread.
     fn run_here(
         &self,
         profile: &Profile,
@@ -205,7 +209,7 @@ impl Subject {
 }
 
 impl Ran {
-    /// On `system`, which has run nothing else.
+    /// Creates the results of a run on `system`, which has run no other subject.
     fn new(system: &Virtual, sample: Sample) -> Self {
         Self {
             sample,
@@ -215,20 +219,21 @@ impl Ran {
         }
     }
 
-    /// Line transfers for each fault, or each operation.
+    /// Returns the line transfers per fault, or per operation.
     pub fn transfers_each(&self, by_faults: bool) -> f64 {
         let count = if by_faults { self.sample.faults } else { self.sample.operations };
         self.accounts.transfers as f64 / count.max(1) as f64
     }
 
-    /// The share of their time that CPUs spent on each of [`Spent::ALL`](faultless_virtual::Spent::ALL), in percent.
+    /// Returns the share of CPU time of each of [`Spent::ALL`](faultless_virtual::Spent::ALL), in
+    /// percent.
     pub fn shares(&self) -> Vec<f64> {
         let all = self.accounts.spent.iter().sum::<u64>().max(1) as f64;
         self.accounts.spent.iter().map(|spent| 100.0 * *spent as f64 / all).collect()
     }
 }
 
-/// A machine with the memory that `workload` asks for, or that suffices for it.
+/// Creates a machine with the memory required by `workload`.
 ///
 /// # Errors
 /// As [`machine`].
@@ -244,7 +249,7 @@ pub fn machine_for(
     }
 }
 
-/// A machine for a program that needs `memory` bytes.
+/// Creates a machine for a program that needs `memory` bytes.
 ///
 /// # Errors
 /// The host has too little memory.
@@ -258,7 +263,7 @@ pub fn machine(
     of_memory(profile, cpus, Tiers { fast, slow: 0 }, seed)
 }
 
-/// What the host keeps of a simulated machine, in bytes.
+/// Returns the host memory of a simulated machine, in bytes.
 pub fn host_bytes(cpus: usize, memory: Tiers) -> u64 {
     memory.bytes() / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64
 }

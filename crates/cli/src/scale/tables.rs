@@ -1,7 +1,9 @@
-//! `faultless scale --table`: tables that others published, with simulated figures beside theirs.
+//! `faultless scale --table`: published tables, with simulated figures beside the published
+//! figures.
 //!
-//! The published machines are gone, or nobody told what they cost. So figures are to be compared by their ratio to a row of the same
-//! table, the *base*: the locking that the published change replaced. Each CPU does less than in the published runs, so that a table takes
+//! The published machines no longer exist, or their costs are unknown. Figures should therefore be
+//! compared by their ratio to a row of the same table, the *base*: the locking replaced by the
+//! published change. Each CPU does less work than in the published runs, so that a table takes
 //! minutes on one CPU of the host.
 
 use super::counts::Counts;
@@ -23,22 +25,22 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Arc;
 
-/// The workloads of the last table, as the paper has them.
+/// The workloads of the last table, in the order of the paper.
 const VMA: [&str; 5] =
     ["vma_mmap", "vma_mmap_touch", "vma_fault", "vma_unmap_untouched", "vma_unmap"];
 
 /// A published table.
 #[derive(Debug)]
 struct Table {
-    /// Its name on the command line.
+    /// The name on the command line.
     name: &'static str,
     title: &'static str,
-    /// What is not as in the published runs.
+    /// The differences from the published runs.
     differs: &'static str,
     rows: Vec<Row>,
 }
 
-/// A row: what is simulated, and what was published of it.
+/// A row: its simulation, and its published figure.
 #[derive(Debug)]
 struct Row {
     label: String,
@@ -53,7 +55,7 @@ struct Row {
     ratio: Option<Ratio>,
     /// The publication of the figure or the ratio.
     source: Option<String>,
-    /// How many rows before this one its base is.
+    /// The distance in rows to the base, which precedes this row.
     base: usize,
 }
 
@@ -62,7 +64,7 @@ struct Row {
 enum Ratio {
     Exactly(f64),
     AtLeast(f64),
-    /// Only the ends of the range of several rows were published.
+    /// The range of several rows, whose single ratios were not published.
     Between(f64, f64),
 }
 
@@ -106,7 +108,7 @@ impl Row {
         }
     }
 
-    /// The row is compared with the one that is so many before it.
+    /// Compares the row with the row `base` rows before it.
     fn against(self, base: usize) -> Self {
         Self { base, ..self }
     }
@@ -143,7 +145,7 @@ impl Figures {
     }
 }
 
-/// Returns the tables that `which` names, with the rows for the given numbers of CPUs.
+/// Returns the tables selected by `which`, with the rows for the given numbers of CPUs.
 ///
 /// # Errors
 /// No row has any of these numbers of CPUs.
@@ -165,7 +167,7 @@ fn chosen(which: TableArg, cpus: Option<&Counts>) -> Result<Vec<Table>, CliError
     Ok(tables)
 }
 
-/// The tables that `which` names.
+/// Returns the tables selected by `which`.
 fn tables(which: TableArg) -> Vec<Table> {
     let figures = Figures(published::all());
     let all = [
@@ -315,7 +317,7 @@ fn vma(figures: &Figures) -> Table {
     }
 }
 
-/// A ratio.
+/// Formats a ratio.
 fn times(ratio: f64) -> String {
     let places = if ratio < 10.0 { 2 } else { 0 };
     format!("{ratio:.places$}x")
@@ -422,7 +424,7 @@ fn write(
     }
 }
 
-/// Prints the rows of a table that have run.
+/// Prints the completed rows of a table.
 fn print(
     out: &mut dyn Write,
     of: &Table,
@@ -459,7 +461,7 @@ fn print(
     Ok(())
 }
 
-/// Prints the CPU time of each row by purpose, its faults and its cache lines, for each unit.
+/// Prints the CPU time of each row by purpose, its faults and its cache lines, per unit.
 fn details(
     out: &mut dyn Write,
     of: &Table,
@@ -524,7 +526,7 @@ mod tests {
         assert_eq!(figures(TableArg::Vma), 5 + 2 + 5);
     }
 
-    /// A run of `operations` in a second.
+    /// Returns a run of `operations` in a second.
     fn ran(operations: u64) -> Option<Ran> {
         let counters = Vec::new();
         let (faults, wall, user, system) = (operations, 1.0, 0.0, 0.0);
@@ -556,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn chosen_numbers_of_cpus_keep_rows_with_their_bases() {
+    fn selected_cpus_keep_rows_with_their_bases() {
         let chosen = |which, cpus: &str| chosen(which, Some(&cpus.parse().expect("numbers")));
         let prefault = chosen(TableArg::Prefault, "1,64..128").expect("it has such rows");
         let cpus: Vec<_> = prefault[0].rows.iter().map(|row| row.cpus).collect();

@@ -1,4 +1,4 @@
-//! What pages of anonymous memory cost with prefault, and on pre-zeroed frames.
+//! The cost of pages of anonymous memory with prefault, and on pre-zeroed frames.
 
 use super::figures::{Figure, show};
 use super::{Done, Side, of};
@@ -8,10 +8,10 @@ use crate::settings::Ahead;
 use faultless_boot::linux::Stock;
 use std::io::Write;
 
-/// The figures that it changes.
+/// The figures that prefault changes.
 pub const ROWS: [&str; 3] = ["anon_write_fault", "anon_munmap_page", "anon_mmap_touch_munmap_page"];
 
-/// Prints them: a column a regime, with the part of the first that it comes to.
+/// Prints the figures, with a column for each regime and its ratio to the first.
 pub fn tell(
     out: &mut dyn Write,
     done: &[Done],
@@ -23,7 +23,7 @@ pub fn tell(
     let ours = |ahead: &Ahead| of(done, Side::Ours, "rows", 1, *ahead);
     let columns: Vec<_> = regimes.iter().map(ours).collect();
     let known = |name: &str| columns.iter().skip(1).any(|figures| value(figures, name).is_some());
-    // Without a figure with prefault there is nothing that the rows have not told.
+    // Without a figure with prefault, the rows contain all results.
     if !ROWS.into_iter().any(known) {
         return Ok(());
     }

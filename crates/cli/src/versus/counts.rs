@@ -7,9 +7,10 @@ use crate::report::{Style, table};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Phase {
     name: String,
-    /// Whether a CPU other than the one that changes a mapping can hold a translation of it.
+    /// Whether another CPU than the one that changes a mapping can hold a translation of the
+    /// mapping.
     may_shoot: bool,
-    /// What was counted of what: on ours, on Linux.
+    /// The counts on the bare machine and on Linux.
     operations: Sides,
     faults: Sides,
     shootdowns: Sides,
@@ -18,8 +19,8 @@ pub struct Phase {
 type Sides = [Option<f64>; 2];
 
 impl Phase {
-    /// Whether there was no shootdown where none is needed, and elsewhere no more than on Linux, nor more
-    /// faults; `None` where a count is missing.
+    /// Returns whether the phase meets its target: no more faults than on Linux, and no shootdown
+    /// if none is necessary, otherwise no more than on Linux. `None` if a count is missing.
     fn met(&self) -> Option<bool> {
         let within = |[ours, linux]: Sides| Some(ours? <= linux?);
         let shootdowns = if self.may_shoot {
@@ -31,7 +32,7 @@ impl Phase {
     }
 }
 
-/// The phases that both kernels, or one of them, came to.
+/// Returns the phases reached by at least one of the kernels.
 pub fn phases(ours: &[Figure], linux: &[Figure]) -> Vec<Phase> {
     let sides = [ours, linux];
     let mut names: Vec<&str> = Vec::new();
@@ -58,7 +59,7 @@ pub fn phases(ours: &[Figure], linux: &[Figure]) -> Vec<Phase> {
     names.into_iter().map(phase).collect()
 }
 
-/// The phases side by side, and how many miss their target.
+/// Returns the phases side by side, and the number that miss their target.
 pub fn tell(phases: &[Phase], linux: &str, style: Style) -> (String, usize) {
     let head = [
         "phase",
@@ -100,7 +101,7 @@ mod tests {
     use crate::versus::figures::figures;
 
     #[test]
-    fn a_phase_misses_what_it_is_held_to() {
+    fn phases_are_checked_against_their_targets() {
         let counts = |faults: u32, shot: u32, may: u32| {
             figures(&format!(
                 "count a operations 5\ncount a pgfault {faults}\ncount a shootdowns {shot}\n\

@@ -1,17 +1,17 @@
-//! Work that Linux does in these figures and the bare kernel does not, as the booted kernel reports
-//! it.
+//! Work included in the figures of Linux and not of the bare kernel, as reported by the booted
+//! kernel.
 
 use super::LinuxRun;
 use crate::error::CliError;
 use crate::report::{Style, filled, table};
 use std::io::Write;
 
-/// Work that every configuration of this Linux does.
+/// Work of every configuration of this Linux.
 const ALWAYS: &str = "Always active on Linux, and without a switch: NUMA policy of each page, the lists and marks of reclaim, accounting per \
     process and zone, and the tick of the scheduler. The bare kernel has none of the work in this table. Both kernels zero a page with the same \
     512 stores of `rep stosq`.";
 
-/// The facts that a program printed: lines of `fact NAME TEXT`.
+/// Parses the facts printed by a program: lines of `fact NAME TEXT`.
 pub fn facts(text: &str) -> Vec<(String, String)> {
     let fact = |line: &str| {
         let (name, text) = line.trim().strip_prefix("fact ")?.split_once(' ')?;
@@ -28,7 +28,7 @@ impl<'a> Facts<'a> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, text)| text.as_str())
     }
 
-    /// The rest of the word of `name` that begins with `start`.
+    /// Returns the rest of the word of `name` that begins with `start`.
     fn word(&self, name: &str, start: &str) -> Option<&'a str> {
         let words = self.get(name)?.split([' ', ',']);
         words.map(str::trim).find_map(|word| word.strip_prefix(start))
@@ -37,7 +37,7 @@ impl<'a> Facts<'a> {
 
 const UNKNOWN: &str = "not known";
 
-/// A name of a kind of work, the place in which Linux reports it, and the state in a kernel's
+/// The name of a kind of work, the place in which Linux reports it, and the state in a kernel's
 /// facts.
 type Work = (&'static str, &'static str, fn(&Facts<'_>) -> String);
 
@@ -118,13 +118,12 @@ pub fn print(
     Ok(())
 }
 
-/// Returns the vulnerabilities that any kernel mitigates, with their places, in order of their
-/// names.
+/// Returns the vulnerabilities mitigated by any kernel, with their places, in order of their names.
 fn mitigated(kernels: &[(&str, Facts<'_>)]) -> Vec<(String, String)> {
     let mut names: Vec<String> = Vec::new();
     for (name, text) in kernels.iter().flat_map(|(_, facts)| facts.0) {
         let Some(name) = name.strip_prefix("cpu.") else { continue };
-        // KPTI has a row of its own.
+        // KPTI has a separate row.
         if name != "meltdown" && text.contains("Mitigation") && !names.iter().any(|it| it == name) {
             names.push(name.to_owned());
         }
@@ -137,7 +136,7 @@ fn mitigated(kernels: &[(&str, Facts<'_>)]) -> Vec<(String, String)> {
     names.into_iter().map(with_place).collect()
 }
 
-/// Returns the state of a mitigation in lines that a column of the table has room for.
+/// Returns the state of a mitigation, in lines that fit in a column of the table.
 fn mitigation(text: &str, style: Style) -> String {
     let text = text.replace("Mitigation: ", "active: ").replace("Vulnerable", "off: vulnerable");
     filled(&text, (style.width / 3).clamp(24, 44)).replace("\n  ", "\n")
@@ -179,7 +178,7 @@ fact numa_balancing 0\r
     }
 
     #[test]
-    fn each_kind_of_work_has_its_state_on_each_kernel() {
+    fn work_has_a_state_on_each_kernel() {
         let less = DEFAULT
             .replace("memcg 1", "memcg 0")
             .replace("Mitigation: Retpolines; STIBP: disabled", "Vulnerable; STIBP: disabled");
@@ -202,7 +201,7 @@ fact numa_balancing 0\r
     }
 
     #[test]
-    fn a_fact_that_is_not_published_is_not_known() {
+    fn missing_facts_are_printed_as_not_known() {
         let text = printed(["fact memcg 0", ""]);
         assert!(text.contains(" off |") && text.contains("not known"), "{text}");
         assert_eq!(printed(["", "row x 1 per_page"]), "", "no facts, no table");

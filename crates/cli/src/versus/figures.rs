@@ -1,20 +1,20 @@
-//! The figures that a measuring program prints, one a line: `row NAME VALUE UNIT`, or `count NAME UNIT VALUE`
-//! where the unit is what was counted.
+//! The figures printed by a measuring program, one per line: `row NAME VALUE UNIT`, or
+//! `count NAME UNIT VALUE` with the counted thing as unit.
 
 use crate::report::number::grouped;
 
 /// A figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// What of: `anon_write_fault`.
+    /// The name, such as `anon_write_fault`.
     pub name: String,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// For how much: `per_page`; or what is counted.
+    /// The unit, such as `per_page`, or the counted thing.
     pub unit: String,
 }
 
-/// All figures in what a program printed; a console has other lines, too.
+/// Returns all figures in the output of a program. A console has other lines, too.
 pub fn figures(text: &str) -> Vec<Figure> {
     text.lines().filter_map(figure).collect()
 }
@@ -47,7 +47,7 @@ impl Value {
         values.sort_by(f64::total_cmp);
         let (first, last) = (*values.first()?, *values.last()?);
         let middle = values.len() / 2;
-        // The mean of the two in the middle, if no value is in the middle.
+        // The mean of the two middle values for an even number of values.
         let median = f64::midpoint(values[middle], values[values.len() - 1 - middle]);
         Some(Self { median, range: (first, last) })
     }
@@ -66,34 +66,34 @@ impl Value {
 /// A figure of both kernels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// What of.
+    /// The name of the figure.
     pub name: String,
-    /// For how much, in words.
+    /// The unit, in words.
     pub unit: String,
-    /// On the bare machine, if it came so far.
+    /// The value on the bare machine, if measured.
     pub ours: Option<Value>,
-    /// On Linux.
+    /// The value on Linux.
     pub linux: Option<Value>,
-    /// On Linux without mitigations and memory cgroups.
+    /// The value on Linux without mitigations and memory cgroups.
     pub reduced: Option<Value>,
 }
 
 impl Pair {
-    /// Returns the ratio of our median to that of `other`.
+    /// Returns the ratio of the bare machine's median to the median of `other`.
     pub fn ratio(&self, other: Option<Value>) -> Option<f64> {
         Some(self.ours?.median / other.filter(|other| other.median > 0.0)?.median)
     }
 
-    /// Returns whether our median is at most one `part`th of Linux's, or `None` if one of them is
-    /// missing.
+    /// Returns whether the bare machine's median is at most one `part`th of Linux's, or `None` if a
+    /// value is missing.
     pub fn within(&self, part: f64) -> Option<bool> {
         self.ours.zip(self.linux).map(|(ours, linux)| ours.median * part <= linux.median)
     }
 }
 
-/// Returns the figures side by side, in Linux's order, then those of the bare machine alone. Each
-/// of `sides`, which are the bare machine, Linux and the reduced Linux, has the figures of its
-/// runs.
+/// Returns the figures side by side, in Linux's order, followed by figures of the bare machine
+/// only. `sides` contains the figures of all runs of the bare machine, of Linux and of the reduced
+/// Linux.
 pub fn pairs(sides: &[Vec<&[Figure]>; 3]) -> Vec<Pair> {
     let value = |runs: &[&[Figure]], of: &Figure| {
         let same = |figure: &&Figure| figure.name == of.name && figure.unit == of.unit;
@@ -117,7 +117,7 @@ pub fn pairs(sides: &[Vec<&[Figure]>; 3]) -> Vec<Pair> {
     all.into_iter().map(pair).collect()
 }
 
-/// Whether a target is met, as tables tell it; `-` where that is not known.
+/// Returns the text of a verdict on a target; `-` if the result is unknown.
 pub fn verdict(met: Option<bool>) -> &'static str {
     match met {
         Some(true) => "yes",
@@ -126,17 +126,17 @@ pub fn verdict(met: Option<bool>) -> &'static str {
     }
 }
 
-/// The name of a row as tables show it.
+/// Returns the name of a row in tables.
 fn title(name: &str) -> String {
     match name {
-        // Linux splits and joins no node of its tree here.
+        // Linux splits and joins no node of its tree in this row.
         "mprotect_pair_roomy" => "mprotect pair, free slots in Linux's VMA tree".to_owned(),
         "text_read" => "text read (huge pages here, base pages on Linux)".to_owned(),
         _ => name.replace('_', " "),
     }
 }
 
-/// A value as people read it: whole numbers whole, others with one place.
+/// Formats a value for people: whole numbers without decimals, others with one decimal.
 pub fn show(value: Option<f64>) -> String {
     let Some(value) = value else { return "-".to_owned() };
     let whole = grouped(value.abs().trunc() as u64);
@@ -144,7 +144,7 @@ pub fn show(value: Option<f64>) -> String {
     let tenths = (value.abs().fract() * 10.0).round() as u64;
     match tenths {
         0 => format!("{sign}{whole}"),
-        // It rounds up to the next whole number.
+        // Rounds up to the next whole number.
         10 => format!("{sign}{}", grouped(value.abs().trunc() as u64 + 1)),
         tenths => format!("{sign}{whole}.{tenths}"),
     }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_found_among_a_kernels_lines() {
+    fn figures_are_parsed_among_kernel_messages() {
         let found = figures(
             "[    1.436543] /dev/root: row of disks\r\nrow anon_write_fault 3627.2 per_page\r\n\
              row x NaN per_page\nrow x 1\nrow x 1 per_page more\nrows x 1 per_page\nrow getppid 336 per_call",
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_third_is_a_third_and_nothing_is_not_a_third() {
+    fn within_compares_with_a_part_of_linux() {
         let figure =
             |name: &str, value| Figure { name: name.into(), value, unit: "per_page".into() };
         let ours = [figure("a_b", 100.0), figure("c", 100.1), figure("mine", 1.0)];
@@ -187,10 +187,10 @@ mod tests {
         assert_eq!(pairs[0].reduced, None);
     }
 
-    /// The row that was published as 0.29 with the top of Linux's range, and printed as 0.369 with
+    /// This row was published as 0.29, with the top of Linux's range, and printed as 0.369, with
     /// the bottom.
     #[test]
-    fn a_row_that_varies_has_its_median_and_its_range() {
+    fn varying_row_has_a_median_and_a_range() {
         let run = |value| [Figure { name: "swap_in_page".into(), value, unit: "per_page".into() }];
         let ours = [9000.0, 9288.4, 9300.0].map(run);
         let linux = [31850.1, 25486.7, 29000.0, 28000.0].map(run);
@@ -208,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn the_row_of_text_tells_that_its_pages_differ() {
+    fn title_of_text_row_names_the_page_sizes() {
         let text = [Figure { name: "text_read".into(), value: 63.3, unit: "per_page".into() }];
         let pairs = pairs(&[vec![&text], Vec::new(), Vec::new()]);
         assert!(pairs[0].name.contains("huge pages here, base pages on Linux"), "{pairs:?}");
     }
 
     #[test]
-    fn values_are_shown_with_a_place_where_they_have_one() {
+    fn values_are_shown_with_at_most_one_decimal() {
         let shown = [Some(3627.24), Some(336.0), Some(1_860_593.04), Some(0.96), Some(-1.5), None]
             .map(show);
         assert_eq!(shown, ["3,627.2", "336", "1,860,593", "1", "-1.5", "-"]);

@@ -1,13 +1,13 @@
-//! `faultless versus`: the same program files on the bare machine and on a stock Linux, in the same
-//! QEMU, on a clock that counts instructions.
+//! `faultless versus`: the same program files on the bare machine and on a stock Linux, in the
+//! same QEMU, with a clock that counts instructions.
 //!
-//! `rows` measures what faults and calls cost with one CPU; `counts` counts faults and shootdowns
-//! with several; `reclaim` measures pages that are read from a disk, leave memory and move;
-//! prefault is off in all. Then the rows of anonymous memory come again, with prefault, and on
-//! pre-zeroed frames. Each boot is independent, so boots run in parallel on the host's CPUs.
-//! Figures of disks vary from boot to boot: their boots are repeated, and the median counts. The
-//! rows are also measured on a Linux that is booted without mitigations and memory cgroups, and
-//! each Linux reports its work that the bare kernel does not do ([`facts`]).
+//! `rows` measures the cost of faults and calls with one CPU. `counts` counts faults and shootdowns
+//! with several CPUs. `reclaim` measures pages that are read from a disk, evicted or moved.
+//! Prefault is off in all three. The rows of anonymous memory are then repeated with prefault, and
+//! on pre-zeroed frames. Each boot is independent, so boots run in parallel on the host's CPUs.
+//! Figures of disks vary between boots: these boots are repeated, and the median counts. The rows
+//! are also measured on a Linux booted without mitigations and memory cgroups. Each Linux reports
+//! its work that the bare kernel does not do ([`facts`]).
 
 mod ahead;
 mod counts;
@@ -34,13 +34,14 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Memory of either machine, and its CPU: without fast strings, both kernels count the same steps to zero a page.
+/// Memory of either machine, and its CPU. Without fast strings, both kernels use the same counted
+/// steps to zero a page.
 const MEMORY: u64 = 1 << 30;
 const CPU: &str = "max,-erms";
-/// A boot that takes longer does not end at all.
+/// The timeout of a boot.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The words that the kernel of [`LinuxRun::Reduced`] is booted with.
+/// The boot parameters of [`LinuxRun::Reduced`].
 const REDUCED: [&str; 2] = ["mitigations=off", "cgroup_disable=memory"];
 
 /// An explanation of the second Linux and of repeated boots.
@@ -49,15 +50,17 @@ The target is a third of the first Linux. The second Linux is the same kernel wi
 between the two is the cost of that work. A figure with a range is the median of several boots (--runs), with the least and the most:
 such figures depend on the time that the host's disk takes.";
 
-/// What the counts are.
+/// An explanation of the counts.
 const COUNTED: &str = "\
 Faults are `pgfault` of /proc/vmstat; the target is no more than on Linux. Shootdowns are requests that made
 another CPU drop translations, the row TLB of /proc/interrupts; where the target is `none`, no other CPU can
 hold a translation of the changed pages.";
 
-/// Frames of the pool of pre-zeroed ones, where there is one: twice what a pass of a row touches.
+/// Frames of the pool of pre-zeroed frames, if there is a pool: twice the number touched by a pass
+/// of a row.
 const POOL: u64 = 16384;
-/// How long the machine is idle before each such pass, in milliseconds of its own: enough to fill the pool.
+/// The idle time of the machine before each such pass, in milliseconds of its own clock: enough to
+/// fill the pool.
 const REST: u64 = 100;
 
 /// A kernel to run under.
@@ -94,14 +97,14 @@ struct Job {
     run: u16,
 }
 
-/// What came of a boot: the figures it printed, and what went wrong.
+/// The result of a boot: its figures, and its error.
 struct Done {
     side: Side,
     program: &'static str,
     cpus: u16,
     ahead: Ahead,
     part: Part,
-    /// What the program was given.
+    /// The arguments of the program.
     args: Vec<String>,
     /// The knobs, on the bare machine.
     set: Vec<String>,
@@ -113,7 +116,7 @@ struct Done {
     trouble: Option<String>,
 }
 
-/// Compares.
+/// Runs the comparison.
 pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     Machine::ready()?;
     let (rows, reclaim, counts) = (guest("rows")?, guest("reclaim")?, guest("counts")?);
@@ -193,7 +196,7 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The kernel to compare with.
+/// Returns the kernel to compare with.
 fn stock(args: &VersusArgs, progress: &Progress) -> Result<Stock, CliError> {
     if let Some(file) = &args.kernel {
         return Ok(Stock::file(file)?);
@@ -203,11 +206,12 @@ fn stock(args: &VersusArgs, progress: &Progress) -> Result<Stock, CliError> {
         return Ok(complete);
     }
     progress.begin("downloading Debian's kernel package (100 MB, once)");
-    // An earlier version kept the image without the drivers; most rows need no more.
+    // An earlier version cached the image without the drivers, which most rows do not need.
     Ok(Stock::download().or_else(|error| cached.ok_or(error))?)
 }
 
-/// Does all jobs, as many at a time as the host has CPUs; in the order of the jobs.
+/// Runs all jobs, in parallel on the CPUs of the host. Returns the results in the order of the
+/// jobs.
 fn boot_all(
     jobs: VecDeque<Job>,
     args: &VersusArgs,
@@ -244,7 +248,7 @@ fn boot_all(
     done.into_iter().map(|(_, done)| done).collect()
 }
 
-/// Does one job; what goes wrong is part of the result, beside the figures that came before.
+/// Runs one job. An error is part of the result, beside the figures before the error.
 fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     let mut program = Program::guest(job.program).args(job.args());
     let files = job.part.files().ok().flatten();
@@ -315,7 +319,8 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
 }
 
 impl Job {
-    /// The program's arguments: with prefault it measures only the rows that prefault changes.
+    /// Returns the program's arguments. With prefault the program measures only the rows affected
+    /// by prefault.
     fn args(&self) -> Vec<String> {
         let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
         let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
@@ -324,7 +329,7 @@ impl Job {
         only.into_iter().chain(rest).chain(self.part.args(self.side)).chain(facts).collect()
     }
 
-    /// The knobs that the bare machine is started with: the user's, then what the job is about.
+    /// Returns the knobs of the bare machine: the user's, followed by those of the job.
     fn set(&self, args: &VersusArgs) -> Vec<String> {
         let mut set: Vec<_> = args.set.set.iter().map(|set| set.text().to_owned()).collect();
         set.push(format!("prefault_max_order={}", self.ahead.order));
@@ -334,16 +339,16 @@ impl Job {
         set
     }
 
-    /// The words that the bare machine is started with besides.
+    /// Returns all boot parameters of the bare machine.
     fn words(&self, args: &VersusArgs) -> Vec<String> {
         let sets = self.set(args).into_iter().map(|set| format!("set={set}"));
-        // As Linux, if it has several nodes.
+        // The same parameter as for Linux, with several nodes.
         let stay = self.part.nodes().are_several().then(|| "numa_balancing=disable".to_owned());
         sets.chain(stay).collect()
     }
 }
 
-/// The figures of a program on a side.
+/// Returns the figures of a program on a side.
 fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) -> &'a [Figure] {
     let wanted = (side, program, cpus, ahead, Part::Plain);
     let same = |done: &&Done| (done.side, done.program, done.cpus, done.ahead, done.part) == wanted;
@@ -362,7 +367,7 @@ fn pairs_of(done: &[Done], part: Part) -> Vec<Pair> {
     figures::pairs(&runs)
 }
 
-/// A table of rows, and how many of them miss their target.
+/// Returns a table of rows, and the number of rows that miss their target.
 fn table_of(pairs: &[Pair], stock: &Stock, style: Style) -> (String, usize) {
     let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
     let less = [facts::column(&stock.name, LinuxRun::Reduced), "ratio".to_owned()];
@@ -381,7 +386,7 @@ fn table_of(pairs: &[Pair], stock: &Stock, style: Style) -> (String, usize) {
     (table.to_string(), missed)
 }
 
-/// Prints what faults and calls cost; how many rows miss their target.
+/// Prints the cost of faults and calls. Returns the number of rows that miss their target.
 fn tell_rows(
     out: &mut dyn Write,
     done: &[Done],
@@ -401,7 +406,7 @@ fn tell_rows(
     Ok(missed)
 }
 
-/// Prints what several CPUs counted; how many phases miss their target.
+/// Prints the counts of several CPUs. Returns the number of phases that miss their target.
 fn tell_counts(
     out: &mut dyn Write,
     done: &[Done],
@@ -424,7 +429,7 @@ fn tell_counts(
 fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliError> {
     let (machine, setting, knobs) = match done.side {
         Side::Ours => {
-            // They were understood before the boot.
+            // Parsed successfully before the boot.
             let set: Vec<Assignment> = done.set.iter().filter_map(|it| it.parse().ok()).collect();
             ("bare".to_owned(), done.set.join(","), Settings::new(&set).knobs())
         }

@@ -1,4 +1,5 @@
-//! What a boot measures, by what its machine has: a disk, a swap disk, two nodes of memory, or nothing of these.
+//! The parts of the comparison, by the hardware of the machine: a disk, a swap disk, two memory
+//! nodes, or none of these.
 
 use super::{Done, MEMORY, Side, pairs_of, table_of};
 use crate::error::CliError;
@@ -10,31 +11,31 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// The rows that a boot measures.
+/// The rows measured by a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Those that every machine can measure.
+    /// Rows for any machine.
     Plain,
     /// Pages of a file on a disk: major faults, and eviction.
     Disk,
-    /// Private pages that leave memory for a swap disk, and come back.
+    /// Private pages that are swapped out and in.
     Swap,
-    /// Pages that move between two nodes of memory.
+    /// Pages that move between two memory nodes.
     Nodes,
-    /// Pages that move so that free ones come together.
+    /// Pages that move in memory compaction.
     Compact,
 }
 
-/// The file that a disk has, and how large that is: enough for the passes.
+/// The file on the disk, and its size in bytes: enough for the passes.
 const UNREAD: &str = "unread";
 const UNREAD_BYTES: u64 = 24 << 20;
-/// The memory of a machine whose pages leave it, and its swap disk.
+/// The memory of a machine that swaps.
 const SCARCE: u64 = 192 << 20;
-/// The memory of a machine that is compacted.
+/// The memory of a machine that is compacted. `AREA` is the size of the swap disk.
 const SMALL: u64 = 512 << 20;
 const AREA: u64 = 512 << 20;
 
-/// What the figures are.
+/// An explanation of the figures.
 const DISK: &str = "\
 A major fault reads 32 pages from a virtio disk: the bare kernel from a file on its disk (virtio over MMIO), Linux from the disk itself,
 /dev/vda (virtio over PCI, the driver virtio_blk loaded as a module), so without a file system; each by its default read-ahead. The disk's
@@ -55,15 +56,15 @@ A process has touched three quarters of memory (machines of 512 MiB) and given b
 /proc/sys/vm/compact_memory. What that takes, divided by the pages that move (pgmigrate_success).";
 
 impl Part {
-    /// Those that come after the plain rows, in the order in which they are told.
+    /// The parts after the plain rows, in the order of their output.
     pub const MORE: [Self; 4] = [Self::Nodes, Self::Compact, Self::Disk, Self::Swap];
 
-    /// The machine's nodes of memory.
+    /// Returns the machine's memory nodes.
     pub fn nodes(self) -> Nodes {
         if self == Self::Nodes { Nodes::two() } else { Nodes::default() }
     }
 
-    /// The machine's memory in bytes.
+    /// Returns the machine's memory in bytes.
     pub const fn memory(self) -> u64 {
         match self {
             Self::Swap => SCARCE,
@@ -72,12 +73,12 @@ impl Part {
         }
     }
 
-    /// The bytes of its swap disk.
+    /// Returns the size of its swap disk in bytes.
     pub fn swap(self) -> Option<u64> {
         (self == Self::Swap).then_some(AREA)
     }
 
-    /// A directory with the file that its disk has.
+    /// Creates a directory with the file on its disk.
     pub fn files(self) -> io::Result<Option<TempDir>> {
         if self != Self::Disk {
             return Ok(None);
@@ -87,22 +88,22 @@ impl Part {
         Ok(Some(directory))
     }
 
-    /// Whether its figures vary from boot to boot, with the time that the host's disk takes.
+    /// Returns whether the figures vary between boots, with the time of the host's disk.
     pub const fn varies(self) -> bool {
         self.needs_disk()
     }
 
-    /// Whether a kernel without drivers for disks can measure them.
+    /// Returns whether the figures need a kernel with drivers for disks.
     const fn needs_disk(self) -> bool {
         matches!(self, Self::Disk | Self::Swap)
     }
 
-    /// Whether `stock` can measure them.
+    /// Returns whether `stock` can measure this part.
     pub fn fits(self, stock: &Stock) -> bool {
         !self.needs_disk() || stock.reads_disks()
     }
 
-    /// The program's arguments.
+    /// Returns the program's arguments.
     pub fn args(self, side: Side) -> Vec<String> {
         let word = match (self, side) {
             (Self::Plain, _) => return Vec::new(),
@@ -117,7 +118,7 @@ impl Part {
         [word].into_iter().chain(few).collect()
     }
 
-    /// What its figures are.
+    /// Returns the explanation of the figures.
     const fn explained(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -128,7 +129,7 @@ impl Part {
         }
     }
 
-    /// Prints what was measured; how many rows miss their target.
+    /// Prints the measurements. Returns the number of rows that miss their target.
     pub fn tell(
         self,
         out: &mut dyn Write,
@@ -154,7 +155,7 @@ impl Part {
     }
 }
 
-/// The file in its directory.
+/// Returns the file in its directory.
 pub fn image(directory: &TempDir) -> PathBuf {
     directory.path().join(UNREAD)
 }
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use crate::settings::Ahead;
 
-    /// What is told, and what misses its target, with a kernel that was given as a file.
+    /// Returns the output and the number of missed targets, with a kernel given as a file.
     fn told(done: &[Done]) -> (String, usize) {
         let directory = tempfile::tempdir().expect("a directory");
         let kernel = directory.path().join("vmlinuz-6.12.1");
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_drivers_is_not_measured_and_fails_nothing() {
+    fn kernel_without_disk_drivers_skips_disk_rows() {
         assert_eq!(told(&[]), (String::new(), 0), "a row that nobody measured");
         let done = Done {
             side: Side::Ours,
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_as_large_as_the_passes_need() {
+    fn disk_file_suffices_for_the_passes() {
         let directory = Part::Disk.files().expect("made").expect("it has one");
         assert_eq!(std::fs::metadata(image(&directory)).expect("there").len(), UNREAD_BYTES);
     }

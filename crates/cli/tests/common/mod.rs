@@ -1,4 +1,4 @@
-//! Running the command and looking at what it says.
+//! Runs the command and checks its output.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -8,14 +8,14 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What `faultless` with these arguments came to.
+/// The result of `faultless` with some arguments.
 pub struct Ran {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-/// `faultless` with these arguments.
+/// Returns the command `faultless` with these arguments.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_faultless"));
     command.args(args);
@@ -27,8 +27,8 @@ pub fn faultless(args: &[&str]) -> Ran {
     Ran::of(&mut command(args))
 }
 
-/// Runs `faultless` until a line of its progress ends with `within`, sends it `signal` after `later`, and waits for its end, which must not
-/// take long. Returns its exit status and what it printed.
+/// Runs `faultless` until a line of its progress ends with `within`, sends `signal` after `later`,
+/// and waits for its end, which must not take long. Returns its exit status and its output.
 pub fn interrupted(
     args: &[&str],
     within: &str,
@@ -48,14 +48,14 @@ pub fn interrupted(
     (output.status.code(), String::from_utf8(output.stdout).expect("text"))
 }
 
-/// Sends `signal` to a command that runs.
+/// Sends `signal` to a running command.
 pub fn send(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(child.id().try_into().expect("a process"));
     kill(pid, signal).expect("it runs");
 }
 
 impl Ran {
-    /// What `command` came to.
+    /// Runs `command` to its end.
     pub fn of(command: &mut Command) -> Self {
         let output: Output = command.output().expect("the command starts");
         Self {
@@ -65,14 +65,14 @@ impl Ran {
         }
     }
 
-    /// Asserts success; what was printed.
+    /// Asserts success. Returns the output.
     #[track_caller]
     pub fn succeeds(self) -> String {
         assert_eq!(self.code, Some(0), "{}{}", self.out, self.err);
         self.out
     }
 
-    /// Asserts failure with `code` and nothing printed as a result; what was complained of.
+    /// Asserts failure with `code`. Returns the messages on standard error.
     #[track_caller]
     pub fn fails(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{}{}", self.out, self.err);
@@ -81,7 +81,7 @@ impl Ran {
     }
 }
 
-/// The objects of JSON lines, each checked to have every field.
+/// Parses JSON lines. Checks that each object has every field.
 #[track_caller]
 pub fn json_lines(text: &str) -> Vec<serde_json::Value> {
     let parse = |line: &str| {
@@ -96,7 +96,7 @@ pub fn json_lines(text: &str) -> Vec<serde_json::Value> {
     text.lines().map(parse).collect()
 }
 
-/// The value of `metric` among `lines` on `machine` where the setting contains `setting`.
+/// Returns the value of `metric` in `lines` on `machine` with a setting that contains `setting`.
 pub fn value(
     lines: &[serde_json::Value],
     machine: &str,

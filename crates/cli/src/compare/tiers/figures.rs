@@ -1,4 +1,4 @@
-//! The figures of a run in tiers, and what deferral changes of them.
+//! The figures of a run in tiers, and the effect of deferral on them.
 
 use crate::report::number::grouped;
 use faultless::Counter;
@@ -6,34 +6,34 @@ use faultless_workload::Outcome;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 use statrs::statistics::Statistics;
 
-/// The least count that a change is told of in percent.
+/// The smallest count for which a change is reported in percent.
 const FEWEST: f64 = 10.0;
 
-/// What ran with the same parameters, without deferral and with it: an outcome for each seed.
+/// Runs with the same parameters, without deferral and with deferral: an outcome for each seed.
 #[derive(Clone, Debug, Default)]
 pub struct Runs {
     pub off: Vec<Outcome>,
     pub on: Vec<Outcome>,
 }
 
-/// A figure of a run: its name, as results have it, its unit, and how it is told.
+/// A figure of a run: its title in tables, its name in results, and its unit.
 #[derive(Clone, Copy)]
 pub struct Figure {
     pub title: &'static str,
     pub metric: &'static str,
     pub unit: &'static str,
-    /// What a unit of the table is of the figure's.
+    /// The factor from the unit of the figure to the unit of the table.
     scale: f64,
     of: Of,
 }
 
-/// What a figure is of.
+/// The source of a figure.
 #[derive(Clone, Copy)]
 enum Of {
-    /// One run. Of several it is the mean.
+    /// One run. For several runs the figure is the mean.
     Run(fn(&Outcome) -> Option<f64>),
-    /// Allocations: what so many of a thousand take at most. Of several runs it is that of all their allocations: few of one run are as slow, so that of each
-    /// differs by chance.
+    /// A percentile of allocation times, in thousandths. For several runs it is computed over all
+    /// their allocations: a single run has too few slow allocations for a stable percentile.
     Allocations(usize),
 }
 
@@ -57,18 +57,18 @@ fn count(outcome: &Outcome, name: &str) -> Option<f64> {
     outcome.counter(name).map(|count| count as f64)
 }
 
-/// What so many of a thousand allocations of these runs take at most.
+/// Returns the percentile of the allocation times of these runs, in thousandths.
 fn percentile<'o>(outcomes: impl Iterator<Item = &'o Outcome>, of_thousand: usize) -> Option<f64> {
     let mut all: Vec<f64> = outcomes.flat_map(|it| &it.allocations).copied().collect();
     all.sort_by(f64::total_cmp);
     faultless_workload::percentile(&all, of_thousand)
 }
 
-/// CPUs that were interrupted.
+/// Interrupted CPUs.
 pub const INTERRUPTS: Figure = figure(COUNT, "shootdown interrupts", "tlb_shootdown_sent", |it| {
     count(it, Counter::TlbShootdownSent.name())
 });
-/// From the first worker's begin to the last one's end.
+/// From the start of the first worker to the end of the last worker.
 pub const TIME: Figure = Figure {
     title: "run time, ms",
     metric: "wall_seconds",
@@ -79,12 +79,12 @@ pub const TIME: Figure = Figure {
 /// Memory in use.
 pub const FRAMES: Figure =
     figure(COUNT, "frames in use, mean", "frames_in_use_mean", |it| it.footprint.mean());
-/// What all but one in a hundred allocations take at most.
+/// The time of the 99th percentile of allocations.
 pub const P99: Figure = latency("allocation p99, ns", "allocation_p99", 990);
-/// What all but one in a thousand take.
+/// The time of the 99.9th percentile of allocations.
 pub const P999: Figure = latency("allocation p99.9, ns", "allocation_p99_9", 999);
 
-/// All that are told, in this order.
+/// All reported figures, in this order.
 pub const FIGURES: [Figure; 16] = [
     INTERRUPTS,
     figure(COUNT, "flushes at once", "tlb_flush", |it| count(it, Counter::TlbFlush.name())),
@@ -112,25 +112,28 @@ pub const FIGURES: [Figure; 16] = [
     P999,
 ];
 
-/// What deferral makes of a figure: its value with it to that without, and the least and the most of that of one seed. Seeds with too little to compare with
-/// are in the values alone.
+/// The effect of deferral on a figure: the ratio of the value with deferral to the value without
+/// deferral, and the smallest and largest ratio of a single seed. Seeds with counts too small for a
+/// comparison contribute only to the values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     pub ratio: f64,
     pub range: (f64, f64),
-    /// Whether it may be chance: zero lies within the confidence interval (95 %) of the difference. Not told of one seed.
+    /// Whether the change may be chance: the confidence interval (95 %) of the difference contains
+    /// zero. Always false with one seed.
     pub by_chance: bool,
 }
 
 impl Change {
-    /// As a table has it.
+    /// Returns the text in a table.
     pub fn told(&self) -> String {
         let mark = if self.by_chance { "~" } else { "" };
         format!("{mark}{:+.1} %", 100.0 * (self.ratio - 1.0))
     }
 }
 
-/// Whether the mean of more differences like these may be zero: Student's t for pairs, both sides, at a confidence of 95 %.
+/// Returns whether the true mean of such differences may be zero: Student's t for pairs, two-sided,
+/// at a confidence of 95 %.
 fn may_be_zero(differences: &[f64]) -> bool {
     let count = differences.len() as f64;
     let Ok(t) = StudentsT::new(0.0, 1.0, count - 1.0) else { return false };
@@ -140,7 +143,7 @@ fn may_be_zero(differences: &[f64]) -> bool {
 }
 
 impl Figure {
-    /// Of several runs.
+    /// Returns the figure of several runs.
     fn of_all<'o>(&self, outcomes: impl Iterator<Item = &'o Outcome>) -> Option<f64> {
         match self.of {
             Of::Allocations(of_thousand) => percentile(outcomes, of_thousand),
@@ -151,12 +154,13 @@ impl Figure {
         }
     }
 
-    /// Of one run.
+    /// Returns the figure of one run.
     pub fn of(&self, outcome: &Outcome) -> Option<f64> {
         self.of_all(std::iter::once(outcome))
     }
 
-    /// Without deferral, and with it, of all seeds that are not `left_out`; `None` where one of them is not known.
+    /// Returns the values without deferral and with deferral, over all seeds except `left_out`;
+    /// `None` if a value is unknown.
     fn values(&self, runs: &Runs, left_out: Option<usize>) -> Option<(f64, f64)> {
         let of_all = |side: &[Outcome]| {
             let each = side.iter().enumerate().filter(|(seed, _)| Some(*seed) != left_out);
@@ -165,13 +169,15 @@ impl Figure {
         of_all(&runs.off).zip(of_all(&runs.on))
     }
 
-    /// Whether there is no value of all seeds.
+    /// Returns whether the value over all seeds is unknown.
     pub fn is_unknown(&self, runs: &Runs) -> bool {
         self.values(runs, None).is_none()
     }
 
-    /// Differences that each seed makes: the jackknife's pseudo-values. Those of a mean are the seeds' own differences. For a
-    /// percentile it is sound, as a seed is many allocations (Shao and Wu, *A General Theory for Jackknife Variance Estimation*, Annals of Statistics 17, 1989).
+    /// Returns the difference of each seed, as the jackknife's pseudo-values. For a mean, they are
+    /// the seeds' own differences. For a percentile the method is sound because a seed has many
+    /// allocations (Shao and Wu, *A General Theory for Jackknife Variance Estimation*, Annals of
+    /// Statistics 17, 1989).
     fn differences(&self, runs: &Runs) -> Vec<f64> {
         let count = runs.off.len();
         let of_all = |left_out| self.values(runs, left_out).map(|(off, on)| on - off);
@@ -180,12 +186,13 @@ impl Figure {
         (0..count).filter_map(|seed| of_all(Some(seed))).map(pseudo).collect()
     }
 
-    /// Whether `value` is so few that a ratio to it says nothing.
+    /// Returns whether `value` is too small for a meaningful ratio.
     fn is_few(&self, value: f64) -> bool {
         self.unit == COUNT && value < FEWEST
     }
 
-    /// What deferral changes; `None` where there is nothing, or too little, to compare with.
+    /// Returns the effect of deferral; `None` without a value for comparison, or with too small a
+    /// value.
     pub fn change(&self, runs: &Runs) -> Option<Change> {
         let (off, on) = self.values(runs, None)?;
         if off == 0.0 || self.is_few(off) {
@@ -203,7 +210,7 @@ impl Figure {
         })
     }
 
-    /// The figure without deferral, and its change with it, as a table has it.
+    /// Returns the figure without deferral, and its change with deferral, as text for a table.
     pub fn cell(&self, runs: &Runs) -> String {
         let Some((off, on)) = self.values(runs, None) else { return "-".into() };
         let [off, on] = [off, on].map(|value| value * self.scale);
@@ -218,7 +225,7 @@ impl Figure {
         }
     }
 
-    /// Whether a cell is marked because it may be chance.
+    /// Returns whether a cell is marked as possible chance.
     pub fn is_marked(&self, runs: &Runs) -> bool {
         self.change(runs).is_some_and(|change| change.by_chance)
     }
@@ -229,7 +236,7 @@ pub(super) mod tests {
     use super::*;
     use faultless_workload::Workload;
 
-    /// Runs whose times are those, in seconds.
+    /// Returns runs with these run times, in seconds.
     pub fn runs(off: &[f64], on: &[f64]) -> Runs {
         let workload = Workload::parse("pft", ["size=64K".to_owned()]).expect("a workload");
         let native = crate::run::machine_for(&workload).expect("a machine");
@@ -241,28 +248,28 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn means_are_compared_and_changes_that_may_be_chance_are_marked() {
+    fn changes_of_means_mark_possible_chance() {
         let same = runs(&[1.0, 3.0], &[0.5, 2.5]);
         assert_eq!(TIME.cell(&same), "2,000 -25.0 %");
         assert!(!TIME.is_marked(&same));
         let mixed = runs(&[1.0, 3.0], &[1.5, 2.0]);
         assert_eq!(TIME.change(&mixed).map(|it| it.range), Some((2.0 / 3.0, 1.5)));
         assert_eq!(TIME.cell(&mixed), "2,000 ~-12.5 %");
-        // All have more, but differ so much that it says little.
+        // All seeds increase, but vary too much for a conclusion.
         let apart = runs(&[1.0, 1.0, 1.0], &[1.01, 1.02, 1.2]);
         assert_eq!(TIME.cell(&apart), "1,000 ~+7.7 %");
         let close = runs(&[1.0, 1.0, 1.0], &[1.06, 1.07, 1.1]);
         assert_eq!(TIME.cell(&close), "1,000 +7.7 %");
-        // One of which nothing is known without deferral says nothing of a ratio.
+        // A seed without a value without deferral contributes no ratio.
         let one = TIME.change(&runs(&[0.0, 30.0], &[5.0, 3.0])).expect("a change");
         assert_eq!(one.range, (0.1, 8.0 / 30.0));
-        // There are none: nothing to compare with.
+        // There are no allocations to compare.
         assert_eq!((P99.cell(&mixed), P99.change(&mixed)), ("-".to_owned(), None));
         assert_eq!([P99, TIME].map(|it| it.is_unknown(&mixed)), [true, false]);
     }
 
     #[test]
-    fn percentiles_are_told_where_an_allocation_is_slower() {
+    fn percentiles_need_a_slower_allocation() {
         let told = |allocations: usize| {
             let mut runs = runs(&[1.0], &[1.0]);
             runs.off[0].allocations = (1..=allocations).map(|it| it as f64).collect();
@@ -273,7 +280,8 @@ pub(super) mod tests {
         assert_eq!(told(1000), [Some(991.0), Some(1000.0)]);
     }
 
-    /// One seed with slow allocations does not decide, as it would a mean.
+    /// One seed with slow allocations does not determine the percentile, although it would
+    /// determine a mean.
     #[test]
     fn percentiles_are_of_the_allocations_of_all_seeds() {
         let with = |slow: [[usize; 4]; 2]| {
@@ -286,14 +294,14 @@ pub(super) mod tests {
             }
             runs
         };
-        // Of 800 allocations the eighth from the end; that of the first seed alone is slow.
+        // The eighth largest of 800 allocations. Only the first seed has slow allocations.
         let one = with([[0; 4], [7, 0, 0, 0]]);
         assert_eq!(P99.cell(&one), "100 ~+0.0 %");
         let by_chance = with([[0; 4], [8, 0, 0, 0]]);
         assert_eq!(P99.cell(&by_chance), "100 ~+900.0 %");
         let all = with([[0; 4], [20; 4]]);
         assert_eq!(P99.cell(&all), "100 +900.0 %");
-        // Too few without one of the seeds.
+        // Too few allocations without one of the seeds.
         assert_eq!(P999.cell(&all), "-");
     }
 }

@@ -1,11 +1,14 @@
-//! `compare xsbench llm`: what deferred flushes change where memory is in tiers.
+//! `compare xsbench llm`: the effect of deferred flushes in tiered memory.
 //!
-//! Each workload runs at several ratios of the fast node to the slow one, with the knob `deferred_flush` off and on: on simulated CPUs, whose figures are the
-//! same again and again, and on this machine. The [figures] are those that were published for deferred flushes (shootdowns, flushes, TLB misses, run time), and memory
-//! in use and the latency of allocations.
+//! Each workload runs at several ratios of the fast node to the slow node, with the knob
+//! `deferred_flush` off and on, on simulated CPUs, whose figures are reproducible, and on this
+//! machine. The [figures] are the published figures of deferred flushes (shootdowns, flushes, TLB
+//! misses, run time), and also memory in use and allocation latency.
 //!
-//! Which page is evicted or moved follows from all that came before, so a small difference at the beginning becomes a large one. Each therefore runs with several
-//! seeds of the workload, and means are compared, and percentiles of the allocations of all seeds. Runs on simulated CPUs that differ in seed or deferral run side by side, one for each CPU of the host.
+//! The choice of pages to evict or move depends on all earlier events, so a small initial
+//! difference grows large. Each configuration therefore runs with several seeds of the workload.
+//! The comparison uses means, and percentiles over the allocations of all seeds. Runs on simulated
+//! CPUs that differ in seed or deferral run in parallel, one for each CPU of the host.
 
 pub mod figures;
 mod rows;
@@ -32,16 +35,17 @@ use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{iter, thread};
 
-/// A workload that is compared.
+/// A workload to compare.
 struct Subject {
     name: &'static str,
-    /// What it is given for a short run and for a quick one. More than [`CPUS`] simulated CPUs have as much fast memory [each](scaled).
+    /// The parameters for a short run and for a quick run. With more than [`CPUS`] simulated CPUs
+    /// the fast memory [per CPU](scaled) stays the same.
     given: [&'static [&'static str]; 2],
-    /// Of fast memory to slow memory.
+    /// Ratios of fast memory to slow memory.
     ratios: &'static [&'static str],
-    /// Simulated CPUs.
+    /// Numbers of simulated CPUs.
     cpus: &'static [usize],
-    /// What a run at a ratio is given besides, if it is not quick.
+    /// Returns additional parameters of a run at a ratio, except for a quick run.
     besides: fn(&str) -> Option<&'static str>,
 }
 
@@ -56,7 +60,7 @@ const SUBJECTS: [Subject; 3] = [
         cpus: &[16, 64],
         besides: |_| None,
     },
-    // No flush can be deferred: it must cost nothing.
+    // Stores leave no flush to defer, so the mechanism must have no cost.
     Subject {
         name: "xsbench",
         given: [
@@ -67,7 +71,8 @@ const SUBJECTS: [Subject; 3] = [
         cpus: &[16],
         besides: |_| None,
     },
-    // Each of its processes goes over all of memory and more: with as much at 1:99 it would take an hour, and with 64 processes many.
+    // Each of its processes accesses all of memory and more. With the same memory at 1:99 a run
+    // would take an hour, and with 64 processes many hours.
     Subject {
         name: "llm",
         given: [&["passes=1"], &["fast=2M", "passes=2"]],
@@ -76,54 +81,54 @@ const SUBJECTS: [Subject; 3] = [
         besides: |ratio| Some(if ratio == "1:99" { "fast=1M" } else { "fast=16M" }),
     },
 ];
-/// Of a quick run.
+/// The number of simulated CPUs of a quick run.
 const FEW: usize = 4;
-/// For so many simulated CPUs, and fewer, is the `fast=` that a workload is given.
+/// The number of simulated CPUs up to which the `fast=` of a workload applies unchanged.
 const CPUS: usize = 16;
-/// How many seeds each is run with unless the user says, and in a quick run.
+/// The default number of seeds, and the number of a quick run.
 const SEEDS: [u16; 2] = [3, 1];
 
-/// The names of the workloads.
+/// Returns the names of the workloads.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ["xsbench", "llm"].into_iter()
 }
 
-/// Whether `name` is one of the workloads here.
+/// Returns whether `name` is one of the workloads in tiers.
 pub fn is_tiered(name: &str) -> bool {
     names().any(|known| known == name)
 }
 
-/// Where a workload runs.
+/// The machine that runs a workload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
     Simulated(usize),
     Native(usize),
 }
 
-/// How much is done.
+/// The extent of the comparison.
 #[derive(Clone, Copy)]
 pub struct Effort<'a> {
     /// Less memory, fewer CPUs.
     pub quick: bool,
     /// Threads on this machine.
     pub threads: usize,
-    /// Seeds of each.
+    /// The number of seeds of each configuration.
     pub seeds: u16,
-    /// Ratios, where the user names some.
+    /// Ratios named by the user. Empty means the default.
     pub ratios: &'a [String],
-    /// Numbers of simulated CPUs, where the user names some: then this machine is left out.
+    /// Numbers of simulated CPUs named by the user. If given, this machine is excluded.
     pub cpus: Option<&'a [usize]>,
 }
 
 impl<'a> Effort<'a> {
-    /// As the user says, and [`SEEDS`] where not.
+    /// Creates the extent requested by the user, with [`SEEDS`] as default.
     pub fn new(quick: bool, threads: usize, args: &'a TierArgs) -> Self {
         let seeds = args.seeds.unwrap_or(SEEDS[usize::from(quick)]);
         let cpus = args.cpus.as_ref().map(|counts| &counts.0[..]);
         Self { quick, threads, seeds, ratios: &args.ratios, cpus }
     }
 
-    /// Where `subject` runs.
+    /// Returns the machines that run `subject`.
     fn places(self, subject: &Subject) -> Vec<On> {
         let own = if self.quick { &[FEW] } else { subject.cpus };
         let simulated = self.cpus.unwrap_or(own).iter().map(|cpus| On::Simulated(*cpus));
@@ -131,7 +136,7 @@ impl<'a> Effort<'a> {
         simulated.chain(native).collect()
     }
 
-    /// At which ratios.
+    /// Returns the ratios of `subject`.
     fn ratios(self, subject: &Subject) -> Vec<&'static str> {
         let is_wanted = |ratio: &&str| match self.ratios {
             [] => subject.ratios.contains(ratio),
@@ -169,7 +174,7 @@ pub fn run(
     Ok(all)
 }
 
-/// Runs one workload on one machine; `None` where the user interrupted it.
+/// Runs one workload on one machine; `None` if the user interrupted the runs.
 fn measure(
     subject: &Subject,
     (on, profile, settings): (On, &Profile, &Settings),
@@ -218,7 +223,7 @@ fn measure(
         for (at, ran) in ran.into_iter().enumerate() {
             let (outcome, context) = match ran {
                 Ok(Some(ran)) => ran,
-                // The results of the others are kept.
+                // The results of the other runs are kept.
                 ended => {
                     missing.get_or_insert(ended.map(|_| None));
                     continue;
@@ -245,7 +250,8 @@ fn measure(
     Ok(Some(Rows { title: format!("{title}{seeds}"), on, runs: all }))
 }
 
-/// What a workload is given, with as much fast memory for each CPU as [`CPUS`] have: how often a flush cannot wait follows from how much memory there is for each.
+/// Returns a parameter of a workload, with fast memory scaled to the amount per CPU of [`CPUS`]
+/// CPUs. The share of flushes that cannot be deferred depends on the memory per CPU.
 fn scaled(word: &str, on: On) -> String {
     let scale = |amount: &str| match on {
         On::Simulated(cpus) => Some(amount.parse::<usize>().ok()? * cpus.max(CPUS) / CPUS),
@@ -255,19 +261,21 @@ fn scaled(word: &str, on: On) -> String {
     amount.and_then(scale).map_or(word.to_owned(), |amount| format!("fast={amount}M"))
 }
 
-/// What the host keeps of the simulated machine of a run, in bytes. A run that does not say is refused later.
+/// Returns the host memory of the simulated machine of a run, in bytes; 0 for an invalid run, which
+/// is rejected later.
 fn host_bytes(name: &str, words: &[String], cpus: usize) -> u64 {
     let tiers = Workload::parse(name, words).ok().and_then(|workload| workload.needs().tiers);
     tiers.map_or(0, |tiers| subject::host_bytes(cpus, tiers))
 }
 
-/// CPUs of the host.
+/// Returns the CPUs of the host.
 fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// How many of `count` runs there are at a time: simulated machines run side by side as far as the host's memory, of which each takes what `bytes` says, suffices; on
-/// this machine there is one, since its times are measured.
+/// Returns the number of `count` runs to execute in parallel. Simulated machines run in parallel as
+/// far as the host's memory suffices, each with `bytes`. On this machine runs are sequential,
+/// because their times are measured.
 fn width(on: On, count: usize, bytes: u64) -> usize {
     match on {
         On::Simulated(_) => {
@@ -279,7 +287,7 @@ fn width(on: On, count: usize, bytes: u64) -> usize {
     }
 }
 
-/// What `run` returns for each of `count` numbers, of which so many run at a time.
+/// Returns the result of `run` for each of `count` numbers, with `width` runs in parallel.
 fn side_by_side<R: Send>(width: usize, count: usize, run: impl Fn(usize) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -295,7 +303,7 @@ fn side_by_side<R: Send>(width: usize, count: usize, run: impl Fn(usize) -> R + 
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// One run.
+/// Executes one run.
 fn one(
     name: &'static str,
     words: &[String],
@@ -303,7 +311,7 @@ fn one(
     profile: &Profile,
     settings: &Settings,
 ) -> Result<Option<(Outcome, Context)>, CliError> {
-    // A simulated machine stays on the thread that made it.
+    // A simulated machine stays on the thread that created it.
     let (words, profile, settings) = (words.to_vec(), profile.clone(), settings.clone());
     let run = move || -> Result<(Outcome, Context), CliError> {
         let workload =
@@ -331,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_cpus_have_as_much_memory_each() {
+    fn fast_memory_scales_with_cpus() {
         let scaled = |word, cpus| scaled(word, On::Simulated(cpus));
         assert_eq!(
             [4, 16, 64].map(|cpus| scaled("fast=64M", cpus)),
@@ -342,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_in_order_and_this_machine_runs_one_at_a_time() {
+    fn results_are_in_order_and_native_runs_are_sequential() {
         let numbers: Vec<usize> = (0..100).collect();
         let width = |bytes| width(On::Simulated(4), 100, bytes);
         assert_eq!(side_by_side(width(0), 100, |at| at), numbers);

@@ -8,7 +8,7 @@ use crate::html::plot::{Bar, Frame, bars};
 use crate::report::{Style, filled, table};
 use std::io::Write;
 
-/// What is plotted.
+/// The plotted figures.
 const PLOTTED: [(&str, Figure); 4] = [
     ("shootdown interrupts", INTERRUPTS),
     ("run time", TIME),
@@ -20,16 +20,16 @@ const ONE_SEED: &str = "With one seed, a change cannot be told from chance.";
 
 const PERCENTILES: &str = "p50, p99, p99.9: of the allocations of all seeds.";
 
-/// One workload on one machine, at each ratio without deferral and with it.
+/// One workload on one machine, at each ratio without deferral and with deferral.
 pub struct Rows {
     pub title: String,
     pub(super) on: On,
-    /// Of each ratio.
+    /// The runs of each ratio.
     pub runs: Vec<(String, Runs)>,
 }
 
 impl Rows {
-    /// Prints the table, and what it says.
+    /// Prints the table and its verdict.
     ///
     /// # Errors
     /// The output is closed.
@@ -63,7 +63,7 @@ impl Rows {
         Ok(())
     }
 
-    /// What deferral changes of `figure` at each ratio where that can be told.
+    /// Returns the changes of `figure` at each ratio with a comparable value.
     fn changes(&self, figure: &Figure) -> Vec<Change> {
         self.runs.iter().filter_map(|(_, runs)| figure.change(runs)).collect()
     }
@@ -72,7 +72,8 @@ impl Rows {
         self.runs.iter().all(|(_, runs)| runs.on.len() < 2)
     }
 
-    /// What it comes to, what is worse included. A run or a few of each on this machine say nothing of times.
+    /// Returns the verdict, which includes regressions. A few runs on this machine do not support a
+    /// conclusion about times.
     fn verdict(&self) -> String {
         let interrupts = self.changes(&INTERRUPTS);
         let noise = "Times are of few runs, and other programs are in them.";
@@ -94,7 +95,7 @@ impl Rows {
                 (Some(least), Some(most)) => {
                     format!("; {name} {}", words::range(least.told(), most.told()))
                 }
-                // None was measured often enough.
+                // No count was large enough.
                 _ => String::new(),
             }
         };
@@ -105,7 +106,7 @@ impl Rows {
                 let [time, p99, p999] =
                     [("run time", TIME), ("allocation p99", P99), ("p99.9", P999)]
                         .map(|(name, figure)| of(name, &figure));
-                // One run each may differ by more.
+                // Single runs may vary more.
                 let hedge = if self.is_of_one_seed() { ", as one seed has it" } else { "" };
                 format!("Simulated{hedge}: {interrupts}{time}{frames}{p99}{p999}.")
             }
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_tells_of_what_counts_and_marks_what_may_be_chance() {
+    fn verdict_names_changes_and_marks_possible_chance() {
         let counted = |times: [&[f64]; 2], counts: [u64; 2]| {
             let mut runs = runs(times[0], times[1]);
             for (side, count) in [&mut runs.off, &mut runs.on].into_iter().zip(counts) {

@@ -74,8 +74,7 @@ impl Ranged for RankAxis {
     }
 }
 
-/// Returns at most `most` values of a logarithmic axis: round ones, and at least five if `most`
-/// allows.
+/// Returns at most `most` round values of a logarithmic axis, and at least five if `most` allows.
 fn log_labels(low: f64, high: f64, most: usize) -> Vec<f64> {
     const ENOUGH: usize = 5;
     const STEPS: [&[f64]; 5] = [
@@ -132,7 +131,7 @@ fn rank_labels(begins: &[usize], count: usize, most: usize) -> Vec<usize> {
     labels
 }
 
-/// Draws the axes of a chart without data. With `names`, the horizontal axis has names in place of
+/// Draws the axes of a chart without data. With `names`, the horizontal axis has names instead of
 /// numbers.
 pub fn axes<'a, 'b, X, Y>(
     root: &'a Area<'b>,
@@ -152,7 +151,7 @@ where
     let longest = lengths.max().unwrap_or(0);
     let place = layout.size.0.saturating_sub(left + 2 * layout.margin)
         / names.map_or(1, |names| names.0.len().max(1)) as u32;
-    // Names that are wider than their places are drawn upright.
+    // Names wider than their places are drawn upright.
     let upright = layout.width(longest) > place;
     let below = if upright { layout.width(longest) + 16 } else { 2 * line + 4 };
     let mut builder = ChartBuilder::on(root);
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_of_ranks_are_begins_of_long_runs_and_apart() {
+    fn rank_labels_are_spaced_starts_of_long_runs() {
         // Runs of 10, 2, 50 and 38 pages.
         let labels = rank_labels(&[0, 10, 12, 62], 100, 5);
         assert!(labels.contains(&12) && labels.contains(&62), "{labels:?}");

@@ -23,7 +23,7 @@ pub struct Tip {
     pub text: String,
 }
 
-/// Formats a value that has no axis of its own.
+/// Formats a value without an axis.
 pub fn value(value: f64) -> String {
     scaled(value).trim().to_owned()
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_inside_of_the_picture_and_their_text_is_escaped() {
+    fn marks_are_inside_the_picture_with_escaped_text() {
         let area = Mark::Area([(10, 40), (30, 20)]);
         let tips = [(Mark::Point((1, 2)), "a < b"), (area, "c")];
         let tips = tips.map(|(mark, text)| Tip { mark, text: text.to_owned() });

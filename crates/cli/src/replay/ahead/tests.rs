@@ -9,11 +9,11 @@ use faultless_trace::recordings;
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
-/// So that what is mapped straddles tables.
+/// Mappings straddle page tables at this address.
 const BASE: u64 = (1 << 40) - 8 * PAGE;
 
 #[test]
-fn no_recording_is_spared_more_faults_than_the_bound() {
+fn no_recording_saves_more_faults_than_the_bound() {
     for recording in recordings::all() {
         let source = Source::shipped(recording).unwrap();
         let regimes = [1, 3, 5, 9].map(|order| Ahead { order, pool: 0 });
@@ -22,7 +22,7 @@ fn no_recording_is_spared_more_faults_than_the_bound() {
             let name = recording.name;
             assert!(effect.saved <= effect.bound, "{name}: {effect:?}");
             assert!(effect.bound <= effect.touches, "{name}: {effect:?}");
-            // It is not so wide that it says nothing: half is what windows of two can save at most.
+            // The bound is not trivial: windows of two pages save at most half.
             assert!(at > 0 || effect.bound <= effect.touches * 11 / 20, "{name}: {effect:?}");
             assert!(at == 0 || effect.bound >= effects[at - 1].bound, "{name}: {effect:?}");
             assert!(effect.peak >= effect.peak_off, "{name}: {effect:?}");
@@ -32,13 +32,13 @@ fn no_recording_is_spared_more_faults_than_the_bound() {
 }
 
 #[test]
-fn a_recording_is_spared_faults() {
+fn prefault_saves_faults_of_a_recording() {
     let source = Source::shipped(recordings::find("sort").unwrap()).unwrap();
     let regimes = [3, 5].map(|order| Ahead { order, pool: 0 });
     let effects = effects(&source, &Settings::new(&[]), &regimes).unwrap().unwrap();
     for effect in &effects {
         assert!(effect.saved * 2 > effect.touches, "{effect:?}");
-        // Each page that was prefaulted spared a fault, or was not used.
+        // Each prefaulted page saved a fault, or was not used.
         let spared = effect.mapped() - effect.unused();
         assert!(effect.saved.abs_diff(spared) <= effect.touches / 100, "{effect:?}");
     }
@@ -46,7 +46,7 @@ fn a_recording_is_spared_faults() {
 }
 
 #[test]
-fn what_threads_of_many_processes_do_comes_out_the_same_each_time() {
+fn effects_on_many_processes_are_reproducible() {
     let source = Source::shipped(recordings::find("redis").unwrap()).unwrap();
     let regimes = [Ahead { order: 5, pool: 0 }];
     let [first, again] =
@@ -54,17 +54,18 @@ fn what_threads_of_many_processes_do_comes_out_the_same_each_time() {
     assert_eq!(first, again);
 }
 
-/// What a thread of a random program does.
+/// A step of a random program.
 #[derive(Clone, Debug)]
 enum Step {
-    /// From this page on, every so many pages, this many.
+    /// Touches `count` pages from this page on, at distances of `stride` pages.
     Stream {
         page: u64,
         stride: u64,
         count: u64,
         write: bool,
     },
-    /// `madvise(MADV_DONTNEED)`, `munmap`, `mmap` and `mprotect` of a range, each second time read-only.
+    /// `madvise(MADV_DONTNEED)`, `munmap`, `mmap` and `mprotect` of a range. Every second
+    /// `mprotect` leaves the range read-only.
     Forget {
         page: u64,
         count: u64,
@@ -87,11 +88,11 @@ enum Step {
         count: u64,
     },
     Fork,
-    /// A process that was forked ends.
+    /// The exit of a forked process.
     Exit,
 }
 
-/// Pages that steps are about; `Move` uses as many beyond.
+/// The pages used by steps. `Move` uses the same number beyond these pages.
 const PAGES: u64 = 96;
 
 fn step() -> impl Strategy<Value = Step> {
@@ -109,12 +110,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A fault of a program.
+/// Creates a fault of a program.
 const fn fault(page: u64, access: Access) -> Kind {
     Kind::Fault { page, access, kernel: false, present: false, instruction: None }
 }
 
-/// The recording of a program that does `steps`, each by one of its processes.
+/// Returns the recording of a program that executes `steps`, each in one of its processes.
 fn trace(steps: &[(usize, Step)]) -> Trace {
     let rw = Prot::READ | Prot::WRITE;
     let mut events = Vec::new();
@@ -147,7 +148,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
             }
             Step::Unmap { page, count } => {
                 add(Kind::Unmap { start: at(page), len: count * PAGE });
-                // So that no touch meets a hole, which is a mapping made up.
+                // Otherwise a touch could hit a hole, for which the plan would invent a mapping.
                 add(map(at(page), count));
             }
             Step::Map { page, count } => add(map(at(page), count)),
@@ -192,9 +193,9 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(120))]
 
-    /// The subsystem itself, doing what random programs do.
+    /// Runs random programs on the subsystem.
     #[test]
-    fn no_program_is_spared_more_faults_than_the_bound(
+    fn no_program_saves_more_faults_than_the_bound(
         steps in proptest::collection::vec((any::<usize>(), step()), 1..60),
         order in 1..=9u8,
     ) {
@@ -212,7 +213,7 @@ proptest! {
         let effect = effect(&plan, order, &off, &with);
         prop_assert!(effect.saved <= effect.bound, "{effect:?}");
         prop_assert!(effect.bound <= effect.touches, "{effect:?}");
-        // Both did the same, and prefault adds no fault.
+        // Both executed the same operations, and prefault adds no fault.
         prop_assert_eq!(off.done.len(), with.done.len());
         for (off, with) in off.done.iter().zip(&with.done) {
             prop_assert_eq!(off.thread, with.thread);
