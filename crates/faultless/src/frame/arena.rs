@@ -1,12 +1,14 @@
-//! Arenas: the free memory of a node, in parts with a lock each.
+//! Arenas: parts of a node's free memory, each with its own lock.
 //!
-//! A lock that all CPUs of a socket take is a line that all of them wait for. So the memory of a node is cut into *arenas* of whole
-//! [gibibytes](super::MAX_ORDER), one for each [`CPUS`] CPUs that the node is nearest to if it has so many. Each has its lock, its
-//! [buddy allocator](Buddy) and its [pool of zeroed frames](super::zeroed).
+//! A single lock for all CPUs of a socket would be a contended cache line. So the memory of a node
+//! is divided into *arenas* of whole [gibibytes](super::MAX_ORDER), one for each [`CPUS`] CPUs
+//! nearest to the node, if the node has enough gibibytes. Each arena has a lock, a [buddy
+//! allocator](Buddy) and a [pool of zeroed frames](super::zeroed).
 //!
-//! A CPU has a *home*, one of the arenas of the node that is nearest to it. It takes frames from there; when there are none, from the other arenas
-//! of that node; and then from the other nodes, in the order of their numbers. A frame goes back to the arena that it is of, so blocks
-//! merge whoever frees them.
+//! A CPU has a *home*, one of the arenas of its nearest node. The CPU takes frames from its home
+//! first, then from the other arenas of the node, and then from the other nodes, in the order of
+//! their numbers. A freed frame returns to its own arena, so blocks merge regardless of the freeing
+//! CPU.
 
 use super::buddy::Buddy;
 use super::meta::{FrameTable, Kind};
@@ -22,22 +24,24 @@ use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// How many CPUs may share an arena where memory allows for more of them. A CPU that does nothing but fault takes a block of 512 frames once in
-/// half a millisecond, and holds the lock for about a microsecond.
+/// The number of CPUs that share an arena, if there is enough memory for several arenas. A CPU that
+/// only takes faults allocates a block of 512 frames once in half a millisecond, and holds the lock
+/// for about a microsecond.
 const CPUS: usize = 8;
-/// The most arenas of all nodes together: frames name theirs in a byte.
+/// The maximum number of arenas of all nodes together: the metadata of a frame stores the arena in
+/// a byte.
 const MOST: usize = u8::MAX as usize;
 
 /// A part of a node's free memory.
 #[derive(Debug)]
 pub(super) struct Arena {
     lists: Padded<SpinLock<Lists, ArenaBuddy>>,
-    /// What the lists hold, for callers that only want to know whether a look is worth while. Written when
-    /// it changes, so that the line stays with its readers.
+    /// A summary of the lists, for callers that only check whether taking the lock is worthwhile.
+    /// Written only on changes, so that the line stays in the readers' caches.
     pub(super) seen: Padded<Seen>,
-    /// Its frames whose flush is deferred.
+    /// The arena's frames with a deferred flush.
     pub(super) owed: Padded<OwedList>,
-    /// How many arenas the node has.
+    /// The number of arenas of the node.
     parts: usize,
 }
 
@@ -57,7 +61,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Fills `run` with single frames of anything, zeroed ones last, and returns how many there were.
+    /// Fills `run` with single frames of any kind, zeroed frames last, and returns their number.
     pub(super) fn alloc_bulk(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
         let got = self.free.alloc_bulk(table, run);
         if self.free.free_count() != 0 {
@@ -66,22 +70,22 @@ impl Lists {
         got + self.zeroed.alloc_bulk(table, &mut run[got..])
     }
 
-    /// Whether nothing is left.
+    /// Returns whether no frame is free.
     pub(super) const fn is_empty(&self) -> bool {
         self.free_count() == 0
     }
 
-    /// How many frames are left.
+    /// Returns the number of free frames.
     pub(super) const fn free_count(&self) -> u64 {
         self.free.free_count() + self.zeroed.free_count()
     }
 
-    /// How many frames more the pool may hold, of `limit`.
+    /// Returns how many further frames the pool may hold, for a maximum of `limit`.
     pub(super) const fn zeroed_room(&self, limit: u64) -> u64 {
         limit.saturating_sub(self.zeroed.free_count())
     }
 
-    /// Takes a block of anything.
+    /// Takes a block of any kind.
     pub(super) fn alloc(&mut self, table: &FrameTable, order: u8) -> Option<FrameNumber> {
         self.free.alloc(table, order).or_else(|| self.zeroed.alloc(table, order))
     }
@@ -100,7 +104,7 @@ impl Arena {
         }
     }
 
-    /// What `then` does under the lock.
+    /// Calls `then` under the lock, and updates the summary.
     #[inline]
     pub(super) fn locked<R>(&self, wait: &impl Wait, then: impl FnOnce(&mut Lists) -> R) -> R {
         let mut lists = self.lists.lock(wait);
@@ -115,21 +119,22 @@ impl Arena {
         result
     }
 
-    /// Its part of what a node's pool may hold.
+    /// Returns the arena's share of the maximum of a node's pool.
     pub(super) fn part_of(&self, pool: u64) -> u64 {
         pool.div_ceil(self.parts as u64)
     }
 }
 
-/// A node's part in the numbers of arenas.
+/// The arenas of a node.
 #[derive(Clone, Debug, Default)]
 struct Node {
     arenas: Range<usize>,
-    /// Its gibibytes of frame numbers, from the one with its first frame to the one with its last.
+    /// The node's gibibytes of frame numbers, from the one of its first frame to the one of its
+    /// last.
     chunks: Range<u32>,
 }
 
-/// Which arenas there are.
+/// The arenas of all nodes.
 #[derive(Debug)]
 pub(super) struct Layout {
     nodes: [Node; MAX_NODES],
@@ -140,7 +145,7 @@ const fn chunk(frame: u32) -> u32 {
 }
 
 impl Layout {
-    /// For CPUs of which CPU `n` has the nearest node `nearest(n)`.
+    /// Returns the layout for `cpus` CPUs; the nearest node of CPU `n` is `nearest(n)`.
     pub(super) fn new(
         cpus: usize,
         regions: &[MemoryRegion],
@@ -163,7 +168,7 @@ impl Layout {
         Self { nodes }
     }
 
-    /// The arena of frame `frame` of node `node`.
+    /// Returns the arena of frame `frame` of node `node`.
     pub(super) fn of(&self, node: u8, frame: u32) -> u8 {
         let Node { arenas, chunks } = &self.nodes[usize::from(node)];
         let at = chunk(frame).saturating_sub(chunks.start) as usize;
@@ -171,18 +176,19 @@ impl Layout {
         (arenas.start + at * arenas.len() / chunks.len().max(1)) as u8
     }
 
-    /// The node of an arena; 0 of none.
+    /// Returns the node of an arena; 0 for an unknown arena.
     pub(super) fn node(&self, arena: u8) -> u8 {
         let has = |node: &Node| node.arenas.contains(&usize::from(arena));
         self.nodes.iter().position(has).unwrap_or(0) as u8
     }
 
-    /// The arenas of a node.
+    /// Returns the arenas of a node.
     pub(super) fn arenas_of(&self, node: u8) -> Range<usize> {
         self.nodes.get(usize::from(node)).map_or(0..0, |node| node.arenas.clone())
     }
 
-    /// The home of a CPU: the first few CPUs of a node share its first arena, the next few the next.
+    /// Returns the home of a CPU: the first [`CPUS`] CPUs of a node share its first arena, the next
+    /// [`CPUS`] CPUs the second.
     pub(super) fn home(&self, cpu: usize, nearest: impl Fn(usize) -> u8) -> u8 {
         let node = nearest(cpu);
         let Some(Node { arenas, .. }) = self.nodes.get(usize::from(node)) else { return 0 };
@@ -193,7 +199,7 @@ impl Layout {
         (arenas.start + before / CPUS % arenas.len()) as u8
     }
 
-    /// The arenas of the nodes, with the memory of `regions`.
+    /// Returns the arenas of the nodes, with the memory of `regions`.
     pub(super) fn try_fill(
         &self,
         table: &FrameTable,
@@ -219,7 +225,8 @@ impl Layout {
         Ok(all)
     }
 
-    /// The numbers of all arenas, in the order in which a CPU with this home takes frames from them. The home itself costs nothing to find.
+    /// Iterates over all arenas in the order in which a CPU with this home takes frames from them.
+    /// Finding the home costs nothing.
     pub(super) fn from(&self, home: u8) -> impl Iterator<Item = usize> + '_ {
         let home = usize::from(home);
         let farther = move || {
@@ -252,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_an_arena_for_each_few_cpus_if_it_has_the_memory() {
+    fn nodes_have_an_arena_for_each_eight_cpus_if_memory_allows() {
         let regions = [region(0, 1, 4 * GIB - 1), region(1, 4 * GIB, 3 * GIB / 2)];
         let nearest = |cpu: usize| u8::from(cpu >= 20);
         let layout = Layout::new(60, &regions, nearest);
@@ -262,7 +269,7 @@ mod tests {
         let homes: Vec<_> =
             [0, 7, 8, 19, 20, 28, 36, 59].map(|cpu| layout.home(cpu, nearest)).into();
         assert_eq!(homes, [0, 0, 1, 2, 3, 4, 3, 3]);
-        // All frames of a gibibyte are of one arena.
+        // All frames of a gibibyte belong to one arena.
         for (frame, arena) in
             [(1, 0), (2 * GIB - 1, 0), (2 * GIB, 1), (3 * GIB, 2), (4 * GIB - 1, 2)]
         {
@@ -273,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn home_is_first_and_its_node_before_others() {
+    fn allocation_tries_the_home_then_its_node_then_others() {
         let regions = [region(0, 0, 3 * GIB), region(1, 3 * GIB, GIB), region(2, 4 * GIB, 2 * GIB)];
         let nearest = |cpu: usize| if cpu < 24 { 0 } else { 2 };
         let layout = Layout::new(48, &regions, nearest);
@@ -282,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn arenas_share_their_node_s_pool() {
+    fn arenas_share_the_pool_of_their_node() {
         let part = |parts, pool| Arena::new(0, parts).part_of(pool);
         assert_eq!([part(1, 100), part(4, 100), part(3, 100), part(2, 0)], [100, 25, 34, 0]);
     }
 
     #[test]
-    fn a_cpu_near_no_memory_has_the_first_arena_for_home() {
+    fn the_home_of_a_cpu_without_near_memory_is_the_first_arena() {
         let layout = Layout::new(4, &[region(1, 5, 10)], |_| 7);
         assert_eq!(layout.home(3, |_| 7), 0);
         assert_eq!(order(&layout, 0), [0, 1]);

@@ -1,16 +1,16 @@
-//! One arena's buddy allocator.
+//! The buddy allocator of an arena.
 //!
-//! Free memory is kept as blocks of 2^order frames, aligned to their size, one doubly linked list
-//! for each order, threaded through the metadata of the blocks' heads. Two free blocks that are the
-//! halves of one twice as large (*buddies*) are merged at once, so after everything is freed the
-//! lists are what they were at the start. All of it is under the arena's lock.
+//! Free memory consists of blocks of 2^order frames, aligned to their size, in one doubly linked
+//! list for each order, linked through the metadata of the blocks' heads. Two free blocks that are
+//! the halves of a block of twice the size (*buddies*) are merged at once, so after all frames are
+//! freed the lists equal their initial state. All state is protected by the arena's lock.
 //!
-//! The arena's pool of zeroed frames is kept in the same way, by an allocator of its own beside it: the
-//! *kind* of a block's head says which of the two has it, so blocks merge with their like only.
+//! The arena's pool of zeroed frames has a second allocator of the same type. The *kind* of a
+//! block's head identifies the allocator, so blocks merge only within their allocator.
 //!
-//! *Invariant (free lists):* a frame heads a block on the list of order `k` exactly when its kind is
-//! the allocator's (`Free` or `Zeroed`) and its order `k`; such a block is aligned, all its other frames are tails, and its buddy
-//! is not such a block. `validate` checks it.
+//! *Invariant (free lists):* a frame heads a block on the list of order `k` exactly when its kind
+//! is the allocator's (`Free` or `Zeroed`) and its order is `k`; such a block is aligned, all its
+//! other frames are tails, and its buddy is not on the list. `validate` checks this invariant.
 
 use super::MAX_ORDER;
 use super::census::Imbalance;
@@ -18,7 +18,7 @@ use super::meta::{FrameTable, Kind, NO_FRAME};
 use crate::addr::FrameNumber;
 use crate::sync::atomic::Ordering;
 
-/// No larger block is cut for less than one part in so many of a run.
+/// No larger block is split for fewer than 1/`FEW` of the frames of a run.
 const FEW: usize = 8;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -26,7 +26,7 @@ const ORDERS: usize = MAX_ORDER as usize + 1;
 #[derive(Debug)]
 pub(super) struct Buddy {
     arena: u8,
-    /// What the head of a block on the lists is.
+    /// The kind of the heads of blocks on the lists.
     kind: Kind,
     /// Bit `k` is set exactly when the list of order `k` has a block.
     nonempty: u32,
@@ -35,17 +35,18 @@ pub(super) struct Buddy {
 }
 
 impl Buddy {
-    /// An allocator without memory for the frames of `arena`, on whose lists they are of `kind`.
+    /// Returns an allocator without memory for the frames of `arena`, whose listed blocks have
+    /// `kind`.
     pub(super) const fn new(arena: u8, kind: Kind) -> Self {
         Self { arena, kind, nonempty: 0, heads: [NO_FRAME; ORDERS], free: 0 }
     }
 
-    /// Frames on the lists.
+    /// Returns the number of frames on the lists.
     pub(super) const fn free_count(&self) -> u64 {
         self.free
     }
 
-    /// Adopts `frames` frames from `first` on, which are unused: any alignment, any number.
+    /// Adds `frames` unused frames, starting at `first`, with any alignment and number.
     pub(super) fn adopt(&mut self, table: &FrameTable, first: FrameNumber, frames: u32) {
         let (mut at, end) = (first.0, first.0 + frames);
         while at < end {
@@ -56,7 +57,7 @@ impl Buddy {
         }
     }
 
-    /// Takes a block of 2^`order` frames. Its head is left `Pooled` with that order.
+    /// Takes a block of 2^`order` frames. Its head becomes `Pooled` with this order.
     pub(super) fn alloc(&mut self, table: &FrameTable, order: u8) -> Option<FrameNumber> {
         let enough = self.nonempty & u32::MAX.checked_shl(order.into())?;
         if enough == 0 {
@@ -76,8 +77,8 @@ impl Buddy {
         Some(FrameNumber(head))
     }
 
-    /// Takes the largest block of at most `most` frames, which is not 0. Larger ones are cut only when
-    /// there is none.
+    /// Takes the largest block of at most `most` frames (not 0). Splits a larger block only if
+    /// there is no such block.
     pub(super) fn alloc_at_most(
         &mut self,
         table: &FrameTable,
@@ -89,7 +90,8 @@ impl Buddy {
         Some((self.alloc(table, order)?, order))
     }
 
-    /// Takes the largest block of at most `most` frames, unless what there is of at most that is smaller than `least`.
+    /// Takes the largest block of at most `most` frames, unless the largest such block is smaller
+    /// than `least`.
     pub(super) fn alloc_block(
         &mut self,
         table: &FrameTable,
@@ -101,12 +103,13 @@ impl Buddy {
         if small { None } else { self.alloc_at_most(table, most) }
     }
 
-    /// Of the lists that have a block, those of blocks of at most `most` frames, which is not 0.
+    /// Returns the mask of the non-empty lists with blocks of at most `most` frames (not 0).
     fn fitting(&self, most: usize) -> u32 {
         self.nonempty & ((2 << most.ilog2().min(MAX_ORDER.into())) - 1)
     }
 
-    /// Takes the block that `head` heads on the lists, if it has at most 2^`most` frames. Returns its order; it is left `Pooled` with that.
+    /// Takes the listed block with head `head`, if it has at most 2^`most` frames. Returns the
+    /// order; the head becomes `Pooled` with this order.
     #[inline]
     pub(super) fn take(&mut self, table: &FrameTable, head: FrameNumber, most: u8) -> Option<u8> {
         let meta = table.meta(head);
@@ -121,7 +124,8 @@ impl Buddy {
         Some(order)
     }
 
-    /// How many blocks of 2^`order` frames are on the lists, as such or in larger ones; stops counting at `most` or soon after.
+    /// Returns how many blocks of 2^`order` frames are on the lists, including parts of larger
+    /// blocks; stops counting at `most` or soon after.
     pub(super) fn blocks(&self, table: &FrameTable, order: u8, most: u64) -> u64 {
         let mut found = 0;
         for larger in order..=MAX_ORDER {
@@ -134,12 +138,13 @@ impl Buddy {
         found
     }
 
-    /// Fills `run` with single frames and returns how many there were. Blocks as large as the need
-    /// are taken whole, and larger ones cut only when those are used up, so a run costs a few list
-    /// operations, is mostly contiguous, and leaves large blocks alone. For the last few frames none is
-    /// cut: what is left of it would be the small blocks of the next run, and so for ever.
+    /// Fills `run` with single frames and returns their number. Blocks as large as the need are
+    /// taken whole, and larger blocks are split only after those are used up. So a run costs a few
+    /// list operations, is mostly contiguous, and preserves large blocks. For the last few frames
+    /// no block is split, because the remainder would supply the small blocks of the next run, and
+    /// so on indefinitely.
     ///
-    /// Of each block taken only the head's metadata was touched, which keeps the time under the lock
+    /// Only the metadata of each block's head is written, which keeps the time under the lock
     /// short: the caller makes the frames [single](super::FrameMeta::make_single).
     pub(super) fn alloc_bulk(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
         let mut got = 0;
@@ -157,8 +162,8 @@ impl Buddy {
         got
     }
 
-    /// Gives back single frames. Neighbours that follow each other in `run`, as those of one program mostly do, go back as the largest blocks that they
-    /// make, without looking for the buddy of each.
+    /// Frees single frames. Consecutive neighbours in `run`, which are common for the frames of one
+    /// program, are freed as the largest blocks they form, without a check of each frame's buddy.
     pub(super) fn free_run(&mut self, table: &FrameTable, run: &[FrameNumber]) {
         let mut left = run;
         while let [first, ..] = left {
@@ -174,7 +179,7 @@ impl Buddy {
         }
     }
 
-    /// Gives back a block of 2^`order` frames, and merges it as far as its buddies are free.
+    /// Frees a block of 2^`order` frames, and merges it with free buddies.
     pub(super) fn free(&mut self, table: &FrameTable, frame: FrameNumber, order: u8) {
         debug_assert!(!table.meta(frame).kind().is_listed(), "{frame:?} freed twice");
         self.free += 1 << order;
@@ -208,7 +213,7 @@ impl Buddy {
 
     fn unlink(&mut self, table: &FrameTable, head: u32, order: u8) {
         let meta = table.meta(FrameNumber(head));
-        // From now on it counts the huge leaves.
+        // The field counts huge leaves while the frame is in use.
         let (prev, next) = (meta.prev.load(Ordering::Relaxed), meta.next.load(Ordering::Relaxed));
         meta.next.store(0, Ordering::Relaxed);
         if next != NO_FRAME {
@@ -224,8 +229,8 @@ impl Buddy {
         }
     }
 
-    /// Walks every list and checks the free-list invariant by brute force. Returns the free frames
-    /// that it found.
+    /// Walks every list and checks the free-list invariant by brute force. Returns the number of
+    /// free frames found.
     pub(super) fn validate(&self, table: &FrameTable) -> Result<u64, Imbalance> {
         let mut found = 0;
         for order in 0..=MAX_ORDER {
@@ -233,7 +238,7 @@ impl Buddy {
             if (at != NO_FRAME) != (self.nonempty & (1 << order) != 0) {
                 return Err(Imbalance::new(at, "the mask of non-empty lists is wrong"));
             }
-            // A list that runs in a circle meets a frame twice, and its `prev` cannot match both.
+            // A cyclic list visits a frame twice, and the frame's `prev` cannot match both times.
             while at != NO_FRAME {
                 let wrong = |what| Err(Imbalance::new(at, what));
                 let meta = table.meta(FrameNumber(at));
@@ -266,11 +271,11 @@ impl Buddy {
     }
 }
 
-/// How many frames follow each other from the first of `run` on.
+/// Returns the number of consecutive frames at the start of `run`.
 #[inline(always)]
 fn neighbours(run: &[FrameNumber]) -> usize {
     let Some(first) = run.first() else { return 0 };
-    // Mostly all of them, which takes no branch for each.
+    // Usually all frames are consecutive; this check has no branch for each frame.
     let differ = run.iter().zip(first.0..).fold(0, |differ, (frame, at)| differ | (frame.0 ^ at));
     if differ == 0 {
         return run.len();
@@ -304,7 +309,7 @@ mod tests {
         buddy
     }
 
-    /// Every block on the free lists: head and order.
+    /// Returns every block on the free lists: head and order.
     fn lists(buddy: &Buddy, table: &FrameTable) -> BTreeSet<(u32, u8)> {
         let mut blocks = BTreeSet::new();
         for order in 0..=MAX_ORDER {
@@ -333,14 +338,14 @@ mod tests {
         ]
     }
 
-    /// The naive model: which frames there are, and which blocks are out.
+    /// The reference model: the existing frames, and the allocated blocks.
     struct Model {
         frames: BTreeSet<u32>,
         out: BTreeMap<u32, u8>,
     }
 
     impl Model {
-        /// Notes a block as out: all its frames exist, and none was out before.
+        /// Records a block as allocated: all its frames exist, and none was allocated before.
         fn take(&mut self, head: u32, order: u8) {
             assert!(head.is_multiple_of(1 << order));
             for frame in head..head + (1 << order) {
@@ -357,8 +362,8 @@ mod tests {
             Some((head, order))
         }
 
-        /// Whether the free frames hold an aligned block of that order, so that an allocator which
-        /// merges at once must find one.
+        /// Returns whether the free frames contain an aligned block of this order, which an
+        /// allocator with immediate merging must find.
         fn has(&self, order: u8) -> bool {
             order <= MAX_ORDER
                 && self.frames.iter().any(|&head| {
@@ -378,7 +383,8 @@ mod tests {
             hole in 0u32..if cfg!(miri) { 5 } else { 70 },
             steps in prop::collection::vec(step(), 1..if cfg!(miri) { 6 } else { 120 }),
         ) {
-            // The last region is another node's, all free, and nothing may merge with it.
+            // The last region belongs to another node, with all frames free, and no block may merge
+            // with it.
             let second = first + sizes.0 + hole;
             let third = second + sizes.1;
             let regions =
@@ -440,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_leaves_large_blocks_alone_while_small_ones_serve() {
+    fn a_run_preserves_large_blocks_while_small_blocks_suffice() {
         let (table, mut buddy) = node_of(&[region(0, 64, 64), region(0, 129, 16)], 0);
         let mut run = [FrameNumber(0); 14];
         assert_eq!(buddy.alloc_bulk(&table, &mut run), 14);
@@ -453,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn the_validator_sees_what_is_wrong() {
+    fn validate_detects_corrupt_lists() {
         type Damage = fn(&FrameTable, &mut Buddy);
         let broken = |damage: Damage| {
             let (table, mut buddy) = node_of(&[region(0, 8, 8)], 0);

@@ -1,8 +1,8 @@
-//! Many single frames at a time, for faults that map many pages at once.
+//! Bulk allocation of single frames, for faults that map many pages at once.
 //!
-//! A bulk allocation is optional work: it never waits, takes only frames that are there, and none that would make
-//! memory [short](Frames::is_short). So it may return fewer frames than were asked for, or none. Frames that were not needed go
-//! back to the CPU's lists, still zeroed if they were.
+//! A bulk allocation is optional work: it never waits, takes only free frames, and none that would
+//! make memory [short](Frames::is_short). So it may return fewer frames than requested, or none.
+//! Unneeded frames return to the CPU's lists; zeroed frames stay zeroed.
 
 use super::arena::Lists;
 use super::owned::{Clean, Frame, Settled, Zeroed};
@@ -15,17 +15,17 @@ use crate::sync::wait::Wait;
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Single frames that belong to the holder of this value, in its buffer.
+/// Single frames owned by the holder of this value, in a buffer of the holder.
 #[must_use = "frames that are dropped are lost"]
 pub struct Bulk<'b, S> {
-    /// *Invariant (a bulk owns):* the frames of these numbers are this value's, each a single frame in
-    /// state `S`.
+    /// *Invariant (a bulk owns):* this value owns the frames of these numbers, each a single frame
+    /// in state `S`.
     numbers: &'b mut [FrameNumber],
     state: PhantomData<S>,
 }
 
 impl<'b, S> Bulk<'b, S> {
-    /// No frames.
+    /// Returns a bulk without frames.
     pub const fn empty() -> Self {
         Self { numbers: &mut [], state: PhantomData }
     }
@@ -34,27 +34,27 @@ impl<'b, S> Bulk<'b, S> {
         Self { numbers, state: PhantomData }
     }
 
-    /// How many frames are left.
+    /// Returns the number of remaining frames.
     #[inline]
     pub const fn len(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Whether none is left.
+    /// Returns whether no frame remains.
     #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// The numbers of the frames that are left, in the order in which they come.
+    /// Returns the numbers of the remaining frames, in order.
     #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn numbers(&self) -> &[FrameNumber] {
         self.numbers
     }
 
-    /// Takes the next frame. Frames that lie together come in ascending order.
+    /// Takes the next frame. Contiguous frames come in ascending order.
     #[inline]
     pub fn pop(&mut self) -> Option<Frame<S>> {
         let (first, rest) = core::mem::take(&mut self.numbers).split_first_mut()?;
@@ -64,7 +64,7 @@ impl<'b, S> Bulk<'b, S> {
 }
 
 impl<'b, S> Bulk<'b, S> {
-    /// Takes the next `count` frames, or all that are left.
+    /// Takes the next `count` frames, or all remaining frames if there are fewer.
     #[inline]
     pub fn take(&mut self, count: usize) -> Self {
         let numbers = core::mem::take(&mut self.numbers);
@@ -82,7 +82,7 @@ impl<S> fmt::Debug for Bulk<'_, S> {
 }
 
 impl Frames {
-    /// Up to `to.len()` frames of anything, as many as can be spared.
+    /// Allocates up to `to.len()` frames with arbitrary contents, as many as can be spared.
     #[cfg(any(test, loom, shuttle))]
     pub fn alloc_bulk<'b>(
         &self,
@@ -95,7 +95,7 @@ impl Frames {
         Bulk::new(&mut to[..got])
     }
 
-    /// Up to `to.len()` frames of `node`, and of no other, straight from its arenas.
+    /// Allocates up to `to.len()` frames of `node`, and of no other node, directly from its arenas.
     pub fn alloc_on<'b>(
         &self,
         local: &Local,
@@ -105,14 +105,14 @@ impl Frames {
     ) -> Bulk<'b, Clean> {
         let mut got = self.take_on(node, to, wait);
         if got < to.len() {
-            // This CPU may keep some.
+            // This CPU may keep some in its lists.
             self.drain(local, wait);
             got += self.take_on(node, &mut to[got..], wait);
         }
         self.single(&mut to[..got])
     }
 
-    /// The same, without those that this CPU keeps.
+    /// As [`alloc_on`](Self::alloc_on), without the frames kept by this CPU.
     pub fn take_from<'b>(
         &self,
         node: u8,
@@ -123,13 +123,13 @@ impl Frames {
         self.single(&mut to[..got])
     }
 
-    /// Frames that were just taken from arenas, each by itself.
+    /// Makes frames just taken from arenas single frames.
     fn single<'b>(&self, taken: &'b mut [FrameNumber]) -> Bulk<'b, Clean> {
         self.table.each(taken).for_each(FrameMeta::make_single);
         Bulk::new(taken)
     }
 
-    /// Takes frames of `node` from its arenas, and returns how many there were.
+    /// Takes frames of `node` from its arenas, and returns their number.
     fn take_on(&self, node: u8, to: &mut [FrameNumber], wait: &impl Wait) -> usize {
         let mut got = 0;
         for arena in self.layout.arenas_of(node).map(|number| &self.arenas[number]) {
@@ -138,7 +138,7 @@ impl Frames {
             }
             got += arena.locked(wait, |lists| lists.alloc_bulk(&self.table, &mut to[got..]));
         }
-        // Taken before they are reserved, as in `take_block`.
+        // The frames are taken before they are reserved, as in `take_block`.
         let reserved = self.reserve(1, |available| available.min(got as u64)).unwrap_or(0) as usize;
         for number in &to[reserved..got] {
             let give_back = |lists: &mut Lists| lists.free.free(&self.table, *number, 0);
@@ -147,8 +147,8 @@ impl Frames {
         reserved
     }
 
-    /// Up to `to.len()` zeroed frames, as many as can be spared, and how many of them were zeroed
-    /// before. The others are zeroed here.
+    /// Allocates up to `to.len()` zeroed frames, as many as can be spared. Returns them and the
+    /// number of pre-zeroed frames among them. The others are zeroed here.
     #[inline(always)]
     pub fn alloc_zeroed_bulk<'b>(
         &self,
@@ -173,8 +173,8 @@ impl Frames {
         (Bulk::new(&mut to[..got]), zeroed)
     }
 
-    /// [Publishes](Self::publish) the frames of `bulk` with consecutive indices, the first at page `index`, and returns their
-    /// numbers.
+    /// [Publishes](Self::publish) the frames of `bulk` with consecutive indices, the first at page
+    /// `index`, and returns their numbers.
     #[inline(never)]
     pub fn publish_bulk<'b, S: Settled>(
         &self,
@@ -188,15 +188,15 @@ impl Frames {
         bulk.numbers
     }
 
-    /// Frees the frames that are left.
+    /// Frees the remaining frames.
     pub fn free_bulk<S: Settled>(&self, local: &Local, mut bulk: Bulk<'_, S>, wait: &impl Wait) {
         while let Some(frame) = bulk.pop() {
             self.free(local, frame, wait);
         }
     }
 
-    /// As many of `wanted` frames as can be taken without memory being short. What the CPU has already makes it no shorter, so
-    /// the count that all CPUs write is not read for it.
+    /// Returns how many of `wanted` frames can be taken without making memory short. Frames already
+    /// owned by the CPU do not change the answer, so if they suffice, the shared count is not read.
     fn spare(&self, local: &Local, wanted: usize) -> usize {
         let own = self.stocks.get(local).clean.len() as u64 + self.reserves.get(local).len();
         if own >= wanted as u64 && !self.seems_short() {
@@ -222,17 +222,17 @@ impl Frames {
     }
 }
 
-/// How many frames to take of those that can still be had.
+/// How many of the available frames to take.
 #[derive(Clone, Copy)]
 enum Want {
     /// A batch for the CPU's list.
     Batch,
-    /// As many as leave memory not short.
+    /// The maximum without making memory short.
     Spared,
 }
 
-/// Fills `to` from the CPU's `list`, and then with what `take` takes from the nodes: straight where that is
-/// a batch or more, else by way of the list. Returns how many there were.
+/// Fills `to` from the CPU's `list`, and then with frames which `take` takes from the nodes:
+/// directly if the rest is a batch or more, else through the list. Returns the number of frames.
 fn fill(
     list: &Magazine,
     to: &mut [FrameNumber],

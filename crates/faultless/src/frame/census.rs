@@ -8,7 +8,7 @@ use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
 
-/// How many frames there are of each kind, at a quiet moment (while no CPU allocates or frees).
+/// The number of frames of each kind, at a quiet moment (while no CPU allocates or frees).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Census {
@@ -16,10 +16,10 @@ pub struct Census {
     pub reserved: u64,
     /// On the free lists of the buddy allocators.
     pub free: u64,
-    /// In the pools of zeroed frames: free, too.
+    /// In the pools of zeroed frames; also free.
     pub zeroed: u64,
-    /// On the CPUs' lists, or held by the callers that allocated them. At a quiet moment, when all
-    /// CPUs have drained their lists, what is left here is lost.
+    /// On the CPUs' lists, or held by the callers that allocated them. At a quiet moment, after all
+    /// CPUs have drained their lists, frames counted here are leaked.
     pub pooled: u64,
     /// Free, and waiting for a [deferred](crate::tlb::deferred) flush.
     pub owed: u64,
@@ -31,25 +31,25 @@ pub struct Census {
     pub shared: u64,
     /// Pages of zeros.
     pub zero: u64,
-    /// Waiting for a grace period to end.
+    /// Waiting for the end of a grace period.
     pub retired: u64,
-    /// The kernel's own ([`Cpu::alloc_block`](crate::Cpu::alloc_block)).
+    /// Allocated by the kernel ([`Cpu::alloc_block`](crate::Cpu::alloc_block)).
     pub kernel: u64,
-    /// Of the pages of objects, those with another reference than the object's: spaces map them, or a call uses them.
+    /// Pages of objects with a reference besides the object's: mapped by spaces or used by a call.
     pub mapped: u64,
-    /// Of the anonymous pages and those of objects, those that only [pins](crate::Space::pin) keep.
+    /// Anonymous pages and pages of objects kept only by [pins](crate::Space::pin).
     pub pinned: u64,
-    /// Tails without a head; not 0 only when the moment was not quiet.
+    /// Tails without a head; nonzero only if the moment was not quiet.
     pub torn: u64,
 }
 
 impl Census {
-    /// Frames of memory: the sum of all kinds but the reserved.
+    /// Returns the number of frames of memory: the sum of all kinds except the reserved.
     pub const fn total(&self) -> u64 {
         self.free + self.zeroed + self.taken()
     }
 
-    /// Frames that are out of the buddy allocators and pools.
+    /// Returns the number of frames outside the buddy allocators and pools.
     pub const fn taken(&self) -> u64 {
         self.pooled
             + self.owed
@@ -63,13 +63,13 @@ impl Census {
     }
 }
 
-/// A broken promise of the accounting, found by a [census](crate::Vm::census).
+/// A violation of the accounting, found by a [census](crate::Vm::census).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imbalance {
-    /// The frame it was found at, where it has one.
+    /// The frame at which the violation was found, if any.
     pub frame: Option<FrameNumber>,
-    /// What is wrong.
+    /// The violation.
     pub what: &'static str,
 }
 
@@ -91,12 +91,12 @@ impl fmt::Display for Imbalance {
 impl core::error::Error for Imbalance {}
 
 impl Frames {
-    /// Counts every frame by what its metadata says, in time linear in the memory.
+    /// Counts every frame by its metadata, in time linear in the memory.
     pub fn census(&self) -> Census {
         Self::census_of(self.table.blocks().map(|(_, meta)| meta))
     }
 
-    /// As [`census`](Self::census), of the frames of one node.
+    /// As [`census`](Self::census), for the frames of one node.
     pub fn census_on(&self, node: u8) -> Census {
         let own = |meta: &&FrameMeta| self.layout.node(meta.arena()) == node;
         let is_memory = |meta: &&FrameMeta| meta.kind() != Kind::Reserved;
@@ -123,7 +123,7 @@ impl Frames {
                         Use::Zero => &mut census.zero,
                         Use::Retired => &mut census.retired,
                         Use::Kernel => &mut census.kernel,
-                        // No frame of the subsystem is.
+                        // No frame of the subsystem is device memory.
                         Use::Device => &mut census.torn,
                     };
                     (class, 1 << meta.order())
@@ -135,9 +135,9 @@ impl Frames {
     }
 
     /// Checks law 6 by brute force, at a quiet moment: the free lists are well formed, every free
-    /// frame is on one, and the metadata, the lists and the counters agree on how many frames are
-    /// free and how many taken. Returns the census for the caller to compare with what it knows to
-    /// be mapped.
+    /// frame is on a list, and the metadata, the lists and the counters agree on the numbers of
+    /// free and taken frames. Returns the census for a comparison with the mappings known to the
+    /// caller.
     ///
     /// # Errors
     /// The first [`Imbalance`] found.

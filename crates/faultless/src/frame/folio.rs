@@ -1,16 +1,20 @@
-//! Folios: as many contiguous frames, aligned, as a huge leaf maps.
+//! Folios: contiguous, aligned frames, as many as a huge leaf maps.
 //!
-//! The frames of a folio are single frames, each with references of its own. What makes them a folio is where they are: in a file's page
-//! cache, in the order of its pages. So a page of a folio is mapped, copied, pinned, written back and dropped like any other.
+//! The frames of a folio are single frames with separate references. Their location alone makes
+//! them a folio: in a file's page cache, in the order of its pages. So a page of a folio is mapped,
+//! copied, pinned, written back and dropped like any other page.
 //!
-//! A huge leaf would need a reference to each frame. All huge leaves of one folio share these: the first frame's metadata counts the
-//! leaves, and while there is any, one reference to each frame is theirs together. Who adds the first leaf takes these references, before
-//! it counts; who drops the last gives them back, after it has counted. Two CPUs that add the first leaf at the same time both take
-//! references, and the one that counts second gives its own back.
+//! A huge leaf would need a reference to each frame. Instead, all huge leaves of a folio share
+//! their references: the first frame's metadata counts the leaves, and while the count is not zero,
+//! the leaves together have one reference to each frame. A CPU that adds the first leaf takes these
+//! references before it counts the leaf; a CPU that drops the last leaf drops the references after
+//! it has counted. If two CPUs concurrently add the first leaf, both take references, and the CPU
+//! that counts second drops its own again.
 //!
-//! *Invariant (the count of leaves):* it is zero in every frame that is not used, or not the first of a folio that huge leaves map. It has
-//! its place where a free frame has a link of its free list, which is zero once the frame is off the list. So it is looked at by those alone
-//! who have a reference to the frame.
+//! *Invariant (the count of leaves):* the count is zero in every unused frame, and in every frame
+//! except the first of a folio mapped by huge leaves. It shares its field with a link of the free
+//! lists, which is reset to zero when the frame leaves the list. So only CPUs with a reference to
+//! the frame may read the count.
 
 use super::meta::FrameMeta;
 use super::owned::{Clean, Frame};
@@ -21,7 +25,7 @@ use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
 use crate::table::node::{ENTRIES, HUGE_ORDER};
 
-/// The frames of a new folio that are not used yet, in ascending order.
+/// The unused frames of a new folio, in ascending order.
 #[must_use = "frames that are dropped are lost"]
 #[derive(Debug)]
 pub struct NewFolio {
@@ -30,7 +34,7 @@ pub struct NewFolio {
 }
 
 impl NewFolio {
-    /// The next frame, if one is left.
+    /// Takes the next frame, if any remains.
     pub fn pop(&mut self) -> Option<Frame<Clean>> {
         let number = FrameNumber(self.next);
         (self.next != self.end).then(|| {
@@ -40,23 +44,23 @@ impl NewFolio {
     }
 }
 
-/// The frames of the folio that begins with `first`.
+/// Iterates over the frames of the folio that begins with `first`.
 pub fn frames_of(first: FrameNumber) -> impl Iterator<Item = FrameNumber> {
     (first.0..).take(ENTRIES).map(FrameNumber)
 }
 
-/// The first frame of the folio that `frame` is in, if it is in one.
+/// Returns the first frame of the folio that contains `frame`, if `frame` belongs to a folio.
 pub const fn first_of(frame: FrameNumber) -> FrameNumber {
     FrameNumber(frame.0 & !(ENTRIES as u32 - 1))
 }
 
-/// Whether a folio may begin with `first`.
+/// Returns whether a folio may begin with `first`.
 pub const fn is_first(first: FrameNumber) -> bool {
     (first.0 as usize).is_multiple_of(ENTRIES)
 }
 
 impl Frames {
-    /// Allocates the frames of a folio, or gives up without waiting.
+    /// Allocates the frames of a folio without waiting; `None` if no block is free.
     pub fn alloc_folio(&self, local: &Local, wait: &impl Wait) -> Option<NewFolio> {
         let first = self.alloc_order(local, HUGE_ORDER, wait)?.into_number();
         frames_of(first).for_each(|number| self.meta(number).make_single());
@@ -65,12 +69,12 @@ impl Frames {
 }
 
 impl FrameMeta {
-    /// How many huge leaves map the folio that begins with this frame.
+    /// Returns how many huge leaves map the folio that begins with this frame.
     pub fn leaves(&self) -> u32 {
         self.next.load(Ordering::Acquire)
     }
 
-    /// Counts one more leaf, if there is one already.
+    /// Counts one more leaf, if the count is not zero.
     #[must_use]
     pub fn add_leaf(&self) -> bool {
         let mut leaves = self.next.load(Ordering::Relaxed);
@@ -84,14 +88,14 @@ impl FrameMeta {
         false
     }
 
-    /// Counts the first leaf, for which the caller has taken a reference to each frame. False: another CPU was faster, and the references
-    /// are the caller's still.
+    /// Counts the first leaf, for which the caller has taken a reference to each frame. False:
+    /// another CPU was faster, and the caller keeps the references.
     #[must_use]
     pub fn add_first_leaf(&self) -> bool {
         self.next.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Counts one leaf less. True: it was the last, and the references are the caller's.
+    /// Uncounts a leaf. True: this was the last leaf, and the references belong to the caller.
     #[must_use]
     pub fn drop_leaf(&self) -> bool {
         let before = self.next.fetch_sub(1, Ordering::AcqRel);

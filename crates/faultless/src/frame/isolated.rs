@@ -1,12 +1,16 @@
-//! Isolated frames: free frames of one part of memory, taken off the free lists so that nobody allocates them.
+//! Isolated frames: free frames of one part of memory, removed from the free lists so that they
+//! cannot be allocated.
 //!
-//! [Compaction](crate::reclaim::compact) empties a part of memory of 2^order frames, aligned to its size. It *surveys* the part first, by
-//! the frames' metadata alone. Then it gathers what is free there, a few dozen frames under one locking of the arena: these frames
-//! count as taken, and are of the kind `Pooled`, until the [`Isolated`] value that has them gives them back or is dropped. What others free
-//! in the part meanwhile goes to the free lists as ever, and is gathered next time.
+//! [Compaction](crate::reclaim::compact) empties a part of memory of 2^order frames, aligned to its
+//! size. It first *surveys* the part, by the frames' metadata alone. Then it gathers the free
+//! frames of the part, a few dozen under one acquisition of the arena's lock. These frames count as
+//! taken, and have the kind `Pooled`, until their [`Isolated`] value frees them or is dropped.
+//! Frames of the part freed by other CPUs in the meantime go to the free lists as usual, and are
+//! gathered next time.
 //!
-//! Which frames a value has is a bit each. They are blocks, as they were on the free lists; a block is cut up only where single frames are
-//! taken from it. A part all of whose frames are here can be [joined](Isolated::join), and is given back as one block.
+//! A value stores its frames as a bitmap. The frames are blocks, as they were on the free lists; a
+//! block is split only when single frames are taken from it. If all frames of the part are
+//! isolated, they can be [joined](Isolated::join), and are freed as one block.
 
 use super::arena::Lists;
 use super::meta::{Kind, Use};
@@ -19,32 +23,35 @@ use core::fmt;
 const MOST: u8 = 9;
 const WORDS: usize = (1 << MOST) / BITS;
 const BITS: usize = u64::BITS as usize;
-/// How many frames are looked at under one locking of the arena.
+/// The number of frames checked under one acquisition of the arena's lock.
 const CHUNK: u32 = 64;
 
-/// What the frames of a part of memory are, as of some moment for each.
+/// The numbers of frames of a part of memory by kind; each frame is read at a different time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// On free lists.
     pub free: u32,
-    /// Pages of programs and objects that no pin keeps.
+    /// Pages of programs and objects without pins.
     pub movable: u32,
-    /// Anything else that does not go by itself: page tables, the kernel's own, pinned pages, what CPUs keep in their lists.
+    /// All frames that stay in place: page tables, the kernel's own, pinned pages, frames in the
+    /// CPUs' lists.
     pub fixed: u32,
 }
 
-/// Free frames of a part of memory that are off the free lists. They go back when this is dropped.
+/// Free frames of a part of memory, removed from the free lists. The drop frees them.
 #[must_use = "the frames go back when this is dropped"]
 pub struct Isolated<'f> {
     frames: &'f Frames,
     first: FrameNumber,
     order: u8,
-    /// Bit `n % BITS` of word `n / BITS`: frame `first + n` is here. The head of each block says how large it is.
+    /// Bit `n % BITS` of word `n / BITS`: frame `first + n` is isolated. The head of each
+    /// block stores its order.
     own: [u64; WORDS],
 }
 
 impl Frames {
-    /// What the 2^`order` frames from `first` on are. `None`: not all are memory of `node`, or they are of several arenas. Takes no lock.
+    /// Counts the 2^`order` frames starting at `first` by kind. `None`: not all of them are memory
+    /// of `node`, or they belong to several arenas. Takes no lock.
     pub fn survey(&self, node: u8, first: FrameNumber, order: u8) -> Option<Survey> {
         let metas = self.table.run(first, 1 << order)?;
         let arena = metas.first()?.arena();
@@ -72,12 +79,14 @@ impl Frames {
         Some(survey)
     }
 
-    /// None of the 2^`order` frames from `first` on yet, at most 2 MiB, of which there is a [survey](Self::survey).
+    /// Returns an empty value for the 2^`order` frames starting at `first`, at most 2 MiB, which
+    /// were [surveyed](Self::survey).
     pub const fn isolated(&self, first: FrameNumber, order: u8) -> Isolated<'_> {
         Isolated { frames: self, first, order, own: [0; WORDS] }
     }
 
-    /// How many blocks of 2^`order` frames, aligned to their size, are free; stops counting at `most`.
+    /// Returns how many blocks of 2^`order` frames, aligned to their size, are free; stops counting
+    /// at `most`.
     pub fn free_blocks(&self, order: u8, most: u64, wait: &impl Wait) -> u64 {
         let mut found = 0;
         for arena in &self.arenas {
@@ -96,18 +105,18 @@ impl Isolated<'_> {
         1 << self.order
     }
 
-    /// How many frames are here.
+    /// Returns the number of isolated frames.
     pub fn len(&self) -> usize {
         self.own.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The first frame of the part from `frame` on that is not here.
+    /// Returns the first frame of the part at or after `frame` that is not isolated.
     pub fn next_missing(&self, frame: FrameNumber) -> Option<FrameNumber> {
         let at = self.next_from(frame.0.wrapping_sub(self.first.0), false)?;
         (at < self.frames()).then(|| FrameNumber(self.first.0 + at))
     }
 
-    /// Notes whether the `count` frames from place `at` on are here.
+    /// Marks the `count` frames starting at place `at` as isolated or not.
     fn set(&mut self, at: u32, count: u32, here: bool) {
         let (mut at, end) = (at as usize, (at + count) as usize);
         while at < end {
@@ -120,7 +129,7 @@ impl Isolated<'_> {
         }
     }
 
-    /// The place of the first frame from place `at` on that is here, or is not, as `here` says.
+    /// Returns the place of the first frame at or after place `at` whose bit equals `here`.
     fn next_from(&self, at: u32, here: bool) -> Option<u32> {
         let bits_of = |word: u64| if here { word } else { !word };
         let mut word = at as usize / BITS;
@@ -132,17 +141,19 @@ impl Isolated<'_> {
         Some((word * BITS) as u32 + bits.trailing_zeros())
     }
 
-    /// The block here that begins at or after place `at`, and the place behind it.
+    /// Returns the first isolated block at or after place `at`, and the place after the block.
     fn block_from(&self, at: u32) -> Option<(FrameNumber, u32)> {
         let at = self.next_from(at, true)?;
         let head = FrameNumber(self.first.0 + at);
         Some((head, at + (1 << self.frames.meta(head).order())))
     }
 
-    /// Takes what is free in the part off the free lists, if so many frames may be taken. A part that is wholly free is left alone.
+    /// Removes the free frames of the part from the free lists, if the limit allows taking them. A
+    /// completely free part is not touched.
     pub fn gather(&mut self, wait: &impl Wait) {
         let missing = u64::from(self.frames()) - self.len() as u64;
-        // Reserved first: what turns out not to be free is released below. Memory is not short.
+        // The frames are reserved first; the reservation of frames that are not free is released
+        // below. Memory is not short.
         if self.frames.reserve(missing.max(1), |_| missing).is_none() {
             return;
         }
@@ -162,12 +173,13 @@ impl Isolated<'_> {
         self.frames.release(missing - got);
     }
 
-    /// Takes the free block that the frame at place `at` heads, if it heads one. Returns how many frames that is.
+    /// Takes the free block whose head is at place `at`, if there is one. Returns the number of its
+    /// frames.
     fn take_block(&mut self, lists: &mut Lists, at: u32) -> u32 {
         let head = FrameNumber(self.first.0 + at);
         let table = &self.frames.table;
         let meta = table.meta(head);
-        // What is on a list stays there while its arena is locked.
+        // A block on a list stays there while its arena is locked.
         let list = if meta.is(Kind::Free) {
             &mut lists.free
         } else if meta.is(Kind::Zeroed) {
@@ -181,7 +193,7 @@ impl Isolated<'_> {
         1 << order
     }
 
-    /// Adds a single frame of the part, which is free.
+    /// Adds a single free frame of the part.
     pub fn put(&mut self, frame: Frame<Clean>) {
         debug_assert_eq!(frame.order(), 0, "blocks are gathered");
         let number = frame.into_number();
@@ -212,7 +224,8 @@ impl Isolated<'_> {
         Bulk::new(&mut to[..got])
     }
 
-    /// Makes one block of all frames of the part, if all are here. It is given back as one.
+    /// Makes one block of all frames of the part, if all are isolated. The block is freed as a
+    /// whole.
     pub fn join(&mut self) -> bool {
         if self.len() != self.frames() as usize && !lost(Mutant::CompactLooksAgain) {
             return false;
@@ -236,7 +249,7 @@ impl Drop for Isolated<'_> {
         let frames = self.frames;
         while at < self.frames() {
             let end = at + CHUNK.min(self.frames());
-            // An arena's lock is a leaf: its holder waits for nothing.
+            // An arena's lock is a leaf: its holder does not wait.
             frames.arena_of(self.first).locked(&Spin, |lists| {
                 while let Some((head, behind)) = self.block_from(at).filter(|_| at < end) {
                     lists.free.free(&frames.table, head, frames.meta(head).order());

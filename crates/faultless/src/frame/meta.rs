@@ -2,19 +2,19 @@
 //!
 //! # Ownership of the line
 //!
-//! The metadata of a frame belongs to the owner of the frame: the arena's buddy allocator (under its
-//! lock), one CPU's list, the holder of a [`Frame`](super::Frame) value, or, once it is published,
+//! The metadata of a frame belongs to the owner of the frame: the arena's buddy allocator (under
+//! its lock), one CPU's list, the holder of a [`Frame`](super::Frame) value, or, after publication,
 //! every holder of a mapping or a reference. A line holds the metadata of one frame only, so a
-//! fault that installs a fresh frame writes its metadata without writing a line that another CPU
-//! uses; plain stores suffice, because the release store of the page-table entry that publishes the
-//! frame's number publishes them too.
+//! fault that installs a new frame writes its metadata without writing a line used by another CPU.
+//! Plain stores suffice, because the release store of the page-table entry that publishes the
+//! frame's number also publishes them.
 //!
 //! # Heads and tails
 //!
 //! Frames are handled in blocks of 2^order, aligned to their size. A block's first frame is its
-//! *head* and says what the block is; all others are *tails*. So a walk over heads
-//! ([`census`](super::Frames::census)) meets every frame exactly once, and whether a block's buddy
-//! can be merged is read from one word.
+//! *head* and describes the block; all others are *tails*. So a walk over heads
+//! ([`census`](super::Frames::census)) visits every frame exactly once, and one word shows whether
+//! a block's buddy can be merged.
 
 use super::MAX_ORDER;
 use crate::addr::FrameNumber;
@@ -28,17 +28,17 @@ use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 
-/// "No frame" in a free list's link; the frame of this number does not exist.
+/// "No frame" in a free list's link; no frame has this number.
 pub(super) const NO_FRAME: u32 = u32::MAX;
-/// The arena of frames that belong to none: holes between regions.
+/// The arena of frames without an arena: holes between regions.
 const NO_ARENA: u8 = u8::MAX;
 
-/// The most huge leaves that may map a folio.
+/// The maximum number of huge leaves that map a folio.
 pub(super) const MOST_LEAVES: u32 = u32::MAX >> 1;
 /// A pin, in the count of a frame's references.
 const PIN: u32 = 1 << 22;
 
-/// What a published frame is used for.
+/// The use of a published frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -51,15 +51,15 @@ pub enum Use {
     Shared = 8,
     /// The zero page, which reads of untouched memory map.
     Zero = 9,
-    /// Unlinked, waiting for a grace period to end.
+    /// Unlinked, waiting for the end of a grace period.
     Retired = 10,
-    /// A kernel's own ([`Block`](crate::Block)).
+    /// Allocated by a kernel ([`Block`](crate::Block)).
     Kernel = 11,
-    /// None of the subsystem's: device memory, of which there is no metadata.
+    /// Not a frame of the subsystem: device memory, which has no metadata.
     Device = 12,
 }
 
-/// What a frame is at present.
+/// The current kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Not memory: a hole between regions.
@@ -70,17 +70,17 @@ pub enum Kind {
     Free,
     /// Heads a block of zeros in its arena's pool.
     Zeroed,
-    /// Out of the buddy allocators and not published: on a CPU's list, or held by the caller
-    /// that allocated it, as a [`Frame`](super::Frame) value.
+    /// Outside the buddy allocators and not published: on a CPU's list, or held by the caller that
+    /// allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
-    /// Free, once the flush that is [deferred](super::owed) for it is done.
+    /// Free, after its [deferred](super::owed) flush.
     Owed,
     /// Published.
     Used(Use),
 }
 
 impl Kind {
-    /// Whether it is on a list of a buddy allocator.
+    /// Returns whether a frame of this kind heads a block on a list of a buddy allocator.
     pub(super) const fn is_listed(self) -> bool {
         matches!(self, Self::Free | Self::Zeroed)
     }
@@ -97,7 +97,8 @@ impl Kind {
         }
     }
 
-    /// Only `encode` writes the byte; what it never writes reads as the kind that is never touched.
+    /// Only `encode` writes the byte; values never written decode as the kind whose frames are
+    /// never touched.
     const fn decode(byte: u8) -> Self {
         match byte {
             1 => Self::Tail,
@@ -120,40 +121,44 @@ impl Kind {
 #[repr(C, align(64))]
 pub struct FrameMeta {
     kind: AtomicU8,
-    /// log2 of the frames in the block this frame heads; of no meaning in a tail.
+    /// log2 of the frames in the block headed by this frame; meaningless in a tail.
     order: AtomicU8,
-    /// The arena that it is of, or [`NO_ARENA`]; never changes.
+    /// The arena of the frame, or [`NO_ARENA`]; never changes.
     arena: u8,
-    /// How often reclaim spares it: see [`clock`](crate::reclaim::clock). That of a private page counts from the first look at it on.
+    /// The use count of the frame: how often reclaim spares it, see
+    /// [`clock`](crate::reclaim::clock). For a private page it is valid after the first scan.
     pub(crate) lives: AtomicU8,
-    /// How many mappings, transient references and pins a published frame has. The low 22 bits count mappings and transient
-    /// references:
+    /// The number of mappings, transient references and pins of a published frame. The low 22 bits
+    /// count mappings and transient references:
     ///
     /// | value | meaning |
     /// |---|---|
-    /// | 0 | not published: the allocator's, or one owner's; or only pins keep it; or its last reference was just dropped |
+    /// | 0 | not published: owned by the allocator or one owner; or kept only by pins; or the last reference was just dropped |
     /// | 1 | one mapping, whose holder may reuse the frame in place under the entry's lock; or one reference that outlived the mappings |
     /// | 2 ..= [`MAX_MAPPINGS`](Self::MAX_MAPPINGS) | several |
-    /// | .. [`MAX_REFS`](Self::MAX_REFS) | as many mappings as there may be, and transient references |
+    /// | .. [`MAX_REFS`](Self::MAX_REFS) | the maximum number of mappings, and transient references |
     ///
-    /// The high 10 bits count [pins](crate::Space::pin), so that one atomic tells of both. Neither count spills into the other: no
-    /// mapping, and no pin, is added to as many as there may be.
+    /// The high 10 bits count [pins](crate::Space::pin), so that one atomic contains both. Neither
+    /// count overflows into the other: no mapping and no pin is added at the maximum.
     refs: AtomicU32,
-    /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
-    /// translation that outlived it is found out even before the frame has a new owner.
+    /// The number of the current ownership: incremented at the end of each ownership, at every
+    /// free, and never reset. So a stale translation is detected even before the frame has a new
+    /// owner.
     owner: AtomicU64,
-    /// The word of the [anchor](crate::rmap) that leads to what may map this frame. Written by the owner before it
-    /// publishes the frame, and by a CPU that holds the entry of its only mapping.
+    /// The word of the [anchor](crate::rmap) that leads to the possible mappings of this frame.
+    /// Written by the owner before it publishes the frame, and by a CPU that holds the entry of the
+    /// only mapping.
     pub anchor: AtomicU64,
-    /// The page index of this frame under `anchor`; written as `anchor` is.
+    /// The page index of this frame under `anchor`; written together with `anchor`.
     pub index: AtomicU64,
-    /// The stamp of the last time that reclaim cleared the accessed bit of an entry that maps this frame, of meaning where an entry is
-    /// [aged](crate::table::Entry::is_aged): see [`cold`](crate::reclaim::cold).
+    /// The stamp of the last time that reclaim cleared the accessed bit of an entry mapping this
+    /// frame. Meaningful only if an entry is [aged](crate::table::Entry::is_aged): see
+    /// [`cold`](crate::reclaim::cold).
     pub(crate) aged: AtomicU64,
-    /// Through which a frame that lock-free readers may still look at waits for them.
+    /// Links a retired frame into the list of objects which wait for lock-free readers.
     retire: RetireLink,
-    /// Neighbours on the buddy allocator's free list, where `kind` is `Free` or `Zeroed`. Of a used frame, `next` is the [count of
-    /// huge leaves](super::folio), and `prev` has no meaning.
+    /// Neighbours on the buddy allocator's free list, if `kind` is `Free` or `Zeroed`. In a used
+    /// frame, `next` is the [count of huge leaves](super::folio), and `prev` has no meaning.
     pub(super) prev: AtomicU32,
     pub(super) next: AtomicU32,
 }
@@ -163,16 +168,15 @@ pub struct FrameMeta {
 const _: () = assert!(size_of::<FrameMeta>() == 64);
 
 impl FrameMeta {
-    /// The most references a frame may have.
+    /// The maximum number of references to a frame.
     pub const MAX_REFS: u32 = PIN - 1;
-    /// The count from which on no reference for another mapping is given. What is left up to
-    /// [`MAX_REFS`](Self::MAX_REFS) is for transient references, of which a CPU has a few at a time; so
-    /// these are always to be had.
+    /// The count at which no further reference for a mapping is granted. The remaining references
+    /// up to [`MAX_REFS`](Self::MAX_REFS) are for transient references, of which a CPU has a few at
+    /// a time; so a transient reference is always available.
     pub const MAX_MAPPINGS: u32 = Self::MAX_REFS - (1 << 16);
-    /// The most pins that a frame may have: 1023.
+    /// The maximum number of pins of a frame: 1023.
     pub const MAX_PINS: u32 = u32::MAX / PIN;
-    /// The kind of a frame's [`RetireLink`]. Other objects that wait for grace periods take other
-    /// numbers.
+    /// The kind of a frame's [`RetireLink`]. Other retired objects use other numbers.
     pub const RETIRE_KIND: u8 = 0;
 
     fn new(kind: Kind, arena: u8) -> Self {
@@ -192,25 +196,27 @@ impl FrameMeta {
         }
     }
 
-    /// Whether it is of `kind`: one comparison.
+    /// Returns whether the frame is of `kind`, with one comparison.
     #[inline(always)]
     pub(super) fn is(&self, kind: Kind) -> bool {
         self.kind.load(Ordering::Relaxed) == kind.encode()
     }
 
-    /// Whether it is a page of a program or an object, as far as [`kind`](Self::kind) is steady.
+    /// Returns whether the frame is a page of a program or an object, to the extent that
+    /// [`kind`](Self::kind) is stable.
     #[inline(always)]
     pub fn is_page(&self) -> bool {
         self.is(Kind::Used(Use::Anon)) || self.is(Kind::Used(Use::Shared))
     }
 
-    /// What the frame is. Steady only while the caller owns it, or everything is quiet.
+    /// Returns the kind of the frame. Stable only while the caller owns the frame, or at a quiet
+    /// moment.
     #[inline]
     pub fn kind(&self) -> Kind {
         Kind::decode(self.kind.load(Ordering::Relaxed))
     }
 
-    /// Declares what an owned frame is used for: a plain store.
+    /// Sets the use of an owned frame: a plain store.
     #[inline]
     pub fn set_use(&self, usage: Use) {
         self.kind.store(usage as u8, Ordering::Relaxed);
@@ -221,7 +227,7 @@ impl FrameMeta {
         self.kind.store(kind.encode(), Ordering::Relaxed);
     }
 
-    /// log2 of the frames in the block that this frame heads.
+    /// Returns log2 of the frames in the block that this frame heads.
     #[inline]
     pub fn order(&self) -> u8 {
         self.order.load(Ordering::Relaxed)
@@ -232,58 +238,59 @@ impl FrameMeta {
         self.order.store(order, Ordering::Relaxed);
     }
 
-    /// The arena of the frame; of no meaning for a reserved frame.
+    /// Returns the arena of the frame; meaningless for a reserved frame.
     #[inline]
     pub(super) const fn arena(&self) -> u8 {
         self.arena
     }
 
-    /// Which ownership of the frame this is. A translation made under one ownership and used under
-    /// another breaks law 1, which is what checked machines compare it for.
+    /// Returns the number of the current ownership of the frame. Using a translation from an
+    /// earlier ownership violates law 1; checked machines compare this number to detect it.
     #[inline]
     pub fn owner(&self) -> u64 {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Ends the present ownership. The owner alone calls it, so no read-modify-write is needed.
+    /// Ends the current ownership. Only the owner calls this, so no read-modify-write is needed.
     #[inline]
     pub(super) fn end_ownership(&self) {
         self.owner.store(self.owner.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The number of mappings and transient references. With `Acquire`: a CPU that reads 1 while it holds the entry
-    /// of the only mapping sees all that holders of dropped references did to the frame.
+    /// Returns the number of mappings and transient references. With `Acquire`: a CPU that reads 1
+    /// while holding the entry of the only mapping sees all accesses to the frame by holders of
+    /// dropped references.
     #[inline]
     pub fn refs(&self) -> u32 {
         self.refs.load(Ordering::Acquire) & Self::MAX_REFS
     }
 
-    /// Whether it has any reference or pin.
+    /// Returns whether the frame has any reference or pin.
     #[inline]
     pub fn is_referred_to(&self) -> bool {
         self.refs.load(Ordering::Acquire) != 0
     }
 
-    /// Whether it has one mapping or transient reference, and no pin.
+    /// Returns whether the frame has one mapping or transient reference, and no pin.
     #[inline]
     pub fn is_sole(&self) -> bool {
         self.refs.load(Ordering::Acquire) == 1
     }
 
-    /// Whether it has pins.
+    /// Returns whether the frame has pins.
     #[inline]
     pub fn is_pinned(&self) -> bool {
         self.refs.load(Ordering::Acquire) >= PIN
     }
 
-    /// Whether no pin can be added.
+    /// Returns whether no pin can be added.
     #[inline]
     pub fn is_full_of_pins(&self) -> bool {
         self.refs.load(Ordering::Relaxed) / PIN == Self::MAX_PINS
     }
 
-    /// Takes a pin of a frame that may have lost its last reference: then, or when it has
-    /// [`MAX_PINS`](Self::MAX_PINS), it returns false and changes nothing. Ordered as
+    /// Takes a pin of a frame that may have lost its last reference. If so, or if the frame has
+    /// [`MAX_PINS`](Self::MAX_PINS), returns false and changes nothing. Ordered as
     /// [`get_ref_unless_zero`](Self::get_ref_unless_zero).
     pub fn pin(&self) -> bool {
         let mut refs = self.refs.load(Ordering::Relaxed);
@@ -297,14 +304,14 @@ impl FrameMeta {
         false
     }
 
-    /// Drops all references of a frame without pins, of which the caller has `refs`, if there are no others. True: the caller owns the
-    /// frame, as with [`put_ref`](Self::put_ref). False: nothing has changed.
+    /// Drops the caller's `refs` references to a frame without pins, if there are no others. True:
+    /// the caller owns the frame, as with [`put_ref`](Self::put_ref). False: nothing has changed.
     #[must_use]
     pub fn put_all(&self, refs: u32) -> bool {
         self.refs.compare_exchange(refs, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Drops a pin. True: nothing refers to the frame any more, and the caller owns it, as with
+    /// Drops a pin. True: no reference or pin remains, and the caller owns the frame, as with
     /// [`put_ref`](Self::put_ref).
     pub fn unpin(&self) -> bool {
         let old = self.refs.fetch_sub(PIN, Ordering::Release);
@@ -315,17 +322,19 @@ impl FrameMeta {
         old == PIN
     }
 
-    /// Sets the count of a frame that is owned and not yet published: a plain store. Release, because a CPU that
-    /// takes a reference by an old entry ([`get_ref_unless_zero`](Self::get_ref_unless_zero))
-    /// must see that the entry no longer names the frame.
+    /// Sets the count of an owned frame that is not yet published: a plain store. Release, because
+    /// a CPU that takes a reference through an old entry
+    /// ([`get_ref_unless_zero`](Self::get_ref_unless_zero)) must see that the entry no longer names
+    /// the frame.
     #[inline]
     pub(super) fn set_refs(&self, refs: u32) {
         let lost = lost(Mutant::FreshCountReleases);
         self.refs.store(refs, if lost { Ordering::Relaxed } else { Ordering::Release });
     }
 
-    /// Describes an owned frame: used for `usage`, with `refs` references, under `anchor` at page `index`. Plain
-    /// stores, of which that of the count is one: afterwards the clock, and who knows the frame from an old entry, may take references.
+    /// Describes an owned frame: used for `usage`, with `refs` references, under `anchor` at page
+    /// `index`. All stores are plain, including the store of the count: afterwards the clock hands,
+    /// and CPUs with an old entry of the frame, may take references.
     #[inline(always)]
     pub(super) fn publish(&self, usage: Use, anchor: u64, index: u64, refs: u32) {
         self.set_use(usage);
@@ -340,16 +349,17 @@ impl FrameMeta {
         self.set_refs(refs);
     }
 
-    /// Makes a frame out of a block that was cut up a free frame of its own, on a CPU's list.
+    /// Makes a frame of a divided block a single free frame, on a CPU's list.
     #[inline]
     pub(super) fn make_single(&self) {
         self.order.store(0, Ordering::Relaxed);
         self.set_kind(Kind::Pooled);
     }
 
-    /// Takes a reference for one more mapping of a frame that the caller already has a reference to (or
-    /// whose mapping it holds locked). Relaxed: the one at hand orders everything. False: it has
-    /// [`MAX_MAPPINGS`](Self::MAX_MAPPINGS), and nothing has changed.
+    /// Takes a reference for one more mapping of a frame to which the caller already has a
+    /// reference (or whose mapping the caller holds locked). Relaxed: the existing reference
+    /// provides the ordering. False: the frame has [`MAX_MAPPINGS`](Self::MAX_MAPPINGS), and
+    /// nothing has changed.
     #[inline]
     #[must_use]
     pub fn get_mapping(&self) -> bool {
@@ -358,14 +368,14 @@ impl FrameMeta {
         debug_assert!(old != 0 && old < Self::MAX_REFS, "a reference out of nothing: {old}");
         let full = old >= Self::MAX_MAPPINGS;
         if full {
-            // Not the last: the caller has one.
+            // This is not the last reference, because the caller has one.
             self.refs.fetch_sub(1, Ordering::Relaxed);
         }
         !full
     }
 
-    /// As [`get_mapping_unless_zero`](Self::get_mapping_unless_zero), for a frame without pins: false, too, where it has some, or where
-    /// the count changes meanwhile.
+    /// As [`get_mapping_unless_zero`](Self::get_mapping_unless_zero), for a frame without pins:
+    /// also returns false if the frame has pins, or if the count changes concurrently.
     #[inline(always)]
     #[must_use]
     pub fn try_get_mapping_unpinned(&self) -> bool {
@@ -378,22 +388,22 @@ impl FrameMeta {
             && self.refs.compare_exchange(refs, refs + 1, acquire, relaxed).is_ok()
     }
 
-    /// Whether no mapping can be added.
+    /// Returns whether no mapping can be added.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.refs.load(Ordering::Relaxed) & Self::MAX_REFS >= Self::MAX_MAPPINGS
     }
 
-    /// Takes a transient reference to a frame that may have lost its last one: then it returns false and
-    /// changes nothing. `Acquire` on success; whether the frame is still the one that was looked for is
-    /// the caller's to check after it, by the entry that named it.
+    /// Takes a transient reference to a frame that may have lost its last reference; in this case
+    /// returns false and changes nothing. `Acquire` on success. Afterwards the caller must check
+    /// that the frame is still the intended one, by reading the entry that named it.
     #[inline]
     pub fn get_ref_unless_zero(&self) -> bool {
         self.get_ref_below(Self::MAX_REFS)
     }
 
-    /// As [`get_ref_unless_zero`](Self::get_ref_unless_zero), for a mapping: false, too, when the frame has
-    /// [`MAX_MAPPINGS`](Self::MAX_MAPPINGS).
+    /// As [`get_ref_unless_zero`](Self::get_ref_unless_zero), for a mapping: also returns false if
+    /// the frame has [`MAX_MAPPINGS`](Self::MAX_MAPPINGS).
     #[inline]
     pub fn get_mapping_unless_zero(&self) -> bool {
         self.get_ref_below(Self::MAX_MAPPINGS)
@@ -412,11 +422,11 @@ impl FrameMeta {
         false
     }
 
-    /// Drops a reference and returns what remains, pins included. The CPU that gets 0 owns the frame and takes it
-    /// with [`Frames::reclaim`](super::Frames::reclaim).
+    /// Drops a reference and returns the remaining count, including pins. The CPU that gets 0 owns
+    /// the frame and takes it with [`Frames::reclaim`](super::Frames::reclaim).
     ///
-    /// `Release`, and `Acquire` for the last one: all that any holder did to the frame happens
-    /// before the new owner's first act.
+    /// `Release`, and `Acquire` for the last reference: all accesses to the frame by any holder
+    /// happen before the new owner's first access.
     #[inline]
     pub fn put_ref(&self) -> u32 {
         let old = self.refs.fetch_sub(1, Ordering::Release);
@@ -427,14 +437,15 @@ impl FrameMeta {
         old.wrapping_sub(1)
     }
 
-    /// Drops the caller's reference if it is the only one, and no pin is there. True: the caller owns the frame, as with
-    /// [`put_ref`](Self::put_ref), and nobody can take a reference any more.
+    /// Drops the caller's reference if it is the only one, and the frame has no pin. True: the
+    /// caller owns the frame, as with [`put_ref`](Self::put_ref), and no CPU can take a reference
+    /// any more.
     pub fn put_sole(&self) -> bool {
         self.refs.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// The link through which an unlinked frame waits for a grace period.
-    /// [`FrameTable::of_link`] leads back.
+    /// Returns the link through which an unlinked frame waits for a grace period.
+    /// [`FrameTable::of_link`] is the inverse.
     #[inline]
     pub fn retire_link(&self) -> NonNull<RetireLink> {
         NonNull::from(&self.retire)
@@ -461,11 +472,12 @@ pub struct FrameTable {
 }
 
 impl FrameTable {
-    /// Metadata for `regions`, whose frame `f` of node `n` is of arena `arena_of(n, f)`: their frames are tails until a buddy allocator adopts them, the
-    /// holes between them are reserved. Costs 64 bytes a frame, holes included.
+    /// Creates the metadata for `regions`; frame `f` of node `n` belongs to arena
+    /// `arena_of(n, f)`. The frames of the regions are tails until a buddy allocator adopts them;
+    /// the holes between regions are reserved. Costs 64 bytes a frame, holes included.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(super) fn try_new(
         regions: &[MemoryRegion],
         arena_of: impl Fn(u8, u32) -> u8,
@@ -488,22 +500,23 @@ impl FrameTable {
         Ok(Self { base, metas })
     }
 
-    /// The metadata of `frame`, which must lie between the first and the last frame of all regions,
-    /// as every number does that came from this room.
+    /// Returns the metadata of `frame`, which must lie between the first and the last frame of all
+    /// regions, like every number returned by this module.
     #[inline(always)]
     pub fn meta(&self, frame: FrameNumber) -> &FrameMeta {
         &self.metas[frame.0.wrapping_sub(self.base) as usize]
     }
 
-    /// The metadata of each of `frames`, of which the same holds as of that of [`meta`](Self::meta).
+    /// Iterates over the metadata of `frames`, under the condition of [`meta`](Self::meta).
     #[inline(always)]
     pub(super) fn each(&self, frames: &[FrameNumber]) -> impl Iterator<Item = &FrameMeta> {
-        // By value: what is stored to the metadata might change the table, for all that the compiler knows.
+        // By value: otherwise the compiler must assume that stores to the metadata change the
+        // table.
         let (base, metas) = (self.base, &self.metas[..]);
         frames.iter().map(move |frame| &metas[frame.0.wrapping_sub(base) as usize])
     }
 
-    /// Each of the frames `numbers` with its metadata, as [`each`](Self::each).
+    /// Iterates over the frames `numbers` with their metadata, as [`each`](Self::each).
     #[inline(always)]
     pub(super) fn each_of(
         &self,
@@ -516,31 +529,33 @@ impl FrameTable {
         })
     }
 
-    /// The metadata of `frame`, if it lies between the first and the last frame of all regions.
+    /// Returns the metadata of `frame`, if it lies between the first and the last frame of all
+    /// regions.
     #[inline]
     pub fn find(&self, frame: FrameNumber) -> Option<&FrameMeta> {
         self.metas.get(frame.0.wrapping_sub(self.base) as usize)
     }
 
-    /// The metadata of the `count` frames from `first` on, which all lie between the first and the last frame of all regions.
+    /// Returns the metadata of the `count` frames starting at `first`, if all lie between the first
+    /// and the last frame of all regions.
     #[inline]
     pub(super) fn run(&self, first: FrameNumber, count: u32) -> Option<&[FrameMeta]> {
         let from = first.0.wrapping_sub(self.base) as usize;
         self.metas.get(from..)?.get(..count as usize)
     }
 
-    /// The frame whose metadata holds `link`, a link that [`FrameMeta::retire_link`] gave.
+    /// Returns the frame whose metadata contains `link`, a link from [`FrameMeta::retire_link`].
     #[inline]
     pub fn of_link(&self, link: NonNull<RetireLink>) -> FrameNumber {
         let offset = link.as_ptr().addr().wrapping_sub(self.metas.as_ptr().addr());
         FrameNumber(self.base + (offset / size_of::<FrameMeta>()) as u32)
     }
 
-    /// Whether the block of 2^`order` frames at `head` is on a list of the allocator of `arena`, as `kind`.
-    /// The caller holds that arena's lock, without which the answer is not steady.
+    /// Returns whether the block of 2^`order` frames at `head` is on a list of the allocator of
+    /// `arena`, as `kind`. The caller holds this arena's lock; otherwise the result is not stable.
     pub(super) fn is_listed(&self, head: u32, order: u8, arena: u8, kind: Kind) -> bool {
-        // The arena first: it never changes, while the rest of another arena's frame is not ours to
-        // look at.
+        // The arena is checked first: it never changes, whereas the other fields of another arena's
+        // frame must not be read.
         self.metas.get(head.wrapping_sub(self.base) as usize).is_some_and(|meta| {
             meta.arena == arena
                 && meta.kind.load(Ordering::Relaxed) == kind.encode()
@@ -548,13 +563,14 @@ impl FrameTable {
         })
     }
 
-    /// The metadata of every frame.
+    /// Iterates over the metadata of every frame.
     pub(super) fn iter(&self) -> impl Iterator<Item = &FrameMeta> {
         self.metas.iter()
     }
 
-    /// Every block in ascending order: its head, and its head's metadata. Frames that a moving
-    /// allocator shows as a tail without a head come one by one.
+    /// Iterates over all blocks in ascending order, with each head and its metadata. During
+    /// concurrent allocations a frame may appear as a tail without a head; such frames are returned
+    /// one by one.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (FrameNumber, &FrameMeta)> {
         let mut at = 0;
         core::iter::from_fn(move || {

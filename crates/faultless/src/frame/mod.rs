@@ -1,12 +1,13 @@
 //! Frames: physical memory, its owners, and its pending flushes.
 //!
-//! Memory lies in *nodes* (tiers, or sockets), each cut into [arenas](arena) with a buddy allocator (`buddy.rs`) and a
-//! [pool of pre-zeroed frames](zeroed) under one lock. Each CPU keeps short lists (`percpu.rs`) of frames above them, so that allocating
-//! and freeing a frame usually touches nothing but such a list and the frame's own [line of metadata](meta); and a
-//! [reserve](reserve) of batches, so that it seldom takes the lock. Many frames at a time come as a
-//! [`Bulk`]. A frame out of the allocators is a value,
-//! [`Frame`](owned), until it is [published](Frames::publish) to a page-table entry; its type says
-//! whether stale translations to it may exist.
+//! Memory lies in *nodes* (tiers, or sockets), each divided into [arenas](arena) with a buddy
+//! allocator (`buddy.rs`) and a [pool of pre-zeroed frames](zeroed) under one lock. Above them,
+//! each CPU keeps short lists of frames (`percpu.rs`), so that allocating and freeing a frame
+//! usually touches only such a list and the frame's own [line of metadata](meta); and a
+//! [reserve](reserve) of batches, so that the CPU seldom takes the lock. Many frames at a time are
+//! returned as a [`Bulk`]. A frame outside the allocators is a value, [`Frame`](owned), until it is
+//! [published](Frames::publish) to a page-table entry; its type states whether stale translations
+//! to it may exist.
 //!
 //! ```text
 //!  pool ⇄ CPU's list of zeroed frames ⇄ Frame<Zeroed> ─┐
@@ -16,15 +17,17 @@
 //!                                          └─ settle ─ Frame<Owed> ┘
 //! ```
 //!
-//! *Exhaustion.* How many frames are out of the buddy allocators and pools is counted exactly, in
-//! batches, and no frame is handed out that was not reserved in that count first. So what is handed out
-//! never exceeds the [limit](Frames::set_limit), and while the count is below it, allocating one frame
-//! succeeds, be the last ones in a pool; a CPU's own lists serve it beyond that, either for the other.
-//! What other CPUs keep in their lists, or are zeroing, counts as out and cannot be had; therefore lists
-//! are kept small when memory is short: a batch is at most 1/16 of what can still be had, and a list
-//! holds at most two of the batches it was last filled with. All reserves together hold at most 1/32 of memory.
+//! *Exhaustion.* The number of frames outside the buddy allocators and pools is counted exactly, in
+//! batches, and every allocated frame is first reserved in this count. So the number of allocated
+//! frames never exceeds the [limit](Frames::set_limit). While the count is below the limit,
+//! allocating one frame succeeds, even if the last free frames are in a pool. Beyond the limit, a
+//! CPU's own lists can serve it, each list in place of the other. Frames in the lists of other
+//! CPUs, or being zeroed by them, count as taken and are not available; therefore lists are kept
+//! small when memory is short: a batch is at most 1/16 of the available frames, and a list holds at
+//! most two of its last batches. All reserves together hold at most 1/32 of memory.
 //!
-//! Lock order: an arena's lock is a leaf; nothing is taken under it, and no two at a time.
+//! Lock order: an arena's lock is a leaf; no lock is taken under it, and no two arenas are locked
+//! at a time.
 
 mod arena;
 mod buddy;
@@ -64,49 +67,53 @@ use reserve::{BATCH_ORDER, BLOCK, Reserve, SHARES};
 /// log2 of the frames in the largest block: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
 
-/// Memory is short when less than one part in so many of the limit can still be had.
+/// Memory is short if less than 1/`SHORT` of the limit is available.
 const SHORT: u64 = 16;
 
 /// All physical memory.
 pub struct Frames {
     table: FrameTable,
     layout: Layout,
-    /// By the numbers that `layout` gave them.
+    /// Indexed by the numbers in `layout`.
     arenas: Vec<Arena>,
     stocks: PerCpu<Stock>,
     reserves: PerCpu<Reserve>,
     cpus: u64,
     total: u64,
-    /// How many may be out of the arenas; not more than the total.
+    /// The maximum number of frames outside the arenas; not more than the total.
     limit: AtomicU64,
-    /// Whether memory was short when the count of taken frames last changed. Written when it changes, for callers that
-    /// only want to know whether a look at the count is worth while.
+    /// Whether memory was short when the count of taken frames last changed. Written only on
+    /// changes, for callers that only check whether reading the count is worthwhile.
     short: AtomicBool,
-    /// Frames that a node's pool may hold. Here, where all else is read only, as is the next.
+    /// The maximum number of frames in a node's pool. Stored here among read-only fields, like the
+    /// next field.
     zeroed_pool: AtomicU64,
-    /// 0, or `u64::MAX` where there are pools: then the list of clean frames
-    /// [seems empty](Magazine::pop_unless) to an allocation of a zeroed one.
+    /// 0, or `u64::MAX` if there are pools: then the list of clean frames [seems
+    /// empty](Magazine::pop_unless) to an allocation of a zeroed frame.
     pools: AtomicU64,
     counts: Padded<Counts>,
 }
 
-/// Written where batches move, not where frames do.
+/// Written when batches move, not when single frames do.
 struct Counts {
-    /// Frames out of the buddy allocators and pools, or promised to a CPU that is about to take them.
+    /// Frames outside the buddy allocators and pools, or reserved for a CPU that is about to take
+    /// them.
     taken: AtomicU64,
 }
 
 impl Frames {
-    /// All frames of `regions`, free, for `cpus` CPUs, of which CPU `n` has the nearest node `nearest(n)`.
+    /// Creates the frames of `regions`, all free, for `cpus` CPUs; the nearest node of CPU `n` is
+    /// `nearest(n)`.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted: it takes 64 bytes a frame.
+    /// [`OutOfMemory`] if the heap is exhausted: the metadata takes 64 bytes a frame.
     ///
     /// # Safety
-    /// The regions are those of one machine, as [`Machine::regions`](crate::Machine::regions) promises, and nothing
-    /// else hands out their frames. Whatever is given a machine here, [`Frame::zero`] among them, is given that one, and
-    /// frames, runs and numbers of frames come back to the `Frames` that they are of. So no frame is of use without an
-    /// `unsafe` that answers for it.
+    /// The regions are those of one machine, as [`Machine::regions`](crate::Machine::regions)
+    /// promises, and no other code allocates their frames. Every function of this module with a
+    /// machine parameter, including [`Frame::zero`], gets this machine. Frames, runs and numbers of
+    /// frames are returned only to the `Frames` they came from. So using a frame always requires an
+    /// `unsafe` block.
     pub unsafe fn try_new(
         cpus: usize,
         regions: &[MemoryRegion],
@@ -139,8 +146,8 @@ impl Frames {
         })
     }
 
-    /// Allocates one frame, from the CPU's list or, when that is empty, from the nearest node that
-    /// has one. `None`: there is none left, or the limit is reached.
+    /// Allocates one frame, from the CPU's list or, if the list is empty, from the nearest node
+    /// with a free frame. `None`: no frame is free, or the limit is reached.
     #[inline(always)]
     pub fn alloc(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = match self.stocks.get(local).clean.pop() {
@@ -150,12 +157,12 @@ impl Frames {
         Some(Frame::new(number, 0))
     }
 
-    /// Allocates a block of 2^`order` contiguous frames, aligned to its size, straight from the
-    /// nearest node that has one. `None`: there is none left, or the limit is reached.
+    /// Allocates a block of 2^`order` contiguous frames, aligned to its size, directly from the
+    /// nearest node with such a block. `None`: no block is free, or the limit is reached.
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = self.take_block(local, order, wait).or_else(|| {
-            // What this CPU keeps may be what is missing from a block, or from the limit; and a block may
-            // be half zeroed.
+            // The frames kept by this CPU may complete a block, or exhaust the limit; and a block
+            // may be half zeroed.
             self.drain(local, wait);
             self.shrink_pools(0, wait);
             self.take_block(local, order, wait)
@@ -163,8 +170,8 @@ impl Frames {
         Some(Frame::new(number, order))
     }
 
-    /// Frees a frame to the CPU's list of its kind; or a block of several, or a frame of another node than the CPU's, straight to its arena: the
-    /// next page that the CPU makes is to be near.
+    /// Frees a single frame to the CPU's list of its kind. A block, or a frame of another node than
+    /// the CPU's, is freed directly to its arena, so that the CPU's next page is near.
     #[inline]
     pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
@@ -188,7 +195,7 @@ impl Frames {
         }
     }
 
-    /// Frees a frame or block straight to its arena, which takes no CPU.
+    /// Frees a frame or block directly to its arena, which requires no CPU.
     pub fn free_to_node<S: Settled>(&self, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         for number in number.0..number.0 + (1 << order) {
@@ -198,9 +205,9 @@ impl Frames {
     }
 
     /// Describes `frame` as used for `usage`, with one reference, under the anchor word `anchor` at
-    /// page `index`, and turns it into the number that the caller now stores into an entry, with
-    /// release. Writes the frame's own line only. For a table node or another frame without reverse
-    /// map, `anchor` and `index` are 0.
+    /// page `index`. Returns the number, which the caller then stores into an entry, with release.
+    /// Writes only the frame's own line. For a table node or another frame without reverse map,
+    /// `anchor` and `index` are 0.
     #[inline(always)]
     pub fn publish<S: Settled>(
         &self,
@@ -229,17 +236,18 @@ impl Frames {
         number
     }
 
-    /// The memory node of `frame`; of no meaning for a frame of no region.
+    /// Returns the memory node of `frame`; meaningless for a frame outside all regions.
     pub fn node(&self, frame: FrameNumber) -> u8 {
         self.layout.node(self.meta(frame).arena())
     }
 
-    /// Takes back a published frame (or block, by its head) when there is no reference to it any more.
+    /// Takes back a published frame (or block, by its head) without remaining references.
     ///
     /// # Safety
-    /// [`put_ref`](FrameMeta::put_ref) returned 0, or [`unpin`](FrameMeta::unpin) true, to the caller, and no page-table entry holds the
-    /// number. (Having seen a count of 1 is not enough: a fault that copies from the frame may take
-    /// a reference at any time before the count is 0.)
+    /// [`put_ref`](FrameMeta::put_ref) returned 0, or [`unpin`](FrameMeta::unpin) true, to the
+    /// caller, and no page-table entry contains the number. (Having read a count of 1 is not
+    /// enough: a fault that copies from the frame may take a reference at any time before the count
+    /// is 0.)
     #[inline]
     pub unsafe fn reclaim(&self, number: FrameNumber) -> Frame<Owed> {
         let meta = self.meta(number);
@@ -249,44 +257,46 @@ impl Frames {
         Frame::new(number, meta.order())
     }
 
-    /// [Takes back](Self::reclaim) a published frame or block to which there is no reference any more, and frees it straight to its
-    /// node, which takes no CPU.
+    /// [Takes back](Self::reclaim) a published frame or block without remaining references, and
+    /// frees it directly to its node, which requires no CPU.
     ///
     /// # Safety
-    /// As [`reclaim`](Self::reclaim); and no CPU has a translation to it: there never was one, or each mapping's reference was
-    /// dropped after a flush.
+    /// As [`reclaim`](Self::reclaim); and no CPU has a translation to the frame: there never was
+    /// one, or each mapping's reference was dropped after a flush.
     pub unsafe fn free_unreferred(&self, number: FrameNumber) {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         let frame = unsafe { self.reclaim(number).settle() };
-        // An arena's lock is a leaf: its holder waits for nothing.
+        // An arena's lock is a leaf: its holder does not wait.
         self.free_to_node(frame, &Spin);
     }
 
-    /// Drops a pin, and frees the frame if nothing else refers to it. Takes no CPU.
+    /// Drops a pin, and frees the frame if no other reference remains. Requires no CPU.
     ///
     /// # Safety
-    /// The caller had the pin.
+    /// The caller owned the pin.
     pub unsafe fn unpin(&self, number: FrameNumber) {
         if self.meta(number).unpin() {
-            // SAFETY: the pin was the last reference. Those of mappings are dropped only after a flush.
+            // SAFETY: the pin was the last reference. References of mappings are dropped only after
+            // a flush.
             unsafe { self.free_unreferred(number) };
         }
     }
 
-    /// The metadata of `frame`, which must lie between the first and the last frame of all regions,
-    /// as every number does that came from this room.
+    /// Returns the metadata of `frame`, which must lie between the first and the last frame of all
+    /// regions, like every number returned by this module.
     #[inline(always)]
     pub fn meta(&self, frame: FrameNumber) -> &FrameMeta {
         self.table.meta(frame)
     }
 
-    /// The metadata of all frames.
+    /// Returns the metadata of all frames.
     #[inline]
     pub const fn table(&self) -> &FrameTable {
         &self.table
     }
 
-    /// Gives the CPU's lists back to the buddy allocators and pools, as a CPU does that goes idle or away.
+    /// Returns the CPU's lists to the buddy allocators and pools, for a CPU that goes idle or
+    /// offline.
     pub fn drain(&self, local: &Local, wait: &impl Wait) {
         let stock = self.stocks.get(local);
         for (list, zeroed) in [(&stock.clean, false), (&stock.tables, false), (&stock.zeroed, true)]
@@ -302,38 +312,41 @@ impl Frames {
         }
     }
 
-    /// Frames of memory.
+    /// Returns the number of frames of memory.
     #[inline]
     pub const fn total(&self) -> u64 {
         self.total
     }
 
-    /// Frames in the CPUs' reserves, as of some moment for each.
+    /// Returns the number of frames in the CPUs' reserves; each reserve is read at a different
+    /// time.
     pub fn reserved_count(&self) -> u64 {
         self.reserves.iter().map(Reserve::len).sum()
     }
 
-    /// Frames on the buddy allocators' lists and in the pools. As in Linux's `nr_free_pages`, those on the CPUs'
-    /// lists are not among them; nor are those in their reserves.
+    /// Returns the number of frames on the buddy allocators' lists and in the pools. As in Linux's
+    /// `nr_free_pages`, frames on the CPUs' lists are not included; frames in the reserves are not
+    /// included either.
     #[inline]
     pub fn free_count(&self) -> u64 {
         self.total - self.counts.0.taken.load(Ordering::Relaxed)
     }
 
-    /// How many frames may be out of the buddy allocators and pools at once.
+    /// Returns the maximum number of frames outside the buddy allocators and pools.
     #[inline]
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Lets at most `frames` frames be out of the buddy allocators and pools at once, those on the CPUs' lists
-    /// included. With more than that out already, allocation fails until enough have come back.
+    /// Sets the maximum number of frames outside the buddy allocators and pools, including frames
+    /// on the CPUs' lists, to `frames`. If more are already outside, allocation fails until enough
+    /// have been freed.
     pub fn set_limit(&self, frames: u64) {
         self.limit.store(frames.min(self.total), Ordering::Relaxed);
         self.note_short(self.available());
     }
 
-    /// Fills the CPU's empty list with a batch, of which the first frame is the caller's.
+    /// Fills the CPU's empty list with a batch, and returns its first frame to the caller.
     #[cold]
     #[inline(never)]
     fn refill(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
@@ -341,11 +354,12 @@ impl Frames {
         if self.restock(local, wait) != 0 {
             return stock.clean.pop();
         }
-        // Nothing but what is zeroed on this CPU, or kept for tables, is left.
+        // Only frames zeroed on this CPU, or kept for tables, are left.
         stock.zeroed.pop().or_else(|| stock.tables.pop())
     }
 
-    /// Fills the CPU's empty list with a batch: from its reserve, or else from the arenas. Returns how many frames that were.
+    /// Fills the CPU's empty list with a batch: from its reserve, or else from the arenas. Returns
+    /// the number of frames.
     fn restock(&self, local: &Local, wait: &impl Wait) -> usize {
         let stock = self.stocks.get(local);
         let mut batch = [FrameNumber(0); BATCH];
@@ -362,13 +376,15 @@ impl Frames {
         got
     }
 
-    /// How many frames a CPU may have in its reserve, by what memory there is; 0, or two batches at least.
+    /// Returns the maximum number of frames in a CPU's reserve, by the size of memory; 0, or at
+    /// least two batches.
     fn share(&self) -> u64 {
         let share = self.limit() / (SHARES * self.cpus);
         if share < 2 << BATCH_ORDER { 0 } else { share }
     }
 
-    /// Takes a block for the CPU's empty reserve from its home, if memory is plenty, and there are no small blocks to be used up first.
+    /// Takes a block for the CPU's empty reserve from its home, if memory is plentiful and no small
+    /// blocks should be used up first.
     fn fill_reserve(&self, local: &Local, wait: &impl Wait) -> bool {
         let share = self.share();
         if share == 0 {
@@ -376,7 +392,7 @@ impl Frames {
         }
         let most = 1 << share.ilog2().min(BLOCK.into());
         let home = usize::from(self.stocks.get(local).home);
-        // Taken before it is reserved, as in `take_block`.
+        // The block is taken before it is reserved, as in `take_block`.
         let taken = self.arenas[home].locked(wait, |lists| {
             let (block, order) = lists.free.alloc_block(&self.table, BATCH, most)?;
             let frames = 1 << order;
@@ -394,14 +410,15 @@ impl Frames {
         true
     }
 
-    /// The arenas in the order in which the CPU takes frames from them.
+    /// Iterates over the arenas in the order in which the CPU takes frames from them.
     fn arenas_from(&self, local: &Local) -> impl Iterator<Item = &Arena> {
         let numbers = self.layout.from(self.stocks.get(local).home);
         numbers.map(|number| &self.arenas[number])
     }
 
-    /// Takes single frames of anything from the arenas, the nearest first: as many as `want` makes of
-    /// what can still be had, and at most `to.len()`. Returns how many; 0 only when `want` is refused.
+    /// Takes single frames of any kind from the arenas, the nearest first: the number returned by
+    /// `want` for the available frames, and at most `to.len()`. Returns the number taken; 0 only if
+    /// the reservation is refused.
     fn take_any(
         &self,
         local: &Local,
@@ -415,15 +432,15 @@ impl Frames {
         };
         let reserved = reserved as usize;
         let mut got = 0;
-        // What is reserved is there: the limit is not above the total. It may be on its way from one
-        // arena to another while we pass, so an empty-handed round is followed by another.
+        // Reserved frames exist, because the limit is not above the total. They may be moving
+        // between arenas during the scan, so an unsuccessful round is repeated.
         for looks in 0.. {
             for arena in self.arenas_from(local) {
                 let empty = arena.locked(wait, |lists| {
                     got += lists.alloc_bulk(&self.table, &mut to[got..reserved]);
                     lists.is_empty()
                 });
-                // A few frames less are better than some from farther away.
+                // Slightly fewer frames are better than frames from a more distant arena.
                 if got == reserved || !empty {
                     break;
                 }
@@ -438,7 +455,7 @@ impl Frames {
         got
     }
 
-    /// Takes the colder half of a list off the CPU: to its reserve, or back where the frames are of.
+    /// Moves the colder half of a list off the CPU: to its reserve, or back to the frames' arenas.
     #[cold]
     #[inline(never)]
     fn spill(&self, local: &Local, zeroed: bool, wait: &impl Wait) {
@@ -448,7 +465,8 @@ impl Frames {
         self.shelve(local, &batch[..out], zeroed, wait);
     }
 
-    /// Puts free frames that are not kept in a list into the CPU's reserve, or back where the frames are of.
+    /// Moves free frames that do not fit a list to the CPU's reserve, or back to the frames'
+    /// arenas.
     fn shelve(&self, local: &Local, batch: &[FrameNumber], zeroed: bool, wait: &impl Wait) {
         let reserve = self.reserves.get(local);
         let keep = if self.seems_short() { 0 } else { self.share() };
@@ -459,15 +477,17 @@ impl Frames {
             return reserve.put(&self.table, batch);
         }
         self.give_back(batch, 0, zeroed, wait);
-        // Memory has become short, or the limit lower. A batch at a time, as this is a free's way.
+        // Memory has become short, or the limit lower. Only one batch is returned at a time, to
+        // keep a free short.
         let mut batch = [FrameNumber(0); BATCH];
         if reserve.len() > keep && reserve.take(&self.table, &mut batch) {
             self.give_back(&batch, 0, false, wait);
         }
     }
 
-    /// Takes a block from the nearest arena that has one. The block is taken before it is reserved:
-    /// a reservation that then found no block would have failed another CPU's for nothing.
+    /// Takes a block from the nearest arena with such a block. The block is taken before it is
+    /// reserved: a reservation without a block would make another CPU's reservation fail
+    /// needlessly.
     fn take_block(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
         let found = |arena: &Arena| arena.locked(wait, |lists| lists.alloc(&self.table, order));
         let number = self.arenas_from(local).find_map(found)?;
@@ -480,8 +500,8 @@ impl Frames {
         Some(number)
     }
 
-    /// Returns blocks of 2^`order` frames to their arenas, with one locking for each run of the same
-    /// arena; `zeroed` ones to the pool, while that has room.
+    /// Returns blocks of 2^`order` frames to their arenas, with one lock acquisition for each run
+    /// of the same arena; `zeroed` blocks go to the pool, while it has room.
     fn give_back(&self, blocks: &[FrameNumber], order: u8, zeroed: bool, wait: &impl Wait) {
         for run in blocks.chunk_by(|a, b| self.meta(*a).arena() == self.meta(*b).arena()) {
             let arena = self.arena_of(run[0]);
@@ -505,62 +525,64 @@ impl Frames {
         &self.arenas[usize::from(self.meta(frame).arena())]
     }
 
-    /// Frames that can still be had.
+    /// Returns the number of available frames.
     pub fn available(&self) -> u64 {
         self.limit().saturating_sub(self.counts.0.taken.load(Ordering::Relaxed))
     }
 
-    /// Whether memory would be short with `frames` frames taken of `available`: then what is not needed
-    /// at once is left to the callers that need it.
+    /// Returns whether memory would be short with `frames` of the `available` frames taken: if so,
+    /// optional allocations fail, in favour of urgent ones.
     fn is_short_at(&self, available: u64, frames: u64) -> bool {
         available < frames + self.limit() / SHORT
     }
 
-    /// Whether so many frames can be had without memory being short.
+    /// Returns whether `frames` frames can be taken without making memory short.
     pub fn can_spare(&self, frames: u64) -> bool {
         !self.is_short_at(self.available(), frames)
     }
 
-    /// How many frames of a node are free in its arenas.
+    /// Returns the number of free frames in a node's arenas.
     pub fn free_on(&self, node: u8, wait: &impl Wait) -> u64 {
         let arenas = self.layout.arenas_of(node).map(|number| &self.arenas[number]);
         arenas.map(|arena| arena.locked(wait, |lists| lists.free_count())).sum()
     }
 
-    /// Frames of a node in the CPUs' reserves.
+    /// Returns the number of frames of a node in the CPUs' reserves.
     pub fn reserved_on(&self, node: u8) -> u64 {
         let own = |reserve: &&Reserve| self.layout.node(reserve.home()) == node;
         self.reserves.iter().filter(own).map(Reserve::len).sum()
     }
 
-    /// How often frames were freed: the ownerships that have ended, of all frames. In time linear in the memory, so that a free need not count.
+    /// Returns how often frames were freed: the number of ended ownerships of all frames. Computed
+    /// in time linear in the memory, so that a free need not count.
     pub fn freed(&self) -> u64 {
         self.table.iter().map(FrameMeta::owner).fold(0, u64::wrapping_add)
     }
 
-    /// The frames that reclaim in the background keeps available: 1/8 of what may be out.
+    /// Returns the number of frames that background reclaim keeps available: 1/8 of the limit.
     pub fn goal(&self) -> u64 {
         2 * self.limit() / SHORT
     }
 
-    /// How many frames are missing until twice as many can be had as where memory begins to be short.
+    /// Returns how many frames are missing to twice the threshold at which memory is short.
     pub fn missing(&self) -> u64 {
         self.goal().saturating_sub(self.available())
     }
 
-    /// Whether memory is short: less than 1/16 of what may be out can still be had.
+    /// Returns whether memory is short: less than 1/16 of the limit is available.
     pub fn is_short(&self) -> bool {
         self.is_short_at(self.available(), 0)
     }
 
-    /// Whether memory is so short that who reclaims in the background is late: half of where it [begins](Self::is_short).
+    /// Returns whether memory is so short that background reclaim is late: half of the threshold of
+    /// [`is_short`](Self::is_short).
     pub fn is_scarce(&self) -> bool {
         self.available() < self.limit() / (2 * SHORT)
     }
 
-    /// Promises the caller as many frames as it `want`s when that many are available, or else those
-    /// that are; fewer than `least` are none. `Acquire` pairs with [`release`](Self::release): the
-    /// frames that made room are on the free lists.
+    /// Reserves as many frames as `want` returns, limited to the available frames; `None` if fewer
+    /// than `least` can be reserved. `Acquire` pairs with [`release`](Self::release): the released
+    /// frames are on the free lists.
     fn reserve(&self, least: u64, want: impl Fn(u64) -> u64) -> Option<u64> {
         let Counts { taken } = &self.counts.0;
         let mut old = taken.load(Ordering::Relaxed);
@@ -581,13 +603,13 @@ impl Frames {
         }
     }
 
-    /// Ends the promise of `frames` frames, which are back on the free lists.
+    /// Ends the reservation of `frames` frames, which are back on the free lists.
     fn release(&self, frames: u64) {
         let old = self.counts.0.taken.fetch_sub(frames, Ordering::Release);
         self.note_short(self.limit().saturating_sub(old - frames));
     }
 
-    /// Notes that so many frames can be had now.
+    /// Records whether memory is short with `available` frames available.
     #[inline]
     fn note_short(&self, available: u64) {
         let short = self.is_short_at(available, 0);
@@ -596,7 +618,8 @@ impl Frames {
         }
     }
 
-    /// Whether memory is short, as far as this CPU can tell without reading what all CPUs write.
+    /// Returns whether memory is short, as far as this CPU knows without reading lines written by
+    /// all CPUs.
     #[inline]
     pub(crate) fn seems_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)

@@ -1,8 +1,9 @@
-//! Frames whose flush is [deferred](crate::tlb::deferred): free, but of no use before it is done.
+//! Frames with a [deferred](crate::tlb::deferred) flush: free, but not usable before the flush.
 //!
-//! Each arena keeps those of its frames in the order in which they came, with their stamps. They are out of the buddy allocator, and no CPU's
-//! list has one: so none is split, merged, zeroed or handed out, and no allocation looks at a stamp. Once their flushes are done
-//! they all go to the buddy allocator at once.
+//! Each arena keeps such frames in the order of their arrival, with their stamps. They are in
+//! neither the buddy allocator nor a CPU's list. So none is split, merged, zeroed or allocated, and
+//! no allocation reads a stamp. After their flushes are done, they all go to the buddy allocator at
+//! once.
 
 use super::arena::Arena;
 use super::meta::{FrameMeta, FrameTable, Kind, NO_FRAME};
@@ -14,14 +15,14 @@ use crate::sync::order::OwedFrames;
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
 
-/// As many frames as one part in so many of memory may wait for their flush.
+/// At most 1/`PART` of memory may wait for a flush.
 const PART: u64 = 16;
 
-/// The frames of an arena that wait, linked by `next` in their metadata. Their stamps are in `index`.
+/// The waiting frames of an arena, linked by `next` in their metadata. Their stamps are in `index`.
 #[derive(Debug)]
 pub(super) struct OwedList {
     list: SpinLock<List, OwedFrames>,
-    /// How many there are, for callers that only want to know whether a look is worth while.
+    /// The number of frames, for callers that only check whether taking the lock is worthwhile.
     count: AtomicU64,
 }
 
@@ -37,7 +38,7 @@ impl OwedList {
         Self { list, count: AtomicU64::new(0) }
     }
 
-    /// Adds those of `run` at the end.
+    /// Appends the frames of `run`.
     fn append(&self, table: &FrameTable, run: &OwedRun, wait: &impl Wait) {
         let mut list = self.list.lock(wait);
         match list.last {
@@ -48,7 +49,7 @@ impl OwedList {
         self.count.fetch_add(run.count, Ordering::Relaxed);
     }
 
-    /// Takes the first frames whose stamps are `paid`, and returns how many.
+    /// Takes the first frames whose stamps are at most `paid`, and returns their number.
     fn pop_paid(
         &self,
         table: &FrameTable,
@@ -68,7 +69,7 @@ impl OwedList {
                 break;
             }
             list.first = meta.next.load(Ordering::Relaxed);
-            // Of a frame in use it counts the huge leaves.
+            // The field counts huge leaves while the frame is in use.
             meta.next.store(0, Ordering::Relaxed);
             to[got] = number;
             got += 1;
@@ -81,7 +82,8 @@ impl OwedList {
     }
 }
 
-/// Frames of one arena that wait for the same flush, and are not among its others yet: so these are locked once for all of them.
+/// Frames of one arena that wait for the same flush and are not in the arena's list yet. The list
+/// is locked once for all of them.
 #[derive(Debug)]
 #[must_use = "frames that are not kept are lost"]
 pub struct OwedRun {
@@ -91,15 +93,16 @@ pub struct OwedRun {
 }
 
 impl OwedRun {
-    /// None yet.
+    /// Returns an empty run.
     pub const fn new() -> Self {
         Self { first: NO_FRAME, last: NO_FRAME, count: 0 }
     }
 }
 
 impl Frames {
-    /// Adds a single frame, which waits for the flush with this stamp, to `run`, for which [`keep_owed`](Self::keep_owed) is called. Its bytes stay as they
-    /// are.
+    /// Adds a single frame, which waits for the flush with this stamp, to `run`; the caller must
+    /// later call [`keep_owed`](Self::keep_owed) for the run. The contents of the frame do not
+    /// change.
     #[inline]
     pub fn add_owed(&self, run: &mut OwedRun, frame: Frame<Owed>, stamp: u64, wait: &impl Wait) {
         debug_assert_eq!(frame.order(), 0, "blocks are not kept");
@@ -127,10 +130,11 @@ impl Frames {
         }
     }
 
-    /// Gives the frames whose stamps are at most `paid` to their arenas. Returns how many there were.
+    /// Returns the frames whose stamps are at most `paid` to their arenas, and returns their
+    /// number.
     ///
     /// # Safety
-    /// All flushes with these stamps are done: no CPU has a translation to one of the frames.
+    /// All flushes with these stamps are done: no CPU has a translation to any of the frames.
     pub unsafe fn release_owed(&self, paid: u64, wait: &impl Wait) -> u64 {
         let mut released = 0;
         for arena in &self.arenas {
@@ -144,23 +148,23 @@ impl Frames {
         released
     }
 
-    /// Frames that wait for their flush.
+    /// Returns the number of frames that wait for their flush.
     pub fn owed_count(&self) -> u64 {
         self.arenas.iter().map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Those of a node.
+    /// Returns the number of frames of a node that wait for their flush.
     pub fn owed_on(&self, node: u8) -> u64 {
         let arenas = self.layout.arenas_of(node).map(|number| &self.arenas[number]);
         arenas.map(|Arena { owed, .. }| owed.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether one in `part` of the frames that may wait for their flush do, and at least one.
+    /// Returns whether at least 1/`part` of the deferral budget is used, and at least one frame.
     pub fn owes_some(&self, part: u64) -> bool {
         self.owed_count() >= (self.limit() / (part * PART)).max(1)
     }
 
-    /// Whether as many frames wait for their flush as may.
+    /// Returns whether the deferral budget is used up.
     pub fn owes_most(&self) -> bool {
         self.owed_count() >= self.limit() / PART
     }

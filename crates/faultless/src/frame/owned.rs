@@ -1,14 +1,14 @@
-//! Frames as values: owned by one holder, mapped nowhere, and of a type that says whether a TLB flush is pending (`Owed`) or
-//! complete (`Clean`, `Zeroed`).
+//! Frames as values: owned by one holder, not mapped, and of a type that states whether a TLB flush
+//! is pending (`Owed`) or complete (`Clean`, `Zeroed`).
 //!
-//! A CPU's TLB may hold a translation to a frame after its entry is gone. Until every such
-//! CPU has flushed, the frame must not get a new owner (law 1), so a frame that comes out of a page table
-//! is a `Frame<Owed>`, which can only be kept or [settled](Frame::settle). What allocation hands out
-//! and what freeing, zeroing and publishing take is a [`Settled`] frame; the tests of [`safety`](crate::safety) assert that
-//! an owed one is none.
+//! A CPU's TLB may hold a translation to a frame after its entry is gone. Until every such CPU has
+//! flushed, the frame must not get a new owner (law 1). So a frame that comes out of a page table
+//! is a `Frame<Owed>`, which can only be kept or [settled](Frame::settle). Allocation returns, and
+//! freeing, zeroing and publishing take, a [`Settled`] frame; the tests of
+//! [`safety`](crate::safety) assert that an owed frame is not settled.
 //!
-//! A `Frame` that is dropped is lost. It cannot free itself, for it does not know its allocator, nor
-//! which CPU it is on; the census counts it as pooled for ever, and audits find it there.
+//! A dropped `Frame` is leaked. It cannot free itself, because it knows neither its allocator nor
+//! the current CPU; the census counts it as pooled, and audits report it.
 
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
@@ -32,7 +32,7 @@ mod sealed {
     impl Sealed for super::Zeroed {}
 }
 
-/// The states of a frame that owes nothing: [`Clean`] and [`Zeroed`].
+/// The states of a frame without a pending flush: [`Clean`] and [`Zeroed`].
 pub trait Settled: sealed::Sealed {
     /// Whether the bytes are known to be zero.
     const ZEROED: bool;
@@ -44,7 +44,8 @@ impl Settled for Zeroed {
     const ZEROED: bool = true;
 }
 
-/// An unmapped block of 2^order frames (mostly one: order 0) that belongs to the holder of this value.
+/// An unmapped block of 2^order frames (usually one: order 0) that belongs to the holder of this
+/// value.
 #[must_use = "a frame that is dropped is lost"]
 pub struct Frame<S> {
     number: FrameNumber,
@@ -58,20 +59,20 @@ impl<S> Frame<S> {
         Self { number, order, state: PhantomData }
     }
 
-    /// The number of the first frame.
+    /// Returns the number of the first frame.
     #[inline]
     pub const fn number(&self) -> FrameNumber {
         self.number
     }
 
-    /// log2 of the frames in the block.
+    /// Returns log2 of the frames in the block.
     #[inline]
     pub const fn order(&self) -> u8 {
         self.order
     }
 
-    /// Gives up the value and keeps the number; the frame stays allocated. The way into a
-    /// page-table entry is [`Frames::publish`](super::Frames::publish); this is for lists of numbers.
+    /// Consumes the value and returns the number; the frame stays allocated. For lists of numbers;
+    /// a frame becomes a page-table entry through [`Frames::publish`](super::Frames::publish).
     #[inline]
     pub const fn into_number(self) -> FrameNumber {
         self.number
@@ -79,11 +80,11 @@ impl<S> Frame<S> {
 }
 
 impl Frame<Owed> {
-    /// Declares the debt paid: the only way from `Owed` to [`Clean`].
+    /// Marks the flush as done: the only conversion from `Owed` to [`Clean`].
     ///
     /// # Safety
-    /// Every CPU that could hold a translation to these frames has dropped it, after the entry that
-    /// it came from was cleared.
+    /// Every CPU that could hold a translation to these frames has dropped it, after the entry of
+    /// the translation was cleared.
     #[inline]
     pub const unsafe fn settle(self) -> Frame<Clean> {
         Frame::new(self.number, self.order)
@@ -94,8 +95,8 @@ impl Frame<Clean> {
     /// Fills the frames with zeros.
     #[inline]
     pub fn zero(self, machine: &impl Machine) -> Frame<Zeroed> {
-        // The first by itself: mostly it is the only one.
-        // SAFETY: the value is the only owner, and a clean frame has no translation.
+        // The first frame separately, because it is usually the only one. SAFETY: the value is the
+        // only owner, and a clean frame has no translation.
         unsafe { machine.zero_frame(self.number) };
         for number in (self.number.0..).take(1 << self.order).skip(1) {
             // SAFETY: the value is the only owner, and a clean frame has no translation.
@@ -106,7 +107,7 @@ impl Frame<Clean> {
 }
 
 impl Frame<Clean> {
-    /// Fills frames with zeros that are not needed at once.
+    /// Fills frames with zeros for later use.
     pub(super) fn zero_ahead(self, machine: &impl Machine) -> Frame<Zeroed> {
         // SAFETY: the value is the only owner, and a clean frame has no translation.
         unsafe { machine.zero_ahead(self.number, 1 << self.order) };
@@ -115,7 +116,7 @@ impl Frame<Clean> {
 }
 
 impl From<Frame<Zeroed>> for Frame<Clean> {
-    /// Forgets that the bytes are zero.
+    /// Drops the knowledge that the bytes are zero.
     #[inline]
     fn from(frame: Frame<Zeroed>) -> Self {
         Self::new(frame.number, frame.order)

@@ -1,20 +1,21 @@
-//! The lists of free frames that each CPU keeps for itself: one of frames of anything, one of zeroed
-//! frames, which is empty where there are no pools of them, and one for page tables.
+//! The CPU's own lists of free frames: a list of frames with any contents, a list of zeroed frames,
+//! which is empty if there are no pools, and a list for page tables.
 //!
-//! Frames of order 0 are allocated from and freed to the CPU's own lists, which no other CPU ever
-//! looks at: in the steady state neither touches a shared line. An empty list takes a batch from the
-//! buddy allocators; a full one gives its coldest batch back.
+//! Frames of order 0 are allocated from and freed to the CPU's own lists, which no other CPU
+//! accesses: in the steady state neither operation touches a shared line. An empty list takes a
+//! batch from the buddy allocators; a full list returns its coldest batch.
 //!
-//! What lies in a list is lost to other CPUs, so lists are kept small where memory is short: a batch
-//! is at most 1/16 of what can still be had, and the list holds at most two of the batches it was
-//! last refilled with.
+//! Frames in a list are not available to other CPUs, so lists are kept small when memory is short:
+//! a batch is at most 1/16 of the available frames, and the list holds at most two of its last
+//! batches.
 
 use crate::addr::FrameNumber;
 use core::cell::Cell;
 use core::ops::Range;
 
-/// The most frames that move between a list and the buddy allocators at once: enough that the lock
-/// costs less than an instruction a frame, few enough that it is held for well under a microsecond.
+/// The maximum number of frames moved between a list and the buddy allocators at once: large enough
+/// that the lock costs less than an instruction a frame, small enough that the lock is held for
+/// well under a microsecond.
 ///
 /// By instructions of an anonymous write fault and of unmapping a page, each with its share of the
 /// batch (`bench instructions`, with this constant changed):
@@ -26,14 +27,15 @@ use core::ops::Range;
 /// | 64 | 239.4 | 267.8 |
 /// | 128 | 235.3 | 262.3 |
 ///
-/// So twice the batch saves less than a fiftieth from here on, and would keep 512 KiB more from others
-/// on each CPU.
+/// So from here on twice the batch saves less than 1/50, and would withhold 512 KiB more on each
+/// CPU.
 pub(super) const BATCH: usize = 64;
-/// Two batches, so that a CPU that allocates and frees around the end of one does not move batches
-/// to and fro.
+/// Two batches, so that alternating allocations and frees at the end of a batch do not move batches
+/// back and forth.
 const CAPACITY: usize = 2 * BATCH;
 
-/// How many frames to take when `available` can still be had: all but the last one leave others some.
+/// Returns how many frames to take if `available` frames are available: all batches except the last
+/// frame leave some for other CPUs.
 pub(super) fn batch_for(available: u64) -> usize {
     (available / 16).clamp(1, BATCH as u64) as usize
 }
@@ -45,9 +47,9 @@ pub(super) struct Stock {
     pub(super) zeroed: Magazine,
     /// For page [tables](super::tables).
     pub(super) tables: Magazine,
-    /// Its [home](super::arena).
+    /// The CPU's [home](super::arena).
     pub(super) home: u8,
-    /// The arenas of the home's node: the first, and how many.
+    /// The arenas of the home's node: the first, and their number.
     near: (u8, u8),
 }
 
@@ -60,7 +62,7 @@ impl Stock {
         Self { clean, zeroed, tables, home, near }
     }
 
-    /// Whether frames of an arena are kept here: of the node that is nearest.
+    /// Returns whether frames of an arena are kept here: frames of the nearest node.
     #[inline(always)]
     pub(super) const fn keeps(&self, arena: u8) -> bool {
         arena.wrapping_sub(self.near.0) < self.near.1
@@ -71,7 +73,7 @@ impl Stock {
 #[derive(Debug)]
 pub(super) struct Magazine {
     len: Cell<usize>,
-    /// At how many frames the list is full, `1..=CAPACITY`.
+    /// The number of frames at which the list is full, `1..=CAPACITY`.
     full: Cell<usize>,
     frames: [Cell<FrameNumber>; CAPACITY],
 }
@@ -85,41 +87,41 @@ impl Magazine {
         }
     }
 
-    /// One that takes no frame before it is [filled](Self::refill).
+    /// Returns a list that accepts no frame before it is [filled](Self::refill).
     pub(super) const fn closed() -> Self {
         Self { full: Cell::new(0), ..Self::new() }
     }
 
-    /// Whether it was filled once.
+    /// Returns whether the list was ever filled.
     #[inline]
     pub(super) const fn is_open(&self) -> bool {
         self.full.get() != 0
     }
 
-    /// How many frames there are.
+    /// Returns the number of frames.
     #[inline]
     pub(super) const fn len(&self) -> usize {
         self.len.get()
     }
 
-    /// Takes the frame that was put in last.
+    /// Takes the frame that was added last.
     #[inline(always)]
     pub(super) fn pop(&self) -> Option<FrameNumber> {
         self.pop_unless(0)
     }
 
-    /// As [`pop`](Self::pop), but takes none if `never` is `usize::MAX`, not 0: the same comparison serves
-    /// for that, too.
+    /// As [`pop`](Self::pop), but returns `None` if `never` is `usize::MAX` instead of 0, with the
+    /// same comparison.
     #[inline(always)]
     pub(super) fn pop_unless(&self, never: usize) -> Option<FrameNumber> {
-        // Wraps when empty, to beyond the array.
+        // Wraps around if the list is empty, to an index beyond the array.
         let top = self.len.get().wrapping_sub(1) | never;
         let frame = self.frames.get(top)?.get();
         self.len.set(top);
         Some(frame)
     }
 
-    /// Puts `frame` in, or returns false when the list is full.
+    /// Adds `frame`, or returns false if the list is full.
     #[inline(always)]
     pub(super) fn push(&self, frame: FrameNumber) -> bool {
         let len = self.len.get();
@@ -131,7 +133,7 @@ impl Magazine {
         true
     }
 
-    /// Puts all of `frames` in, or returns false when there is no room for all.
+    /// Adds all of `frames`, or returns false if there is no room for all.
     pub(super) fn push_all(&self, frames: &[FrameNumber]) -> bool {
         let len = self.len.get();
         let end = len + frames.len();
@@ -143,8 +145,7 @@ impl Magazine {
         true
     }
 
-    /// Takes as many as there are and fit into `to`, in the order of [`pop`](Self::pop), and returns how
-    /// many that were.
+    /// Takes up to `to.len()` frames, in the order of [`pop`](Self::pop), and returns their number.
     pub(super) fn take(&self, to: &mut [FrameNumber]) -> usize {
         let len = self.len.get();
         let kept = len.saturating_sub(to.len());
@@ -155,14 +156,14 @@ impl Magazine {
         len - kept
     }
 
-    /// Puts a batch into the empty list, to be taken in the order given. From now on the list is
-    /// full at two of this batch.
+    /// Puts a batch into the empty list, to be taken in the given order. From now on the list is
+    /// full at twice the size of this batch.
     #[inline]
     pub(super) fn refill(&self, batch: &[FrameNumber]) {
         self.refill_after(batch, 0);
     }
 
-    /// [`refill`](Self::refill) with a batch of which the first `taken` frames are another's.
+    /// [`refill`](Self::refill) with a batch whose first `taken` frames were already used.
     pub(super) fn refill_after(&self, batch: &[FrameNumber], taken: usize) {
         debug_assert_eq!(self.len.get(), 0);
         let rest = &batch[taken..];
@@ -173,8 +174,9 @@ impl Magazine {
         self.full.set((2 * batch.len()).clamp(1, CAPACITY));
     }
 
-    /// Takes out up to half of a full list (at most [`BATCH`]): the frames that were put in first,
-    /// whose bytes are likeliest to have left the caches. Returns how many it wrote to `batch`.
+    /// Takes out up to half of a full list (at most [`BATCH`]): the frames that were added first,
+    /// whose bytes are the least likely to be in the caches. Returns the number of frames written
+    /// to `batch`.
     pub(super) fn spill(&self, batch: &mut [FrameNumber; BATCH]) -> usize {
         let len = self.len.get();
         let out = len.div_ceil(2).min(BATCH);

@@ -1,7 +1,7 @@
-//! Drops many references at once: those of the mappings that an unmapping removed.
+//! Drops many references at once: the references of mappings removed by an unmap.
 //!
-//! The frames of one program mostly follow each other, and are of one arena. So frames that were freed go
-//! on in batches: to the CPU's list while a batch has room there, and else to its reserve or the arena.
+//! The frames of one program are mostly consecutive and in one arena. So freed frames are passed on
+//! in batches: to the CPU's list if the whole batch fits, and else to its reserve or the arena.
 
 use super::meta::Kind;
 use super::percpu::BATCH;
@@ -10,16 +10,16 @@ use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
 use core::cell::Cell;
 
-/// For fewer frames a batch does not pay.
+/// Below this number of frames a batch does not pay.
 const FEW: usize = 8;
 
 impl Frames {
-    /// Drops a reference to each of `numbers`, which are published single frames, and frees each frame of
-    /// which that was the last reference.
+    /// Drops a reference to each of `numbers`, which are published single frames, and frees each
+    /// frame whose last reference was dropped.
     ///
     /// # Safety
-    /// The caller had these references, of mappings that are gone and were flushed from every CPU that could
-    /// hold a translation.
+    /// The caller owned these references. Their mappings are removed and were flushed from every
+    /// CPU that could hold a translation.
     pub unsafe fn put_all(&self, local: &Local, numbers: &[Cell<u32>], wait: &impl Wait) {
         for numbers in numbers.chunks(BATCH) {
             if numbers.len() < FEW {

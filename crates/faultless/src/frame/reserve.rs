@@ -1,34 +1,40 @@
-//! What a CPU has beyond its lists: batches of [`BATCH`] frames.
+//! The reserve of a CPU beyond its lists: batches of [`BATCH`] frames.
 //!
-//! Where memory is plenty, a CPU whose list is empty takes a block of up to [`BLOCK`] frames from its arena, and fills the list from that; and a
-//! CPU whose list is full keeps what it spills. So the lock of an arena, and the count of the frames taken, are written once for hundreds of frames,
-//! however many CPUs there are.
+//! If memory is plentiful, a CPU with an empty list takes a block of up to [`BLOCK`] frames from
+//! its arena, and fills the list from the block; a CPU with a full list keeps the spilled frames.
+//! So the lock of an arena, and the count of taken frames, are written once for hundreds of frames,
+//! for any number of CPUs.
 //!
-//! How much a CPU keeps is its [share](super::Frames::share) of memory. All CPUs' shares together are one part in [`SHARES`], so they never make memory
-//! short. (What is there is out of the arenas, and cannot be had by others.) No block is taken where that would make memory short. While it
-//! is, or when the limit was lowered, a CPU that frees gives a batch of its reserve back with each batch that its list spills.
+//! The size of a CPU's reserve is its [share](super::Frames::share) of memory. All CPUs' shares
+//! together are 1/[`SHARES`] of memory, so they never make memory short. (Frames in a reserve are
+//! outside the arenas, and not available to other CPUs.) No block is taken if this would make
+//! memory short. While memory is short, or after the limit was lowered, a CPU that frees frames
+//! returns a batch of its reserve with each batch spilled by its list.
 //!
-//! A batch is either a block, or single frames chained by `next` in their metadata. The first frame of a batch leads to the next batch by
-//! `prev`. These frames are the CPU's, so plain stores suffice.
+//! A batch is either a block, or single frames linked by `next` in their metadata. The first frame
+//! of a batch links to the next batch by `prev`. These frames belong to the CPU, so plain stores
+//! suffice.
 
 use super::FrameNumber;
 use super::meta::{FrameTable, Kind, NO_FRAME};
 use super::percpu::BATCH;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// One part of memory in so many is for all CPUs' reserves.
+/// All CPUs' reserves together hold at most 1/`SHARES` of memory.
 pub(super) const SHARES: u64 = 32;
-/// log2 of the frames that are taken at once: 2 MiB. A CPU that takes larger blocks would keep others from huge folios.
+/// log2 of the maximum number of frames taken at once: 2 MiB. Larger blocks would withhold huge
+/// folios from other CPUs.
 pub(super) const BLOCK: u8 = 9;
 /// log2 of the frames in a batch.
 pub(super) const BATCH_ORDER: u8 = BATCH.ilog2() as u8;
 
-/// A CPU's batches, last in first out. Written by that CPU alone; others only ask how many there are.
+/// A CPU's batches, last in first out. Written by this CPU alone; other CPUs only read their
+/// number.
 #[derive(Debug)]
 pub(super) struct Reserve {
     first: AtomicU32,
     batches: AtomicU32,
-    /// The arena that they are from, or one of the same node.
+    /// The arena of the batches, or another arena of its node.
     home: u8,
 }
 
@@ -45,7 +51,7 @@ impl Reserve {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// How many frames there are.
+    /// Returns the number of frames.
     pub(super) fn len(&self) -> u64 {
         u64::from(self.batches()) << BATCH_ORDER
     }
@@ -67,7 +73,8 @@ impl Reserve {
         Some(FrameNumber(head))
     }
 
-    /// Puts in a block of 2^`order` frames, at least a batch, which nobody else has: as batches, of which the first is taken first.
+    /// Adds a block of 2^`order` frames, at least a batch, owned by the caller: as batches, the
+    /// first of which is taken first.
     pub(super) fn put_block(&self, table: &FrameTable, block: FrameNumber, order: u8) {
         for head in (block.0..block.0 + (1 << order)).step_by(BATCH).rev() {
             let meta = table.meta(FrameNumber(head));
@@ -77,7 +84,7 @@ impl Reserve {
         }
     }
 
-    /// Puts in a batch of single frames, to be taken in the order given.
+    /// Adds a batch of single frames, to be taken in the given order.
     pub(super) fn put(&self, table: &FrameTable, batch: &[FrameNumber; BATCH]) {
         let mut next = NO_FRAME;
         for number in batch.iter().rev() {
@@ -101,7 +108,7 @@ impl Reserve {
                 *slot = FrameNumber(at);
                 let next = &table.meta(*slot).next;
                 at = next.load(Ordering::Relaxed);
-                // Of a frame in use it counts the huge leaves.
+                // The field counts huge leaves while the frame is in use.
                 next.store(0, Ordering::Relaxed);
             }
             debug_assert_eq!(at, NO_FRAME);

@@ -1,11 +1,12 @@
 //! Frames of page tables.
 //!
-//! A page table cannot be moved to another frame, so a 2 MiB block with one in it cannot be [emptied](crate::reclaim::compact). A program that touches its memory
-//! in order makes one with every 512 pages: from the list that pages come from, it would leave one in each block. So each CPU has a list for them,
-//! which is filled with a block of neighbours and to which tables come back. Taking a frame from it and putting one back costs what it does with the
-//! other lists.
+//! A page table cannot be moved to another frame, so a 2 MiB block with a page table in it cannot
+//! be [emptied](crate::reclaim::compact). A program that touches its memory in order makes a table
+//! with every 512 pages: if tables came from the list for pages, each block would contain one. So
+//! each CPU has a separate list for tables, which is filled with a block of contiguous frames and
+//! to which tables return. Its operations cost the same as for the other lists.
 //!
-//! Where there are [pools](super::zeroed) of zeroed frames, tables come from these.
+//! If there are [pools](super::zeroed) of zeroed frames, tables come from the pools.
 
 use super::percpu::BATCH;
 use super::reserve::BATCH_ORDER;
@@ -14,19 +15,21 @@ use crate::sync::atomic::Ordering;
 use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
 
-/// A CPU's list is filled where the lists of all CPUs would have at most this part of the free frames: what is in one is not found by other CPUs.
+/// A CPU's list is filled only if the lists of all CPUs would hold at most this part of the free
+/// frames, because other CPUs cannot use frames in a list.
 const PART: u64 = 16;
 
 impl Frames {
-    /// Allocates a frame for a page table from the CPU's list of them. `None`: such are taken from where others are.
+    /// Allocates a frame for a page table from the CPU's list for tables. `None`: the caller must
+    /// use the general allocation.
     pub fn alloc_for_table(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Clean>> {
         let pools = self.pools.load(Ordering::Relaxed) as usize;
         let listed = self.stocks.get(local).tables.pop_unless(pools);
         listed.or_else(|| self.refill_tables(local, wait)).map(|number| Frame::new(number, 0))
     }
 
-    /// Fills the CPU's empty list with a block, and takes the first frame. `None`: there are pools, no such block is free in the CPU's node, or there are so few free
-    /// frames that others would miss those of the list.
+    /// Fills the CPU's empty list with a block, and takes the first frame. `None`: there are pools,
+    /// no such block is free in the CPU's node, or too few frames are free.
     #[cold]
     #[inline(never)]
     fn refill_tables(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
@@ -49,7 +52,8 @@ impl Frames {
         tables.pop()
     }
 
-    /// Frees the frame of a table: to the CPU's list of them, if it has begun one and memory is not short.
+    /// Frees the frame of a table: to the CPU's list for tables, if the list is in use and memory
+    /// is not short.
     pub fn free_table(&self, local: &Local, frame: Frame<Clean>, wait: &impl Wait) {
         let stock = self.stocks.get(local);
         let number = frame.number();

@@ -1,4 +1,4 @@
-//! Tests of the room as a whole; those of one structure stand beside it.
+//! Tests of physical memory as a whole; tests of single structures are in their files.
 
 use super::*;
 use crate::machine::{CpuId, Machine};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::string::ToString;
 use std::vec::Vec;
 
-/// How many times more frames there are than the interpreter has patience for.
+/// The factor by which the number of frames is reduced for the interpreter.
 const MANY: u32 = if cfg!(miri) { 1 } else { 20 };
 
 fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
@@ -16,17 +16,18 @@ fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
 }
 
 fn cpu(id: u16) -> Local {
-    // SAFETY: each test claims each CPU once for the `Frames` that it made.
+    // SAFETY: each test claims each CPU once for its own `Frames`.
     unsafe { Local::claim(CpuId(id)) }
 }
 
-/// The frames of `regions`, for `cpus` CPUs.
+/// Returns the frames of `regions`, for `cpus` CPUs.
 fn memory(cpus: usize, regions: &[MemoryRegion]) -> Frames {
-    // SAFETY: tests that have a machine take its regions and give it alone; in the others nobody touches memory.
+    // SAFETY: tests with a machine use its regions and pass only this machine; the other tests do
+    // not access memory.
     unsafe { Frames::try_new(cpus, regions, |_| 0) }.unwrap()
 }
 
-/// Takes frames until there are none.
+/// Allocates all frames.
 fn exhaust(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
     core::iter::from_fn(|| frames.alloc(local, &Yield)).collect()
 }
@@ -37,13 +38,13 @@ fn free_all(frames: &Frames, local: &Local, all: Vec<Frame<Clean>>) {
     }
 }
 
-/// The audit passes, and everything but the CPUs' lists is free.
+/// Checks that the audit passes, and that all frames are free except those in the CPUs' lists.
 fn all_is_back(frames: &Frames) {
     let census = frames.checked_census(&Yield).unwrap();
     assert_eq!(census.free + census.pooled, frames.total(), "{census:?}");
 }
 
-/// What the last owner of a published frame does.
+/// Frees a published frame, as its last owner does.
 fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
     assert_eq!(frames.meta(number).put_ref(), 0);
     // SAFETY: the last reference is dropped, and these tests have neither tables nor TLBs.
@@ -65,9 +66,10 @@ fn nodes_are_counted_apart_and_frees_are_counted() {
     assert_eq!(frames.reserved_on(0), 0);
 }
 
-/// A CPU keeps frames of the node that serves it: of its own, or if that has no memory, of another.
+/// A CPU keeps frames of the node that serves it: its nearest node, or another node if this one has
+/// no memory.
 #[test]
-fn what_a_cpu_keeps_is_of_the_node_that_serves_it() {
+fn cpus_keep_frames_of_the_node_that_serves_them() {
     for (regions, expected) in [(&[0][..], 0), (&[0, 1], 1)] {
         let regions: Vec<_> =
             regions.iter().map(|&node| region(node, 16 + 8192 * u32::from(node), 8192)).collect();
@@ -84,7 +86,7 @@ fn what_a_cpu_keeps_is_of_the_node_that_serves_it() {
 }
 
 #[test]
-fn every_frame_is_handed_out_once_and_comes_back() {
+fn every_frame_is_allocated_once_and_freed() {
     let frames = memory(1, &[region(0, 3, 50 * MANY), region(0, 55 * MANY, 17)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
@@ -103,7 +105,7 @@ fn every_frame_is_handed_out_once_and_comes_back() {
 }
 
 #[test]
-fn nearer_nodes_go_first_and_others_help_out() {
+fn nearer_nodes_serve_first_and_others_afterwards() {
     let frames = memory(1, &[region(2, 0, 20), region(0, 40, 70), region(2, 120, 1)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
@@ -113,7 +115,7 @@ fn nearer_nodes_go_first_and_others_help_out() {
     assert_eq!(all.iter().filter(|frame| node(frame) == 2).count(), 21);
     free_all(&frames, &local, all);
     frames.drain(&local, &Yield);
-    // Each frame went back to its own node, or the blocks would not have merged again.
+    // Each frame returned to its own node, or the blocks would not have merged again.
     all_is_back(&frames);
     let block = frames.alloc_order(&local, 5, &Yield).unwrap();
     assert_eq!(node(&block), 0);
@@ -121,11 +123,12 @@ fn nearer_nodes_go_first_and_others_help_out() {
 }
 
 #[test]
-fn a_node_s_arenas_are_one_memory() {
+fn arenas_of_a_node_serve_all_its_cpus() {
     const GIB: u32 = 1 << MAX_ORDER;
-    // The node's first and its second gibibyte, for sixteen CPUs; regions in no order, and one without frames.
+    // The node's first and second gibibyte, for sixteen CPUs; unsorted regions, and one without
+    // frames.
     let regions = [region(1, GIB + 40, 5), region(0, GIB - 8, 24), region(0, 7, 0)];
-    // SAFETY: nobody touches memory in this test.
+    // SAFETY: this test does not access memory.
     let frames = unsafe { Frames::try_new(16, &regions, |_| 0) }.unwrap();
     let (first, last) = (cpu(0), cpu(15));
     let one = frames.alloc_order(&first, 0, &Yield).unwrap();
@@ -137,7 +140,7 @@ fn a_node_s_arenas_are_one_memory() {
         let all = exhaust(&frames, local);
         let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
         assert_eq!(numbers, (GIB - 8..GIB + 16).chain(GIB + 40..GIB + 45).collect());
-        // The home's come first, and the other node's last.
+        // The home's frames come first, and the other node's last.
         let home = if core::ptr::eq(local, &first) { GIB - 8..GIB } else { GIB..GIB + 16 };
         assert!(all[..home.len()].iter().all(|frame| home.contains(&frame.number().0)));
         assert!(all[24..].iter().all(|frame| frame.number().0 >= GIB + 40));
@@ -156,12 +159,12 @@ fn a_node_s_arenas_are_one_memory() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn the_last_frame_numbers_are_as_good_as_any() {
+fn the_last_frame_numbers_are_usable() {
     let (count, cpus) = (1 << 14, 2);
     let first = u32::MAX - count;
     for nearest in [0, 3, u8::MAX] {
         let regions = [region(3, first, count)];
-        // SAFETY: nobody touches memory in this test.
+        // SAFETY: this test does not access memory.
         let frames = unsafe { Frames::try_new(cpus, &regions, |_| nearest) }.unwrap();
         let local = cpu(1);
         let all = exhaust(&frames, &local);
@@ -206,7 +209,7 @@ fn the_limit_is_exact_and_moves_at_run_time() {
 }
 
 #[test]
-fn a_block_is_found_in_what_the_cpu_itself_keeps() {
+fn a_block_is_made_from_frames_kept_by_the_cpu() {
     let frames = memory(1, &[region(0, 0, 16)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
@@ -218,7 +221,7 @@ fn a_block_is_found_in_what_the_cpu_itself_keeps() {
 }
 
 #[test]
-fn lists_are_small_where_memory_is_short() {
+fn lists_are_small_when_memory_is_short() {
     let frames = memory(2, &[region(0, 0, 160)]);
     let (one, other) = (cpu(0), cpu(1));
     let first = frames.alloc(&one, &Yield).unwrap();
@@ -227,14 +230,14 @@ fn lists_are_small_where_memory_is_short() {
     assert_eq!(all.len(), 150);
     free_all(&frames, &other, all);
     frames.free(&other, first, &Yield);
-    // The other CPU's last batch was one frame, so it keeps no more than two.
+    // The other CPU's last batch was one frame, so it keeps at most two.
     let census = frames.checked_census(&Yield).unwrap();
     assert!(census.pooled <= 9 + 2, "{census:?}");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn a_bulk_is_no_more_than_can_be_spared() {
+fn a_bulk_contains_only_frames_that_can_be_spared() {
     let frames = memory(1, &[region(0, 0, 1600)]);
     let local = cpu(0);
     let held: Vec<_> = (0..1490).map(|_| frames.alloc_order(&local, 0, &Yield).unwrap()).collect();
@@ -293,14 +296,14 @@ fn the_census_knows_every_use() {
 }
 
 #[test]
-fn the_audit_sees_a_frame_that_went_astray() {
+fn the_audit_detects_a_lost_frame() {
     let frames = memory(1, &[region(0, 0, 64)]);
-    // A frame that calls itself free and is on no list.
+    // A frame that is marked free but is on no list.
     let stray = frames.alloc(&cpu(0), &Yield).unwrap().into_number();
     frames.meta(stray).set_kind(Kind::Free);
     let found = frames.checked_census(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a free frame is on no free list" });
-    // A frame that no block has.
+    // A frame that belongs to no block.
     frames.meta(stray).set_kind(Kind::Tail);
     let found = frames.checked_census(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a frame belongs to no block" });
@@ -318,7 +321,7 @@ fn each_allocation_is_a_new_ownership() {
     let again = frames.alloc(&local, &Yield).unwrap();
     assert_eq!((again.number(), frames.meta(number).owner()), (number, before + 1));
     frames.free(&local, again, &Yield);
-    // Of a block, every frame: a stale translation may be to any of them.
+    // Every frame of a block: a stale translation may map any of them.
     let block = frames.alloc_order(&local, 6, &Yield).unwrap();
     assert_eq!(frames.meta(number).owner(), before + 2);
     frames.free(&local, block, &Yield);
@@ -345,7 +348,7 @@ fn references_are_counted_and_the_last_one_is_final() {
     meta.set_refs(FrameMeta::MAX_REFS);
     assert!(!meta.get_ref_unless_zero(), "full");
     meta.set_refs(0);
-    // SAFETY: nothing refers to the frame any more.
+    // SAFETY: no reference to the frame remains.
     let frame = unsafe { frames.reclaim(number).settle() };
     frames.free(&local, frame, &Yield);
     all_is_back(&frames);
@@ -365,7 +368,7 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
     let machine = TestMachine::new(1, 17);
     let frames = memory(machine.cpus(), machine.regions());
     let local = cpu(0);
-    // SAFETY: nothing is mapped or allocated yet, so all memory is the test's.
+    // SAFETY: no frame is mapped or allocated yet, so all memory belongs to the test.
     let fill = |number| unsafe { machine.frame_bytes(FrameNumber(number)).write_bytes(0xa5, 4096) };
     (1..17).for_each(fill);
     let block = frames.alloc_order(&local, 2, &Yield).unwrap().zero(&machine);
@@ -373,7 +376,7 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
     for number in 1..17 {
         let expected = if zeroed.contains(&number) { 0 } else { 0xa5 };
         for at in [0, 1, 2047, 4095] {
-            // SAFETY: within the frame, which nobody else touches.
+            // SAFETY: within the frame, which only this test accesses.
             let byte = unsafe { machine.frame_bytes(FrameNumber(number)).add(at).read() };
             assert_eq!(byte, expected, "frame {number} byte {at}");
         }
@@ -382,8 +385,8 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
     assert!(machine.invalidated.lock().unwrap().is_empty());
 }
 
-/// Two CPUs allocate, pass frames to each other, free and exhaust memory at the same time; at the
-/// end every frame is where it belongs.
+/// Two CPUs concurrently allocate, pass frames to each other, free and exhaust memory; at the end
+/// every frame is in its place.
 #[test]
 fn two_cpus_end_in_exact_accounting() {
     const ROUNDS: u32 = if cfg!(miri) { 10 } else { 3000 };
@@ -431,7 +434,7 @@ fn two_cpus_end_in_exact_accounting() {
     frames.drain(&cpu(0), &Yield);
     frames.drain(&cpu(1), &Yield);
     assert_eq!(frames.checked_census(&Yield).unwrap().free, frames.total());
-    // Exhaustion was sharp to the last frame.
+    // Exhaustion was exact to the last frame.
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     assert_eq!(all.len() as u64, frames.total());

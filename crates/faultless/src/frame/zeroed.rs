@@ -1,23 +1,23 @@
 //! Pre-zeroed frames.
 //!
-//! Each [arena](super::arena) keeps a *pool* of zeroed frames beside its other free ones, under the same lock: a second
-//! [buddy allocator](super::buddy), whose blocks merge only with each other. Background zeroing takes blocks
-//! from the one, zeroes them, and puts them into the other, a [run](RUN) at a time
-//! ([`Frames::zero_run`]). A CPU that needs zeroed frames moves a batch of them to its own list
-//! ([`Frames::alloc_zeroed`]).
+//! In addition to its other free frames, each [arena](super::arena) keeps a *pool* of zeroed
+//! frames, under the same lock: a second [buddy allocator](super::buddy), whose blocks merge only
+//! with each other. Background zeroing takes blocks from the first allocator, zeroes them, and puts
+//! them into the second, a [run](RUN) at a time ([`Frames::zero_run`]). A CPU that needs zeroed
+//! frames moves a batch of them to its own list ([`Frames::alloc_zeroed`]).
 //!
-//! *A pool makes no allocation fail.* Frames in a pool are free: they are not counted as taken, a refill of a
-//! CPU's list takes them when the node has no others, blocks are split from the pool, and the pool is merged
-//! back into the rest if no block is found otherwise. Only the run that a CPU is zeroing
-//! counts as taken meanwhile, as do the frames on a CPU's list. No run begins while memory is
-//! [short](Frames::is_short).
+//! *A pool makes no allocation fail.* Frames in a pool are free: they are not counted as taken, a
+//! refill of a CPU's list takes them if the node has no others, blocks are split from the pool, and
+//! the pool is merged back into the other free frames if no block is found otherwise. Only the run
+//! that a CPU is zeroing counts as taken, like the frames on a CPU's list. No run begins while
+//! memory is [short](Frames::is_short).
 //!
-//! *Pre-zeroed frames are not in the caches.* They were zeroed by non-temporal stores, or long ago. So the beginning of a frame
-//! that is taken from a pool is prefetched at once, while its entry is made.
+//! *Pre-zeroed frames are not in the caches.* They were zeroed by non-temporal stores, or long ago.
+//! So the beginning of a frame taken from a pool is prefetched at once, while its entry is made.
 //!
-//! *The nearest node first.* A fault zeroes a frame of the nearest node that has any rather than take
-//! a pre-zeroed one from farther away: that would save the zeroing once, but cost the distance as long as
-//! the page is mapped.
+//! *The nearest node first.* If the nearest node with free frames has no pre-zeroed frame, a fault
+//! zeroes one of its frames instead of taking a pre-zeroed frame of a more distant node: this would
+//! save the zeroing once, but cost the distance while the page is mapped.
 
 use super::arena::{Arena, Lists};
 use super::percpu::{BATCH, batch_for};
@@ -28,27 +28,28 @@ use crate::sync::atomic::Ordering;
 use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
 
-/// The most frames that are zeroed between two looks at what else there is to do: 64 KiB, which takes
-/// some ten microseconds. The locks before and after cost a hundredth of that.
+/// The maximum number of frames zeroed between two checks for other work: 64 KiB, which takes about
+/// ten microseconds. The locks before and after cost 1/100 of this time.
 pub const RUN: usize = 16;
-/// Blocks that go from the pool back to the other frames under one hold of the lock.
+/// Blocks moved from the pool to the other free frames under one acquisition of the lock.
 const MOVED: usize = 64;
 
-/// Where a zeroed frame comes from.
+/// The source of a zeroed frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supply {
-    /// It was zeroed before.
+    /// The frame was pre-zeroed.
     Pool,
-    /// There are pools, and it was not; what is zeroed now instead is told as [`Now`](Self::Now).
+    /// There are pools, but no pre-zeroed frame was found; the zeroing is then counted as
+    /// [`Now`](Self::Now).
     Miss,
-    /// It is zeroed now.
+    /// The frame is zeroed now.
     Now,
 }
 
 impl Frames {
-    /// Allocates a zeroed frame: from the CPU's list of them; when that is empty, from the pool of the
-    /// nearest node that has any frame; and else one of anything, zeroed now. `count` hears which.
-    /// `None`: no frame is left, or the limit is reached.
+    /// Allocates a zeroed frame: from the CPU's list of zeroed frames; if it is empty, from the
+    /// pool of the nearest node with any free frame; else any frame, zeroed now. `count` is called
+    /// with the source. `None`: no frame is free, or the limit is reached.
     #[inline(always)]
     pub fn alloc_zeroed(
         &self,
@@ -70,7 +71,8 @@ impl Frames {
         }
     }
 
-    /// The number of a zeroed frame, where there are pools or the CPU's list of others is empty.
+    /// Returns the number of a zeroed frame, if there are pools or the CPU's list of other frames
+    /// is empty.
     #[inline(never)]
     fn alloc_zeroed_at_length(
         &self,
@@ -93,7 +95,7 @@ impl Frames {
         Some(frame.zero(machine).into_number())
     }
 
-    /// A frame that was zeroed before, if one is near.
+    /// Returns a pre-zeroed frame, if one is near.
     fn alloc_pooled(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Zeroed>> {
         let zeroed = &self.stocks.get(local).zeroed;
         let number = match zeroed.pop() {
@@ -109,8 +111,8 @@ impl Frames {
         Some(Frame::new(number, 0))
     }
 
-    /// Takes up to `to.len()` single frames from a pool of the nearest node that has any frame, as
-    /// many as it has and as `want` makes of what can still be had. Returns how many.
+    /// Takes up to `to.len()` single frames from a pool of the nearest node with any free frame,
+    /// limited by the pool and by `want` of the available frames. Returns their number.
     pub(super) fn take_zeroed(
         &self,
         local: &Local,
@@ -122,7 +124,8 @@ impl Frames {
             if arena.seen.zeroed.load(Ordering::Relaxed) != 0 {
                 let (reserved, got) = arena.locked(wait, |lists| {
                     let most = lists.zeroed.free_count().min(to.len() as u64);
-                    // Under the lock: as many as are there, so that no other CPU fails needlessly.
+                    // Reserved under the lock, and not more than the pool contains, so that no
+                    // other CPU's reservation fails needlessly.
                     let reserved = self.reserve(1, |available| want(available).min(most));
                     let run = &mut to[..reserved.unwrap_or(0) as usize];
                     (reserved.unwrap_or(0), lists.zeroed.alloc_bulk(&self.table, run))
@@ -138,9 +141,9 @@ impl Frames {
         0
     }
 
-    /// Zeroes a block of free frames, of at most `most` and at most [`RUN`], into the pool of
-    /// the nearest arena whose pool has room. Returns how many frames that were; 0 when the pools are
-    /// full or off, there is nothing to zero, or memory is short.
+    /// Zeroes a block of at most `most` and at most [`RUN`] free frames into the pool of the
+    /// nearest arena whose pool has room. Returns the number of frames; 0 if the pools are full or
+    /// off, no frame can be zeroed, or memory is short.
     pub fn zero_run(
         &self,
         local: &Local,
@@ -166,9 +169,9 @@ impl Frames {
         0
     }
 
-    /// Takes a block of at most `most` frames out of an arena's free ones, unless memory is short.
+    /// Takes a block of at most `most` frames from an arena's free frames, unless memory is short.
     fn take_to_zero(&self, arena: &Arena, most: usize, wait: &impl Wait) -> Option<Frame<Clean>> {
-        // What is out meanwhile cannot be had, as what is on CPUs' lists.
+        // Frames being zeroed are not available to other CPUs, like frames on CPUs' lists.
         let most = most.min(batch_for(self.available()));
         arena.locked(wait, |lists| {
             let (number, order) = lists.free.alloc_at_most(&self.table, most)?;
@@ -182,26 +185,26 @@ impl Frames {
         })
     }
 
-    /// How many frames a node's pool may hold; 0: there are no pools.
+    /// Returns the maximum number of frames of a node's pool; 0: there are no pools.
     #[inline(always)]
     pub fn zeroed_pool(&self) -> u64 {
         self.zeroed_pool.load(Ordering::Relaxed)
     }
 
-    /// Lets each node's pools hold `frames` frames, or as many more as CPUs put there at the same time.
-    /// What is above that is no longer zeroed.
+    /// Sets the maximum of each node's pools to `frames`; concurrent additions by CPUs may exceed
+    /// it. Frames above the maximum are no longer treated as zeroed.
     pub fn set_zeroed_pool(&self, frames: u64, wait: &impl Wait) {
         self.zeroed_pool.store(frames, Ordering::Relaxed);
         self.pools.store(if frames == 0 { 0 } else { u64::MAX }, Ordering::Relaxed);
         self.shrink_pools(frames, wait);
     }
 
-    /// Frames in the pools.
+    /// Returns the number of frames in the pools.
     pub fn zeroed_count(&self) -> u64 {
         self.arenas.iter().map(|arena| arena.seen.zeroed.load(Ordering::Relaxed)).sum()
     }
 
-    /// Merges what the pools of a node hold above `limit` frames with the other free frames.
+    /// Merges the frames of a node's pools above `limit` with the other free frames.
     pub(super) fn shrink_pools(&self, limit: u64, wait: &impl Wait) {
         for arena in &self.arenas {
             let limit = arena.part_of(limit);

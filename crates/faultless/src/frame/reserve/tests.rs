@@ -11,12 +11,12 @@ const FRAMES: u32 = 1 << 17;
 
 fn memory(cpus: usize) -> Frames {
     let region = MemoryRegion { node: 0, first: FrameNumber(0), frames: FRAMES };
-    // SAFETY: nobody touches memory in these tests.
+    // SAFETY: these tests do not access memory.
     unsafe { Frames::try_new(cpus, &[region], |_| 0) }.unwrap()
 }
 
 fn cpu(id: u16) -> Local {
-    // SAFETY: each test claims each CPU once for the `Frames` that it made.
+    // SAFETY: each test claims each CPU once for its own `Frames`.
     unsafe { Local::claim(CpuId(id)) }
 }
 
@@ -55,7 +55,7 @@ fn a_block_serves_hundreds_of_allocations() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn what_is_freed_is_kept_up_to_the_share() {
+fn freed_frames_are_kept_up_to_the_share() {
     let (frames, local) = (memory(2), cpu(0));
     let share = frames.share();
     assert_eq!(share, u64::from(FRAMES) / SHARES / 2);
@@ -66,7 +66,7 @@ fn what_is_freed_is_kept_up_to_the_share() {
     let kept = taken(&frames);
     assert!(kept <= share + 2 * BATCH as u64, "{kept} of {out}");
     assert!(kept >= share, "{kept} of {out}");
-    // And taken again, without a look at the arena.
+    // The frames are allocated again, without access to the arena.
     let again = take(&frames, &local, share as usize);
     assert_eq!(taken(&frames), kept);
     assert_eq!(frames.checked_census(&Yield).unwrap().taken(), kept);
@@ -79,7 +79,7 @@ fn what_is_freed_is_kept_up_to_the_share() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn where_memory_is_short_there_are_no_reserves() {
+fn no_reserves_are_kept_when_memory_is_short() {
     let (frames, local) = (memory(2), cpu(0));
     frames.set_limit(4096);
     let all = take(&frames, &local, 1000);
@@ -89,7 +89,7 @@ fn where_memory_is_short_there_are_no_reserves() {
     let rest = frames.free_count() - 1000;
     let held: Vec<_> =
         core::iter::from_fn(|| frames.alloc_order(&local, 0, &Yield)).take(rest as usize).collect();
-    // Or the frame would come from the list.
+    // Otherwise the frame would come from the list.
     frames.drain(&local, &Yield);
     let before = taken(&frames);
     let one = take(&frames, &local, 1);
@@ -104,7 +104,7 @@ fn where_memory_is_short_there_are_no_reserves() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn small_blocks_are_used_up_before_a_large_one_is_cut() {
+fn small_blocks_are_used_before_a_large_block_is_split() {
     let (frames, local) = (memory(1), cpu(0));
     let blocks = (0..1 << 9).map(|_| frames.alloc_order(&local, 8, &Yield).unwrap());
     let (large, mut held): (Vec<_>, Vec<_>) =
@@ -128,7 +128,7 @@ fn small_blocks_are_used_up_before_a_large_one_is_cut() {
     assert_eq!(frames.checked_census(&Yield).unwrap().free, FRAMES.into());
 }
 
-/// All that is left, in large blocks.
+/// Allocates all remaining frames, in large blocks.
 fn rest(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
     let orders = (0..=BLOCK).rev();
     orders
@@ -138,11 +138,11 @@ fn rest(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn what_is_freed_while_memory_is_short_can_be_had_by_others() {
+fn frames_freed_while_memory_is_short_are_available_to_others() {
     let (frames, one, other) = (memory(2), cpu(0), cpu(1));
     let share = frames.share() as usize;
     let mut mine = take(&frames, &one, 4 * share);
-    // Its reserve is full when memory becomes short.
+    // The reserve of the first CPU is full when memory becomes short.
     mine.drain(..2 * share).for_each(|frame| frames.free(&one, frame, &Yield));
     let held = rest(&frames, &other);
     assert!(frames.is_short());
@@ -155,7 +155,8 @@ fn what_is_freed_while_memory_is_short_can_be_had_by_others() {
     let free = frames.free_count();
     assert!(free >= kept + 2 * (share - BATCH) as u64, "{free} of {} and {kept}", 2 * share);
     held.into_iter().for_each(|frame| frames.free(&other, frame, &Yield));
-    // Where memory is plenty again, as much is kept as before; and none under a lower limit.
+    // When memory is plentiful again, the same number is kept as before; and none under a lower
+    // limit.
     let fill = || {
         let all = take(&frames, &one, 4 * share);
         all.into_iter().for_each(|frame| frames.free(&one, frame, &Yield));
@@ -171,10 +172,10 @@ fn what_is_freed_while_memory_is_short_can_be_had_by_others() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn a_block_is_not_kept_where_that_makes_memory_short() {
-    // More than 16 times what a block needs to be a small part of what there is.
+fn no_block_is_kept_if_that_makes_memory_short() {
+    // More than 16 times the memory of which a block is a small part.
     let region = MemoryRegion { node: 0, first: FrameNumber(0), frames: 2 * FRAMES };
-    // SAFETY: nobody touches memory in these tests.
+    // SAFETY: these tests do not access memory.
     let (frames, local) = (unsafe { Frames::try_new(1, &[region], |_| 0) }.unwrap(), cpu(0));
     let short = u64::from(2 * FRAMES) / 16;
     let free_but = |left| (frames.free_count() - left) >> BLOCK;

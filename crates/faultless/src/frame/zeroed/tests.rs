@@ -14,24 +14,25 @@ use std::collections::BTreeSet;
 use std::vec::Vec;
 
 fn cpu(id: u16) -> Local {
-    // SAFETY: each test claims each CPU once for the `Frames` that it made.
+    // SAFETY: each test claims each CPU once for its own `Frames`.
     unsafe { Local::claim(CpuId(id)) }
 }
 
-/// Frames `1..frames` of a machine, none of which is zero, with pools of `pool` frames.
+/// Returns the frames `1..frames` of a machine, filled with other bytes than zeros, with pools of
+/// `pool` frames.
 fn dirty(cpus: usize, frames: u32, pool: u64) -> (TestMachine, Frames) {
     let machine = TestMachine::new(cpus, frames);
     for number in 1..frames {
         soil(&machine, FrameNumber(number));
     }
-    // SAFETY: the machine goes with them from here on.
+    // SAFETY: the tests use the frames only with this machine.
     let frames = unsafe { Frames::try_new(cpus, machine.regions(), |_| 0) }.unwrap();
     frames.set_zeroed_pool(pool, &Yield);
     (machine, frames)
 }
 
 fn soil(machine: &TestMachine, number: FrameNumber) {
-    // SAFETY: the test's memory, which nobody else touches now.
+    // SAFETY: the test's memory, which no other code accesses now.
     unsafe { machine.frame_bytes(number).write_bytes(0xa5, PAGE_SIZE as usize) };
 }
 
@@ -50,7 +51,7 @@ fn zero_all(local: &Local, machine: &TestMachine, frames: &Frames) -> usize {
         .sum()
 }
 
-/// A zeroed frame, which is checked and soiled, and where it came from.
+/// Allocates a zeroed frame, checks and overwrites it, and returns it with its source.
 fn alloc(
     machine: &TestMachine,
     frames: &Frames,
@@ -66,14 +67,14 @@ fn alloc(
     Some((frame, heard.take()))
 }
 
-/// What a program does to a frame before it is freed.
+/// Overwrites a frame, as a program does before it is freed.
 fn use_up(machine: &TestMachine, frame: Frame<Zeroed>) -> Frame<Clean> {
     soil(machine, frame.number());
     frame.into()
 }
 
 #[test]
-fn without_a_pool_nothing_is_zeroed_ahead() {
+fn no_frame_is_zeroed_in_advance_without_a_pool() {
     let (machine, frames) = dirty(1, 200, 0);
     let local = cpu(0);
     assert_eq!(frames.zero_run(&local, &machine, usize::MAX, &Yield), 0);
@@ -106,7 +107,7 @@ fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
+fn zeroed_frames_are_taken_first_and_not_zeroed_again() {
     let (machine, frames) = dirty(1, 2000, 100);
     let local = cpu(0);
     zero_all(&local, &machine, &frames);
@@ -121,7 +122,7 @@ fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
     let (frame, supply) = alloc(&machine, &frames, &local).unwrap();
     assert_eq!((supply, machine.zeroed()), (Vec::from([Supply::Miss, Supply::Now]), before + 1));
     all.push(frame);
-    // One that comes back unused is still zeroed; one that was used is not.
+    // An unused frame that was freed is still zeroed; a used frame is not.
     frames.free(&local, all.pop().unwrap(), &Yield);
     let (frame, supply) = alloc(&machine, &frames, &local).unwrap();
     assert_eq!(supply, [Supply::Pool]);
@@ -137,7 +138,7 @@ fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn the_last_frames_can_be_had_wherever_they_are() {
+fn the_last_frames_are_allocated_from_any_list() {
     for limit in [u64::MAX, 150] {
         let (machine, frames) = dirty(1, 301, u64::MAX);
         frames.set_limit(limit);
@@ -152,7 +153,7 @@ fn the_last_frames_can_be_had_wherever_they_are() {
         let numbers: BTreeSet<_> = all.iter().map(|frame| frame.number().0).collect();
         assert_eq!(numbers.len(), all.len());
         all.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
-        // The other way round: none is zeroed, and all can be had as zeroed ones.
+        // The reverse: no frame is zeroed, and all can be allocated as zeroed frames.
         let all: Vec<_> = core::iter::from_fn(|| alloc(&machine, &frames, &local)).collect();
         assert_eq!(all.len() as u64, limit.min(300));
         all.into_iter().for_each(|(frame, _)| frames.free(&local, frame, &Yield));
@@ -162,7 +163,7 @@ fn the_last_frames_can_be_had_wherever_they_are() {
 }
 
 #[test]
-fn a_block_is_cut_from_a_pool_and_found_where_it_is_half_zeroed() {
+fn a_block_is_split_from_a_pool_or_merged_from_a_half_zeroed_one() {
     let (machine, frames) = dirty(1, 65, 48);
     let local = cpu(0);
     // 1..65: the largest blocks are 16 and 32 frames.
@@ -176,7 +177,7 @@ fn a_block_is_cut_from_a_pool_and_found_where_it_is_half_zeroed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn zeroed_frames_that_were_not_needed_do_not_go_to_the_reserve() {
+fn unneeded_zeroed_frames_do_not_go_to_the_reserve() {
     // Enough for a reserve.
     let (machine, frames) = dirty(1, 1 << 13, 1 << 10);
     let local = cpu(0);
@@ -193,7 +194,7 @@ fn zeroed_frames_that_were_not_needed_do_not_go_to_the_reserve() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
+fn no_frame_is_zeroed_or_spared_when_memory_is_short() {
     let (machine, frames) = dirty(1, 1601, 1600);
     let local = cpu(0);
     let mut taken: Vec<_> = (0..1440).map(|_| frames.alloc(&local, &Yield).unwrap()).collect();
@@ -206,7 +207,7 @@ fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
     let mut buffer = [FrameNumber(0); 32];
     assert!(frames.alloc_bulk(&local, &mut buffer, &Yield).is_empty());
     assert!(frames.alloc_zeroed_bulk(&local, &machine, &mut buffer, &Yield).0.is_empty());
-    // Whoever needs one has it.
+    // An ordinary allocation still succeeds.
     taken.push(frames.alloc(&local, &Yield).unwrap());
     taken.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
     assert!(!frames.is_short());
@@ -215,15 +216,15 @@ fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
 }
 
 #[test]
-fn a_near_frame_is_zeroed_rather_than_a_zeroed_one_taken_from_far() {
+fn a_near_frame_is_zeroed_instead_of_a_distant_zeroed_frame() {
     let machine = TestMachine::new(1, 400);
     let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
-    // SAFETY: frames of the machine, which goes with them from here on.
+    // SAFETY: the frames are used only with this machine.
     let frames =
         unsafe { Frames::try_new(1, &[region(0, 1, 199), region(1, 200, 200)], |_| 0) }.unwrap();
     let local = cpu(0);
     frames.set_zeroed_pool(1000, &Yield);
-    // The pools of all nodes, the nearest first, up to what would be short.
+    // The pools of all nodes are filled, the nearest first, until memory would be short.
     let zeroed = zero_all(&local, &machine, &frames);
     assert!(zeroed > 300, "{zeroed}");
     let node = |frame: &Frame<Zeroed>| frames.layout.node(frames.meta(frame.number()).arena());
@@ -241,7 +242,7 @@ fn a_near_frame_is_zeroed_rather_than_a_zeroed_one_taken_from_far() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
+fn a_run_is_contiguous_and_its_rest_stays_zeroed() {
     for length in [8, 32, 64, 200] {
         let (machine, frames) = dirty(1, 4097, 150);
         let local = cpu(0);
@@ -276,9 +277,9 @@ fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn calls_and_faults_account_for_who_zeroed() {
+fn calls_and_faults_count_the_source_of_zeroing() {
     let vm = Vm::new(TestMachine::new(1, 2000)).unwrap();
-    // SAFETY: the only one.
+    // SAFETY: the only `Cpu`.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let space = Space::new(&cpu).unwrap();
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
@@ -323,7 +324,7 @@ fn calls_and_faults_account_for_who_zeroed() {
     cpu.free_bulk(run);
     cpu.drain();
     assert_eq!(vm.zeroed_frames(), 8, "they were not used");
-    // Freeing zeroes when it is told to.
+    // Freeing zeroes only if the knob is set.
     space.munmap(&cpu, area, 50 * PAGE_SIZE).unwrap();
     assert_eq!(told(Counter::ZeroedOnFree), 0);
     vm.set(Setting::ZeroOnFree(true));
@@ -335,10 +336,10 @@ fn calls_and_faults_account_for_who_zeroed() {
     assert_eq!((census.taken(), census.zeroed), (1, vm.zeroed_frames()));
 }
 
-/// Two CPUs allocate, soil, free and zero at the same time, to the last frame; every zeroed frame
-/// is zero, and in the end all are where they belong.
+/// Two CPUs concurrently allocate, overwrite, free and zero, to the last frame; every zeroed frame
+/// is zero, and at the end all frames are in their places.
 #[test]
-fn two_cpus_never_get_a_soiled_frame() {
+fn two_cpus_never_get_a_dirty_zeroed_frame() {
     const ROUNDS: u32 = if cfg!(miri) { 20 } else { 2000 };
     let (machine, frames) = dirty(2, 400, 120);
     let work = |id: u16| {
