@@ -1,11 +1,14 @@
 //! Read-ahead for reads of the kernel: `read`, `pread`, `sendfile`.
 //!
-//! A fault [reads ahead](crate::fault) what the predictor of its thread expects. A read of the kernel belongs to an open file, and several
-//! threads, or a position that moves, may be behind it. So the kernel keeps a predictor of the same type for each open file. To the predictor the
-//! object is the space, the pages of the file are the pages, and a read that finds a page missing is the fault.
+//! A fault [reads ahead](crate::fault) by the predictor of its thread. A read of the kernel belongs
+//! to an open file, which may be used by several threads or with a moving position. So the kernel
+//! keeps a predictor of the same type for each open file. For this predictor the object is the
+//! space, the pages of the file are the pages, and a read of a missing page is the fault.
 //!
-//! What came of a window is told by the accessed bit of the object's entries, which no MMU uses: it is clear in a page that was read,
-//! and [`read_page`](Shared::read_page) sets it. Mappings have accessed bits of their own, in their page tables.
+//! The accessed bit of the object's entries, unused by any MMU, records which pages of a window
+//! were used: it is clear after a page was read from the store, and
+//! [`read_page`](Shared::read_page) sets it. Mappings have separate accessed bits, in their page
+//! tables.
 
 use super::object::Object;
 use super::read::Reach;
@@ -21,23 +24,24 @@ use crate::table::protocol;
 use crate::vm::Cpu;
 use core::ops::Range;
 
-/// What the entry of a page tells the predictor of an open file.
+/// Returns how the predictor of an open file sees the entry of a page.
 fn seen_as(entry: Entry) -> Seen {
     if entry.is_none() {
         Seen::Empty
     } else if entry.is_present() && entry.is_accessed() {
         Seen::Used
     } else {
-        // Or it is being read.
+        // Or the page is being read.
         Seen::Unused
     }
 }
 
-/// A run of so many pages and more is a long one.
+/// The number of pages from which a run counts as long.
 const LONG: u64 = 16;
 
-/// The order of the longest window after the run of used pages that ends beside `page`, as far as `most` pages:
-/// half of a long run. The window of a predictor grows at once for all long runs, and a run may end soon.
+/// Returns the order of the longest window after the run of used pages that ends beside `page`,
+/// searching at most `most` pages: half of a long run. A predictor's window grows at once for all
+/// long runs, but a run may end soon.
 fn longest_after(page: u64, most: u64, look: impl Fn(u64) -> Seen) -> u8 {
     let used = |page: &u64| look(*page) == Seen::Used;
     let below = (page.saturating_sub(most)..page).rev().take_while(used).count();
@@ -50,7 +54,7 @@ fn longest_after(page: u64, most: u64, look: impl Fn(u64) -> Seen) -> u8 {
 type ExpectedWindow<M> = Window<<<M as Machine>::Predictor as Predictor>::Record>;
 
 impl Object {
-    /// Notes in the entry of a page, which the kernel reads, that it was used.
+    /// Marks a page read by the kernel as used, in its entry.
     pub(super) fn note_used<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) {
         let seen = load(slot);
         if seen.is_present() && !seen.is_accessed() {
@@ -60,14 +64,15 @@ impl Object {
 }
 
 impl Shared<Object> {
-    /// Begins to read those of `pages` that are not there, for a read of an open file, and with them as many behind as `reader` expects the
-    /// open file to need next. `reader` is a predictor for that open file alone.
+    /// Begins to read the missing pages of `pages`, for a read of an open file, and in addition the
+    /// following pages that `reader` expects the open file to need next. `reader` is a predictor
+    /// used only for this open file.
     ///
-    /// Afterwards the kernel waits for the pages that it needs, and reads them, with [`read_page`](Self::read_page). Of an object without a
-    /// store, nothing is to be read.
+    /// Afterwards the kernel waits for the required pages, and reads them with
+    /// [`read_page`](Self::read_page). For an object without a store, this call does nothing.
     ///
     /// # Errors
-    /// As [`read_ahead`](Self::read_ahead), of the pages that are needed.
+    /// As [`read_ahead`](Self::read_ahead), for the required pages.
     pub fn read_in_sequence<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -80,7 +85,8 @@ impl Shared<Object> {
         let Some(first) = needed.clone().find(missing).filter(|_| self.is_stored()) else {
             return Ok(());
         };
-        // They are about to be read, and continue the run of pages that ends at the missing one.
+        // These pages are about to be read, and continue the run of pages that ends at the missing
+        // one.
         let before = (needed.start..first).filter_map(|index| self.slot(cpu, index));
         before.for_each(|slot| Object::note_used(cpu, slot));
         let window = self.predicted(cpu, reader, first);
@@ -95,8 +101,9 @@ impl Shared<Object> {
         read
     }
 
-    /// The window that the predictor of an open file expects for `page`, which is missing, and the number of its
-    /// pages to read from `page` on. The caller reports the pages that are read to `reader`.
+    /// Returns the window that the predictor of an open file expects for `page`, a missing page,
+    /// and the number of its pages to read from `page` upwards. The caller reports the pages
+    /// actually read to `reader`.
     fn predicted<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -114,30 +121,31 @@ impl Shared<Object> {
         let vm = cpu.vm();
         let most = (vm.knobs.prefault_max_order() + self.block_order()).min(MAX_ORDER);
         let most = most.min(longest_after(page, 2 << most, look));
-        // The largest windows of a predictor end at multiples of their size. Runs that grow need not.
+        // A predictor's largest windows end at multiples of their size. Growing runs need not.
         let window = reader.predict(&miss, MAX_ORDER, &vm.defaults, look);
-        // The policy is not of this crate.
+        // The predictor is outside this crate and not trusted.
         window.is_for(&miss).then(|| {
             let run = window.run_from(page).min(1 << most);
             (window, run)
         })
     }
 
-    /// The pages of the object that the table with `page` has, `page` among them.
+    /// Returns the pages of the object in the table of `page`, including `page`.
     fn reach(&self, page: u64) -> Range<u64> {
         let first = page - page % ENTRIES as u64;
         first..(first + ENTRIES as u64).min(self.pages()).max(page + 1)
     }
 
-    /// The pages around `page` that were read for `window`: the block of the store, and the pages that
-    /// the predictor and the caller wanted. The next page of a stream that is missing is the one beyond.
+    /// Returns the pages around `page` that were read for `window`: the block of the store, and the
+    /// pages requested by the predictor and the caller. The next missing page of the stream is the
+    /// page beyond.
     fn run_read<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
         window: &Window<R>,
         page: u64,
     ) -> Range<u64> {
-        // Of a window that leaves pages out only the first page is read; the stream goes on as predicted.
+        // Only the first page of a window with a stride is read; the stream continues as predicted.
         if window.stride() > 1 {
             return window.span();
         }

@@ -1,4 +1,4 @@
-//! Pages of an object that are to leave memory, whoever maps them.
+//! Eviction of an object's pages from all spaces.
 
 use super::object::Object;
 use crate::addr::PAGE_SHIFT;
@@ -9,12 +9,14 @@ use crate::vm::Cpu;
 use core::ops::Range;
 
 impl Object {
-    /// Evicts the pages of `pages`, as far as that is possible: those that are dirty are written to the store first, and none stays mapped. They
-    /// are read again where they are needed. Pages stay that are pinned, locked, or in use by another call, and those that the store cannot write; and all,
-    /// if the object has no store. Returns how many frames that gave, some of which may be free only after a
-    /// [flush](crate::Cpu::settle_flushes) that is deferred.
+    /// Evicts the pages of `pages` as far as possible: dirty pages are first written to the store,
+    /// and all mappings are removed. The pages are read again when needed. Pages stay if they are
+    /// pinned, locked, in use by another call, or cannot be written by the store; all pages stay if
+    /// the object has no store. Returns the number of frames released, some of which may become
+    /// free only after a deferred [flush](crate::Cpu::settle_flushes).
     ///
-    /// Where it does not matter which pages leave, [`Cpu::reclaim`] knows better. It waits for other CPUs, and calls the store.
+    /// If the choice of pages does not matter, use [`Cpu::reclaim`], which chooses better. The call
+    /// waits for other CPUs, and calls the store.
     pub fn evict<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) -> u64 {
         self.check_vm(cpu);
         let (mut left, mut freed) = (pages, 0);

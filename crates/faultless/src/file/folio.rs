@@ -1,20 +1,24 @@
 //! Folios of a file: 512 pages in contiguous frames, which a huge leaf can map.
 //!
-//! An object has the entries of base pages only, whether they are a folio or not: its table of 512 pages is a folio's when the entries
-//! name contiguous frames from an aligned one on. So a folio needs no mark, and is never split in the object: each of its pages is stored to,
-//! written back, cut off or dropped by itself, and the frames [stay](crate::frame::folio) as long as a huge leaf maps them. What
-//! it costs is the table, 4 KiB of 2 MiB, which an entry for the whole folio would have to keep for its split anyway.
+//! An object has entries of base pages only, whether the pages form a folio or not. A table of 512
+//! pages is a folio's if the entries name contiguous frames, beginning with an aligned one. So a
+//! folio needs no mark, and is never split in the object: each of its pages is stored to, written
+//! back, cut off or dropped individually, and the frames [stay](crate::frame::folio) while a huge
+//! leaf maps them. The cost is the table, 4 KiB for 2 MiB, which an entry for the whole folio would
+//! have to reserve for its split anyway.
 //!
 //! A folio is made
-//! - by one read of 2 MiB into new frames, where the object has none of the pages;
-//! - or by copying the pages that it has, once it has all of them, into new frames. Each page goes by itself: its entry is taken, the
-//!   object's reference must be the only one, the bytes are copied, and the entry names the new frame. So there is no moment
-//!   at which somebody can reach two copies, or neither. Pages that are mapped, pinned, in use or dirty stay where they are, and
-//!   there is no folio.
+//! - by one read of 2 MiB into new frames, if the object has none of the pages;
+//! - or by copying the existing pages into new frames, once the object has all of them. Each page
+//!   is copied individually: its entry is taken, the object's reference must be the only one, the
+//!   bytes are copied, and the entry is changed to the new frame. So at no time are two copies
+//!   reachable, or none. Pages that are mapped, pinned, in use or dirty stay in place, and then no
+//!   folio is made.
 //!
-//! A fault or a collapse that [refers](Object::refer_to_folio) to a folio for a huge leaf reads all entries again afterwards, as a fault that
-//! refers to a page reads its entry again. A page that is cut off, or punched out, leaves the object first, and is revoked in all spaces
-//! afterwards. So it is missing at this look, or the revocation meets the leaf.
+//! A fault or a collapse that [refers](Object::refer_to_folio) to a folio for a huge leaf reads all
+//! entries again afterwards, as a fault that refers to a page reads its entry again. A page that is
+//! cut off, or punched out, first leaves the object, and is then revoked in all spaces. So either
+//! the page is missing at the second read, or the revocation finds the leaf.
 
 use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, Reach, State, table_bit};
@@ -37,14 +41,15 @@ use crate::vm::Cpu;
 pub(crate) struct NoFolio;
 
 impl Object {
-    /// Whether the object is long enough for a folio of the pages from `first` on.
+    /// Returns whether the object is long enough for a folio of the pages starting at `first`.
     pub(crate) fn spans_folio(&self, first: u64) -> bool {
         first.is_multiple_of(ENTRIES as u64)
             && first + ENTRIES as u64 <= Self::MAX_PAGES
             && (first + ENTRIES as u64) * PAGE_SIZE <= self.bytes()
     }
 
-    /// The first frame of the folio that the pages with the entries `names` are, if they are one at a glance.
+    /// Returns the first frame of the folio formed by the pages with the entries `names`, if they
+    /// look like a folio (racy).
     pub(crate) fn folio(names: &[AtomicU64; ENTRIES]) -> Option<FrameNumber> {
         let first = load(&names[0]);
         let names_it = |(name, frame): (&AtomicU64, FrameNumber)| {
@@ -56,19 +61,20 @@ impl Object {
             .then(|| first.frame())
     }
 
-    /// Whether the page with the entry `entry` may be moved, as far as its entry tells: no store to it is to be written back.
+    /// Returns whether the page with entry `entry` may be moved, judged by the entry: present, not
+    /// locked, and without a store to write back.
     pub(crate) fn may_move(entry: Entry) -> bool {
         entry.is_present() && !entry.is_dirty() && !entry.is_locked()
     }
 
-    /// Whether no folio of the pages from `first` on could be made when it was last tried.
+    /// Returns whether the last attempt to make a folio of the pages starting at `first` failed.
     pub(crate) fn is_unfit(&self, first: u64) -> bool {
         self.unfit.load(Ordering::Relaxed) & table_bit(first) != 0
     }
 
-    /// Notes whether a folio of the pages from `first` on could be made.
+    /// Records whether a folio of the pages starting at `first` could be made.
     fn note_fit(&self, first: u64, fit: bool) {
-        // Faults of all programs look at it.
+        // Faults of all programs read this word, so it is written only on changes.
         if self.is_unfit(first) != fit {
             return;
         }
@@ -79,25 +85,27 @@ impl Object {
         }
     }
 
-    /// Counts one more huge leaf of the folio that the pages with the entries `names` are, and returns its first frame. `None`: they are none.
+    /// Counts one more huge leaf of the folio formed by the pages with the entries `names`, and
+    /// returns its first frame. `None`: the pages are no folio.
     pub(crate) fn refer_to_folio<M: Machine>(
         cpu: &Cpu<'_, M>,
         names: &[AtomicU64; ENTRIES],
     ) -> Option<FrameNumber> {
-        // The count of leaves may be read with a reference to the first frame.
+        // The count of leaves may be read only with a reference to the first frame.
         let first = Self::refer_to_copy(cpu, &names[0])?;
         let counted = folio::is_first(first) && Self::add_leaf(cpu, names, first);
-        // SAFETY: the reference taken above, which never was a mapping.
+        // SAFETY: drops the reference taken above, which never was a mapping.
         unsafe { cpu.put_unmapped(first) };
         if counted && Self::folio(names) != Some(first) && !lost(Mutant::LeafLooksAgain) {
-            // SAFETY: the leaf counted above, which never was a mapping.
+            // SAFETY: drops the leaf counted above, which never was a mapping.
             unsafe { cpu.put_leaf(first) };
             return None;
         }
         counted.then_some(first)
     }
 
-    /// Counts a huge leaf of the folio that begins with `first`, to which the caller has a reference.
+    /// Counts a huge leaf of the folio that begins with `first`, to which the caller has a
+    /// reference.
     fn add_leaf<M: Machine>(
         cpu: &Cpu<'_, M>,
         names: &[AtomicU64; ENTRIES],
@@ -106,12 +114,12 @@ impl Object {
         let meta = cpu.vm().frames.meta(first);
         while !meta.add_leaf() {
             let mut frames = folio::frames_of(first);
-            // A reference to each frame, by its entry.
+            // Takes a reference to each frame, through its entry.
             let taken = names.iter().take_while(|name| {
                 let frame = Self::refer_to_map(cpu, name);
                 let fits = frame == frames.next();
                 if let Some(other) = frame.filter(|_| !fits) {
-                    // SAFETY: the reference just taken, which never was a mapping.
+                    // SAFETY: drops the reference just taken, which never was a mapping.
                     unsafe { cpu.put_unmapped(other) };
                 }
                 fits
@@ -121,7 +129,7 @@ impl Object {
                 break;
             }
             for frame in folio::frames_of(first).take(taken) {
-                // SAFETY: the references taken above, which never were mappings.
+                // SAFETY: drops the references taken above, which never were mappings.
                 unsafe { cpu.put_unmapped(frame) };
             }
             if taken != ENTRIES {
@@ -133,8 +141,8 @@ impl Object {
 }
 
 impl Shared<Object> {
-    /// Makes sure that the pages from `first` on, where the object [spans a folio](Object::spans_folio), are one, or are being read.
-    /// The caller holds no lock and is in no section.
+    /// Ensures that the pages starting at `first` are a folio or are being read; the object [spans
+    /// a folio](Object::spans_folio) there. The caller holds no lock and is in no grace section.
     pub(crate) fn fetch_folio<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -152,24 +160,24 @@ impl Shared<Object> {
         if Self::is_folio(names) || self.gather(cpu, names, first) {
             return Ok(Fetched::There);
         }
-        // Pages that are missing may come.
+        // Missing pages may still arrive.
         if names.iter().all(|name| load(name).is_present()) {
             self.note_fit(first, false);
         }
         Err(NoFolio)
     }
 
-    /// Makes sure that all pages from `first` on are there, or being read: as one folio, if none is there. Of an object without a
-    /// store, nothing is to be read.
+    /// Ensures that all pages of the folio range starting at `first` are present or being read: as
+    /// one folio, if none is present. For an object without a store, the call reads nothing.
     ///
     /// # Errors
-    /// Why not: `EAGAIN` where they leave again, `EINVAL` where the object is too short.
+    /// `EAGAIN` if pages leave again, `EINVAL` if the object is too short; and errors of the read.
     pub(crate) fn fetch_missing<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
         first: u64,
     ) -> Result<Fetched, Errno> {
-        // Each look reads at least one page.
+        // Each iteration reads at least one page.
         for _ in 0..=ENTRIES {
             let mut prepared = Preparing::new(cpu);
             let names = self.table(cpu, first, &mut prepared);
@@ -188,13 +196,13 @@ impl Shared<Object> {
             } else if cpu.vm().frames.can_spare(2 * ENTRIES as u64) {
                 self.fetch(cpu, first + missing as u64, Reach::Block(first + ENTRIES as u64))
             } else {
-                // Not read for a folio that could not be made.
+                // Do not read pages for a folio which could not be made.
                 Err(Lack::Memory)
             };
             match fetched {
                 Ok(Fetched::There) => {}
                 Ok(pending) => return Ok(pending),
-                // It was shortened.
+                // The object was shortened.
                 Err(Lack::Beyond) => return Err(Errno::EINVAL),
                 Err(lack) => return Err(lack.into()),
             }
@@ -202,7 +210,7 @@ impl Shared<Object> {
         Err(Errno::EAGAIN)
     }
 
-    /// Whether the pages from `first` on are a folio.
+    /// Returns whether the pages starting at `first` are a folio.
     pub(crate) fn has_folio<M: Machine>(&self, cpu: &Cpu<'_, M>, first: u64) -> bool {
         self.slots(cpu, first).is_some_and(Self::is_folio)
     }
@@ -211,8 +219,9 @@ impl Shared<Object> {
         Object::folio(names).is_some()
     }
 
-    /// Begins one read of all pages from `first` on, whose entries `names` were empty, into the frames of a new folio. Where another CPU
-    /// has begun to read some, it reads those before. A page that it could not read is an error.
+    /// Begins one read of all pages starting at `first`, whose entries `names` were empty, into the
+    /// frames of a new folio. If another CPU has begun to read some of the pages, reads only the
+    /// pages before. A page that could not be read is an error.
     fn read_folio<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -243,7 +252,7 @@ impl Shared<Object> {
             cpu.count(Counter::ThpFileAlloc);
         }
         let fetched = self.ask(cpu, self.reading(place, state.clone(), first, pages), first)?;
-        // A page that is missing may have been dropped again. What is under way says itself how it ended.
+        // A missing page may have been dropped again. A read in progress reports its own outcome.
         if matches!(fetched, Fetched::There) && state.has_failed() {
             Err(Lack::Store(Errno::EIO))
         } else {
@@ -251,7 +260,8 @@ impl Shared<Object> {
         }
     }
 
-    /// Copies the pages from `first` on, all of which are there, into the frames of a new folio. Returns whether all have moved.
+    /// Copies the pages starting at `first`, all of them present, into the frames of a new folio.
+    /// Returns whether all pages were moved.
     pub(crate) fn gather<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -273,17 +283,19 @@ impl Shared<Object> {
                 held.revert();
                 break;
             };
-            // If the object's reference is the only one, no CPU takes one from now on.
+            // If the object's reference is the only one, no CPU can take another from now on.
             if !meta(seen).put_sole() {
                 held.revert();
                 cpu.free(frame);
                 break;
             }
-            // SAFETY: the new frame is ours, and so is the old one: it has no reference.
+            // SAFETY: the new frame is unpublished and belongs to this CPU, and so does the old
+            // one, because it has no reference.
             unsafe { cpu.vm().machine().copy_frame(frame.number(), seen.frame()) };
             let frame = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
             held.commit(seen.with_frame(frame));
-            // SAFETY: the last reference was the object's, and no entry has the frame. Mappings dropped theirs after a flush.
+            // SAFETY: the last reference was the object's, and no entry names the frame. References
+            // of mappings were dropped after a flush.
             let old = unsafe { cpu.vm().frames.reclaim(seen.frame()).settle() };
             cpu.free(old);
             moved += 1;

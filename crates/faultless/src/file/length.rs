@@ -1,18 +1,20 @@
-//! The length of an object, and the holes in it.
+//! The length of an object, and holes in the object.
 //!
-//! # What is cut off a store
+//! # Cutting pages off a store
 //!
-//! The store changes first, since it may refuse; the pages that are there leave the object afterwards. Meanwhile nobody may read a page in that
-//! is being cut off. A program would find it cut off already, store to it, and find the store gone; or a read that began before would show
-//! what was cut off, once the file is longer again. So whoever cuts
+//! The store changes first, because it may refuse; afterwards the present pages leave the object.
+//! In between, no page that is being cut off may be read in. Otherwise a program could store to a
+//! page and lose the store; or a read that began before could show the old contents after the file
+//! has grown again. So a CPU that cuts pages off
 //!
-//! 1. says which pages, in the object's [`Cut`]. Who begins to read one of them, or [overwrites](super::overwrite) one that is not there, looks
-//!    there again once it has its entry, and waits;
-//! 2. drops the reads of these pages that are under way, by emptying their entries;
-//! 3. changes the store, and takes the pages out of the object.
+//! 1. publishes the range of pages in the object's [`Cut`]. A CPU that begins to read one of these
+//!    pages, or [overwrites](super::overwrite) a missing one, checks the cut again after taking the
+//!    entry, and waits;
+//! 2. drops the reads of these pages in progress, by emptying their entries;
+//! 3. changes the store, and removes the pages from the object.
 //!
-//! Between 1 and 2 is a full fence, and another between the taking of an entry and the look at the cut. So either the read is seen and dropped, or
-//! the cut is.
+//! There is a full fence between 1 and 2, and another between taking an entry and reading the cut.
+//! So either the cutting CPU sees and drops the read, or the reading CPU sees the cut.
 
 use super::object::{Object, Stored};
 use super::write_back::each_page;
@@ -29,12 +31,13 @@ use crate::vm::Cpu;
 use core::ops::Range;
 
 impl Object {
-    /// Sets the length. Pages beyond it leave the object, and what is mapped of them is to be
-    /// [revoked](crate::Space::revoke); pages that are added are zeros. Tables stay. The length of an object with a store is set in bytes, by
-    /// [`set_len`](Shared::set_len).
+    /// Sets the length. Pages beyond the new length leave the object, and their mappings must be
+    /// [revoked](crate::Space::revoke); added pages are zeros. Tables stay. The length of an object
+    /// with a store is set in bytes, by [`set_len`](Shared::set_len).
     ///
     /// # Errors
-    /// `EFBIG`: more than [`MAX_PAGES`](Self::MAX_PAGES). `EINVAL`: the object has a store. Nothing has changed.
+    /// `EFBIG`: more than [`MAX_PAGES`](Self::MAX_PAGES). `EINVAL`: the object has a store. Nothing
+    /// has changed.
     pub fn set_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: u64) -> Result<(), Errno> {
         self.check_vm(cpu);
         if pages > Self::MAX_PAGES {
@@ -47,7 +50,7 @@ impl Object {
         Ok(())
     }
 
-    /// Stores the new length, and takes the pages beyond out of the object.
+    /// Stores the new length, and removes the pages beyond it from the object.
     fn set_end<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: u64) {
         let before = self.pages.swap(pages, Ordering::SeqCst);
         if pages < before {
@@ -59,7 +62,8 @@ impl Object {
     }
 }
 
-/// The pages that the CPU with the object's turn is cutting off the store: those from the first on, up to the end. None is the largest number.
+/// The pages being cut off the store by the CPU with the object's turn, from `first` to `end`. A
+/// `first` of the largest number means none.
 #[derive(Debug)]
 pub(super) struct Cut {
     first: AtomicU64,
@@ -81,7 +85,7 @@ impl Cut {
     }
 }
 
-/// Pages are being cut off; dropping it ends that.
+/// Pages are being cut off; the drop ends the cut.
 struct Cutting<'a>(&'a Cut);
 
 impl Drop for Cutting<'_> {
@@ -91,15 +95,18 @@ impl Drop for Cutting<'_> {
 }
 
 impl Object {
-    /// Whether the page at `index` is being cut off the store. For a caller that has its entry, or waits.
+    /// Returns whether the page at `index` is being cut off the store. The caller holds the page's
+    /// entry, or waits for the end of the cut.
     pub(super) fn is_cut(&self, index: u64) -> bool {
         self.stored.as_deref().is_some_and(|Stored { cut, .. }| {
-            // After the first of a later cut comes its end. Of one that is over the answer may be either.
+            // The acquire load of `first` of a later cut makes its `end` visible. For a finished
+            // cut, either result is allowed.
             index >= cut.first.load(Ordering::Acquire) && index < cut.end.load(Ordering::Acquire)
         })
     }
 
-    /// Drops the reads of `pages` that are under way: what they read is nobody's, and the pages are read again.
+    /// Drops the reads of `pages` in progress: their data is discarded, and the pages are read
+    /// again.
     fn drop_reads<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) {
         let drop = |now: Entry| if now.is_hidden() { Entry::NONE } else { now };
         // SAFETY: the object's tables are unlinked only when no share is left.
@@ -124,11 +131,12 @@ impl Object {
         cutting
     }
 
-    /// Makes the rest of the page in which byte `end` is zeros, if it is there. One that is not is read with zeros behind the end.
+    /// Zeroes the page of byte `end` from this byte on, if the page is present. A missing page is
+    /// read with zeros beyond the end.
     fn clear_behind<M: Machine>(&self, cpu: &Cpu<'_, M>, end: u64) {
         let (index, used) = (end >> PAGE_SHIFT, (end % PAGE_SIZE) as usize);
         let Some(slot) = self.slot(cpu, index).filter(|_| used != 0) else { return };
-        // Another CPU may have the entry for a moment.
+        // Another CPU may briefly hold the entry.
         while protocol::look(slot, cpu).is_present() {
             let cleared = self.write_present(cpu, index, |page| {
                 // SAFETY: the page's bytes, lent by the object.
@@ -146,12 +154,14 @@ impl Object {
 }
 
 impl Shared<Object> {
-    /// Sets the length of an object and of its store, in bytes. Pages beyond it leave the object, and what is mapped of them is to be
-    /// [revoked](crate::Space::revoke); bytes that are added are zeros, also those of the last page before, whatever programs
-    /// stored there beyond the end. (An object without a store has whole pages: the length is rounded up.)
+    /// Sets the length of an object and of its store, in bytes. Pages beyond the new length leave
+    /// the object, and their mappings must be [revoked](crate::Space::revoke). Added bytes are
+    /// zeros, including the rest of the former last page, even if programs stored beyond the end.
+    /// (An object without a store has whole pages: the length is rounded up.)
     ///
     /// # Errors
-    /// `EFBIG`: more than [`MAX_PAGES`](Object::MAX_PAGES). The store's error. The length is the old one, and no page has changed.
+    /// `EFBIG`: more than [`MAX_PAGES`](Object::MAX_PAGES). The store's error. The length is the
+    /// old one, and no page has changed.
     pub fn set_len<M: Machine>(&self, cpu: &Cpu<'_, M>, bytes: u64) -> Result<(), Errno> {
         self.check_vm(cpu);
         let pages = bytes.div_ceil(PAGE_SIZE);
@@ -159,7 +169,7 @@ impl Shared<Object> {
             return Err(Errno::EFBIG);
         }
         let Some(stored) = &self.stored else { return self.set_pages(cpu, pages) };
-        // What is being written must not come after.
+        // A write in progress must not complete after the change of the store.
         let _turn = stored.turn.take(cpu);
         let before = stored.bytes.load(Ordering::Relaxed);
         let shorter = bytes < before;
@@ -172,18 +182,19 @@ impl Shared<Object> {
         Ok(())
     }
 
-    /// Punches a hole: the pages of `range` leave the object, and are zeros in its store. What is mapped of them is to be
-    /// [revoked](crate::Space::revoke), with private copies [kept](crate::Copies::Keep).
+    /// Punches a hole: the pages of `range` leave the object, and are zeros in its store. Their
+    /// mappings must be [revoked](crate::Space::revoke), with private copies
+    /// [kept](crate::Copies::Keep).
     ///
     /// # Errors
-    /// The store's error; no page has left then.
+    /// The store's error; then no page has left the object.
     pub fn punch<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) -> Result<(), Errno> {
         self.check_vm(cpu);
         let Some(stored) = &self.stored else {
             self.free_pages(cpu, range);
             return Ok(());
         };
-        // What is being written must not come after.
+        // A write in progress must not complete after the change of the store.
         let _turn = stored.turn.take(cpu);
         let end = range.end.min(self.pages());
         let _cut = self.cut(cpu, stored, range.clone());

@@ -1,4 +1,4 @@
-//! How an object begins and ends.
+//! Creation and end of an object.
 
 use super::length::Cut;
 use super::object::{Object, Parts, Stored};
@@ -19,8 +19,8 @@ use crate::vm::Cpu;
 use alloc::boxed::Box;
 
 impl Object {
-    /// An object of `pages` pages of zeros. What `tag` means is up to the kernel, which finds it in
-    /// listings ([`AreaInfo::tag`](crate::AreaInfo::tag)); 0 is nameless memory.
+    /// Creates an object of `pages` pages of zeros. The kernel defines the meaning of `tag`, which
+    /// listings contain ([`AreaInfo::tag`](crate::AreaInfo::tag)); 0 is unnamed memory.
     ///
     /// # Errors
     /// `EFBIG`: more than [`MAX_PAGES`](Self::MAX_PAGES). `ENOMEM`.
@@ -32,8 +32,8 @@ impl Object {
         Self::make(cpu, pages, tag, None, false)
     }
 
-    /// As [`try_new`](Self::try_new), with pages that are charged: `file_limit` is the knob that
-    /// limits their number. A fault that would add a page beyond the limit fails with
+    /// As [`try_new`](Self::try_new), but the pages are charged: the knob `file_limit` limits their
+    /// number. A fault that would add a page beyond the limit fails with
     /// [`Bus`](crate::FaultError::Bus), a call with `ENOSPC`.
     ///
     /// # Errors
@@ -46,18 +46,22 @@ impl Object {
         Self::make(cpu, pages, tag, None, true)
     }
 
-    /// An object of what is in `store`, an [`Arc`](alloc::sync::Arc) or a [`Box`] of a [`BackingStore`](super::BackingStore), as long as that
-    /// is. `tag` is as with [`try_new`](Self::try_new).
+    /// Creates an object of the contents of `store`, an [`Arc`](alloc::sync::Arc) or a [`Box`] of a
+    /// [`BackingStore`](super::BackingStore), with the length of the store. `tag` is as with
+    /// [`try_new`](Self::try_new).
     ///
-    /// If the store is [read-only](super::BackingStore::is_read_only), dirty pages are charged as
-    /// those of [`try_new_charged`](Self::try_new_charged) are, because they stay in memory.
+    /// If the store is [read-only](super::BackingStore::is_read_only), dirty pages are charged like
+    /// the pages of [`try_new_charged`](Self::try_new_charged), because they stay in memory.
     ///
-    /// There must be one object of a store at a time: each has a copy of its own of the pages. Pages that were stored to
-    /// are written back by [`write_back`](Shared::write_back), and at last when the object ends. That may be after the kernel has [released](Self::release) it, so a kernel
-    /// that may open the store again writes back before it releases the object, which then writes nothing more; or it waits until the object has ended, and dropped its share of the store.
+    /// At any time there must be at most one object of a store, because each object has separate
+    /// copies of the pages. Dirty pages are written back by [`write_back`](Shared::write_back), and
+    /// finally when the object ends. This may be after the kernel has [released](Self::release) the
+    /// object. So a kernel that may open the store again either writes back before the release, and
+    /// the object then writes no page later; or it waits until the object has ended and dropped its
+    /// share of the store.
     ///
     /// # Errors
-    /// `EFBIG`: it is longer than [`MAX_PAGES`](Self::MAX_PAGES). `ENOMEM`.
+    /// `EFBIG`: the store is longer than [`MAX_PAGES`](Self::MAX_PAGES). `ENOMEM`.
     pub fn of_store<M: Machine>(
         cpu: &Cpu<'_, M>,
         store: impl Into<Store>,
@@ -117,54 +121,56 @@ impl Object {
             pending,
         };
         let object = Shared::try_new(object).inspect_err(|_| {
-            // It was dropped.
+            // The object was dropped.
             cpu.end_dropped();
         })?;
         cpu.vm().anchors.lead_to(object.anchor.anchor(), &object, cpu);
         Ok(object)
     }
 
-    /// Gives up a share. With the last one the object ends; pages of it from which another CPU is copying
-    /// end a moment later.
+    /// Releases a share. With the last share the object ends; pages from which another CPU is
+    /// copying end slightly later.
     ///
-    /// The last one may be one of the subsystem's own: that of a VMA that was unmapped until its grace period is over, or of another CPU that looks at a page of the object, or writes it, to evict or
-    /// move it. The end of a space does not wait for such a CPU. Then the object ends later, and what programs stored to it is written to the store then. A kernel that is to use the store meanwhile
-    /// [writes back](Shared::write_back) first.
+    /// The last share may belong to the subsystem: to a VMA until its grace period after an unmap
+    /// is over, or to another CPU that accesses a page of the object to evict or move it. The end
+    /// of a space does not wait for such a CPU. In this case the object ends later, and dirty pages
+    /// are written to the store then. A kernel that uses the store in the meantime must [write
+    /// back](Shared::write_back) first.
     pub fn release<M: Machine>(object: Shared<Self>, cpu: &Cpu<'_, M>) {
         object.check_vm(cpu);
-        // Before it moves: the reverse map has a pointer to it.
+        // Before the object moves, because the reverse map has a pointer to it.
         if let Some(last) = object.into_last_after(|object| object.anchor.give_up()) {
             last.destroy(cpu);
         }
     }
 
-    /// Makes sure that `cpu` is of the subsystem that made this object. Every operation that is not of this crate
-    /// alone does so first.
+    /// Checks that `cpu` belongs to the subsystem that made this object. Every public operation
+    /// calls this first.
     ///
     /// # Panics
-    /// Where it is not.
+    /// If the subsystems differ.
     #[inline]
     pub(crate) fn check_vm<M: Machine>(&self, cpu: &Cpu<'_, M>) {
         self.identity.check(cpu.identity());
     }
 
-    /// Frees all its pages and tables.
+    /// Frees all pages and tables of the object.
     fn destroy<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
         self.place.vacate();
-        // SAFETY: the last share of the object is gone, so its tables are ours alone.
+        // SAFETY: the last share of the object is gone, so no other CPU can access its tables.
         unsafe { self.parts().end(cpu) };
     }
 }
 
 impl Parts {
-    /// Writes the pages back that were stored to, if there is a store, and frees all pages and tables.
+    /// Writes back the dirty pages, if there is a store, and frees all pages and tables.
     ///
     /// # Safety
-    /// The tables are the caller's alone.
+    /// Only the caller can access the tables.
     pub(crate) unsafe fn end<M: Machine>(self, cpu: &Cpu<'_, M>) {
         let Self { top, pages, stored, charged } = self;
         let is_stored = stored.is_some();
-        // It is dropped last, also if the store panics.
+        // Dropped last, also if the store panics.
         let mut ending = Ending { cpu, top, pages, is_stored, charged, is_lost: is_stored };
         if let Some(stored) = stored {
             // No open file is left that could receive an error.

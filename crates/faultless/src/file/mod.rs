@@ -1,4 +1,4 @@
-//! Memory objects: what is behind a mapping of a file or of shared memory, and the page cache.
+//! Memory objects: the contents of mapped files and of shared memory, and the page cache.
 
 mod ahead;
 mod charge;

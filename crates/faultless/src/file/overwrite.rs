@@ -1,12 +1,14 @@
-//! Whole pages that the kernel overwrites: nothing of them is read from the store first.
+//! Overwriting whole pages by the kernel, without reading them from the store first.
 //!
-//! Where the page is there, it is stored to like any other. Where it is not, or is being read, the kernel stores to a new frame, which nobody else
-//! has. Then the frame becomes the page, in one step: its entry is taken, as [who begins to read](super::read) takes it, with the same looks at the
-//! length and at what is being [cut off](super::length), and is dirty from the start.
+//! If the page is present, the kernel stores to it as to any other page. If the page is missing or
+//! being read, the kernel stores to a new private frame. Then the frame becomes the page, in one
+//! step: its entry is taken, as by a CPU that [begins a read](super::read), with the same checks of
+//! the length and of pages being [cut off](super::length), and the entry is dirty from the start.
 //!
-//! An entry that was hidden is another's read. That ends as after a truncation: it finds that the entry names its frame no more, and
-//! frees the frame. Threads that wait for the read look again, and find the page, also where the read fails. If another CPU has
-//! made the page meanwhile, the bytes are copied there.
+//! A hidden entry belongs to the read of another CPU. This read ends as after a truncation: it
+//! finds that the entry no longer names its frame, and frees the frame. Threads that wait for the
+//! read retry and find the page, even if the read fails. If another CPU has made the page in the
+//! meantime, the bytes are copied into this page.
 
 use super::object::Object;
 use super::pages::Lent;
@@ -26,15 +28,17 @@ use crate::vm::Cpu;
 const PAGE: usize = PAGE_SIZE as usize;
 
 impl Shared<Object> {
-    /// As [`write_page`](Self::write_page), for a `write` that overwrites the whole page, or all that the file has of it: the page is not read first.
-    /// `write` returns how many bytes it has stored, from the page's start on; what is lent to it may hold anything. Returns how many are
-    /// stored: none if `write` gave up early, as where a program's memory ends, and the page is not there. Then the page is as it
-    /// was, and [`write_page`](Self::write_page) stores the part.
+    /// As [`write_page`](Self::write_page), for a `write` that overwrites the whole page, or the
+    /// whole part of the page within the file: the page is not read first. `write` returns the
+    /// number of bytes stored, from the page's start; the memory lent to it has arbitrary contents.
+    /// Returns the number of bytes stored: 0 if `write` stopped early, for example at the end of a
+    /// program's memory, and the page is missing. Then the page has not changed, and
+    /// [`write_page`](Self::write_page) can store the part.
     ///
     /// # Errors
     /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `ENOSPC`: the object is charged, and the limit
-    /// is reached; `write` was called, but nothing is stored. After other errors `write` was not called, or the file has become
-    /// shorter since.
+    /// is reached; `write` was called, but no byte is stored. After other errors `write` was not
+    /// called, or the file has become shorter since.
     pub fn overwrite_page<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -53,13 +57,13 @@ impl Shared<Object> {
         let frame = frame.map_or_else(|| cpu.alloc_or_wait().map_err(|_| Errno::ENOMEM), Ok)?;
         let own = Lent::new(cpu, cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index));
         let stored = write(own.bytes()).min(PAGE);
-        // SAFETY: within the frame, which nobody else has.
+        // SAFETY: within the frame, which belongs to this CPU alone.
         unsafe { own.bytes().add(stored).write_bytes(0, PAGE - stored) };
         loop {
             let seen = protocol::look(slot, cpu);
             if seen.is_present() {
                 let copy = |to: *mut u8| {
-                    // SAFETY: two pages, of which one is lent and the other is ours.
+                    // SAFETY: two pages; one is lent, and the other belongs to this CPU.
                     unsafe { to.copy_from_nonoverlapping(own.bytes(), stored) };
                 };
                 if self.write_present(cpu, index, copy).is_some() {
@@ -69,7 +73,7 @@ impl Shared<Object> {
             }
             until(cpu, || !self.is_cut(index));
             let Some(held) = self.take_absent(cpu, slot, index, seen)? else { continue };
-            // Whoever has made the file longer, and stored there, came before the entry was empty.
+            // A CPU that made the file longer and stored there came before the entry was empty.
             let needed = self.bytes().saturating_sub(index << PAGE_SHIFT).min(PAGE_SIZE);
             if (stored as u64) < needed {
                 held.revert();
@@ -82,7 +86,8 @@ impl Shared<Object> {
                     return Err(Errno::ENOSPC);
                 }
             };
-            // While the entry is busy: programs may still see the page as it was before it was evicted.
+            // The flush comes while the entry is busy: programs may still see the page from before
+            // its eviction.
             if !lost(Mutant::OverwriteSettles) {
                 cpu.settle(&self.pending);
             }

@@ -24,24 +24,25 @@ use core::convert::Infallible;
 use core::ops::Range;
 
 impl Object {
-    /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
-    /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed; the object's tables stay. Of an
-    /// object with a store, what was not written back is lost, and the pages are read again; for a hole there is [`punch`](Shared::punch).
+    /// Removes the pages of `range` from the object: they read as zeros from now on, except through
+    /// mappings that are not [revoked](crate::Space::revoke). Frames without mappings are freed;
+    /// the object's tables stay. For an object with a store, changes that were not written back are
+    /// lost, and the pages are read again; to make a hole, use [`punch`](Shared::punch).
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
-        // Pages that take their place may become folios.
+        // New pages in their place may become folios.
         self.unfit.store(0, Ordering::Relaxed);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
         let freed = unsafe { Self::free_below(cpu, self.top(), range, self.is_stored()) };
         self.uncharge(cpu, freed);
-        // Programs may still see pages that were evicted, and are not to be revoked: nothing maps them.
+        // Programs may still see evicted pages. These are not revoked, because they are not mapped.
         if !lost(Mutant::CutSettles) {
             cpu.settle(&self.pending);
         }
     }
 
-    /// Takes the pages of `range` out of the tables below `top`, the root of an object. Returns
-    /// their number, or with `only_dirty` that of the dirty pages.
+    /// Removes the pages of `range` from the tables below `top`, the root of an object. Returns
+    /// their number, or with `only_dirty` the number of dirty pages.
     ///
     /// # Safety
     /// The tables stay linked.
@@ -58,8 +59,8 @@ impl Object {
                     let (old, _) = protocol::settle(slot, cpu, |_| Entry::NONE);
                     if old.is_present() {
                         freed += u64::from(!only_dirty || old.is_dirty());
-                        // SAFETY: the object's own reference, which never was a mapping; those of
-                        // the mappings are put when they are flushed.
+                        // SAFETY: drops the object's own reference, which never was a mapping;
+                        // references of mappings are dropped after their flush.
                         unsafe { cpu.put_unmapped(old.frame()) };
                     }
                 }
@@ -71,22 +72,22 @@ impl Object {
         freed
     }
 
-    /// Whether the page at `index` is there: it was written, or mapped.
+    /// Returns whether the page at `index` is present, because it was written or mapped.
     pub fn has_page<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
         self.check_vm(cpu);
-        // A page that moves into a folio is there all the time.
+        // A page that is moving into a folio counts as present throughout.
         self.slot(cpu, index).is_some_and(|slot| protocol::look(slot, cpu).is_present())
     }
 
-    /// How many of its pages are there, by counting them.
+    /// Counts the pages that are present.
     pub fn resident_pages<M: Machine>(&self, cpu: &Cpu<'_, M>) -> u64 {
         let mut pages = 0;
         self.each_resident(cpu, |_, _| pages += 1);
         pages
     }
 
-    /// Calls `tell` for each of its pages that is there: with its frame, and whether it is [dirty](Self::is_dirty). The page may leave
-    /// meanwhile.
+    /// Calls `tell` for each present page with its frame, and with whether the page is
+    /// [dirty](Self::is_dirty). The page may leave during the call.
     pub fn each_resident<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -107,7 +108,7 @@ impl Object {
         let Ok(()) = unsafe { self.top().visit(cpu, 0..self.pages(), each) };
     }
 
-    /// The entry of the page at `index`, if there is a table for it.
+    /// Returns the entry of the page at `index`, if its table exists.
     pub(crate) fn slot<'v, M: Machine>(
         &self,
         cpu: &Cpu<'v, M>,
@@ -116,7 +117,7 @@ impl Object {
         Some(&self.slots(cpu, index)?[node::index(index << PAGE_SHIFT, LAST)])
     }
 
-    /// The entries of the table of the page at `index`, if there is one.
+    /// Returns the entries of the table of the page at `index`, if the table exists.
     #[inline(always)]
     pub(crate) fn slots<'v, M: Machine>(
         &self,
@@ -130,14 +131,15 @@ impl Object {
         }
     }
 
-    /// The page at `index`, with a reference for the caller, if it is there. The caller owns a share of
-    /// the object, or sees one in a VMA.
+    /// Returns the page at `index` with a reference for the caller, if the page is present. The
+    /// caller owns a share of the object, or has found a share in a VMA.
     pub(crate) fn get<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Option<FrameNumber> {
         Self::refer_settled(cpu, self.slot(cpu, index)?)
     }
 
-    /// As [`refer_to_copy`](Self::refer_to_copy), once no CPU has the entry: a page that [moves into a folio](super::folio) is there, though
-    /// its entry is busy. For a caller to which `None` is a zero page, and which holds no entry.
+    /// As [`refer_to_copy`](Self::refer_to_copy), after waiting until no CPU holds the entry: a
+    /// page that is [moving into a folio](super::folio) is present, although its entry is busy. For
+    /// a caller that treats `None` as a page of zeros, and holds no entry.
     #[inline(always)]
     pub(crate) fn refer_settled<M: Machine>(
         cpu: &Cpu<'_, M>,
@@ -146,7 +148,7 @@ impl Object {
         Self::refer_to_copy(cpu, slot).or_else(|| Self::refer_later(cpu, slot))
     }
 
-    /// The rest of that, where there is no page at the first look.
+    /// The slow path of [`refer_settled`](Self::refer_settled), if the first read found no page.
     #[cold]
     #[inline(never)]
     fn refer_later<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
@@ -159,7 +161,8 @@ impl Object {
         None
     }
 
-    /// The page that `slot`, an entry of an object, names, with a reference for the caller, if it names one.
+    /// Returns the page named by `slot`, an entry of an object, with a reference for the caller;
+    /// `None` if the entry names no page.
     #[inline]
     pub(crate) fn refer_to_copy<M: Machine>(
         cpu: &Cpu<'_, M>,
@@ -168,8 +171,8 @@ impl Object {
         Self::refer(cpu, slot, FrameMeta::get_ref_unless_zero)
     }
 
-    /// The page that `slot`, an entry of an object, names, with a reference for a mapping of it; if it names
-    /// one, and the page has not as many mappings as can be counted.
+    /// Returns the page named by `slot`, an entry of an object, with a reference for a mapping;
+    /// `None` if the entry names no page or the page has the maximum number of mappings.
     #[inline(always)]
     pub(crate) fn refer_to_map<M: Machine>(
         cpu: &Cpu<'_, M>,
@@ -178,14 +181,14 @@ impl Object {
         Self::refer(cpu, slot, FrameMeta::get_mapping_unless_zero)
     }
 
-    /// Whether the page that `slot` names has as many mappings as can be counted.
+    /// Returns whether the page named by `slot` has the maximum number of mappings.
     pub(crate) fn is_full<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> bool {
         let seen = node::load(slot);
         seen.is_present() && cpu.vm().frames.meta(seen.frame()).is_full()
     }
 
-    /// One more reference to the page that `slot`, an entry of an object, names, if it names one, and
-    /// `take` can take one.
+    /// Takes a reference with `take` to the page named by `slot`, an entry of an object; `None` if
+    /// the entry names no page or `take` fails.
     #[inline(always)]
     fn refer<M: Machine>(
         cpu: &Cpu<'_, M>,
@@ -200,7 +203,7 @@ impl Object {
             let frame = seen.frame();
             let meta = cpu.vm().frames.meta(frame);
             if !take(meta) {
-                // On its way out; or it has as many references as can be counted.
+                // The page is about to leave, or has the maximum number of references.
                 if meta.is_referred_to() && node::load(slot) == seen {
                     return None;
                 }
@@ -209,16 +212,17 @@ impl Object {
             if node::load(slot) == seen || lost(Mutant::ReferLooksAgain) {
                 return Some(frame);
             }
-            // SAFETY: the reference taken above, which never was a mapping.
+            // SAFETY: drops the reference taken above, which never was a mapping.
             unsafe { cpu.put_unmapped(frame) };
         }
     }
 
-    /// The last-level table of the page at `index`, in which that page is, made if it was not there; it
-    /// may leave again at any time. The caller owns a share of the object, or sees one in a VMA.
+    /// Returns the last-level table of the page at `index`, after adding the page if it was
+    /// missing. The page may leave again at any time. The caller owns a share of the object, or has
+    /// found a share in a VMA.
     ///
     /// # Errors
-    /// Why there is no page.
+    /// The reason why there is no page.
     pub(crate) fn page<'v, M: Machine>(
         &self,
         cpu: &Cpu<'v, M>,
@@ -237,7 +241,7 @@ impl Object {
         self.make_page(cpu, index, prepared)
     }
 
-    /// The rest of [`page`](Self::page), where the page is not there at the first look.
+    /// The slow path of [`page`](Self::page), if the first read found no page.
     #[inline(never)]
     fn make_page<'v, M: Machine>(
         &self,
@@ -265,7 +269,8 @@ impl Object {
                 prepared.keep_zeroed(frame);
                 return Err(NoPage::Beyond);
             }
-            // While the entry is held: no other CPU sees a charge that is dropped again for this page.
+            // Charged while the entry is held, so that no other CPU sees a charge for this page
+            // that is dropped again.
             let mut charge = match self.charge(cpu) {
                 Ok(charge) => charge,
                 Err(full) => {
@@ -281,8 +286,8 @@ impl Object {
         }
     }
 
-    /// The last-level table of the page at `index`, made if it was not there. The caller owns a share of
-    /// the object, or sees one in a VMA.
+    /// Returns the last-level table of the page at `index`, and makes it if necessary. The caller
+    /// owns a share of the object, or has found a share in a VMA.
     ///
     /// # Errors
     /// Beyond the end, or no frame for a table.
@@ -305,7 +310,7 @@ impl Object {
                         protocol::look(slot, cpu);
                         continue;
                     }
-                    // Tables stay, whatever the length.
+                    // Tables stay linked, for any length.
                     if table::publish(cpu, Ticket::held(), slot, level, prepared)
                         == Err(Abort::NoMemory)
                     {
@@ -319,15 +324,15 @@ impl Object {
 }
 
 impl Shared<Object> {
-    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `read`, or `None` where
-    /// no page is there, which reads as zeros; beyond the end, too. Programs may be storing to them. Of an object with a store, the page is read from
-    /// there first.
+    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `read`; `None` if
+    /// the page is missing, which reads as zeros, or beyond the end. Programs may store to the page
+    /// concurrently. For an object with a store, the page is first read from the store.
     ///
-    /// `read` may make calls and faults, but must come back on the same CPU.
+    /// `read` may make calls and faults, but must return on the same CPU.
     ///
     /// # Errors
-    /// Only of an object with a store; `read` was not called. `EAGAIN`: the page is being read, and [`Cpu::pending_read`] tells what
-    /// to wait for. `ENOMEM`; and the store's error.
+    /// Only for an object with a store; `read` was not called. `EAGAIN`: the page is being read,
+    /// and [`Cpu::pending_read`] returns the read to wait for. `ENOMEM`; and the store's error.
     pub fn read_page<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -352,16 +357,18 @@ impl Shared<Object> {
         Ok(read(Some(lent.bytes().cast_const())))
     }
 
-    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index`, made if it was not there,
-    /// to `write`. Programs may be loading and storing them. Of an object with a store, the page is read from there first, and is to
-    /// be written back afterwards. For a whole page there is [`overwrite_page`](Self::overwrite_page), which reads nothing.
+    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `write`, after
+    /// adding the page if it was missing. Programs may load and store the bytes concurrently. For
+    /// an object with a store, the page is first read from the store, and is dirty afterwards. To
+    /// overwrite a whole page, use [`overwrite_page`](Self::overwrite_page), which does not read
+    /// it.
     ///
-    /// `write` may make calls and faults, but must come back on the same CPU.
+    /// `write` may make calls and faults, but must return on the same CPU.
     ///
     /// # Errors
     /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `ENOSPC`: the object is charged, and the limit
-    /// is reached. Of an object with a store, those of [`read_page`](Self::read_page), too. `write`
-    /// was not called.
+    /// is reached. For an object with a store, also the errors of [`read_page`](Self::read_page).
+    /// `write` was not called.
     pub fn write_page<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -379,7 +386,7 @@ impl Shared<Object> {
                 self.page(cpu, index, &mut prepared)
             };
             match made {
-                // Others see it too: a reference is to be had as for any other.
+                // Other CPUs see the page, too: a reference is taken as for any other page.
                 Ok(_) => {}
                 Err(NoPage::Beyond) => break Err(Errno::EFBIG),
                 Err(NoPage::Full) => break Err(Errno::ENOSPC),
@@ -398,10 +405,10 @@ impl Shared<Object> {
     /// [Fetches](Self::fetch) the page for a call of the kernel.
     ///
     /// # Errors
-    /// `EAGAIN`: it is being read. `ENOMEM`, and the store's error.
+    /// `EAGAIN`: the page is being read. `ENOMEM`, and the store's error.
     fn fetch_now<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Result<(), Errno> {
         match self.fetch(cpu, index, Reach::Block(index)) {
-            // Who looks again finds the new end.
+            // The caller retries and finds the new end.
             Ok(Fetched::There) | Err(Lack::Beyond) => Ok(()),
             Ok(Fetched::Pending(pending)) => {
                 cpu.set_pending(pending);
@@ -413,7 +420,8 @@ impl Shared<Object> {
 }
 
 impl Object {
-    /// Lends the page at `index` to `write`, as [`write_page`](Shared::write_page) does, if it is there.
+    /// Lends the page at `index` to `write`, as [`write_page`](Shared::write_page) does, if the
+    /// page is present.
     pub(super) fn write_present<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -425,10 +433,10 @@ impl Object {
     }
 
     /// Charges the page at `index`, which is in `frame`, and lends it to `write`. Takes over the
-    /// reference.
+    /// caller's reference.
     ///
     /// # Errors
-    /// `ENOSPC`: the page would become dirty, and as many are charged as the limit allows.
+    /// `ENOSPC`: the page would become dirty, and the limit of charged pages is reached.
     pub(super) fn write_charged<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -441,8 +449,8 @@ impl Object {
         Ok(self.write_frame(cpu, index, lent.keep(), charge, write))
     }
 
-    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the reference. The
-    /// `charge` stays if the page was clean.
+    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the caller's
+    /// reference. The `charge` is kept if the page was clean.
     fn write_frame<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -452,9 +460,11 @@ impl Object {
         write: impl FnOnce(*mut u8) -> R,
     ) -> R {
         let lent = Lent::new(cpu, frame);
-        // Programs may see the page in a frame that it left. From now on the reference keeps it in this one.
+        // After a migration programs may still use the page's old frame. From now on the reference
+        // keeps the page in this frame.
         cpu.settle(&self.pending);
-        // Before the closure, which may fault on this page itself. No page of a read-only store becomes clean again.
+        // Marked before the closure, which may itself fault on this page. A page of a read-only
+        // store never becomes clean again.
         if self.is_charged() && self.is_stored() && self.mark_dirty(cpu, index, frame) {
             charge.keep();
         }
@@ -464,8 +474,8 @@ impl Object {
     }
 }
 
-/// The kernel stores to a page of an object with a store. The drop marks the page dirty, also if the kernel's closure panics after
-/// a part. The charge stays if the page was clean.
+/// A store by the kernel to a page of an object with a store. The drop marks the page dirty, also
+/// if the kernel's closure panics midway. The charge is kept if the page was clean.
 struct StoredTo<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     object: &'a Object,
@@ -482,37 +492,38 @@ impl<M: Machine> Drop for StoredTo<'_, '_, M> {
     }
 }
 
-/// A page with a transient reference, which goes back when this is dropped.
+/// A page with a transient reference, which the drop releases.
 pub(crate) struct Lent<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     frame: FrameNumber,
 }
 
 impl<'a, 'v, M: Machine> Lent<'a, 'v, M> {
-    /// The page in `frame`, with a reference of the caller's, which this takes over.
+    /// Wraps the page in `frame`, and takes over a reference of the caller.
     pub(super) const fn new(cpu: &'a Cpu<'v, M>, frame: FrameNumber) -> Self {
         Self { cpu, frame }
     }
 
-    /// Its frame.
+    /// Returns the frame.
     pub(crate) const fn frame(&self) -> FrameNumber {
         self.frame
     }
 
-    /// Gives the reference to the caller.
+    /// Returns the reference to the caller.
     pub(crate) fn keep(self) -> FrameNumber {
         let frame = self.frame;
         core::mem::forget(self);
         frame
     }
 
-    /// The page in `frame`, unless it has lost its last reference. Whether it is the one that was looked for is the caller's
-    /// to check afterwards, by the entry that named it.
+    /// Returns the page in `frame` with a new reference, unless the last reference was dropped.
+    /// Afterwards the caller must check, by the entry that named the frame, that it still is the
+    /// right page.
     pub(crate) fn try_new(cpu: &'a Cpu<'v, M>, frame: FrameNumber) -> Option<Self> {
         cpu.vm().frames.meta(frame).get_ref_unless_zero().then(|| Self { cpu, frame })
     }
 
-    /// Its bytes, which stay the page's as long as this.
+    /// Returns the page's bytes, which belong to the page while this value lives.
     pub(crate) fn bytes(&self) -> *mut u8 {
         self.cpu.vm().machine().frame_bytes(self.frame)
     }
@@ -520,7 +531,7 @@ impl<'a, 'v, M: Machine> Lent<'a, 'v, M> {
 
 impl<M: Machine> Drop for Lent<'_, '_, M> {
     fn drop(&mut self) {
-        // SAFETY: the transient reference, which never was a mapping.
+        // SAFETY: drops the transient reference, which never was a mapping.
         unsafe { self.cpu.put_unmapped(self.frame) };
     }
 }

@@ -1,32 +1,36 @@
-//! Reading pages of a file in, from its [backing store](super::store).
+//! Reads pages of a file from its [backing store](super::store).
 //!
 //! # Protocol
 //!
-//! The page's entry in the object is the lock here, too. A page that is being read has a *hidden* entry: it names the frame that is being
-//! filled, and nobody uses it. Whoever needs a page that is not there holds no lock and no section, and then
+//! The page's entry in the object is the lock here, too. A page that is being read has a *hidden*
+//! entry, which names the frame being filled; no CPU may use this frame. A CPU that needs a missing
+//! page holds no lock and is in no grace section. It
 //!
-//! 1. takes the entry of that page, and those of neighbours that are empty, one after the other, and makes each of them hidden. Like
-//!    any CPU that adds a page it reads the object's length again while it has the entry; and it looks whether the page is being
-//!    [cut off](super::length);
-//! 2. asks the store for all of them at once;
-//! 3. completes: makes each hidden entry present, if it still names the frame, or empties it where the page was not read. A truncation,
-//!    or a hole that is punched, may have emptied the entry meanwhile, or the kernel may have [overwritten](super::overwrite) the page; then the
+//! 1. takes the entry of the page, and the empty entries of neighbours, one after the other, and
+//!    makes each of them hidden. Like any CPU that adds a page, it reads the object's length again
+//!    while it holds the entry; and it checks whether the page is being [cut off](super::length);
+//! 2. requests all these pages from the store at once;
+//! 3. completes the read: makes each hidden entry present, if the entry still names the frame, or
+//!    empties it if the page was not read. In the meantime a truncation or a punched hole may have
+//!    emptied the entry, or the kernel may have [overwritten](super::overwrite) the page; then the
 //!    frame is freed.
 //!
-//! So a page is read once, however many faults ask for it: a fault that finds the entry hidden waits for the read that is under way. The
-//! frame's metadata says which one: its anon_vma, of which a page of an object has none, is the [`State`] of the read. The fault takes the
-//! entry, so that the read cannot end meanwhile, takes a share of the state, and puts the entry back.
+//! So a page is read once, for any number of faults: a fault that finds the entry hidden waits for
+//! the read in progress. The frame's metadata identifies the read: its anchor field, unused until
+//! the page is present, contains the [`State`] of the read. The fault takes the entry, so that the
+//! read cannot end meanwhile, takes a share of the state, and restores the entry.
 //!
-//! The outcome is stored after the entries. So a fault that finds the read over, and without an error, looks at the page again like any other
-//! access.
+//! The outcome is stored after the entries. So a fault that finds the read completed without an
+//! error retries the page like any other access.
 //!
 //! # Errors
 //!
-//! A store that fails says how many bytes it has read before. The whole pages among them are there; of the others none is. The error is that of
-//! the first page that is missing, and only the faults that wait for that page are told of it; nobody is where the page is no longer the
-//! read's. Faults that wait for a page behind it look
-//! again, and begin a read with their own page. From then on [reads near the page](Object::has_failed) begin with the page that is asked
-//! for and not with the block around it, so one bad page does not make its neighbours unreadable.
+//! A store that fails returns how many bytes it has read before. The whole pages among them are
+//! present; the others are missing. The error belongs to the first missing page, and only the
+//! faults that wait for this page receive it; no fault does if the page no longer belongs to the
+//! read. Faults that wait for a later page retry, and begin a read with their own page. From then
+//! on [reads near the page](Object::has_failed) begin with the requested page instead of its block,
+//! so one bad page does not make its neighbours unreadable.
 
 use super::object::{NoPage, Object, Stored};
 use super::store::{Buffer, MOST_PAGES, ReadRun, StoreError, wanted};
@@ -49,22 +53,23 @@ use crate::vm::Cpu;
 use core::ops::Range;
 use core::ptr::NonNull;
 
-/// The outcome of a read that is under way.
+/// The outcome of a read in progress.
 const UNDER_WAY: u64 = u64::MAX;
-/// Where an outcome has the number of an error, above the count of pages.
+/// The position of the error number in an outcome, above the count of pages.
 const ERRNO_SHIFT: u32 = 32;
 
-/// A read that is under way, or was: what those who wait for it share.
+/// The shared state of a read, in progress or completed, for the faults that wait for it.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The first page of those that are read together; known when the outcome is.
+    /// The first of the pages read together; known when the outcome is.
     first: AtomicU64,
-    /// [`UNDER_WAY`]; or the number of pages from the first on that are there, and why the next is not.
+    /// [`UNDER_WAY`]; or the number of pages read, from the first one, and the error of the next
+    /// page.
     outcome: AtomicU64,
 }
 
 impl State {
-    /// That of a read that begins, of the pages from `index` on or around it.
+    /// Returns the state of a new read, of the pages at or around `index`.
     pub(super) fn under_way(index: u64) -> Self {
         Self { first: AtomicU64::new(index), outcome: AtomicU64::new(UNDER_WAY) }
     }
@@ -75,32 +80,36 @@ impl State {
         self.outcome.store(pages as u64 | errno << ERRNO_SHIFT, Ordering::Release);
     }
 
-    /// Whether it has ended, and some page could not be read.
+    /// Returns whether the read has ended with an error.
     pub(super) fn has_failed(&self) -> bool {
         let outcome = self.outcome.load(Ordering::Acquire);
         outcome != UNDER_WAY && outcome >> ERRNO_SHIFT != 0
     }
 }
 
-/// A page that is being read: what a thread waits for whose access was pending.
+/// A page that is being read, for threads whose access is pending.
 #[derive(Clone, Debug)]
 pub struct PendingRead {
     state: Shared<State>,
-    /// The page whose error is one; none for a caller that only looks what is there.
+    /// The page whose error is reported; `None` for a caller that only needs to know when the read
+    /// ends.
     index: Option<u64>,
 }
 
 impl PendingRead {
-    /// Names the read, for the threads that wait for it and for the code that [completes](Reading::complete) it. No two reads that are under way have the same name.
+    /// Returns the identifier of the read, for the threads that wait for it and for the code that
+    /// [completes](Reading::complete) it. Unique among the reads in progress.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.state.id()
     }
 
-    /// How the read of the page ended; `None` while it is under way. After `Ok` the access is to be tried again. An error is that of the page
-    /// itself: a fault that waits for a page behind the one that failed tries again, and begins a read with its own page.
+    /// Returns how the read of the page ended; `None` while in progress. After `Ok` the access
+    /// should be retried. An error belongs to the page itself: a fault that waits for a page after
+    /// the failed one retries, and begins a read with its own page.
     ///
-    /// A kernel that puts the thread to sleep puts it on its list first, and then looks here.
+    /// A kernel that puts the thread to sleep must first add the thread to its list, and then call
+    /// this function.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<(), Errno>> {
         let outcome = self.state.outcome.load(Ordering::Acquire);
@@ -120,23 +129,25 @@ impl PendingRead {
         })
     }
 
-    /// The same read, of which no error is one.
+    /// Returns the same read, but with all errors ignored.
     pub(crate) fn for_any(mut self) -> Self {
         self.index = None;
         self
     }
 }
 
-/// Pages that a store took along to read them. It ends with [`complete`](Self::complete); one that is dropped ends as if nothing could
-/// be read (`EIO`), once a CPU finds the time ([`Cpu::end_dropped`](crate::Cpu::end_dropped)). As with any error, faults on the first page
-/// are told of it, and faults on the others begin a read of their own.
+/// Pages that a store took along to read them asynchronously. The read ends with
+/// [`complete`](Self::complete); a dropped value ends as if no page could be read (`EIO`), when a
+/// CPU calls [`Cpu::end_dropped`](crate::Cpu::end_dropped) or another call that does the same. As
+/// with any error, faults on the first page receive the error, and faults on the other pages begin
+/// separate reads.
 #[derive(Debug)]
 pub struct Reading {
     unread: Option<Unread>,
     place: Place,
 }
 
-/// What there is to a read.
+/// The parts of a read.
 #[derive(Debug)]
 pub(crate) struct Unread {
     object: Shared<Object>,
@@ -155,25 +166,25 @@ impl Drop for Reading {
 }
 
 impl Reading {
-    /// The name of the read, by which those who wait for it know it: [`PendingRead::id`].
+    /// Returns the identifier of the read, as [`PendingRead::id`].
     #[must_use]
     pub fn id(&self) -> u64 {
         self.unread.as_ref().map_or(0, |unread| unread.state.id())
     }
 
-    /// The number of the first page in the file.
+    /// Returns the number of the first page in the file.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.unread.as_ref().map_or(0, |unread| unread.first)
     }
 
-    /// How many bytes of the file are wanted.
+    /// Returns how many bytes of the file to read.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts().1
     }
 
-    /// The memory of the pages, in order, for a device.
+    /// Returns the memory of the pages, in order, for a device.
     #[must_use]
     pub fn buffers(&self) -> &[Buffer] {
         self.parts().0
@@ -183,10 +194,11 @@ impl Reading {
         self.unread.as_ref().map_or((&[], 0), |unread| (&unread.pages, unread.bytes))
     }
 
-    /// The memory of the pages with the bytes that are wanted, in order. It is there as long as the subsystem, which `cpu` borrows.
+    /// Returns the memory of the pages to read, limited to the bytes to read, in order. The memory
+    /// lives as long as the subsystem, which `cpu` borrows.
     ///
     /// # Panics
-    /// Where `cpu` is of another subsystem.
+    /// If `cpu` belongs to another subsystem.
     pub fn memory<'a, M: Machine>(
         &'a mut self,
         cpu: &'a Cpu<'_, M>,
@@ -195,15 +207,17 @@ impl Reading {
             unread.object.check_vm(cpu);
         }
         let (pages, bytes) = self.parts();
-        // SAFETY: the frames are the read's alone until it ends, which takes it; and the machine is there during `'a`.
+        // SAFETY: the frames belong to the read alone until it ends, which consumes the read; and
+        // the machine lives during `'a`.
         wanted(pages, bytes).map(|(at, len)| unsafe { core::slice::from_raw_parts_mut(at, len) })
     }
 
-    /// Ends the read: `read` says how many bytes there were, as what [`BackingStore::read`](super::BackingStore::read) returns. The caller then
-    /// wakes the threads that wait for it, by its [`id`](Self::id).
+    /// Ends the read: `read` is the number of bytes read, or an error, as returned by
+    /// [`BackingStore::read`](super::BackingStore::read). The caller then wakes the threads that
+    /// wait for the read, by its [`id`](Self::id).
     ///
     /// # Panics
-    /// Where `cpu` is of another subsystem. The read then ends as one that is dropped.
+    /// If `cpu` belongs to another subsystem. The read then ends like a dropped one.
     pub fn complete<M: Machine>(mut self, cpu: &Cpu<'_, M>, read: Result<usize, StoreError>) {
         if let Some(unread) = &self.unread {
             unread.object.check_vm(cpu);
@@ -224,19 +238,19 @@ impl Unread {
             Err(StoreError { done, errno }) => (done, Some(errno)),
         };
         let done = done.min(bytes);
-        // Whole pages alone are there after an error; otherwise what is missing is zeros.
+        // After an error only whole pages are valid; otherwise the missing bytes are zeros.
         let good = if errno.is_some() { done / PAGE_SIZE as usize } else { pages.len() };
         let mut errno = errno;
         for (at, page) in pages.iter().enumerate() {
             let there = at < good;
             if there {
                 let len = done.saturating_sub(at * PAGE_SIZE as usize).min(PAGE_SIZE as usize);
-                // SAFETY: the frame is the read's alone until its entry is present.
+                // SAFETY: the frame belongs to the read alone until its entry is present.
                 unsafe { page.at.add(len).write_bytes(0, PAGE_SIZE as usize - len) };
             }
             let ended = object.end_read(cpu, first + at as u64, page.frame, there);
             if at == good && !ended && !lost(Mutant::OverwrittenIsNoError) {
-                // Whoever waits for it looks again.
+                // Threads that wait for the page retry.
                 errno = errno.and(Some(Errno::EAGAIN));
             }
         }
@@ -250,28 +264,28 @@ impl Unread {
     }
 }
 
-/// Which pages are read together with one that is needed, as far as they are empty.
+/// Which empty pages are read together with a required page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reach {
-    /// Those of the block that the store prefers, and at least those up to this one.
+    /// The pages of the block that the store prefers, and at least the pages up to this one.
     Block(u64),
-    /// Those behind it up to this one, and no other.
+    /// Only the following pages up to this one.
     Only(u64),
 }
 
-/// How it stands with a page that is needed.
+/// The state of a required page.
 pub(crate) enum Fetched {
-    /// It is there; or was, a moment ago.
+    /// The page is present, or was a moment before.
     There,
-    /// It is being read.
+    /// The page is being read.
     Pending(PendingRead),
 }
 
-/// Why a page cannot be had.
+/// The reason why a page is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lack {
     Beyond,
-    /// No frame is left.
+    /// No frame is free.
     Memory,
     Heap,
     /// The store failed.
@@ -289,11 +303,11 @@ impl From<Lack> for Errno {
 }
 
 impl Shared<Object> {
-    /// Makes sure that the page at `index` is there or being read. If a read begins, it is one of the pages in `reach`. The caller
-    /// holds no lock and is in no section.
+    /// Ensures that the page at `index` is present or being read. A new read also covers pages in
+    /// `reach`. The caller holds no lock and is in no grace section.
     ///
     /// # Errors
-    /// Why there is no page.
+    /// The reason why there is no page.
     pub(crate) fn fetch<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -319,7 +333,7 @@ impl Shared<Object> {
                 Ok(Some(reading)) => return self.ask(cpu, reading, index),
                 Ok(None) => {}
                 Err(Lack::Memory) if prepared.wait_for_one(cpu) => {
-                    // The allocator has frames again: the prepared one goes back to it.
+                    // Frames are available again: return the prepared one to the allocator.
                     core::mem::take(&mut *prepared).finish(cpu);
                 }
                 Err(lack) => return Err(lack),
@@ -327,8 +341,8 @@ impl Shared<Object> {
         }
     }
 
-    /// The last-level table of the page at `index`, made if it was not there, with a wait for the frame if need be. The caller holds no
-    /// lock and is in no section.
+    /// Returns the last-level table of the page at `index`, makes it if necessary, and waits for a
+    /// frame if necessary. The caller holds no lock and is in no grace section.
     pub(crate) fn table_or_wait<'v, M: Machine>(
         &self,
         cpu: &Cpu<'v, M>,
@@ -345,18 +359,20 @@ impl Shared<Object> {
         }
     }
 
-    /// Begins to read those of `pages` that are not there, in runs as large as the store takes: `POSIX_FADV_WILLNEED`, `readahead`, or a
-    /// kernel's own policy. Of an object without a store, nothing is to be read. A store that reads at once has read them when this
-    /// returns; others complete later.
+    /// Begins to read the missing pages of `pages`, in runs as large as the store accepts:
+    /// `POSIX_FADV_WILLNEED`, `readahead`, or a kernel's own policy. For an object without a store,
+    /// the call does nothing. A synchronous store has read the pages when the call returns; other
+    /// reads complete later.
     ///
     /// # Errors
-    /// The store's first error, or `ENOMEM`. The pages before are there or being read.
+    /// The store's first error, or `ENOMEM`. The pages before are present or being read.
     pub fn read_ahead<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) -> Result<(), Errno> {
         let reach = Reach::Block(pages.end);
         self.read_missing(cpu, pages, reach)
     }
 
-    /// As [`read_ahead`](Self::read_ahead), of no other page besides: for an open file that is read at random (`POSIX_FADV_RANDOM`).
+    /// As [`read_ahead`](Self::read_ahead), but reads only `pages`: for an open file with random
+    /// access (`POSIX_FADV_RANDOM`).
     ///
     /// # Errors
     /// As [`read_ahead`](Self::read_ahead).
@@ -369,7 +385,7 @@ impl Shared<Object> {
         self.read_missing(cpu, pages, reach)
     }
 
-    /// Begins to read those of `pages` that are not there, and with them those in `reach`.
+    /// Begins to read the missing pages of `pages`, together with the pages in `reach`.
     pub(super) fn read_missing<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -385,7 +401,7 @@ impl Shared<Object> {
             if !there(index) {
                 match self.fetch(cpu, index, reach) {
                     Ok(_) => {}
-                    // It was shortened.
+                    // The object was shortened.
                     Err(Lack::Beyond) => break,
                     Err(lack) => return Err(lack.into()),
                 }
@@ -394,7 +410,8 @@ impl Shared<Object> {
         Ok(())
     }
 
-    /// A share of the read that is under way for the page at `index`, whose entry `slot` was `seen`, hidden. `None`: look again.
+    /// Returns a share of the read in progress for the page at `index`, whose entry `slot` was
+    /// `seen`, hidden. `None`: retry.
     fn join<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -405,8 +422,9 @@ impl Shared<Object> {
         let free = lost(Mutant::JoinHoldsEntry);
         let held = if free { None } else { Some(protocol::take(slot, seen, cpu).ok()?) };
         let state = cpu.vm().frames.meta(seen.frame()).anchor.load(Ordering::Relaxed);
-        // SAFETY: while the entry is hidden, its read has a share, which `begin` has put into the metadata; it gives that up after it has
-        // had this entry, which is held.
+        // SAFETY: while the entry is hidden, its read has a share, which `begin` has stored in the
+        // metadata; the read drops the share only after it has taken this entry, which is held
+        // here.
         let state = NonNull::new(state as *mut ()).map(|raw| unsafe { Shared::clone_raw(raw) });
         if let Some(held) = held {
             held.revert();
@@ -414,13 +432,13 @@ impl Shared<Object> {
         state.map(|state| PendingRead { state, index: Some(index) })
     }
 
-    /// How many pages the store prefers to read at once.
+    /// Returns how many pages the store prefers to read at once.
     pub(crate) fn block(&self) -> u64 {
         let pages = self.store().map_or(1, |store| store.preferred_pages());
         pages.clamp(1, MOST_PAGES) as u64
     }
 
-    /// The rounded log2 of that.
+    /// Returns log2 of [`block`](Self::block), rounded down.
     pub(crate) fn block_order(&self) -> u8 {
         self.block().ilog2() as u8
     }
@@ -444,7 +462,7 @@ impl Shared<Object> {
         };
         let Some(own) = page(index)? else { return Ok(None) };
         pages.push(own);
-        // The others are dispensable.
+        // The other pages are optional.
         let more = |at| page(at).ok().flatten();
         // The list has the capacity of the run.
         (run.start..index).rev().map_while(more).all(|page| pages.push(page));
@@ -454,7 +472,8 @@ impl Shared<Object> {
         Ok(Some(self.reading(place, state, first, pages)))
     }
 
-    /// The read of `pages`, whose entries are hidden, from page `first` of the object on.
+    /// Returns the read of `pages`, whose entries are hidden, starting at page `first` of the
+    /// object.
     pub(super) fn reading(
         &self,
         place: Place,
@@ -467,7 +486,8 @@ impl Shared<Object> {
         Reading { unread: Some(Unread { object: self.clone(), state, first, bytes, pages }), place }
     }
 
-    /// The pages that are read together with the one at `index`: in its table, empty at a glance, and in `reach`.
+    /// Returns the pages to read together with the page at `index`: in its table, seemingly empty
+    /// (racy), and in `reach`.
     fn run_around(&self, slots: &[AtomicU64; ENTRIES], index: u64, reach: Reach) -> Range<u64> {
         let table = index - index % ENTRIES as u64;
         let most = index + MOST_PAGES as u64;
@@ -475,7 +495,8 @@ impl Shared<Object> {
             Reach::Only(end) => (index, end.min(most)),
             Reach::Block(end) => {
                 let block = self.block();
-                // Where a page could not be read, each is read from itself on: it hears of its own errors alone.
+                // If a page could not be read, each read begins with its own page, so that it
+                // receives only its own error.
                 let start = if self.has_failed(index) { index } else { index - index % block };
                 (start, (start + block).max(end.min(most)))
             }
@@ -487,7 +508,8 @@ impl Shared<Object> {
         index - below..index + 1 + above
     }
 
-    /// Makes the empty entry of the page at `index` hidden, with `frame`, a new one. `None`: it is not empty any more.
+    /// Makes the empty entry of the page at `index` hidden, with `frame`, a new frame. `None`: the
+    /// entry is no longer empty.
     pub(super) fn begin_page<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -510,8 +532,8 @@ impl Shared<Object> {
         Ok(Some(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) }))
     }
 
-    /// Takes the entry of the page at `index`, of which there is none: it was `seen` empty or hidden. `None`: it is another by now, or the page is
-    /// being cut off.
+    /// Takes the entry of the missing page at `index`, which was `seen` empty or hidden. `None`:
+    /// the entry has changed, or the page is being cut off.
     pub(super) fn take_absent<'a, M: Machine>(
         &self,
         cpu: &'a Cpu<'_, M>,
@@ -520,7 +542,7 @@ impl Shared<Object> {
         seen: Entry,
     ) -> Result<Option<Taken<'a>>, Lack> {
         let Ok(held) = protocol::take(slot, seen, cpu) else { return Ok(None) };
-        // The length is the sequence; and see `length` for what is being cut off.
+        // The length is the sequence; for pages being cut off see `length`.
         let beyond = index >= self.pages() && !lost(Mutant::ReadLooksAgain);
         if beyond || self.is_cut(index) && !lost(Mutant::ReadLooksForCut) {
             held.revert();
@@ -529,7 +551,7 @@ impl Shared<Object> {
         Ok(Some(held))
     }
 
-    /// Step 2 of the protocol, and step 3 where the store has ended the read.
+    /// Step 2 of the protocol, and step 3 if the store has completed the read.
     pub(super) fn ask<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -543,13 +565,13 @@ impl Shared<Object> {
         let mut run = ReadRun { reading: Some(reading) };
         order::before::<StoreCall>(cpu);
         cpu.count(Counter::StoreRead);
-        // A read takes many times as long.
+        // A read takes many times as long as a flush.
         cpu.flush_if_asked();
         let read = store.read(&mut run);
         if let Some(reading) = run.reading {
             reading.complete(cpu, read);
         } else {
-            // Whether it was dropped at once.
+            // The read may have been dropped at once.
             cpu.end_dropped();
         }
         match pending.outcome() {
@@ -560,26 +582,27 @@ impl Shared<Object> {
     }
 }
 
-/// The bit of a page, and of all others of its table, among 64.
+/// Returns the bit, among 64, of a page and of all other pages of its table.
 pub(super) const fn table_bit(index: u64) -> u64 {
     1 << (index / ENTRIES as u64 % 64)
 }
 
 impl Object {
-    /// Notes that the page at `index` could not be read.
+    /// Records that the page at `index` could not be read.
     fn note_failed(&self, index: u64) {
         if let Some(stored) = &self.stored {
             stored.failed.fetch_or(table_bit(index), Ordering::Relaxed);
         }
     }
 
-    /// Whether a page near `index` could not be read once.
+    /// Returns whether any read of a page near `index` has failed.
     pub(crate) fn has_failed(&self, index: u64) -> bool {
         let failed = |stored: &Stored| stored.failed.load(Ordering::Relaxed);
         self.stored.as_deref().map_or(0, failed) & table_bit(index) != 0
     }
 
-    /// Step 3 of the protocol for the page at `index`, which was read into `frame`, or was not read. Returns whether it still was the read's.
+    /// Step 3 of the protocol for the page at `index`, which was read into `frame` if `there`.
+    /// Returns whether the page still belonged to the read.
     fn end_read<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -593,7 +616,7 @@ impl Object {
         let mut named = false;
         if let Some(slot) = self.slot(cpu, index) {
             loop {
-                // Who joins the read has the entry for a moment.
+                // A fault that joins the read briefly holds the entry.
                 if protocol::look(slot, cpu) != hidden {
                     break;
                 }
@@ -606,7 +629,8 @@ impl Object {
             }
         }
         if !(named && there || lost(Mutant::EndFreesFrame)) {
-            // SAFETY: the reference that publishing made, of which no entry is left: it never was a mapping.
+            // SAFETY: drops the reference made by publishing, which no entry has: it never was a
+            // mapping.
             unsafe { cpu.put_unmapped(frame) };
         }
         named

@@ -1,13 +1,16 @@
 //! The root of an object's tables.
 //!
-//! Most files are small, and a page cache keeps the tables of all of them. So an object has as many levels as its pages need: one
-//! table alone where these are at most 512. An object that was made small and grows gets a new root when a page beyond is added: the new
-//! root's first entry names the old one.
+//! Most files are small, and a page cache keeps the tables of all of them. So an object has as many
+//! levels as its pages need: a single table for at most 512 pages. If an object grows, it gets a
+//! new root when a page beyond the old root's span is added: the first entry of the new root points
+//! to the old root.
 //!
-//! No table is unlinked by that. A CPU that has read the old root finds there what is there, and finds no page beyond, as if it
-//! had looked a moment earlier. To the protocols of the object the word that names the root is one more entry above the last
-//! level, which goes from "no table there" to a table, and does not change back: whoever stores a length, or what is being cut
-//! off, issues a full fence and then reads the root, and a CPU that adds a page takes its entry, a full fence, after it has read the root.
+//! No table is unlinked by this change. A CPU that has read the old root finds the present pages
+//! through it, and finds no page beyond, as if it had read a moment earlier. For the protocols of
+//! the object the word that names the root is one more entry above the last level, which changes
+//! from "no table" to a table, and never back. A CPU that stores a length, or the pages being cut
+//! off, issues a full fence and then reads the root; a CPU that adds a page takes its entry (a full
+//! fence) after it has read the root.
 
 use super::object::{NoPage, Object};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
@@ -31,11 +34,11 @@ pub(crate) struct Top {
     pub level: u32,
 }
 
-/// Where [`Root`] has the frame number, above the level.
+/// The position of the frame number in [`Root`], above the level.
 const FRAME_SHIFT: u32 = 8;
 
 impl Top {
-    /// The level of a root for so many pages.
+    /// Returns the level of a root for `pages` pages.
     pub(super) fn level_for(pages: u64) -> u32 {
         (LAST..ROOT).find(|&level| pages <= pages_of(level)).unwrap_or(ROOT)
     }
@@ -44,7 +47,7 @@ impl Top {
         (self.table.0 as u64) << FRAME_SHIFT | self.level as u64
     }
 
-    /// How far a walk to the page at `index` comes; `None` where the page is beyond what the tables span.
+    /// Walks to the page at `index`; `None` if the page is beyond the span of the tables.
     ///
     /// # Safety
     /// The tables stay linked.
@@ -57,10 +60,11 @@ impl Top {
         Some(unsafe { descend_from(machine, self.table, self.level, index << PAGE_SHIFT) })
     }
 
-    /// Visits the entries of `pages` for which there are tables, as [`range::visit`] does. Addresses are offsets in bytes.
+    /// Visits the entries of `pages` for which there are tables, as [`range::visit`] does.
+    /// Addresses are offsets in bytes.
     ///
     /// # Errors
-    /// What `visit` returned.
+    /// The error returned by `visit`.
     ///
     /// # Safety
     /// The tables stay linked.
@@ -78,7 +82,7 @@ impl Top {
     }
 }
 
-/// The pages that a root of `level` spans.
+/// Returns the number of pages spanned by a root of `level`.
 #[inline(always)]
 const fn pages_of(level: u32) -> u64 {
     node::table_span(level) >> PAGE_SHIFT
@@ -102,16 +106,16 @@ impl Root {
 }
 
 impl Object {
-    /// The root of its tables, which another may have taken the place of since.
+    /// Returns the root of its tables, which another root may have replaced since.
     #[inline(always)]
     pub(crate) fn top(&self) -> Top {
         self.root.top()
     }
 
-    /// Puts a root above `below`, if that still is the root.
+    /// Puts a root above `below`, if `below` still is the root.
     ///
     /// # Errors
-    /// No frame for it.
+    /// No frame is available for the root.
     #[cold]
     pub(super) fn grow<M: Machine>(
         &self,
@@ -120,7 +124,7 @@ impl Object {
         prepared: &mut Prepared,
     ) -> Result<(), NoPage> {
         let frame = prepared.table(cpu).ok_or(NoPage::OutOfMemory)?;
-        // SAFETY: a frame that nobody else has.
+        // SAFETY: a new frame, which no other CPU can access.
         let slots = unsafe { node::entries(cpu.vm().machine(), frame.number()) };
         slots[0].store(Entry::table(below.table).0, Ordering::Relaxed);
         let level = below.level + 1;
@@ -134,7 +138,7 @@ impl Object {
             .compare_exchange(old, new, Ordering::Release, Ordering::Relaxed)
             .is_err()
         {
-            // SAFETY: the only reference, and nobody has seen the table.
+            // SAFETY: the only reference, and no other CPU has seen the table.
             unsafe { cpu.put_unmapped(table) };
             return Ok(());
         }

@@ -1,27 +1,31 @@
-//! Writing back: what programs stored to the pages of a file goes to its [store](super::store).
+//! Write-back of dirty pages of a file to its [store](super::store).
 //!
-//! # Which pages are dirty
+//! # Dirty pages
 //!
-//! The dirty bit of a page's entry in the object says that the store does not have the page's bytes. No MMU uses these entries, so
-//! only the subsystem sets it:
+//! The dirty bit of a page's entry in the object means that the store does not have the page's
+//! current bytes. No MMU uses these entries, so only the subsystem sets the bit:
 //!
-//! - a fault that makes an entry of a shared mapping writable, while it holds that entry (*write notification*: such an entry
-//!   is not writable before the first store);
-//! - a call of the kernel, once it has stored to the page ([`write_page`](Shared::write_page)), while it has a reference.
+//! - a fault that makes an entry of a shared mapping writable, while it holds this entry (*write
+//!   notification*: such an entry is not writable before the first store);
+//! - a call of the kernel, after storing to the page ([`write_page`](Shared::write_page)), while it
+//!   has a reference.
 //!
-//! # How a page is written back
+//! # Write-back of a page
 //!
 //! 1. The dirty bit is cleared, and a reference taken.
-//! 2. The page is write-protected in every space that may map it ([`Space::write_protect`](crate::Space::write_protect)), and flushed.
+//! 2. The page is write-protected in every space that may map it
+//!    ([`Space::write_protect`](crate::Space::write_protect)), and flushed.
 //! 3. The store writes the page.
-//! 4. If it fails, the dirty bit is set again.
+//! 4. If the write fails, the dirty bit is set again.
 //!
-//! A store of a program before step 2 is in what is written in step 3. One after it faults, and sets the dirty bit. A fault that has
-//! set the bit before step 1 has the entry until it has made it writable; step 2 waits for the entry, so that it finds it writable and
-//! protects it. If step 2 came before the entry was held, the bit is set after step 1. So no store is lost: each is in what is
-//! written, or leaves the page dirty.
+//! A program's store before step 2 is included in the write of step 3. A later store faults, and
+//! sets the dirty bit. A fault that has set the bit before step 1 holds the entry until it has made
+//! it writable; step 2 waits for the entry, so it finds the entry writable and protects it. If step
+//! 2 came before the fault took the entry, the bit is set after step 1. So no store is lost: each
+//! is included in the write, or leaves the page dirty.
 //!
-//! Whoever writes back takes the object's [`Turn`], so that older bytes are not written after newer ones.
+//! A CPU that writes back takes the object's [`Turn`], so that older bytes are not written after
+//! newer ones.
 
 use super::object::{Object, Stored};
 use super::root::Top;
@@ -43,26 +47,27 @@ use crate::vm::Cpu;
 use core::cell::UnsafeCell;
 use core::ops::Range;
 
-/// A CPU that changes what the store has takes this turn, and with it the list of the pages that are being written. It holds the turn while the
-/// store works, so other CPUs [`Wait`] for it.
+/// The exclusive right to change the store, and the list of the pages being written. A CPU holds
+/// the turn while the store works, so other CPUs [`Wait`] for it.
 #[derive(Debug)]
 pub(super) struct Turn {
     taken: AtomicBool,
-    /// Made with the object: writing back needs no heap, so that nothing is lost where that is exhausted.
+    /// Allocated with the object: write-back needs no heap, so no data is lost if the heap is
+    /// exhausted.
     run: UnsafeCell<Bounded<Buffer>>,
 }
 
-// SAFETY: the list is reached through an `InTurn` alone, of which there is one at a time.
+// SAFETY: the list is accessed only through an `InTurn`, of which there is one at a time.
 unsafe impl Sync for Turn {}
 
-/// A [`Turn`] that is taken; dropping it ends it.
+/// A [`Turn`] that is taken; the drop ends it.
 pub(super) struct InTurn<'a> {
     turn: &'a Turn,
     _mark: order::Mark<'a>,
 }
 
 impl Turn {
-    /// A turn for runs of as many pages as `store` prefers.
+    /// Returns a turn for runs of the number of pages preferred by `store`.
     pub(super) fn try_new(store: &dyn BackingStore) -> Result<Self, OutOfMemory> {
         let run = Bounded::try_new(store.preferred_pages().clamp(1, MOST_PAGES))?;
         Ok(Self { taken: AtomicBool::new(false), run: UnsafeCell::new(run) })
@@ -74,13 +79,13 @@ impl Turn {
         InTurn { turn: self, _mark: order::hold::<StoreTurn>(wait) }
     }
 
-    /// As [`take`](Self::take), if no other CPU has it.
+    /// As [`take`](Self::take), if no other CPU has the turn.
     fn try_take<'a>(&'a self, wait: &'a impl Wait) -> Option<InTurn<'a>> {
         let taken = self.is_taken_now();
         taken.then(|| InTurn { turn: self, _mark: order::hold::<StoreTurn>(wait) })
     }
 
-    /// Whether this CPU has taken it just now.
+    /// Tries to take the turn; returns whether it succeeded.
     fn is_taken_now(&self) -> bool {
         let order = (Ordering::Acquire, Ordering::Relaxed);
         self.taken.compare_exchange(false, true, order.0, order.1).is_ok()
@@ -88,9 +93,9 @@ impl Turn {
 }
 
 impl InTurn<'_> {
-    /// The list of the pages that are being written.
+    /// Returns the list of the pages being written.
     fn run(&mut self) -> &mut Bounded<Buffer> {
-        // SAFETY: the turn is this value's alone, which is borrowed mutably.
+        // SAFETY: this value has the only access to the turn's list, and is borrowed mutably.
         unsafe { &mut *self.turn.run.get() }
     }
 }
@@ -101,15 +106,16 @@ impl Drop for InTurn<'_> {
     }
 }
 
-/// The errors of writing back: each is told once to every open file, as on Linux. A word: how many there were, above the number of the
-/// last.
+/// The errors of write-back: each is reported once to every open file, as on Linux. A word: the
+/// number of errors, above the number of the last error.
 #[derive(Debug, Default)]
 pub(super) struct WriteErrors(AtomicU64);
 
 const COUNT_SHIFT: u32 = 16;
 
 impl WriteErrors {
-    /// For whoever has the object's turn, so that nobody else notes one meanwhile.
+    /// Records an error. The caller has the object's turn, so no other CPU records one
+    /// concurrently.
     fn note(&self, errno: Errno) {
         let number = u64::from(errno.number().unsigned_abs());
         let count = (self.0.load(Ordering::Relaxed) >> COUNT_SHIFT) + 1;
@@ -117,39 +123,41 @@ impl WriteErrors {
     }
 }
 
-/// What an open file has been told of the errors of writing back. One of an object that was just opened knows all there were.
+/// The write-back errors that an open file has already received. A new value of a just opened
+/// object includes all earlier errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenErrors(u64);
 
-/// What came of marking a page dirty.
+/// The result of marking a page dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The page is dirty now.
     Done,
     /// The page was dirty before.
     Was,
-    /// Another CPU has its entry in the object for a moment.
+    /// Another CPU briefly holds the page's entry in the object.
     Busy,
-    /// It has left the object.
+    /// The page has left the object.
     Left,
 }
 
 impl Object {
-    /// What a file that is opened now has seen of the errors of writing back.
+    /// Returns the state of a newly opened file, which has received all earlier errors.
     pub fn errors_seen(&self) -> SeenErrors {
         let errors = |stored: &Stored| stored.errors.0.load(Ordering::Acquire);
         SeenErrors(self.stored.as_deref().map_or(0, errors))
     }
 
-    /// The last error of writing back, if there was one since `seen`, which then knows it: what `fsync` and `close` return.
+    /// Returns the last write-back error, if there was one since `seen`, and updates `seen`: the
+    /// result of `fsync` and `close`.
     pub fn write_error(&self, seen: &mut SeenErrors) -> Option<Errno> {
         let now = self.errors_seen();
         let number = (now.0 & ((1 << COUNT_SHIFT) - 1)) as i32;
         (core::mem::replace(seen, now) != now).then(|| Errno::of_number(number))
     }
 
-    /// Marks the page at `index` dirty, if it still is the one in `frame`. Returns whether it was
-    /// clean before.
+    /// Marks the page at `index` dirty, if it still is the page in `frame`. Returns whether the
+    /// page was clean before.
     pub(super) fn mark_dirty<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -159,8 +167,8 @@ impl Object {
         self.slot(cpu, index).is_some_and(|slot| mark(cpu, slot, frame))
     }
 
-    /// Marks the page of `slot`, an entry of an object with a store, dirty, if it still is the one in `frame`, without a wait: the caller
-    /// holds an entry.
+    /// Marks the page of `slot`, an entry of an object with a store, dirty, if it still is the page
+    /// in `frame`. Does not wait, because the caller holds an entry.
     pub(crate) fn try_mark_dirty(slot: &AtomicU64, frame: FrameNumber) -> Mark {
         if lost(Mutant::FaultMarksDirty) {
             return Mark::Done;
@@ -183,14 +191,16 @@ impl Object {
         }
     }
 
-    /// Whether the page at `index` is dirty: it was stored to, and not written back since. It waits for a CPU that evicts or moves the page.
+    /// Returns whether the page at `index` is dirty: stored to, and not written back since. Waits
+    /// for a CPU that evicts or moves the page.
     pub fn is_dirty<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
         self.check_vm(cpu);
         self.is_stored() && self.slot(cpu, index).is_some_and(|slot| settled(cpu, slot).is_dirty())
     }
 
-    /// Drops the pages of `range` that nobody maps or uses and that are not dirty, which are read again when they are needed
-    /// (`POSIX_FADV_DONTNEED`). Returns how many. Of an object without a store none can be dropped.
+    /// Drops the pages of `range` that are neither mapped, in use nor dirty; they are read again
+    /// when needed (`POSIX_FADV_DONTNEED`). Returns their number. An object without a store drops
+    /// no page.
     pub fn drop_clean<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) -> u64 {
         self.check_vm(cpu);
         let mut dropped = 0;
@@ -206,7 +216,7 @@ impl Object {
                     return;
                 }
                 let Ok(held) = protocol::take(slot, seen, cpu) else { return };
-                // No reference but the object's. From now on nobody takes one.
+                // There is no reference except the object's, and from now on no CPU can take one.
                 let meta = cpu.vm().frames.meta(seen.frame());
                 let sole = if lost(Mutant::DropsSole) && meta.refs() == 1 {
                     meta.put_ref();
@@ -216,7 +226,8 @@ impl Object {
                 };
                 if sole {
                     held.commit(Entry::NONE);
-                    // SAFETY: the last reference was the object's, and no entry has the frame. Mappings dropped theirs after a flush.
+                    // SAFETY: the last reference was the object's, and no entry names the frame.
+                    // References of mappings were dropped after a flush.
                     let frame = cpu.vm().frames.reclaim(seen.frame()).settle();
                     cpu.free(frame);
                     dropped += 1;
@@ -230,14 +241,15 @@ impl Object {
 }
 
 impl Shared<Object> {
-    /// Writes the dirty pages of `pages` back to the store, in order, and returns how many. `protect` must write-protect the pages of the range
-    /// it is given in every space that may map the object ([`Space::write_protect`](crate::Space::write_protect)).
-    /// Afterwards the store has what was stored before the call, unless it is [only read](BackingStore::is_read_only). Of an object without a
-    /// store no page is dirty.
+    /// Writes the dirty pages of `pages` back to the store, in order, and returns their number.
+    /// `protect` must write-protect the pages of the given range in every space that may map the
+    /// object ([`Space::write_protect`](crate::Space::write_protect)). Afterwards the store
+    /// contains all stores from before the call, unless it is
+    /// [read-only](BackingStore::is_read_only). An object without a store has no dirty pages.
     ///
     /// # Errors
-    /// The first error of the store. Pages that it has not written stay dirty; the others are written all the same. Open files hear
-    /// of it, too ([`write_error`](Object::write_error)).
+    /// The first error of the store. Pages that were not written stay dirty; the remaining pages
+    /// are still written. Open files also receive the error ([`write_error`](Object::write_error)).
     pub fn write_back<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -251,16 +263,16 @@ impl Shared<Object> {
         }
     }
 
-    /// Makes what was [written back](Self::write_back) durable.
+    /// Makes the [written back](Self::write_back) data durable.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's error.
     pub fn sync(&self) -> Result<(), Errno> {
         self.store().map_or(Ok(()), BackingStore::sync)
     }
 
-    /// Marks the present pages of `pages` dirty: a device has stored to them. Of an object with a
-    /// read-only store the pages are charged, also beyond the limit.
+    /// Marks the present pages of `pages` dirty, after a device has stored to them. For an object
+    /// with a read-only store the pages are charged, even beyond the limit.
     pub fn note_stored<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) {
         self.check_vm(cpu);
         if self.is_stored() {
@@ -313,7 +325,8 @@ impl Stored {
         first_error.map(|()| written)
     }
 
-    /// Steps 3 and 4 for a run of pages that were marked clean. Returns how many were written. The caller has the turn.
+    /// Steps 3 and 4 for a run of pages that were marked clean. Returns how many pages were
+    /// written. The caller has the turn.
     fn write_cleaned<M: Machine>(&self, mut run: Unwritten<'_, '_, M>) -> (u64, Result<(), Errno>) {
         let cpu = run.cpu;
         let done = self.write_run(cpu, run.first, run.pages);
@@ -327,7 +340,8 @@ impl Stored {
         (good, done.map_err(|(_, errno)| errno))
     }
 
-    /// Lets the store write the run that begins with page `first`. The error comes with the number of pages that it wrote before.
+    /// Lets the store write the run that begins with page `first`. An error includes the number of
+    /// pages written before.
     fn write_run<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -349,15 +363,16 @@ impl Stored {
     }
 }
 
-/// A run of pages, from page `first` on, that are marked clean, with a reference to each. The drop marks those dirty again that
-/// the store has not written, and drops the references. So no store is lost if the store or the caller's closure panics.
+/// A run of pages starting at page `first`, marked clean, with a reference to each. The drop marks
+/// the unwritten pages dirty again, and drops the references. So no store is lost if the store or
+/// the caller's closure panics.
 struct Unwritten<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     /// The root of the object's tables.
     top: Top,
     first: u64,
     pages: &'a [Buffer],
-    /// How many of them the store has written.
+    /// How many of the pages the store has written.
     written: usize,
 }
 
@@ -367,13 +382,14 @@ impl<M: Machine> Drop for Unwritten<'_, '_, M> {
             if at >= self.written && !lost(Mutant::FailedStaysDirty) {
                 mark_at(self.cpu, self.top, self.first + at as u64, page.frame);
             }
-            // SAFETY: the reference that the page was written under, which never was a mapping.
+            // SAFETY: drops the reference held during the write, which never was a mapping.
             unsafe { self.cpu.put_unmapped(page.frame) };
         }
     }
 }
 
-/// A call of a store that writes. Its drop, which is a panic of the store, is an error for open files.
+/// A call of a store for a write. Its drop, after a panic of the store, reports an error to open
+/// files.
 struct Unwinds<'a>(&'a WriteErrors);
 
 impl Drop for Unwinds<'_> {
@@ -382,8 +398,8 @@ impl Drop for Unwinds<'_> {
     }
 }
 
-/// Pages, each with its number and its frame, that are marked clean and not given to the store yet. The drop marks them dirty
-/// again. Their owner has a reference to each.
+/// Pages, each with its number and its frame, that are marked clean and not yet passed to the
+/// store. The drop marks them dirty again. Their owner has a reference to each.
 struct Cleaned<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     top: Top,
@@ -398,7 +414,7 @@ impl<M: Machine> Drop for Cleaned<'_, '_, M> {
     }
 }
 
-/// An object with a store, whose turn to write a CPU has that evicts pages.
+/// An object with a store, together with its turn to write, held by a CPU that evicts pages.
 pub(crate) struct Laundry<'a> {
     object: &'a Object,
     stored: &'a Stored,
@@ -406,32 +422,34 @@ pub(crate) struct Laundry<'a> {
 }
 
 impl Object {
-    /// The turn to write pages of it, if it has a store that can be written to, and no other CPU has the turn.
+    /// Takes the turn to write pages of the object, if it has a writable store and no other CPU has
+    /// the turn.
     pub(crate) fn try_launder<'a>(&'a self, wait: &'a impl Wait) -> Option<Laundry<'a>> {
         let stored = self.written()?;
         stored.turn.try_take(wait).map(|turn| Laundry { object: self, stored, turn })
     }
 
-    /// The same, once no other CPU has it. This one has no turn.
+    /// As [`try_launder`](Self::try_launder), but waits for the turn. This CPU holds no turn.
     pub(crate) fn launder<'a>(&'a self, wait: &'a impl Wait) -> Option<Laundry<'a>> {
         let stored = self.written()?;
         Some(Laundry { object: self, stored, turn: stored.turn.take(wait) })
     }
 
-    /// What is stored of it, if that can be written to.
+    /// Returns the object's store, if it is writable.
     fn written(&self) -> Option<&Stored> {
         self.stored.as_deref().filter(|stored| !stored.store.is_read_only())
     }
 
-    /// Whether a CPU has the turn to write pages of it.
+    /// Returns whether a CPU has the turn to write pages of the object.
     pub(crate) fn is_laundered(&self) -> bool {
         self.stored.as_deref().is_some_and(|stored| stored.turn.taken.load(Ordering::Relaxed))
     }
 }
 
 impl Laundry<'_> {
-    /// Writes `pages`, which are in order, each with its number and its frame, to the store: steps 3 and 4. They are no longer dirty, and not mapped. The
-    /// caller has a reference to each, which it keeps. What could not be written is dirty again. Returns how many were written.
+    /// Writes `pages`, in ascending order with number and frame, to the store: steps 3 and 4. They
+    /// are marked clean, and not mapped. The caller has a reference to each page, and keeps it.
+    /// Pages that could not be written are dirty again. Returns how many pages were written.
     pub(crate) fn write<M: Machine>(
         &mut self,
         cpu: &Cpu<'_, M>,
@@ -443,7 +461,8 @@ impl Laundry<'_> {
             let list = self.turn.run();
             list.clear();
             for ((index, frame), next) in left.pages.iter().zip(first..) {
-                // The caller's reference is one already. Another can be refused only if there are as many as can be counted.
+                // The caller already has a reference. A further one is refused only at the maximum
+                // count.
                 if *index != next
                     || list.is_full()
                     || !cpu.vm().frames.meta(*frame).get_ref_unless_zero()
@@ -464,15 +483,15 @@ impl Laundry<'_> {
     }
 }
 
-/// Marks the page of `slot` dirty, if it still is the one in `frame`. Returns whether it was clean
-/// before.
+/// Marks the page of `slot` dirty, if it still is the page in `frame`. Returns whether the page was
+/// clean before.
 fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) -> bool {
     let is_it = |entry: Entry| entry.is_present() && entry.frame() == frame;
     let (old, _) = protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
     is_it(old) && !old.is_dirty()
 }
 
-/// Marks page `index` of the object with the root `top` dirty, if it still is the one in `frame`.
+/// Marks page `index` of the object with the root `top` dirty, if it still is the page in `frame`.
 fn mark_at<M: Machine>(cpu: &Cpu<'_, M>, top: Top, index: u64, frame: FrameNumber) {
     // SAFETY: the object's tables are unlinked only when no share is left.
     unsafe {
@@ -482,12 +501,14 @@ fn mark_at<M: Machine>(cpu: &Cpu<'_, M>, top: Top, index: u64, frame: FrameNumbe
     }
 }
 
-/// The entry of an object, once no CPU has it: one that evicts or moves the page may put it back as it was.
+/// Returns the entry of an object after waiting until no CPU holds it: a CPU that evicts or moves
+/// the page may restore the entry unchanged.
 fn settled<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Entry {
     protocol::settle(slot, cpu, |now| now).0
 }
 
-/// Clears the dirty bit of the page that `slot` names, if it has one, and takes a reference to the page, which therefore stays until it is written.
+/// Clears the dirty bit of the page named by `slot`, if set, and takes a reference to the page,
+/// which therefore stays until it is written.
 fn clean<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
     loop {
         let seen =
@@ -497,7 +518,7 @@ fn clean<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> 
         }
         let meta = cpu.vm().frames.meta(seen.frame());
         if !meta.get_ref_unless_zero() {
-            // It has as many references as can be counted; or another entry by now.
+            // The page has the maximum number of references, or the entry has changed.
             if meta.is_referred_to() && node::load(slot) == seen {
                 return None;
             }
@@ -508,13 +529,13 @@ fn clean<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> 
         if old == seen {
             return Some(seen.frame());
         }
-        // SAFETY: the reference taken above, which never was a mapping.
+        // SAFETY: drops the reference taken above, which never was a mapping.
         unsafe { cpu.put_unmapped(seen.frame()) };
     }
 }
 
-/// Clears the dirty bits of the next run of dirty pages in `pages`, as many as fit into `run`, and takes a reference to each.
-/// Returns the number of the first.
+/// Clears the dirty bits of the next run of dirty pages in `pages`, as many as fit into `run`, and
+/// takes a reference to each. Returns the number of the first page.
 ///
 /// # Safety
 /// As [`Top::visit`].
@@ -534,7 +555,7 @@ unsafe fn gather<M: Machine>(
         if run.is_empty() {
             first = index;
         }
-        // It fits, as was seen above.
+        // The list is not full, as checked above.
         run.push(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) });
         Ok(())
     };
@@ -550,7 +571,7 @@ unsafe fn gather<M: Machine>(
     first
 }
 
-/// Calls `each` with the number and the entry of every page of `pages` for which there is a table.
+/// Calls `each` with the number and the entry of every page of `pages` whose table exists.
 ///
 /// # Safety
 /// As [`Top::visit`].
