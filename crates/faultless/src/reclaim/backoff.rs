@@ -1,20 +1,21 @@
-//! How often work in the background is tried that found nothing.
+//! Backoff for background work that finds too little.
 //!
-//! Where no page can be evicted or moved, or only a few, a look at all of them shows it, and the next call would look at all of them again. So after a call that found
-//! nothing, or too little, the next one is left out, then the next three, seven, and so on. One that finds something ends that. Whoever is out of
-//! memory does not ask.
+//! If no pages or only a few can be evicted or moved, a call scans all of them to find out, and the
+//! next call would scan all of them again. So after a call that found too little, the next call is
+//! skipped, then the next three, seven, and so on. A successful call resets the backoff. A CPU that
+//! is out of memory does not use the backoff.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// The most calls that are left out.
+/// The maximum number of skipped calls.
 const MOST: u32 = 255;
 
-/// Of one kind of work.
+/// The backoff of one kind of work.
 #[derive(Debug)]
 pub(super) struct Backoff {
-    /// How many calls are left out after the next one that finds nothing.
+    /// The number of calls to skip after the next unsuccessful call.
     next: AtomicU32,
-    /// How many are left out still.
+    /// The number of calls still to skip.
     left: AtomicU32,
 }
 
@@ -23,7 +24,8 @@ impl Backoff {
         Self { next: AtomicU32::new(1), left: AtomicU32::new(0) }
     }
 
-    /// Whether this call is to be left out. (Calls of two CPUs at the same time may count as one.)
+    /// Returns whether this call should be skipped. (Concurrent calls of two CPUs may count as
+    /// one.)
     pub(super) fn leaves_out(&self) -> bool {
         let left = self.left.load(Ordering::Relaxed);
         if left != 0 {
@@ -32,7 +34,7 @@ impl Backoff {
         left != 0
     }
 
-    /// A call was not left out, and has `found` something or not.
+    /// Records the result of a call that was not skipped: whether it `found` enough.
     pub(super) fn tried(&self, found: bool) {
         let next = if found { 0 } else { self.next.load(Ordering::Relaxed) };
         self.left.store(next, Ordering::Relaxed);
@@ -45,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_finds_nothing_is_tried_less_and_less_often() {
+    fn unsuccessful_work_backs_off_exponentially() {
         let backoff = Backoff::new();
         let left_out = || (0..).find(|_| !backoff.leaves_out()).unwrap_or(u32::MAX);
         let mut seen = [0; 10];

@@ -1,26 +1,38 @@
-//! Pages that no CPU has cached: they are taken from their programs without a flush.
+//! Cold pages, which no CPU has cached: reclaim unmaps them without a flush.
 //!
-//! A CPU caches a translation only if the entry's accessed bit is set; it sets the bit first. So once reclaim has cleared the bit, and then each CPU
-//! has dropped all of its translations, no CPU has one of that entry as long as the bit stays clear, whatever the entry allows. Such a page is *cold*. Most pages that
-//! reclaim takes are: they were not used for a round of a [hand](super::clock), and in each round every CPU that
-//! works in the background drops its translations twice.
+//! A CPU caches a translation only if the entry's accessed bit is set; it sets the bit first.
+//! Suppose reclaim has cleared the bit, and then each CPU has dropped all of its translations.
+//! While the bit stays clear, no CPU has a translation of the entry, whatever its permissions. Such
+//! a page is *cold*. Most pages taken by reclaim are cold: they were unused for a round of a
+//! [hand](super::clock), and in each round every CPU that works in the background drops its
+//! translations twice.
 //!
-//! 1. *Clear.* The CPU has a reference to the frame. It clears the bit, issues a full fence, reads the clock of the [deferred
-//!    flushes](crate::tlb::deferred), and raises the frame's [stamp](FrameMeta) to the number after it. Then it drops the reference.
-//! 2. *Flush.* A CPU that drops all translations advances the clock first, or reads it where another CPU asked for that, and afterwards notes the number. The clock
-//!    had not advanced to a frame's stamp before the clear. So a flush whose number is that or above began after it. (A CPU that leaves a space notes the clock after it has dropped them: it has none then.)
-//! 3. *Take.* The page's entries are [taken](super::taken), all of them aged, with the bit clear, and nobody has another reference: so no clear is under way, and the stamp is
-//!    that of the last one. Full fence. If each CPU that runs a space has flushed with that stamp or a later one, the page is cold. A CPU that
-//!    begins to run a space later finds the bit clear, and sets it; so does one that uses the page after its flush. Either has done so before the entry
-//!    was taken, and then the bit is set, or finds the entry taken.
+//! 1. *Clear.* The CPU has a reference to the frame. It clears the bit, issues a full fence, reads
+//!    the clock of the [deferred flushes](crate::tlb::deferred), and raises the frame's
+//!    [stamp](FrameMeta) to the clock value plus one. Then it drops the reference.
+//! 2. *Flush.* A CPU that drops all translations first advances the clock, or only reads the clock
+//!    if another CPU requested the flush, and afterwards records the clock value. Before the clear
+//!    the clock had not reached the frame's stamp. So a flush with this number or a higher one
+//!    began after the clear. (A CPU that leaves a space records the clock after it has dropped its
+//!    translations: it has none then.)
+//! 3. *Take.* The page's entries are [taken](super::taken), all of them aged, with the bit clear,
+//!    and there is no other reference to the frame. So no clear is in progress, and the stamp
+//!    belongs to the last clear. After a full fence the CPU checks whether each CPU that runs a
+//!    space has flushed with this stamp or a later one; if so, the page is cold. A CPU that begins
+//!    to run a space later finds the bit clear, and sets it; so does a CPU that uses the page after
+//!    its flush. Either the bit was set before the entry was taken, and then the taking CPU sees it
+//!    set, or the other CPU finds the entry taken.
 //!
-//! This must stay true:
+//! Required invariants:
 //!
-//! - An entry is aged only if its frame has the stamp of the last clear. A new entry is not aged, or is accessed, as are those that `fork` makes. What `MADV_FREE` clears is
-//!   not aged any more. One that `mremap` moves keeps its frame.
-//! - Migration copies the stamp. No CPU has a translation to the new frame as long as the bit is clear. But where the flush of the move is deferred, one may still have one of the
-//!   page's address, to the old frame; it has flushed since, if it has flushed since the clear.
-//! - Where a huge leaf is split, its translations are dropped: no CPU has one of the entries that are made, which may be aged, whatever stamps their frames have.
+//! - An entry is aged only if its frame has the stamp of the last clear. A new entry is not aged,
+//!   or is accessed, as are entries made by `fork`. Entries cleared by `MADV_FREE` are not aged.
+//!   Entries moved by `mremap` keep their frames.
+//! - Migration copies the stamp. No CPU has a translation to the new frame while the bit is clear.
+//!   If the flush of the move is deferred, a CPU may still have a translation of the page's address
+//!   to the old frame; a CPU that has flushed since the clear has dropped this translation, too.
+//! - When a huge leaf is split, its translations are dropped: no CPU has a translation of the new
+//!   entries, which may be aged, for any stamps of their frames.
 
 use crate::frame::FrameMeta;
 use crate::machine::Machine;
@@ -30,7 +42,8 @@ use crate::table::{Entry, node};
 use crate::vm::Cpu;
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Step 1 for an entry that was `seen`, to whose frame the caller has a reference. Returns whether the bit was set, or another CPU has changed the entry and it is set now.
+    /// Step 1 for an entry that was `seen`; the caller has a reference to its frame. Returns
+    /// whether the bit was set, or is set now after another CPU has changed the entry.
     pub(crate) fn take_accessed(&self, slot: &AtomicU64, seen: Entry) -> bool {
         if !seen.is_accessed() || seen.is_locked() {
             return seen.is_accessed();
@@ -44,12 +57,13 @@ impl<M: Machine> Cpu<'_, M> {
         true
     }
 
-    /// Step 3 for the frame of a page whose entries are taken, aged, and not accessed: `flushed` tells up to which stamp all CPUs have dropped their translations.
+    /// Step 3 for the frame of a page whose entries are taken, aged, and not accessed. All CPUs
+    /// have dropped their translations up to the stamp `flushed`.
     pub(super) fn is_cold(&self, meta: &FrameMeta, flushed: u64) -> bool {
         meta.aged.load(Ordering::Relaxed) <= flushed || lost(Mutant::ColdLooksAtStamps)
     }
 
-    /// Up to which stamp all CPUs have dropped their translations, those aside that run no space.
+    /// Returns the stamp up to which all CPUs that run a space have dropped their translations.
     pub(super) fn flushed_by_all(&self) -> u64 {
         self.vm().deferred.flushed_by_all(|cpu| self.runs_a_space(cpu))
     }

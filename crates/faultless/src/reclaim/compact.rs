@@ -1,21 +1,28 @@
-//! Compaction: makes free 2 MiB blocks out of free frames that lie scattered.
+//! Compaction: makes free 2 MiB blocks out of scattered free frames.
 //!
-//! Two hands go over the blocks of a node: one upwards, over blocks to be emptied, and one downwards, over blocks with *room*. As in Linux, what
-//! is in use comes together at the upper end. Where the hands meet, the pass is over. For each block that the lower hand comes to:
+//! Two hands move over the blocks of a node: one upwards, over blocks to empty, and one downwards,
+//! over blocks with *room*. As in Linux, used frames accumulate at the upper end. The pass ends
+//! when the hands meet. For each block reached by the lower hand:
 //!
-//! 1. it is [surveyed](crate::frame::isolated), by the metadata of its frames alone. One with a frame that cannot move is passed by: a page table, the kernel's own, a
-//!    pinned page, a frame in a CPU's list. So is one that is free, or has no free frame, or more used ones than the caller wants to move for it;
-//! 2. its free frames are isolated, so that nobody allocates there;
-//! 3. its pages [move](super::migrate), in batches, to frames of the block that the upper hand is at, which are isolated as well;
-//!    The frames that they leave are isolated at once, but for those that wait for a flush;
-//! 4. if some do, all flushes are done at once, and what was freed in it is isolated, too. If these are all of its frames, they are
-//!    given back as one block. If not, since a page could not move or another CPU keeps a frame, they are given back as they were.
+//! 1. The block is [surveyed](crate::frame::isolated), by the metadata of its frames alone. It is
+//!    skipped if it contains a frame that cannot move: a page table, a frame of the kernel, a
+//!    pinned page, or a frame in a CPU's list. It is also skipped if it is free, has no free frame,
+//!    or has more used frames than the caller wants to move.
+//! 2. Its free frames are isolated, so that no CPU allocates them.
+//! 3. Its pages [move](super::migrate), in batches, to frames of the block at the upper hand, which
+//!    are isolated as well. The old frames are isolated at once, except frames that wait for a
+//!    flush.
+//! 4. If some frames wait, all flushes are done at once, and the freed frames are isolated, too. If
+//!    all frames of the block are isolated now, they are freed as one block. Otherwise, because a
+//!    page could not move or another CPU keeps a frame, they are freed unchanged.
 //!
-//! Nothing is held between these steps but isolated frames, which go back when their values are dropped. So whatever other CPUs do meanwhile they do as ever; a page
-//! that a program unmaps in step 3 is one less to move. Isolated frames cannot be had by others: so there is no compaction while memory is short,
-//! and one CPU at a time compacts. A second one is told that there was nothing to do.
+//! Between these steps the CPU holds only isolated frames, which are freed when their values are
+//! dropped. So other CPUs are not restricted; a page that a program unmaps in step 3 is one less to
+//! move. Isolated frames are not available to other CPUs: therefore compaction does not run while
+//! memory is short, and only one CPU compacts at a time. For a second CPU the call does nothing.
 //!
-//! The hands stay where they are between calls. So a call in the background may move a few pages only, and the next one goes on.
+//! The hands keep their positions between calls. So a background call may move only a few pages,
+//! and the next call continues.
 
 use super::migrate::Moving;
 use super::taken::BATCH;
@@ -29,28 +36,29 @@ use crate::table::node::HUGE_ORDER;
 use crate::vm::Cpu;
 use core::ops::Range;
 
-/// How many blocks a call in the background or for one block looks at, at most.
+/// The maximum number of blocks checked by a call in the background or for one block.
 const LOOKS: u64 = 64;
-/// How many pages a call for one block moves, at most: as many as two blocks have.
+/// The maximum number of pages moved by a call for one block: the pages of two blocks.
 const DIRECT: u64 = 2 << HUGE_ORDER;
-/// In the background, one part of memory in so many is to be in free blocks.
+/// Background compaction keeps 1/`AHEAD` of memory in free blocks.
 const AHEAD: u64 = 16;
 
-/// What a compaction did.
+/// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// 2 MiB blocks that were not free before, and are now.
+    /// 2 MiB blocks that have become free.
     pub blocks: u64,
     /// Pages that moved.
     pub moved: u64,
 }
 
-/// Where compaction goes on.
+/// The positions of compaction.
 #[derive(Debug)]
 pub(crate) struct Compaction {
-    /// Whether a CPU compacts. It alone moves the hands.
+    /// Whether a CPU is compacting. Only this CPU moves the hands.
     busy: AtomicBool,
-    /// By node: the block that is emptied next, and the one behind that in which there may be room, as numbers of frames.
+    /// By node: the next block to empty, and the end of the block that may have room next, as frame
+    /// numbers.
     hands: [[AtomicU32; 2]; MAX_NODES],
 }
 
@@ -60,13 +68,13 @@ impl Compaction {
         Self { busy: AtomicBool::new(false), hands }
     }
 
-    /// Begins to compact, unless another CPU does.
+    /// Begins a compaction, unless another CPU is compacting.
     fn begin(&self) -> Option<Turn<'_>> {
         (!self.busy.swap(true, Ordering::Acquire)).then_some(Turn(self))
     }
 }
 
-/// A CPU's turn to compact, up to its drop.
+/// A CPU's turn to compact; the drop ends the turn.
 struct Turn<'c>(&'c Compaction);
 
 impl Drop for Turn<'_> {
@@ -75,18 +83,18 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// How far a call goes.
+/// The limits of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// log2 of the frames of a block, at most that of 2 MiB.
     pub(crate) order: u8,
-    /// Blocks that are wanted.
+    /// The number of wanted blocks.
     pub(crate) blocks: u64,
-    /// Pages that may move.
+    /// The maximum number of pages to move.
     pub(crate) pages: u64,
-    /// Blocks that may be looked at.
+    /// The maximum number of blocks to check.
     pub(crate) looks: u64,
-    /// Pages that may move for one block.
+    /// The maximum number of pages to move for one block.
     pub(crate) each: u32,
 }
 
@@ -100,18 +108,19 @@ impl Limits {
 struct Pass<'f> {
     node: u8,
     limits: Limits,
-    /// The block that is emptied next, and the one behind that in which there may be room.
+    /// The next block to empty, and the end of the block that may have room next.
     hands: [u32; 2],
-    /// What is left of the room in the block that the upper hand is at.
+    /// The remaining room in the block at the upper hand.
     room: Option<Isolated<'f>>,
     done: Compacted,
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes at most `blocks` free blocks of 2 MiB out of free frames that lie scattered, by moving pages to other frames of their node. Goes over
-    /// all memory if need be; the nearest node is first. Does nothing while memory is short, or another CPU compacts.
+    /// Makes at most `blocks` free blocks of 2 MiB out of scattered free frames, by moving pages to
+    /// other frames of their node. Scans all memory if necessary, the nearest node first. Does
+    /// nothing while memory is short, or another CPU is compacting.
     ///
-    /// Not inside a closure that lists areas, nor in a store's call.
+    /// Not allowed inside a closure that lists areas, nor in a store's call.
     pub fn compact(&self, blocks: u64) -> Compacted {
         let each = (1 << HUGE_ORDER) - 1;
         self.compact_by(Limits {
@@ -123,11 +132,12 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// Goes on to compact, in the background: moves about `pages` pages at most, and looks at a bounded number of blocks, unless one part of memory in 16
-    /// is in free blocks of 2 MiB. For a thread of the kernel that runs when other work does not: it looks in between whether there is some. Moves only
-    /// what gives twice the memory. Nothing is to be done where memory has less than 32 MiB.
+    /// Continues compaction in the background: moves about `pages` pages at most, and checks a
+    /// bounded number of blocks, unless 1/16 of memory is in free blocks of 2 MiB. For a
+    /// low-priority kernel thread, which checks for other work between calls. Moves pages only if
+    /// the gain is at least twice the memory moved. Does nothing if memory has less than 32 MiB.
     ///
-    /// Not inside a closure that lists areas, nor in a store's call.
+    /// Not allowed inside a closure that lists areas, nor in a store's call.
     pub fn compact_ahead(&self, pages: u64) -> Compacted {
         let frames = &self.vm().frames;
         let wanted = (frames.limit() / AHEAD) >> HUGE_ORDER;
@@ -139,8 +149,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Makes a free block of 2 MiB, if there is none, and enough free frames are scattered where the hands come to. Not inside a grace section,
-    /// and holding no lock.
+    /// Makes a free block of 2 MiB, if there is none and enough scattered frames are free in the
+    /// blocks reached by the hands. The caller is in no grace section and holds no lock.
     pub(crate) fn compact_for_folio(&self) {
         let frames = &self.vm().frames;
         if frames.free_blocks(HUGE_ORDER, 1, self) != 0 || !frames.can_spare(2 << HUGE_ORDER) {
@@ -158,12 +168,12 @@ impl<M: Machine> Cpu<'_, M> {
         self.compact_by(Limits { order, blocks: u64::MAX, pages: u64::MAX, looks: u64::MAX, each })
     }
 
-    /// How many free blocks of 2 MiB there are.
+    /// Returns the number of free blocks of 2 MiB.
     pub fn free_huge_blocks(&self) -> u64 {
         self.vm().frames.free_blocks(HUGE_ORDER, u64::MAX, self)
     }
 
-    /// Compacts as far as `limits` say.
+    /// Compacts within `limits`.
     pub(crate) fn compact_by(&self, limits: Limits) -> Compacted {
         let mut done = Compacted::default();
         let Some(turn) = self.vm().compaction.begin() else { return done };
@@ -176,7 +186,7 @@ impl<M: Machine> Cpu<'_, M> {
             let places = [0, 1].map(|at| hands[at].load(Ordering::Relaxed));
             let mut pass = Pass { node, limits, hands: places, room: None, done };
             self.pass_over(&mut pass);
-            // The room that is left is met again.
+            // The block with remaining room will be visited again.
             if pass.room.take().is_some_and(|room| room.len() != 0) {
                 pass.hands[1] += 1 << limits.order;
             }
@@ -187,11 +197,13 @@ impl<M: Machine> Cpu<'_, M> {
         done
     }
 
-    /// Moves the hands of a node until they meet at the end of a pass that was begun here, or a limit is reached.
+    /// Moves the hands of a node until they meet at the end of a pass that began in this call, or a
+    /// limit is reached.
     fn pass_over<'v>(&'v self, pass: &mut Pass<'v>) {
         let Some(span) = self.span_of(pass.node, pass.limits.order) else { return };
         let size = 1 << pass.limits.order;
-        // The first pass may be an earlier call's, and have passed by what was freed since.
+        // The first pass may belong to an earlier call, and have skipped blocks with frames freed
+        // since.
         let mut begun_here = false;
         while pass.may_go_on() && self.vm().frames.can_spare(2 << pass.limits.order) {
             let [from, to] = pass.hands;
@@ -212,7 +224,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// The numbers of frames from the first whole block of a node to the end of the last. Blocks of other nodes may lie between them.
+    /// Returns the range from the first whole block of a node to the end of the last. The range may
+    /// contain blocks of other nodes.
     fn span_of(&self, node: u8, order: u8) -> Option<Range<u32>> {
         let regions = self.vm().machine().regions().iter();
         let own = || regions.clone().filter(|region| region.node == node && region.frames != 0);
@@ -222,13 +235,14 @@ impl<M: Machine> Cpu<'_, M> {
         (first < end).then_some(first..end)
     }
 
-    /// Frees what waits for a flush, and what this CPU keeps.
+    /// Frees frames that wait for a flush, and frames kept by this CPU.
     fn gather_freed(&self) {
         self.settle_owed();
         self.vm().frames.drain(self.local(), self);
     }
 
-    /// Empties the block at `first`, if that can be. Returns whether the hand goes on: it stays if no more pages may move now.
+    /// Empties the block at `first`, if possible. Returns whether the hand advances: it stays if no
+    /// more pages may move now.
     fn empty<'v>(&'v self, pass: &mut Pass<'v>, first: FrameNumber) -> bool {
         let Limits { order, each, .. } = pass.limits;
         let frames = &self.vm().frames;
@@ -258,7 +272,7 @@ impl<M: Machine> Cpu<'_, M> {
             let moving = &mut moving[..count];
             self.move_to_room(pass, moving, &mut block);
             if room == 0 || moving.iter().any(|moving| moving.outcome.is_err()) {
-                // The hands have met; or others use the page.
+                // The hands have met; or a page is in use elsewhere.
                 return true;
             }
         }
@@ -270,7 +284,7 @@ impl<M: Machine> Cpu<'_, M> {
         true
     }
 
-    /// Moves pages of `block` to frames of the room, of which there are enough.
+    /// Moves pages of `block` to frames of the room, which has enough frames.
     fn move_to_room(&self, pass: &mut Pass<'_>, moving: &mut [Moving], block: &mut Isolated<'_>) {
         let (Some(room), 1..) = (&mut pass.room, moving.len()) else { return };
         self.state().counts.add(Counter::CompactIsolated, moving.len() as u64);
@@ -280,7 +294,7 @@ impl<M: Machine> Cpu<'_, M> {
         pass.done.moved += moving.iter().filter(|moving| moving.outcome.is_ok()).count() as u64;
     }
 
-    /// How many frames there is room for at once; 0: the hands have met.
+    /// Returns how many frames of room are available at once; 0: the hands have met.
     fn room<'v>(&'v self, pass: &mut Pass<'v>) -> usize {
         let order = pass.limits.order;
         let frames = &self.vm().frames;
@@ -307,17 +321,17 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Takes a reference to the page in `frame`, if it is one that may move.
+    /// Takes a reference to the page in `frame`, if the page may move.
     fn hold_movable(&self, frame: FrameNumber) -> bool {
         let meta = self.vm().frames.meta(frame);
         let may_move = || meta.is_page() && !meta.is_pinned();
         if !may_move() || !meta.get_ref_unless_zero() {
             return false;
         }
-        // It may be another's by now.
+        // The frame may have been reused by now.
         let holds = may_move();
         if !holds {
-            // SAFETY: the reference just taken, which never was a mapping.
+            // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.put_unmapped(frame) };
         }
         holds
@@ -325,7 +339,7 @@ impl<M: Machine> Cpu<'_, M> {
 }
 
 impl Pass<'_> {
-    /// How many pages may move still, at once.
+    /// Returns how many more pages may move, at once.
     fn may_move(&self) -> usize {
         self.limits.pages.saturating_sub(self.done.moved).min(BATCH as u64) as usize
     }

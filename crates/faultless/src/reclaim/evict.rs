@@ -1,22 +1,29 @@
-//! Eviction: pages of files leave memory, and [private ones](super::swap) once they are pages of the swap area.
+//! Eviction: pages of files leave memory, and [private pages](super::swap) after they became pages
+//! of the swap area.
 //!
-//! A batch of pages is [taken](super::taken) from its programs, together with the entries that the pages have in their object. What then happens to a
-//! page depends on whether it is [dirty](crate::file::write_back):
+//! A batch of pages is [taken](super::taken) from its programs, together with the pages' entries in
+//! their object. The next steps depend on whether a page is [dirty](crate::file::write_back):
 //!
-//! - a [lazily freed](super::lazy) page goes if no program that has it stored to it since. Its entries are emptied, and flushed at once: what is there then
-//!   is zeros;
-//! - a clean page goes. All of its entries are emptied: a fault finds no page, and reads it again. The flush may be deferred, for until
-//!   somebody stores to the page, a CPU that still sees it sees what the store has;
-//! - a dirty page is written first. Its mappings' entries are emptied, and flushed at once, and the object's entry becomes clean: from here on a
-//!   store of a program faults and marks the page dirty again, as does a call of the kernel that stores to it. Then the page is written, and evicted if
-//!   it is still clean.
+//! - A [lazily freed](super::lazy) page leaves memory if no program that maps it has stored to it
+//!   since. Its entries are emptied and flushed at once, because afterwards the memory reads as
+//!   zeros.
+//! - A clean page leaves memory. All of its entries are emptied: a fault finds no page, and reads
+//!   the page again. The flush may be deferred, because until a store to the page, a CPU with an
+//!   old translation sees the same contents as the store.
+//! - A dirty page is first written. Its mappings' entries are emptied and flushed at once, and the
+//!   object's entry becomes clean: from here on a program's store faults and marks the page dirty
+//!   again, as does a call of the kernel that stores to the page. Then the page is written, and
+//!   evicted if it is still clean.
 //!
-//! Nobody had a reference to the page while its entries were taken. So what was stored to it before is in what is written, and what is stored later marks
-//! the page. Whoever writes must have the object's turn to write; if another CPU has it, the page is skipped, since that CPU may be waiting for memory. So
-//! private pages stay with their programs as long as another CPU writes to the swap area. A CPU that finds nothing else looks again, and waits for the turn then: the other may
-//! be one that finds nothing that can leave, again and again.
+//! There was no other reference to the page while its entries were taken. So earlier stores are
+//! included in the write, and later stores mark the page dirty. The writing CPU must have the
+//! object's turn to write. If another CPU has the turn, the page is skipped, since the other CPU
+//! may itself be waiting for memory. So private pages stay with their programs while another CPU
+//! writes to the swap area. A CPU that finds no other pages scans again, and then waits for the
+//! turn: otherwise another CPU that repeatedly finds no evictable page could keep it out.
 //!
-//! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written back, or if its object has no store.
+//! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written
+//! back, or if its object has no store.
 
 use super::Set;
 use super::swap::Swap;
@@ -33,24 +40,25 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::vm::Cpu;
 
-/// Which pages are taken.
+/// Which pages to take.
 #[derive(Clone, Copy)]
 enum Wanted<'a> {
-    /// Clean ones.
+    /// Clean pages.
     Clean,
-    /// Dirty ones of one object.
+    /// Dirty pages of one object.
     DirtyOf(&'a Shared<Object>),
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Evicts the pages in `frames`, at most [`BATCH`], as far as that is possible, and drops the reference that the caller has to each. Returns how many
-    /// frames are free then, or will be once their flush is done. Not inside a grace section, and holding no lock.
+    /// Evicts the pages in `frames`, at most [`BATCH`], as far as possible, and drops the caller's
+    /// reference to each. Returns how many frames are free, or will be after their flush. The
+    /// caller is in no grace section and holds no lock.
     pub(crate) fn evict(&self, frames: &[FrameNumber]) -> u64 {
         if frames.is_empty() {
             return 0;
         }
         let _holds = self.hold_pages();
-        // The flag and the references go back, also if a store panics.
+        // The flag is reset and the references are dropped also if a store panics.
         let evicting = Set::new(&self.state().evicting);
         let nested = evicting.was_set();
         let mut frames = Referred::of(self, frames);
@@ -72,8 +80,9 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Lets those of the pages leave that may become pages of the swap area, if the CPU has the turn to write there, which it takes first, so that no page
-    /// has left its program that cannot be written. Returns how many frames that gave. The other pages stay in `frames`.
+    /// Evicts the pages that may become pages of the swap area. The CPU first takes the turn to
+    /// write there, so that no page leaves its program that cannot be written. Returns how many
+    /// frames were released. The remaining pages stay in `frames`.
     #[cold]
     #[inline(never)]
     fn swap_out_and_evict(&self, swap: &Swap, frames: &mut Referred<'_, '_, M>) -> u64 {
@@ -88,7 +97,8 @@ impl<M: Machine> Cpu<'_, M> {
         if own.is_empty() { 0 } else { self.write_and_evict(swap.object(), laundry, own) }
     }
 
-    /// The turn to write to the swap area, if no other CPU has it, or this one [waits](Self::evict_some) for it.
+    /// Takes the turn to write to the swap area, if no other CPU has it, or if this CPU
+    /// [waits](Self::evict_some) for it.
     fn turn_to_swap<'a>(&'a self, swap: &'a Swap) -> Option<Laundry<'a>> {
         if self.state().awaits_turn.get() {
             return swap.object().launder(self);
@@ -100,7 +110,8 @@ impl<M: Machine> Cpu<'_, M> {
         laundry
     }
 
-    /// Takes those of the pages that are lazily freed from their programs. The caller's reference, which it keeps, is then the last. Returns how many that were.
+    /// Takes the lazily freed pages from their programs. The caller keeps its references, which are
+    /// then the last. Returns the number of pages.
     #[cold]
     #[inline(never)]
     fn evict_lazily_freed(&self, frames: &[FrameNumber]) -> u64 {
@@ -110,9 +121,9 @@ impl<M: Machine> Cpu<'_, M> {
             return 0;
         }
         let mut freed = 0;
-        // Where the heap is exhausted, they stay.
+        // If the heap is exhausted, the pages stay.
         let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
-            // One that nobody maps, or has an object, was not advised.
+            // An unmapped page, or a page of an object, was not advised.
             let is_private = page.object.is_none() && !mappings.is_empty();
             let all = is_private && mappings.iter().all(|it| self.is_lazily_freed(it.found.seen));
             if all { Ok(()) } else { Err(Errno::EBUSY) }
@@ -130,15 +141,16 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Drops the reference that the caller has to each of the frames.
+    /// Drops the caller's reference to each of the frames.
     pub(super) fn put_all_unmapped(&self, frames: &[FrameNumber]) {
         for frame in frames {
-            // SAFETY: the caller's reference, which never was a mapping.
+            // SAFETY: drops the caller's reference, which never was a mapping.
             unsafe { self.put_unmapped(*frame) };
         }
     }
 
-    /// Evicts those of the pages that are clean, and drops the references to all but the dirty ones, which it adds to `dirty`.
+    /// Evicts the clean pages, and drops the references to all pages except the dirty ones, which
+    /// are added to `dirty`.
     fn evict_clean(&self, frames: FrameList, dirty: &mut Referred<'_, '_, M>) -> u64 {
         let mut freed = 0;
         let wanted = |page: &Page<'_>, mappings: &[Mapping<'_>]| {
@@ -151,7 +163,7 @@ impl<M: Machine> Cpu<'_, M> {
                 Some(_) => return self.put_all_unmapped(&[page.frame]),
                 None => {}
             }
-            // With the caller's own.
+            // Including the caller's own.
             let refs = page.entries() + 1;
             self.note_evicted(page);
             self.unmap(batch, at, |_| Entry::NONE);
@@ -163,7 +175,7 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Writes pages that are dirty, and evicts them. Drops the references to all.
+    /// Writes dirty pages, and evicts them. Drops the references to all.
     fn evict_dirty(&self, mut dirty: Referred<'_, '_, M>) -> u64 {
         let mut freed = 0;
         while let Some((first, rest)) = dirty.take().split_first() {
@@ -176,7 +188,7 @@ impl<M: Machine> Cpu<'_, M> {
                 if is_own { own.push(*frame) } else { dirty.push(*frame) }
             }
             let Some(object) = object else {
-                // A program's again.
+                // The page belongs to a program again.
                 continue;
             };
             freed += self.write_and_evict(&object, object.try_launder(self), own);
@@ -185,7 +197,8 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Writes those pages of `object` in `frames` that are dirty, if the CPU has the turn to, and evicts them. Drops the references to all.
+    /// Writes the dirty pages of `object` in `frames`, if the CPU has the turn, and evicts them.
+    /// Drops the references to all.
     fn write_and_evict(
         &self,
         object: &Shared<Object>,
@@ -195,14 +208,15 @@ impl<M: Machine> Cpu<'_, M> {
         if let Some(laundry) = laundry {
             self.launder(object, laundry, &mut frames);
         }
-        // Those that could not be written are dirty still.
+        // Pages that could not be written are still dirty.
         let mut again = Referred::new(self);
         let freed = self.evict_clean(frames.take(), &mut again);
         self.state().counts.add(Counter::PageLaundered, freed);
         freed
     }
 
-    /// Unmaps those pages of `object` in `frames` that are dirty, marks them clean, and writes them to the store.
+    /// Unmaps the dirty pages of `object` in `frames`, marks them clean, and writes them to the
+    /// store.
     fn launder(
         &self,
         object: &Shared<Object>,
@@ -230,8 +244,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.count_swapped(object, Counter::SwapOut, written);
     }
 
-    /// Empties the entries of the mappings of a page that is taken, and stores what `name` makes of its entry in its object. Returns how many mappings
-    /// there were.
+    /// Empties the entries of the mappings of a taken page, and replaces the page's entry in its
+    /// object by the result of `name`. Returns the number of mappings.
     fn unmap(&self, batch: &mut Batch<'_>, at: usize, name: impl FnOnce(Entry) -> Entry) -> u32 {
         let empty = |found: &Found<'_>| {
             self.add_resident_of(found.space, -1);
@@ -240,8 +254,8 @@ impl<M: Machine> Cpu<'_, M> {
         batch.store(at, empty, name)
     }
 
-    /// Takes the pages in `frames` that are `wanted`, flushes them, by what happens `then`, and calls `each` with each place of the batch: of pages that
-    /// are taken, and of those that failed.
+    /// Takes the pages in `frames` that are `wanted`, flushes them as required by `then`, and calls
+    /// `each` for each place of the batch: for taken pages, and for failed ones.
     fn with_taken(
         &self,
         frames: &[FrameNumber],
@@ -261,7 +275,8 @@ impl<M: Machine> Cpu<'_, M> {
         Ok(())
     }
 
-    /// Whether a page whose entries are taken may be evicted, or written. `EAGAIN`: it is dirty.
+    /// Returns whether a page whose entries are taken may be evicted, or written. `EAGAIN`: the
+    /// page is dirty.
     fn is_evictable(
         &self,
         page: &Page<'_>,
@@ -277,14 +292,15 @@ impl<M: Machine> Cpu<'_, M> {
         if self.are_locked(mappings) {
             return Err(Errno::EPERM);
         }
-        // What a slot of the swap area held for nobody is not written.
+        // A dead page of the swap area is not written.
         let dead = || {
             let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
             let swap = self.vm().swap.get().filter(|swap| swap.is(object));
             swap.is_some_and(|swap| swap.is_dead(index))
         };
         let dirty = name.is_dirty() && !dead() && !lost(Mutant::EvictLooksAtDirty);
-        // Who writes a page back marks it clean, then protects its mappings, and has a reference to it all the while.
+        // A CPU that writes a page back marks it clean, then protects its mappings, and has a
+        // reference to it throughout.
         debug_assert!(name.is_dirty() || !mappings.iter().any(|it| it.found.seen.is_writable()));
         match wanted {
             Wanted::Clean if dirty => Err(Errno::EAGAIN),

@@ -1,28 +1,31 @@
-//! Lazily freed pages: `MADV_FREE` says that a program does not need them until it
+//! Lazily freed pages: by `MADV_FREE` a program declares that it does not need the pages until it
 //! stores to them again.
 //!
-//! The advice clears the dirty bit in their entries, and drops the translations that allowed stores, so
-//! that the next store sets the bit again. A private anonymous page is installed dirty. Therefore *an entry
-//! that maps an anonymous page and is not dirty* maps a lazily freed one that was not stored to since; loads
-//! do not matter. Nothing else is recorded of a page. A space records the *hull* of the advised ranges, which limits a
-//! search. Its first advice puts it on a list of the subsystem.
+//! The advice clears the dirty bit in their entries, and drops the translations that allowed
+//! stores, so that the next store sets the bit again. A private anonymous page is installed dirty.
+//! Therefore *an entry that maps an anonymous page and is not dirty* maps a lazily freed page
+//! without a store since the advice; loads do not matter. No other state is recorded for a page. A
+//! space records the *hull* of the advised ranges, which limits a search. Its first advice adds it
+//! to a list of the subsystem.
 //!
 //! # Reclaim
 //!
-//! A CPU that needs frames goes through the spaces of the list. In each:
+//! A CPU that needs frames scans the spaces of the list. For each space:
 //!
-//! 1. it locks the whole space against writers and locked faults, whatever the policy. It write-locks no VMA, so
-//!    faults without a lock proceed;
-//! 2. it takes entries of lazily freed pages, each by a compare-and-swap from the value that was not dirty.
-//!    So no store has gone through the entry. None will, for it is busy: a CPU that cached the translation
-//!    has to look at the entry again before it stores, because it cached it not dirty. The advice has dropped
-//!    all others: a writer's flush is complete before its lock is free;
-//! 3. it flushes them on every CPU of the space, stores that nothing is there, and only then drops the
-//!    mappings' references. Until the flush is complete, faults wait for the busy entries: no CPU still reads
-//!    the old page when another stores to a new one.
+//! 1. It locks the whole space against writers and locked faults, under every policy. It
+//!    write-locks no VMA, so faults without a lock proceed.
+//! 2. It takes entries of lazily freed pages, each by a compare-and-swap from the value that was
+//!    not dirty. So no store has used the entry. No store will, because the entry is busy: a CPU
+//!    with a cached translation must read the entry again before a store, because the cached
+//!    translation is not dirty. The advice has dropped all other translations: a writer's flush
+//!    completes before its lock is released.
+//! 3. It flushes them on every CPU of the space, empties the entries, and only then drops the
+//!    mappings' references. Until the flush is complete, faults wait for the busy entries: no CPU
+//!    reads the old page after another has stored to a new one.
 //!
-//! A page that a device has [pinned](crate::Space::pin) stays. A page that a fork has shared since is taken from each space that has it; the last drop frees it. A fork's
-//! child notes what its parent has noted.
+//! A page that a device has [pinned](crate::Space::pin) stays. A page that a fork has shared since
+//! is taken from each space that maps it; the last drop frees the page. The child of a fork
+//! inherits its parent's hull.
 
 use super::listed::add;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
@@ -43,8 +46,9 @@ use crate::vm::Cpu;
 const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Frees lazily freed pages of any space, at least `wanted` if there are so many and not many more.
-    /// Returns how many frames that were. Not inside a grace section, and holding no lock.
+    /// Frees lazily freed pages of any space, at least `wanted` if there are so many, and not many
+    /// more. Returns the number of frames freed. The caller is in no grace section and holds no
+    /// lock.
     #[cold]
     pub(crate) fn reclaim_lazy(&self, wanted: usize) -> usize {
         let (mut freed, mut below) = (0, SpaceId(u64::MAX));
@@ -60,19 +64,20 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Frees lazily freed pages of one space, which does not end meanwhile.
+    /// Frees lazily freed pages of one space, which cannot end during the call.
     fn reclaim_from(&self, core: &Core, wanted: usize) -> usize {
         if core.lazy.hull(self).is_none() {
             return 0;
         }
         let (vm, all) = (self.vm(), [VirtRange::USER, NOWHERE]);
-        // Both locks: they exclude the writers and locked faults of every policy.
+        // Both locks: together they exclude the writers and locked faults of every policy.
         let _coarse = core.mmap_lock.write(self);
         let _fine = core.ranges.acquire(&vm.claims, self.local(), all, self);
         let section = self.section();
-        // An owner of the space has no lock of it, and may be moving what is noted.
+        // An owner of the space holds none of its locks, and may be changing the hull.
         core.enter(self.id(), self, &section);
-        // The hull stays as it is until this is done: another CPU that finds none fails as out of memory.
+        // The hull keeps its value until the end: another CPU that finds no hull fails as out of
+        // memory.
         let Some(hull) = core.lazy.hull(self) else { return 0 };
         let (mut freed, mut left) = (0, None);
         let visit = |leaves: Leaves<'_>| {
@@ -86,17 +91,18 @@ impl<M: Machine> Cpu<'_, M> {
             }
             Ok(())
         };
-        // SAFETY: the space does not end meanwhile; its range is locked.
+        // SAFETY: the space cannot end during the call; its range is locked.
         let visited = unsafe { range::visit(vm.machine(), core.root, hull, self, visit) };
         if let Err(start) = visited {
             add(&mut left, VirtRange { start, end: hull.end });
         }
-        // An operation that extends the hull waits for the locks held here, and no CPU becomes the owner in this section.
+        // An operation that extends the hull waits for the locks held here, and no CPU becomes the
+        // owner in this section.
         *core.lazy.hull.lock(self) = left;
         freed
     }
 
-    /// Whether `entry` maps a lazily freed page.
+    /// Returns whether `entry` maps a lazily freed page.
     pub(crate) fn is_lazily_freed(&self, entry: Entry) -> bool {
         entry.is_mapped()
             && !entry.is_locked()
@@ -105,13 +111,13 @@ impl<M: Machine> Cpu<'_, M> {
             && self.vm().frames.meta(entry.frame()).kind() == Kind::Used(Use::Anon)
     }
 
-    /// What `entry` becomes where its page is to stay: the same, but not lazily freed.
+    /// Returns the entry for a page that must stay: the same entry, but not lazily freed.
     pub(crate) fn kept(&self, entry: Entry) -> Entry {
         if self.is_lazily_freed(entry) { entry.dirty().used() } else { entry }
     }
 
-    /// Frees the lazily freed ones of the pages from `start` on, and adds those to `left` that another CPU holds.
-    /// Returns how many frames were freed.
+    /// Frees the lazily freed pages among the pages starting at `start`, and adds pages held by
+    /// another CPU to `left`. Returns the number of frames freed.
     fn reclaim_run(
         &self,
         core: &Core,
@@ -125,7 +131,8 @@ impl<M: Machine> Cpu<'_, M> {
         for (at, slot) in slots.iter().enumerate() {
             let mut seen = node::load(slot);
             if self.is_lazily_freed(seen) && self.vm().frames.meta(seen.frame()).is_pinned() {
-                // A device reads it. Pins are taken under a claim, so it is not pinned later.
+                // A device uses the page. Pins are taken under a claim, so the page cannot become
+                // pinned later.
                 add(left, VirtRange::page(addr(at)));
                 continue;
             }
@@ -141,7 +148,7 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             if seen.is_locked() {
-                // A fault has it. A CPU does not wait for an entry while it holds others.
+                // A fault holds the entry. A CPU does not wait for an entry while it holds others.
                 add(left, VirtRange::page(addr(at)));
             }
         }
@@ -160,7 +167,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
         let mut freed = 0;
         for frame in &gone[..count] {
-            // SAFETY: the reference of the mapping that is gone, flushed above.
+            // SAFETY: drops the reference of the removed mapping, which was flushed above.
             freed += usize::from(unsafe { self.put_unmapped(*frame) });
         }
         self.add_resident_of(core, -(count as i64));

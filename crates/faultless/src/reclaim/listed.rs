@@ -2,10 +2,11 @@
 //!
 //! # The end of a space
 //!
-//! The owner of a [`Space`](crate::Space) may move the value, while other CPUs reclaim in it. So the state that reclaim needs
-//! is in its [`Core`], which it shares with the list. The tables are freed when the space
-//! ends: that takes it off the list and waits until no CPU has [entered](Entered) it. (A space that is
-//! dropped while a CPU runs it keeps its tables, and stays on the list.)
+//! The owner of a [`Space`](crate::Space) may move the value while other CPUs reclaim in the space.
+//! So the state required for reclaim is in its [`Core`], which the list shares. The tables are
+//! freed when the space ends: this removes the space from the list and waits until no CPU has
+//! [entered](Entered) it. (A space that is dropped while a CPU runs it keeps its tables, and stays
+//! on the list.)
 
 use crate::addr::VirtRange;
 use crate::heap::Shared;
@@ -17,34 +18,34 @@ use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
 use core::cell::UnsafeCell;
 
-/// What a space knows of its lazily freed pages.
+/// A space's record of its lazily freed pages.
 #[derive(Debug, Default)]
 pub(crate) struct Lazy {
-    /// A range that has all of them. It may have none.
+    /// A range that contains all lazily freed pages; it may contain none.
     pub(super) hull: SpinLock<Option<VirtRange>, LazyHull>,
     /// Written under the list's lock.
     listed: AtomicBool,
     next: Next,
 }
 
-/// The next in the list.
+/// The next space in the list.
 ///
 /// *Invariant (listed is locked):* only the CPU that holds the list's lock accesses it.
 #[derive(Debug, Default)]
 struct Next(UnsafeCell<Option<Shared<Core>>>);
 
-// SAFETY: one CPU at a time reaches the cell (listed is locked).
+// SAFETY: one CPU at a time accesses the cell (listed is locked).
 unsafe impl Sync for Next {}
-// SAFETY: it owns what it leads to.
+// SAFETY: the link owns the rest of the list.
 unsafe impl Send for Next {}
 
 impl Lazy {
-    /// What may be lazily freed.
+    /// Returns the range that may contain lazily freed pages.
     pub(crate) fn hull(&self, wait: &impl Wait) -> Option<VirtRange> {
         *self.hull.lock(wait)
     }
 
-    /// Pages of `range` that were noted at `from` have moved to `to`.
+    /// Records that pages of the hull at `from` have moved to `to`.
     pub(crate) fn moved(&self, wait: &impl Wait, from: VirtRange, to: VirtRange) {
         let mut hull = self.hull.lock(wait);
         if let Some(old) = hull.filter(|old| !old.intersect(from).is_empty()) {
@@ -57,7 +58,7 @@ impl Lazy {
     }
 }
 
-/// Widens a hull to `range`.
+/// Extends a hull to `range`.
 pub(super) fn add(hull: &mut Option<VirtRange>, range: VirtRange) {
     *hull = Some(hull.map_or(range, |old| old.hull(range)));
 }
@@ -68,7 +69,8 @@ pub(crate) struct Spaces {
     first: SpinLock<Option<Shared<Core>>, LazySpaces>,
 }
 
-/// One by one: there may be too many for a recursion, of spaces that were dropped and not ended.
+/// Iterative: with many spaces that were dropped without being ended, a recursion could be too
+/// deep.
 impl Drop for Spaces {
     fn drop(&mut self) {
         let mut next = self.first.get_mut().take();
@@ -80,8 +82,8 @@ impl Drop for Spaces {
 }
 
 impl Spaces {
-    /// Notes that pages of `range` of the space of `core` are lazily freed. The caller keeps writers of the
-    /// range out, or no other CPU can reach the space.
+    /// Records that pages of `range` of the space of `core` are lazily freed. The caller excludes
+    /// writers of the range, or no other CPU can reach the space.
     pub(crate) fn note(&self, wait: &impl Wait, core: &Shared<Core>, range: VirtRange) {
         core.lazy.note(wait, range);
         let mut first = self.first.lock(wait);
@@ -92,23 +94,24 @@ impl Spaces {
         }
     }
 
-    /// Whether no space may have lazily freed pages.
+    /// Returns whether no space may have lazily freed pages.
     pub(super) fn is_empty(&self, wait: &impl Wait) -> bool {
         self.first.lock(wait).is_none()
     }
 
-    /// Takes a space that is about to end off the list.
+    /// Removes a space that is about to end from the list.
     pub(crate) fn remove(&self, wait: &impl Wait, core: &Shared<Core>) {
         if !core.lazy.listed.load(Ordering::Relaxed) {
             return;
         }
         let mut first = self.first.lock(wait);
         let mut at: *mut Option<Shared<Core>> = &mut *first;
-        // SAFETY: the first, or a link of one that is listed: alive, and ours (listed is locked).
+        // SAFETY: the first link, or a link of a listed space: alive, and accessed only by this CPU
+        // (listed is locked).
         while let Some(listed) = unsafe { &*at } {
             let next = listed.lazy.next.0.get();
             if listed.same(core) {
-                // SAFETY: as above. The space itself keeps what `at` leads to alive.
+                // SAFETY: as above. The space itself keeps the target of `at` alive.
                 unsafe { *at = (*next).take() };
                 break;
             }
@@ -117,7 +120,7 @@ impl Spaces {
         core.lazy.listed.store(false, Ordering::Relaxed);
     }
 
-    /// Enters the listed space of the highest number below `below` that does not end.
+    /// Enters the listed space with the highest number below `below` that is not ending.
     pub(super) fn enter(&self, wait: &impl Wait, below: SpaceId) -> Option<Entered> {
         let first = self.first.lock(wait);
         let mut best: Option<&Shared<Core>> = None;
@@ -126,7 +129,8 @@ impl Spaces {
             if core.id.0 < below.0 && best.is_none_or(|best| best.id.0 < core.id.0) {
                 best = Some(core);
             }
-            // SAFETY: alive, and ours as long as `first` (listed is locked).
+            // SAFETY: alive, and accessed only by this CPU while `first` is held (listed is
+            // locked).
             at = unsafe { &*core.lazy.next.0.get() }.as_ref();
         }
         best.and_then(Entered::new)

@@ -1,15 +1,18 @@
-//! Pages beside one that was used: reclaim collects their accessed bits together.
+//! Accessed bits of pages beside a used page, which reclaim collects together.
 //!
-//! Most of what a look at a page costs is the walk to its entry. Programs use pages in runs, and the entries beside one that was found are in the same table.
-//! So where the hand finds that a private page was used, it also clears the accessed bits of the entries after and before it, and *marks* their frames. It stops
-//! at the first entry that was not accessed, or whose frame is not to be marked. Where the hand comes to a marked frame, it takes the mark for the bit, and does
-//! not walk. (Linux looks around a used page, too, in its multi-generational LRU.)
+//! Most of the cost of checking a page is the walk to its entry. Programs use pages in runs, and
+//! the entries beside a found entry are in the same table. So when a hand finds that a private page
+//! was used, it also clears the accessed bits of the following and preceding entries, and *marks*
+//! their frames. It stops at the first entry that was not accessed, or whose frame is not suitable.
+//! When a hand reaches a marked frame, it treats the mark as the accessed bit, and does not walk.
+//! (Linux's multi-generational LRU also looks around a used page.)
 //!
-//! Only pages with one mapping are marked: others have more entries to look at. And only frames that the hand reaches within [one part in
-//! 32](PART) of its round: so the time from one look at a page to the next differs by no more than that.
+//! Only pages with one mapping are marked, because others have further entries to check. Only
+//! frames that the hand reaches within [1/32](PART) of its round are marked, so the time between
+//! two checks of a page varies by at most this amount.
 //!
-//! A mark is a hint, as [lives](super::clock) are. One that is lost costs a walk. A frame that gets a new page before the hand reaches it keeps the mark, and
-//! the page counts as used once.
+//! A mark is a hint, like the [use count](super::clock). A lost mark costs a walk. A frame that
+//! gets a new page before the hand reaches it keeps the mark, and the page counts as used once.
 
 use super::clock::PART;
 use crate::frame::{FrameMeta, Kind, Use};
@@ -20,25 +23,26 @@ use crate::table::{Entry, node};
 use crate::vm::Cpu;
 use core::ops::ControlFlow;
 
-/// The mark, beside the number of lives.
+/// The mark, stored with the use count.
 const MARK: u8 = 1 << 7;
 
 impl FrameMeta {
-    /// How often reclaim spares the page, and whether it is marked as used.
+    /// Returns the use count of the page, and whether the page is marked as used.
     pub(super) fn lives(&self) -> (u8, bool) {
         let lives = self.lives.load(Ordering::Relaxed);
         (lives & !MARK, lives & MARK != 0)
     }
 
     fn mark(&self, seen: Entry) {
-        // Another CPU that looks at the same time makes no difference that matters.
+        // A concurrent update by another CPU makes no important difference.
         let lives = if seen.is_aged() { self.lives().0 } else { 0 };
         self.lives.store(lives | MARK, Ordering::Relaxed);
     }
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Marks the frames of used pages beside the used page that was `found`, if a hand that goes over `total` frames reaches them soon.
+    /// Marks the frames of used pages beside the used page that was `found`, if a hand over `total`
+    /// frames reaches them soon.
     pub(super) fn look_around(&self, found: &Found<'_>, total: u64) {
         let Some(table) = found.table else { return };
         let place = node::index(found.addr, node::LAST);
@@ -58,7 +62,7 @@ impl<M: Machine> Cpu<'_, M> {
                 if used {
                     meta.mark(seen);
                 }
-                // SAFETY: the reference just taken, which never was a mapping.
+                // SAFETY: drops the reference just taken, which never was a mapping.
                 unsafe { self.put_unmapped(frame) };
                 if used {
                     return ControlFlow::Continue(());

@@ -1,7 +1,8 @@
 //! Migration: moves pages to other frames while programs use them.
 //!
-//! A batch of pages is [taken](super::taken) from its programs. Then the bytes are copied, and the new frames described; entries are stored that differ
-//! from the old ones in the frame alone; and the old frames are left.
+//! A batch of pages is [taken](super::taken) from its programs. Then the bytes are copied, and the
+//! new frames described; the new entries differ from the old ones only in the frame; and the old
+//! frames are freed.
 
 use super::taken::{BATCH, Batch, Then};
 use crate::addr::FrameNumber;
@@ -14,18 +15,18 @@ use crate::sync::atomic::Ordering;
 use crate::sync::mutant::{Mutant, lost};
 use crate::vm::Cpu;
 
-/// A page that is to move.
+/// A page to move.
 #[derive(Debug)]
 pub(crate) struct Moving {
-    /// Its frame, to which the batch has a reference.
+    /// The frame of the page, to which the batch has a reference.
     pub(crate) frame: FrameNumber,
-    /// The frame that it moved to, or why it did not move.
+    /// The new frame, or the reason why the page did not move.
     pub(crate) outcome: Result<FrameNumber, Errno>,
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Moves the pages of `moving`, at most [`BATCH`], to frames of node `node`, and drops the reference that the caller has to each frame.
-    /// Not inside a grace section, and holding no lock.
+    /// Moves the pages of `moving`, at most [`BATCH`], to frames of node `node`, and drops the
+    /// caller's reference to each frame. The caller is in no grace section and holds no lock.
     pub(crate) fn migrate(&self, moving: &mut [Moving], node: u8) {
         let mut numbers = [FrameNumber(0); BATCH];
         let to = &mut numbers[..moving.len()];
@@ -38,8 +39,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.migrate_to(moving, frames, |frame| self.free(frame));
     }
 
-    /// As [`migrate`](Self::migrate), to `frames`. Pages for which there is none do not move, and a frame that is left over is freed. The old frames go to `free`,
-    /// but for those that wait for a flush.
+    /// As [`migrate`](Self::migrate), to `frames`. Pages without a frame do not move, and remaining
+    /// frames are freed. The old frames are passed to `free`, except frames that wait for a flush.
     pub(crate) fn migrate_to(
         &self,
         moving: &mut [Moving],
@@ -62,7 +63,8 @@ impl<M: Machine> Cpu<'_, M> {
                 continue;
             }
             self.count(Counter::MigrateFail);
-            // SAFETY: the batch's own reference, which never was a mapping. Those of the mappings were dropped after a flush.
+            // SAFETY: drops the batch's own reference, which never was a mapping. References of
+            // mappings were dropped after a flush.
             unsafe { self.put_unmapped(moving.frame) };
         }
     }
@@ -99,7 +101,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.free_bulk(frames);
     }
 
-    /// Copies a page whose entries are all taken and flushed to the frame `to`, stores the new entries, and leaves the old frame. Returns the new one.
+    /// Copies a page whose entries are all taken and flushed to the frame `to`, stores the new
+    /// entries, and drops the references to the old frame. Returns the new frame.
     fn complete(
         &self,
         batch: &mut Batch<'_>,
@@ -110,7 +113,8 @@ impl<M: Machine> Cpu<'_, M> {
         let page = &batch.pages()[at];
         let (from, refs) = (page.frame, page.entries());
         let meta = self.vm().frames.meta(from);
-        // SAFETY: the new frame is ours, and the old one is referred to.
+        // SAFETY: the new frame is unpublished and belongs to this CPU, and the old one is
+        // referenced.
         unsafe { self.vm().machine().copy_frame(to.number(), from) };
         let usage = if page.name_of_object().is_some() { Use::Shared } else { Use::Anon };
         let anchor = meta.anchor.load(Ordering::Relaxed);
@@ -121,13 +125,13 @@ impl<M: Machine> Cpu<'_, M> {
             .meta(to)
             .lives
             .store(meta.lives.load(Ordering::Relaxed), Ordering::Relaxed);
-        // A CPU may still come from the address to the old frame. See `cold`.
+        // A CPU may still have a translation from the address to the old frame. See `cold`.
         if !lost(Mutant::MigrateKeepsStamp) {
             let aged = meta.aged.load(Ordering::Relaxed);
             self.vm().frames.meta(to).aged.store(aged, Ordering::Relaxed);
         }
         batch.store(at, |found| found.seen.with_frame(to), |seen| seen.with_frame(to));
-        // With the batch's own.
+        // Including the batch's own.
         batch.leave(self, at, refs + 1, free);
         to
     }

@@ -1,19 +1,19 @@
 //! Reclaim: frees frames when a CPU has run out of them.
 //!
-//! When a CPU finds no free frame, it frees frames in this order, and stops as soon
-//! as there is one:
+//! A CPU without a free frame frees frames in this order, and stops as soon as there is one:
 //!
 //! 1. frames that wait for a [deferred flush](crate::tlb::deferred);
-//! 2. what was dropped and has not ended yet ([`ended`](crate::ended)), and what any CPU has retired: it waits for a grace
-//!    period, after which all of that is free;
+//! 2. dropped spaces and objects that have not ended yet ([`ended`](crate::ended)), and objects
+//!    retired by any CPU: the CPU waits for a grace period, after which all of them are freed;
 //! 3. lazily freed pages, of any space ([`lazy`]);
-//! 4. pages of files ([`evict`]), and where there is a swap area private pages ([`swap`]), beginning with those that were not used for long ([`clock`]).
+//! 4. pages of files ([`evict`]), and private pages if there is a swap area ([`swap`]), beginning
+//!    with the pages unused for the longest time ([`clock`]).
 //!
-//! The operation fails as out of memory only if there are none of these either. Free frames in the lists of other CPUs
-//! are not found (see [`frame`](crate::frame)).
+//! The operation fails as out of memory only if all of this frees no frame. Free frames in the
+//! lists of other CPUs are not found (see [`frame`](crate::frame)).
 //!
-//! All of this waits for other CPUs. So the CPU must hold nothing, and must not be in a grace section: a fault
-//! releases its lock first, and a call releases its locks and starts again.
+//! Reclaim waits for other CPUs. So the CPU must hold no locks or entries, and must not be in a
+//! grace section: a fault releases its lock first, and a call releases its locks and restarts.
 
 mod backoff;
 pub(crate) mod clock;
@@ -40,23 +40,24 @@ use crate::sync::wait::Wait;
 use crate::vm::Cpu;
 use core::cell::Cell;
 
-/// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
+/// The number of pages reclaimed at a time when one is needed: the pages that are flushed together.
 const BATCH: usize = crate::table::protocol::MOST_TAKEN;
-/// How many pages are evicted where one frame is needed, at most. They cost one flush if it may be deferred.
+/// The maximum number of pages evicted when one frame is needed. They cost one flush if it may be
+/// deferred.
 const EVICTED: u64 = 128;
-/// What part of memory that is, at most.
+/// The same maximum as a part of memory.
 const PART: u64 = 32;
-/// How many are evicted for a call that may need many, at first: twice what one table maps.
+/// The initial number of pages evicted for a call that may need many: twice the entries of a table.
 const EVICTED_BY_CALL: u64 = 2 * crate::table::node::ENTRIES as u64;
-/// How often no page can be evicted before memory is out: pages are in use for a moment.
+/// The number of failed evictions before memory counts as exhausted: pages may be in use briefly.
 const TRIES: u32 = 4;
-/// How often pages are evicted for a call.
+/// The number of eviction attempts for a call.
 const ATTEMPTS: u32 = 8;
-/// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
-/// a look at the tree, so not for every few.
+/// The number of retired objects above which an idle CPU tries to free them. A step of the epoch
+/// makes faults of other CPUs read the tree again, so a few objects are not worth it.
 const IDLE_ABOVE: usize = 16;
 
-/// A flag of a CPU that is set until the drop of this, which puts the former value back.
+/// Sets a flag of a CPU; the drop restores the former value.
 struct Set<'c>(&'c Cell<bool>, bool);
 
 impl<'c> Set<'c> {
@@ -77,11 +78,11 @@ impl Drop for Set<'_> {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Allocates a frame, after reclaiming some when there is none. Not inside a grace section, and holding
-    /// no lock.
+    /// Allocates a frame, and reclaims some if there is none. The caller is in no grace section and
+    /// holds no lock.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when there is nothing to be reclaimed either.
+    /// [`OutOfMemory`] if no frame could be reclaimed either.
     pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
         self.local().order().before::<GracePeriod>();
         let frame = self.alloc().or_else(|| {
@@ -94,7 +95,7 @@ impl<M: Machine> Cpu<'_, M> {
             self.alloc()
         });
         let frame = frame.or_else(|| {
-            // What it frees is on this CPU's own list.
+            // The freed frames are on this CPU's own list.
             self.reclaim_lazy(BATCH);
             self.alloc()
         });
@@ -104,10 +105,10 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// As [`alloc_or_wait`](Self::alloc_or_wait), a frame of zeros for a page table.
+    /// As [`alloc_or_wait`](Self::alloc_or_wait), but returns a frame of zeros for a page table.
     ///
     /// # Errors
-    /// As there.
+    /// As [`alloc_or_wait`](Self::alloc_or_wait).
     pub(crate) fn alloc_table_or_wait(&self) -> Result<Frame<Zeroed>, OutOfMemory> {
         let frame = self.vm().frames.alloc_for_table(self.local(), self);
         let frame = frame.map_or_else(|| self.alloc_or_wait(), Ok)?;
@@ -129,9 +130,11 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Evicts about `pages` pages, and frees their frames. Private pages may have stayed since another CPU had the turn to write to the swap area: if there was nothing else,
-    /// it looks again, and waits for that turn. If there are none, it waits for other CPUs that [hold](holders) some: those
-    /// may be all that there are, or those of the only file, of which one CPU at a time writes. Returns whether any CPU has evicted some.
+    /// Evicts about `pages` pages, and frees their frames. Private pages may have stayed because
+    /// another CPU had the turn to write to the swap area: if no other page was found, the CPU
+    /// scans again, and waits for the turn. If still no page is found, the CPU waits for other CPUs
+    /// that [hold](holders) pages: these may be all evictable pages, or all pages of the only file,
+    /// which one CPU at a time writes. Returns whether any CPU has evicted pages.
     #[cold]
     fn evict_some(&self, pages: u64) -> bool {
         let clock = &self.vm().clock;
@@ -147,21 +150,23 @@ impl<M: Machine> Cpu<'_, M> {
         if evicted == 0 {
             self.wait(0);
             self.await_holders(|| clock.evicted.count() != before);
-            // A walk may have had the last share of an object.
+            // A walk may have dropped the last share of an object.
             self.end_dropped();
             self.settle_owed();
         }
         clock.evicted.count() != before
     }
 
-    /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
-    /// what is retired has been freed and, if it was frames that it wanted, all lazily freed pages have been
-    /// reclaimed; and then a few times after pages have been evicted, more each time. (`ENOMEM` has other reasons, too. One that memory does not remedy, that the space has as many VMAs as it
-    /// may have, is told at once: a call of several parts must not go on after another CPU's.) Not inside a grace section,
-    /// and holding no lock.
+    /// Makes a call that may need many frames. If the call fails for lack of memory, it is repeated
+    /// after all retired objects have been freed and, if it lacked frames, all lazily freed pages
+    /// have been reclaimed. Then it is repeated a few times after evictions of pages, more each
+    /// time. (`ENOMEM` also has other causes. Returns the error at once if freeing memory cannot
+    /// help because the space has the maximum number of VMAs: otherwise a call of several parts
+    /// would continue after changes by another CPU.) The caller is in no grace section and holds no
+    /// lock.
     ///
     /// # Errors
-    /// What `call` returns.
+    /// The error of `call`.
     pub(crate) fn with_memory<R>(&self, call: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         let (starved, crowded) = (&self.state().starved, &self.state().crowded);
         starved.set(false);
@@ -187,29 +192,31 @@ impl<M: Machine> Cpu<'_, M> {
                 self.note_starved();
                 break;
             }
-            // All of them: it may need many.
+            // All waiting frames are freed, because the call may need many.
             self.settle_owed();
             result = call();
         }
         result
     }
 
-    /// Whether an operation of this CPU found no frame, and nothing to reclaim, since this was last asked. So a kernel tells an `ENOMEM` that
-    /// the end of a program remedies from one of another reason: it asks before the call, and after it.
+    /// Returns whether an operation of this CPU found no frame, and no frame to reclaim, since the
+    /// last call of this function. A kernel uses this to distinguish an `ENOMEM` that ending a
+    /// program can resolve from one with another cause: it calls the function before and after the
+    /// operation.
     pub fn take_starved(&self) -> bool {
         self.state().starved.take()
     }
 
-    /// Notes that the call that this CPU is in got no frame.
+    /// Records that the current call of this CPU got no frame.
     #[cold]
     pub(crate) fn note_starved(&self) {
         self.state().starved.set(true);
     }
 
-    /// Frees what this CPU retired, if that is more than a little and no section can read it any more: for an idle
-    /// CPU.
+    /// Frees objects retired by this CPU, if there are many and no section can read them any more:
+    /// for an idle CPU.
     pub(crate) fn collect_idle(&self) {
-        // It takes two steps of the epoch.
+        // Freeing takes two steps of the epoch.
         for _ in 0..2 {
             if self.vm().grace.pending(self.local()) > IDLE_ABOVE {
                 self.collect_now();
@@ -217,8 +224,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Waits until all that any CPU had retired when it was called is free: VMAs, tree nodes and tables. For an operation that
-    /// would otherwise fail as out of memory. Not inside a grace section, and holding no lock.
+    /// Waits until all objects retired by any CPU before the call are freed: VMAs, tree nodes and
+    /// tables. For an operation that would otherwise fail as out of memory. The caller is in no
+    /// grace section and holds no lock.
     #[cold]
     pub fn settle_all(&self) {
         self.local().order().before::<GracePeriod>();
@@ -230,7 +238,7 @@ impl<M: Machine> Cpu<'_, M> {
         grace.synchronize(self.local(), self);
         for of in 0..self.vm().machine().cpus() {
             for link in grace.collect_from(self.local(), CpuId(of as u16)) {
-                // SAFETY: the grace period of the link is over, and it comes out once.
+                // SAFETY: the grace period of the link is over, and the link is returned once.
                 unsafe { self.free_retired(link) };
             }
             self.serve_flushes();

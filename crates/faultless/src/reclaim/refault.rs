@@ -1,9 +1,12 @@
-//! What was evicted lately: it tells a page that is read again too soon from one that was gone for long.
+//! Recent evictions: distinguishes a page that is read again too soon from a page that was gone for
+//! long.
 //!
-//! A page that is read again was evicted too early if fewer pages were evicted in between than memory has: had the pages that were kept instead been
-//! evicted, it would be there still. This number is its *refault distance*, as on Linux. Linux keeps it in the page's place in its file. Here it is in a table of
-//! the subsystem, by a hash of the object and the page: the newer of two that fall together is known. So it costs nothing but a few bytes for each frame, and a
-//! look at one word for each page that is read.
+//! A page that is read again was evicted too early if fewer pages were evicted in between than
+//! there are frames of memory: had the retained pages been evicted instead, the page would still be
+//! present. This number is its *refault distance*, as on Linux. Linux stores it in the page's slot
+//! in its file. Here it is stored in a table of the subsystem, by a hash of the object and the
+//! page: of two colliding pages the newer is known. So it costs only a few bytes for each frame,
+//! and a read of one word for each page read.
 
 use super::clock::MOST_LIVES;
 use super::taken::Page;
@@ -17,27 +20,27 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, made};
 use crate::vm::Cpu;
 use alloc::vec::Vec;
 
-/// Bits of a note that tell which page it is of; the others tell when it was evicted.
+/// The bits of a note that identify the page; the other bits contain the time of the eviction.
 const TAG_BITS: u32 = 12;
 const TAG: u32 = (1 << TAG_BITS) - 1;
-/// Pages that are evicted in one tick of the clock of notes, at least.
+/// The minimum number of pages evicted in one tick of the clock of notes.
 const TICK: u64 = 16;
 
 /// The notes.
 #[derive(Debug)]
 pub(super) struct Evicted {
-    /// Pages that were evicted so far.
+    /// The number of pages evicted so far.
     count: AtomicU64,
-    /// As many as a power of two.
+    /// The length is a power of two.
     notes: Vec<AtomicU32>,
-    /// log2 of how many pages are evicted in one tick.
+    /// log2 of the number of pages evicted in one tick.
     tick: u32,
-    /// Frames of memory.
+    /// The number of frames of memory.
     frames: u64,
 }
 
 impl Evicted {
-    /// For a machine of `frames` frames: it takes 4 to 8 bytes for each.
+    /// Returns the notes for a machine of `frames` frames, which take 4 to 8 bytes for each frame.
     pub(super) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let frames = if cfg!(loom) { 0 } else { frames };
         let len = frames.next_power_of_two() as usize;
@@ -50,7 +53,7 @@ impl Evicted {
         Ok(Self { count: AtomicU64::new(0), notes, tick, frames })
     }
 
-    /// Pages that were evicted so far.
+    /// Returns the number of pages evicted so far.
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
@@ -59,9 +62,10 @@ impl Evicted {
         (self.count.load(Ordering::Relaxed) >> self.tick) as u32 & (u32::MAX >> TAG_BITS)
     }
 
-    /// The note of page `index` of the object of the anchor `id`, and its tag, which is not 0.
+    /// Returns the note of page `index` of the object of the anchor `id`, and its tag, which is not
+    /// 0.
     fn place(&self, id: u64, index: u64) -> (&AtomicU32, u32) {
-        // Fibonacci hashing: the upper bits of the product are the good ones.
+        // Fibonacci hashing: the upper bits of the product are well distributed.
         let hash = (id ^ index.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hash = (hash ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let at = (hash >> 32) as usize & (self.notes.len() - 1);
@@ -74,7 +78,8 @@ impl Evicted {
         note.store(self.now() << TAG_BITS | tag, Ordering::Relaxed);
     }
 
-    /// How many pages were evicted after this one, if it was evicted and is known still. It is known no more afterwards.
+    /// Returns how many pages were evicted after this page, if its eviction is still recorded.
+    /// Removes the record.
     fn take(&self, id: u64, index: u64) -> Option<u64> {
         let (note, tag) = self.place(id, index);
         let seen = note.load(Ordering::Relaxed);
@@ -88,7 +93,7 @@ impl Evicted {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Notes that a page, whose entries are taken, is evicted.
+    /// Records the eviction of a page whose entries are taken.
     pub(super) fn note_evicted(&self, page: &Page<'_>) {
         if let Some(object) = &page.object {
             let index = self.vm().frames.meta(page.frame).index.load(Ordering::Relaxed);
@@ -96,7 +101,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Gives a page that is read into `frame` its lives: more, if it was evicted too early.
+    /// Sets the initial use count of a page that is read into `frame`: the maximum, if the page was
+    /// evicted too early.
     pub(crate) fn begin_lives(&self, object: &Shared<Object>, index: u64, frame: FrameNumber) {
         let evicted = &self.vm().clock.evicted;
         let mut lives = 0;

@@ -1,46 +1,49 @@
-//! The slots of the swap area: how many entries name each, and which are free.
+//! The slots of the swap area: the number of entries that name each slot, and the free slots.
 //!
-//! A free slot is found in three steps, each of which takes one from a count:
+//! A free slot is reserved in three steps, each of which decrements a count:
 //!
-//! 1. of all free slots; where this is 0 the area is full;
-//! 2. of those of a *cluster*, slots that lie side by side. As many as the first step has granted are free in some cluster;
+//! 1. the count of all free slots; if it is 0 the area is full;
+//! 2. the count of free slots of a *cluster*, a group of contiguous slots. Every reservation
+//!    granted by the first step has a free slot in some cluster;
 //! 3. the slot's own count, which the search in this cluster raises from 0 to 1.
 //!
-//! Who frees a slot goes the other way, so each count is at most what the next ones hold. Thus a search looks at each cluster once, and at the slots
-//! of one, however full the area is. It fails only in the first step. Two CPUs may come to the last slots in turn, and one
-//! look again; it does so only because the other has got one.
+//! Freeing a slot updates the counts in the reverse order, so each count is at most the sum of the
+//! next ones. Thus a search visits each cluster once, and the slots of one cluster, however full
+//! the area is. The search fails only in the first step. Two CPUs may take the last slots in turn,
+//! so that one CPU must search again; this happens only because the other CPU has got a slot.
 //!
-//! The counts of all and of the clusters are written by each page that comes back, as is the space's count of its swapped pages.
-//! Linux has such counts, too, and takes a lock to write a cluster's.
+//! Each page that is swapped in writes the counts of all slots and of a cluster, and also the
+//! space's count of its swapped pages. Linux has such counts, too, and takes a lock to write a
+//! cluster's count.
 
 use crate::error::OutOfMemory;
 use crate::heap::try_push;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, made};
 use alloc::vec::Vec;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 const CLUSTER: u64 = 512;
-/// How many clusters are looked at before flush requests are served.
+/// The number of clusters searched before flush requests are served.
 const LOOKS: u64 = 1 << 12;
 
 /// The counts.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// How many entries name each slot, or 1 while it is reserved.
+    /// The number of entries that name each slot, or 1 while the slot is reserved.
     counts: Vec<AtomicU32>,
-    /// How many slots of each cluster are free.
+    /// The number of free slots of each cluster.
     clusters: Vec<AtomicU64>,
-    /// How many are free at all.
+    /// The number of all free slots.
     free: AtomicU64,
-    /// Where the search for a free slot goes on.
+    /// The position at which the search for a free slot continues.
     next: AtomicU64,
 }
 
 impl Slots {
-    /// So many, all free.
+    /// Returns the counts of `slots` slots, all free.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(super) fn try_new(slots: u64) -> Result<Self, OutOfMemory> {
         let in_cluster = |at: u64| AtomicU64::new((slots - at * CLUSTER).min(CLUSTER));
         Ok(Self {
@@ -51,26 +54,26 @@ impl Slots {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of slots.
     pub(super) const fn len(&self) -> u64 {
         self.counts.len() as u64
     }
 
-    /// How many of them are free.
+    /// Returns the number of free slots.
     pub(super) fn free(&self) -> u64 {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// How many entries name `slot`, or 1 if it is reserved.
+    /// Returns how many entries name `slot`, or 1 if it is reserved.
     pub(super) fn count(&self, slot: u64) -> u32 {
         let count = self.counts.get(slot as usize);
         count.map_or(0, |count| count.load(Ordering::Acquire))
     }
 
-    /// Counts one more entry for `slot`, which has some.
+    /// Counts one more entry for `slot`, which has at least one.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: there are as many as can be counted.
+    /// [`OutOfMemory`]: the count has reached its maximum.
     pub(super) fn add(&self, slot: u64) -> Result<(), OutOfMemory> {
         let Some(count) = self.counts.get(slot as usize) else { return Err(OutOfMemory) };
         let relaxed = Ordering::Relaxed;
@@ -85,16 +88,16 @@ impl Slots {
         }
     }
 
-    /// Says that `count` entries name `slot`, which the caller has reserved.
+    /// Sets the number of entries that name `slot`, which the caller has reserved, to `count`.
     pub(super) fn set(&self, slot: u64, count: u32) {
-        // Nobody else changes the count of a slot that is reserved.
+        // No other CPU changes the count of a reserved slot.
         self.counts[slot as usize].store(count, Ordering::Release);
     }
 
-    /// Counts one entry less for `slot`, or that it is not reserved any more.
+    /// Uncounts an entry of `slot`, or ends its reservation.
     pub(super) fn put(&self, slot: u64) {
         let Some(count) = self.counts.get(slot as usize) else { return };
-        // What was done with the page comes before the next use of the slot.
+        // All accesses to the page come before the next use of the slot.
         let before = count.fetch_sub(1, Ordering::Release);
         debug_assert!(before != 0, "a slot's count dropped twice");
         if before == 1 {
@@ -103,7 +106,8 @@ impl Slots {
         }
     }
 
-    /// Reserves the next free slot: its count is 1. `pause` is called now and then in a long search.
+    /// Reserves the next free slot: its count becomes 1. `pause` is called periodically in a long
+    /// search.
     pub(super) fn reserve(&self, mut pause: impl FnMut()) -> Option<u64> {
         if !take_one(&self.free) {
             return None;
@@ -130,7 +134,8 @@ impl Slots {
         Some(slot)
     }
 
-    /// Whether the counts of clusters, and of all, are those of the slots. While nobody changes them.
+    /// Returns whether the counts of clusters, and of all slots, equal those of the slots. For use
+    /// while no CPU changes them.
     pub(super) fn agree(&self) -> bool {
         let free = |slots: &[AtomicU32]| {
             slots.iter().filter(|count| count.load(Ordering::Relaxed) == 0).count() as u64
@@ -141,7 +146,7 @@ impl Slots {
     }
 }
 
-/// Takes one from `count`, unless it is 0.
+/// Decrements `count`, unless it is 0. Returns whether it did.
 fn take_one(count: &AtomicU64) -> bool {
     let mut now = count.load(Ordering::Relaxed);
     while now != 0 {
@@ -154,7 +159,7 @@ fn take_one(count: &AtomicU64) -> bool {
     false
 }
 
-/// A count for each of `len` things.
+/// Returns a list of `len` counts.
 fn all<T>(len: u64, count: impl Fn(u64) -> T) -> Result<Vec<T>, OutOfMemory> {
     let mut counts = Vec::new();
     counts.try_reserve_exact(len as usize).map_err(|_| OutOfMemory)?;
@@ -176,12 +181,12 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// Reserves so many.
+        /// Reserves this number of slots.
         Reserve(u64),
-        /// Counts one entry more, or less, for the slot in use at this place.
+        /// Counts one more entry, or one less, for the slot in use at this place.
         Add(usize),
         Put(usize),
-        /// Gives up all slots from this place on.
+        /// Frees all slots starting at this place.
         PutFrom(usize),
     }
 
@@ -199,7 +204,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 96 }))]
 
         #[test]
-        fn a_slot_is_found_as_long_as_one_is_free(
+        fn a_slot_is_found_while_one_is_free(
             len in 1u64..if cfg!(miri) { 600 } else { 2000 },
             steps in prop::collection::vec(step(), 1..if cfg!(miri) { 4 } else { 60 }),
         ) {
@@ -240,11 +245,12 @@ mod tests {
         }
     }
 
-    /// Slots are given in their order, so that pages that leave together are written together.
+    /// Slots are reserved in ascending order, so that pages which leave together are written
+    /// together.
     #[test]
-    fn neighbours_are_given_one_after_another() {
+    fn neighbouring_slots_are_reserved_in_order() {
         let slots = Slots::try_new(1200).unwrap();
-        // Also where others became free meanwhile.
+        // Also if other slots become free in the meantime.
         let mut all = (0..1200).map(|at| {
             let slot = reserve(&slots).unwrap();
             if at == 600 {
@@ -259,9 +265,9 @@ mod tests {
         assert!((320..900).chain(300..320).all(|slot| reserve(&slots) == Some(slot)));
     }
 
-    /// No slot of a cluster is looked at that has none left: not even one that seems to be free.
+    /// No slot is checked in a cluster without free slots, not even a slot that seems to be free.
     #[test]
-    fn clusters_without_a_free_slot_are_passed_over() {
+    fn clusters_without_a_free_slot_are_skipped() {
         let slots = Slots::try_new(4 * CLUSTER).unwrap();
         while reserve(&slots).is_some() {}
         slots.put(3 * CLUSTER + 7);
@@ -288,11 +294,11 @@ mod tests {
         assert_eq!((slots.add(0), slots.count(0)), (Err(OutOfMemory), u32::MAX));
     }
 
-    /// Three CPUs use and give up the slots of an area that has fewer than they want.
+    /// Three CPUs reserve and free the slots of an area that has fewer slots than they need.
     #[test]
-    fn no_slot_is_of_two() {
+    fn no_slot_has_two_owners() {
         let slots = Slots::try_new(CLUSTER + 1).unwrap();
-        // Two in one cluster, one in the next.
+        // Two free slots in the first cluster, one in the next.
         let taken = CLUSTER - 2;
         (0..taken).for_each(|_| assert!(reserve(&slots).is_some()));
         let owners: Vec<_> = (0..=CLUSTER).map(|_| AtomicU32::new(0)).collect();

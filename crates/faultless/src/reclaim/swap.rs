@@ -1,45 +1,54 @@
-//! Swap: private anonymous pages leave memory, and come back.
+//! Swap: private anonymous pages leave memory, and are read again.
 //!
 //! # The swap area
 //!
-//! The swap area is a [memory object](crate::file::object) with a [backing store](crate::file::BackingStore). Page n of it is *slot* n. A private page that
-//! leaves memory becomes a page of this object first. What then has to be done is what files have already: the page is written and dropped by
-//! [eviction](super::evict), it is [read](crate::file::Reading) once however many faults wait for it, and errors of the store are handled in the same way.
-//! The object's tables are all made with the area, since pages leave when no frame is left.
+//! The swap area is a [memory object](crate::file::object) with a [backing
+//! store](crate::file::BackingStore). Page n of this object is *slot* n. A private page that leaves
+//! memory first becomes a page of the object. The remaining steps are the same as for files:
+//! [eviction](super::evict) writes and drops the page, the page is [read](crate::file::Reading)
+//! once for any number of waiting faults, and errors of the store are handled in the same way. All
+//! tables of the object are made with the area, since pages leave when no frame is free.
 //!
-//! A program's entry that is [*swapped*](crate::table::Entry::swapped) names a slot. Each slot has a [count](super::slots) of these entries. The count is raised before an
-//! entry is stored, and dropped after it was taken out, by who took it out, without a wait. So while a CPU
-//! holds a swapped entry, the slot is not another's.
+//! A program's [*swapped*](crate::table::Entry::swapped) entry names a slot. Each slot has a
+//! [count](super::slots) of these entries. The count is raised before an entry is stored, and
+//! dropped after the entry was removed, by the CPU that removed it, without a wait. So while a CPU
+//! holds a swapped entry, the slot cannot be reused.
 //!
 //! | count of the slot | page in the object | |
 //! |---|---|---|
 //! | 0 | no | free |
-//! | 0 | yes | free; the page is *dead*: whoever next uses the slot drops it, or the clock does, and nobody writes it |
+//! | 0 | yes | free; the page is *dead*: the next user of the slot or the clock drops it, and it is never written |
 //! | n | no | n entries name it, and the store has the page |
-//! | n | yes | n entries name it; the page in memory counts, and the store has it too if the page is not dirty |
+//! | n | yes | n entries name it; the page in memory is current, and the store has the same contents if the page is not dirty |
 //!
-//! # Out
+//! # Swapping out
 //!
-//! A batch of pages is [taken](super::taken) from its programs: all entries are busy, nobody else has a reference, and no CPU has a translation. For each page
-//! a free slot was reserved before. Then
+//! A batch of pages is [taken](super::taken) from its programs: all entries are busy, there is no
+//! other reference, and no CPU has a translation. For each page a free slot was reserved before.
+//! Then
 //!
-//! 1. the slot's entry in the object is taken. A dead page there is dropped, and a read of what was there before is given up, as when the kernel
+//! 1. the slot's entry in the object is taken. A dead page there is dropped, and a read in progress
+//!    for the earlier contents is abandoned, as when the kernel
 //!    [overwrites](Shared::overwrite_page) a page that is being read;
 //! 2. the frame is described as a page of the object, and the object's entry names it, dirty;
-//! 3. the programs' entries become swapped ones. A fault that finds such an entry finds the page in the object;
-//! 4. the mappings' references are dropped but for one, which is the object's.
+//! 3. the programs' entries become swapped entries. A fault on such an entry finds the page in the
+//!    object;
+//! 4. all but one of the mappings' references are dropped; the remaining one is the object's.
 //!
-//! # In
+//! # Swapping in
 //!
-//! A fault on a swapped entry looks for the page in the object, and [reads it in](crate::fault) if it is not there. Then it takes the program's entry
-//! like any fault, and validates its ticket. The page that it has found is the right one if the object's entry still names it: the slot may have been
-//! another's before the entry was taken, and is not afterwards. If this is the only entry of the slot, and nobody else has a reference, the page leaves the object and is the
-//! program's again. Otherwise the program gets a copy.
+//! A fault on a swapped entry searches the page in the object, and [reads it](crate::fault) if it
+//! is missing. Then it takes the program's entry like any fault, and validates its ticket. The page
+//! found is the right one if the object's entry still names it: the slot may have belonged to
+//! another page before the entry was taken, and cannot afterwards. If this is the only entry of the
+//! slot, and there is no other reference, the page leaves the object and becomes the program's
+//! again. Otherwise the program gets a copy.
 //!
-//! # Others
+//! # Other changes
 //!
-//! Only who has a claim on an address, or has validated a ticket, changes a swapped entry. So an entry cannot change while a `fork`, which has a claim on the
-//! whole space, raises its count.
+//! Only a CPU that has a claim on an address, or has validated a ticket, changes a swapped entry.
+//! So an entry cannot change while a `fork`, which has a claim on the whole space, raises its
+//! count.
 
 use super::slots::Slots;
 use super::taken::{BATCH, Batch, Mapping, Then};
@@ -71,13 +80,13 @@ pub(crate) struct Swap {
 }
 
 impl Swap {
-    /// That `store`, with tables for all of its pages.
+    /// Returns a swap area in `store`, with tables for all of its pages.
     fn try_new<M: Machine>(cpu: &Cpu<'_, M>, store: Store) -> Result<Self, Errno> {
         let pages = store.len() >> PAGE_SHIFT;
         if pages == 0 || pages > SLOTS || store.is_read_only() {
             return Err(Errno::EINVAL);
         }
-        // No page is evicted for tables that there will not be.
+        // No page is evicted for tables that cannot fit into memory.
         if pages.div_ceil(node::ENTRIES as u64) > cpu.vm().total_frames() {
             return Err(Errno::ENOMEM);
         }
@@ -94,45 +103,46 @@ impl Swap {
         Ok(Self { object, slots })
     }
 
-    /// The object whose pages are the slots.
+    /// Returns the object whose pages are the slots.
     pub(crate) const fn object(&self) -> &Shared<Object> {
         &self.object
     }
 
-    /// Whether `object` is this one.
+    /// Returns whether `object` is the area's object.
     pub(crate) fn is(&self, object: &Shared<Object>) -> bool {
         self.object.same(object)
     }
 
-    /// Whether page `index` of the area's object is dead, if it is there.
+    /// Returns whether page `index` of the area's object is dead, if present.
     pub(crate) fn is_dead(&self, index: u64) -> bool {
         self.count(index) == 0
     }
 
-    /// How many entries name a slot. For a CPU that holds one of them the answer 1 is final.
+    /// Returns how many entries name a slot. For a CPU that holds one of these entries a result of
+    /// 1 is stable.
     pub(crate) fn count(&self, slot: u64) -> u32 {
         self.slots.count(slot)
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub(crate) const fn slots(&self) -> u64 {
         self.slots.len()
     }
 
-    /// Whether the counts of free slots are right. While nobody changes them.
+    /// Returns whether the counts of free slots are right. For use while no CPU changes them.
     pub(crate) fn agrees(&self) -> bool {
         self.slots.agree()
     }
 
-    /// Counts one more entry that names the slot of one that the caller keeps from changing.
+    /// Counts one more entry for the slot of an entry which the caller protects from changes.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: there are as many as can be counted.
+    /// [`OutOfMemory`]: the count has reached its maximum.
     pub(crate) fn add(&self, slot: u64) -> Result<(), OutOfMemory> {
         self.slots.add(slot)
     }
 
-    /// Drops the count of an entry that was taken out.
+    /// Drops the count of an entry that was removed.
     pub(crate) fn put(&self, slot: u64) {
         self.slots.put(slot);
     }
@@ -146,16 +156,16 @@ impl Swap {
     }
 }
 
-/// A slot that is reserved: no entry names it. Dropping it gives it back.
+/// A reserved slot: no entry names it. The drop frees the slot.
 struct Slot<'a> {
     swap: &'a Swap,
     slot: u64,
-    /// Its entry in the area's object.
+    /// The slot's entry in the area's object.
     name: &'a AtomicU64,
 }
 
 impl Slot<'_> {
-    /// From now on `count` entries name it.
+    /// Ends the reservation: from now on `count` entries name the slot.
     fn keep(self, count: u32) -> u64 {
         self.swap.slots.set(self.slot, count);
         let slot = self.slot;
@@ -170,7 +180,7 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Where the subsystem has its swap area, once there is one.
+/// The cell that contains the swap area of the subsystem, if there is one.
 #[derive(Debug)]
 pub(crate) struct SwapCell(AtomicPtr<Swap>);
 
@@ -181,17 +191,18 @@ impl SwapCell {
 
     #[inline]
     pub(crate) fn get(&self) -> Option<&Swap> {
-        // SAFETY: a pointer that is not null came from a box, which is freed only when this is dropped.
+        // SAFETY: a non-null pointer came from a box, which is freed only when this cell is
+        // dropped.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Puts `swap` here, if there is none yet.
+    /// Stores `swap`, if there is no area yet.
     fn set(&self, swap: Box<Swap>) -> Result<(), Box<Swap>> {
         let made = Box::into_raw(swap);
         let order = (Ordering::Release, Ordering::Relaxed);
         match self.0.compare_exchange(ptr::null_mut(), made, order.0, order.1) {
             Ok(_) => Ok(()),
-            // SAFETY: it came from a box just now, and no other CPU has its address.
+            // SAFETY: the pointer came from a box just now, and no other CPU has it.
             Err(_) => Err(unsafe { Box::from_raw(made) }),
         }
     }
@@ -200,14 +211,16 @@ impl SwapCell {
 impl Drop for SwapCell {
     fn drop(&mut self) {
         if let Some(made) = NonNull::new(self.0.load(Ordering::Relaxed)) {
-            // SAFETY: made from a box, and there are no references: those borrow this.
+            // SAFETY: the pointer came from a box, and there are no references, because each
+            // reference borrows this cell.
             drop(unsafe { Box::from_raw(made.as_ptr()) });
         }
     }
 }
 
 impl<M: Machine> Vm<M> {
-    /// Whether all memory and the swap area hold so many pages: no one private mapping may promise more, as with Linux's `overcommit_memory` 0.
+    /// Returns whether memory and the swap area together hold `pages` pages: the limit of a single
+    /// private mapping, as with Linux's `overcommit_memory` 0.
     #[inline]
     pub(crate) fn may_promise(&self, pages: u64) -> bool {
         pages <= self.total_frames() || self.holds_with_swap(pages)
@@ -221,27 +234,31 @@ impl<M: Machine> Vm<M> {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes `store` the swap area: where memory is short, private pages are written there, as pages of files are to their store, and read
-    /// again where they are needed. There is one area, and it stays as long as the subsystem. The store's length says how many pages it holds. Besides a
-    /// frame for each 512 of them, for tables, it takes some 4 bytes of the heap for each.
+    /// Makes `store` the swap area: when memory is short, private pages are written to it, like
+    /// pages of files to their store, and read again when needed. There is at most one area, and it
+    /// lives as long as the subsystem. The store's length determines the number of pages. The area
+    /// takes a frame for each 512 pages, for tables, and about 4 bytes of the heap for each page.
     ///
-    /// A page that cannot be written stays in memory, though it may have left its program, as a page of the area: its slot counts as in use, and the program's next access finds
-    /// the page without a read. A program that needs a page which cannot be read gets SIGBUS.
+    /// A page that cannot be written stays in memory, although it may have left its program, as a
+    /// page of the area: its slot counts as in use, and the program's next access finds the page
+    /// without a read. A program that needs a page which cannot be read gets SIGBUS.
     ///
-    /// Pages that were read again stay in memory, as pages of the area, after their programs have ended, until memory is short: they count as in use by no slot
+    /// Pages that were read again stay in memory, as pages of the area, after their programs have
+    /// ended, until memory is short: they count for no slot in use
     /// ([`swap_usage`](Self::swap_usage)), and [`reclaim`](Self::reclaim) drops them.
     ///
     /// # Errors
-    /// `EBUSY`: there is one already. `EINVAL`: the store is only read, has no whole page, or more than 2^40. `EFBIG`: it has more than
-    /// [`MAX_PAGES`](Object::MAX_PAGES). `ENOMEM`: there are no frames for the tables, as
-    /// where memory is out already, or the heap is exhausted.
+    /// `EBUSY`: there is an area already. `EINVAL`: the store is read-only, has no whole page, or
+    /// more than 2^40. `EFBIG`: the store has more than [`MAX_PAGES`](Object::MAX_PAGES). `ENOMEM`:
+    /// there are no frames for the tables, for example because memory is already exhausted, or the
+    /// heap is exhausted.
     pub fn swap_on(&self, store: impl Into<Store>) -> Result<(), Errno> {
         let cell = &self.vm().swap;
         if cell.get().is_some() {
             return Err(Errno::EBUSY);
         }
         let swap = Swap::try_new(self, store.into())?;
-        // Its object is ended later, where the heap is exhausted.
+        // If the heap is exhausted, the area's object is ended later.
         let swap = try_box(swap)?;
         cell.set(swap).map_err(|second| {
             Object::release(second.object, self);
@@ -249,26 +266,27 @@ impl<M: Machine> Cpu<'_, M> {
         })
     }
 
-    /// How many pages the swap area holds, and how many of these are in use.
+    /// Returns the number of pages of the swap area, and how many of them are in use.
     pub fn swap_usage(&self) -> (u64, u64) {
         let slots = self.vm().swap.get().map(|swap| &swap.slots);
         slots.map_or((0, 0), |slots| (slots.len(), slots.len().saturating_sub(slots.free())))
     }
 
-    /// Calls `tell` with the frame of each page of the swap area that is in memory: it has left its programs and is not written yet, or it was read again
-    /// and has not come to them, or it is of no use and will be dropped.
+    /// Calls `tell` with the frame of each page of the swap area in memory: a page that has left
+    /// its programs and is not written yet, or a page that was read again and not yet mapped, or a
+    /// dead page that will be dropped.
     pub fn each_swap_cached(&self, mut tell: impl FnMut(FrameNumber)) {
         if let Some(swap) = self.vm().swap.get() {
             swap.object.each_resident(self, |frame, _| tell(frame));
         }
     }
 
-    /// The swap area, if it may take pages.
+    /// Returns the swap area, if it has a free slot.
     pub(super) fn swap_with_room(&self) -> Option<&Swap> {
         self.vm().swap.get().filter(|swap| swap.slots.free() != 0)
     }
 
-    /// Drops what `old`, a swapped entry of the space of `core` that was taken out, counts.
+    /// Drops the count of `old`, a swapped entry of the space of `core` that was removed.
     #[cold]
     #[inline(never)]
     pub(crate) fn drop_swapped(&self, core: &Core, old: Entry) {
@@ -278,18 +296,20 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Whether another CPU has the turn to write to the swap area: no private page can leave meanwhile.
+    /// Returns whether another CPU has the turn to write to the swap area: in this case no private
+    /// page can leave.
     pub(super) fn swaps_elsewhere(&self) -> bool {
         self.vm().swap.get().is_some_and(|swap| swap.object.is_laundered())
     }
 
-    /// Whether a frame has an anonymous page.
+    /// Returns whether a frame contains an anonymous page.
     pub(super) fn is_anon(&self, frame: FrameNumber) -> bool {
         self.vm().frames.meta(frame).kind() == Kind::Used(Use::Anon)
     }
 
-    /// Makes those of the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs pages of the swap area, dirty. The caller has a
-    /// reference to each, which it keeps. Returns which they are, a bit for each place. Not inside a grace section, and holding no lock.
+    /// Turns the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs into
+    /// dirty pages of the swap area. The caller has a reference to each, and keeps it. Returns a
+    /// bit mask of these pages by place. The caller is in no grace section and holds no lock.
     pub(super) fn swap_out(&self, swap: &Swap, frames: &[FrameNumber]) -> u32 {
         let mut anon = [(0, FrameNumber(0)); BATCH];
         let mut slots = [const { None }; BATCH];
@@ -302,7 +322,7 @@ impl<M: Machine> Cpu<'_, M> {
             anon[count] = (at, *frame);
             count += 1;
         }
-        // Where the heap is exhausted, all stay.
+        // If the heap is exhausted, all pages stay.
         if count == 0 { 0 } else { self.swap_batch(swap, &anon[..count], &mut slots).unwrap_or(0) }
     }
 
@@ -352,10 +372,11 @@ impl<M: Machine> Cpu<'_, M> {
                 };
                 batch.store(at, swapped, |seen| seen);
                 gone |= 1 << place;
-                // One of them is the object's now.
+                // One of these references now belongs to the object.
                 batch.leave(self, at, count - 1, |frame| self.free(frame));
                 if let Some(dead) = dead {
-                    // SAFETY: the object's reference, whose entry is gone, and which never was a mapping.
+                    // SAFETY: drops the object's reference, whose entry is gone, and which never
+                    // was a mapping.
                     unsafe { self.put_unmapped(dead) };
                 }
             }
@@ -364,13 +385,15 @@ impl<M: Machine> Cpu<'_, M> {
         Ok(gone)
     }
 
-    /// Takes the entry that a slot, which is reserved, has in the area's object, whatever is there: what it names is dead. Returns it with the dead
-    /// page, if there is one. `None`: another CPU has it.
+    /// Takes the entry of a reserved slot in the area's object, with any value: a page named by it
+    /// is dead. Returns the entry with the dead page, if there is one. `None`: another CPU holds
+    /// the entry.
     fn take_name<'a>(&'a self, name: &'a AtomicU64) -> Option<(Taken<'a>, Option<FrameNumber>)> {
         let mut seen = node::load(name);
         while !seen.is_locked() {
             match protocol::take(name, seen, self) {
-                // One that is hidden has no reference of the object's: the read that is under way frees its frame.
+                // For a hidden entry the object has no reference: the read in progress frees the
+                // frame.
                 Ok(taken) => return Some((taken, seen.is_present().then(|| seen.frame()))),
                 Err(now) => seen = now,
             }
@@ -378,7 +401,7 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Whether a locked VMA has a page of which all entries are taken.
+    /// Returns whether a locked VMA maps a page whose entries are all taken.
     pub(super) fn are_locked(&self, mappings: &[Mapping<'_>]) -> bool {
         let is_locked = |it: &Mapping<'_>| it.found.space.locked.contains(it.found.addr, self);
         mappings.iter().any(is_locked) && !lost(Mutant::EvictLooksAtLocks)

@@ -1,21 +1,29 @@
-//! Pages that are taken from the programs that use them: what migration and eviction have in common.
+//! Taking pages from the programs that use them: the common part of migration and eviction.
 //!
-//! A page may be mapped by many entries, in many spaces. The [reverse map](crate::rmap) finds them. A batch of pages is taken like this:
+//! A page may be mapped by many entries, in many spaces. The [reverse map](crate::rmap) finds them.
+//! A batch of pages is taken in these steps:
 //!
-//! 1. [`find`](Batch::find): the entries of each page, and the page's entry in its object if it is one's. None is held yet. Huge leaves are split;
-//! 2. [`take`](Batch::take): all of a page's entries, each by a compare-and-swap from a value that names the frame; it waits for none. If one cannot
-//!    be had, or the frame has another number of references than entries were taken, the page stays: it is pinned, or the kernel reads or
-//!    writes it, or a fork or an `mremap` is under way;
-//! 3. [`flush`](Batch::flush): the translations of the whole batch, once for each space. The flush of a page all of whose mappings are read-only
-//!    is [deferred](crate::tlb::deferred), if it may be; a [cold](super::cold) page needs none. Where an operation has a claim on a page, all of the space is flushed: the operation may have changed
-//!    the entry, and not have flushed yet what CPUs could do before, here or at the address that the page has moved from;
-//! 4. the caller stores other entries, and [leaves](Batch::leave) the frames. Those whose flush is deferred are kept as they are, all at the [end](Batch::end).
+//! 1. [`find`](Batch::find): finds the entries of each page, and the page's entry in its object, if
+//!    any. No entry is held yet. Huge leaves are split.
+//! 2. [`take`](Batch::take): takes all of a page's entries, each by a compare-and-swap from a value
+//!    that names the frame, without waiting. If an entry cannot be taken, or the frame has a
+//!    different number of references than entries taken, the page stays: it is pinned, or the
+//!    kernel reads or writes it, or a fork or an `mremap` is in progress.
+//! 3. [`flush`](Batch::flush): flushes the translations of the whole batch, once for each space. If
+//!    all mappings of a page are read-only, its flush is [deferred](crate::tlb::deferred) if
+//!    possible; a [cold](super::cold) page needs no flush. If an operation has a claim on a page,
+//!    the whole space is flushed: the operation may have changed the entry without having flushed
+//!    the former translations yet, here or at the address that the page has moved from.
+//! 4. The caller stores new entries, and [drops the references](Batch::leave) to the frames. Frames
+//!    with a deferred flush are kept unchanged, all together at the [end](Batch::end).
 //!
-//! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is lost: none comes between the flush
-//! and the new entry. No VMA is looked at and no page is claimed: writers change an entry before it is taken or after it is stored.
+//! From step 2 to step 4 the entries are busy: faults and writers wait for them. So no store is
+//! lost, because no store can come between the flush and the new entry. The steps read no VMA and
+//! claim no page: writers change an entry before it is taken or after the new value is stored.
 //!
-//! A CPU that takes a reference to a frame by an entry reads the entry again afterwards. So the count in step 2 proves that no other CPU
-//! has a reference that this CPU does not know, and any CPU that takes one later finds the entry busy and drops it.
+//! A CPU that takes a reference to a frame through an entry reads the entry again afterwards. So
+//! the count in step 2 proves that no other CPU has a reference unknown to this CPU, and any CPU
+//! that takes a reference later finds the entry busy and drops the reference.
 
 use crate::addr::{FrameNumber, VirtRange};
 use crate::error::{Errno, OutOfMemory};
@@ -40,10 +48,10 @@ use crate::vm::Cpu;
 use alloc::vec::Vec;
 use core::ops::{ControlFlow, Deref, DerefMut, Range};
 
-/// The most pages of a batch.
+/// The maximum number of pages of a batch.
 pub(crate) const BATCH: usize = 32;
 
-/// At most [`BATCH`] frames, to each of which its owner has a reference.
+/// At most [`BATCH`] frames; the owner of the list has a reference to each.
 pub(crate) struct FrameList {
     frames: [FrameNumber; BATCH],
     count: usize,
@@ -58,13 +66,13 @@ impl FrameList {
         self.count == BATCH
     }
 
-    /// Adds a frame: the list is not full.
+    /// Adds a frame. The list must not be full.
     pub(crate) const fn push(&mut self, frame: FrameNumber) {
         self.frames[self.count] = frame;
         self.count += 1;
     }
 
-    /// What is in the list, which is empty then.
+    /// Returns the contents of the list, and empties it.
     pub(crate) fn take(&mut self) -> Self {
         core::mem::replace(self, Self::new())
     }
@@ -84,7 +92,7 @@ impl DerefMut for FrameList {
     }
 }
 
-/// A [`FrameList`] whose references are dropped with it.
+/// A [`FrameList`] that owns its references; the drop releases them.
 pub(super) struct Referred<'c, 'v, M: Machine> {
     cpu: &'c Cpu<'v, M>,
     frames: FrameList,
@@ -95,14 +103,14 @@ impl<'c, 'v, M: Machine> Referred<'c, 'v, M> {
         Self { cpu, frames: FrameList::new() }
     }
 
-    /// The list of `frames`, at most [`BATCH`]. It takes over the caller's reference to each.
+    /// Returns a list of `frames`, at most [`BATCH`]. Takes over the caller's reference to each.
     pub(super) fn of(cpu: &'c Cpu<'v, M>, frames: &[FrameNumber]) -> Self {
         let mut list = Self::new(cpu);
         frames.iter().for_each(|frame| list.push(*frame));
         list
     }
 
-    /// What is in the list, which is empty then, with the references.
+    /// Returns the contents of the list with the references, and empties it.
     pub(super) fn take(&mut self) -> FrameList {
         self.frames.take()
     }
@@ -128,19 +136,23 @@ impl<M: Machine> Drop for Referred<'_, '_, M> {
     }
 }
 
-/// Where one in so many of the frames that may wait for their flush does, CPUs are asked to flush. By measurement: where they were asked at a quarter, twice as
-/// many frames waited, and more than ten times as many CPUs were interrupted (`xsbench` at 1:1 on simulated CPUs).
+/// Asks CPUs to flush once 1/`ASKED` of the deferral budget is used. By measurement: with a
+/// threshold of 1/4, twice as many frames waited, and more than ten times as many CPUs were
+/// interrupted (`xsbench` at 1:1 on simulated CPUs).
 const ASKED: u64 = 32;
 
-/// What becomes of the pages of a batch: it decides how they are flushed.
+/// The later steps for the pages of a batch, which decide the kind of flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// They move to other frames. Their entries name these afterwards, so whoever changes what an address shows flushes it.
+    /// The pages move to other frames. Their entries name the new frames afterwards, so an
+    /// operation that changes the page at an address flushes this address.
     Move,
-    /// They leave their object and all mappings. Nothing tells their entries from those of pages that were never there, so whoever maps
-    /// something else there [settles](crate::space::fixed::Core::evicted) first.
+    /// The pages leave their object and all mappings. Their empty entries cannot be distinguished
+    /// from entries of pages never present, so an operation that maps another page there
+    /// [settles](crate::space::fixed::Core::evicted) first.
     Leave,
-    /// They stay where they are, unmapped. The flush is not deferred: the frames are used on.
+    /// The pages stay in their frames, unmapped. The flush is not deferred, because the frames
+    /// remain in use.
     Stay,
 }
 
@@ -149,60 +161,64 @@ pub(super) enum Then {
 pub(super) struct Mapping<'s> {
     pub(super) found: Found<'s>,
     taken: Option<Taken<'s>>,
-    /// What is flushed because of it.
+    /// The range to flush for this mapping.
     flush: Option<VirtRange>,
 }
 
 /// A page of a batch.
 #[derive(Debug)]
 pub(super) struct Page<'s> {
-    /// Its frame, to which the caller has a reference.
+    /// The frame of the page, to which the caller has a reference.
     pub(super) frame: FrameNumber,
-    /// Why it is not taken, or was not.
+    /// The reason why the page was not taken, or must not be.
     pub(super) failed: Option<Errno>,
-    /// Its mappings, in the list of the batch.
+    /// The page's mappings, in the list of the batch.
     mappings: Range<usize>,
-    /// Its object, and its entry there.
+    /// The page's object, and its entry in the object.
     pub(super) object: Option<Shared<Object>>,
     name: Option<&'s AtomicU64>,
     /// The object's entry once it is taken, with its value.
     taken: Option<(Taken<'s>, Entry)>,
-    /// Its flush is deferred.
+    /// Whether the flush is deferred.
     defers: bool,
-    /// All of its mappings' entries were [idle](Entry::is_idle) as they were taken. From [`flush`](Batch::flush) on: no CPU has a translation of it ([`cold`](super::cold)).
+    /// Whether all of the mappings' entries were [idle](Entry::is_idle) when they were taken. After
+    /// [`flush`](Batch::flush): whether no CPU has a translation of the page
+    /// ([`cold`](super::cold)).
     cold: bool,
 }
 
 impl Page<'_> {
-    /// How many entries name its frame, the object's among them.
+    /// Returns how many entries name the frame, including the object's.
     pub(super) fn entries(&self) -> u32 {
         self.mappings.len() as u32 + u32::from(self.name_of_object().is_some())
     }
 
-    /// The value of its entry in its object, as it was taken.
+    /// Returns the value of the page's entry in its object at the time it was taken.
     pub(super) fn name_of_object(&self) -> Option<Entry> {
         self.taken.as_ref().map(|(_, seen)| *seen)
     }
 }
 
-/// Pages that are taken together. Shares of objects are dropped with it: if one is the last, a CPU ends the object later.
+/// Pages that are taken together. The drop releases shares of objects: if a share is the last, a
+/// CPU ends the object later.
 #[derive(Debug)]
 pub(super) struct Batch<'s> {
     pages: Bounded<Page<'s>>,
     mappings: Vec<Mapping<'s>>,
     visits: Visits<'s>,
-    /// The stamp of the flush that is deferred.
+    /// The stamp of the deferred flush.
     stamp: u64,
-    /// Frames that wait for it, up to the [end](Self::end).
+    /// Frames that wait for the deferred flush, until the [end](Self::end).
     owed: OwedRun,
-    /// How many have been added to these.
+    /// The number of frames added to `owed`.
     added: u64,
-    /// Some page may be cold.
+    /// Whether any page may be cold.
     idle: bool,
 }
 
 impl<'s> Batch<'s> {
-    /// Of at most `most` pages. If as many frames wait for a deferred flush as may, it is done first. Nothing is held yet.
+    /// Returns a batch of at most `most` pages. If the deferral budget is used up, the deferred
+    /// flushes are done first. No entry is held yet.
     pub(super) fn try_new<M: Machine>(cpu: &Cpu<'_, M>, most: usize) -> Result<Self, OutOfMemory> {
         if cpu.vm().frames.owes_most() {
             cpu.settle_some();
@@ -213,7 +229,7 @@ impl<'s> Batch<'s> {
             }
         }
         let mut mappings = Vec::new();
-        // Most pages have one.
+        // Most pages have one mapping.
         mappings.try_reserve(most).map_err(|_| OutOfMemory)?;
         Ok(Self {
             pages: Bounded::try_new(most)?,
@@ -226,8 +242,8 @@ impl<'s> Batch<'s> {
         })
     }
 
-    /// Adds a page that [`leave`](Self::leave) knows by its place: the one in `frame`, to which the caller has a reference; or one that fails.
-    /// Step 1. No entry is held.
+    /// Step 1. Adds the page in `frame`, to which the caller has a reference, or a failed page.
+    /// [`leave`](Self::leave) identifies the page by its place. No entry is held.
     pub(super) fn find<M: Machine>(
         &mut self,
         cpu: &'s Cpu<'_, M>,
@@ -256,7 +272,7 @@ impl<'s> Batch<'s> {
         self.pages.push(page);
     }
 
-    /// Adds a page that is not to be taken.
+    /// Adds a page that must not be taken.
     pub(super) fn fail(&mut self, frame: FrameNumber, errno: Errno) {
         let failed = Some(errno);
         let (mappings, taken) = (0..0, None);
@@ -264,8 +280,9 @@ impl<'s> Batch<'s> {
         self.pages.push(Page { frame, failed, mappings, object, name, taken, defers, cold });
     }
 
-    /// Step 2. Pages that are not `wanted`, each with its place, once their entries are taken, are put back, as are those that cannot be had. From here on entries are held, and the CPU waits for
-    /// nothing but flushes.
+    /// Step 2. Restores pages whose entries could not all be taken, and pages for which `wanted`,
+    /// called with each place once the entries are taken, returns an error. From here on the CPU
+    /// holds entries, and waits only for flushes.
     pub(super) fn take<M: Machine>(
         &mut self,
         cpu: &'s Cpu<'_, M>,
@@ -324,18 +341,19 @@ impl<'s> Batch<'s> {
         }
     }
 
-    /// The pages, in the order in which they were added.
+    /// Returns the pages, in the order in which they were added.
     pub(super) fn pages(&self) -> &[Page<'s>] {
         &self.pages
     }
 
-    /// How many there are.
+    /// Returns the number of pages.
     pub(super) fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Step 4 for the entries of the page at place `at`, whose entries are taken: `mapping` and `name` make the new values of its mappings' entries and the object's of
-    /// the old ones. The frame still has the references of the old entries. Returns how many of its entries were mappings.
+    /// Step 4 for the entries of the page at place `at`, whose entries are taken: `mapping` and
+    /// `name` compute the new values of the mappings' entries and of the object's entry. The frame
+    /// still has the references of the old entries. Returns the number of mappings.
     pub(super) fn store(
         &mut self,
         at: usize,
@@ -355,8 +373,9 @@ impl<'s> Batch<'s> {
         count
     }
 
-    /// The end of step 4 for a page: drops `refs` references to the frame of the page at place `at`, all that were known, whose entries are gone. If the frame
-    /// is free, it goes to `free`, or waits for its flush. Returns whether it is, or will be.
+    /// The end of step 4 for a page: drops `refs` references to the frame of the page at place
+    /// `at`, all known references, whose entries are gone. If the frame is free, it is passed to
+    /// `free`, or waits for its flush. Returns whether the frame is free, or will be.
     pub(super) fn leave<M: Machine>(
         &mut self,
         cpu: &Cpu<'_, M>,
@@ -366,7 +385,7 @@ impl<'s> Batch<'s> {
     ) -> bool {
         let Page { frame, defers, .. } = self.pages[at];
         if cpu.vm().frames.meta(frame).put_all(refs) {
-            // SAFETY: all references were ours, and no entry names the frame.
+            // SAFETY: all references belonged to this CPU, and no entry names the frame.
             let owed = unsafe { cpu.vm().frames.reclaim(frame) };
             if defers {
                 cpu.vm().frames.add_owed(&mut self.owed, owed, self.stamp, cpu);
@@ -377,25 +396,27 @@ impl<'s> Batch<'s> {
             }
             return true;
         }
-        // Who looked at an old entry has a reference for a moment, and may be the one that frees the frame.
+        // A CPU that has read an old entry briefly has a reference, and may be the one to free the
+        // frame.
         if defers {
             cpu.settle_pending();
         }
         let mut freed = false;
         for _ in 0..refs {
-            // SAFETY: references of old entries, which are gone, and flushed; or the caller's own, which never was a mapping.
+            // SAFETY: drops references of old entries, which are gone and flushed, or the caller's
+            // own, which never was a mapping.
             freed |= unsafe { cpu.put_unmapped(frame) };
         }
         freed
     }
 
-    /// The end: all pages are left, or have failed.
+    /// Ends the batch: the references to all pages are dropped, or the pages have failed.
     pub(super) fn end<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
         cpu.vm().frames.keep_owed(&mut self.owed, cpu);
         cpu.state().counts.add(Counter::FrameOwed, self.added);
     }
 
-    /// Finds the pages that are [cold](super::cold): no CPU has a translation.
+    /// Finds the [cold](super::cold) pages: no CPU has a translation.
     #[cold]
     #[inline(never)]
     fn find_cold<M: Machine>(&mut self, cpu: &Cpu<'_, M>) {
@@ -408,11 +429,12 @@ impl<'s> Batch<'s> {
         }
     }
 
-    /// Chooses those of the pages whose entries are taken that need not be flushed at once, and stamps their flush. Returns whether these, and the cold ones,
-    /// are all of the batch.
+    /// Chooses the taken pages that need no immediate flush, and stamps their flush. Returns
+    /// whether these pages and the cold pages are the whole batch.
     fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then, quiet: Quiet) -> bool {
         let frames = &cpu.vm().frames;
-        // Where pages leave because memory is short, their frames can be had as soon as all flushes are done, which is one for many batches.
+        // If pages leave because memory is short, their frames are available as soon as all flushes
+        // are done, with a single flush for many batches.
         let short = then == Then::Move && frames.is_scarce();
         if short || frames.owes_most() || !cpu.vm().knobs.deferred_flush() {
             return false;
@@ -430,7 +452,7 @@ impl<'s> Batch<'s> {
         }
         let deferred = || self.pages.iter().filter(|page| page.defers);
         let mappings = deferred().flat_map(|page| &self.mappings[page.mappings.clone()]);
-        // Each space once, if pages of one lie side by side, as they mostly do.
+        // Visits each space once if its pages are adjacent in the batch, which is usual.
         let mut before = None;
         let spaces =
             mappings.take(if quiet.alone { 1 } else { usize::MAX }).filter_map(move |it| {
@@ -438,7 +460,8 @@ impl<'s> Batch<'s> {
                 (before.replace(core.id) != Some(core.id)).then_some(core)
             });
         let stamp = cpu.defer_flush(spaces.clone().map(|space| &*space.cpus));
-        // Before the new entries are stored: a CPU that finds one, and then changes what the page shows, finds the stamp.
+        // Recorded before the new entries are stored: a CPU that finds a new entry, and then
+        // changes the contents of the page, finds the stamp.
         for space in spaces {
             let pending = if then == Then::Leave { &space.evicted } else { &space.pending };
             pending.note(stamp);
@@ -454,7 +477,7 @@ impl<'s> Batch<'s> {
     }
 }
 
-/// Adds the entries that map `frame` to `mappings`, and returns which they are, and the page's object.
+/// Adds the entries that map `frame` to `mappings`, and returns their range, and the page's object.
 fn find_entries<'s, M: Machine>(
     cpu: &'s Cpu<'_, M>,
     walk: &'s Walk<'_>,
@@ -464,9 +487,11 @@ fn find_entries<'s, M: Machine>(
 ) -> Result<(Range<usize>, Option<Shared<Object>>), Errno> {
     let meta = cpu.vm().frames.meta(frame);
     let first = mappings.len();
-    // A huge leaf is split, and the pages are then found one by one. Several spaces may have one.
+    // A huge leaf is split, and the pages are then found individually. Several spaces may have a
+    // huge leaf.
     loop {
-        // All references but the caller's own, and an object's. VMAs of one space may lead to the same entry of an object's page.
+        // All references except the caller's own, and an object's. Several VMAs of one space may
+        // lead to the same entry of an object's page.
         let of_object = meta.kind() == Kind::Used(Use::Shared);
         let most = meta.refs().saturating_sub(1 + u32::from(of_object));
         let most = if of_object && most != 0 { u32::MAX } else { most };
@@ -499,7 +524,8 @@ fn find_entries<'s, M: Machine>(
     }
 }
 
-/// Takes all entries of a page. Returns whether it has them, and nobody else has a reference; what is taken stays so otherwise.
+/// Takes all entries of a page. Returns whether all were taken, and there is no other reference;
+/// otherwise entries already taken stay taken.
 fn take_page<'s, M: Machine>(
     cpu: &'s Cpu<'_, M>,
     page: &mut Page<'s>,
@@ -538,25 +564,25 @@ fn take_of<'s, M: Machine>(
     while seen.is_mapped() && !seen.is_locked() && seen.frame() == frame {
         match protocol::take(slot, seen, cpu) {
             Ok(taken) => return Some((taken, seen)),
-            // Accessed or dirty by now, or another's.
+            // The entry is accessed or dirty by now, or maps another page.
             Err(now) => seen = now,
         }
     }
     None
 }
 
-/// What is known of the spaces of a batch before each mapping is looked at.
+/// Information about the spaces of a batch, collected before the mappings are checked individually.
 #[derive(Clone, Copy, Debug)]
 struct Quiet {
-    /// The space of the first mapping, if no operation has a claim on any page between those that are mapped there: a look at all of them costs as much as one
-    /// at each.
+    /// The space of the first mapping, if no operation has a claim on any page in the range of its
+    /// mappings: checking the whole range costs as much as checking one page.
     space: Option<SpaceId>,
-    /// Whether all mappings are of one space.
+    /// Whether all mappings belong to one space.
     alone: bool,
 }
 
 impl Quiet {
-    /// Called behind the barriers with which the entries were taken, as [`is_claimed`].
+    /// Called after the barriers with which the entries were taken, as for [`is_claimed`].
     fn of<M: Machine>(cpu: &Cpu<'_, M>, mappings: &[Mapping<'_>]) -> Self {
         let Some(first) = mappings.first() else { return Self { space: None, alone: true } };
         let space = first.found.space;
@@ -574,7 +600,8 @@ impl Quiet {
     }
 }
 
-/// Whether no CPU can store by a translation of an entry, which is taken. In the space that is `quiet` nothing is claimed.
+/// Returns whether no CPU can store through a translation of an entry, which is taken. No page is
+/// claimed in the space that is `quiet`.
 fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Quiet) -> bool {
     let Found { space, addr, seen, .. } = mapping.found;
     let stores = seen.is_writable() && !lost(Mutant::DeferLooksAtStores);
@@ -582,13 +609,15 @@ fn may_defer<M: Machine>(cpu: &Cpu<'_, M>, mapping: &Mapping<'_>, quiet: Quiet) 
     mapping.taken.is_some() && !stores && !claimed()
 }
 
-/// [`is_claimed`] of one page, where nothing is claimed in the space that is `quiet`.
+/// [`is_claimed`] for one page; no page is claimed in the space that is `quiet`.
 fn is_claimed_in<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, addr: u64, quiet: Quiet) -> bool {
     quiet.space != Some(space.id) && is_claimed(cpu, space, VirtRange::page(addr))
 }
 
-/// What is to be flushed of an entry's space before its frame is another's, if the entry is taken. All of it, where the flush of an operation that has
-/// changed the entry may be under way: it has taken permissions away here, or moved the entry here from an address that CPUs still use.
+/// Returns the range to flush in an entry's space before its frame is reused, if the entry is
+/// taken. The range is the whole space if an operation that has changed the entry may not have
+/// flushed yet: it has removed permissions here, or moved the entry here from an address with
+/// translations still in use.
 fn what_to_flush<M: Machine>(
     cpu: &Cpu<'_, M>,
     mapping: &Mapping<'_>,
@@ -604,13 +633,15 @@ fn what_to_flush<M: Machine>(
     }
 }
 
-/// Whether an operation has a claim on pages in `range`, whose entries are taken: it takes permissions away, or moves entries, before it flushes. Looked at behind the
-/// barrier with which the entries were taken: one that changed an entry before has its claim still, unless it has flushed.
+/// Returns whether an operation has a claim on pages in `range`, whose entries are taken: such an
+/// operation removes permissions, or moves entries, before it flushes. The claim is read after the
+/// barrier with which the entries were taken: an operation that changed an entry earlier still has
+/// its claim, unless it has flushed.
 fn is_claimed<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, range: VirtRange) -> bool {
     space.mmap_lock.is_held() || space.ranges.is_claimed(&cpu.vm().claims, range)
 }
 
-/// Drops those of `mappings` from `first` on that are of the same entry as another.
+/// Removes duplicates of the same entry from `mappings`, starting at `first`.
 fn drop_twice(mappings: &mut Vec<Mapping<'_>>, first: usize) {
     let slot = |mapping: &Mapping<'_>| core::ptr::from_ref(mapping.found.slot).addr();
     mappings[first..].sort_unstable_by_key(slot);
