@@ -1,8 +1,8 @@
-//! What anticipatory prefault saves and wastes: `anticipate [ORDER] [FILE]...`.
+//! Reports the savings and the waste of anticipatory prefault: `anticipate [ORDER] [FILE]...`.
 //!
-//! Without files, on the recordings that come with this crate and on patterns made up to be simple:
-//! 64 MiB touched upwards and downwards, one page in 64 KiB, and pages at random. Then the recordings once more with a
-//! predictor that maps an aligned block around every fault, for comparison.
+//! Without files, uses the bundled recordings and simple artificial patterns: 64 MiB touched
+//! upwards and downwards, one page in 64 KiB, and random pages. The recordings then run again with
+//! a predictor that maps an aligned block around every fault, for comparison.
 
 use faultless::prefault::{FixedWindow, Streams};
 use faultless_trace::anticipate::{self, Outcome};
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     table(&programs, anticipate::predicted::<FixedWindow>, order)
 }
 
-/// A row for each program, and what they come to together.
+/// Prints a row for each program, and the totals.
 fn table(
     programs: &[(String, Trace)],
     predicted: impl Fn(&Trace, u8) -> Result<Outcome, PlanError>,
@@ -107,7 +107,7 @@ fn patterns() -> Vec<(&'static str, Trace)> {
     ]
 }
 
-/// One thread that writes to `pages` of a large mapping, each once.
+/// Returns a trace of one thread that writes to each of `pages` of a large mapping once.
 fn touches(mut pages: Vec<u64>) -> Trace {
     const PAGE: u64 = 4096;
     let start = 1 << 40;

@@ -1,6 +1,7 @@
-//! Whether the faulting instruction pays as a context of prefault: `instructions [ORDER]`.
+//! Evaluates the faulting instruction as a context of prefault: `instructions [ORDER]`.
 //!
-//! What is saved and what stays unused on the recordings that come with this crate, with and without it, for some thresholds.
+//! Prints the faults saved and the unused pages on the bundled recordings, with and without
+//! instructions, for some thresholds.
 
 use faultless_trace::anticipate::{self, Outcome, instruction};
 use faultless_trace::recordings;

@@ -1,6 +1,6 @@
 //! Records a program and writes the compact form: `record OUT.fltrace [MADE] -- CMD...`.
 //!
-//! `MADE` replaces the description of how the recording was made, for recordings to be given away.
+//! `MADE` replaces the description of the recording's origin, for recordings to be published.
 //! `record OUT.fltrace IN.perf.data` converts.
 
 use faultless_trace::{compact, read, record::Setup};
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .trace;
         if split == 2 {
             trace.header.made = args[1].to_string_lossy().into_owned();
-            // What follows the version names who built the kernel.
+            // The text after the version names the builder of the kernel.
             let kernel = &mut trace.header.kernel;
             kernel.truncate(kernel.find('-').unwrap_or(kernel.len()));
         }

@@ -1,12 +1,12 @@
-//! What anticipatory prefault would have saved a recorded program, and what it would have wasted.
+//! The savings and the waste of anticipatory prefault on a recorded program.
 //!
-//! A simulation of policy alone: one walk over the recording in the order of time, in which each
-//! thread has a [`Predictor`] and each fault on an absent page of private anonymous memory that was
-//! not mapped ahead asks it for a window. Copies are left out, as the recording has them with or
+//! A simulation of the policy only: one walk over the recording in the order of time. Each thread
+//! has a [`Predictor`], which chooses a window at each fault on an absent page of private anonymous
+//! memory that was not mapped ahead. Copies are excluded, because the recording has them with or
 //! without prefault. A page mapped ahead counts as accessed from its first fault in the recording.
 //!
-//! What any policy could reach is in [`bound`](crate::bound), what the faulting instruction would add in [`instruction`], and what
-//! larger folios of Linux would do in [`folio`].
+//! See [`bound`](crate::bound) for the limit of any policy, [`instruction`] for the effect of the
+//! faulting instruction, and [`folio`] for the effect of Linux's larger folios.
 
 pub mod folio;
 pub mod instruction;
@@ -30,36 +30,38 @@ const MADV_HUGEPAGE: u32 = 14;
 const MADV_NOHUGEPAGE: u32 = 15;
 const MREMAP_DONTUNMAP: u32 = 4;
 
-/// What prefault did, or could have done, to one recording. Pages and faults.
+/// The actual or possible effect of prefault on one recording. Pages and faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Faults on absent pages of private anonymous memory, as recorded.
     pub faults: u64,
-    /// Those of them that remain.
+    /// Remaining faults.
     pub left: u64,
     /// Pages mapped ahead.
     pub ahead: u64,
-    /// Pages mapped ahead that were unmapped, or the recording ended, before any touch.
+    /// Pages mapped ahead that were unmapped before any touch, or not touched until the end of the
+    /// recording.
     pub wasted: u64,
-    /// The most pages that were mapped ahead and untouched at one moment.
+    /// The peak number of untouched pages mapped ahead.
     pub peak_untouched: u64,
-    /// The most pages that were mapped at one moment, without prefault.
+    /// The peak number of mapped pages without prefault.
     pub peak_resident: u64,
 }
 
 impl Outcome {
-    /// The share of faults avoided, from 0 to 1.
+    /// Returns the share of faults avoided, from 0 to 1.
     pub fn avoided(&self) -> f64 {
         1.0 - self.left as f64 / self.faults.max(1) as f64
     }
 
-    /// The share of pages mapped ahead that were never touched, from 0 to 1.
+    /// Returns the share of untouched pages among pages mapped ahead, from 0 to 1.
     pub fn waste(&self) -> f64 {
         self.wasted as f64 / self.ahead.max(1) as f64
     }
 }
 
-/// What `trace` comes to with windows of at most `2^max_order` pages, chosen by predictors of type `P`.
+/// Returns the outcome of `trace` with windows of at most `2^max_order` pages, chosen by predictors
+/// of type `P`.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
@@ -91,7 +93,7 @@ impl<P: Predictor> Anticipate<P> {
 }
 
 impl<P: Predictor> Anticipate<P> {
-    /// The window for `fault`, after a look at what became of an earlier one.
+    /// Returns the window for `fault`, after a check of an earlier window.
     fn window(&mut self, fault: &Fault<'_>) -> Window<P::Record> {
         let miss = Miss {
             space: SpaceId(fault.space as u64),
@@ -148,15 +150,16 @@ impl<P: Predictor> Policy for Anticipate<P> {
     }
 }
 
-/// What chooses the pages to map.
+/// A policy that chooses the pages to map.
 trait Policy {
-    /// Which pages to map at `fault`, its own left out or not.
+    /// Returns the pages to map at `fault`, with or without the faulting page.
     fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64>;
 
-    /// The thread takes the pages in `range` of its space away, of which `pages` are mapped.
+    /// Called when the thread removes the pages in `range` of its space, of which `pages` are
+    /// mapped.
     fn taken(&mut self, _thread: usize, _space: usize, _range: &Range<u64>, _pages: &Pages) {}
 
-    /// The thread ends, or starts another program.
+    /// Called when the thread ends, or starts another program.
     fn leaves(&mut self, _thread: usize, _space: usize, _pages: &Pages) {}
 }
 
@@ -169,15 +172,14 @@ struct Fault<'a> {
     space: usize,
     page: u64,
     access: Access,
-    /// The place of the instruction in its page, where it is known.
+    /// The offset of the instruction in its page, if known.
     instruction: Option<u16>,
-    /// What may be mapped: the part of the mapping in the page's table.
+    /// The range that may be mapped: the part of the mapping in the page's table.
     reach: Range<u64>,
-    /// Whether the program asked for huge pages here (`MADV_HUGEPAGE`) or refused them
+    /// Whether the program requested huge pages here (`MADV_HUGEPAGE`) or refused them
     /// (`MADV_NOHUGEPAGE`).
     huge: Option<bool>,
-    /// The part of `reach` with the same advice. The kernel splits a mapping where its advice
-    /// changes.
+    /// The part of `reach` with the same advice. The kernel splits a mapping at a change of advice.
     alike: Range<u64>,
     pages: &'a Pages,
 }
@@ -194,11 +196,11 @@ fn look(pages: &Pages, page: u64) -> Seen {
 enum State {
     Touched,
     Ahead,
-    /// The page of zeros, or shared with a forked process: a store still faults.
+    /// The zero page, or a page shared with a forked process: a store still faults.
     AheadReadOnly,
 }
 
-/// A space, numbered apart for each program that a process executes.
+/// An address space. Each program executed by a process has a new one.
 #[derive(Clone, Default)]
 struct Memory {
     areas: Space,
@@ -212,7 +214,7 @@ struct Memory {
 struct Walk<'p> {
     policy: &'p mut dyn Policy,
     spaces: Vec<Memory>,
-    /// Whose the event is that is being looked at.
+    /// The thread of the current event.
     thread: usize,
     space: usize,
     untouched: u64,
@@ -224,7 +226,7 @@ fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
     walk_over(trace, trace.events.iter().copied(), policy)
 }
 
-/// As [`walk`], with `events` in place of those of `trace`.
+/// Walks like [`walk`], with `events` instead of the events of `trace`.
 fn walk_over(
     trace: &Trace,
     events: impl Iterator<Item = Event>,
@@ -293,13 +295,13 @@ impl Walk<'_> {
             }
         }
         let mut child = Memory { threads: 0, ..parent.clone() };
-        // Those that nobody touched stay counted with the parent.
+        // Untouched pages stay counted with the parent.
         child.pages.retain(|_, state| *state == State::Touched);
         self.resident += child.pages.len() as u64;
         self.begin(child)
     }
 
-    /// The thread no longer uses its space.
+    /// Removes the thread from its space.
     fn leave(&mut self) {
         self.policy.leaves(self.thread, self.space, &self.spaces[self.space].pages);
         self.here().threads -= 1;
@@ -377,7 +379,7 @@ impl Walk<'_> {
         self.here().areas.remove(range);
     }
 
-    /// Drops the advice about huge pages for `range`: a new mapping has none.
+    /// Drops the advice about huge pages for `range`: a new mapping has no advice.
     fn forget_advice(&mut self, range: VirtRange) {
         let pages = page_numbers(range);
         if !pages.is_empty() {
@@ -385,7 +387,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The pages in `range` are taken away.
+    /// Removes the pages in `range`.
     fn take(&mut self, range: VirtRange) {
         let pages = page_numbers(range);
         if pages.is_empty() {
@@ -443,7 +445,7 @@ impl Walk<'_> {
             Met::Hole => return,
         };
         if present {
-            // A copy, which prefault does not spare; but it is a touch.
+            // A copy, which prefault does not save. It is a touch nevertheless.
             if let Some(state) = self.here().pages.get_mut(&page)
                 && *state != State::Touched
             {

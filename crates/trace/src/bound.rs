@@ -1,28 +1,34 @@
-//! How many first touches prefault can save at most: no policy, whatever it knows, saves more.
+//! The maximum number of first touches that prefault can save: a limit for any policy, with any
+//! knowledge.
 //!
-//! What is counted is what a replay took: it was made with prefault off, each operation after the one before it
-//! ([`Plan::in_turn`]), and [`Took`] says which of its touches were first touches. The rules are those of the
-//! subsystem. A fault maps its own page and others, no more than the window's size together; all lie in the same
-//! VMA and in the same page table; a page that is mapped this way spares the fault of its first touch, if it is
-//! empty at that moment and is not taken away before.
+//! The input is a replay with prefault off, in which each operation follows the previous one
+//! ([`Plan::in_turn`]). [`Took`] identifies its first touches. The rules are those of the
+//! subsystem. A fault maps its own page and others, together at most the size of the window. All of
+//! them are in the same VMA and in the same page table. A page mapped this way saves the fault of
+//! its first touch if the page is empty at that moment and is not removed before the touch.
 //!
 //! # Why it is a bound
 //!
-//! Where a rule is hard to follow to the letter, a wider one stands for it:
+//! If an exact rule is hard to follow, a more permissive rule replaces it:
 //!
-//! - A window may hold any pages of its VMA and table, not only neighbours. (Windows of the subsystem may leave pages out.)
-//! - Pages that one fault could map together, directly or through others, at any moment, form a *group*; a fault may map any
-//!   of its group that are mapped by then. Between neighbouring VMAs of the same protection no difference is made, as
-//!   they may have merged.
-//! - What a fault maps serves loads and stores alike, though a load maps the zero page.
-//! - A store to the zero page faults in any case and may map others, but is not counted.
-//! - A load in a forked child of a page that its parent had mapped, but had not touched, costs nothing.
+//! - A window may contain any pages of its VMA and table, not only adjacent pages. (Windows of the
+//!   subsystem may omit pages.)
+//! - Pages that one fault could map together at any time, directly or through other pages, form a
+//!   *group*. A fault may map any pages of its group that are mapped by then. Adjacent VMAs of the
+//!   same protection are not distinguished, because they may have merged.
+//! - A page mapped by a fault serves loads and stores alike, though a load maps the zero page.
+//! - A store to the zero page faults in any case and may map other pages, but is not counted.
+//! - A load in a forked child of a page that its parent had mapped, but had not touched, has no
+//!   cost.
 //!
-//! So within a group each first touch has an interval, from the moment at which its page is mapped and empty to the
-//! touch, and each fault may save as many others in whose interval it lies as the window has room for. The fewest
-//! faults remain where each fault saves those that come soonest. (Take the best choice. If it saves a later one in
-//! place of a sooner, exchange them: the fault that the sooner would have been is that of the soonest of what it
-//! had saved, and the later; and all of these lie in the interval there too.)
+//! Within a group each first touch thus has an interval, from the moment at which its page is
+//! mapped and empty to the touch. Each fault may save other first touches whose interval contains
+//! the fault, up to the size of the window. The number of remaining faults is minimal if each fault
+//! saves the earliest touches. (Exchange argument: let the best choice save a later touch *l* at a
+//! fault instead of an earlier touch *s*, so that *s* is a fault and saves a set *S*. Save *s*
+//! instead of *l*. The earliest touch of *S* and *l* becomes the fault and saves the remaining
+//! touches of *S* and *l*, whose intervals contain this moment, too. The number of faults does not
+//! change.)
 
 use crate::event::{Access, Backing, Prot};
 use crate::plan::space::{Area, Met, Space};
@@ -33,44 +39,45 @@ use rangemap::RangeMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-/// Bytes that a table of the last level maps.
+/// Bytes mapped by a table of the last level.
 const TABLE: u64 = 512 * PAGE_SIZE;
 const MADV_DONTNEED: u32 = 4;
 const MADV_DONTNEED_LOCKED: u32 = 24;
 
-/// The page fault that an operation of a replay took.
+/// The page fault of an operation in a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Took {
-    /// None; or it was no touch.
+    /// No fault, or the operation is no touch.
     Nothing,
-    /// On an absent page that was then filled with zeros.
+    /// A fault on an absent page that was then filled with zeros.
     First,
-    /// On a present page, which was copied.
+    /// A fault on a present page, which was copied.
     Copy,
-    /// Any other.
+    /// Any other fault.
     Other,
 }
 
 /// An operation of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The thread whose next operation it was, by index in [`Plan::threads`].
+    /// The thread whose next operation was executed, by index in [`Plan::threads`].
     pub thread: u32,
-    /// The fault that it took.
+    /// The fault of the operation.
     pub took: Took,
 }
 
-/// What can be saved.
+/// The limit of savings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
     /// First touches of private anonymous memory.
     pub touches: u64,
-    /// Those of them that prefault can save, at most.
+    /// First touches that prefault can save, at most.
     pub saved: u64,
 }
 
-/// The bound for windows of at most `2^max_order` pages, for a replay of `plan` with prefault off that did what
-/// `done` says, in that order. Operations that the plan does not have are left out.
+/// Returns the bound for windows of at most `2^max_order` pages, for a replay of `plan` with
+/// prefault off. `done` lists the executed operations in order. Operations missing in the plan are
+/// ignored.
 pub fn bound(plan: &Plan, done: &[Done], max_order: u8) -> Bound {
     let mut walk = Walk::default();
     walk.spaces.resize_with(plan.processes().len(), Memory::default);
@@ -90,9 +97,9 @@ pub fn bound(plan: &Plan, done: &[Done], max_order: u8) -> Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     group: u32,
-    /// Since when its untouched pages are mapped and empty.
+    /// The time from which its untouched pages are mapped and empty.
     born: u32,
-    /// Whether a parent process may have mapped pages of it.
+    /// Whether a parent process may have mapped pages of this part.
     inherited: bool,
     prot: Prot,
 }
@@ -102,16 +109,16 @@ struct Piece {
 struct Memory {
     areas: Space,
     pieces: RangeMap<u64, Piece>,
-    /// Pages that show the zero page, as their first touch was a load.
+    /// Pages that map the zero page, because their first touch was a load.
     zeros: BTreeSet<u64>,
 }
 
-/// A fault that may save others.
+/// A fault that may save other faults.
 #[derive(Clone, Copy)]
 struct Fault {
     at: u32,
     group: u32,
-    /// Since when it could be saved itself; `None` where it is not counted.
+    /// The time from which the fault could be saved; `None` for a fault that is not counted.
     born: Option<u32>,
 }
 
@@ -119,10 +126,10 @@ struct Fault {
 struct Walk {
     /// By process.
     spaces: Vec<Memory>,
-    /// By group: another that it is one with, or itself.
+    /// By group: another group that it was joined with, or itself.
     groups: Vec<u32>,
     faults: Vec<Fault>,
-    /// First touches that cost nothing.
+    /// First touches without cost.
     free: u64,
     now: u32,
 }
@@ -166,7 +173,7 @@ impl Walk {
         }
     }
 
-    /// New private anonymous memory: a group for each table.
+    /// Adds new private anonymous memory, with a group for each table.
     fn insert(&mut self, process: usize, range: VirtRange, prot: Prot) {
         let mut start = range.start;
         while start < range.end {
@@ -192,7 +199,7 @@ impl Walk {
         group
     }
 
-    /// A child's memory: groups of its own, as its faults fill no page of its parent's.
+    /// Returns a child's memory with new groups, because its faults fill no page of its parent.
     fn copied(&mut self, mut memory: Memory) -> Memory {
         let mut own = HashMap::new();
         let pieces: Vec<_> =
@@ -223,7 +230,7 @@ impl Walk {
             self.insert(process, new, area.prot);
         }
         let memory = &mut self.spaces[process];
-        // What is beyond the new end is gone.
+        // Parts beyond the new end are removed.
         let to = |addr: u64| (addr - old.start + new.start).min(new.end);
         for (range, piece) in moved {
             if to(range.start) < to(range.end) {
@@ -257,7 +264,7 @@ impl Walk {
         }
     }
 
-    /// The group of all that a fault on `page` may map.
+    /// Returns the group of all pages that a fault on `page` may map.
     fn join(&mut self, process: usize, page: u64) -> u32 {
         let table = page / TABLE * TABLE;
         let pieces = &self.spaces[process].pieces;
@@ -280,7 +287,7 @@ impl Walk {
         all
     }
 
-    /// What all faults save of each other, each up to `room` of them.
+    /// Counts the savings of all faults, each with up to `room` others.
     fn count(mut self, room: usize) -> Bound {
         let mut faults = std::mem::take(&mut self.faults);
         for fault in &mut faults {
@@ -294,15 +301,15 @@ impl Walk {
     }
 }
 
-/// How many of the `faults` of a group are saved where each that remains saves up to `room` others: those that come
-/// soonest.
+/// Returns the number of saved `faults` in a group if each remaining fault saves up to `room`
+/// others, the earliest first.
 fn saved(faults: &[Fault], room: usize) -> u64 {
     let mut births: Vec<_> =
         faults.iter().filter_map(|fault| Some((fault.born?, fault.at))).collect();
     births.sort_unstable();
     let mut births = births.into_iter().peekable();
     let mut spared = std::collections::HashSet::new();
-    // Those that can be saved now, the soonest first.
+    // Faults that can be saved now, the earliest first.
     let mut open = BinaryHeap::new();
     for fault in faults {
         if spared.contains(&fault.at) {
@@ -325,7 +332,7 @@ fn saved(faults: &[Fault], room: usize) -> u64 {
 }
 
 impl Memory {
-    /// The pages in `range` are taken away, and what is mapped there is empty.
+    /// Removes the pages in `range`. The mapping there becomes empty.
     fn take(&mut self, range: VirtRange, now: u32) {
         for (part, piece) in self.pieces_in(range) {
             self.pieces.insert(part, Piece { born: now, inherited: false, ..piece });
@@ -354,7 +361,7 @@ impl Memory {
         }
     }
 
-    /// The pieces in `range`, cut to it.
+    /// Returns the pieces in `range`, cut to `range`.
     fn pieces_in(&self, range: VirtRange) -> Vec<(std::ops::Range<u64>, Piece)> {
         if range.is_empty() {
             return Vec::new();

@@ -1,8 +1,9 @@
-//! What the faults of a recording were for, and which mappings they filled.
+//! Counts of the faults of a recording by purpose, and of the mappings that they filled.
 //!
-//! One walk in the order of time. Recordings are made without fault-around. With the kernel's default, a load or fetch from a file
-//! maps the 64 KiB around it, so a later load there counts as no fault. A store maps its page alone, and so does the first touch of a
-//! page of shared anonymous memory.
+//! One walk in the order of time. Recordings are made without fault-around. With the kernel's
+//! default, a load or fetch from a file maps the surrounding 64 KiB, so a later load there does not
+//! count as a fault. A store maps only its page, and so does the first touch of a page of shared
+//! anonymous memory.
 
 use crate::event::{Access, Backing, Birth, Kind, Trace};
 use crate::page_set::{PageSet, PageStates, State};
@@ -15,13 +16,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Pages that one fault on a file maps: Linux's default of `fault_around_bytes`.
+/// Pages mapped by one fault on a file: Linux's default of `fault_around_bytes`.
 const AROUND: u64 = 16;
-/// Pages of a sequence that one fault could map: what a window of order 3 has.
+/// Pages of a sequence that one fault could map: a window of order 3.
 const WINDOW: u64 = 8;
-/// The smallest mapping that is worth a call of its own, in bytes.
+/// The smallest mapping for which an additional call is worthwhile, in bytes.
 const LARGE: u64 = 256 << 10;
-/// `MAP_STACK` and `MAP_NORESERVE`: memory that is reserved, not meant to be used whole.
+/// `MAP_STACK` and `MAP_NORESERVE`: memory that is reserved, and usually not used completely.
 const RESERVED: u32 = 0x2_0000 | 0x4000;
 const MADV_DONTNEED: u32 = 4;
 const MADV_HUGEPAGE: u32 = 14;
@@ -34,42 +35,44 @@ const HUGE: u64 = 512;
 pub struct Census {
     /// Stores to untouched private anonymous memory: each zeroes a page.
     pub zeroed: u64,
-    /// Loads of it: each maps the zero page.
+    /// Loads of untouched private anonymous memory: each maps the zero page.
     pub zero_page: u64,
     /// Faults on a present page of private memory: copies, mostly.
     pub copies: u64,
-    /// Faults on files and on pages of shared memory that another process has touched, with
+    /// Faults on files and on pages of shared memory touched earlier by another process, with
     /// fault-around.
     pub file: u64,
     /// First touches of pages of shared anonymous memory, System V's segments and memfd: each zeroes
     /// a page.
     pub shared: u64,
-    /// Huge pages of shared memory that are allocated: 0 as recorded, which is without them.
+    /// Allocated huge pages of shared memory: 0 as recorded, because recordings have none.
     pub shared_folios: u64,
-    /// The faults on shared memory that huge pages would replace, if all of it got them
-    /// (`shmem_enabled=always`) and the program does not refuse them (`MADV_NOHUGEPAGE`).
+    /// The faults on shared memory that huge pages would replace if all shared memory got them
+    /// (`shmem_enabled=always`), except memory for which the program refuses them
+    /// (`MADV_NOHUGEPAGE`).
     pub huge_shared: HugeShared,
-    /// The same of memory for which the program asks (`MADV_HUGEPAGE`; `shmem_enabled=advise`).
+    /// The same for memory with a request of the program (`MADV_HUGEPAGE`; `shmem_enabled=advise`).
     pub huge_asked: HugeShared,
-    /// Those of `file` that fetched an instruction.
+    /// The faults of `file` that fetched an instruction.
     pub text: u64,
-    /// Different pages of code that were executed, fault-around left out.
+    /// Different pages of executed code, without fault-around.
     pub text_pages: u64,
-    /// Of `zeroed`: the second to eighth page of a sequence, up or down, of one thread.
+    /// Faults of `zeroed` on the second to eighth page of a sequence, up or down, of one thread.
     pub in_sequence: u64,
-    /// Of `zeroed`: pages that the program had before at this address and had given back, by `munmap` or `brk`.
+    /// Faults of `zeroed` on pages that the program had earlier at this address and had freed by
+    /// `munmap` or `brk`.
     pub returned: u64,
-    /// Of `zeroed`: pages that it had given back with `MADV_DONTNEED`.
+    /// Faults of `zeroed` on pages that the program had freed with `MADV_DONTNEED`.
     pub discarded: u64,
     /// `brk` calls that moved the break.
     pub breaks: u64,
-    /// Whether the program asks for huge pages itself (`MADV_HUGEPAGE`).
+    /// Whether the program requests huge pages (`MADV_HUGEPAGE`).
     pub asks_for_huge: bool,
     /// Large private anonymous mappings, by length.
     pub mappings: Vec<Mappings>,
 }
 
-/// Faults on shared memory in aligned ranges of 2 MiB that lie within one mapping.
+/// Faults on shared memory in aligned ranges of 2 MiB within one mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugeShared {
     /// Faults of `shared`.
@@ -78,12 +81,12 @@ pub struct HugeShared {
     pub mapped: u64,
     /// Huge pages that would be allocated.
     pub folios: u64,
-    /// Faults that would map huge pages that are there, in other processes.
+    /// Faults of other processes that would map existing huge pages.
     pub maps: u64,
 }
 
 impl HugeShared {
-    /// Bytes that would be allocated and never touched.
+    /// Returns the bytes that would be allocated and never touched.
     pub fn unused(&self) -> u64 {
         (self.folios * HUGE).saturating_sub(self.first) * PAGE_SIZE
     }
@@ -92,18 +95,18 @@ impl HugeShared {
 /// Mappings of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mappings {
-    /// Bytes of each.
+    /// Bytes of each mapping.
     pub len: u64,
-    /// How many there were.
+    /// The number of mappings.
     pub count: u64,
-    /// Pages of them that were touched.
+    /// Touched pages.
     pub touched: u64,
-    /// The most pages of them that were mapped at one moment and never touched.
+    /// The peak number of mapped pages that are never touched.
     pub unused: u64,
 }
 
 impl Mappings {
-    /// The share of their pages that was touched, from 0 to 1.
+    /// Returns the share of touched pages, from 0 to 1.
     pub fn used(&self) -> f64 {
         self.touched as f64 / (self.count * self.len / PAGE_SIZE).max(1) as f64
     }
@@ -132,7 +135,7 @@ impl Census {
                         folios.mapped = PageSet::default();
                     }
                 }
-                // What a vfork child does before it executes a program is little.
+                // A vfork child does little before it executes a program.
                 Kind::Spawn { .. } | Kind::Exit => {}
                 Kind::Exec => walk.end(process),
                 kind => walk.step(thread, process, kind),
@@ -146,12 +149,12 @@ impl Census {
         Ok(census)
     }
 
-    /// All faults that the kernel serves, with fault-around.
+    /// Returns all faults that the kernel serves, with fault-around.
     pub fn faults(&self) -> u64 {
         self.zeroed + self.zero_page + self.copies + self.file + self.shared + self.shared_folios
     }
 
-    /// The same with huge pages for shared memory: `huge_shared` or `huge_asked`.
+    /// Returns the census with huge pages for shared memory: `huge_shared` or `huge_asked`.
     pub fn with_huge_shared(&self, huge: HugeShared) -> Self {
         let HugeShared { first, mapped, folios, maps } = huge;
         Self {
@@ -165,14 +168,14 @@ impl Census {
     }
 }
 
-/// Where a thread's last fault was, and how many before it were in sequence with it.
+/// The page of a thread's last fault, and the number of earlier faults in sequence with it.
 #[derive(Clone, Copy, Default)]
 struct Run {
     page: u64,
     len: u64,
 }
 
-/// A large mapping that is there.
+/// An existing large mapping.
 #[derive(Clone)]
 struct Live {
     len: u64,
@@ -183,19 +186,19 @@ struct Live {
 #[derive(Clone, Default)]
 struct Memory {
     areas: Space,
-    /// Pages that were touched, and what became of them.
+    /// Touched pages, and their state.
     pages: PageStates,
-    /// Blocks of files that a fault has mapped.
+    /// Blocks of files mapped by a fault.
     around: PageSet,
     live: BTreeMap<u64, Live>,
     text: PageSet,
-    /// Pages of shared memory that this process or a relative has allocated: processes that fork have
-    /// it at the same addresses.
+    /// Pages of shared memory allocated by this process or a relative. Processes that fork have
+    /// shared memory at the same addresses.
     shared: Rc<RefCell<PageSet>>,
-    /// Advice about huge pages, by page number: whether the program asks for them or refuses them.
+    /// Advice about huge pages, by page number: whether the program requests or refuses them.
     advice: RangeMap<u64, bool>,
-    /// Huge pages of shared memory, if all of it had them, and if memory had them for which the
-    /// program asks.
+    /// Huge pages of shared memory, if all shared memory had them, and if only memory with a
+    /// request had them.
     folios: [SharedFolios; 2],
 }
 
@@ -209,10 +212,10 @@ struct SharedFolios {
 }
 
 impl Memory {
-    /// A fault on a `page` of shared anonymous memory that lies in the mapping `range`.
+    /// Counts a fault on a `page` of shared anonymous memory in the mapping `range`.
     fn shared_fault(&mut self, census: &mut Census, range: VirtRange, page: u64, access: Access) {
         let first = self.shared.borrow_mut().insert(page);
-        // Only pages that are allocated are mapped around a load.
+        // Only allocated pages are mapped around a load.
         let around = !first && access != Access::Write && !self.around.insert(page / AROUND);
         if around {
             return;
@@ -239,7 +242,7 @@ impl Memory {
         }
     }
 
-    /// The pages in `range` get a new mapping or none.
+    /// Handles a new mapping, or the removal of the mapping, in `range`.
     fn forget(&mut self, range: Range<u64>) {
         if !range.is_empty() {
             self.advice.remove(range);
@@ -247,7 +250,7 @@ impl Memory {
     }
 }
 
-/// While a mapping was there: pages of it that were never touched, from one event to another.
+/// The untouched pages of a mapping in its lifetime: first event, last event, pages.
 type Unused = (u64, u64, u64);
 
 #[derive(Default)]
@@ -266,7 +269,7 @@ impl Walk {
         memory.live.into_values().for_each(|live| self.count(live));
     }
 
-    /// A mapping has come to its end.
+    /// Counts a mapping at its end.
     fn count(&mut self, live: Live) {
         let pages = live.len / PAGE_SIZE;
         let touched = live.touched.len();
@@ -363,7 +366,7 @@ impl Walk {
         }
     }
 
-    /// The pages of a range go back to the kernel, and so do the mappings that begin there.
+    /// Frees the pages of a range to the kernel, and ends the mappings that start there.
     fn give_back(&mut self, process: usize, start: u64, len: u64, how: State) {
         self.discard(process, start, len, how);
         let ended: Vec<_> = self.memories[process]
@@ -393,12 +396,12 @@ impl Walk {
                 memory.areas.insert(by, area);
                 (by, Backing::Stack)
             }
-            // What no report covers is the heap below the break.
+            // Memory without a report is the heap below the break.
             Met::Hole => (VirtRange::page(at), Backing::Heap),
         };
         let shared = matches!(backing, Backing::SharedAnon | Backing::SharedFile);
         if present {
-            // A store to a shared page permits stores, and copies nothing.
+            // A store to a shared page permits stores, without a copy.
             *(if shared { &mut self.census.file } else { &mut self.census.copies }) += 1;
             return;
         }
@@ -410,7 +413,7 @@ impl Walk {
             if executes {
                 memory.text.insert(page);
             }
-            // Fault-around is for loads alone.
+            // Fault-around applies to loads only.
             if access == Access::Write {
                 self.census.file += 1;
             } else if memory.around.insert(page / AROUND) {
@@ -425,7 +428,7 @@ impl Walk {
             live.touched.insert(page);
         }
         match memory.pages.touch(page) {
-            // The kernel tried before, and was not permitted to wait.
+            // An earlier attempt of the kernel was not permitted to wait.
             Some(State::There) => return,
             Some(State::Returned) => self.census.returned += 1,
             Some(State::Discarded) => self.census.discarded += 1,
@@ -447,7 +450,7 @@ fn area(prot: crate::event::Prot, backing: Backing) -> Area {
     Area { prot, backing, assumed: false }
 }
 
-/// The most pages at one moment, of spans that add up where they overlap.
+/// Returns the peak number of pages, of spans that add up if they overlap.
 fn peak(spans: &[Unused]) -> u64 {
     let mut changes: Vec<_> = spans
         .iter()
@@ -489,7 +492,7 @@ mod tests {
     fn pages_in_sequence_are_counted_in_windows_of_eight() {
         let mut events = vec![map(100, Backing::Anon)];
         events.extend((0..17).map(|page| fault(page, Access::Write)));
-        // Down, and then somewhere else.
+        // Downwards, and then at another place.
         events.extend([60, 59, 58, 90].map(|page| fault(page, Access::Write)));
         let census = census(&events);
         assert_eq!((census.zeroed, census.in_sequence), (21, 14 + 2));
@@ -512,13 +515,13 @@ mod tests {
         let got = census(&events);
         // A load allocates its page, too.
         assert_eq!((got.shared, got.file, got.faults()), (701, 0, 701));
-        // The last pages of the mapping are no whole huge page.
+        // The last pages of the mapping do not fill a huge page.
         let want = HugeShared { first: 700, mapped: 0, folios: 2, maps: 0 };
         assert_eq!((got.huge_shared, want.unused()), (want, 324 * PAGE_SIZE));
         let huge = got.with_huge_shared(got.huge_shared);
         assert_eq!((huge.shared, huge.shared_folios, huge.faults()), (1, 2, 3));
         assert_eq!(got.huge_asked, HugeShared::default());
-        // A part asks for huge pages, another refuses them.
+        // One part requests huge pages, another refuses them.
         let advise = |page: u64, advice| {
             let (start, len) = (START + page * PAGE_SIZE, 512 * PAGE_SIZE);
             Kind::Advise { start, len, advice }
@@ -527,7 +530,7 @@ mod tests {
         let got = census(&advised);
         let want = HugeShared { first: 512, mapped: 0, folios: 1, maps: 0 };
         assert_eq!((got.huge_shared, got.huge_asked), (want, want));
-        // Shared files: a store to a page that a load has mapped around it faults again.
+        // Shared files: a store to a page mapped by an earlier load around it faults again.
         let file = [map(64, Backing::SharedFile), fault(0, r), fault(1, r), fault(2, w)];
         assert_eq!(census(&file).file, 2);
         let upgrade =
@@ -536,7 +539,7 @@ mod tests {
         assert_eq!((got.file, got.copies), (2, 0));
     }
 
-    /// Another process maps what is allocated, around a load; it does not zero it again.
+    /// Another process maps allocated pages around a load, without zeroing them again.
     #[test]
     fn shared_memory_is_allocated_once_for_all_processes() {
         use crate::event::{Event, ProcessInfo, ThreadInfo};

@@ -11,11 +11,11 @@ use std::path::Path;
 
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
-/// The version that is written; earlier ones are read, too.
+/// The written version. Earlier versions can be read, too.
 pub const VERSION: u32 = 2;
-/// The first with instructions.
+/// The first version with instructions.
 const WITH_INSTRUCTIONS: u32 = 2;
-/// The extension of the files' names.
+/// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
 const PREFIX: usize = 24;
@@ -34,7 +34,7 @@ const BACKINGS: [Backing; 7] = [
 ];
 const BIRTHS: [Birth; 3] = [Birth::Thread, Birth::Fork, Birth::Vfork];
 
-/// The compact form of `trace`, for the file `path` (used in errors only).
+/// Encodes `trace` in the compact form, for the file `path` (used in errors only).
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`], has a string above 4,096 bytes, or is larger than the
@@ -58,7 +58,7 @@ pub fn encode(path: &Path, trace: &Trace) -> Result<Vec<u8>, Error> {
 /// Writes `trace` to the file `path`.
 ///
 /// # Errors
-/// As [`encode`], and what the file system reports.
+/// The errors of [`encode`] and of the file system.
 pub fn write(path: &Path, trace: &Trace) -> Result<(), Error> {
     let bytes = encode(path, trace)?;
     std::fs::write(path, bytes).map_err(|e| Error::new(path, Place::File, e.to_string()))
@@ -67,7 +67,7 @@ pub fn write(path: &Path, trace: &Trace) -> Result<(), Error> {
 /// Reads the compact recording `bytes`, which came from the file `path` (used in errors only).
 ///
 /// # Errors
-/// The bytes are not a compact recording of a version that is known, or are truncated or corrupted.
+/// The bytes are not a compact recording of a known version, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if !bytes.starts_with(MAGIC) {
         return Err(Error::at(path, 0, "not a recording: the magic FLTRACE is missing"));
@@ -105,8 +105,8 @@ fn unchecked(path: &Path, event: Option<u64>, reason: String) -> Error {
     Error::new(path, event.map_or(Place::File, Place::Event), reason)
 }
 
-/// Decompresses `packed`, which must come to exactly `len` bytes; memory grows with what is really
-/// there, not with what the header claims.
+/// Decompresses `packed`, which must contain exactly `len` bytes. Memory grows with the actual
+/// contents, not with the size claimed by the header.
 fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
     let mut rest = packed;
     let mut body = Vec::new();
@@ -131,7 +131,7 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
 #[derive(Default)]
 struct Writer {
     out: Vec<u8>,
-    /// Whether faults name their instructions.
+    /// Whether faults contain their instructions.
     instructions: bool,
 }
 
@@ -153,7 +153,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The page of `addr` relative to the page `last`.
+    /// Writes the page of `addr` relative to the page `last`.
     fn page(&mut self, last: u64, addr: u64) {
         let delta = (addr >> PAGE_SHIFT).wrapping_sub(last) as i64;
         self.varint(((delta << 1) ^ (delta >> 63)) as u64);
@@ -239,8 +239,8 @@ impl Writer {
     }
 }
 
-/// The code and the extra bits of an event. Enumerations are stored by their order of declaration,
-/// which `ACCESSES`, `BACKINGS` and `BIRTHS` repeat.
+/// Returns the code and the extra bits of an event. Enumerations are stored by their order of
+/// declaration, which `ACCESSES`, `BACKINGS` and `BIRTHS` repeat.
 fn code_of(kind: &Kind) -> (u8, u8) {
     match *kind {
         Kind::Fault { access, kernel, present, .. } => {
@@ -263,7 +263,7 @@ struct Reader<'a> {
     body: &'a [u8],
     at: usize,
     version: u32,
-    /// Whether faults name their instructions.
+    /// Whether faults contain their instructions.
     instructions: bool,
 }
 
@@ -294,7 +294,7 @@ impl Reader<'_> {
         self.varint()?.try_into().map_err(|_| "a number is longer than 32 bits".into())
     }
 
-    /// A count of items that take at least one byte each and are at most `most`.
+    /// Reads a count of at most `most` items, each of at least one byte.
     fn count(&mut self, most: usize, what: &str) -> Result<usize, String> {
         let count = self.varint()?;
         let most = most.min(self.body.len() - self.at);
@@ -330,7 +330,7 @@ impl Reader<'_> {
         Ok(pages << PAGE_SHIFT)
     }
 
-    /// The place of an instruction in its page.
+    /// Reads the offset of an instruction in its page.
     fn instruction(&mut self) -> Result<Option<u16>, String> {
         match self.varint()? {
             0 => Ok(None),

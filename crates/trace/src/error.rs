@@ -1,13 +1,13 @@
-//! What can be wrong with a recording, and where in it.
+//! Errors in a recording, and their place.
 
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The largest file that is read into memory, in bytes.
+/// The largest file to read into memory, in bytes.
 pub const MAX_FILE: u64 = 4 << 30;
 
-/// Where in a file something is wrong.
+/// The place of an error in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The file as a whole.
@@ -24,29 +24,29 @@ pub enum Place {
     Line(u64),
 }
 
-/// A recording that cannot be read, written or understood.
+/// A recording that cannot be read, written or interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// The file.
     pub file: PathBuf,
-    /// Where in the file, as well as it is known.
+    /// The most precise known place in the file.
     pub place: Place,
-    /// What is wrong there.
+    /// The description of the error.
     pub reason: String,
 }
 
 impl Error {
-    /// Something wrong with `file` at `place`.
+    /// Creates an error in `file` at `place`.
     pub fn new(file: &Path, place: Place, reason: impl Into<String>) -> Self {
         Self { file: file.to_owned(), place, reason: reason.into() }
     }
 
-    /// What the host says of `file`.
+    /// Creates an error of the host about `file`.
     pub(crate) fn io(file: &Path, error: &std::io::Error) -> Self {
         Self::new(file, Place::File, error.to_string())
     }
 
-    /// Something wrong with the byte at `offset` of `file`.
+    /// Creates an error of the byte at `offset` of `file`.
     pub fn at(file: &Path, offset: u64, reason: impl Into<String>) -> Self {
         Self::new(file, Place::Offset(offset), reason)
     }
@@ -69,7 +69,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Opens the file at `path`. The error for a directory that perf wrote says so.
+/// Opens the file at `path`. A directory written by perf has a specific error.
 pub(crate) fn open(path: &Path) -> Result<std::fs::File, Error> {
     if path.is_dir() {
         let data = path.join("data");
@@ -87,10 +87,11 @@ pub(crate) fn open(path: &Path) -> Result<std::fs::File, Error> {
     std::fs::File::open(path).map_err(|error| Error::io(path, &error))
 }
 
-/// What is left of `file`, at most [`MAX_FILE`] bytes.
+/// Reads the rest of `file`, at most [`MAX_FILE`] bytes.
 pub(crate) fn load_from(path: &Path, file: impl Read) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    // `take` and not the length that the file system gives: a pipe or /dev/zero has none.
+    // Uses `take` and not the length reported by the file system, because a pipe or /dev/zero has
+    // no length.
     file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| Error::io(path, &error))?;
     if bytes.len() as u64 > MAX_FILE {
         return Err(Error::at(path, MAX_FILE, "the file is larger than 4 GiB"));

@@ -1,8 +1,9 @@
-//! The model of a recording: who ran, and what each did to memory, in order of time.
+//! The model of a recording: threads and processes, and their memory operations in order of time.
 //!
-//! Only what succeeded is here: a call that the kernel refused left memory as it was. Calls stand at
-//! the moment from which others can see them: what gives memory (`mmap`, `brk`, `mremap`) where it
-//! returns, what takes it away (`munmap`, `madvise`) where it enters.
+//! Contains successful operations only, because a call that the kernel refused did not change
+//! memory. The time of a call is the time from which others can see its effect: the return of calls
+//! that add memory (`mmap`, `brk`, `mremap`), and the entry of calls that remove memory (`munmap`,
+//! `madvise`).
 
 use crate::page_set::PageSet;
 use bitflags::bitflags;
@@ -10,15 +11,15 @@ use faultless::PAGE_SIZE;
 use rangemap::RangeMap;
 use std::fmt;
 
-/// The most events in a recording; a bound on what a hostile file can make us hold.
+/// The most events in a recording, which limits the memory that a hostile file can use.
 pub const MAX_EVENTS: usize = 16 << 20;
 /// The most threads in a recording.
 pub const MAX_THREADS: usize = 1 << 16;
-/// The most areas that copies of address spaces (`fork`) may add up to in one recording.
+/// The most areas to which copies of address spaces (`fork`) may add up in one recording.
 pub const MAX_AREAS: usize = 4 << 20;
 
 bitflags! {
-    /// Which events a recording was made with; what is missing must be assumed.
+    /// The kinds of events in a recording. Missing kinds must be assumed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Recorded: u32 {
         /// Faults taken in user mode.
@@ -39,17 +40,18 @@ bitflags! {
         const MADVISE = 1 << 7;
         /// `brk` calls.
         const BRK = 1 << 8;
-        /// Mapping records: each area as the kernel sees it when it comes or changes protection.
+        /// Mapping records: each area as seen by the kernel when the area is created or changes
+        /// protection.
         const AREAS = 1 << 9;
-        /// The flags of `clone`: tells `vfork` from `fork`.
+        /// The flags of `clone`, which distinguish `vfork` from `fork`.
         const CLONE_FLAGS = 1 << 10;
-        /// Where in its page the instruction lies that each fault was taken on.
+        /// The offset in its page of the instruction of each fault.
         const INSTRUCTIONS = 1 << 11;
     }
 }
 
 impl Recorded {
-    /// Each kind of event with the words in which replay names it.
+    /// Each kind of event, with its description in replay messages.
     pub const NAMES: [(Self, &str); 11] = [
         (Self::USER_FAULTS, "faults in user mode"),
         (Self::KERNEL_FAULTS, "faults in kernel mode"),
@@ -66,7 +68,7 @@ impl Recorded {
 }
 
 bitflags! {
-    /// What an area permits; the values are Linux's `PROT_*`.
+    /// The permissions of an area. The values are Linux's `PROT_*`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, PartialOrd, Ord, Hash)]
     pub struct Prot: u8 {
         /// Loads.
@@ -78,10 +80,10 @@ bitflags! {
     }
 }
 
-/// What kind of access a fault was.
+/// The kind of access of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// The recording does not say.
+    /// Not recorded.
     Unknown,
     /// A load.
     Read,
@@ -91,7 +93,7 @@ pub enum Access {
     Exec,
 }
 
-/// What lies behind an area.
+/// The memory behind an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backing {
     /// Private anonymous memory.
@@ -106,11 +108,11 @@ pub enum Backing {
     Heap,
     /// The main thread's stack, which grows down.
     Stack,
-    /// The kernel's own: vdso, vvar.
+    /// The kernel's own areas: vdso, vvar.
     Special,
 }
 
-/// How a thread came to be.
+/// The way in which a thread was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Birth {
     /// Another thread of the same process.
@@ -121,25 +123,25 @@ pub enum Birth {
     Vfork,
 }
 
-/// One thing that happened. Addresses and lengths are in bytes; all but `Brk`'s are multiples of
-/// the page size.
+/// An event. Addresses and lengths are in bytes, and multiples of the page size except for `Brk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A page fault.
     Fault {
         /// The address of the page.
         page: u64,
-        /// What the faulting instruction wanted.
+        /// The access of the faulting instruction.
         access: Access,
         /// Taken in kernel mode, on user memory (`read` into a fresh buffer).
         kernel: bool,
         /// The page was present: the fault is about permission, as in copy-on-write.
         present: bool,
-        /// The instruction that faulted, by its address modulo the page size; where the recording says it. Programs are
-        /// loaded at other pages each time: this is the same in every process, and tells nothing of the host.
+        /// The address of the faulting instruction modulo the page size, if recorded. Programs are
+        /// loaded at different pages each time. The offset is the same in every process, and
+        /// reveals no information about the host.
         instruction: Option<u16>,
     },
-    /// `mmap` gave this area.
+    /// `mmap` returned this area.
     Map {
         /// First byte.
         start: u64,
@@ -149,11 +151,11 @@ pub enum Kind {
         prot: Prot,
         /// Linux's `MAP_*` flags as passed.
         flags: u32,
-        /// What lies behind it.
+        /// The memory behind the area.
         backing: Backing,
     },
-    /// The kernel reported that an area now looks like this, outside any recorded call: a program
-    /// was loaded, the stack grew, or a call was made that the recording leaves out.
+    /// The kernel reported this state of an area outside any recorded call: a program was loaded,
+    /// the stack grew, or a call is missing in the recording.
     Area {
         /// First byte.
         start: u64,
@@ -161,7 +163,7 @@ pub enum Kind {
         len: u64,
         /// Permissions.
         prot: Prot,
-        /// What lies behind it.
+        /// The memory behind the area.
         backing: Backing,
     },
     /// `munmap`.
@@ -209,48 +211,48 @@ pub enum Kind {
     },
     /// A thread or process began.
     Spawn {
-        /// Its index in [`Trace::threads`].
+        /// The index of the child in [`Trace::threads`].
         child: u32,
-        /// What it shares with its parent.
+        /// The memory shared with its parent.
         birth: Birth,
     },
-    /// The process executed a program: it starts again with an empty address space.
+    /// The process executed a program, and starts again with an empty address space.
     Exec,
     /// The thread ended.
     Exit,
 }
 
-/// Something that a thread did.
+/// An operation of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Microseconds since the recording began.
     pub time_us: u64,
     /// The index of the thread in [`Trace::threads`].
     pub thread: u32,
-    /// What it did.
+    /// The operation.
     pub kind: Kind,
 }
 
-/// How a recording was made.
+/// The conditions of a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Header {
     /// The recorded program.
     pub program: String,
-    /// How the recording was made, in words; empty where that is not known.
+    /// A description of the recording's origin; empty if unknown.
     pub made: String,
     /// Bytes in a page.
     pub page_size: u32,
-    /// The kernel's release; empty where it is not known.
+    /// The kernel's release; empty if unknown.
     pub kernel: String,
-    /// The mode of transparent huge pages for the program; empty where it is not known.
+    /// The mode of transparent huge pages for the program; empty if unknown.
     pub thp: String,
-    /// CPUs that were online; 0 where it is not known.
+    /// The number of online CPUs; 0 if unknown.
     pub cpus: u32,
-    /// The events it was made with.
+    /// The recorded kinds of events.
     pub recorded: Recorded,
-    /// Events that were lost while recording.
+    /// Events lost during the recording.
     pub lost: u64,
-    /// What the reader of the original recording remarked.
+    /// Remarks of the reader of the original recording.
     pub notes: Vec<String>,
 }
 
@@ -259,32 +261,32 @@ pub struct Header {
 pub struct ThreadInfo {
     /// The index of its process in [`Trace::processes`].
     pub process: u32,
-    /// Its last name.
+    /// The last name of the thread.
     pub name: String,
 }
 
 /// A process of the recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// The index of the process that began it, where the recording saw that.
+    /// The index of the process that created it, if recorded.
     pub parent: Option<u32>,
 }
 
 /// A recording.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Trace {
-    /// How it was made.
+    /// The conditions of the recording.
     pub header: Header,
     /// The processes.
     pub processes: Vec<ProcessInfo>,
     /// The threads of all processes.
     pub threads: Vec<ThreadInfo>,
-    /// What they did, in order of time.
+    /// The operations of the threads, in order of time.
     pub events: Vec<Event>,
 }
 
 impl Header {
-    /// A warning if events were lost while recording.
+    /// Returns a warning if events were lost during the recording.
     pub fn loss(&self) -> Option<String> {
         let count = self.lost;
         let events = if count == 1 { "event was" } else { "events were" };
@@ -295,14 +297,14 @@ impl Header {
 
 #[cfg(test)]
 impl Kind {
-    /// A fault of a program on the page at `page`, which is not there.
+    /// Returns a fault of a program on the absent page at `page`.
     pub(crate) const fn first(page: u64, access: Access) -> Self {
         Self::Fault { page, access, kernel: false, present: false, instruction: None }
     }
 }
 
 impl Trace {
-    /// What one thread of one process did, all at once.
+    /// Returns a trace of events of one thread of one process, all at the same time.
     #[cfg(test)]
     pub(crate) fn of_one_thread(events: impl IntoIterator<Item = Kind>) -> Self {
         let event = |kind| Event { time_us: 0, thread: 0, kind };
@@ -314,12 +316,13 @@ impl Trace {
         }
     }
 
-    /// Checks what every reader of a trace relies on: indices in range, time not running backwards,
-    /// each thread begun at most once, nothing done before that or after its exit, ranges aligned
-    /// and not wrapping.
+    /// Checks the assumptions of every reader of a trace: indices are in range, time does not run
+    /// backwards, each thread starts at most once, a thread has no event before its start or after
+    /// its exit, and ranges are aligned and do not wrap.
     ///
     /// # Errors
-    /// The number of the offending event, or `None` where a table is at fault, and what is wrong.
+    /// The number of the offending event, or `None` if a table is wrong, and the description of the
+    /// error.
     pub fn check(&self) -> Result<(), (Option<u64>, String)> {
         if u64::from(self.header.page_size) != PAGE_SIZE {
             return Err((None, format!("pages of {} bytes; want 4096", self.header.page_size)));
@@ -376,7 +379,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Counts of what is in the trace.
+    /// Returns counts of the contents of the trace.
     pub fn summary(&self) -> Summary {
         let mut summary = Summary {
             threads: self.threads.len(),
@@ -417,13 +420,14 @@ impl Trace {
         summary
     }
 
-    /// Faults that the kernel took and did not serve: where it copies from a program's memory while it cannot wait
-    /// (`write` into the page cache), page faults are disabled. The copy gives up, often after some attempts, and the page
-    /// is faulted in before the next. Such a fault is seen by the next one of its thread: on the same page, which is
-    /// still absent although nothing took it away.
+    /// Counts faults that the kernel took and did not serve. Page faults are disabled while the
+    /// kernel copies from a program's memory and cannot wait (`write` into the page cache). The
+    /// copy fails, often after some attempts, and the page is faulted in before the next copy. Such
+    /// a fault is detected by the next fault of its thread: on the same page, which is still absent
+    /// although no operation removed it.
     fn unserved_faults(&self) -> usize {
-        // By thread: the page of its last event, if that may be such a fault, and how many changes its process had
-        // seen by then.
+        // By thread: the page of its last event, if the event may be such a fault, and the number
+        // of changes of its process at that time.
         let mut last: Vec<Option<(u64, u64)>> = vec![None; self.threads.len()];
         let mut changes = vec![0u64; self.processes.len()];
         let mut count = 0;
@@ -443,10 +447,10 @@ impl Trace {
         count
     }
 
-    /// Faults on a page that was not present in private anonymous memory, heap or stack.
+    /// Counts faults on absent pages of private anonymous memory, heap or stack.
     fn anon_first_touches(&self) -> usize {
-        // Backing by range start and end, per process; a page is looked up in the area that was
-        // reported last over it.
+        // Backing by range start and end, per process. A page is looked up in the most recently
+        // reported area that contains it.
         let mut areas: Vec<RangeMap<u64, Backing>> = vec![RangeMap::new(); self.processes.len()];
         let (mut count, mut copied) = (0, 0);
         for event in &self.events {
@@ -472,7 +476,7 @@ impl Trace {
                 }
                 Kind::Exec => areas[process].clear(),
                 Kind::Fault { page, present: false, .. } => {
-                    // What no report covers is the heap below the break.
+                    // Memory without a report is the heap below the break.
                     let backing = areas[process].get(&page).copied().unwrap_or(Backing::Heap);
                     count += usize::from(matches!(
                         backing,
@@ -494,7 +498,7 @@ enum Seen {
 }
 
 impl Kind {
-    /// Whether ranges are aligned, not empty and do not wrap.
+    /// Returns whether ranges are aligned, not empty and do not wrap.
     fn is_well_formed(&self) -> bool {
         let fits = |start: u64, len: u64| {
             start.is_multiple_of(PAGE_SIZE)
@@ -518,7 +522,7 @@ impl Kind {
     }
 }
 
-/// Counts of what is in a trace.
+/// Counts of the contents of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names say it; the few that do not are documented")]
 pub struct Summary {
@@ -531,9 +535,9 @@ pub struct Summary {
     pub kernel_faults: usize,
     /// Faults known to be writes.
     pub write_faults: usize,
-    /// Faults on a present page: copy-on-write and the like.
+    /// Faults on a present page: copy-on-write and similar.
     pub present_faults: usize,
-    /// Of those in kernel mode, faults that were not served.
+    /// Faults in kernel mode that were not served.
     pub unserved_faults: usize,
     /// Different pages that faulted, counted per process.
     pub distinct_pages: usize,
@@ -548,11 +552,11 @@ pub struct Summary {
     pub advises: usize,
     pub brks: usize,
     pub execs: usize,
-    /// Which of these were recorded: a count of what was not is 0, and printed as `-`.
+    /// The recorded kinds. A count of an unrecorded kind is 0, and printed as `-`.
     pub recorded: Recorded,
 }
 
-/// A count, or `-` where nothing of its kind was recorded.
+/// A count, or `-` if its kind was not recorded.
 struct Known(usize, bool);
 
 impl fmt::Display for Known {
@@ -578,7 +582,7 @@ impl fmt::Display for Summary {
             of(Recorded::KERNEL_FAULTS, self.kernel_faults),
             self.distinct_pages,
             self.anon_first_touches,
-            // What tells reads from writes tells this, too.
+            // A source that distinguishes reads from writes also has this.
             of(Recorded::ACCESS, self.present_faults),
             of(Recorded::MMAP, self.maps),
             of(Recorded::MUNMAP, self.unmaps),

@@ -1,9 +1,9 @@
-//! What an allocator would save a recorded program that kept its memory: glibc with `MALLOC_MMAP_MAX_=0` and a large
-//! `MALLOC_TRIM_THRESHOLD_`.
+//! The savings of an allocator that keeps the freed memory of a recorded program: glibc with
+//! `MALLOC_MMAP_MAX_=0` and a large `MALLOC_TRIM_THRESHOLD_`.
 //!
-//! Each block that had a mapping of its own then comes from the heap: from the smallest free part that is large enough, or else from
-//! the end of the heap. Memory that was freed, and pages of the heap above a break that went down, stay resident and need no fault
-//! when they are used again. A block that `mremap` moved is copied.
+//! Each block with a separate mapping then comes from the heap: from the smallest sufficient free
+//! part, or otherwise from the end of the heap. Freed memory, and pages of the heap above a lowered
+//! break, stay resident and cause no fault when used again. A block moved by `mremap` is copied.
 
 use crate::event::{Backing, Birth, Kind, Prot, Trace};
 use crate::page_set::PageSet;
@@ -11,27 +11,27 @@ use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
 use std::collections::BTreeMap;
 
-/// The smallest block that glibc maps by itself, by default, in bytes.
+/// The smallest block for which glibc creates a mapping by default, in bytes.
 const THRESHOLD: u64 = 128 << 10;
-/// `MAP_PRIVATE | MAP_ANONYMOUS`, as glibc maps a block.
+/// `MAP_PRIVATE | MAP_ANONYMOUS`, the flags of glibc's mappings.
 const FLAGS: u32 = 0x22;
-/// Bytes in which memory of an allocator's own arenas comes, which no setting of glibc's changes.
+/// The unit of an allocator's own arenas in bytes. glibc's settings do not affect them.
 const ARENA: u64 = 256 << 10;
 
-/// What keeping memory came to.
+/// The effect of keeping memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Faults that would not be: their pages are still there.
+    /// Avoided faults, whose pages are still resident.
     pub saved: u64,
-    /// Calls of `mmap`, `munmap` and `mremap` that would not be.
+    /// Avoided calls of `mmap`, `munmap` and `mremap`.
     pub calls: u64,
-    /// Pages that would be copied as `mremap` would not move them.
+    /// Pages to copy, which `mremap` would have moved.
     pub copied: u64,
-    /// The most pages at one moment that were free and still resident.
+    /// The peak number of free and resident pages.
     pub peak_free: u64,
 }
 
-/// What `trace` comes to.
+/// Returns the effect on `trace`.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
@@ -53,19 +53,20 @@ pub fn kept(trace: &Trace) -> Result<Kept, PlanError> {
     Ok(out)
 }
 
-/// One process's memory as the allocator would have it. Units are pages; the heap's pages are numbered from 0.
+/// One process's memory as managed by the allocator. Units are pages; the heap's pages are numbered
+/// from 0.
 #[derive(Clone, Default)]
 struct Heap {
-    /// Blocks by where they were recorded: pages, and where they are in the heap.
+    /// Blocks by their recorded page: pages, and the place in the heap.
     blocks: BTreeMap<u64, (u64, u64)>,
-    /// Free parts: their first page, and how many.
+    /// Free parts: the first page, and the number of pages.
     free: BTreeMap<u64, u64>,
     end: u64,
     resident: PageSet,
-    /// The break, in bytes, and pages below an earlier one that were touched.
+    /// The break, in bytes, and touched pages below an earlier break.
     brk: Option<u64>,
     touched: PageSet,
-    /// Pages that are free and resident.
+    /// Free and resident pages.
     idle: u64,
 }
 
@@ -122,17 +123,17 @@ impl Heap {
             Some((start, (pages, at))) if page < start + pages => {
                 !self.resident.insert(at + page - start)
             }
-            // Others than those of the heap come to the same place by chance, if at all.
+            // Other blocks than those of the heap reach the same place only by chance.
             _ => self.brk.is_some_and(|end| page < end) && !self.touched.insert(page),
         };
         out.saved += u64::from(resident);
     }
 
-    /// A place for `pages`.
+    /// Returns a place for `pages`.
     fn take(&mut self, pages: u64) -> u64 {
         let fits = self.free.iter().filter(|(_, len)| **len >= pages).min_by_key(|(_, len)| **len);
         let Some((&at, &len)) = fits else {
-            // What is free at the end grows.
+            // A free part at the end grows.
             let at = match self.free.last_key_value() {
                 Some((&at, &len)) if at + len == self.end => at,
                 _ => self.end,
@@ -164,7 +165,7 @@ impl Heap {
         self.free.insert(at, pages);
     }
 
-    /// Makes the block at `at` one of `want` pages, in place where it can be.
+    /// Resizes the block at `at` to `want` pages, in place if possible.
     fn resize(&mut self, at: u64, pages: u64, want: u64) -> u64 {
         if want <= pages {
             if want < pages {
@@ -230,7 +231,7 @@ mod tests {
         events.extend([unmap(0, 65), map(500, 50)]);
         events.extend(touch(500, 50));
         let got = with(&events);
-        // 40 pages were resident, and lie where the second block begins.
+        // 40 pages were resident, at the start of the second block.
         assert_eq!(got, Kept { saved: 40, calls: 3, copied: 0, peak_free: 40 });
     }
 

@@ -1,10 +1,10 @@
-//! Recordings of what real programs do to their memory, and their replay.
+//! Recordings of the memory operations of real programs, and their replay.
 //!
 //! A [`Trace`] is a program's page faults and address-space calls in order of time. It is read from
-//! the `perf.data` that stock `perf record` writes ([`perf`]) or from the small portable format of
-//! the recordings that come with this crate ([`compact`], [`recordings`]), and made with
-//! [`record`]. A [`Plan`](plan::Plan) turns it into lists of operations that real threads can replay
-//! side by side without ever leaving an order that the program could have run in.
+//! the `perf.data` of stock `perf record` ([`perf`]) or from the small portable format of the
+//! bundled recordings ([`compact`], [`recordings`]), and created with [`record`]. A
+//! [`Plan`](plan::Plan) turns a trace into lists of operations that real threads can replay
+//! concurrently, always in an order in which the program could have run.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,11 +20,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A trace of *addresses*, which valgrind's lackey writes ([`lackey`]), is no recording of faults and calls. It answers questions
-//! about TLBs; [`open`] tells the two apart.
+//! A trace of *addresses*, written by valgrind's lackey ([`lackey`]), is not a recording of faults
+//! and calls. It serves for TLB simulation. [`open`] distinguishes the two kinds.
 //!
-//! Input is never trusted: a file that is truncated, corrupted or made to harm ends in an [`Error`]
-//! that names the file, the place in it and the reason.
+//! Input is never trusted: a file that is truncated, corrupted or malicious results in an [`Error`]
+//! with the file, the place in the file and the reason.
 
 pub mod anticipate;
 pub mod bound;
@@ -50,23 +50,24 @@ use std::path::Path;
 pub use error::{Error, Place};
 pub use event::{Event, Header, Kind, Trace};
 
-/// What a file may be.
+/// The kinds of input files.
 #[derive(Debug)]
 pub enum Input {
     /// A recording of faults and calls.
     Recording(Trace),
-    /// A trace of addresses, to be read.
+    /// A trace of addresses, not read yet.
     Addresses(Addresses),
 }
 
-/// Bytes by which it is seen what a file is.
+/// Bytes that identify the kind of a file.
 const START: u64 = 4096;
 
-/// Opens the file at `path`, whatever it is; what comes through a pipe is kept in a temporary file, if it is to be read more than
-/// once.
+/// Opens the file at `path`, of either kind. Input from a pipe is kept in a temporary file if it
+/// must be read more than once.
 ///
 /// # Errors
-/// As [`read`]; of addresses only that they cannot be read at all, as they are not looked at yet.
+/// The errors of [`read`]. A trace of addresses fails here only if it cannot be read at all,
+/// because its contents are not examined yet.
 pub fn open(path: &Path) -> Result<Input, Error> {
     let failed = |error: io::Error| Error::io(path, &error);
     let mut file = error::open(path)?;
@@ -83,11 +84,11 @@ pub fn open(path: &Path) -> Result<Input, Error> {
     Ok(Input::Addresses(Addresses::of_file(path, file)))
 }
 
-/// Reads a recording from `path`: a `perf.data` file or a compact recording, told apart by their
+/// Reads a recording from `path`: a `perf.data` file or a compact recording, distinguished by their
 /// first bytes.
 ///
 /// # Errors
-/// The file cannot be read, is neither of the two, or is truncated or corrupted.
+/// The file cannot be read, is of neither kind, or is truncated or corrupted.
 pub fn read(path: &Path) -> Result<Trace, Error> {
     let mut file = error::open(path)?;
     let mut start = Vec::new();
@@ -141,7 +142,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     }
 }
 
-/// How a file begins, for messages: as text if it is text.
+/// Describes the start of a file for messages: as text if it is text.
 fn start(bytes: &[u8]) -> String {
     let start = &bytes[..bytes.len().min(16)];
     let text = str::from_utf8(start).ok().filter(|text| !text.contains(unprintable));

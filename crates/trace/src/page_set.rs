@@ -1,4 +1,4 @@
-//! Sets and states of pages, in a few bits a page: recordings have millions of them.
+//! Sets and states of pages, with a few bits per page, because recordings have millions of pages.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub(crate) struct PageSet {
 impl PageSet {
     const PAGES: u64 = 64;
 
-    /// Adds `page`. Returns whether it was not there.
+    /// Adds `page`. Returns whether the page was missing.
     pub fn insert(&mut self, page: u64) -> bool {
         let word = self.words.entry(page / Self::PAGES).or_default();
         let bit = 1 << (page % Self::PAGES);
@@ -32,7 +32,7 @@ impl PageSet {
         self.words.values().all(|word| *word == 0)
     }
 
-    /// The number of pages in `range`.
+    /// Returns the number of pages in `range`.
     pub fn count(&self, range: Range<u64>) -> u64 {
         let (first, last) = (range.start / Self::PAGES, range.end.div_ceil(Self::PAGES));
         let in_word = |at: u64, word: u64| {
@@ -54,20 +54,20 @@ impl PageSet {
         self.words.retain(|_, word| *word != 0);
     }
 
-    /// The number of pages.
+    /// Returns the number of pages.
     pub fn len(&self) -> u64 {
         self.words.values().map(|word| u64::from(word.count_ones())).sum()
     }
 }
 
-/// The state of a page that was touched.
+/// The state of a touched page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Mapped.
     There = 1,
-    /// Given back by `munmap` or `brk`.
+    /// Freed by `munmap` or `brk`.
     Returned = 2,
-    /// Given back by `MADV_DONTNEED`.
+    /// Freed by `MADV_DONTNEED`.
     Discarded = 3,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct PageStates {
 impl PageStates {
     const PAGES: u64 = 32;
 
-    /// Marks `page` as mapped. Returns its state before, if it was touched before.
+    /// Marks `page` as mapped. Returns its earlier state, or `None` for an untouched page.
     pub fn touch(&mut self, page: u64) -> Option<State> {
         let word = self.words.entry(page / Self::PAGES).or_default();
         let shift = page % Self::PAGES * 2;
@@ -94,18 +94,18 @@ impl PageStates {
         }
     }
 
-    /// Gives all touched pages in `range` the state `state`.
+    /// Sets the state of all touched pages in `range` to `state`.
     pub fn set(&mut self, range: Range<u64>, state: State) {
         for_words(&mut self.words, &range, Self::PAGES, |at, word| {
             let inside = mask(&range, at * Self::PAGES, Self::PAGES as u32, 2);
-            // The lower bit of each page in the range that was touched.
+            // The lower bit of each touched page in the range.
             let touched = (*word | *word >> 1) & inside & (u64::MAX / 3);
             *word = *word & !(touched * 3) | (touched * state as u64);
         });
     }
 }
 
-/// The bits in a word for the pages of `range`, where the word has `count` pages from `first` on,
+/// Returns the bits in a word for the pages of `range`. The word has `count` pages from `first` on,
 /// of `bits` bits each.
 fn mask(range: &Range<u64>, first: u64, count: u32, bits: u32) -> u64 {
     let below = |page: u64| {
@@ -115,7 +115,7 @@ fn mask(range: &Range<u64>, first: u64, count: u32, bits: u32) -> u64 {
     below(range.end) & !below(range.start)
 }
 
-/// Calls `change` for each word with pages of `range`; each word has `pages`.
+/// Calls `change` for each word with pages of `range`. Each word has `pages`.
 fn for_words(
     words: &mut HashMap<u64, u64>,
     range: &Range<u64>,
@@ -126,7 +126,7 @@ fn for_words(
         return;
     }
     let numbers = range.start / pages..=(range.end - 1) / pages;
-    // A range may be far larger than what is touched in it.
+    // A range may be far larger than its touched part.
     if numbers.end() - numbers.start() >= words.len() as u64 {
         let inside = words.iter_mut().filter(|(at, _)| numbers.contains(at));
         inside.for_each(|(at, word)| change(*at, word));

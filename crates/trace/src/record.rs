@@ -1,14 +1,15 @@
-//! Making a recording: the right `perf record` for what this system permits.
+//! Creates recordings, with the `perf record` options that this system permits.
 //!
-//! [`Setup::find`] looks at what is there (perf, tracefs, permission) before anything runs, and says
-//! what is missing and how to get it. [`Setup::record`] then runs the program under
+//! [`Setup::find`] examines perf, tracefs and permissions before any program runs, and reports
+//! missing parts and remedies. [`Setup::record`] then runs the program under
 //! `perf record -c 1 -d`, so that every event is written:
 //!
-//! - with huge pages off *for that program* (`PR_SET_THP_DISABLE`, inherited through fork and exec),
-//!   because a huge page hides 511 first touches;
+//! - with huge pages off *for that program* (`PR_SET_THP_DISABLE`, inherited through fork and
+//!   exec), because a huge page hides 511 first touches;
 //! - with fault-around off (`fault_around_bytes` in debugfs), because it maps up to sixteen pages
-//!   of a file in one fault. That switch is the whole system's: it is put back when perf ends. Where
-//!   it cannot be written, that is said, and first touches of file pages are fewer than they were.
+//!   of a file in one fault. This setting affects the whole system, and is restored when perf ends.
+//!   If the setting cannot be written, a warning is printed, and the recording has too few first
+//!   touches of file pages.
 
 mod huge;
 mod probe;
@@ -34,22 +35,24 @@ use survivors::Survivors;
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
-/// Pages of perf's buffer for each CPU. With 16, one event in a thousand was lost; with 8,192 none.
+/// Pages of perf's buffer for each CPU. With 16, one event in a thousand was lost; with 8,192 no
+/// event was lost.
 const BUFFER_PAGES: &str = "8192";
 const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
-/// The same calls by number, for kernels that have only `raw_syscalls`.
+/// The same calls by number, for kernels with only `raw_syscalls`.
 const RAW_FILTER: &str = "id==9||id==11||id==10||id==28||id==12||id==25";
-/// Bytes that are written to find out whether a file system takes more: what perf writes at once, about.
+/// Bytes written to check whether a file system accepts more data: about the size of one write of
+/// perf.
 const PROBE: usize = 256 << 10;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 
-/// Something that a recording needs and this system does not give.
+/// A requirement of a recording that this system does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortfall {
-    /// What is missing.
+    /// The missing part.
     pub what: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -65,16 +68,16 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// A recording that could not be made.
+/// The reason for a failed recording.
 #[derive(Debug)]
 pub enum RecordError {
-    /// This system does not give what a recording needs.
+    /// This system does not meet the requirements of a recording.
     Missing(Vec<Shortfall>),
     /// The program or perf could not be run.
     Run(String, io::Error),
-    /// perf ended without a recording that can be read back, and why.
+    /// perf ended without a recording that can be read back, and the reason.
     Perf(ExitStatus, String),
-    /// The recording has no fault, which no program that runs can have.
+    /// The recording has no fault, which is impossible for a program that ran.
     NoFaults(PathBuf),
 }
 
@@ -107,19 +110,19 @@ impl fmt::Display for RecordError {
 
 impl std::error::Error for RecordError {}
 
-/// How much a recording will hold.
+/// The contents of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// Faults with their kind of access, calls, threads and processes.
     Full,
-    /// Where faults were, in user and kernel mode, and mapping records; no calls, and not whether a
-    /// fault wrote.
+    /// Addresses of faults in user and kernel mode, and mapping records, without calls and without
+    /// the kind of access.
     FaultsOnly,
-    /// As `FaultsOnly`, but of user mode alone.
+    /// As `FaultsOnly`, in user mode only.
     UserFaultsOnly,
 }
 
-/// A way to record that works here.
+/// A working way to record on this system.
 #[derive(Clone, Debug)]
 pub struct Setup {
     perf: PathBuf,
@@ -132,22 +135,23 @@ pub struct Setup {
 /// A finished recording.
 #[derive(Debug)]
 pub struct Recorded {
-    /// What was recorded, with what only its maker knows: the command and the conditions.
+    /// The recorded events, with the command and the conditions, which only the recorder knows.
     pub trace: Trace,
-    /// How the program ended, which perf passes on.
+    /// The exit status of the program, passed on by perf.
     pub status: ExitStatus,
-    /// Names of processes that still ran when the recording ended: the program is a daemon.
+    /// Names of processes still running at the end of the recording: the program is a daemon.
     pub left: Vec<String>,
-    /// What the user should know beside what there was a warning of.
+    /// Remarks for the user, beside earlier warnings.
     pub notes: Vec<String>,
 }
 
 impl Setup {
-    /// Finds a way to record on this system. With `accept_lesser`, one that leaves things out will
-    /// do; [`extent`](Self::extent) and [`shortfalls`](Self::shortfalls) say what.
+    /// Finds a way to record on this system. With `accept_lesser`, an incomplete recording is
+    /// acceptable; [`extent`](Self::extent) and [`shortfalls`](Self::shortfalls) describe the
+    /// missing parts.
     ///
     /// # Errors
-    /// [`RecordError::Missing`], with all that is missing.
+    /// [`RecordError::Missing`], with all missing requirements.
     pub fn find(accept_lesser: bool) -> Result<Self, RecordError> {
         let system = System {
             perf: find_program("perf".as_ref()).ok(),
@@ -180,7 +184,7 @@ impl Setup {
                 shortfalls.push(shortfall);
             }
         }
-        // A kernel without the file has perf events off altogether.
+        // A kernel without the file has perf events disabled.
         let paranoid = system.paranoid.unwrap_or(i32::MAX);
         if system.paranoid.is_none() {
             possible = false;
@@ -190,7 +194,8 @@ impl Setup {
             ));
         } else if !system.privileged && paranoid > -1 {
             extent = if paranoid > 1 { Extent::UserFaultsOnly } else { Extent::FaultsOnly };
-            // Vanilla kernels take 3 for 2. Those of Debian, Ubuntu and Android refuse all there.
+            // Vanilla kernels treat 3 as 2. Kernels of Debian, Ubuntu and Android refuse all events
+            // at 3.
             possible &= system.user_faults;
             shortfalls.push(Shortfall::new(
                 format!(
@@ -205,19 +210,20 @@ impl Setup {
         Ok(Self { perf, extent, raw_syscalls, privileged: system.privileged, shortfalls })
     }
 
-    /// How much the recording will hold.
+    /// Returns the contents of the recording.
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// What stands in the way of a full recording; empty where nothing does.
+    /// Returns the requirements missing for a full recording; empty if a full recording is
+    /// possible.
     pub fn shortfalls(&self) -> &[Shortfall] {
         &self.shortfalls
     }
 
-    /// The arguments of perf, without `perf` itself, that record `command` into `output`.
+    /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
     pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
-        // Without its cache of programs, which are not looked at afterwards: it would keep copies in the home directory.
+        // Disables perf's cache of programs, which would keep unused copies in the home directory.
         let mut args: Vec<OsString> =
             ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
         // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
@@ -249,14 +255,15 @@ impl Setup {
         args
     }
 
-    /// Runs `command`, records it into the new file `output` and reads that back. Before the program begins, `warn` gets what
-    /// hides faults from the recording. Waits until the program has
-    /// ended; SIGINT, SIGTERM, SIGHUP and SIGQUIT that are sent to this process meanwhile are sent on to the program, and
-    /// an interrupt from the keyboard ends the program, not the recording. (This takes other threads of the process
-    /// to have these signals blocked.)
+    /// Runs `command`, records it into the new file `output` and reads the recording back. Before
+    /// the program starts, `warn` receives the conditions that hide faults from the recording.
+    /// Waits until the program has ended. SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this process
+    /// in this time are forwarded to the program. An interrupt from the keyboard ends the program,
+    /// not the recording. (This requires that other threads of the process have these signals
+    /// blocked.)
     ///
     /// # Errors
-    /// The program or perf cannot be run, or perf leaves nothing that can be read back.
+    /// The program or perf cannot be run, or perf leaves no readable recording.
     pub fn record(
         &self,
         output: &Path,
@@ -304,21 +311,24 @@ impl Setup {
     }
 }
 
-/// Has `command` begin as a program is recorded: with the signals that are held here, and without huge pages.
+/// Prepares `command` to start as a recorded program: with the held signals unblocked, and without
+/// huge pages.
 fn prepare(command: &mut Command) {
-    // SAFETY: between fork and exec only two async-signal-safe calls are made: pthread_sigmask and prctl.
+    // SAFETY: between fork and exec the closure makes only two calls, pthread_sigmask and prctl,
+    // which are async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             Signals::let_through();
-            // A kernel without huge pages refuses, and has none to hide touches.
+            // A kernel without huge pages refuses the call, and has no huge pages that hide
+            // touches.
             libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
             Ok(())
         });
     }
 }
 
-/// Why perf did not write the file `output`, of which it says nothing itself: what writing it is answered with, or
-/// else what is wrong with it.
+/// Returns the reason for which perf did not write the file `output`, since perf does not report
+/// it: the error of a write to the file, or otherwise the error in its contents.
 fn why_not_written(output: &Path, unreadable: &Error) -> String {
     let more = || fs::File::options().append(true).open(output)?.write_all(&[0; PROBE]);
     match more() {
@@ -327,7 +337,7 @@ fn why_not_written(output: &Path, unreadable: &Error) -> String {
     }
 }
 
-/// What the choice of a way to record depends on.
+/// The facts that determine the way to record.
 struct System {
     perf: Option<PathBuf>,
     tracefs: Vec<PathBuf>,
@@ -338,7 +348,7 @@ struct System {
 }
 
 impl System {
-    /// Whether tracepoints can be used, and of the calls only through `raw_syscalls`.
+    /// Returns whether tracepoints can be used, and calls only through `raw_syscalls`.
     fn tracepoints(&self) -> Result<bool, Shortfall> {
         let probe = |event: &str| {
             let ids =
@@ -378,16 +388,17 @@ impl System {
     }
 }
 
-/// Whether the effective capabilities in the text of `/proc/self/status` permit tracepoints.
+/// Returns whether the effective capabilities in the text of `/proc/self/status` permit
+/// tracepoints.
 fn has_privilege(status: &str) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
     bits & (1 << CAP_SYS_ADMIN | 1 << CAP_PERFMON) != 0
 }
 
-/// Fault-around, turned off while this lives.
+/// Fault-around, turned off until this is dropped.
 struct FaultAround {
-    /// What to put back.
+    /// The value to restore.
     saved: Option<String>,
     problem: Option<io::Error>,
 }
@@ -411,7 +422,7 @@ impl FaultAround {
                 Some(libc::ENOENT) => {
                     "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
                 }
-                // Root itself gets this.
+                // Root gets this error, too.
                 Some(libc::EPERM) => "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)",
                 _ => "record as root",
             };
@@ -426,7 +437,7 @@ impl FaultAround {
 impl Drop for FaultAround {
     fn drop(&mut self) {
         if let Some(saved) = &self.saved {
-            // Nothing more can be done here; the value is in debugfs for all to see.
+            // A failure cannot be handled here. The value is visible in debugfs.
             let _ = fs::write(FAULT_AROUND, saved.trim());
         }
     }
@@ -436,7 +447,7 @@ impl Drop for FaultAround {
 mod tests {
     use super::*;
 
-    /// A directory that looks like tracefs with these events.
+    /// Creates a directory like tracefs with these events.
     fn tracefs(name: &str, events: &[&str]) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("faultless-{name}-{}", std::process::id()));
         for event in events {
@@ -481,7 +492,7 @@ mod tests {
         assert!(missing[1].what.contains("perf_event_paranoid is 2"));
         let lesser = Setup::choose(&system(none.clone(), 2, false), true).unwrap();
         assert_eq!(lesser.extent(), Extent::UserFaultsOnly);
-        // Vanilla kernels permit at 3 what they permit at 2; those of Debian do not.
+        // Vanilla kernels permit the same at 3 as at 2; Debian's kernels do not.
         let lesser = Setup::choose(&system(none.clone(), 3, false), true).unwrap();
         assert_eq!(lesser.extent(), Extent::UserFaultsOnly);
         let refusing = System { user_faults: false, ..system(none.clone(), 3, false) };
@@ -515,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_recorded_program_begins_with_no_signal_blocked() {
-        // Twice, as where the caller holds them too.
+        // Held twice, as if the caller held them too.
         let _held = [Signals::hold(), Signals::hold()];
         let mut command = Command::new("cat");
         command.arg("/proc/self/status");

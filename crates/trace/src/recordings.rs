@@ -1,7 +1,7 @@
-//! The recordings that come with this crate: real programs, recorded on stock Linux.
+//! The bundled recordings: real programs, recorded on stock Linux.
 //!
-//! `recordings/README.md` says what each is and how it was made, and `recordings/make.sh` makes them
-//! again.
+//! `recordings/README.md` describes each recording and its origin, and `recordings/make.sh` creates
+//! the recordings again.
 
 use crate::compact;
 use crate::error::Error;
@@ -9,10 +9,10 @@ use crate::event::Trace;
 use crate::lackey::Addresses;
 use std::path::Path;
 
-/// A recording that comes with this crate.
+/// A bundled recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Recording {
-    /// Its name, as in `replay:NAME`.
+    /// The name, as in `replay:NAME`.
     pub name: &'static str,
     /// The compact form.
     pub bytes: &'static [u8],
@@ -30,7 +30,7 @@ macro_rules! recordings {
 static ALL: [Recording; 7] =
     recordings!["cargo", "gcc", "java", "javac", "python", "redis", "sort"];
 
-/// All of them, by name.
+/// Returns all recordings, by name.
 pub fn all() -> &'static [Recording] {
     &ALL
 }
@@ -41,27 +41,27 @@ static ADDRESSES: [(&str, &[u8]); 2] = [
     ("ls-addresses", include_bytes!("../recordings/ls-addresses.lackey.zst")),
 ];
 
-/// The trace of addresses called `name`.
+/// Returns the trace of addresses called `name`.
 pub fn addresses(name: &str) -> Option<Addresses> {
     let (name, bytes) = ADDRESSES.iter().find(|(known, _)| *known == name)?;
     Some(Addresses::of_bytes(Path::new(name), bytes))
 }
 
-/// The names of all that there is, recordings and traces of addresses.
+/// Returns the names of all bundled recordings and traces of addresses.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|recording| recording.name).chain(ADDRESSES.iter().map(|(name, _)| *name))
 }
 
-/// The recording called `name`.
+/// Returns the recording called `name`.
 pub fn find(name: &str) -> Option<&'static Recording> {
     ALL.iter().find(|recording| recording.name == name)
 }
 
 impl Recording {
-    /// Decodes it.
+    /// Decodes the recording.
     ///
     /// # Errors
-    /// None as shipped; the tests read each.
+    /// No error for the bundled files; the tests read each of them.
     pub fn trace(&self) -> Result<Trace, Error> {
         compact::parse(Path::new(self.name), self.bytes)
     }

@@ -1,7 +1,8 @@
-//! Memory that is reserved as a whole and made usable in parts: the heap of a Java virtual machine, and the arenas that glibc's `malloc` has
-//! for threads beside the heap.
+//! Memory reserved as a whole and made usable in parts: the heap of a Java virtual machine, and the
+//! arenas of glibc's `malloc` for threads.
 //!
-//! A reservation is a large private mapping without permissions. Parts of it become usable by `mprotect`, or by an `mmap` over them.
+//! A reservation is a large private mapping without permissions. Parts of the reservation become
+//! usable by `mprotect`, or by an `mmap` over them.
 
 use crate::event::{Backing, Kind, Prot, Trace};
 use crate::page_set::PageSet;
@@ -10,9 +11,10 @@ use faultless::PAGE_SIZE;
 use rangemap::RangeSet;
 use std::ops::Range;
 
-/// The smallest mapping that counts as reserved, in bytes.
+/// The smallest mapping that counts as a reservation, in bytes.
 const LEAST: u64 = 16 << 20;
-/// What each heap of an arena of glibc's is aligned to; it reserves that, or twice as much to find such a place.
+/// The alignment of each heap in a glibc arena. glibc reserves this size, or twice the size to find
+/// an aligned address.
 const ARENA: u64 = 64 << 20;
 
 /// One reservation, from its mapping to the end of its process.
@@ -20,19 +22,20 @@ const ARENA: u64 = 64 << 20;
 pub struct Reserved {
     /// Bytes.
     pub len: u64,
-    /// Bytes that were usable when its first page was touched.
+    /// Usable bytes at the first touch of a page.
     pub begun: u64,
-    /// The most bytes that were usable at one moment.
+    /// The peak number of usable bytes.
     pub usable: u64,
-    /// Different pages that were touched.
+    /// Different touched pages.
     pub touched: u64,
-    /// Touches of pages that were touched before, and had been given back since.
+    /// Touches of pages that were touched earlier and freed since.
     pub refilled: u64,
-    /// Whether it is laid out as an arena of glibc's.
+    /// Whether the layout is that of a glibc arena.
     pub arena: bool,
 }
 
-/// The reservations of `trace` of which a part became usable for loads and stores, in the order in which they were made.
+/// Returns the reservations of `trace` with a part that became usable for loads and stores, in
+/// order of their creation.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
@@ -77,10 +80,10 @@ pub fn reserved(trace: &Trace) -> Result<Vec<Reserved>, PlanError> {
     Ok(all.into_iter().map(Live::counts).filter(|one| one.usable > 0).collect())
 }
 
-/// A reservation, and what became of it.
+/// A reservation, and its counts.
 struct Live {
     process: u32,
-    /// What is still mapped; empty once it has ended.
+    /// The mapped range; empty after its end.
     range: Range<u64>,
     usable: RangeSet<u64>,
     touched: PageSet,
@@ -110,7 +113,7 @@ impl Live {
         self.counts.usable = self.counts.usable.max(self.now());
     }
 
-    /// Bytes that are usable now.
+    /// Returns the bytes usable now.
     fn now(&self) -> u64 {
         self.usable.iter().map(|part| part.end - part.start).sum()
     }
@@ -122,7 +125,7 @@ impl Live {
             return;
         }
         self.usable.remove(gone.clone());
-        // What lies beside an arena is given back, at either end.
+        // Memory beside an arena is unmapped, at either end.
         if gone.contains(&self.range.start) {
             self.range.start = gone.end;
         } else if gone.start < self.range.end && self.range.end <= gone.end {
@@ -184,7 +187,7 @@ mod tests {
             touch(0),
             map(8 * MIB, 8 * MIB, RW),
             touch(8 * MIB),
-            // A part is given back, and another comes.
+            // One part is unmapped, and another is added.
             map(8 * MIB, 8 * MIB, NONE),
             map(64 * MIB, MIB, RW),
         ]);
@@ -213,7 +216,7 @@ mod tests {
         let got = of(&arena);
         assert_eq!((got.len(), got[0].arena, got[0].touched), (1, true, 1));
         assert_eq!((got[0].begun, got[0].usable), (132 << 10, 136 << 10));
-        // Another place, or another size.
+        // Another address, or another size.
         let other = of(&[map(16 * MIB, end, NONE), protect(16 * MIB, MIB, RW)]);
         assert!(!other[0].arena);
         let other = of(&[map(64 * MIB, 32 * MIB, NONE), protect(64 * MIB, MIB, RW)]);
@@ -229,7 +232,7 @@ mod tests {
             protect(100 * MIB, MIB, RW),
             map(200 * MIB, 64 * MIB, NONE),
             protect(200 * MIB, MIB, exec),
-            // Another mapping at the place of one that has ended.
+            // Another mapping at the address of an ended one.
             map(300 * MIB, 64 * MIB, NONE),
             Kind::Unmap { start: START + 300 * MIB, len: 64 * MIB },
             map(300 * MIB, 64 * MIB, RW),

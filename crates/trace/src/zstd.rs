@@ -1,21 +1,23 @@
-//! zstd frames that come from anywhere: what a frame claims is not believed.
+//! zstd frames from untrusted sources: the sizes in a frame are not trusted.
 
 use ruzstd::decoding::errors::FrameDecoderError;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use std::io::{self, BufRead, Read};
 
-/// What zstd looks back over at levels up to 19. A decoder reserves it before it has seen a block.
+/// The window of zstd at levels up to 19. A decoder reserves this memory before it has seen a
+/// block.
 const MAX_WINDOW: u64 = 8 << 20;
 
-/// What is wrong with a frame.
+/// An error in a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
-    /// Where the block begins in which it is found, in bytes from the start of the frame; 0 if it is the frame as a whole.
+    /// The start of the block that contains the error, in bytes from the start of the frame; 0 for
+    /// the frame as a whole.
     pub begins: u64,
     /// Whether the source ended too early.
     pub ended: bool,
-    /// What is wrong, for a user.
+    /// The description of the error, for a user.
     pub reason: String,
 }
 
@@ -42,16 +44,18 @@ impl Damage {
     }
 }
 
-/// `body` as one frame.
+/// Compresses `body` as one frame.
 pub(crate) fn pack(body: &[u8]) -> Vec<u8> {
     compress_to_vec(body, CompressionLevel::Fastest)
 }
 
-/// Appends to `out` what the frame at the start of `source` holds, and leaves `source` behind the frame. Ends early
-/// where the frame holds more than `most` bytes, with `most + 1` of them: memory grows with what is really there.
+/// Appends the contents of the frame at the start of `source` to `out`, and leaves `source` behind
+/// the frame. If the frame holds more than `most` bytes, decoding ends early, with `most + 1`
+/// bytes, so that memory grows only with the actual contents.
 ///
 /// # Errors
-/// What is there is no frame, ends within it, is damaged, or looks back over more than 8 MiB.
+/// The source does not start with a frame, ends within the frame, is damaged, or needs a window of
+/// more than 8 MiB.
 pub(crate) fn unpack(source: &mut impl Read, most: u64, out: &mut Vec<u8>) -> Result<(), Damage> {
     let mut decoder = FrameDecoder::new();
     decoder.set_max_window_size(MAX_WINDOW);
@@ -65,14 +69,14 @@ pub(crate) fn unpack(source: &mut impl Read, most: u64, out: &mut Vec<u8>) -> Re
         let whole = |why: io::Error| Damage { begins, ended: false, reason: why.to_string() };
         left -= decoder.by_ref().take(left).read_to_end(out).map_err(whole)? as u64;
         if left == 0 {
-            // There is no checksum yet.
+            // The checksum has not been read yet.
             return Ok(());
         }
     }
     checksum(&decoder)
 }
 
-/// What the frames in `source` hold, one after the other, read as it is wanted.
+/// The contents of the frames in `source`, one after the other, decoded on demand.
 pub(crate) struct Frames<R> {
     source: R,
     decoder: FrameDecoder,
@@ -87,7 +91,7 @@ impl<R: BufRead> Frames<R> {
         Self { source, decoder, open: false }
     }
 
-    /// Decodes one block more, or begins the next frame. Whether there was one.
+    /// Decodes one more block, or begins the next frame. Returns whether there was one.
     fn advance(&mut self) -> io::Result<bool> {
         let damaged = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
         if self.open && self.decoder.is_finished() {
@@ -96,7 +100,8 @@ impl<R: BufRead> Frames<R> {
         }
         let advanced = if self.open {
             let one = BlockDecodingStrategy::UptoBlocks(1);
-            // Where in the source is of no use to who reads what is in it; that it is no beginning is.
+            // The offset in the source does not matter to the reader of the contents, but the start
+            // of a frame does.
             self.decoder
                 .decode_blocks(&mut self.source, one)
                 .map(|_| ())
@@ -123,7 +128,7 @@ impl<R: BufRead> Read for Frames<R> {
     }
 }
 
-/// Whether the checksum of a frame that has ended is right, if there is one.
+/// Checks the checksum of an ended frame, if there is a checksum.
 fn checksum(decoder: &FrameDecoder) -> Result<(), Damage> {
     let told = decoder.get_checksum_from_data();
     if told.is_some() && told != decoder.get_calculated_checksum() {
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn damage_is_found_at_its_block_and_a_cut_is_told_from_it() {
-        // Three blocks of 128 KiB, that compress a little.
+        // Three blocks of 128 KiB with low compressibility.
         let body: Vec<u8> = (0..3u32 << 17).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
         let good = pack(&body);
         let read = |bytes: &[u8]| {
@@ -152,7 +157,8 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 0x55;
             let damage = read(&bad).expect_err("it is damaged");
-            // What a block holds may be wrong without a sign but the checksum, which is of the frame.
+            // An error in the contents of a block may be detected only by the checksum of the
+            // frame.
             assert!(damage.begins <= at as u64, "{at}: {damage:?}");
             places.insert(damage.begins);
             let cut = read(&good[..at]).expect_err("it is cut off");

@@ -1,5 +1,5 @@
-//! Files that are cut, changed or made up end in a trace or an error, never in a panic, and never
-//! make the reader ask for much memory at once.
+//! Truncated, changed and artificial files result in a trace or an error, never in a panic, and
+//! never in a large allocation.
 
 use faultless_trace::error::Place;
 use faultless_trace::plan::Plan;
@@ -28,7 +28,7 @@ unsafe impl GlobalAlloc for Watch {
 
     // SAFETY: as `System`.
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on; `alloc` gave what `System` gave.
+        // SAFETY: the caller's promises are passed on; `alloc` returned a pointer of `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,7 +39,7 @@ static ALLOCATOR: Watch = Watch;
 const FULL: &[u8] = include_bytes!("data/fixture.perf.data");
 const PACKED: &[u8] = include_bytes!("data/fixture-faults-z.perf.data");
 
-/// Reads and plans; whatever comes of it must be small, and an error must be worth reading.
+/// Reads and plans. Allocations must stay small, and an error must be meaningful.
 fn survive(bytes: &[u8]) {
     match parse(Path::new("some.data"), bytes) {
         Ok(trace) => {
@@ -73,7 +73,7 @@ fn every_byte_of_the_structure_may_be_anything() {
     for file in [FULL, PACKED] {
         let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
         let after_data = word(40) + word(48);
-        // The header, the attributes, the first records, the table of sections and what they hold.
+        // The header, the attributes, the first records, the table of sections and their contents.
         let attrs = 104..word(40) + 64;
         let table = after_data..after_data + 31 * 16;
         let event_desc = (0..file.len() - 8).find(|at| {
@@ -110,7 +110,7 @@ fn a_compact_file_with_one_wrong_bit_is_refused() {
     for bit in (0..file.len() * 8).step_by(61) {
         let mut bytes = file.to_vec();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        // The one bit that zstd does not look at, if any, must at least leave the trace as it was.
+        // If zstd ignores a bit, the trace must be unchanged.
         if let Ok(trace) = parse(Path::new("bit"), &bytes) {
             assert_eq!(trace, compact::parse(Path::new("whole"), file).unwrap(), "bit {bit}");
         }
@@ -119,7 +119,7 @@ fn a_compact_file_with_one_wrong_bit_is_refused() {
 
 #[test]
 fn a_bomb_is_refused() {
-    // A body that claims to be small and is not; and one that claims to be huge and is not.
+    // A body larger than its claimed size, and a body smaller than its claimed size.
     let zeros = packed(&vec![0; 8 << 20]);
     for len in [16u64, 200 << 20, u64::MAX] {
         let mut bytes = compact::MAGIC.to_vec();
@@ -136,7 +136,7 @@ fn packed(body: &[u8]) -> Vec<u8> {
     compress_to_vec(body, CompressionLevel::Fastest)
 }
 
-/// A compact file with a correct checksum around any body.
+/// Returns a compact file with a correct checksum around any body.
 fn sealed(body: &[u8]) -> Vec<u8> {
     sealed_as(compact::VERSION, body)
 }
@@ -157,7 +157,8 @@ fn body_of(name: &str) -> Vec<u8> {
     body
 }
 
-/// The body of a recording with one fault, whose fields after the page are `rest`; `recorded` are the bits of the header.
+/// Returns the body of a recording with one fault, whose fields after the page are `rest`.
+/// `recorded` are the bits of the header.
 fn one_fault(recorded: u64, rest: &[u8]) -> Vec<u8> {
     // Four empty strings, pages of 4,096 bytes, one CPU, no event lost, no note, one process, one thread, one event.
     let mut body =
@@ -225,7 +226,7 @@ proptest! {
 
     #[test]
     fn records_of_a_perf_data_may_say_anything(changes in changes()) {
-        // In the data section, where the records are.
+        // In the data section, which contains the records.
         let word = |at: usize| u64::from_le_bytes(FULL[at..at + 8].try_into().unwrap()) as usize;
         let (start, len) = (word(40), word(48));
         let inside: Vec<_> = changes.iter().map(|(at, v)| (start + at % len, *v)).collect();

@@ -1,5 +1,5 @@
-//! Random traces: the compact form gives them back, and whatever order a plan permits, each touch
-//! meets the page that the same change of the address space left.
+//! Random traces: the compact form round-trips, and in any order permitted by a plan, each touch
+//! meets the page left by the same change of the address space.
 
 use faultless_trace::event::{
     Access, Backing, Birth, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo, Trace,
@@ -62,7 +62,8 @@ fn kind() -> impl Strategy<Value = Kind> {
     ]
 }
 
-/// Three threads, the first of which begins the others (and a forked process, whose thread is 3).
+/// Returns traces of three threads, the first of which starts the others (and a forked process,
+/// whose thread is 3).
 fn trace() -> impl Strategy<Value = Trace> {
     let event = (0..THREADS, 0..3u64, kind());
     (proptest::collection::vec(event, 0..120), any::<bool>()).prop_map(|(list, recorded)| {
@@ -106,9 +107,9 @@ fn trace() -> impl Strategy<Value = Trace> {
     })
 }
 
-/// For each touch, the operation that last changed its page before it, and for each move of the
-/// program break, the one before it, when the threads run in an
-/// order that `pick` chooses among those that may run.
+/// Returns, for each touch, the operation that last changed its page, and for each move of the
+/// program break, the previous move. The threads run in an order that `pick` chooses among the
+/// permitted ones.
 fn outcome(plan: &Plan, mut pick: impl FnMut(usize) -> usize) -> BTreeMap<At, Option<At>> {
     type Pages = BTreeMap<u64, At>;
     let threads = plan.threads();
@@ -208,7 +209,7 @@ fn threads_that_share_nothing_wait_for_nothing() {
         })
         .collect();
     for thread in 0..THREADS {
-        // Further apart than what is assumed around a touch.
+        // Further apart than the range assumed around a touch.
         let start = BASE + u64::from(thread) * (1 << 20);
         let prot = Prot::READ | Prot::WRITE;
         let map = Kind::Map { start, len: 1 << 20, prot, flags: 0x22, backing: Backing::Anon };

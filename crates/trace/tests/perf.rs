@@ -1,5 +1,5 @@
-//! Variants of a `perf.data` file that hold less than they seem to, or that other versions of perf
-//! write: refused with a remedy, or read with a count of what is missing.
+//! Variants of a `perf.data` file with less contents than expected, or of other perf versions:
+//! rejected with a remedy, or read with a count of missing data.
 
 use faultless_trace::lackey::Addresses;
 use faultless_trace::{Error, Trace, open, parse};
@@ -41,7 +41,7 @@ fn faults(trace: &Trace) -> usize {
     summary.user_faults + summary.kernel_faults
 }
 
-/// The place of the attribute that describes the event `name` in the description of the events.
+/// Returns the offset of the attribute of the event `name` in the description of the events.
 fn attribute(bytes: &[u8], name: &str) -> usize {
     // After the attribute: the count of identifiers, the length of the name, the name.
     let padded = [name.as_bytes(), b"\0"].concat();
@@ -49,7 +49,7 @@ fn attribute(bytes: &[u8], name: &str) -> usize {
     at - 8 - ATTR
 }
 
-/// The places of the records of type `kind`.
+/// Returns the offsets of the records of type `kind`.
 fn records(bytes: &[u8], kind: u8) -> Vec<usize> {
     let (mut at, mut found) = (word(bytes, 40), Vec::new());
     let end = at + word(bytes, 48);
@@ -62,7 +62,8 @@ fn records(bytes: &[u8], kind: u8) -> Vec<usize> {
     found
 }
 
-/// The places of all attributes: those in the section of attributes, and their descriptions.
+/// Returns the offsets of all attributes: those in the section of attributes, and their
+/// descriptions.
 fn attributes(bytes: &[u8]) -> Vec<usize> {
     let (start, size, each) = (word(bytes, 24), word(bytes, 32), word(bytes, 16));
     let mut found: Vec<_> = (start..start + size).step_by(each).collect();
@@ -126,7 +127,7 @@ fn samples_of_guests_are_left_out() {
     assert!(trace.header.notes.contains(&note), "{:?}", trace.header.notes);
 }
 
-/// Without a mark of `exec`, the processes are those that `perf record -p` attaches to.
+/// Without a mark of `exec`, the processes look like those of `perf record -p`.
 #[test]
 fn a_recording_of_a_running_process_says_so() {
     let note = |bytes: &[u8]| {
@@ -148,7 +149,7 @@ fn a_recording_of_a_running_process_says_so() {
     assert_eq!(note(&bytes), None);
 }
 
-/// `bytes` with attributes of `size` bytes, as an older perf writes them: without the last fields.
+/// Returns `bytes` with attributes of `size` bytes, like an older perf: without the last fields.
 fn with_attributes_of(size: usize, bytes: &[u8]) -> Vec<u8> {
     let mut out = bytes.to_vec();
     let short = |at: usize| {
@@ -202,7 +203,7 @@ fn attributes_of_older_kernels_are_read() {
     assert!(reason(&with_attributes_of(56, FULL)).contains("event attributes of 56 bytes"));
 }
 
-/// The file is read in parts from a disk, and as a whole from a pipe or if it is compressed.
+/// A file is read in parts from a disk, and as a whole from a pipe or if compressed.
 #[test]
 fn a_file_and_its_bytes_are_the_same_recording() {
     let dir = tempfile::tempdir().unwrap();
@@ -230,7 +231,7 @@ fn a_file_of_perf_3_8_is_read() {
     bytes[64..72].copy_from_slice(&(table.len() as u64).to_le_bytes());
     bytes.extend(table);
     assert_eq!(read(&bytes).unwrap(), read(FULL).unwrap());
-    // Its place is checked.
+    // The location of the table is checked.
     bytes.pop();
     assert!(reason(&bytes).contains("reaches beyond the file's end"));
 }

@@ -1,4 +1,4 @@
-//! Every shipped recording, replayed in orders that its plan permits on a naive model.
+//! Every bundled recording, replayed on a simple model in orders permitted by its plan.
 
 use faultless_trace::event::{Access, Prot, Trace};
 use faultless_trace::plan::{At, Op, Plan};
@@ -6,7 +6,7 @@ use faultless_trace::{compact, recordings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A small deterministic generator, so that a failure can be seen again.
+/// A small deterministic generator, which makes failures reproducible.
 struct Random(u64);
 
 impl Random {
@@ -136,7 +136,7 @@ impl Space {
     }
 }
 
-/// Runs `plan` to its end in a random order that its waits permit (or, without `obey`, in any
+/// Runs `plan` to its end in a random order permitted by its waits (or, without `obey`, in any
 /// order of the threads).
 fn replay(plan: &Plan, seed: u64, obey: bool) -> Result<(), String> {
     let threads = plan.threads();
@@ -160,7 +160,7 @@ fn replay(plan: &Plan, seed: u64, obey: bool) -> Result<(), String> {
             .find(|slot| ready(&next, live[*slot]))
             .ok_or("the waits form a cycle")?;
         let thread = live[chosen];
-        // Long runs now and then, so that threads drift far apart.
+        // Occasional long runs let threads drift far apart.
         let burst = 1 << random.below(12);
         for _ in 0..burst {
             if next[thread] == steps[thread].len() || !ready(&next, thread) {
@@ -200,7 +200,7 @@ fn every_recording_replays_in_any_permitted_order() {
         }
         let waits: usize = plan.threads().iter().map(|thread| thread.wait_count()).sum();
         println!("  {} operations, {waits} waits", plan.op_count());
-        // What is left out is little.
+        // Few faults are omitted.
         let faults = summary.user_faults + summary.kernel_faults;
         assert!(plan.touch_count() * 1000 >= faults * 995, "{} touches", plan.touch_count());
         for seed in 0..4 {
@@ -249,7 +249,7 @@ fn the_fixture_shows_each_trap() {
     let summary = trace.summary();
     assert_eq!((summary.execs, summary.remaps, summary.unmaps), (2, 1, 1));
     assert_eq!(trace.header.notes, ["1 calls that the kernel refused are left out"]);
-    // The kernel read into a fresh page of the mapping that both threads use.
+    // The kernel read into an untouched page of the mapping used by both threads.
     let area = trace.events.iter().find_map(|event| match event.kind {
         Kind::Map { start, len: 0x8000, .. } => Some(start),
         _ => None,
@@ -272,7 +272,7 @@ fn the_fixture_shows_each_trap() {
     assert!(!trace.events.iter().any(|event| lacks(event.kind)));
 
     let plan = Plan::new(&trace).unwrap();
-    // The program, its forked child, and the program that the vfork child executed.
+    // The program, its forked child, and the program executed by the vfork child.
     assert_eq!(plan.processes().len(), 3);
     assert_eq!(plan.processes()[0].threads.len(), 3);
     let ops = || plan.threads().iter().flat_map(|thread| &thread.ops);
@@ -291,7 +291,7 @@ fn a_lesser_compressed_recording_says_what_it_assumes() {
     let summary = trace.summary();
     assert!(summary.user_faults > 60 && summary.kernel_faults > 5, "{summary}");
     assert_eq!((summary.maps, summary.write_faults), (0, 0));
-    // Not 0, which would say that there were none.
+    // Not 0, which would mean that there were none.
     let said = summary.to_string();
     assert!(said.contains(" - mmap, - munmap") && said.contains("- of present pages"), "{said}");
     assert!(said.ends_with("(-: not recorded)"), "{said}");

@@ -1,27 +1,29 @@
-//! What larger folios would make of a recorded program: Linux's multi-size THP (mTHP), and THP itself.
+//! The effect of larger folios on a recorded program: Linux's multi-size THP (mTHP), and THP
+//! itself.
 //!
-//! The rules are those of Linux 6.8 and later for private anonymous memory. A store to an untouched page maps the largest enabled folio
-//! around it that is aligned, lies in its VMA, and of which no page is mapped yet. A load maps the zero page, alone. All pages of a
-//! folio are zeroed, used or not.
+//! The rules are those of Linux 6.8 and later for private anonymous memory. A store to an untouched
+//! page maps the largest enabled folio that contains the page, is aligned, lies in its VMA, and has
+//! no mapped page yet. A load maps only the zero page. All pages of a folio are zeroed, used or
+//! not.
 
 use super::{Fault, Outcome, Policy, walk_over};
 use crate::event::{Access, Event, Trace};
 use crate::plan::PlanError;
 
-/// The largest order: a folio of 2 MiB, which one entry of the level above the last maps.
+/// The largest order: a folio of 2 MiB, mapped by one entry of the level above the last.
 pub const LARGEST: u8 = 9;
 
-/// What folios came to.
+/// The effect of folios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folios {
-    /// Faults and pages; a page beside the faulting one counts as mapped ahead.
+    /// Faults and pages. The other pages of a folio count as mapped ahead.
     pub outcome: Outcome,
-    /// Folios that were mapped, by order; those of order 0 are single pages, the zero page among them.
+    /// Mapped folios by order. Folios of order 0 are single pages, including the zero page.
     pub mapped: [u64; LARGEST as usize + 1],
 }
 
-/// The faults and folios of `trace` if folios of the orders `all`, each 1 to [`LARGEST`], are
-/// enabled for all anonymous memory, and those of `asked` for memory with `MADV_HUGEPAGE`. Memory
+/// Returns the faults and folios of `trace` with folios of the orders `all`, each 1 to [`LARGEST`],
+/// enabled for all anonymous memory, and the orders `asked` for memory with `MADV_HUGEPAGE`. Memory
 /// with `MADV_NOHUGEPAGE` gets single pages. Without any order, each fault maps one page.
 ///
 /// # Errors
@@ -30,7 +32,7 @@ pub fn folios(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanErr
     folios_of(trace, trace.events.iter().copied(), all, asked)
 }
 
-/// As [`folios`], with `events` in place of those of `trace`.
+/// Returns the same as [`folios`], with `events` instead of the events of `trace`.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
@@ -55,7 +57,7 @@ pub fn folios_of(
     Ok(Folios { outcome, mapped: policy.mapped })
 }
 
-/// The orders that are enabled, the largest first.
+/// The enabled orders, the largest first.
 struct Enabled {
     all: Vec<u8>,
     /// For memory with `MADV_HUGEPAGE`.
@@ -92,7 +94,7 @@ mod tests {
     use crate::event::{Backing, Kind, Prot};
     use faultless::PAGE_SIZE;
 
-    /// An address that every folio may begin at.
+    /// An address at which every folio may start.
     const START: u64 = 1 << 40;
 
     fn with(orders: &[u8], events: &[Kind]) -> Folios {
@@ -122,10 +124,10 @@ mod tests {
     #[test]
     fn the_largest_folio_that_fits_is_mapped() {
         let w = Access::Write;
-        // The mapping begins in the middle of a block of 8, and the next block has a page.
+        // The mapping starts in the middle of a block of 8, and the next block has a page.
         let got = with(&[1, 3], &[map(4, 20), touch(5, w), touch(9, w), touch(17, w)]);
         assert_eq!((got.mapped[0], got.mapped[1], got.mapped[3]), (0, 1, 2));
-        // A heap that grows by little never has a large block that is empty.
+        // A heap that grows in small steps never has a large empty block.
         let mut grown = Vec::new();
         for part in 0..4 {
             grown.extend([map(part * 2, 2), touch(part * 2, w), touch(part * 2 + 1, w)]);
@@ -151,14 +153,14 @@ mod tests {
             folios(&trace, all, asked).unwrap()
         };
         let touches: Vec<_> = (0..2048).map(|page| touch(page, Access::Write)).collect();
-        // The middle of the mapping asks, so the kernel splits the mapping in three.
+        // The middle of the mapping has the advice, so the kernel splits the mapping in three.
         let asks = [&[map(0, 2048), advise(512, 1024, 14)], &touches[..]].concat();
         let got = of(&[], &[9], &asks);
         assert_eq!((got.outcome.left, got.mapped[0], got.mapped[9]), (1026, 1024, 2));
         assert_eq!(of(&[], &[], &asks).outcome.left, 2048);
         let refuses = [&[map(0, 2048), advise(512, 1024, 15)], &touches[..]].concat();
         assert_eq!(of(&[9], &[], &refuses).outcome.left, 1026);
-        // A folio does not reach beyond the memory that asks.
+        // A folio does not extend beyond the memory with the advice.
         let part = [&[map(0, 2048), advise(256, 512, 14)], &touches[..]].concat();
         assert_eq!(of(&[], &[9], &part).outcome.left, 2048);
         // A new mapping has no advice.

@@ -1,14 +1,18 @@
-//! What the faulting instruction would add to the prediction: a trial of a policy that the subsystem does not have.
+//! The effect of the faulting instruction on the prediction: an experiment with a policy that the
+//! subsystem does not have.
 //!
-//! A kernel knows the instruction at every fault, and an instruction that has filled a buffer does so again. [`predicted`] gives
-//! [`Streams`]' windows of neighbouring pages another way and size, which counts of earlier windows tell, and leaves the others (strided, or in
-//! memory that was mapped before) as they are.
+//! A kernel knows the instruction of every fault, and an instruction that has filled a buffer will
+//! do so again. [`predicted`] changes the direction and size of [`Streams`]' windows of adjacent
+//! pages, according to counts of earlier windows. Other windows (strided, or in previously mapped
+//! memory) stay unchanged.
 //!
-//! The pages beside a fault are counted in levels: 1, 2–3, 4–7, … pages on, and which part of each was used. This is counted for
-//! each context, from the widest to the narrowest: the run behind the fault; that, of one thread; the instruction, of any thread and
-//! process; the instruction with the run. The chance of a level in a context is what its count says, begun with the chance in the next wider
-//! context. A window has the levels whose chance is at least a threshold, which moves it along the trade-off between faults saved and pages
-//! unused; and a thread earns its credit as in `Streams`.
+//! The pages beside a fault are counted in levels, at distances of 1, 2–3, 4–7, … pages, with the
+//! used part of each level. Counts are kept for each context, from the widest to the narrowest: the
+//! run before the fault; this run in one thread; the instruction, in any thread and process; the
+//! instruction with the run. The probability of a level in a context follows from its count, with
+//! the probability in the next wider context as the prior. A window contains the levels whose
+//! probability reaches a threshold, which controls the trade-off between faults saved and unused
+//! pages. A thread earns credit as in `Streams`.
 
 use super::{Anticipate, Fault, Outcome, Pages, Policy, look, walk};
 use crate::event::Trace;
@@ -17,22 +21,22 @@ use faultless::prefault::{Predictor, Seen, Streams};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-/// Levels that are counted: a window has at most 2^LEVELS pages.
+/// The number of counted levels: a window has at most 2^LEVELS pages.
 const LEVELS: usize = 6;
-/// The longest run that is told from longer ones, in the classes of [`Streams`].
+/// The length from which runs are not distinguished, in the classes of [`Streams`].
 const RUN: u64 = 16;
 /// Windows of a thread that wait for their check.
 const WAITING: usize = 32;
-/// Used pages that make up for an unused one, and the most of them that count.
+/// Used pages that compensate for an unused page, and the largest credit.
 const PRICE: u64 = 8;
 const MOST_CREDIT: u64 = PRICE << LEVELS;
-/// How much of a count is left after the next one: the last ten or so matter.
+/// The factor by which a count decays at the next count: about the last ten matter.
 const FADE: f32 = 0.9;
-/// The chance of what was never counted.
+/// The probability without any count.
 const UNKNOWN: f32 = 0.5;
 
-/// What `trace` comes to with windows of at most `2^max_order` pages whose chance to be used is at least `threshold`. Without
-/// `instructions` those contexts are left out, for comparison.
+/// Returns the outcome of `trace` with windows of at most `2^max_order` pages whose probability of
+/// use is at least `threshold`. Without `instructions` those contexts are ignored, for comparison.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
@@ -53,31 +57,31 @@ pub fn predicted(
     walk(trace, &mut sized)
 }
 
-/// Of what a window is counted.
+/// The context of a count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Context {
     thread: Option<usize>,
     instruction: Option<u16>,
-    /// Which way it goes, and the class of the run behind it.
+    /// The direction, and the class of the run before the fault.
     run: Option<(bool, u32)>,
 }
 
-/// Parts that were used, of how many that were looked at.
+/// Used parts, and all checked parts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     used: f32,
     all: f32,
 }
 
-/// A window that is to be looked at again.
+/// A window that waits for a check.
 struct Window {
     page: u64,
     down: bool,
-    /// Pages that were mapped, its own among them.
+    /// Mapped pages, including the faulting page.
     mapped: u64,
-    /// As far as it is looked at.
+    /// The extent of the check, in pages.
     steps: u64,
-    /// The page at which its stream goes on.
+    /// The page at which its stream continues.
     leads_to: Option<u64>,
     contexts: Vec<Context>,
 }
@@ -119,7 +123,7 @@ impl Sized {
         })
     }
 
-    /// Counts which of its pages were used.
+    /// Counts the used pages of a window.
     fn check(&mut self, thread: usize, window: &Window, pages: &Pages) {
         let used = |steps: Range<u64>| {
             steps.filter(|step| look(pages, window.at(*step)) == Seen::Used).count() as u64
@@ -138,7 +142,7 @@ impl Sized {
                 let count = &mut self.counts.entry(*context).or_default()[level];
                 *count = Count { used: count.used * FADE + part, all: count.all * FADE + 1.0 };
             }
-            // Where the stream ended nothing is learned of what would have come after.
+            // The end of a stream provides no information about later pages.
             if part < 0.5 {
                 break;
             }
@@ -167,7 +171,7 @@ impl Policy for Sized {
             self.streams.threads[fault.thread].mapped(&window, span);
             return window.pages().collect();
         }
-        // Of a window that goes on here it is known that a longer one would have been right.
+        // If a window continues here, a longer window would have been right.
         let goes_on = |window: &Window| window.leads_to == Some(page);
         if let Some(at) = self.waiting[fault.thread].iter().rposition(goes_on)
             && let Some(window) = self.waiting[fault.thread].remove(at)
@@ -268,7 +272,8 @@ mod tests {
         let of = |instructions| predicted(&trace(), 4, 0.8, instructions).unwrap();
         let (without, with) = (of(false), of(true));
         assert_eq!((without.faults, with.faults), (200 * 17, 200 * 17));
-        // For each mapping one fault is left; and some, until that has been learned, and where the credit is spent.
+        // One fault remains for each mapping, and some more during learning, and after the credit
+        // is used up.
         assert!((400..800).contains(&with.left) && with.waste() < 0.05, "{with:?}");
         assert!(without.left - 400 > 2 * (with.left - 400), "{without:?} {with:?}");
     }

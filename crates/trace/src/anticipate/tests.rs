@@ -5,7 +5,7 @@ use faultless::prefault::Streams;
 
 const START: u64 = 1 << 40;
 
-/// Two threads of one process, and a child of it.
+/// Returns a trace of two threads of one process, and a child process.
 fn trace(events: &[(u32, Kind)]) -> Trace {
     let thread = |process| ThreadInfo { process, name: String::new() };
     Trace {
@@ -30,7 +30,7 @@ fn fault(thread: u32, page: u64, access: Access) -> (u32, Kind) {
     (thread, Kind::Fault { page, access, kernel: false, present: false, instruction: None })
 }
 
-/// Maps a window of four from the fault up, where there is room.
+/// Maps a window of four pages upwards from the fault, within its reach.
 struct Four;
 
 impl Policy for Four {
@@ -92,7 +92,7 @@ fn a_forked_child_has_what_was_touched_and_copies_the_rest() {
     let fork = (0, Kind::Spawn { child: 2, birth: Birth::Fork });
     let out = four(&[map(600), fault(0, 0, w), fork, fault(2, 1, w), fault(0, 1, w)]);
     assert_eq!((out.faults, out.left), (3, 3));
-    // Its first fault maps three pages, of its own.
+    // Its first fault maps three more pages of the child.
     let exit = [(2, Kind::Exit), (0, Kind::Exit)];
     let out = four(&[&[map(600), fault(0, 0, w), fork, fault(2, 8, w)], &exit[..]].concat());
     assert_eq!((out.ahead, out.wasted), (6, 6));

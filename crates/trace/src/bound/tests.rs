@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 const START: u64 = 1 << 40;
 
-/// What one thread does.
+/// A step of one thread.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Touch(u64),
@@ -44,7 +44,8 @@ fn bound_of(pages: u64, steps: &[Step], max_order: u8) -> Bound {
     bound(&plan, &done, max_order)
 }
 
-/// The fewest faults of any policy: each fault maps its page and any `room` others that are empty.
+/// Returns the fewest faults of any policy: each fault maps its page and any `room` other empty
+/// pages.
 fn fewest(pages: u64, steps: &[Step], there: u32, room: u32) -> u64 {
     let Some((step, rest)) = steps.split_first() else { return 0 };
     match *step {
@@ -62,7 +63,7 @@ fn fewest(pages: u64, steps: &[Step], there: u32, room: u32) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Within one VMA and table it is what the best of all policies saves, no more and no less.
+    /// Within one VMA and table the bound equals the savings of the best policy.
     #[test]
     fn the_bound_is_reached_by_the_best_policy(
         steps in proptest::collection::vec(
@@ -80,7 +81,7 @@ proptest! {
 fn a_window_may_leave_pages_out() {
     let steps: Vec<_> = (0..32).map(|n| Step::Touch(16 * n)).collect();
     assert_eq!(bound_of(512, &steps, 3), Bound { touches: 32, saved: 28 });
-    // It stays in its table.
+    // A window stays in its table.
     let steps: Vec<_> = (0..4).map(|n| Step::Touch(512 * n)).collect();
     assert_eq!(bound_of(2048, &steps, 9), Bound { touches: 4, saved: 0 });
 }
@@ -91,7 +92,7 @@ fn order_zero_saves_nothing() {
     assert_eq!(bound_of(9, &steps, 0), Bound { touches: 9, saved: 0 });
 }
 
-/// Neighbouring VMAs of one protection may have merged, and a fault reaches both.
+/// Adjacent VMAs of the same protection may have merged, and a fault reaches both.
 #[test]
 fn neighbours_count_as_one_where_they_may_have_merged() {
     let steps: Vec<_> = (0..8).map(Step::Touch).collect();

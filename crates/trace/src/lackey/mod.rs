@@ -1,4 +1,5 @@
-//! Traces of addresses: every fetch, load and store of a program, as valgrind's tool lackey writes them.
+//! Traces of addresses: every fetch, load and store of a program, as written by valgrind's tool
+//! lackey.
 //!
 //! ```text
 //! $ valgrind --tool=lackey --trace-mem=yes --log-file=ls.lackey ls
@@ -10,11 +11,12 @@
 //!  M 04027b40,4
 //! ```
 //!
-//! A line is an instruction fetched, a load, a store, or a load and a store of one place (modify): the address in hexadecimal, the
-//! size in bytes. Lines of valgrind itself begin with `==` or `--`. The file may be compressed with zstd.
+//! A line is an instruction fetch, a load, a store, or a load and a store of the same bytes
+//! (modify), with the address in hexadecimal and the size in bytes. Lines of valgrind itself begin
+//! with `==` or `--`. The file may be compressed with zstd.
 //!
-//! Such a trace says nothing of mappings; what of it is code is [concluded](text) from the pages fetched from. A trace is
-//! [read](Addresses::accesses) line by line, as often as is wanted, and never held in memory.
+//! Such a trace has no mappings. The code is [inferred](text) from the fetched pages. A trace can
+//! be [read](Addresses::accesses) line by line any number of times, and is never held in memory.
 
 pub mod text;
 
@@ -28,16 +30,17 @@ use std::path::{Path, PathBuf};
 /// The first bytes of a zstd frame.
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// Bytes read at once.
+/// The size of a read, in bytes.
 const BUFFER: usize = 64 << 10;
 
-/// The longest line read, in bytes. Valgrind's own have less than 100, but for the command.
+/// The longest line to read, in bytes. Valgrind's own lines have less than 100 bytes, except for
+/// the command.
 const MAX_LINE: u64 = 64 << 10;
 
-/// The largest access: valgrind writes 512 at most, and instructions have 15.
+/// The largest access: valgrind writes at most 512, and instructions have at most 15 bytes.
 const MAX_SIZE: u64 = 4096;
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An instruction is fetched.
@@ -53,7 +56,7 @@ pub enum Kind {
 /// One line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// What it does.
+    /// The kind of the access.
     pub kind: Kind,
     /// The first byte.
     pub addr: u64,
@@ -61,12 +64,12 @@ pub struct Access {
     pub size: u64,
 }
 
-/// What a line is.
+/// The kind of a line.
 enum Line {
     Access(Access),
-    /// Valgrind's own, with the number of its process, if the line has one.
+    /// A line of valgrind, with the number of its process, if present.
     Valgrind(Option<u64>),
-    /// Nothing.
+    /// An empty line.
     Empty,
 }
 
@@ -100,14 +103,14 @@ impl Line {
     }
 }
 
-/// The process that wrote a line of valgrind: `==PID== text`, or `==TIME PID== text`.
+/// Returns the process that wrote a line of valgrind: `==PID== text`, or `==TIME PID== text`.
 fn process(line: &[u8]) -> Option<u64> {
     let (mark, rest) = line.split_at_checked(2)?;
     let end = rest.windows(2).position(|pair| pair == mark)?;
     number(rest[..end].rsplit(|byte| *byte == b' ').next()?, 10)
 }
 
-/// The number that `digits` spell in base `radix`.
+/// Parses `digits` in base `radix`.
 fn number(digits: &[u8], radix: u32) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -118,13 +121,13 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-/// Whether a file that begins with `start` is such a trace.
+/// Returns whether a file that begins with `start` is such a trace.
 pub fn recognise(start: &[u8]) -> bool {
     if !start.starts_with(ZSTD) {
         return recognise_text(start);
     }
     let mut text = Vec::new();
-    // What is cut off, or damaged, may still begin as one.
+    // A truncated or damaged file may still have the start of a trace.
     let _ = zstd::Frames::new(start).take(start.len() as u64).read_to_end(&mut text);
     recognise_text(&text)
 }
@@ -140,7 +143,7 @@ fn recognise_text(start: &[u8]) -> bool {
     lines.next().is_some_and(|line| matches!(Line::parse(line), Ok(Line::Access(_))))
 }
 
-/// A trace of addresses, which can be read again and again.
+/// A trace of addresses, which can be read repeatedly.
 pub struct Addresses {
     path: PathBuf,
     bytes: Bytes,
@@ -158,17 +161,17 @@ impl fmt::Debug for Addresses {
 }
 
 impl Addresses {
-    /// What is in `bytes`; `path` is their name in errors.
+    /// Creates a trace from `bytes`. `path` is the name in errors.
     pub fn of_bytes(path: &Path, bytes: &'static [u8]) -> Self {
         Self { path: path.to_owned(), bytes: Bytes::Shipped(bytes) }
     }
 
-    /// What is in `file`, which can be sought in; `path` is its name in errors.
+    /// Creates a trace from `file`, which must support seeking. `path` is the name in errors.
     pub fn of_file(path: &Path, file: File) -> Self {
         Self { path: path.to_owned(), bytes: Bytes::File(file) }
     }
 
-    /// All accesses, from the first on.
+    /// Returns all accesses, starting at the first.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -184,10 +187,10 @@ impl Addresses {
     }
 }
 
-/// The accesses in `source`, which may be compressed; `path` is its name in errors.
+/// Returns the accesses in `source`, which may be compressed. `path` is the name in errors.
 ///
 /// # Errors
-/// It cannot be read.
+/// The source cannot be read.
 pub fn read<'a>(path: &'a Path, source: impl BufRead + 'a) -> Result<Reader<'a>, Error> {
     let mut source: Box<dyn BufRead + 'a> = Box::new(source);
     if source.fill_buf().map_err(|error| Error::io(path, &error))?.starts_with(ZSTD) {
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!(read(GOOD.as_bytes()).unwrap(), expected);
         let packed = leaked(zstd::pack(GOOD.as_bytes()));
         assert_eq!(read(packed).unwrap(), expected);
-        // Two frames are one text, even if they part a line.
+        // Two frames are one text, even if they split a line.
         let (head, tail) = GOOD.as_bytes().split_at(50);
         let parts = leaked([zstd::pack(head), zstd::pack(tail)].concat());
         assert_eq!(read(parts).unwrap(), expected);

@@ -1,35 +1,36 @@
-//! Which part of a program is its code, and which pages of 2 MiB that has, concluded from what was fetched.
+//! Infers a program's code, and its pages of 2 MiB, from the fetched pages.
 //!
-//! A trace of addresses has no mappings. A page that was fetched from and never stored to is code. Pages between two such
-//! pages belong to the same *extent*, a series of pages that one mapping of code may have, if none of them was stored to and they are
-//! fewer than 512: what a run does not use lies in between, and so do constants. What lies before the first page that was fetched
-//! and after the last is not known, so that an extent is at least that large.
+//! A trace of addresses has no mappings. A page with fetches and without stores is code. Pages
+//! between two such pages belong to the same *extent*, a series of pages that may be one mapping of
+//! code, if they have no stores and are fewer than 512. They contain code unused in this run, and
+//! constants. Pages before the first and after the last fetched page are unknown, so the size of an
+//! extent is a lower bound.
 
 use super::{Access, Kind};
 use faultless::{PAGE_SHIFT, PAGE_SIZE};
 use std::collections::HashMap;
 
-/// Pages of 4 KiB in one of 2 MiB.
+/// Pages of 4 KiB in a page of 2 MiB.
 pub const FOLIO: u64 = 512;
 
-/// What was done to a page.
+/// The accesses to a page.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     fetches: u64,
     stored: bool,
 }
 
-/// The pages of a program, and what was done to them.
+/// The pages of a program, and their accesses.
 #[derive(Clone, Debug, Default)]
 pub struct Pages {
     pages: HashMap<u64, Use>,
-    /// Accesses to pages: fetches, loads, stores. One that lies in two pages is an access to each; a modification is a load and a
-    /// store.
+    /// Accesses to pages: fetches, loads, stores. An access across two pages counts for each page.
+    /// A modification is a load and a store.
     pub counts: [u64; 3],
 }
 
 impl Pages {
-    /// Takes note of an access.
+    /// Records an access.
     pub fn note(&mut self, access: Access) {
         let (fetch, load, store) = match access.kind {
             Kind::Fetch => (1, 0, 0),
@@ -47,22 +48,22 @@ impl Pages {
         }
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
-    /// The extents of code, by address.
+    /// Returns the extents of code, by address.
     pub fn text(&self) -> Text {
         let mut pages: Vec<_> = self.pages.iter().map(|(&page, &used)| (page, used)).collect();
         pages.sort_unstable_by_key(|(page, _)| *page);
         let mut extents: Vec<Extent> = Vec::new();
-        // Whether a page that follows may belong to the last of them.
+        // Whether a following page may belong to the last extent.
         let mut open = false;
         for (page, used) in pages {
             if used.stored {
@@ -81,7 +82,7 @@ impl Pages {
     }
 }
 
-/// The numbers of the pages that an access is to.
+/// Returns the numbers of the accessed pages.
 pub fn pages(access: Access) -> impl Iterator<Item = u64> {
     access.addr >> PAGE_SHIFT..=(access.addr + (access.size - 1)) >> PAGE_SHIFT
 }
@@ -93,7 +94,7 @@ pub struct Extent {
     pub first: u64,
     /// The last page.
     pub last: u64,
-    /// Pages that were fetched from, and how often.
+    /// Fetched pages, and the number of fetches.
     pub fetched: Vec<(u64, u64)>,
 }
 
@@ -107,18 +108,18 @@ impl Extent {
         self.fetched.push((page, fetches));
     }
 
-    /// Pages from the first to the last.
+    /// Returns the number of pages from the first to the last.
     pub fn pages(&self) -> u64 {
         self.last - self.first + 1
     }
 
-    /// The pages of 2 MiB that lie wholly in it, by the number of their first page of 4 KiB.
+    /// Returns the pages of 2 MiB inside the extent, by the number of their first page of 4 KiB.
     pub fn whole(&self) -> impl Iterator<Item = u64> {
         let first = self.first.next_multiple_of(FOLIO);
         (first..(self.last + 1) / FOLIO * FOLIO).step_by(FOLIO as usize)
     }
 
-    /// Pages of 2 MiB that it fills if it begins with one, the last of them padded.
+    /// Returns the pages of 2 MiB of the extent if aligned, with the last page padded.
     pub fn padded(&self) -> u64 {
         self.pages().div_ceil(FOLIO)
     }
@@ -127,32 +128,33 @@ impl Extent {
 /// A page of 2 MiB with code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Folio {
-    /// Its address.
+    /// The address.
     pub addr: u64,
-    /// Pages of 4 KiB in it that were fetched from.
+    /// Fetched pages of 4 KiB.
     pub fetched: u64,
-    /// How often.
+    /// The number of fetches.
     pub fetches: u64,
 }
 
 /// The code of a program.
 #[derive(Clone, Debug)]
 pub struct Text {
-    /// By address; they do not overlap.
+    /// The extents by address, without overlap.
     pub extents: Vec<Extent>,
-    /// All fetches, those from pages that are no code included.
+    /// All fetches, including those from pages that are not code.
     pub fetches: u64,
 }
 
 impl Text {
-    /// The number of the extent that `page` lies in.
+    /// Returns the number of the extent that contains `page`.
     #[inline]
     pub fn find(&self, page: u64) -> Option<usize> {
         let at = self.extents.partition_point(|extent| extent.last < page);
         self.extents.get(at).filter(|extent| extent.first <= page).map(|_| at)
     }
 
-    /// The pages of 2 MiB that lie wholly in an extent, by address: what a kernel may map huge as the program is.
+    /// Returns the pages of 2 MiB inside an extent, by address: pages that a kernel may map huge
+    /// without moving the code.
     pub fn whole(&self) -> Vec<Folio> {
         let of = |extent: &Extent| {
             let count = |first: u64| {
@@ -170,12 +172,12 @@ impl Text {
         self.extents.iter().flat_map(of).collect()
     }
 
-    /// Fetches from extents.
+    /// Returns the fetches from extents.
     pub fn covered(&self) -> u64 {
         self.extents.iter().flat_map(|extent| &extent.fetched).map(|(_, fetches)| fetches).sum()
     }
 
-    /// Pages from first to last of all extents.
+    /// Returns the pages from first to last of all extents.
     pub fn pages(&self) -> u64 {
         self.extents.iter().map(Extent::pages).sum()
     }
@@ -205,14 +207,14 @@ mod tests {
             (Fetch, at(10), 4),
             // Constants between code.
             (Load, at(11), 8),
-            // In two pages.
+            // Across two pages.
             (Fetch, at(13) - 2, 4),
             (Fetch, at(20), 1),
             (Store, at(21), 8),
             (Fetch, at(22), 1),
             (Fetch, at(22 + 512), 1),
             (Fetch, at(22 + 512 + 513), 1),
-            // Code that writes itself is none.
+            // Code that writes to itself does not count.
             (Fetch, at(2000), 1),
             (Modify, at(2000), 1),
         ]);
@@ -241,7 +243,7 @@ mod tests {
             let fetches: Vec<_> = pages.iter().map(|&page| (Kind::Fetch, at(page), 1)).collect();
             pages_of(&fetches).text()
         };
-        // From the middle of one to the middle of the third.
+        // From the middle of one page of 2 MiB to the middle of the third.
         let text = fetches(&[700, 1024, 1030, 1535, 1700]);
         assert_eq!(text.extents[0].whole().collect::<Vec<_>>(), [1024]);
         assert_eq!(text.whole(), [Folio { addr: at(1024), fetched: 3, fetches: 3 }]);

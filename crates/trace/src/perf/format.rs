@@ -1,26 +1,26 @@
-//! The layouts of tracepoints, as the file itself describes them.
+//! The layouts of tracepoints, as described by the file.
 //!
-//! A file with tracepoints has a section (`HEADER_TRACING_DATA`) with the text of each one's `format`
-//! file in tracefs: its number and the offset and size of each field. Where that section is missing
-//! or cannot be read, the layouts that x86-64 kernels have had since these tracepoints exist are
-//! taken: common fields in the first eight bytes; then `address`, `ip`, `error_code` at 8, 16, 24 of
-//! a page fault; the number at 8 and arguments from 16 on, or the result at 16, of a system call;
-//! `pid` at 8 and `clone_flags` at 32 of a new task.
+//! A file with tracepoints has a section (`HEADER_TRACING_DATA`) with the text of each tracepoint's
+//! `format` file in tracefs: its number and the offset and size of each field. If this section is
+//! missing or unreadable, default layouts are used, which x86-64 kernels have had since these
+//! tracepoints exist: common fields in the first eight bytes; then `address`, `ip`, `error_code` at
+//! 8, 16, 24 of a page fault; the number at 8 and arguments from 16 on, or the result at 16, of a
+//! system call; `pid` at 8 and `clone_flags` at 32 of a new task.
 
 use std::collections::HashMap;
 
-/// Where a field lies in the raw bytes of a sample.
+/// The location of a field in the raw bytes of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Field {
     pub offset: usize,
     pub size: usize,
 }
 
-/// The fields of a tracepoint in order, without the common ones.
+/// The fields of a tracepoint in order, without the common fields.
 pub(super) type Fields = Vec<(String, Field)>;
 
-/// The layouts in the tracing-data section `bytes` by tracepoint name (`system:event`). What cannot
-/// be read ends the list: the caller falls back for what is not in it.
+/// Returns the layouts in the tracing-data section `bytes` by tracepoint name (`system:event`). The
+/// list ends at unreadable data; the caller uses default layouts for missing tracepoints.
 pub(super) fn layouts(bytes: &[u8]) -> HashMap<String, Fields> {
     let mut layouts = HashMap::new();
     let _ = read(Cursor { rest: bytes }, &mut layouts);
@@ -86,8 +86,8 @@ fn read(mut at: Cursor<'_>, layouts: &mut HashMap<String, Fields>) -> Option<()>
     Some(())
 }
 
-/// The fields in the text of a `format` file, lines like
-/// `field:unsigned long address; offset:8; size:8; signed:0;` with tabs between.
+/// Parses the fields in the text of a `format` file, with lines like
+/// `field:unsigned long address; offset:8; size:8; signed:0;`, separated by tabs.
 fn fields(text: &str) -> Fields {
     let number = |part: Option<&str>, key: &str| {
         part.and_then(|part| part.trim().strip_prefix(key)?.parse::<usize>().ok())

@@ -1,21 +1,21 @@
-//! From perf's records, in order of time, to a [`Trace`].
+//! Converts perf's records, in order of time, to a [`Trace`].
 //!
-//! # Where a call stands
+//! # The time of a call
 //!
-//! A call is two records, enter and exit, with the change of the address space somewhere between,
-//! and other threads' records may lie between them too. What gives memory stands at its exit: no
-//! other thread can know of it before. What takes memory away stands at its enter: once it has
-//! happened, another thread's `mmap` may get the same addresses and return first. `mprotect` stands
-//! at its enter where it grants writing and at its exit where it does not, so that no fault of
-//! another thread that was right is found wrong. An event that stands at the enter holds a slot that
-//! is removed at the end if the call then fails.
+//! A call consists of two records, enter and exit. The change of the address space happens between
+//! them, and records of other threads may lie between them too. A call that adds memory is placed
+//! at its exit, because no other thread can know of the memory before. A call that removes memory
+//! is placed at its enter, because after the removal another thread's `mmap` may get the same
+//! addresses and return first. `mprotect` is placed at its enter if it grants writing, and
+//! otherwise at its exit, so that valid faults of other threads stay valid. An event placed at the
+//! enter holds a slot, which is removed at the end if the call fails.
 //!
 //! # Mapping records
 //!
 //! The kernel writes an MMAP2 record for each new area, for a stack that grew, and for each area
-//! that `mprotect` changed, with the size after merging. Within a recorded `mmap` it says what
-//! backs the area, and the call itself says the rest; within another recorded call it adds nothing;
-//! outside any it becomes [`Kind::Area`].
+//! changed by `mprotect`, with the size after merging. Within a recorded `mmap`, the record
+//! provides the backing of the area, and the call provides all other data. Within another recorded
+//! call, the record is redundant. Outside any call, the record becomes [`Kind::Area`].
 
 use super::format;
 use super::roles::{CALLS, COMPLETE, Call, Role, raw_field, raw_u64, role};
@@ -45,30 +45,30 @@ const MAX_NAME: usize = 64;
 struct Pending {
     call: Call,
     args: [u64; 6],
-    /// The place kept for it in the events, where it stands at its enter.
+    /// The place reserved in the events, for a call placed at its enter.
     slot: Option<usize>,
-    /// What a mapping record said meanwhile.
+    /// The backing in a mapping record since the enter.
     backing: Option<Backing>,
 }
 
 pub(super) struct Import {
     header: Header,
     roles: Vec<Role>,
-    /// The calls whose exits are recorded.
+    /// The calls with recorded exits.
     exits: HashSet<Call>,
     processes: Vec<ProcessInfo>,
-    /// The number of each process and how many of its threads are alive.
+    /// The number of each process, and of its running threads.
     alive: Vec<(i32, u32)>,
     threads: Vec<ThreadInfo>,
     process_of: HashMap<i32, u32>,
     thread_of: HashMap<i32, u32>,
-    /// Where each process that might be a `vfork` began in the events.
+    /// The place in the events of the birth of each process that might be a `vfork`.
     births: HashMap<u32, usize>,
     pending: HashMap<u32, Pending>,
     events: Vec<Event>,
-    /// The kernel marks the name of a program that is executed (Linux 3.16 and later).
+    /// The kernel marks the name of an executed program (Linux 3.16 and later).
     tells_exec: bool,
-    /// Places in `events` of calls that failed after all.
+    /// Places in `events` of calls that failed later.
     failed_slots: Vec<usize>,
     start_ns: Option<u64>,
     now_us: u64,
@@ -76,7 +76,7 @@ pub(super) struct Import {
     lost: [u64; 2],
     /// THROTTLE records: the kernel stopped an event for the rest of a tick.
     throttled: u64,
-    /// Records of guests of virtual machines, whose memory is not the host's.
+    /// Records of guests of virtual machines, whose memory is separate from the host's.
     guests: u64,
 }
 
@@ -99,7 +99,8 @@ impl Import {
         if !recorded.intersects(Recorded::USER_FAULTS | Recorded::KERNEL_FAULTS) {
             return Err(format!("no page faults were recorded: {COMPLETE}"));
         }
-        // A gift without its result is unknown; mapping records must stand in for it.
+        // Without its result the effect of such a call is unknown. Mapping records replace the
+        // call.
         for (call, bit) in [
             (Call::Mmap, Recorded::MMAP),
             (Call::Mremap, Recorded::MREMAP),
@@ -141,7 +142,7 @@ impl Import {
         })
     }
 
-    /// Takes the next record of the perf event `attr`.
+    /// Processes the next record of the perf event `attr`.
     pub fn record(&mut self, attr: usize, record: &RawEventRecord<'_>) -> Result<(), String> {
         if self.events.len() >= MAX_EVENTS || self.threads.len() > MAX_THREADS {
             return Err(format!("more than {MAX_EVENTS} events or {MAX_THREADS} threads"));
@@ -209,16 +210,16 @@ impl Import {
         }
     }
 
-    /// The trace, once all records have been taken.
+    /// Returns the trace after all records have been processed.
     pub fn finish(mut self) -> Result<Trace, String> {
         let open: Vec<_> = self.pending.drain().collect();
         for (thread, pending) in open {
             self.settle(thread, &pending, 0);
         }
-        // Since 6.1, perf writes what it lost a second time when it ends.
+        // Since 6.1, perf reports the lost events a second time at its end.
         self.header.lost = self.lost[0].max(self.lost[1]);
         if self.throttled > 0 {
-            // The number of events lost is not known; it is at least one each time.
+            // The number of lost events is unknown; at least one per record.
             self.header.lost = self.header.lost.saturating_add(self.throttled);
             let note = format!("the kernel throttled events {} times", self.throttled);
             self.header.notes.push(note);
@@ -234,7 +235,7 @@ impl Import {
             let note = format!("{} calls that the kernel refused are left out", self.failed);
             self.header.notes.push(note);
         }
-        // In place: a copy would take as much memory again.
+        // In place, because a copy would need the same amount of memory again.
         self.failed_slots.sort_unstable();
         let mut failed = self.failed_slots.into_iter().peekable();
         let mut numbers = 0..;
@@ -250,7 +251,7 @@ impl Import {
         })
     }
 
-    /// Notes processes that ran before the recording began.
+    /// Adds a note about processes that ran before the recording began.
     fn name_running(&mut self) {
         let mut executed = vec![false; self.processes.len()];
         let mut running = vec![false; self.processes.len()];
@@ -299,7 +300,7 @@ impl Import {
         thread
     }
 
-    /// The thread `tid` of the process `pid`; one not heard of before has always been there.
+    /// Returns the thread `tid` of the process `pid`. An unknown thread has existed from the start.
     fn thread(&mut self, pid: i32, tid: i32) -> u32 {
         if let Some(thread) = self.thread_of.get(&tid) {
             return *thread;
@@ -341,13 +342,13 @@ impl Import {
         let process = self.threads[thread as usize].process;
         let (pid, alive) = &mut self.alive[process as usize];
         *alive -= 1;
-        // The number may come back as another process.
+        // The number may be reused by another process.
         if *alive == 0 && self.process_of.get(pid) == Some(&process) {
             self.process_of.remove(pid);
         }
     }
 
-    /// A mapping record.
+    /// Processes a mapping record.
     fn area(&mut self, thread: u32, address: u64, len: u64, prot: Prot, backing: Backing) {
         if let Some(pending) = self.pending.get_mut(&thread) {
             pending.backing.get_or_insert(backing);
@@ -435,7 +436,7 @@ impl Import {
     }
 
     fn enter(&mut self, thread: u32, call: Call, args: [u64; 6]) {
-        // An enter whose exit was lost, or that has none.
+        // An enter without an exit, or with a lost exit.
         if let Some(pending) = self.pending.remove(&thread) {
             self.settle(thread, &pending, 0);
         }
@@ -444,7 +445,7 @@ impl Import {
             Call::Mprotect => args[2] & u64::from(Prot::WRITE.bits()) != 0,
             Call::Mmap | Call::Mremap | Call::Brk => false,
         };
-        // The time of the slot is that of its enter.
+        // The slot has the time of the enter.
         let slot = if stands_here { call_event(call, &args, 0, None) } else { None };
         let slot = slot.map(|kind| {
             self.push(thread, kind);
@@ -460,7 +461,7 @@ impl Import {
         }
     }
 
-    /// A call has returned `result`; 0 stands for an exit that was not seen.
+    /// Processes the return of a call with `result`; 0 for an unseen exit.
     fn settle(&mut self, thread: u32, pending: &Pending, result: u64) {
         if result >= FIRST_ERRNO {
             self.failed += 1;
@@ -473,7 +474,7 @@ impl Import {
     }
 }
 
-/// The event for a call that succeeded; `None` where it had no effect.
+/// Returns the event of a successful call; `None` if the call had no effect.
 fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) -> Option<Kind> {
     let prot = Prot::from_bits_truncate(args[2] as u8);
     match call {
@@ -486,7 +487,8 @@ fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) 
                 (false, false) => Backing::File,
                 (false, true) => Backing::SharedFile,
             };
-            // A name says more only of memory that is mapped by a descriptor: /dev/zero and memfd.
+            // A name provides more information only for memory mapped through a descriptor:
+            // /dev/zero and memfd.
             let backing = match named {
                 Some(name @ (Backing::Anon | Backing::SharedAnon)) => name,
                 _ => plain,
@@ -516,20 +518,20 @@ fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) 
     }
 }
 
-/// Where in its page the byte at `addr` lies.
+/// Returns the offset of the byte at `addr` in its page.
 fn place_in_page(addr: u64) -> u16 {
     (addr % PAGE_SIZE) as u16
 }
 
-/// The pages that hold `len` bytes from `start`: first byte and length; `None` for no bytes and
-/// for what the kernel would have refused.
+/// Returns the pages of the `len` bytes from `start`: first byte and length; `None` for no bytes
+/// and for ranges that the kernel would have refused.
 fn pages(start: u64, len: u64) -> Option<(u64, u64)> {
     let end = page_up(start.checked_add(len)?)?;
     let start = page_down(start);
     (end > start).then_some((start, end - start))
 }
 
-/// What lies behind an area that the kernel reports under the name `name`.
+/// Returns the backing of an area reported by the kernel under the name `name`.
 fn backing_named(name: &[u8], shared: bool) -> Backing {
     match name {
         b"[heap]" => Backing::Heap,

@@ -1,17 +1,18 @@
-//! Reading the `perf.data` files that stock `perf record` writes.
+//! Reads the `perf.data` files of stock `perf record`.
 //!
-//! One file a step: `scan` walks the raw file and refuses whatever could make the parser allocate
-//! without bound, so that errors can name an offset; `packed` unpacks compressed records; `format` reads the layouts of tracepoints that
-//! the file carries; `roles` says what each perf event means; `import` turns the sorted records into
-//! a [`Trace`]. Sorting and decoding the records is done by the `linux-perf-data` crate.
+//! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
+//! allocate without bound, so that errors can name an offset; `packed` decompresses records;
+//! `format` reads the layouts of tracepoints in the file; `roles` determines the meaning of each
+//! perf event; `import` converts the sorted records to a [`Trace`]. The `linux-perf-data` crate
+//! sorts and decodes the records.
 //!
-//! # What is used
+//! # Events used
 //!
-//! `exceptions:page_fault_user` and `_kernel`, or else the software events `page-faults`,
-//! `minor-faults` and `major-faults` recorded with `-d` (which do not say whether a fault wrote);
+//! `exceptions:page_fault_user` and `_kernel`, or otherwise the software events `page-faults`,
+//! `minor-faults` and `major-faults` recorded with `-d` (without the kind of access);
 //! `syscalls:sys_enter_*` and `sys_exit_*` of mmap, munmap, mremap, mprotect, madvise and brk, or
 //! `raw_syscalls:sys_enter` and `sys_exit`; `task:task_newtask`; the MMAP2, MMAP, FORK, EXIT and
-//! COMM records that every file has; and LOST records, which are counted. All else is passed over.
+//! COMM records of every file; and LOST records, which are counted. All other records are skipped.
 
 mod format;
 mod import;
@@ -27,21 +28,21 @@ use std::io::{BufReader, Cursor, Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Bytes of a file that are read at a time.
+/// The size of a read of a file, in bytes.
 const BUFFER: usize = 1 << 20;
 
 /// Reads the `perf.data` file `bytes`, which came from the file `path` (used in errors only).
 ///
 /// # Errors
-/// The bytes are not a `perf.data` file of x86-64 that `perf record` wrote to a file (not to a
-/// pipe), hold no page faults, or are truncated or corrupted.
+/// The bytes are not a `perf.data` file of x86-64 written to a file by `perf record` (not to a
+/// pipe), contain no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     let bytes = scan::check(path, bytes)?;
     guarded(path, Cursor::new(&*bytes))
 }
 
-/// As [`parse`], of a file that is not held in memory: a recording of millions of faults has a
-/// gigabyte. `None` if the file is compressed, so that its bytes are needed at once.
+/// Reads like [`parse`], without holding the file in memory: a recording of millions of faults has
+/// a gigabyte. Returns `None` if the file is compressed, which requires all bytes in memory.
 pub(crate) fn parse_file(path: &Path, file: &File) -> Result<Option<Trace>, Error> {
     if !scan::check_file(path, file)? {
         return Ok(None);
@@ -52,8 +53,8 @@ pub(crate) fn parse_file(path: &Path, file: &File) -> Result<Option<Trace>, Erro
 }
 
 fn guarded(path: &Path, bytes: impl Read + Seek) -> Result<Trace, Error> {
-    // The parser is not ours: should it panic on input that the scan let through, that is an error
-    // in the file like any other. Nothing but its own state is lost.
+    // The parser is an external crate. A panic on input accepted by the scan is reported as an
+    // error in the file. Only the parser's own state is lost.
     let mut record = None;
     catch_unwind(AssertUnwindSafe(|| read(path, bytes, &mut record))).unwrap_or_else(|panic| {
         let why = panic
@@ -69,7 +70,7 @@ fn place(record: Option<u64>) -> Place {
     record.map_or(Place::File, Place::Record)
 }
 
-/// Parses `bytes`; `record` is kept at the number of the record in hand.
+/// Parses `bytes`. Keeps the number of the current record in `record`.
 fn read(path: &Path, bytes: impl Read + Seek, record: &mut Option<u64>) -> Result<Trace, Error> {
     let whole = |reason: String| Error::new(path, Place::File, reason);
     let PerfFileReader { mut perf_file, mut record_iter } =

@@ -1,22 +1,22 @@
-//! Records of `perf record -z`: zstd frames that go from one record to the next, without heed of where a record, a
-//! block or what is inside ends.
+//! Records of `perf record -z`: zstd frames that continue across records. The boundaries of
+//! records, blocks and contents are independent.
 //!
-//! All of them are unpacked as one stream, and what it holds goes behind the records that were not compressed. What
-//! was between them does not matter: the parser sorts records by time. It does so in rounds, and the ends of rounds
-//! would no longer be where they belong, so they are left out.
+//! All compressed records are decompressed as one stream, and the contents are placed after the
+//! uncompressed records. Their order does not matter, because the parser sorts records by time. The
+//! parser sorts in rounds, and the ends of rounds would be at wrong places, so they are removed.
 
 use super::scan::{BUILD_ID, Packed, RECORD_COMPRESSED, RECORD_COMPRESSED2, refused};
 use crate::zstd;
 use std::io::{self, Read};
 
 const RECORD_FINISHED_ROUND: u32 = 68;
-/// The most that the compressed records of one file may hold.
+/// The largest decompressed size of the compressed records of one file.
 const MAX_UNPACKED: u64 = 1 << 30;
-/// An empty block that is a frame's last: `perf` flushes its frame, and does not end it.
+/// An empty last block of a frame: `perf` flushes its frame without ending it.
 const LAST_BLOCK: &[u8] = &[1, 0, 0];
 
-/// `records`, which are at `offset` in the file, with those that are `packed` replaced by what they hold; or what is
-/// wrong, and where in the file.
+/// Returns `records`, at `offset` in the file, with the `packed` records replaced by their
+/// contents. The error contains the place in the file and the reason.
 pub(super) fn replaced(
     records: &[u8],
     offset: u64,
@@ -36,7 +36,7 @@ pub(super) fn replaced(
     Ok(plain)
 }
 
-/// What the frames in `packed` hold.
+/// Returns the contents of the frames in `packed`.
 fn unpacked(packed: Vec<Packed<'_>>) -> Result<Vec<u8>, (u64, String)> {
     let mut source =
         Source { at: packed[0].at, packed: packed.into_iter(), left: &[], end: LAST_BLOCK };
@@ -51,7 +51,7 @@ fn unpacked(packed: Vec<Packed<'_>>) -> Result<Vec<u8>, (u64, String)> {
     Ok(out)
 }
 
-/// Appends the whole records at the start of `bytes`, but for ends of rounds.
+/// Appends the complete records at the start of `bytes`, except ends of rounds.
 fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
     while let Some((header, _)) = bytes.split_first_chunk::<8>() {
         let [k0, k1, k2, k3, m0, m1, s0, s1] = *header;
@@ -60,7 +60,7 @@ fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
         if size < header.len() {
             return Err(format!("compressed, a record of {size} bytes"));
         }
-        // Where the recording was interrupted.
+        // The recording was interrupted here.
         let Some((record, rest)) = bytes.split_at_checked(size) else { break };
         refused(kind, u16::from_le_bytes([m0, m1]), record.get(BUILD_ID as usize).copied())
             .map_err(|(_, why)| format!("compressed: {why}"))?;
@@ -79,15 +79,15 @@ fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
 /// The contents of compressed records, one after the other, and the end of the last frame.
 struct Source<'a> {
     packed: std::vec::IntoIter<Packed<'a>>,
-    /// Of the record that is being read.
+    /// The rest of the current record.
     left: &'a [u8],
-    /// Where that is in the file.
+    /// The place of the current record in the file.
     at: u64,
     end: &'static [u8],
 }
 
 impl Source<'_> {
-    /// Whether any compressed bytes are left.
+    /// Returns whether any compressed bytes remain.
     fn more(&mut self) -> bool {
         while self.left.is_empty() {
             let Some(next) = self.packed.next() else { return false };
@@ -107,12 +107,13 @@ impl Read for Source<'_> {
 mod tests {
     use super::*;
 
-    /// A record of 16 bytes.
+    /// Returns a record of 16 bytes.
     fn record(kind: u32, content: u64) -> Vec<u8> {
         [&kind.to_le_bytes()[..], &[0, 0, 16, 0], &content.to_le_bytes()].concat()
     }
 
-    /// The header of a frame, and a block for each of `blocks`; the frame goes on.
+    /// Returns the header of a frame, and a block for each of `blocks`, without the end of the
+    /// frame.
     fn frame(blocks: &[&[u8]]) -> Vec<u8> {
         let block = |block: &&[u8]| [&(block.len() as u32 * 8).to_le_bytes()[..3], *block].concat();
         let blocks = blocks.iter().map(block);
@@ -124,7 +125,7 @@ mod tests {
         stream.chunks(len).enumerate().map(piece).collect()
     }
 
-    /// What comes of a file that has nothing but these records, each of one byte for simplicity.
+    /// Reads a file that consists of these records, each of one byte for simplicity.
     fn read(stream: &[u8], len: usize) -> Result<Vec<u8>, (u64, String)> {
         let packed = pieces(stream, len);
         replaced(&vec![0; packed.len()], 100, packed)

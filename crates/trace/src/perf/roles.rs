@@ -1,4 +1,4 @@
-//! Which perf event means what, and where its samples keep their fields.
+//! The meaning of each perf event, and the fields of its samples.
 
 use super::format::{Field, Fields};
 use crate::event::Recorded;
@@ -8,7 +8,7 @@ use linux_perf_data::linux_perf_event_reader::{
 };
 use std::collections::{HashMap, HashSet};
 
-/// The calls that are understood, by their x86-64 numbers.
+/// The supported calls, by their x86-64 numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Call {
     Mmap,
@@ -33,7 +33,7 @@ pub(super) const CALLS: [(Call, u64, &str, Recorded); 6] = [
     (Call::Madvise, 28, "madvise", Recorded::MADVISE),
 ];
 
-/// What the samples of one perf event mean, and where their fields lie.
+/// The meaning of the samples of one perf event, and the location of their fields.
 pub(super) enum Role {
     Fault { kernel: bool, address: Field, ip: Field, error_code: Field },
     SoftwareFault,
@@ -43,11 +43,11 @@ pub(super) enum Role {
     Other,
 }
 
-/// The meaning of the samples of `attr`. Adds what they record to `recorded`, and the calls whose
-/// exits they are to `exits`.
+/// Returns the meaning of the samples of `attr`. Adds the recorded kinds to `recorded`, and the
+/// calls with exits to `exits`.
 ///
 /// # Errors
-/// The samples lack a field that is needed, or the file holds only a part of the events.
+/// The samples lack a required field, or the file holds only a part of the events.
 pub(super) fn role(
     attr: &AttributeDescription,
     all: &[AttributeDescription],
@@ -62,7 +62,7 @@ pub(super) fn role(
     Ok(role)
 }
 
-/// Refuses an event of which perf wrote only some occurrences.
+/// Rejects an event of which perf wrote only some occurrences.
 fn every_event(attr: &AttributeDescription) -> Result<(), String> {
     let name = attr.name().unwrap_or("an event");
     let part = match attr.attr.sampling_policy {
@@ -85,7 +85,8 @@ fn meaning(
     if flags.contains(AttrFlags::MMAP | AttrFlags::MMAP_DATA) {
         *recorded |= Recorded::AREAS;
     }
-    // perf prints an event as it was asked for: `system:name`, perhaps with `/modifiers/` or `:u`.
+    // perf prints an event as on its command line: `system:name`, perhaps with `/modifiers/` or
+    // `:u`.
     let full = attr.name().unwrap_or("");
     let mut parts = full.split([':', '/']);
     let name = format!("{}:{}", parts.next().unwrap_or(""), parts.next().unwrap_or(""));
@@ -144,7 +145,7 @@ fn meaning(
     })
 }
 
-/// The role of a software event: page faults, unless a better source is in the file.
+/// Returns the role of a software event: page faults, unless the file has a better source.
 fn software(
     attr: &AttributeDescription,
     all: &[AttributeDescription],

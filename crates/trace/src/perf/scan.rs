@@ -1,10 +1,10 @@
-//! A walk over the raw bytes of a `perf.data` file, before the parser sees them.
+//! A walk over the raw bytes of a `perf.data` file, before the parser reads them.
 //!
-//! The parser trusts sizes and counts in the file: it allocates what they say, and adds them up. The
-//! walk checks each against the bytes that are there, so that a file can make us hold at most a small
-//! multiple of its own size (of what its compressed records really hold, at most 1 GiB), and it
-//! knows the offset of what it refuses. Compressed records are replaced by those that they hold
-//! (`packed`): the parser does not unpack.
+//! The parser trusts sizes and counts in the file: it allocates the given sizes, and adds them up.
+//! The walk checks each value against the available bytes. A file can therefore use at most a small
+//! multiple of its own size in memory (for compressed records, of their decompressed size, at most
+//! 1 GiB). An error contains the offset of the rejected value. Compressed records are replaced by
+//! their contents (`packed`), because the parser does not decompress.
 
 use super::packed;
 use crate::error::Error;
@@ -18,7 +18,7 @@ use std::path::Path;
 const HEADER: u64 = 104;
 /// The feature section that describes the events.
 const EVENT_DESC: u32 = 12;
-/// Features from here on are simpleperf's.
+/// Features from this number on belong to simpleperf.
 const FIRST_FOREIGN: u32 = 128;
 const NO_NAMES: &str =
     "the file does not name its events (EVENT_DESC): perf before Linux 3.2 wrote it";
@@ -27,17 +27,17 @@ pub(super) const RECORD_COMPRESSED: u32 = 81;
 pub(super) const RECORD_COMPRESSED2: u32 = 83;
 const RECORD_MMAP2: u32 = 10;
 const MISC_BUILD_ID: u16 = 1 << 14;
-/// The place of the length of the build identifier in an MMAP2 record.
+/// The offset of the length of the build identifier in an MMAP2 record.
 pub(super) const BUILD_ID: u64 = 40;
 /// The smallest `perf_event_attr`.
 const MIN_ATTR: u64 = 64;
-/// Far more than any kernel's `perf_event_attr`.
+/// A limit far above any kernel's `perf_event_attr`.
 const MAX_ATTR: u64 = 4096;
 
-/// Bytes of a file that are read at a time.
+/// The size of a read of a file, in bytes.
 const WINDOW: usize = 256 << 10;
 
-/// Refuses a file whose sizes and counts do not fit its bytes; otherwise returns the file without
+/// Rejects a file whose sizes and counts do not fit its bytes. Otherwise returns the file without
 /// compressed records.
 pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
     let Checked { data, table, packed } = Scan { path, bytes: &bytes }.file()?;
@@ -52,8 +52,8 @@ pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, E
     let records = slice(data.offset, data.size);
     let plain = packed::replaced(records, data.offset, packed.collect())
         .map_err(|(at, reason)| Error::at(path, at, reason))?;
-    // The records get a place behind the file as it is, and the table of sections, whose place is always
-    // behind the records, goes along. All other places stay what the file says.
+    // The records are placed after the unchanged file, followed by the table of sections, which is
+    // always located directly after the records. All other offsets stay valid.
     let mut file = bytes.to_vec();
     file[40..48].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
     file[48..56].copy_from_slice(&(plain.len() as u64).to_le_bytes());
@@ -62,7 +62,8 @@ pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, E
     Ok(file.into())
 }
 
-/// As [`check`], of a file that is read in parts. Returns whether the file has no compressed records.
+/// Checks like [`check`], for a file read in parts. Returns whether the file has no compressed
+/// records.
 pub(super) fn check_file(path: &Path, file: &File) -> Result<bool, Error> {
     let len = file.metadata().map_err(|error| Error::io(path, &error))?.len();
     let bytes = Window { file, len, part: RefCell::default() };
@@ -103,11 +104,11 @@ impl Bytes for &[u8] {
     }
 }
 
-/// A file, of which a part is in memory.
+/// A file, partly in memory.
 struct Window<'a> {
     file: &'a File,
     len: u64,
-    /// The place of the part, and the part.
+    /// The offset of the part in memory, and its bytes.
     part: RefCell<(u64, Vec<u8>)>,
 }
 
@@ -132,7 +133,7 @@ impl Bytes for Window<'_> {
 
 #[derive(Clone, Copy)]
 struct Section {
-    /// Where the file says so.
+    /// The offset of this information in the file.
     told_at: u64,
     offset: u64,
     size: u64,
@@ -148,7 +149,7 @@ impl<B: Bytes> Scan<'_, B> {
         Err(Error::at(self.path, at, reason))
     }
 
-    /// Checks that the `len` bytes from `at` on are there.
+    /// Checks that the file contains the `len` bytes from `at` on.
     fn there(&self, at: u64, len: u64) -> Result<(), Error> {
         match at.checked_add(len).filter(|end| *end <= self.bytes.len()) {
             Some(_) => Ok(()),
@@ -209,7 +210,7 @@ impl<B: Bytes> Scan<'_, B> {
             other => return self.wrong(8, format!("a header of {other} bytes; want {HEADER}")),
         }
         let attr_size = self.u64(16)?;
-        // Each attribute is followed by the place of its identifiers, 16 bytes.
+        // The location of its identifiers, 16 bytes, follows each attribute.
         if !(MIN_ATTR..=MAX_ATTR).contains(&attr_size) {
             return self.wrong(16, format!("event attributes of {attr_size} bytes"));
         }
@@ -228,7 +229,7 @@ impl<B: Bytes> Scan<'_, B> {
         Ok(Checked { data, table, packed })
     }
 
-    /// Walks the table of the feature sections, and says where it is.
+    /// Walks the table of the feature sections, and returns its location.
     fn features(&self, data: Section, attrs: Section) -> Result<Section, Error> {
         let start = data.offset + data.size;
         let mut told_at = start;
@@ -296,7 +297,8 @@ impl<B: Bytes> Scan<'_, B> {
         Ok(())
     }
 
-    /// Walks the records: sizes must lead exactly to the end. Which of them are compressed, and what is in them.
+    /// Walks the records: sizes must lead exactly to the end. Returns the compressed records and
+    /// the location of their contents.
     fn records(&self, data: Section) -> Result<Vec<Place>, Error> {
         let end = data.offset + data.size;
         let mut at = data.offset;
@@ -309,7 +311,7 @@ impl<B: Bytes> Scan<'_, B> {
                 return self.wrong(at, format!("a record of {size} bytes; {} are left", end - at));
             }
             let misc = u16::from_le_bytes([m0, m1]);
-            // Of an MMAP2 record, the length of the build identifier.
+            // The length of the build identifier, for an MMAP2 record.
             let id = match size {
                 41.. => Some(self.array::<1>(at + BUILD_ID)?[0]),
                 _ => None,
@@ -330,15 +332,16 @@ impl<B: Bytes> Scan<'_, B> {
     }
 }
 
-/// A compressed record of `size` bytes at `at` in the file, and what is in it.
+/// A compressed record of `size` bytes at `at` in the file, and its contents.
 pub(super) struct Packed<'a> {
     pub(super) at: u64,
     pub(super) size: u64,
     pub(super) bytes: &'a [u8],
 }
 
-/// Why the parser must not see this record, and how far from its start that is said. `id` is the byte
-/// at [`BUILD_ID`], if the record has so many.
+/// Returns an error for a record that the parser must not read: the offset of the error from the
+/// start of the record, and the reason. `id` is the byte at [`BUILD_ID`], if the record is long
+/// enough.
 pub(super) fn refused(kind: u32, misc: u16, id: Option<u8>) -> Result<(), (u64, &'static str)> {
     match kind {
         RECORD_AUXTRACE => Err((0, "holds a hardware trace (AUX), which is not understood")),

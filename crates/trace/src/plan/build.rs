@@ -1,5 +1,5 @@
 //! One walk over the recording: each event becomes operations, checked against a model of the
-//! address space that they will meet.
+//! address space at that point.
 
 use super::order::Order;
 use super::space::{Area, Met, Space};
@@ -8,9 +8,9 @@ use crate::event::{Access, Backing, Birth, Event, Kind, MAX_AREAS, Prot, Recorde
 use faultless::{PAGE_SIZE, USER_END, VirtRange, page_up};
 use std::collections::{BTreeMap, HashMap};
 
-/// The lowest address that a program may map (`vm.mmap_min_addr`): a touch below is a null pointer.
+/// The lowest address that a program may map (`vm.mmap_min_addr`). A touch below is a null pointer.
 const LOWEST: u64 = 64 << 10;
-/// How much is assumed to be mapped around a touch of nothing: what lies in this aligned window.
+/// The size of the aligned window that is assumed to be mapped around a touch of unmapped memory.
 const ASSUMED_WINDOW: u64 = 256 << 10;
 const MAP_FIXED: u32 = 0x10;
 const MAP_GROWSDOWN: u32 = 0x100;
@@ -18,16 +18,16 @@ const MAP_NORESERVE: u32 = 0x4000;
 const MAP_POPULATE: u32 = 0x8000;
 const MAP_HUGETLB: u32 = 0x4_0000;
 const MREMAP_DONTUNMAP: u32 = 4;
-/// The last of those that say in what order memory is used: `MADV_NORMAL`, `MADV_RANDOM` and this.
+/// The last advice about the order of memory use: `MADV_NORMAL`, `MADV_RANDOM` and this one.
 const MADV_SEQUENTIAL: u32 = 2;
 
-/// What an operation does, as far as order is concerned.
+/// The effect of an operation with respect to order.
 #[derive(Clone, Copy)]
 enum Effect {
     Nothing,
     Touch(u64),
     Change(VirtRange),
-    /// Of two ranges: the old and the new of `mremap`.
+    /// Two ranges: the old and the new range of `mremap`.
     Move(VirtRange, VirtRange),
     Break(VirtRange),
 }
@@ -43,18 +43,18 @@ pub(super) struct Builder<'a> {
     process_of: Vec<Option<u32>>,
     /// By thread of the plan that is a `vfork` child in its parent's space: its parent.
     guests: HashMap<u32, u32>,
-    /// By parent of a `vfork`: what its next operation waits for.
+    /// By parent of a `vfork`: the operation for which its next operation waits.
     owed: HashMap<u32, At>,
-    /// By waiting thread and thread waited for: how far that has been waited for.
+    /// By waiting thread and awaited thread: the last awaited operation.
     waited: HashMap<(u32, u32), u32>,
     assumptions: BTreeMap<Assumption, u64>,
     areas_copied: usize,
     waits: Vec<At>,
-    /// By process of the trace: whether all of its operations are of one thread.
+    /// By process of the trace: whether all of its operations are by one thread.
     alone: Vec<bool>,
     /// By thread of the trace: the number of its events.
     events: Vec<u32>,
-    /// Whether each operation waits for the one before, and which that is.
+    /// Whether each operation waits for the previous one, which is `last`.
     in_turn: bool,
     /// The time of the present event, in microseconds.
     now: u64,
@@ -118,7 +118,7 @@ impl<'a> Builder<'a> {
         *self.assumptions.entry(what).or_default() += 1;
     }
 
-    /// A process of the plan for that of the trace.
+    /// Creates a process of the plan for a process of the trace.
     fn new_process(&mut self, parent: Option<u32>, space: Space, traced: u32) -> u32 {
         self.processes.push(Process { parent, threads: Vec::new() });
         self.spaces.push((space, Order::new(self.alone[traced as usize])));
@@ -128,8 +128,8 @@ impl<'a> Builder<'a> {
     fn new_thread(&mut self, process: u32, traced: u32, start: Option<At>) -> u32 {
         let thread = self.threads.len() as u32;
         let name = self.trace.threads[traced as usize].name.clone();
-        // An event is one operation, mostly. A thread of the trace is one of the plan, or two after a
-        // vfork.
+        // An event is usually one operation. A thread of the trace is one thread of the plan, or
+        // two after a vfork.
         let count = std::mem::take(&mut self.events[traced as usize]) as usize;
         let (ops, times) = (Vec::with_capacity(count), Vec::with_capacity(count));
         self.threads.push(Thread { process, name, start, ops, times, waits: Vec::new() });
@@ -138,7 +138,8 @@ impl<'a> Builder<'a> {
         thread
     }
 
-    /// The plan's thread for the trace's; one that was never begun is there from the start.
+    /// Returns the plan's thread for a thread of the trace. A thread without a recorded start
+    /// exists from the beginning.
     fn thread(&mut self, traced: u32) -> u32 {
         if let Some(thread) = self.thread_of[traced as usize] {
             return thread;
@@ -159,12 +160,12 @@ impl<'a> Builder<'a> {
         &mut self.spaces[self.threads[thread as usize].process as usize].0
     }
 
-    /// The place of the next operation of `thread`.
+    /// Returns the place of the next operation of `thread`.
     fn next(&self, thread: u32) -> At {
         At { thread, op: self.threads[thread as usize].ops.len() as u32 }
     }
 
-    /// Adds an operation, with what it must wait for.
+    /// Adds an operation, with the operations for which it must wait.
     fn emit(&mut self, thread: u32, op: Op, effect: Effect) -> At {
         let at = self.next(thread);
         let process = self.threads[thread as usize].process as usize;
@@ -186,17 +187,17 @@ impl<'a> Builder<'a> {
         waits.extend(self.owed.remove(&thread));
         let last = self.last.replace(at).filter(|last| last.thread != thread);
         if self.in_turn {
-            // It is the latest of all that there is to wait for.
+            // The last operation covers all others.
             waits.clear();
             waits.extend(last);
         }
-        // Of each thread only the last; and not what this thread has waited for before.
+        // Only the last operation of each thread, unless this thread has already waited for it.
         waits.sort_unstable_by_key(|wait| (wait.thread, std::cmp::Reverse(wait.op)));
         waits.dedup_by_key(|wait| wait.thread);
         let into = &mut self.threads[thread as usize];
         for on in waits.drain(..) {
             let waited = self.waited.entry((thread, on.thread)).or_insert(0);
-            // One more than the operation, so that 0 is none.
+            // The number of the operation plus one, with 0 for no wait.
             if *waited <= on.op {
                 *waited = on.op + 1;
                 into.waits.push(Wait { before: at.op, on });
@@ -242,7 +243,7 @@ impl<'a> Builder<'a> {
                 }
             }
             Kind::Remap { old, old_len, new, new_len, flags } => {
-                // An old length of zero is no range, but a place within one.
+                // An old length of zero stands for a place, not for a range.
                 let from = self.user_range(old, old_len.max(PAGE_SIZE));
                 let to = self.user_range(new, new_len);
                 if let (Some(from), Some(to)) = (from, to) {
@@ -265,7 +266,8 @@ impl<'a> Builder<'a> {
         let areas = self.space(thread).areas_in(range);
         let parts = match advice <= MADV_SEQUENTIAL && areas.iter().any(|(_, area)| stands_in(area))
         {
-            // In what order a file is read is no advice for the anonymous memory that stands for it.
+            // Advice about the order of file reads does not apply to the anonymous memory that
+            // represents the file.
             true => {
                 areas.into_iter().filter(|(_, area)| !stands_in(area)).map(|(r, _)| r).collect()
             }
@@ -276,7 +278,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The range, where it lies in user space.
+    /// Returns the range if it lies in user space.
     fn user_range(&mut self, start: u64, len: u64) -> Option<VirtRange> {
         let range = VirtRange::new(start, start.saturating_add(len));
         if range.end > USER_END {
@@ -297,7 +299,7 @@ impl<'a> Builder<'a> {
             Met::Hole => {
                 let window = VirtRange::page(page).widen(ASSUMED_WINDOW);
                 let holes = self.space(thread).holes_in(window);
-                // Below the null page's limit and beyond user space nothing can be mapped.
+                // Addresses below the null page's limit and beyond user space cannot be mapped.
                 let user = VirtRange::new(LOWEST, USER_END);
                 let hole = holes.into_iter().find(|hole| hole.contains(page));
                 let hole = hole.unwrap_or(VirtRange::page(page)).intersect(user);
@@ -325,7 +327,7 @@ impl<'a> Builder<'a> {
                 Access::Exec => Prot::READ | Prot::EXEC,
                 Access::Read | Access::Unknown => Prot::READ,
             };
-            // A stack's growth takes the permissions of the stack.
+            // A stack's growth gets the permissions of the stack.
             let whole = if grown.is_some() {
                 VirtRange::new(range.end, range.end + PAGE_SIZE)
             } else {
@@ -335,7 +337,7 @@ impl<'a> Builder<'a> {
         }
         let effect = match grown {
             Some(by) => {
-                // Read again: the permissions may just have been raised.
+                // Read again, because the permissions may have been raised above.
                 if let Met::Growth(_, area) = self.space(thread).meet(page) {
                     self.space(thread).insert(by, area);
                 }
@@ -346,7 +348,7 @@ impl<'a> Builder<'a> {
         self.emit(thread, Op::Touch { page, access, kernel }, effect);
     }
 
-    /// Makes up an area in `range`, which is a hole.
+    /// Creates an assumed area in `range`, which is a hole.
     fn assume_area(&mut self, thread: u32, range: VirtRange, prot: Prot) -> Area {
         self.assume(Assumption::AssumedMapping);
         let area = Area { prot, backing: Backing::Anon, assumed: true };
@@ -393,7 +395,8 @@ impl<'a> Builder<'a> {
         self.place(thread, range, Area { prot, backing, assumed: false }, flags);
     }
 
-    /// The kernel shows an area: what is not there is mapped, what is there takes its permissions.
+    /// Applies an area reported by the kernel: maps missing parts, and sets the permissions of
+    /// existing parts.
     fn area(&mut self, thread: u32, range: VirtRange, prot: Prot, backing: Backing) {
         let area = Area { prot, backing, assumed: false };
         for hole in self.space(thread).holes_in(range) {
@@ -414,8 +417,8 @@ impl<'a> Builder<'a> {
         self.emit(thread, Op::Unmap { range }, Effect::Change(range));
     }
 
-    /// Makes room in `range`, which the recorded program found free: what lies there was assumed, or
-    /// was not seen to go.
+    /// Makes room in `range`, which was free in the recorded program: existing areas were assumed,
+    /// or their removal was not recorded.
     fn clear(&mut self, thread: u32, range: VirtRange) {
         for (part, area) in self.space(thread).areas_in(range) {
             if !area.assumed {
@@ -450,7 +453,8 @@ impl<'a> Builder<'a> {
             self.emit(thread, Op::Remap { old, new, keep_old }, Effect::Move(old, new));
             return;
         }
-        // A second view of a shared mapping, or parts that differ here and did not there.
+        // A second view of a shared mapping, or parts that differ here and did not differ in the
+        // recorded program.
         self.assume(Assumption::RemapAsMap);
         if !copies && !keep_old {
             self.unmap(thread, old);
@@ -462,7 +466,7 @@ impl<'a> Builder<'a> {
         let aligned = page_up(end).filter(|end| *end <= USER_END);
         let space = self.space(thread);
         let old = space.brk.unwrap_or(end);
-        // Both are breaks that were accepted, so both round up.
+        // Both breaks were accepted, so both can be rounded up.
         let (Some(to), Some(from)) = (aligned, page_up(old)) else {
             return self.assume(Assumption::BeyondUserSpace);
         };
@@ -516,14 +520,14 @@ impl<'a> Builder<'a> {
             self.process_of[in_trace as usize] = Some(child);
             self.new_thread(child, traced, Some(start));
         } else if self.threads[thread as usize].ops.is_empty() && self.space(thread).is_empty() {
-            // The recording's first program: its space is empty already.
+            // The first program of the recording: its space is already empty.
         } else {
             *self.space(thread) = Space::default();
             self.emit(thread, Op::Exec, Effect::Change(VirtRange::USER));
         }
     }
 
-    /// A `vfork` child no longer needs its parent's space: the parent goes on after `at`.
+    /// Ends the use of the parent's space by a `vfork` child. The parent continues after `at`.
     fn release(&mut self, thread: u32, at: At) {
         if let Some(parent) = self.guests.remove(&thread) {
             self.owed.insert(parent, at);

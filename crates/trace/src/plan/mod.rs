@@ -1,34 +1,34 @@
-//! From a recording to operations that real threads can replay side by side.
+//! Converts a recording to operations that real threads can replay concurrently.
 //!
 //! # Order
 //!
-//! A recording is one sequence; a replay on real threads must not be. What must stay in order is
-//! little: what one thread did; and what two threads of a process did to the same addresses, where
-//! at least one of the two changed the address space there. So a touch waits for the last change of
-//! its page by another thread, and a change waits for the last change and the touches, by each other
-//! thread, of each page in its range. Two touches never wait for each other. Earlier operations are
-//! covered through the ones waited for, so each operation waits for at most one of each other
-//! thread, and only where that thread has not been waited for that far before. Besides, a thread
-//! waits for the operation that begins it, and the parent of a `vfork` for its child to execute a
-//! program or exit.
+//! A recording is one sequence; a replay on real threads need not be. Few operations must stay in
+//! order: the operations of one thread, and operations of two threads of a process on the same
+//! addresses, if at least one of the two changes the address space there. A touch therefore waits
+//! for the last change of its page by another thread. A change waits, for each page in its range,
+//! for the last change and the touches by each other thread. Two touches never wait for each other.
+//! Earlier operations are covered by the awaited ones, so each operation waits for at most one
+//! operation of each other thread, and only if its thread has not already waited for that
+//! operation. In addition, a thread waits for the operation that starts it, and the parent of a
+//! `vfork` waits for its child to execute a program or exit.
 //!
 //! Every wait is for an operation that is earlier in the recording, so replay cannot deadlock.
 //!
-//! Where it matters what came before what, and no time is measured, a plan keeps the order of the recording:
-//! each operation waits for the one before it ([`Plan::in_turn`]).
+//! If the exact order matters and no time is measured, a plan can keep the order of the recording:
+//! each operation waits for the previous one ([`Plan::in_turn`]).
 //!
-//! # What a plan promises
+//! # Guarantees of a plan
 //!
-//! Replayed in any such order on an address space with Linux's semantics, every touch finds a
-//! mapping that permits it (or a stack that grows to it). What the recording does not say is
-//! assumed, and each assumption is counted in [`Plan::assumptions`]. Every `Map` replaces what was
-//! in its range, as `MAP_FIXED` does.
+//! In a replay in any such order on an address space with Linux's semantics, every touch finds a
+//! mapping that permits the access (or a stack that grows to the address). Missing information in
+//! the recording is assumed, and each assumption is counted in [`Plan::assumptions`]. Every `Map`
+//! replaces existing mappings in its range, as `MAP_FIXED` does.
 //!
 //! # Processes
 //!
-//! A forked child begins with a copy of its parent's space. A `vfork` child runs in its parent's, as
-//! one more thread there, until it executes a program: that is [`Op::Launch`], which begins a new
-//! process with an empty space.
+//! A forked child starts with a copy of its parent's space. A `vfork` child runs in its parent's
+//! space, as an additional thread, until it executes a program. The execution is [`Op::Launch`],
+//! which starts a new process with an empty space.
 
 mod build;
 mod order;
@@ -38,7 +38,7 @@ use crate::event::{Access, Backing, Prot, Recorded, Trace};
 use faultless::VirtRange;
 use std::fmt;
 
-/// The operation `op` of the thread `thread`, once it has completed.
+/// The completion of operation `op` of the thread `thread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct At {
     /// Index in [`Plan::threads`].
@@ -50,9 +50,9 @@ pub struct At {
 /// One operation. Ranges are page-aligned, not empty and below the end of user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Map anonymous memory at exactly `range`, in place of what is there.
+    /// Maps anonymous memory at exactly `range`, and replaces existing mappings.
     Map {
-        /// Where.
+        /// The range.
         range: VirtRange,
         /// Permissions.
         prot: Prot,
@@ -64,22 +64,22 @@ pub enum Op {
         populate: bool,
         /// `MAP_NORESERVE`.
         noreserve: bool,
-        /// What lay behind it when it was recorded.
+        /// The recorded backing.
         backing: Backing,
     },
     /// `munmap`.
     Unmap {
-        /// What.
+        /// The range.
         range: VirtRange,
     },
     /// `mprotect`.
     Protect {
-        /// What.
+        /// The range.
         range: VirtRange,
         /// Permissions from now on.
         prot: Prot,
     },
-    /// `mremap` to exactly `new`: in place where both begin at the same address, else
+    /// `mremap` to exactly `new`: in place if both ranges have the same start, otherwise with
     /// `MREMAP_MAYMOVE | MREMAP_FIXED`.
     Remap {
         /// The old range.
@@ -91,13 +91,13 @@ pub enum Op {
     },
     /// `madvise`.
     Advise {
-        /// What.
+        /// The range.
         range: VirtRange,
         /// Linux's `MADV_*` number.
         advice: u32,
     },
-    /// `brk`: the break moves from `old` to `new`. The first of a process tells where it was before
-    /// and moves nothing.
+    /// `brk`: the break moves from `old` to `new`. The first call of a process reports the earlier
+    /// break and has no other effect.
     Brk {
         /// The break before, in bytes.
         old: u64,
@@ -108,38 +108,39 @@ pub enum Op {
     Touch {
         /// The address of the page.
         page: u64,
-        /// Which; never [`Access::Unknown`].
+        /// The kind of access; never [`Access::Unknown`].
         access: Access,
-        /// The kernel did it on the program's behalf.
+        /// Whether the kernel accessed the page on the program's behalf.
         kernel: bool,
     },
-    /// `fork`: the process `child` begins with a copy of this one's space.
+    /// `fork`: the process `child` starts with a copy of the space of this process.
     Fork {
         /// Index in [`Plan::processes`].
         child: u32,
     },
-    /// The process `child` begins with an empty space.
+    /// The process `child` starts with an empty space.
     Launch {
         /// Index in [`Plan::processes`].
         child: u32,
     },
-    /// A thread of the same process begins.
+    /// A thread of the same process starts.
     SpawnThread {
         /// Index in [`Plan::threads`].
         thread: u32,
     },
     /// The process starts again with an empty space.
     Exec,
-    /// The thread ends, and with the last thread its process's space.
+    /// The thread exits. The last thread destroys its process's space.
     Exit,
 }
 
 /// A process of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// The process that begins it; none where it is there from the start, with an empty space.
+    /// The process that starts it; `None` for a process that exists from the beginning, with an
+    /// empty space.
     pub parent: Option<u32>,
-    /// Its threads, by index in [`Plan::threads`]; the first begins with the process.
+    /// Its threads, by index in [`Plan::threads`]. The first starts with the process.
     pub threads: Vec<u32>,
 }
 
@@ -148,16 +149,16 @@ pub struct Process {
 pub struct Thread {
     /// Its process, by index in [`Plan::processes`].
     pub process: u32,
-    /// Its name in the recording.
+    /// The name in the recording.
     pub name: String,
-    /// The operation that begins it; none where it is there from the start.
+    /// The operation that starts it; `None` for a thread that exists from the beginning.
     pub start: Option<At>,
-    /// What it does, in order.
+    /// The operations of the thread, in order.
     pub ops: Vec<Op>,
     /// The time of each operation in microseconds since the recording began, if the plan keeps the
     /// order of the recording ([`Plan::in_turn`]); empty in other plans.
     pub times: Vec<u64>,
-    /// Which of its operations wait for what, sorted by the operation that waits.
+    /// The waits of its operations, sorted by the waiting operation.
     waits: Vec<Wait>,
 }
 
@@ -168,7 +169,7 @@ struct Wait {
 }
 
 impl Thread {
-    /// The operations in order, each with what must have completed before it may begin.
+    /// Returns the operations in order, each with the operations that must complete first.
     pub fn steps(&self) -> impl Iterator<Item = (&Op, impl Iterator<Item = At>)> {
         let mut rest = self.waits.as_slice();
         (0u32..).zip(&self.ops).map(move |(index, op)| {
@@ -179,13 +180,13 @@ impl Thread {
         })
     }
 
-    /// How many waits its operations have together.
+    /// Returns the number of waits of all its operations.
     pub fn wait_count(&self) -> usize {
         self.waits.len()
     }
 }
 
-/// A recording made replayable. The default has no operation.
+/// A recording prepared for replay. The default has no operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     processes: Vec<Process>,
@@ -194,16 +195,16 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan for `trace`.
+    /// Creates the plan for `trace`.
     ///
     /// # Errors
-    /// The trace does not pass [`Trace::check`], or forks address spaces of more areas, taken
-    /// together, than memory should be spent on.
+    /// The trace does not pass [`Trace::check`], or its forks copy more areas in total than the
+    /// limit.
     pub fn new(trace: &Trace) -> Result<Self, PlanError> {
         Self::build(trace, false)
     }
 
-    /// The plan for `trace` in the order of the recording, one operation after the other.
+    /// Creates the plan for `trace` in the order of the recording, one operation after the other.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -216,27 +217,27 @@ impl Plan {
         build::Builder::new(trace, in_turn).run()
     }
 
-    /// The processes.
+    /// Returns the processes.
     pub fn processes(&self) -> &[Process] {
         &self.processes
     }
 
-    /// The threads of all processes.
+    /// Returns the threads of all processes.
     pub fn threads(&self) -> &[Thread] {
         &self.threads
     }
 
-    /// What the recording does not say or the replay does otherwise, and how often.
+    /// Returns missing information and differences from the recording, with their counts.
     pub fn assumptions(&self) -> impl Iterator<Item = Assumed> {
         self.assumptions.iter().map(|(what, count)| Assumed { what: *what, count: *count })
     }
 
-    /// Operations of all threads.
+    /// Returns the number of operations of all threads.
     pub fn op_count(&self) -> usize {
         self.threads.iter().map(|thread| thread.ops.len()).sum()
     }
 
-    /// Touches of all threads.
+    /// Returns the number of touches of all threads.
     pub fn touch_count(&self) -> usize {
         let touches = |ops: &[Op]| ops.iter().filter(|op| matches!(op, Op::Touch { .. })).count();
         self.threads.iter().map(|thread| touches(&thread.ops)).sum()
@@ -246,9 +247,9 @@ impl Plan {
 /// A trace that cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
-    /// The number of the event at which it shows, where it is one event's fault.
+    /// The number of the offending event, if a single event is wrong.
     pub event: Option<u64>,
-    /// What is wrong.
+    /// The description of the error.
     pub reason: String,
 }
 
@@ -263,14 +264,14 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// Something that the recording does not say, or that the replay does otherwise.
+/// Missing information in the recording, or a difference of the replay from the recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Assumption {
     /// This kind of event was not recorded.
     NotRecorded(u32),
-    /// Events were lost while recording.
+    /// Events were lost during the recording.
     Lost,
-    /// A mapping from before the recording, or from a call that it leaves out, was made up.
+    /// An assumed mapping, created before the recording or by an unrecorded call.
     AssumedMapping,
     /// A file mapping is replayed as anonymous memory.
     FileAsAnonymous,
@@ -278,26 +279,26 @@ pub enum Assumption {
     SpecialAsAnonymous,
     /// A mapping of huge pages is replayed in base pages.
     HugeTlbAsBasePages,
-    /// The recording does not say what the access was: taken as a write where that is permitted.
+    /// An access of unknown kind, treated as a write if permitted.
     UnknownAccess,
-    /// An area that must have permitted more than the recording says.
+    /// An area whose permissions must have exceeded the recorded permissions.
     PermissionRaised,
-    /// A fault that Linux answered with a signal or `EFAULT`, left out.
+    /// A fault for which Linux raised a signal or returned `EFAULT`; omitted.
     Signal,
-    /// A fault or call beyond four-level user space (vsyscall), left out.
+    /// A fault or call beyond four-level user space (vsyscall); omitted.
     BeyondUserSpace,
-    /// A mapping over one that the recording did not see go.
+    /// A mapping over another mapping whose removal was not recorded.
     UnseenUnmap,
-    /// An `mremap` that is replayed as `munmap` and `mmap`.
+    /// An `mremap` replayed as `munmap` and `mmap`.
     RemapAsMap,
 }
 
-/// An assumption, and how often it was made. Prints as a sentence for the user.
+/// An assumption and its count. Prints as a sentence for the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assumed {
-    /// What was assumed.
+    /// The assumption.
     pub what: Assumption,
-    /// How often; for lost events, how many.
+    /// The count; for lost events, the number of events.
     pub count: u64,
 }
 

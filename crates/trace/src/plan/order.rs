@@ -1,31 +1,33 @@
-//! Who must wait for whom within one process; the rule stands in the documentation of
-//! [`plan`](super).
+//! Waits between the threads of one process. The documentation of [`plan`](super) contains the
+//! rules.
 
 use super::At;
 use faultless::VirtRange;
 use rangemap::RangeMap;
 use std::collections::BTreeMap;
 
-/// What a process's threads did last, by address.
+/// The last operations of a process's threads, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
-    /// The last operation that changed the address space there.
+    /// The last operation that changed the address space at an address.
     changes: RangeMap<u64, At>,
     /// By page and thread, the last touch since that change.
     touches: BTreeMap<(u64, u32), u32>,
-    /// The last move of the program break, which is one value whatever its range.
+    /// The last move of the program break, which is a single value for any range.
     brk: Option<At>,
-    /// The process has one thread at all times: no operation waits.
+    /// The process has one thread at all times, so no operation waits.
     alone: bool,
 }
 
 impl Order {
-    /// The order of a process. One with a single thread needs no memory for its touches.
+    /// Creates the order of a process. A process with a single thread needs no memory for its
+    /// touches.
     pub fn new(alone: bool) -> Self {
         Self { alone, ..Self::default() }
     }
 
-    /// The operation `at` touches `page`; what it must wait for is added to `waits`.
+    /// Adds the touch of `page` by the operation `at`. Operations for which it must wait are added
+    /// to `waits`.
     pub fn touch(&mut self, at: At, page: u64, waits: &mut Vec<At>) {
         if self.alone {
             return;
@@ -34,7 +36,7 @@ impl Order {
         self.touches.insert((page, at.thread), at.op);
     }
 
-    /// The operation `at` changes the address space in `range`.
+    /// Adds a change of the address space in `range` by the operation `at`.
     pub fn change(&mut self, at: At, range: VirtRange, waits: &mut Vec<At>) {
         if range.is_empty() || self.alone {
             return;
@@ -48,7 +50,7 @@ impl Order {
         self.changes.insert(range, at);
     }
 
-    /// The operation `at` moves the program break.
+    /// Adds a move of the program break by the operation `at`.
     pub fn brk(&mut self, at: At, waits: &mut Vec<At>) {
         waits.extend(self.brk.replace(at).filter(|last| last.thread != at.thread));
     }

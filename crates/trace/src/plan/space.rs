@@ -1,22 +1,23 @@
-//! What a process's address space looks like at a point of the recording.
+//! The address space of a process at a point of the recording.
 
 use crate::event::{Access, Backing, Prot};
 use faultless::{PAGE_SIZE, VirtRange};
 use rangemap::RangeMap;
 
-/// How far below its lowest page a stack may be touched: Linux's default limit of a stack's size.
+/// The distance below its lowest page at which a stack may be touched: Linux's default limit of a
+/// stack's size.
 const STACK_REACH: u64 = 8 << 20;
 
-/// An area of an address space. Neighbours that are alike are one.
+/// An area of an address space. Equal adjacent areas are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Area {
     pub prot: Prot,
     pub backing: Backing,
-    /// The recording does not tell of it.
+    /// The recording does not contain the area.
     pub assumed: bool,
 }
 
-/// What a touch meets.
+/// The result of a touch.
 pub(crate) enum Met {
     /// An area, and its extent.
     Area(VirtRange, Area),
@@ -28,12 +29,12 @@ pub(crate) enum Met {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Space {
     areas: RangeMap<u64, Area>,
-    /// The program break, once a `brk` has told it.
+    /// The program break, after the first `brk`.
     pub brk: Option<u64>,
 }
 
 impl Area {
-    /// Whether `access` is permitted; on x86-64 whatever can be written or executed can be read.
+    /// Returns whether `access` is permitted. On x86-64, writable or executable memory is readable.
     pub fn permits(self, access: Access) -> bool {
         match access {
             Access::Unknown | Access::Read => !self.prot.is_empty(),
@@ -42,7 +43,7 @@ impl Area {
         }
     }
 
-    /// Whether it is shared with other mappings and across `fork`.
+    /// Returns whether the area is shared with other mappings and across `fork`.
     pub fn is_shared(self) -> bool {
         matches!(self.backing, Backing::SharedAnon | Backing::SharedFile)
     }
@@ -69,7 +70,7 @@ impl Space {
         }
     }
 
-    /// The areas in `range`, cut to it.
+    /// Returns the areas in `range`, cut to `range`.
     pub fn areas_in(&self, range: VirtRange) -> Vec<(VirtRange, Area)> {
         if range.is_empty() {
             return Vec::new();
@@ -78,7 +79,7 @@ impl Space {
         self.areas.overlapping(&(range.start..range.end)).map(|(r, area)| (cut(r), *area)).collect()
     }
 
-    /// The parts of `range` without an area.
+    /// Returns the parts of `range` without an area.
     pub fn holes_in(&self, range: VirtRange) -> Vec<VirtRange> {
         if range.is_empty() {
             return Vec::new();
@@ -87,7 +88,7 @@ impl Space {
         self.areas.gaps(&outer).map(|gap| VirtRange::new(gap.start, gap.end)).collect()
     }
 
-    /// What a touch of `page` meets.
+    /// Returns the result of a touch of `page`.
     pub fn meet(&self, page: u64) -> Met {
         if let Some((range, area)) = self.areas.get_key_value(&page) {
             return Met::Area(VirtRange::new(range.start, range.end), *area);

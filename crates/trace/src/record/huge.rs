@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 const SYSFS: &str = "/sys/kernel/mm/transparent_hugepage";
-/// What the size of THP is called among the sizes.
+/// The size of THP in KiB, as in the names of sizes.
 const PMD_KIB: u64 = 2048;
 
-/// Which anonymous huge pages a program gets without asking.
+/// The anonymous huge pages that a program gets without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HugePages {
     /// Their sizes in KiB, from the smallest.
@@ -17,12 +17,12 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// As the system has them, and whether a program can be recorded without.
+    /// Reads the system's sizes, and checks whether a program can be recorded without huge pages.
     pub(super) fn find() -> Self {
         Self { sizes: sizes(Path::new(SYSFS)), off: can_be_off() }
     }
 
-    /// What to say of them.
+    /// Returns the note about huge pages; `None` if no size is on.
     pub(super) fn note(&self) -> Option<String> {
         let largest = self.sizes.last()?;
         let sizes: Vec<_> = self.sizes.iter().map(|kib| format!("{kib} KiB")).collect();
@@ -41,7 +41,7 @@ impl HugePages {
     }
 }
 
-/// Sizes that are on for all memory, in KiB, by the files below `sysfs`.
+/// Returns the sizes that are on for all memory, in KiB, from the files below `sysfs`.
 fn sizes(sysfs: &Path) -> Vec<u64> {
     let chosen = |file: &Path| {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -62,7 +62,7 @@ fn sizes(sysfs: &Path) -> Vec<u64> {
             sizes.push(kib);
         }
     }
-    // Before Linux 6.8 there is one size.
+    // Linux before 6.8 has one size.
     if !listed && global == "always" {
         sizes.push(PMD_KIB);
     }
@@ -70,9 +70,9 @@ fn sizes(sysfs: &Path) -> Vec<u64> {
     sizes
 }
 
-/// Whether the kernel can switch huge pages off for a program.
+/// Returns whether the kernel can switch huge pages off for a program.
 fn can_be_off() -> bool {
-    // SAFETY: these calls touch no memory. What was set before is set again.
+    // SAFETY: these calls touch no memory. The earlier setting is restored.
     unsafe {
         let before = libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0);
         if before < 0 {

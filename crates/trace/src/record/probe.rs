@@ -1,8 +1,8 @@
 //! Checks whether the kernel lets this user record page faults.
 //!
-//! The number in `perf_event_paranoid` does not say: from 3 on, vanilla kernels behave as at 2, and
-//! kernels of Debian, Ubuntu and Android refuse all events. A security module or a seccomp filter
-//! may refuse at any number. So the event is opened, and closed again.
+//! The number in `perf_event_paranoid` is not conclusive: from 3 on, vanilla kernels behave as at
+//! 2, and kernels of Debian, Ubuntu and Android refuse all events. A security module or a seccomp
+//! filter may refuse at any number. The check therefore opens the event and closes it again.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -22,8 +22,8 @@ pub(super) fn user_faults() -> bool {
     // The 32-bit words `type` and `size`, `config`, the period, two masks, the flags, and two words
     // that this event does not use.
     let attr = [SOFTWARE | SIZE << 32, PAGE_FAULTS, 1, 0, 0, FLAGS, 0, 0];
-    // SAFETY: `attr` has the layout and the size of the first version of `perf_event_attr`. The kernel
-    // only reads it. The other arguments are this process, any CPU, and no group.
+    // SAFETY: `attr` has the layout and the size of the first version of `perf_event_attr`. The
+    // kernel only reads it. The other arguments are this process, any CPU, and no group.
     let fd = unsafe {
         let (process, cpu, group) = (0, -1, -1);
         libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), process, cpu, group, CLOSE_ON_EXEC)
@@ -31,7 +31,7 @@ pub(super) fn user_faults() -> bool {
     if fd < 0 {
         return false;
     }
-    // SAFETY: the call returned this descriptor, which nothing else owns.
+    // SAFETY: the call returned this descriptor, which has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     true
 }

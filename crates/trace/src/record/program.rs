@@ -1,5 +1,5 @@
-//! Whether a program can be run, found out before perf is asked to: perf says nothing of it that can be
-//! told from the program's own output.
+//! Checks whether a program can be run, before perf is started, because perf's message cannot be
+//! distinguished from the program's own output.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 /// The longest first line of a script that the kernel reads.
 const FIRST_LINE: u64 = 256;
 
-/// The file that running `name` executes: itself where it has a slash, else the first in PATH.
+/// Returns the file executed for `name`: the name itself if it contains a slash, otherwise the
+/// first file in PATH.
 ///
 /// # Errors
-/// What `execve` would say: it is not there, a directory or not executable; or a script's interpreter is.
+/// The error of `execve`: the file, or the interpreter of a script, does not exist, is a directory,
+/// or is not executable.
 pub fn find(name: &OsStr) -> io::Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -25,7 +27,8 @@ pub fn find(name: &OsStr) -> io::Result<PathBuf> {
     for file in std::env::split_paths(&path).map(|dir| dir.join(name)) {
         match executable(&file) {
             Ok(()) if !name.is_empty() => return Ok(file),
-            // One further on may do; if none does, this says more than that none is there.
+            // A later directory may have an executable file. If none has, this error is more
+            // specific than "not found".
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => found = error,
             _ => {}
         }
@@ -33,8 +36,8 @@ pub fn find(name: &OsStr) -> io::Result<PathBuf> {
     Err(found)
 }
 
-/// Returns whether the program in the file at `path` gets other rights than its user has: the kernel
-/// then ends recordings of users without privilege.
+/// Returns whether the program in the file at `path` gets other rights than its user. The kernel
+/// then ends recordings of unprivileged users.
 pub(super) fn changes_user(path: &Path) -> bool {
     let rights = libc::S_ISUID | libc::S_ISGID;
     let attribute = || {
@@ -52,7 +55,7 @@ pub(super) fn changes_user(path: &Path) -> bool {
 fn executable(path: &Path) -> io::Result<()> {
     permitted(path)?;
     let mut line = Vec::new();
-    // One that may be executed and not read is no script.
+    // A file that is executable and not readable is no script.
     if let Ok(file) = File::open(path) {
         file.take(FIRST_LINE).read_to_end(&mut line)?;
     }
@@ -66,7 +69,7 @@ fn executable(path: &Path) -> io::Result<()> {
     })
 }
 
-/// Whether the file at `path` may be executed, as far as its permissions go.
+/// Returns whether the permissions of the file at `path` allow its execution.
 fn permitted(path: &Path) -> io::Result<()> {
     if fs::metadata(path)?.is_dir() {
         return Err(io::Error::from_raw_os_error(libc::EISDIR));

@@ -1,8 +1,8 @@
-//! Signals that are sent to the recorder are meant for the program that it records.
+//! Signals sent to the recorder are intended for the recorded program.
 //!
-//! They are blocked while they are [held](Signals), and a thread waits for them. What a process sent goes on to
-//! the program. What the keyboard sent (SIGINT) the kernel has sent to perf and to the program too, as they are of
-//! the same process group.
+//! The signals are blocked while they are [held](Signals), and a thread waits for them. Signals
+//! sent by a process are forwarded to the program. The kernel has already sent a signal of the
+//! keyboard (SIGINT) to perf and to the program, because they are in the same process group.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,11 +13,11 @@ use std::thread::JoinHandle;
 use std::{fs, thread};
 
 const HELD: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-/// How often the waiting thread looks whether it is still wanted, in nanoseconds.
+/// The interval at which the waiting thread checks for its end, in nanoseconds.
 const LOOK: libc::c_long = 20_000_000;
 
-/// While this lives, SIGINT, SIGTERM, SIGHUP and SIGQUIT are blocked on this thread and on those that it starts.
-/// Afterwards they take effect.
+/// Blocks SIGINT, SIGTERM, SIGHUP and SIGQUIT on this thread and on threads that it starts, until
+/// the value is dropped. The signals take effect afterwards.
 pub struct Signals(libc::sigset_t);
 
 impl std::fmt::Debug for Signals {
@@ -27,29 +27,31 @@ impl std::fmt::Debug for Signals {
 }
 
 impl Signals {
-    /// Blocks them.
+    /// Blocks the signals.
     pub fn hold() -> Self {
         let mut before = MaybeUninit::uninit();
-        // SAFETY: both sets are valid to read and to write; the call fails only for a wrong first argument.
+        // SAFETY: both sets are valid to read and to write. The call fails only for a wrong first
+        // argument.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &held(), before.as_mut_ptr()) };
         // SAFETY: the call above has written it.
         Self(unsafe { before.assume_init() })
     }
 
-    /// Unblocks them on the calling thread, however often they are held: for a child, between fork and exec. It is
-    /// async-signal-safe.
+    /// Unblocks the signals on the calling thread, also if held several times. For a child, between
+    /// fork and exec. Async-signal-safe.
     pub(super) fn let_through() {
         // SAFETY: the set is valid to read.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &held(), ptr::null_mut()) };
     }
 
-    /// Sends what is sent to this process on to the children of the process `perf`, until the guard is dropped.
+    /// Forwards signals sent to this process to the children of the process `perf`, until the guard
+    /// is dropped.
     pub(super) fn forward(&self, perf: u32) -> Forwarder {
         let done = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&done);
         let thread = thread::spawn(move || {
             while !over.load(Ordering::Acquire) {
-                // What comes from the keyboard is there already.
+                // A signal of the keyboard has reached the program already.
                 if let Some((signal, true)) = next() {
                     send(signal, perf);
                 }
@@ -66,7 +68,7 @@ impl Drop for Signals {
     }
 }
 
-/// While it lives, signals are sent on.
+/// A guard that forwards signals until it is dropped.
 pub(super) struct Forwarder {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -75,7 +77,7 @@ pub(super) struct Forwarder {
 impl Drop for Forwarder {
     fn drop(&mut self) {
         self.done.store(true, Ordering::Release);
-        // It only ends by returning.
+        // The thread only ends by returning.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -92,29 +94,30 @@ fn held() -> libc::sigset_t {
     }
 }
 
-/// The next signal, if one comes soon, and whether a process sent it.
+/// Returns the next signal, if one arrives soon, and whether a process sent it.
 fn next() -> Option<(libc::c_int, bool)> {
     let time = libc::timespec { tv_sec: 0, tv_nsec: LOOK };
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: set and time are valid to read, the information to write.
     let signal = unsafe { libc::sigtimedwait(&held(), info.as_mut_ptr(), &time) };
-    // SAFETY: all zeros are valid, and so is what the call wrote.
+    // SAFETY: all zeros are valid, and so is the data written by the call.
     let info = unsafe { info.assume_init() };
     // Codes above zero are the kernel's own.
     (signal > 0).then_some((signal, info.si_code <= 0))
 }
 
-/// Sends `signal` to the program: the child of `perf`, or perf itself where it has none yet.
+/// Sends `signal` to the program: the child of `perf`, or perf itself if perf has no child yet.
 fn send(signal: libc::c_int, perf: u32) {
     let program = children(perf).unwrap_or_default();
     let to = if program.is_empty() { vec![perf] } else { program };
     for pid in to {
-        // SAFETY: it touches no memory. To a process that is gone by now nothing is sent.
+        // SAFETY: the call touches no memory. A signal to a process that has ended is not
+        // delivered.
         unsafe { libc::kill(pid.cast_signed(), signal) };
     }
 }
 
-/// Waits until the child `pid` has ended. Its number stays its own until it is waited for.
+/// Waits until the child `pid` has ended. Its number is not reused until it is reaped.
 pub(super) fn await_end(pid: u32) {
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -127,12 +130,12 @@ pub(super) fn await_end(pid: u32) {
     }
 }
 
-/// The processes whose parent is `parent`.
+/// Returns the processes whose parent is `parent`.
 pub(super) fn children(parent: u32) -> io::Result<Vec<u32>> {
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let is_child = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name before may hold anything.
+        // The name before may contain any characters.
         let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
         after.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()) == Some(parent)
     };

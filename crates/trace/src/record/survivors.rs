@@ -1,14 +1,15 @@
-//! Processes that a recorded program leaves running: perf ends with the program's first process.
+//! Processes that a recorded program leaves running, since perf ends with the program's first
+//! process.
 
 use super::signals::children;
 use std::fs;
 use std::ptr;
 
-/// While this lives, processes that lose their parent become children of this process.
+/// Makes orphaned processes children of this process until it is dropped.
 pub(super) struct Survivors {
     /// Children from before.
     before: Vec<u32>,
-    /// Whether this process was a subreaper already.
+    /// Whether this process was already a subreaper.
     subreaper: libc::c_int,
 }
 
@@ -23,7 +24,8 @@ impl Survivors {
         Self { before: own_children(), subreaper }
     }
 
-    /// Returns the names of the processes that still run, beside `perf`. Reaps those that have ended.
+    /// Returns the names of the processes that still run, beside `perf`. Reaps processes that have
+    /// ended.
     pub(super) fn find(&self, perf: u32) -> Vec<String> {
         let adopted = own_children().into_iter().filter(|pid| *pid != perf);
         adopted.filter(|pid| !self.before.contains(pid)).filter_map(running).collect()
@@ -49,7 +51,7 @@ fn running(pid: u32) -> Option<String> {
     (ended == 0).then(name).flatten().map(|name| name.trim_end().to_owned())
 }
 
-/// The note about processes that still run; `None` without any.
+/// Returns the note about processes that still run; `None` without such processes.
 pub(super) fn note(names: &[String]) -> Option<String> {
     (!names.is_empty()).then(|| {
         format!(
@@ -86,7 +88,7 @@ mod tests {
             libc::waitpid(pid, ptr::null_mut(), 0);
         }
         shell.wait().unwrap();
-        // Other tests may run programs meanwhile.
+        // Other tests may run programs at the same time.
         assert!(names.iter().any(|name| name == "sleep" || name == "sh"), "{names:?}");
         let note = note(&names).unwrap();
         assert!(note.contains("still run") && note.contains("in the foreground"), "{note}");
