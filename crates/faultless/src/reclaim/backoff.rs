@@ -1,9 +1,9 @@
 //! Backoff for background work that finds too little.
 //!
-//! If no pages or only a few can be evicted or moved, a call scans all of them to find out, and the
-//! next call would scan all of them again. So after a call that found too little, the next call is
-//! skipped, then the next three, seven, and so on. A successful call resets the backoff. A CPU that
-//! is out of memory does not use the backoff.
+//! If no pages or only a few can be evicted or moved, a call scans all pages in vain, and the next
+//! call would repeat the scan. So after an unsuccessful call the next call is skipped, then the
+//! next three, seven, and so on. A successful call resets the backoff. A CPU without memory does
+//! not use the backoff.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -34,7 +34,7 @@ impl Backoff {
         left != 0
     }
 
-    /// Records the result of a call that was not skipped: whether it `found` enough.
+    /// Records the result of an executed call: whether it `found` enough.
     pub(super) fn tried(&self, found: bool) {
         let next = if found { 0 } else { self.next.load(Ordering::Relaxed) };
         self.left.store(next, Ordering::Relaxed);

@@ -1,27 +1,27 @@
 //! Cold pages, which no CPU has cached: reclaim unmaps them without a flush.
 //!
-//! A CPU caches a translation only if the entry's accessed bit is set; it sets the bit first.
+//! A CPU caches a translation only if the entry's accessed bit is set; the CPU sets the bit first.
 //! Suppose reclaim has cleared the bit, and then each CPU has dropped all of its translations.
 //! While the bit stays clear, no CPU has a translation of the entry, whatever its permissions. Such
 //! a page is *cold*. Most pages taken by reclaim are cold: they were unused for a round of a
-//! [hand](super::clock), and in each round every CPU that works in the background drops its
-//! translations twice.
+//! [hand](super::clock), and in each round every CPU with background work drops its translations
+//! twice.
 //!
-//! 1. *Clear.* The CPU has a reference to the frame. It clears the bit, issues a full fence, reads
-//!    the clock of the [deferred flushes](crate::tlb::deferred), and raises the frame's
-//!    [stamp](FrameMeta) to the clock value plus one. Then it drops the reference.
-//! 2. *Flush.* A CPU that drops all translations first advances the clock, or only reads the clock
-//!    if another CPU requested the flush, and afterwards records the clock value. Before the clear
-//!    the clock had not reached the frame's stamp. So a flush with this number or a higher one
-//!    began after the clear. (A CPU that leaves a space records the clock after it has dropped its
-//!    translations: it has none then.)
+//! 1. *Clear.* The CPU has a reference to the frame. The CPU clears the bit, issues a full fence,
+//!    reads the clock of the [deferred flushes](crate::tlb::deferred), and raises the frame's
+//!    [stamp](FrameMeta) to the clock value plus one. Then the CPU drops the reference.
+//! 2. *Flush.* Before dropping all translations a CPU advances the clock, or only reads the clock
+//!    if another CPU requested the flush, and afterwards it records the clock value. Before the
+//!    clear the clock had not reached the frame's stamp. So a flush with this number or a higher
+//!    number began after the clear. (A CPU that leaves a space records the clock after dropping its
+//!    translations: the CPU has no translations then.)
 //! 3. *Take.* The page's entries are [taken](super::taken), all of them aged, with the bit clear,
 //!    and there is no other reference to the frame. So no clear is in progress, and the stamp
 //!    belongs to the last clear. After a full fence the CPU checks whether each CPU that runs a
-//!    space has flushed with this stamp or a later one; if so, the page is cold. A CPU that begins
-//!    to run a space later finds the bit clear, and sets it; so does a CPU that uses the page after
-//!    its flush. Either the bit was set before the entry was taken, and then the taking CPU sees it
-//!    set, or the other CPU finds the entry taken.
+//!    space has flushed with this stamp or a later stamp; if so, the page is cold. A CPU that
+//!    begins to run a space later finds the bit clear, and sets the bit; so does a CPU that uses
+//!    the page after its flush. Either the bit was set before the entry was taken, and then the
+//!    taking CPU sees the set bit, or the using CPU finds the entry taken.
 //!
 //! Required invariants:
 //!

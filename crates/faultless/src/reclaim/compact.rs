@@ -1,25 +1,25 @@
 //! Compaction: makes free 2 MiB blocks out of scattered free frames.
 //!
-//! Two hands move over the blocks of a node: one upwards, over blocks to empty, and one downwards,
-//! over blocks with *room*. As in Linux, used frames accumulate at the upper end. The pass ends
-//! when the hands meet. For each block reached by the lower hand:
+//! Two hands move over the blocks of a node: the lower hand upwards, over blocks to empty, and the
+//! upper hand downwards, over blocks with *room*. As in Linux, used frames accumulate at the upper
+//! end. The pass ends when the hands meet. For each block reached by the lower hand:
 //!
-//! 1. The block is [surveyed](crate::frame::isolated), by the metadata of its frames alone. It is
-//!    skipped if it contains a frame that cannot move: a page table, a frame of the kernel, a
+//! 1. The block is [surveyed](crate::frame::isolated), by the metadata of its frames alone. The
+//!    block is skipped if it contains an immovable frame: a page table, a frame of the kernel, a
 //!    pinned page, or a frame in a CPU's list. It is also skipped if it is free, has no free frame,
 //!    or has more used frames than the caller wants to move.
 //! 2. Its free frames are isolated, so that no CPU allocates them.
 //! 3. Its pages [move](super::migrate), in batches, to frames of the block at the upper hand, which
-//!    are isolated as well. The old frames are isolated at once, except frames that wait for a
-//!    flush.
+//!    are isolated as well. The old frames are isolated at once, except frames waiting for a flush.
 //! 4. If some frames wait, all flushes are done at once, and the freed frames are isolated, too. If
-//!    all frames of the block are isolated now, they are freed as one block. Otherwise, because a
-//!    page could not move or another CPU keeps a frame, they are freed unchanged.
+//!    all frames of the block are isolated now, the frames are freed as one block. Otherwise,
+//!    because a page could not move or another CPU keeps a frame, the blocks are freed unchanged.
 //!
 //! Between these steps the CPU holds only isolated frames, which are freed when their values are
-//! dropped. So other CPUs are not restricted; a page that a program unmaps in step 3 is one less to
-//! move. Isolated frames are not available to other CPUs: therefore compaction does not run while
-//! memory is short, and only one CPU compacts at a time. For a second CPU the call does nothing.
+//! dropped. So concurrent operations are not restricted; a page unmapped by a program in step 3
+//! need not move. Isolated frames are not available for allocation: therefore compaction does not
+//! run while memory is short, and only one CPU compacts at a time. For a second CPU the call does
+//! nothing.
 //!
 //! The hands keep their positions between calls. So a background call may move only a few pages,
 //! and the next call continues.
@@ -116,9 +116,9 @@ struct Pass<'f> {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Makes at most `blocks` free blocks of 2 MiB out of scattered free frames, by moving pages to
-    /// other frames of their node. Scans all memory if necessary, the nearest node first. Does
-    /// nothing while memory is short, or another CPU is compacting.
+    /// Makes at most `blocks` free blocks of 2 MiB out of scattered free frames, by moving pages
+    /// within their node. Scans all memory if necessary, the nearest node first. Does nothing while
+    /// memory is short, or another CPU is compacting.
     ///
     /// Not allowed inside a closure that lists areas, nor in a store's call.
     pub fn compact(&self, blocks: u64) -> Compacted {

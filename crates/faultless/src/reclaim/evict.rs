@@ -4,26 +4,25 @@
 //! A batch of pages is [taken](super::taken) from its programs, together with the pages' entries in
 //! their object. The next steps depend on whether a page is [dirty](crate::file::write_back):
 //!
-//! - A [lazily freed](super::lazy) page leaves memory if no program that maps it has stored to it
-//!   since. Its entries are emptied and flushed at once, because afterwards the memory reads as
-//!   zeros.
+//! - A [lazily freed](super::lazy) page leaves memory if no program has stored to the page since.
+//!   Its entries are emptied and flushed at once, because afterwards the memory reads as zeros.
 //! - A clean page leaves memory. All of its entries are emptied: a fault finds no page, and reads
 //!   the page again. The flush may be deferred, because until a store to the page, a CPU with an
 //!   old translation sees the same contents as the store.
 //! - A dirty page is first written. Its mappings' entries are emptied and flushed at once, and the
 //!   object's entry becomes clean: from here on a program's store faults and marks the page dirty
-//!   again, as does a call of the kernel that stores to the page. Then the page is written, and
-//!   evicted if it is still clean.
+//!   again, as does a store by the kernel. Then the page is written, and evicted if still clean.
 //!
 //! There was no other reference to the page while its entries were taken. So earlier stores are
 //! included in the write, and later stores mark the page dirty. The writing CPU must have the
-//! object's turn to write. If another CPU has the turn, the page is skipped, since the other CPU
-//! may itself be waiting for memory. So private pages stay with their programs while another CPU
-//! writes to the swap area. A CPU that finds no other pages scans again, and then waits for the
-//! turn: otherwise another CPU that repeatedly finds no evictable page could keep it out.
+//! object's turn to write. If another CPU has the turn, the page is skipped, since the owner of the
+//! turn may itself be waiting for memory. So private pages stay with their programs while another
+//! CPU writes to the swap area. A CPU without any further page scans again, and then waits for the
+//! turn: otherwise a second CPU that repeatedly finds no evictable page could keep the first CPU
+//! out.
 //!
-//! A page stays if it is pinned or in use, if a VMA that maps it is locked, if it is being written
-//! back, or if its object has no store.
+//! A page stays if it is pinned or in use, if a VMA that maps the page is locked, if the page is
+//! being written back, or if its object has no store.
 
 use super::Set;
 use super::swap::Swap;
@@ -81,7 +80,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Evicts the pages that may become pages of the swap area. The CPU first takes the turn to
-    /// write there, so that no page leaves its program that cannot be written. Returns how many
+    /// write there, so that every page which leaves its program can be written. Returns how many
     /// frames were released. The remaining pages stay in `frames`.
     #[cold]
     #[inline(never)]
@@ -215,8 +214,8 @@ impl<M: Machine> Cpu<'_, M> {
         freed
     }
 
-    /// Unmaps the dirty pages of `object` in `frames`, marks them clean, and writes them to the
-    /// store.
+    /// Unmaps the dirty pages of `object` in `frames`, marks the pages clean, and writes them to
+    /// the store.
     fn launder(
         &self,
         object: &Shared<Object>,
@@ -299,8 +298,8 @@ impl<M: Machine> Cpu<'_, M> {
             swap.is_some_and(|swap| swap.is_dead(index))
         };
         let dirty = name.is_dirty() && !dead() && !lost(Mutant::EvictLooksAtDirty);
-        // A CPU that writes a page back marks it clean, then protects its mappings, and has a
-        // reference to it throughout.
+        // Write-back marks a page clean, then protects its mappings, and has a reference to the
+        // page throughout.
         debug_assert!(name.is_dirty() || !mappings.iter().any(|it| it.found.seen.is_writable()));
         match wanted {
             Wanted::Clean if dirty => Err(Errno::EAGAIN),

@@ -1,19 +1,19 @@
-//! Calls that hold pages which other CPUs may need.
+//! Calls that hold pages needed elsewhere.
 //!
 //! A call that evicts or moves pages takes a reference to each page found, and takes the pages from
 //! their programs in batches. Meanwhile no other CPU can evict these pages, although no program is
-//! using them; and the target frame of a moving page is already in use. So a CPU that finds no page
-//! to evict is not out of memory while another CPU is in such a call. It waits until each CPU that
-//! was in such a call has left it, and then scans again.
+//! using them; and the target frame of a moving page is already in use. So a CPU without evictable
+//! pages is not out of memory while another CPU is in such a call. The CPU waits until each CPU in
+//! such a call has left the call, and then scans again.
 //!
 //! 1. *Hold.* The CPU makes the [number](Stays) of its calls odd before it takes the first
 //!    reference, and even after it has dropped the last.
 //! 2. *Wait.* A CPU that finds a page with such a reference either finds this number odd, or the
-//!    call has ended. It waits until the number changes.
+//!    call has ended. The CPU waits until the number changes.
 //!
-//! The CPU does not wait for calls that begin later: CPUs that repeatedly scan for pages and find
-//! none could make it wait indefinitely. A CPU in such a call never waits for holders itself,
-//! because two such CPUs would wait for each other.
+//! The CPU does not wait for later calls: CPUs with repeated unsuccessful scans could prolong the
+//! wait indefinitely. A CPU in such a call never waits for holders itself, because two such CPUs
+//! would wait for each other.
 
 use crate::machine::Machine;
 use crate::sync::atomic::{Ordering, fence};

@@ -1,31 +1,31 @@
-//! Lazily freed pages: by `MADV_FREE` a program declares that it does not need the pages until it
-//! stores to them again.
+//! Lazily freed pages: by `MADV_FREE` a program declares the pages unneeded until its next store to
+//! them.
 //!
 //! The advice clears the dirty bit in their entries, and drops the translations that allowed
 //! stores, so that the next store sets the bit again. A private anonymous page is installed dirty.
 //! Therefore *an entry that maps an anonymous page and is not dirty* maps a lazily freed page
-//! without a store since the advice; loads do not matter. No other state is recorded for a page. A
-//! space records the *hull* of the advised ranges, which limits a search. Its first advice adds it
-//! to a list of the subsystem.
+//! without a store since the advice; loads do not matter. No further state is recorded for a page.
+//! A space records the *hull* of the advised ranges, which limits a search. The first advice adds
+//! the space to a list of the subsystem.
 //!
 //! # Reclaim
 //!
 //! A CPU that needs frames scans the spaces of the list. For each space:
 //!
-//! 1. It locks the whole space against writers and locked faults, under every policy. It
-//!    write-locks no VMA, so faults without a lock proceed.
-//! 2. It takes entries of lazily freed pages, each by a compare-and-swap from the value that was
-//!    not dirty. So no store has used the entry. No store will, because the entry is busy: a CPU
-//!    with a cached translation must read the entry again before a store, because the cached
-//!    translation is not dirty. The advice has dropped all other translations: a writer's flush
-//!    completes before its lock is released.
-//! 3. It flushes them on every CPU of the space, empties the entries, and only then drops the
-//!    mappings' references. Until the flush is complete, faults wait for the busy entries: no CPU
-//!    reads the old page after another has stored to a new one.
+//! 1. The CPU locks the whole space against writers and locked faults, under every policy. No VMA
+//!    is write-locked, so faults without a lock proceed.
+//! 2. The CPU takes entries of lazily freed pages, each by a compare-and-swap from the clean value.
+//!    So no store has used the entry. No store will, because the entry is busy: a CPU with a cached
+//!    translation must read the entry again before a store, because the cached translation is not
+//!    dirty. The advice has dropped all dirty translations: a writer's flush completes before its
+//!    lock is released.
+//! 3. The CPU flushes the pages on every CPU of the space, empties the entries, and only then drops
+//!    the mappings' references. Until the flush is complete, faults wait for the busy entries: no
+//!    CPU reads the old page after a store to a new page.
 //!
-//! A page that a device has [pinned](crate::Space::pin) stays. A page that a fork has shared since
-//! is taken from each space that maps it; the last drop frees the page. The child of a fork
-//! inherits its parent's hull.
+//! A [pinned](crate::Space::pin) page stays. A page shared by a later fork is taken from each space
+//! that maps the page; the last drop frees the page. The child of a fork inherits its parent's
+//! hull.
 
 use super::listed::add;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
@@ -76,8 +76,8 @@ impl<M: Machine> Cpu<'_, M> {
         let section = self.section();
         // An owner of the space holds none of its locks, and may be changing the hull.
         core.enter(self.id(), self, &section);
-        // The hull keeps its value until the end: another CPU that finds no hull fails as out of
-        // memory.
+        // The hull keeps its value until the end, because a second CPU fails as out of memory if it
+        // finds no hull.
         let Some(hull) = core.lazy.hull(self) else { return 0 };
         let (mut freed, mut left) = (0, None);
         let visit = |leaves: Leaves<'_>| {
@@ -148,7 +148,7 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             if seen.is_locked() {
-                // A fault holds the entry. A CPU does not wait for an entry while it holds others.
+                // A fault holds the entry. A CPU does not wait for an entry while holding entries.
                 add(left, VirtRange::page(addr(at)));
             }
         }

@@ -5,8 +5,8 @@
 //! The owner of a [`Space`](crate::Space) may move the value while other CPUs reclaim in the space.
 //! So the state required for reclaim is in its [`Core`], which the list shares. The tables are
 //! freed when the space ends: this removes the space from the list and waits until no CPU has
-//! [entered](Entered) it. (A space that is dropped while a CPU runs it keeps its tables, and stays
-//! on the list.)
+//! [entered](Entered) the space. (A space that is dropped while a CPU runs it keeps its tables, and
+//! stays on the list.)
 
 use crate::addr::VirtRange;
 use crate::heap::Shared;
@@ -21,7 +21,7 @@ use core::cell::UnsafeCell;
 /// A space's record of its lazily freed pages.
 #[derive(Debug, Default)]
 pub(crate) struct Lazy {
-    /// A range that contains all lazily freed pages; it may contain none.
+    /// A range that contains all lazily freed pages; possibly without any such page.
     pub(super) hull: SpinLock<Option<VirtRange>, LazyHull>,
     /// Written under the list's lock.
     listed: AtomicBool,

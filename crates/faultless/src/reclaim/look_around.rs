@@ -1,18 +1,18 @@
-//! Accessed bits of pages beside a used page, which reclaim collects together.
+//! Collects accessed bits of the pages beside a used page.
 //!
 //! Most of the cost of checking a page is the walk to its entry. Programs use pages in runs, and
 //! the entries beside a found entry are in the same table. So when a hand finds that a private page
-//! was used, it also clears the accessed bits of the following and preceding entries, and *marks*
-//! their frames. It stops at the first entry that was not accessed, or whose frame is not suitable.
-//! When a hand reaches a marked frame, it treats the mark as the accessed bit, and does not walk.
+//! was used, the scan also clears the accessed bits of the following and preceding entries, and
+//! *marks* their frames. The scan stops at the first entry without an access, or with an unsuitable
+//! frame. When a hand reaches a marked frame, the mark replaces the accessed bit, without a walk.
 //! (Linux's multi-generational LRU also looks around a used page.)
 //!
-//! Only pages with one mapping are marked, because others have further entries to check. Only
-//! frames that the hand reaches within [1/32](PART) of its round are marked, so the time between
-//! two checks of a page varies by at most this amount.
+//! Only pages with one mapping are marked, because further mappings mean further entries to check.
+//! Only frames that the hand reaches within [1/32](PART) of its round are marked, so the time
+//! between two checks of a page varies by at most this amount.
 //!
-//! A mark is a hint, like the [use count](super::clock). A lost mark costs a walk. A frame that
-//! gets a new page before the hand reaches it keeps the mark, and the page counts as used once.
+//! A mark is a hint, like the [use count](super::clock). A lost mark costs a walk. If a frame gets
+//! a new page before the hand arrives, the frame keeps the mark, and the page counts as used once.
 
 use super::clock::PART;
 use crate::frame::{FrameMeta, Kind, Use};

@@ -1,4 +1,4 @@
-//! Migration: moves pages to other frames while programs use them.
+//! Migration: moves pages to new frames while programs use the pages.
 //!
 //! A batch of pages is [taken](super::taken) from its programs. Then the bytes are copied, and the
 //! new frames described; the new entries differ from the old ones only in the frame; and the old

@@ -4,16 +4,18 @@
 //!
 //! 1. frames that wait for a [deferred flush](crate::tlb::deferred);
 //! 2. dropped spaces and objects that have not ended yet ([`ended`](crate::ended)), and objects
-//!    retired by any CPU: the CPU waits for a grace period, after which all of them are freed;
+//!    retired by any CPU: the CPU waits for a grace period, after which all retired objects are
+//!    freed;
 //! 3. lazily freed pages, of any space ([`lazy`]);
 //! 4. pages of files ([`evict`]), and private pages if there is a swap area ([`swap`]), beginning
 //!    with the pages unused for the longest time ([`clock`]).
 //!
-//! The operation fails as out of memory only if all of this frees no frame. Free frames in the
-//! lists of other CPUs are not found (see [`frame`](crate::frame)).
+//! The operation fails as out of memory only if no step frees a frame. Free frames in the lists of
+//! further CPUs are not found (see [`frame`](crate::frame)).
 //!
-//! Reclaim waits for other CPUs. So the CPU must hold no locks or entries, and must not be in a
-//! grace section: a fault releases its lock first, and a call releases its locks and restarts.
+//! Reclaim waits for concurrent operations. So the CPU must hold no locks or entries, and must not
+//! be in a grace section: a fault releases its lock first, and a call releases its locks and
+//! restarts.
 
 mod backoff;
 pub(crate) mod clock;
@@ -40,10 +42,10 @@ use crate::sync::wait::Wait;
 use crate::vm::Cpu;
 use core::cell::Cell;
 
-/// The number of pages reclaimed at a time when one is needed: the pages that are flushed together.
+/// The number of pages reclaimed at a time for a single needed frame: the pages of one flush.
 const BATCH: usize = crate::table::protocol::MOST_TAKEN;
-/// The maximum number of pages evicted when one frame is needed. They cost one flush if it may be
-/// deferred.
+/// The maximum number of pages evicted for a single needed frame. The pages share one flush if the
+/// flush may be deferred.
 const EVICTED: u64 = 128;
 /// The same maximum as a part of memory.
 const PART: u64 = 32;
@@ -53,8 +55,8 @@ const EVICTED_BY_CALL: u64 = 2 * crate::table::node::ENTRIES as u64;
 const TRIES: u32 = 4;
 /// The number of eviction attempts for a call.
 const ATTEMPTS: u32 = 8;
-/// The number of retired objects above which an idle CPU tries to free them. A step of the epoch
-/// makes faults of other CPUs read the tree again, so a few objects are not worth it.
+/// The number of retired objects above which an idle CPU tries to free the objects. A step of the
+/// epoch makes faults of other CPUs read the tree again, so a few objects are not worth it.
 const IDLE_ABOVE: usize = 16;
 
 /// Sets a flag of a CPU; the drop restores the former value.
@@ -132,9 +134,9 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Evicts about `pages` pages, and frees their frames. Private pages may have stayed because
     /// another CPU had the turn to write to the swap area: if no other page was found, the CPU
-    /// scans again, and waits for the turn. If still no page is found, the CPU waits for other CPUs
-    /// that [hold](holders) pages: these may be all evictable pages, or all pages of the only file,
-    /// which one CPU at a time writes. Returns whether any CPU has evicted pages.
+    /// scans again, and waits for the turn. If still no page is found, the CPU waits for CPUs that
+    /// [hold](holders) pages: the held pages may be all evictable pages, or all pages of the only
+    /// file, which one CPU at a time writes. Returns whether any CPU has evicted pages.
     #[cold]
     fn evict_some(&self, pages: u64) -> bool {
         let clock = &self.vm().clock;
@@ -200,9 +202,8 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Returns whether an operation of this CPU found no frame, and no frame to reclaim, since the
-    /// last call of this function. A kernel uses this to distinguish an `ENOMEM` that ending a
-    /// program can resolve from one with another cause: it calls the function before and after the
-    /// operation.
+    /// last call of this function. A kernel calls the function before and after an operation, to
+    /// find out whether ending a program can resolve an `ENOMEM`.
     pub fn take_starved(&self) -> bool {
         self.state().starved.take()
     }

@@ -1,12 +1,11 @@
-//! Recent evictions: distinguishes a page that is read again too soon from a page that was gone for
-//! long.
+//! Recent evictions: distinguishes pages read again too soon from pages gone for long.
 //!
-//! A page that is read again was evicted too early if fewer pages were evicted in between than
+//! A page was evicted too early if it is read again and fewer pages were evicted in between than
 //! there are frames of memory: had the retained pages been evicted instead, the page would still be
-//! present. This number is its *refault distance*, as on Linux. Linux stores it in the page's slot
-//! in its file. Here it is stored in a table of the subsystem, by a hash of the object and the
-//! page: of two colliding pages the newer is known. So it costs only a few bytes for each frame,
-//! and a read of one word for each page read.
+//! present. This number is its *refault distance*, as on Linux. Linux stores this distance in the
+//! page's slot in its file. Here a table of the subsystem stores the distance, by a hash of the
+//! object and the page: of two colliding pages the newer is known. So the record costs only a few
+//! bytes for each frame, and a read of one word for each page read.
 
 use super::clock::MOST_LIVES;
 use super::taken::Page;

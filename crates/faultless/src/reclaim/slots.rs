@@ -2,7 +2,7 @@
 //!
 //! A free slot is reserved in three steps, each of which decrements a count:
 //!
-//! 1. the count of all free slots; if it is 0 the area is full;
+//! 1. the count of all free slots; at 0 the area is full;
 //! 2. the count of free slots of a *cluster*, a group of contiguous slots. Every reservation
 //!    granted by the first step has a free slot in some cluster;
 //! 3. the slot's own count, which the search in this cluster raises from 0 to 1.
@@ -134,8 +134,8 @@ impl Slots {
         Some(slot)
     }
 
-    /// Returns whether the counts of clusters, and of all slots, equal those of the slots. For use
-    /// while no CPU changes them.
+    /// Returns whether the counts of clusters and the total agree with the slots. For use while no
+    /// CPU changes the counts.
     pub(super) fn agree(&self) -> bool {
         let free = |slots: &[AtomicU32]| {
             slots.iter().filter(|count| count.load(Ordering::Relaxed) == 0).count() as u64
@@ -183,7 +183,7 @@ mod tests {
     enum Step {
         /// Reserves this number of slots.
         Reserve(u64),
-        /// Counts one more entry, or one less, for the slot in use at this place.
+        /// Counts or uncounts an entry of the slot in use at this place.
         Add(usize),
         Put(usize),
         /// Frees all slots starting at this place.

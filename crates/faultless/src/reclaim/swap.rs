@@ -30,19 +30,20 @@
 //! 1. the slot's entry in the object is taken. A dead page there is dropped, and a read in progress
 //!    for the earlier contents is abandoned, as when the kernel
 //!    [overwrites](Shared::overwrite_page) a page that is being read;
-//! 2. the frame is described as a page of the object, and the object's entry names it, dirty;
+//! 2. the frame is described as a page of the object, and the object's entry names the frame,
+//!    dirty;
 //! 3. the programs' entries become swapped entries. A fault on such an entry finds the page in the
 //!    object;
 //! 4. all but one of the mappings' references are dropped; the remaining one is the object's.
 //!
 //! # Swapping in
 //!
-//! A fault on a swapped entry searches the page in the object, and [reads it](crate::fault) if it
-//! is missing. Then it takes the program's entry like any fault, and validates its ticket. The page
-//! found is the right one if the object's entry still names it: the slot may have belonged to
-//! another page before the entry was taken, and cannot afterwards. If this is the only entry of the
-//! slot, and there is no other reference, the page leaves the object and becomes the program's
-//! again. Otherwise the program gets a copy.
+//! A fault on a swapped entry searches the page in the object, and [reads](crate::fault) a missing
+//! page. Then it takes the program's entry like any fault, and validates its ticket. The page found
+//! is the right page if the object's entry still names it: the slot may have belonged to another
+//! page before the entry was taken, and cannot afterwards. If this is the only entry of the slot,
+//! and there is no other reference, the page leaves the object and becomes the program's again.
+//! Otherwise the program gets a copy.
 //!
 //! # Other changes
 //!
@@ -118,8 +119,8 @@ impl Swap {
         self.count(index) == 0
     }
 
-    /// Returns how many entries name a slot. For a CPU that holds one of these entries a result of
-    /// 1 is stable.
+    /// Returns how many entries name a slot. For a CPU holding such an entry a result of 1 is
+    /// stable.
     pub(crate) fn count(&self, slot: u64) -> u32 {
         self.slots.count(slot)
     }
@@ -235,16 +236,16 @@ impl<M: Machine> Vm<M> {
 
 impl<M: Machine> Cpu<'_, M> {
     /// Makes `store` the swap area: when memory is short, private pages are written to it, like
-    /// pages of files to their store, and read again when needed. There is at most one area, and it
+    /// pages of files to their store, and read again when needed. There is at most one area, which
     /// lives as long as the subsystem. The store's length determines the number of pages. The area
     /// takes a frame for each 512 pages, for tables, and about 4 bytes of the heap for each page.
     ///
-    /// A page that cannot be written stays in memory, although it may have left its program, as a
-    /// page of the area: its slot counts as in use, and the program's next access finds the page
-    /// without a read. A program that needs a page which cannot be read gets SIGBUS.
+    /// If a page cannot be written, the page stays in memory as a page of the area, even after
+    /// leaving its program: its slot counts as in use, and the program's next access finds the page
+    /// without a read. If a needed page cannot be read, the program gets SIGBUS.
     ///
     /// Pages that were read again stay in memory, as pages of the area, after their programs have
-    /// ended, until memory is short: they count for no slot in use
+    /// ended, until memory is short: such pages count for no slot in use
     /// ([`swap_usage`](Self::swap_usage)), and [`reclaim`](Self::reclaim) drops them.
     ///
     /// # Errors
@@ -272,9 +273,8 @@ impl<M: Machine> Cpu<'_, M> {
         slots.map_or((0, 0), |slots| (slots.len(), slots.len().saturating_sub(slots.free())))
     }
 
-    /// Calls `tell` with the frame of each page of the swap area in memory: a page that has left
-    /// its programs and is not written yet, or a page that was read again and not yet mapped, or a
-    /// dead page that will be dropped.
+    /// Calls `tell` with the frame of each page of the swap area in memory: an unwritten page after
+    /// leaving its programs, or a page read again and not yet mapped, or a dead page.
     pub fn each_swap_cached(&self, mut tell: impl FnMut(FrameNumber)) {
         if let Some(swap) = self.vm().swap.get() {
             swap.object.each_resident(self, |frame, _| tell(frame));
@@ -372,7 +372,7 @@ impl<M: Machine> Cpu<'_, M> {
                 };
                 batch.store(at, swapped, |seen| seen);
                 gone |= 1 << place;
-                // One of these references now belongs to the object.
+                // The reference of one mapping now belongs to the object.
                 batch.leave(self, at, count - 1, |frame| self.free(frame));
                 if let Some(dead) = dead {
                     // SAFETY: drops the object's reference, whose entry is gone, and which never

@@ -7,8 +7,8 @@
 //!    any. No entry is held yet. Huge leaves are split.
 //! 2. [`take`](Batch::take): takes all of a page's entries, each by a compare-and-swap from a value
 //!    that names the frame, without waiting. If an entry cannot be taken, or the frame has a
-//!    different number of references than entries taken, the page stays: it is pinned, or the
-//!    kernel reads or writes it, or a fork or an `mremap` is in progress.
+//!    different number of references than entries taken, the page stays: the page is pinned, or in
+//!    use by the kernel, or a fork or an `mremap` is in progress.
 //! 3. [`flush`](Batch::flush): flushes the translations of the whole batch, once for each space. If
 //!    all mappings of a page are read-only, its flush is [deferred](crate::tlb::deferred) if
 //!    possible; a [cold](super::cold) page needs no flush. If an operation has a claim on a page,
@@ -92,7 +92,7 @@ impl DerefMut for FrameList {
     }
 }
 
-/// A [`FrameList`] that owns its references; the drop releases them.
+/// A [`FrameList`] with its references; the drop releases the references.
 pub(super) struct Referred<'c, 'v, M: Machine> {
     cpu: &'c Cpu<'v, M>,
     frames: FrameList,
@@ -144,8 +144,8 @@ const ASKED: u64 = 32;
 /// The later steps for the pages of a batch, which decide the kind of flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// The pages move to other frames. Their entries name the new frames afterwards, so an
-    /// operation that changes the page at an address flushes this address.
+    /// The pages move to new frames. Afterwards the entries name the new frames, so an operation
+    /// that changes the page at an address flushes this address.
     Move,
     /// The pages leave their object and all mappings. Their empty entries cannot be distinguished
     /// from entries of pages never present, so an operation that maps another page there
@@ -374,8 +374,8 @@ impl<'s> Batch<'s> {
     }
 
     /// The end of step 4 for a page: drops `refs` references to the frame of the page at place
-    /// `at`, all known references, whose entries are gone. If the frame is free, it is passed to
-    /// `free`, or waits for its flush. Returns whether the frame is free, or will be.
+    /// `at`, all known references, whose entries are gone. A free frame is passed to `free`, or
+    /// waits for its flush. Returns whether the frame is free, or will be.
     pub(super) fn leave<M: Machine>(
         &mut self,
         cpu: &Cpu<'_, M>,
@@ -430,7 +430,7 @@ impl<'s> Batch<'s> {
     }
 
     /// Chooses the taken pages that need no immediate flush, and stamps their flush. Returns
-    /// whether these pages and the cold pages are the whole batch.
+    /// whether the chosen and the cold pages are the whole batch.
     fn defer<M: Machine>(&mut self, cpu: &Cpu<'_, M>, then: Then, quiet: Quiet) -> bool {
         let frames = &cpu.vm().frames;
         // If pages leave because memory is short, their frames are available as soon as all flushes
@@ -616,8 +616,8 @@ fn is_claimed_in<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, addr: u64, quiet: Q
 
 /// Returns the range to flush in an entry's space before its frame is reused, if the entry is
 /// taken. The range is the whole space if an operation that has changed the entry may not have
-/// flushed yet: it has removed permissions here, or moved the entry here from an address with
-/// translations still in use.
+/// flushed yet: the operation has removed permissions here, or moved the entry here from an address
+/// with translations still in use.
 fn what_to_flush<M: Machine>(
     cpu: &Cpu<'_, M>,
     mapping: &Mapping<'_>,

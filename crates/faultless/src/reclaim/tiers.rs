@@ -35,10 +35,10 @@ use crate::vm::Cpu;
 const SHORT: u64 = 16;
 /// The maximum number of pages demoted by one call, so that a call takes some milliseconds for any
 /// size of the node. This holds while slower nodes have free frames. Otherwise pages are evicted
-/// instead, and a call may scan all of memory to find them; if it finds none, later calls [back
-/// off](super::backoff).
+/// instead, and a call may scan all of memory to find them; after a scan without success, later
+/// calls [back off](super::backoff).
 const MOST_DEMOTED: u64 = 256;
-/// The maximum number of frames of its node that a call scans to demote pages, divided by three.
+/// A third of the maximum number of frames scanned by a call to demote pages.
 const MOST_LOOKED_AT: u64 = 1 << 14;
 /// The number of frames of slower nodes scanned for each page that may move to a faster node.
 const LOOKS: u64 = 8;
@@ -141,7 +141,8 @@ impl<M: Machine> Cpu<'_, M> {
                 },
             );
         }
-        // Pages need not leave memory for frames that wait for a flush: these will be free.
+        // Pages need not leave memory if enough frames wait for a flush, because these frames will
+        // be free.
         let coming: u64 =
             self.slower_than(node).map(|slower| self.vm().frames.owed_on(slower)).sum();
         let missing = pages.saturating_sub(balanced.demoted + coming).min(lacking());

@@ -1,8 +1,9 @@
-//! Anchors: what a frame names to be found by its reverse map.
+//! Anchors: the roots of the reverse map, named by frames.
 //!
-//! An anchor is a number. It stands for a family of spaces, or for a memory object, for as long as that exists, and for another one later.
-//! A frame may outlive what its anchor stood for, for a moment, while a CPU that looked at it has a reference; so the records that anchors
-//! lead to are never freed, and what is found through them proves nothing by itself.
+//! An anchor is a number. It stands for a family of spaces, or for a memory object, during the
+//! lifetime of the family or object, and later for another one. A frame may briefly outlive the
+//! holder of its anchor, while a CPU has a reference to the frame. So the records of anchors are
+//! never freed, and objects found through them are only hints.
 
 use crate::error::OutOfMemory;
 use crate::file::Object;
@@ -19,67 +20,69 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::{self, NonNull};
 
-/// Records of the first chunk. Each of the others has as many as all before it.
+/// Records of the first chunk. Each further chunk has as many records as all chunks before.
 const FIRST: u32 = if cfg!(loom) { 8 } else { 64 };
-/// How many chunks there may be: for a hundred million anchors.
+/// The maximum number of chunks: enough for a hundred million anchors.
 const CHUNKS: usize = if cfg!(loom) { 2 } else { 22 };
 
-/// The number of an anchor. 0 is none.
+/// The number of an anchor. 0 is no anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor(u32);
 
 impl Anchor {
-    /// The word by which a frame names it, if the space `maker` made the page. The high half tells in which space a walk looks first.
+    /// Returns the word by which a frame names this anchor, for a page made by the space `maker`.
+    /// The high half identifies the space to search first.
     #[inline]
     pub(crate) const fn word(self, maker: SpaceId) -> u64 {
         maker.0 << u32::BITS | self.0 as u64
     }
 
-    /// The word by which a frame of an object names it.
+    /// Returns the word by which a frame of an object names this anchor.
     #[inline]
     pub(crate) const fn of_object(self) -> u64 {
         self.0 as u64
     }
 
-    /// The anchor that `word` names.
+    /// Returns the anchor named by `word`.
     pub(crate) const fn named(word: u64) -> Self {
         Self(word as u32)
     }
 
-    /// Whether `word` says that the space `id` may have made the page.
+    /// Returns whether the space `id` may have made the page that has `word`.
     pub(crate) const fn may_be_made_by(word: u64, id: SpaceId) -> bool {
         id.0 as u32 == (word >> u32::BITS) as u32
     }
 
-    /// The chunk of its record, and the place there.
+    /// Returns the chunk of the anchor's record, and the place in the chunk.
     const fn place(self) -> (usize, usize) {
         let chunk = if self.0 < FIRST { 0 } else { (self.0 / FIRST).ilog2() + 1 };
         (chunk as usize, (self.0 - chunk_start(chunk)) as usize)
     }
 }
 
-/// The first record of a chunk.
+/// Returns the first record of a chunk.
 const fn chunk_start(chunk: u32) -> u32 {
     if chunk == 0 { 0 } else { FIRST << (chunk - 1) }
 }
 
-/// What an anchor stands for.
+/// The holder of an anchor.
 #[derive(Debug)]
 enum Holder {
     Nothing,
-    /// The spaces of a family, by the links of their cores, the last that joined first.
+    /// The spaces of a family, linked through their cores, the last member first.
     Family(Option<Shared<Core>>),
-    /// An object, which has not been dropped.
+    /// An object that has not been dropped.
     Object(ObjectPtr),
 }
 
 /// A pointer of [`Shared::as_raw`].
 ///
-/// *Invariant (held is there):* while a record has it, the object's memory is allocated. The object's drop takes it out.
+/// *Invariant (held is there):* while a record contains the pointer, the object's memory is
+/// allocated. The object's drop removes the pointer.
 #[derive(Clone, Copy, Debug)]
 struct ObjectPtr(NonNull<()>);
 
-// SAFETY: an object may be reached from all CPUs.
+// SAFETY: objects may be accessed from all CPUs.
 unsafe impl Send for ObjectPtr {}
 
 #[derive(Debug)]
@@ -91,9 +94,9 @@ struct Record {
 
 #[derive(Debug)]
 struct Unused {
-    /// The first unused record that was used before; 0 is none.
+    /// The first record of the list of unused records; 0 is none.
     first: u32,
-    /// Records from this one on were never used.
+    /// The first record that was never used.
     next: u32,
 }
 
@@ -104,8 +107,10 @@ pub(crate) struct Anchors {
 }
 
 impl Anchors {
+    /// Creates the first chunk of anchors.
+    ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn try_new() -> Result<Self, OutOfMemory> {
         let chunks = core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
         let new = Self { chunks, unused: SpinLock::ordered(Unused { first: 0, next: 1 }) };
@@ -113,15 +118,15 @@ impl Anchors {
         Ok(new)
     }
 
-    /// An anchor for a new family, of no space yet.
+    /// Returns an anchor for a new family without spaces.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted, or all numbers are in use.
+    /// [`OutOfMemory`] if the heap is exhausted, or all numbers are in use.
     pub(crate) fn found_family(&self, wait: &impl Wait) -> Result<Anchor, OutOfMemory> {
         self.take(Holder::Family(None), wait)
     }
 
-    /// An anchor for an object that has none yet.
+    /// Returns an anchor for a new object.
     ///
     /// # Errors
     /// As [`found_family`](Self::found_family).
@@ -129,37 +134,38 @@ impl Anchors {
         self.take(Holder::Nothing, wait)
     }
 
-    /// From now on `anchor` leads to `object`.
+    /// Sets the holder of `anchor` to `object`.
     pub(crate) fn lead_to(&self, anchor: Anchor, object: &Shared<Object>, wait: &impl Wait) {
         if let Some(record) = self.record(anchor) {
             *record.holder.lock(wait) = Holder::Object(ObjectPtr(object.as_raw()));
         }
     }
 
-    /// Gives up an anchor, of an object that is being dropped, or of a family without a space.
+    /// Releases the anchor of an object that is being dropped, or of a family without a space.
     pub(crate) fn give_up(&self, anchor: Anchor) {
         let Some(record) = self.record(anchor) else { return };
-        // Leaf locks, whose holders wait for nothing.
+        // Leaf locks, whose holders do not wait.
         *record.holder.lock(&Spin) = Holder::Nothing;
         let mut unused = self.unused.lock(&Spin);
         record.next.store(unused.first, Ordering::Relaxed);
         unused.first = anchor.0;
     }
 
-    /// Adds a space to the family of its anchor, which nobody gives up meanwhile.
+    /// Adds a space to the family of its anchor, which must not be released concurrently.
     pub(crate) fn join(&self, core: &Shared<Core>, wait: &impl Wait) {
         let Some(record) = self.record(core.kin.anchor) else { return };
         let mut holder = record.holder.lock(wait);
         if let Holder::Family(first) = &mut *holder {
             let last = first.as_ref().map_or(0, |core| core.kin.number.load(Ordering::Relaxed));
             core.kin.number.store(last + 1, Ordering::Relaxed);
-            // SAFETY: not in the list yet, and the list is locked (kin is locked).
+            // SAFETY: the space is not in the list yet, and the list is locked (kin is locked).
             unsafe { *core.kin.next.get() = first.take() };
             *first = Some(core.clone());
         }
     }
 
-    /// Takes a space that is about to end out of its family, and ends the family with its last space.
+    /// Removes a space that is about to end from its family, and ends the family with its last
+    /// space.
     pub(crate) fn leave(&self, core: &Shared<Core>, wait: &impl Wait) {
         let anchor = core.kin.anchor;
         let Some(record) = self.record(anchor) else { return };
@@ -168,11 +174,12 @@ impl Anchors {
             let Holder::Family(first) = &mut *holder else { return };
             let mut removed = None;
             let mut at: *mut Option<Shared<Core>> = first;
-            // SAFETY: the first, or a link of a space in the list: alive, and ours (kin is locked).
+            // SAFETY: the first link, or a link of a space in the list: alive, and accessed only by
+            // this CPU (kin is locked).
             while let Some(member) = unsafe { &*at } {
                 let next = member.kin.next.get();
                 if member.same(core) {
-                    // SAFETY: as above; what `at` led to stays alive in `removed`.
+                    // SAFETY: as above; the former target of `at` stays alive in `removed`.
                     removed = unsafe { core::mem::replace(&mut *at, (*next).take()) };
                     break;
                 }
@@ -185,7 +192,7 @@ impl Anchors {
         }
     }
 
-    /// The space that made a page which names its anchor by `word`, if it is still there.
+    /// Returns the space that made a page with the anchor word `word`, if the space still exists.
     pub(super) fn maker<'w>(
         &self,
         word: u64,
@@ -197,8 +204,9 @@ impl Anchors {
         walk.space(maker)
     }
 
-    /// Spaces of the family that `word` names, but for the page's maker: the next ones that joined before the one numbered `before`, as
-    /// many as `to` has places. Returns the number of the last, which may be one that ends, if there may be more.
+    /// Stores further spaces of the family named by `word` in `to`, except the page's maker: spaces
+    /// that joined before the space numbered `before`, latest first. Returns the number of the last
+    /// space, which may be ending, if there may be more.
     pub(super) fn members<'w>(
         &self,
         word: u64,
@@ -222,20 +230,23 @@ impl Anchors {
         last
     }
 
-    /// A share of the object that `word` names, if it names one that has not been dropped.
+    /// Returns a share of the object named by `word`, if the object exists and has not been
+    /// dropped.
     pub(super) fn object(&self, word: u64, wait: &impl Wait) -> Option<Shared<Object>> {
         match &*self.record(Anchor::named(word))?.holder.lock(wait) {
-            // SAFETY: in the record, so its memory is there (held is there).
+            // SAFETY: the pointer is in the record, so the object's memory is allocated (held is
+            // there).
             Holder::Object(ObjectPtr(raw)) => unsafe { Shared::clone_raw_unless_last(*raw) },
             _ => None,
         }
     }
 
-    /// The record of an anchor, if there is one.
+    /// Returns the record of an anchor, if its chunk exists.
     fn record(&self, anchor: Anchor) -> Option<&Record> {
         let (chunk, at) = anchor.place();
         let first = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a chunk is published when it is filled, and stays; the place is within.
+        // SAFETY: a chunk is filled before its publication, and never freed; the place is within
+        // the chunk.
         NonNull::new(first).map(|first| unsafe { first.add(at).as_ref() })
     }
 
@@ -257,7 +268,7 @@ impl Anchors {
                 }
                 next
             };
-            // Not under the lock: the heap may be slow.
+            // Not under the lock, because the heap may be slow.
             self.add_chunk(next.place().0)?;
         };
         if let Some(record) = self.record(anchor) {
@@ -266,7 +277,7 @@ impl Anchors {
         Ok(anchor)
     }
 
-    /// Adds a chunk, if no other CPU does.
+    /// Adds a chunk, unless another CPU does.
     #[cold]
     fn add_chunk(&self, chunk: usize) -> Result<(), OutOfMemory> {
         let place = self.chunks.get(chunk).ok_or(OutOfMemory)?;
@@ -281,26 +292,27 @@ impl Anchors {
         let new = Box::into_raw(records.into_boxed_slice());
         let (null, first) = (ptr::null_mut(), new.cast());
         if place.compare_exchange(null, first, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: of `into_raw` just now, and published nowhere.
+            // SAFETY: from `into_raw` just now, and not published.
             drop(unsafe { Box::from_raw(new) });
         }
         Ok(())
     }
 }
 
-/// How many records a chunk has.
+/// Returns the number of records of a chunk.
 const fn chunk_len(chunk: usize) -> usize {
     (if chunk == 0 { FIRST } else { chunk_start(chunk as u32) }) as usize
 }
 
-/// The spaces of a family whose record is locked.
+/// Iterates over the spaces of a family whose record is locked.
 fn members(holder: &Holder) -> impl Iterator<Item = &Shared<Core>> {
     let first = if let Holder::Family(first) = holder { first.as_ref() } else { None };
-    // SAFETY: alive, and ours as long as the record's lock, of which `holder` is (kin is locked).
+    // SAFETY: alive, and accessed only by this CPU while the record is locked, as `holder` proves
+    // (kin is locked).
     core::iter::successors(first, |core| unsafe { &*core.kin.next.get() }.as_ref())
 }
 
-/// The anchor of an object, which gives it up when it is dropped.
+/// The anchor of an object; its drop releases the anchor.
 #[derive(Debug)]
 pub(crate) struct ObjectAnchor {
     anchor: Anchor,
@@ -308,7 +320,7 @@ pub(crate) struct ObjectAnchor {
 }
 
 impl ObjectAnchor {
-    /// A new one, which leads nowhere yet.
+    /// Returns a new anchor without a holder.
     ///
     /// # Errors
     /// As [`Anchors::found_object`].
@@ -321,13 +333,13 @@ impl ObjectAnchor {
         self.anchor
     }
 
-    /// The word by which a frame names it.
+    /// Returns the word by which a frame names the anchor.
     #[inline]
     pub(crate) const fn word(&self) -> u64 {
         self.anchor.of_object()
     }
 
-    /// From now on it leads nowhere.
+    /// Releases the anchor: it no longer leads to the object.
     pub(crate) fn give_up(&mut self) {
         if let Some(anchors) = self.anchors.take() {
             anchors.give_up(self.anchor);
@@ -346,9 +358,10 @@ impl Drop for Anchors {
         for (at, chunk) in self.chunks.iter().enumerate() {
             let Some(first) = NonNull::new(chunk.load(Ordering::Relaxed)) else { continue };
             let records = ptr::slice_from_raw_parts_mut(first.as_ptr(), chunk_len(at));
-            // SAFETY: of `into_raw` in `add_chunk`, of the same length; the subsystem is gone.
+            // SAFETY: from `into_raw` in `add_chunk`, with the same length; the subsystem is gone.
             for record in &mut *unsafe { Box::from_raw(records) } {
-                // Spaces that were dropped and not ended, one by one: there may be too many for a recursion.
+                // Spaces that were dropped without being ended. Iterative, because a recursion
+                // could be too deep.
                 let Holder::Family(first) = record.holder.get_mut() else { continue };
                 let mut next = first.take();
                 while let Some(core) = next {

@@ -1,11 +1,12 @@
-//! anon_vma: what the VMAs share that may have the same private anonymous pages.
+//! anon_vma: shared by the VMAs that may contain the same private anonymous pages.
 //!
-//! An [`AnonVma`] is shared by the pieces of a VMA that was split, and by neighbours that may merge again. A VMA has none until its first
-//! anonymous page is made: until then a fork need not copy its entries. A forked child gets anon_vmas of its own. Which VMAs merge
-//! follows from their anon_vmas, by Linux's rules.
+//! The parts of a split VMA share an [`AnonVma`], as do neighbours that may merge again. A VMA has
+//! no anon_vma until its first anonymous page is made: until then a fork need not copy its entries.
+//! A forked child gets new anon_vmas. Linux's rules determine from the anon_vmas which VMAs merge.
 //!
-//! Frames do not name anon_vmas. They name the space that made them and its [family](super::anchor), which lead to all of their entries, so
-//! anon_vmas of earlier generations of processes need not be kept.
+//! Frames do not name anon_vmas. Frames name their space of origin and its [family](super::anchor),
+//! which lead to all of their entries, so anon_vmas of earlier generations of processes need not be
+//! kept.
 
 use crate::error::OutOfMemory;
 use crate::heap::Shared;
@@ -24,30 +25,32 @@ pub struct AnonVma {
 pub type SharedAnonVma = Shared<AnonVma>;
 
 impl AnonVma {
-    /// An anon_vma of a space's own, or one that a forked child gets in the place of its parent's (`inherited`).
+    /// Creates an anon_vma: a new one of the space, or the replacement of a parent's anon_vma in a
+    /// forked child (`inherited`).
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub fn try_new(inherited: bool) -> Result<SharedAnonVma, OutOfMemory> {
         Shared::try_new(Self { inherited })
     }
 
-    /// Whether VMAs under this anon_vma came from a parent process.
+    /// Returns whether VMAs under this anon_vma came from a parent process.
     pub const fn is_inherited(&self) -> bool {
         self.inherited
     }
 }
 
-/// A VMA's place for its anon_vma: empty, then set once.
+/// A VMA's slot for its anon_vma: empty, then set once.
 ///
 /// | value | meaning |
 /// |---|---|
-/// | null | no anon_vma; the next fault that needs one sets it |
-/// | [`SEALED`](Self::SEALED) | no anon_vma, and none is set: a writer changes the VMA, or has replaced it |
+/// | null | no anon_vma; the next fault that needs an anon_vma sets it |
+/// | [`SEALED`](Self::SEALED) | no anon_vma, and none may be set: a writer changes the VMA, or has replaced it |
 /// | other | an owner of the anon_vma, as a raw pointer |
 ///
-/// A writer seals the slots of the VMAs that it write-locks, so that all of its steps see the same anon_vmas: a fault that
-/// is under way may otherwise set one at any time, though it installs nothing under it.
+/// A writer seals the slots of the VMAs it write-locks, so that all of its steps see the same
+/// anon_vmas. Otherwise a fault in progress could set an anon_vma at any time, although the fault
+/// cannot install a page.
 pub struct AnonVmaSlot {
     at: AtomicPtr<()>,
 }
@@ -59,54 +62,55 @@ impl Default for AnonVmaSlot {
 }
 
 impl AnonVmaSlot {
-    /// What [`id`](Self::id) says of a sealed slot.
+    /// The [`id`](Self::id) of a sealed slot.
     pub(crate) const SEALED_ID: u64 = 1;
     const SEALED: *mut () = ptr::without_provenance_mut(Self::SEALED_ID as usize);
 
-    /// A place that is set to `anon_vma` already.
+    /// Returns a slot that is already set to `anon_vma`.
     pub fn new(anon_vma: Option<SharedAnonVma>) -> Self {
         Self { at: AtomicPtr::new(anon_vma.map_or(ptr::null_mut(), Shared::into_raw)) }
     }
 
-    /// The anon_vma's number; 0 when there is none, or [`SEALED_ID`](Self::SEALED_ID) while none can be set:
-    /// then no page may be made here.
+    /// Returns the anon_vma's number; 0 if there is none, or [`SEALED_ID`](Self::SEALED_ID) while
+    /// none can be set: then no page may be made here.
     #[inline(always)]
     pub fn id(&self) -> u64 {
         self.at.load(Ordering::Acquire) as u64
     }
 
-    /// The anon_vma, if there is one. Unless the slot is sealed, another CPU may set one a moment later.
+    /// Returns the anon_vma, if there is one. Unless the slot is sealed, another CPU may set it a
+    /// moment later.
     #[inline]
     pub fn peek(&self) -> Option<AnonVmaRef<'_>> {
         let raw = self.at.load(Ordering::Acquire);
-        // Set once, from `into_raw`, and owned by this slot as long as it lives.
+        // Set once, from `into_raw`, and owned by this slot for its lifetime.
         let raw = if raw == Self::SEALED { None } else { NonNull::new(raw) };
         raw.map(|raw| AnonVmaRef { raw, owner: PhantomData })
     }
 
-    /// Keeps the slot as it is until it is [unsealed](Self::unseal).
+    /// Prevents changes of an empty slot until it is [unsealed](Self::unseal).
     #[inline]
     pub(crate) fn seal(&self) {
         if self.at.load(Ordering::Relaxed).is_null() {
             let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
-            // Release: a fault that finds the slot sealed finds the VMA's sequence changed. Where the swap fails, a
-            // anon_vma was set just before.
+            // Release: a fault that finds the slot sealed also finds the VMA's sequence changed. If
+            // the swap fails, an anon_vma was set just before.
             let _ = self.at.compare_exchange(ptr::null_mut(), Self::SEALED, release, relaxed);
         }
     }
 
-    /// Gives it `anon_vma`, if it has none, sealed or not.
+    /// Sets the slot to `anon_vma`, if it has none, sealed or not.
     pub(crate) fn give(&self, anon_vma: AnonVmaRef<'_>) {
         let raw = anon_vma.get().into_raw();
         let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
         let put = |seen| self.at.compare_exchange(seen, raw, acq_rel, relaxed).is_ok();
         if !put(ptr::null_mut()) && !put(Self::SEALED) {
-            // SAFETY: `raw` is of `into_raw` just now and went nowhere.
+            // SAFETY: `raw` came from `into_raw` just now and was not stored.
             drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
         }
     }
 
-    /// an anon_vma may be set again, if there is none.
+    /// Allows setting an anon_vma again, if there is none.
     #[inline]
     pub(crate) fn unseal(&self) {
         if self.at.load(Ordering::Relaxed) == Self::SEALED {
@@ -114,20 +118,20 @@ impl AnonVmaSlot {
         }
     }
 
-    /// One more owner of the anon_vma, if there is one.
+    /// Returns another owner of the anon_vma, if there is one.
     pub fn get(&self) -> Option<SharedAnonVma> {
         self.peek().map(AnonVmaRef::get)
     }
 
-    /// Sets the anon_vma, unless another CPU was faster; then `anon_vma` is given up. Returns the number of
-    /// the one that is set, or `None` where the slot is sealed.
+    /// Sets the anon_vma, unless another CPU was faster; then `anon_vma` is dropped. Returns the
+    /// number of the anon_vma in the slot, or `None` if the slot is sealed.
     pub fn set(&self, anon_vma: SharedAnonVma) -> Option<u64> {
         let id = anon_vma.id();
         let raw = anon_vma.into_raw();
         match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(id),
             Err(now) => {
-                // SAFETY: `raw` is of `into_raw` just now and went nowhere.
+                // SAFETY: `raw` came from `into_raw` just now and was not stored.
                 drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
                 (now != Self::SEALED).then_some(now as u64)
             }
@@ -135,9 +139,10 @@ impl AnonVmaSlot {
     }
 }
 
-/// an anon_vma that some owner, such as a slot, keeps for `'a`.
+/// An anon_vma kept alive for `'a` by an owner, for example a slot.
 ///
-/// *Invariant (kept):* `raw` is of an owner's [`as_raw`](Shared::as_raw), and that owner lives for `'a`.
+/// *Invariant (kept):* `raw` came from an owner's [`as_raw`](Shared::as_raw), and the owner lives
+/// for `'a`.
 #[derive(Clone, Copy, Debug)]
 pub struct AnonVmaRef<'a> {
     raw: NonNull<()>,
@@ -145,29 +150,29 @@ pub struct AnonVmaRef<'a> {
 }
 
 impl<'a> AnonVmaRef<'a> {
-    /// The anon_vma of `owner`.
+    /// Returns a reference to the anon_vma of `owner`.
     #[inline(always)]
     pub fn of(owner: &'a SharedAnonVma) -> Self {
         Self { raw: owner.as_raw(), owner: PhantomData }
     }
 
-    /// The anon_vma's number.
+    /// Returns the anon_vma's number.
     #[inline(always)]
     pub fn id(self) -> u64 {
         self.raw.as_ptr() as u64
     }
 
-    /// The anon_vma itself.
+    /// Returns the anon_vma itself.
     #[inline(always)]
     pub fn anon_vma(self) -> &'a AnonVma {
-        // SAFETY: an owner keeps it for `'a` (kept).
+        // SAFETY: an owner keeps the anon_vma for `'a` (kept).
         unsafe { SharedAnonVma::peek_raw(self.raw) }
     }
 
-    /// One more owner of the anon_vma.
+    /// Returns another owner of the anon_vma.
     #[inline]
     pub fn get(self) -> SharedAnonVma {
-        // SAFETY: as in `anon_vma`; the owner made here for the clone is forgotten again.
+        // SAFETY: as in `anon_vma`; the temporary owner for the clone is not dropped.
         let owner = core::mem::ManuallyDrop::new(unsafe { SharedAnonVma::from_raw(self.raw) });
         (*owner).clone()
     }
@@ -193,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_set_once_and_the_slower_anon_vma_is_given_up() {
+    fn a_slot_is_set_once_and_the_second_anon_vma_is_dropped() {
         let slot = AnonVmaSlot::default();
         assert!(slot.get().is_none() && slot.id() == 0);
         let first = AnonVma::try_new(false).unwrap();

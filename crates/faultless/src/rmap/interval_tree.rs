@@ -1,16 +1,16 @@
-//! A balanced tree of address ranges, which may overlap: an AVL tree whose nodes know the greatest end
-//! below them.
+//! A balanced tree of address ranges, which may overlap: an AVL tree whose nodes store the greatest
+//! end of their subtree.
 //!
-//! The tree allocates nothing. Callers allocate nodes before they take the lock of the tree, and free
-//! nodes after they release it, by a list of [`Spare`] nodes. The depth of the recursion is at most 1.44
-//! times the binary logarithm of the number of nodes.
+//! The tree allocates no memory. Callers allocate nodes before they take the lock of the tree, and
+//! free nodes after they release it, through a list of [`Spare`] nodes. The depth of the recursion
+//! is at most 1.44 times the binary logarithm of the number of nodes.
 
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::heap::try_box;
 use alloc::boxed::Box;
 
-/// A range, and a number that belongs to it. Items are ordered by the start of the range, then by the
+/// A range, and an associated number. Items are ordered by the start of the range, then by the
 /// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
@@ -19,7 +19,7 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// The place of the item in the order.
+    /// Returns the item's key in the order.
     pub(super) const fn key(self) -> (u64, u64) {
         (self.range.start, self.other)
     }
@@ -47,16 +47,16 @@ impl Node {
     }
 }
 
-/// Nodes that are in no tree.
+/// Nodes outside of trees.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
-    /// The first node; `right` leads to the next one.
+    /// The first node; `right` links to the next node.
     first: Link,
     count: usize,
 }
 
 impl Spare {
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub(super) const fn count(&self) -> usize {
         self.count
     }
@@ -64,7 +64,7 @@ impl Spare {
     /// Allocates nodes until there are `count`.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(super) fn fill(&mut self, count: usize) -> Result<(), OutOfMemory> {
         while self.count < count {
             let item = Item { range: VirtRange::new(0, 0), other: 0 };
@@ -89,7 +89,7 @@ impl Spare {
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        // One by one: the list may be too long for a recursion.
+        // Iterative, because the list may be too long for a recursion.
         while self.take().is_some() {}
     }
 }
@@ -101,7 +101,8 @@ pub(super) struct IntervalTree {
 }
 
 impl IntervalTree {
-    /// Adds `item`, which is not in the tree, with a node of `spare`. Returns whether there was one.
+    /// Adds `item`, which is not in the tree, with a node of `spare`. Returns whether `spare` had a
+    /// node.
     pub(super) fn insert(&mut self, item: Item, spare: &mut Spare) -> bool {
         let Some(mut node) = spare.take() else { return false };
         node.item = item;
@@ -116,7 +117,7 @@ impl IntervalTree {
         }
     }
 
-    /// The first item behind the key `after`, if one is given, whose range overlaps `range`.
+    /// Returns the first item whose range overlaps `range`, after the key `after` if given.
     pub(super) fn next(&self, range: VirtRange, after: Option<(u64, u64)>) -> Option<Item> {
         next(self.root.as_deref(), range, after)
     }
@@ -204,7 +205,7 @@ fn take_first(link: &mut Link) -> Link {
     Some(first)
 }
 
-/// Restores the balance of a subtree of whose children one has changed by one level.
+/// Restores the balance of a subtree in which the height of one child has changed by one level.
 fn rebalance(link: &mut Link) {
     let Some(node) = link.as_deref_mut() else { return };
     node.update();

@@ -1,7 +1,8 @@
-//! Which parts of a space are locked (`mlock`): what is mapped there is not evicted.
+//! The locked parts of a space (`mlock`): pages mapped there are not evicted.
 //!
-//! Each locked VMA has a [`Locked`], from before it is published until it is freed, in its [mapping](super::mapping). Reclaim comes by the
-//! reverse map, and knows a space and an address, but no VMA. It looks here once it has the page's entries.
+//! Each locked VMA has a [`Locked`] in its [mapping](super::mapping), from before its publication
+//! until it is freed. Reclaim arrives through the reverse map, with a space and an address, but
+//! without a VMA. It checks this list after it has taken the page's entries.
 
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
@@ -17,7 +18,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 
-/// The locked VMAs of one space, the last that was made first.
+/// The locked VMAs of one space, the newest first.
 #[derive(Debug, Default)]
 pub(crate) struct LockedVmas {
     first: SpinLock<First, LockedAreas>,
@@ -26,13 +27,13 @@ pub(crate) struct LockedVmas {
 #[derive(Debug, Default)]
 struct First(Option<NonNull<Node>>);
 
-// SAFETY: nodes take themselves off the list before they are gone, and may be reached from all CPUs.
+// SAFETY: nodes are removed from the list before they are freed, and may be accessed from all CPUs.
 unsafe impl Send for First {}
 
-/// Where one locked VMA lies.
+/// The range of one locked VMA.
 ///
-/// *Invariant (locked is listed):* as long as its [`Locked`] is there it is in the list of its space's core, of which it has a share. Its cells are
-/// accessed under the list's lock.
+/// *Invariant (locked is listed):* while its [`Locked`] exists, the node is in the list of its
+/// space's core, of which it has a share. Its cells are accessed under the list's lock.
 struct Node {
     core: Shared<Core>,
     range: Cell<VirtRange>,
@@ -42,10 +43,10 @@ struct Node {
 
 // SAFETY: only the CPU that holds the list's lock accesses the cells (locked is listed).
 unsafe impl Sync for Node {}
-// SAFETY: it owns its share of the core.
+// SAFETY: the node owns its share of the core.
 unsafe impl Send for Node {}
 
-/// That a VMA is locked. It ends when this is dropped.
+/// Marks a VMA as locked; the drop ends the lock.
 pub(crate) struct Locked(NonNull<Node>);
 
 // SAFETY: as the node.
@@ -54,10 +55,10 @@ unsafe impl Send for Locked {}
 unsafe impl Sync for Locked {}
 
 impl Locked {
-    /// That of a new VMA of `area` in the space of `core`, if it is locked.
+    /// Returns the `Locked` of a new VMA of `area` in the space of `core`, if the area is locked.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
     pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Self>, OutOfMemory> {
         if area.lock() == Lock::No { Ok(None) } else { Self::at(area.range, core).map(Some) }
@@ -68,14 +69,14 @@ impl Locked {
         let (range, core) = (Cell::new(range), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
         let new = try_box_with(|| Node { core, range, previous, next })?;
-        // No box from here on: to move one is to claim that there is no other pointer.
+        // No box from here on: moving a box would claim that there is no other pointer.
         let at = NonNull::from(Box::leak(new));
         // SAFETY: leaked just now.
         let node = unsafe { at.as_ref() };
         let mut first = node.core.locked.first.lock(&Spin);
         node.next.set(first.0);
         if let Some(next) = first.0.replace(at) {
-            // SAFETY: in the list, so it is there (locked is listed).
+            // SAFETY: in the list, so it is alive (locked is listed).
             unsafe { next.as_ref() }.previous.set(Some(at));
         }
         drop(first);
@@ -83,11 +84,11 @@ impl Locked {
     }
 
     fn node(&self) -> &Node {
-        // SAFETY: it is there as long as this (locked is listed).
+        // SAFETY: the node lives as long as this value (locked is listed).
         unsafe { self.0.as_ref() }
     }
 
-    /// The VMA lies in `range` now, by an edit in place.
+    /// Changes the range of the VMA to `range`, after an edit in place.
     pub(crate) fn resize(&self, range: VirtRange) {
         let node = self.node();
         let _first = node.core.locked.first.lock(&Spin);
@@ -102,7 +103,7 @@ impl Drop for Locked {
             let mut first = node.core.locked.first.lock(&Spin);
             let (previous, next) = (node.previous.get(), node.next.get());
             match previous {
-                // SAFETY: in the list, so they are there (locked is listed).
+                // SAFETY: in the list, so they are alive (locked is listed).
                 Some(previous) => unsafe { previous.as_ref() }.next.set(next),
                 None => first.0 = next,
             }
@@ -111,7 +112,7 @@ impl Drop for Locked {
                 unsafe { next.as_ref() }.previous.set(previous);
             }
         }
-        // SAFETY: leaked from a box, and no list leads to it any more.
+        // SAFETY: leaked from a box, and no list links to the node any more.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -123,7 +124,7 @@ impl fmt::Debug for Locked {
 }
 
 impl LockedVmas {
-    /// Whether a locked VMA lies over `addr`.
+    /// Returns whether a locked VMA contains `addr`.
     pub(crate) fn contains(&self, addr: u64, wait: &impl Wait) -> bool {
         let first = self.first.lock(wait);
         // SAFETY: in the list, which is locked (locked is listed).

@@ -1,11 +1,12 @@
-//! The mappings of a memory object: which VMAs of which spaces show its pages.
+//! The mappings of a memory object: the VMAs of all spaces that map its pages.
 //!
-//! Each VMA of an object has a [`Mapping`], from before it is published until it is freed. It says how far the VMA's addresses are from the
-//! numbers of its pages, which stays as it is as long as the VMA is there. So the list of an object's mappings tells where in each space
-//! a page of the object can be.
+//! Each VMA of an object has a [`Mapping`], from before its publication until it is freed. The
+//! mapping stores the distance between the VMA's page addresses and the numbers of its pages, which
+//! is constant for the VMA's lifetime. So the list of an object's mappings gives, for each space,
+//! the address at which a page of the object can be.
 //!
-//! A VMA that is [locked](super::locked) has one, too, even if it has no object: what reclaim has to know of a VMA is in one place, and the VMAs that
-//! have none cost one test when they are made, and one when they end.
+//! A [locked](super::locked) VMA also has a mapping, even without an object: this keeps all data
+//! for reclaim in one place, and other VMAs cost one test at their creation, and one at their end.
 
 use super::locked::Locked;
 use super::walker::Walk;
@@ -26,7 +27,7 @@ use core::ptr::NonNull;
 /// A space that maps an object, and the [distance](Mapping) of the mapping.
 pub(super) type Place<'w> = (&'w Core, u64);
 
-/// The mappings of one object, the last that was made first.
+/// The mappings of one object, the newest first.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     list: SpinLock<List, ObjectMappings>,
@@ -35,26 +36,28 @@ pub(crate) struct Mappings {
 #[derive(Debug, Default)]
 struct List {
     first: Option<NonNull<Mapping>>,
-    /// How many mappings were ever added.
+    /// The number of mappings ever added.
     count: u64,
 }
 
-// SAFETY: mappings take themselves off the list before they are gone, and may be reached from all CPUs.
+// SAFETY: mappings are removed from the list before they are freed, and may be accessed from all
+// CPUs.
 unsafe impl Send for List {}
 
-/// That one VMA maps pages of an object, or is locked.
+/// Records that a VMA maps pages of an object, or is locked.
 ///
-/// *Invariant (mappings are listed):* as long as its [`Listed`] is there it is in the list of its object, if it has one, which the VMA keeps alive longer. Its links
-/// are accessed under the list's lock.
+/// *Invariant (mappings are listed):* while its [`Listed`] exists, the mapping is in the list of
+/// its object, if it has one, which the VMA keeps alive longer. Its links are accessed under the
+/// list's lock.
 pub(crate) struct Mapping {
-    /// The object's.
+    /// The list of the object.
     list: Option<NonNull<Mappings>>,
-    /// That the VMA is in its space's list of locked ones, if it is.
+    /// The VMA's entry in its space's list of locked VMAs, if locked.
     locked: Option<Locked>,
     core: Shared<Core>,
-    /// The page number of an address less the number of the page that is there, modulo 2^64.
+    /// The page number of an address minus the number of the page at this address, modulo 2^64.
     distance: u64,
-    /// Its place in the order in which mappings were added, from 1.
+    /// The position in the order in which mappings were added, from 1.
     number: u64,
     previous: Cell<Option<NonNull<Self>>>,
     next: Cell<Option<NonNull<Self>>>,
@@ -62,14 +65,15 @@ pub(crate) struct Mapping {
 
 // SAFETY: only the CPU that holds the list's lock accesses the cells (mappings are listed).
 unsafe impl Sync for Mapping {}
-// SAFETY: it owns its share of the core.
+// SAFETY: the mapping owns its share of the core.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// The mapping of a new VMA of `area` in the space of `core`, if that is of an object, or locked.
+    /// Returns the mapping of a new VMA of `area` in the space of `core`, if the area is of an
+    /// object, or locked.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
     pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Listed>, OutOfMemory> {
         if area.memory.object().is_none() && area.lock() == Lock::No {
@@ -85,10 +89,10 @@ impl Mapping {
         let mappings = area.memory.object().map(|object| &object.mappings);
         let (list, core) = (mappings.map(NonNull::from), core.clone());
         let (previous, next) = (Cell::new(None), Cell::new(None));
-        // What does not come to be is not dropped either.
+        // Constructed in place, so that a failed allocation drops no mapping.
         let new =
             try_box_with(|| Self { list, locked, core, distance, number: 0, previous, next })?;
-        // No box from here on: to move one is to claim that there is no other pointer.
+        // No box from here on: moving a box would claim that there is no other pointer.
         let at = NonNull::from(Box::leak(new));
         if let Some(mappings) = mappings {
             mappings.add(at);
@@ -97,7 +101,7 @@ impl Mapping {
     }
 }
 
-/// A mapping, which leaves its lists when this is dropped.
+/// A mapping; its drop removes it from its lists.
 #[derive(Debug)]
 pub(crate) struct Listed(NonNull<Mapping>);
 
@@ -107,10 +111,10 @@ unsafe impl Send for Listed {}
 unsafe impl Sync for Listed {}
 
 impl Listed {
-    /// The VMA lies in `range` now, by an edit in place.
+    /// Changes the range of the VMA to `range`, after an edit in place.
     #[inline]
     pub(crate) fn resize(&self, range: VirtRange) {
-        // SAFETY: it is there as long as this.
+        // SAFETY: the mapping lives as long as this value.
         if let Some(locked) = unsafe { &self.0.as_ref().locked } {
             locked.resize(range);
         }
@@ -119,9 +123,9 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        // SAFETY: it was leaked from a box, and is there until it has left the list.
+        // SAFETY: the mapping was leaked from a box, and is alive until it has left the list.
         unsafe { self.0.as_ref() }.leave();
-        // SAFETY: leaked from a box, and no list leads to it any more.
+        // SAFETY: leaked from a box, and no list links to the mapping any more.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -129,11 +133,11 @@ impl Drop for Listed {
 impl Mapping {
     fn leave(&self) {
         let Some(list) = self.list else { return };
-        // SAFETY: the VMA keeps the object (mappings are listed).
+        // SAFETY: the VMA keeps the object alive (mappings are listed).
         let mut list = unsafe { list.as_ref() }.list.lock(&Spin);
         let (previous, next) = (self.previous.get(), self.next.get());
         match previous {
-            // SAFETY: in the list, so they are there (mappings are listed).
+            // SAFETY: in the list, so they are alive (mappings are listed).
             Some(previous) => unsafe { previous.as_ref() }.next.set(next),
             None => list.first = next,
         }
@@ -151,25 +155,26 @@ impl fmt::Debug for Mapping {
 }
 
 impl Mappings {
-    /// Puts a mapping that was made just now into the list.
+    /// Adds a new mapping to the list.
     fn add(&self, new: NonNull<Mapping>) {
         let mut list = self.list.lock(&Spin);
         list.count += 1;
         let first = list.first.replace(new);
-        // SAFETY: nobody else knows it yet.
+        // SAFETY: no other CPU has a pointer to the mapping yet.
         let mapping = unsafe { &mut *new.as_ptr() };
         mapping.number = list.count;
         mapping.next.set(first);
         if let Some(next) = first {
-            // SAFETY: in the list, so it is there (mappings are listed).
+            // SAFETY: in the list, so it is alive (mappings are listed).
             unsafe { next.as_ref() }.previous.set(Some(new));
         }
     }
 
-    /// The spaces of all mappings, or of the first `most`, but for spaces that are ending. As [`next`](Self::next) besides.
+    /// Returns the spaces of all mappings, or of the first `most`, except spaces that are ending.
+    /// Otherwise as [`next`](Self::next).
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(super) fn all<'w>(
         &self,
         most: usize,
@@ -183,8 +188,9 @@ impl Mappings {
         Ok((places, rest))
     }
 
-    /// Calls `each` with the spaces of the next `most` mappings that were made before the one numbered `before`, but for spaces that are ending. Returns the number of the last, whose space may be
-    /// ending, if there are more.
+    /// Calls `each` with the spaces of the next `most` mappings older than the mapping numbered
+    /// `before`, except spaces that are ending. Returns the number of the last mapping, whose space
+    /// may be ending, if there are more.
     pub(super) fn next<'w>(
         &self,
         before: u64,

@@ -1,36 +1,44 @@
-//! The reverse map: from a frame to all page-table entries that map it.
+//! The reverse map: finds all page-table entries that map a frame.
 //!
-//! A program's page tables lead from an address to a frame. Reclaim and migration need the reverse. No frame keeps a list of
-//! its entries: that would make a fault write more than the entry and the frame's own line. A frame names two things instead, which the
-//! fault stores into the metadata that it writes anyway:
+//! A program's page tables lead from an address to a frame. Reclaim and migration need the reverse.
+//! A frame has no list of its entries, because a fault would have to write more than the entry and
+//! the frame's own line. Instead, a frame stores two values in its metadata, which the fault writes
+//! anyway:
 //!
-//! - its *anchor* ([`anchor`]): the family of spaces that may map an anonymous page, or the memory object that a page is of;
-//! - its *index*: the page number of the address at which an anonymous page was made, or the page's number in its object.
+//! - its *anchor* ([`anchor`]): the family of spaces that may map an anonymous page, or the memory
+//!   object of a page;
+//! - its *index*: the page number of the address at which an anonymous page was made, or the page's
+//!   number in its object.
 //!
-//! From these follow the addresses at which the frame can be mapped, and a look at the page tables there tells where it is:
+//! These values determine the addresses at which the frame can be mapped. Reading the page tables
+//! there shows whether it is:
 //!
 //! | page | spaces | address in each |
 //! |---|---|---|
-//! | anonymous | the family's: all that came from one space by `fork` | the index; and where `mremap` [has moved](moved) shared pages of that address |
-//! | of an object | those of the VMAs that [map the object](mapping) | the index and the VMA's distance |
+//! | anonymous | the family's: all spaces that came from one space by `fork` | the index; and the addresses to which `mremap` [has moved](moved) shared pages of this address |
+//! | of an object | the spaces of VMAs that [map the object](mapping) | the index plus the VMA's distance |
 //!
-//! No VMA is looked up: an entry that names the frame is a mapping of it, and any other is none. So what the metadata and the lists say is
-//! a hint. A place that was missed, because a fork or an `mremap` is under way, or that is of another page by now, leads to
-//! nothing worse than a count of mappings that is not the frame's count of references; then the caller leaves the frame
-//! as it is.
+//! No VMA is looked up: an entry that names the frame is a mapping of the frame, and no other entry
+//! is. So the metadata and the lists are hints. A place may be missed because of a fork or an
+//! `mremap` in progress, or may contain another page by now. The only consequence is that the
+//! number of mappings found differs from the frame's reference count; then the caller leaves the
+//! frame unchanged.
 //!
-//! # What a walk costs
+//! # The cost of a walk
 //!
-//! A [walk](walk) for an anonymous page ends once it has found as many entries as the frame has references. The space that made the page
-//! comes first, and then the others, the last forked first. So a page that is mapped once costs one look, in however many spaces its family
-//! has, and one that all of them map costs one look for each. (A page that two spaces of a large family share may cost a look
-//! in the others.) Families do not grow with the generations of a fork tree: a space that ends leaves its family, and a family ends with its
-//! last space. For a page of an object a walk looks where each mapping of the object has it.
+//! A [walk](walk) for an anonymous page ends after it has found as many entries as the frame has
+//! references. The space that made the page is searched first, and then the other spaces, the
+//! latest fork first. So a page with one mapping costs one search, for any size of its family, and
+//! a page mapped by all spaces costs one search for each. (A page shared by two spaces of a large
+//! family may cost a search in the others.) Families do not grow with the generations of a fork
+//! tree: a space that ends leaves its family, and a family ends with its last space. For a page of
+//! an object a walk reads the page's entry in each mapping of the object.
 //!
 //! # Locks
 //!
-//! A walk holds a lock for as long as it copies a few places from a list. It looks at tables in a grace section. Spaces that are about to end [wait](walker)
-//! for it. What changes an entry takes the entry alone, and claims nothing.
+//! A walk holds a lock only while it copies a few places from a list. It reads tables in a grace
+//! section. Spaces that are about to end [wait](walker) for the walk. A change of an entry takes
+//! only the entry, and claims no page.
 
 pub(crate) mod anchor;
 mod anon_vma;

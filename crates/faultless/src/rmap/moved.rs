@@ -1,18 +1,20 @@
-//! The places of shared anonymous pages that `mremap` has moved.
+//! The addresses of shared anonymous pages that `mremap` has moved.
 //!
-//! If a page that `mremap` moves has no other mapping, it takes the page number of its new address. A page
-//! that other spaces map too keeps its number, which all of them share. The space that moves such a page
-//! notes the move, and a walk of the reverse map reads the notes.
+//! If a page moved by `mremap` has no other mapping, it gets the page number of its new address. A
+//! page that is also mapped by other spaces keeps its number, which is common to all of them. The
+//! space that moves such a page records the move in a note, and a walk of the reverse map reads the
+//! notes.
 //!
-//! - A note is of a run of pages: their numbers, and the addresses at which they are. It is made from the
-//!   numbers of the pages themselves, so it is independent of former notes.
-//! - An address belongs to at most one note, since one page is there. So there are at most as many notes
-//!   as addresses with shared pages that moved. Neighbouring notes with the same distance merge.
-//! - Two trees lead to the notes: by the numbers of the pages, for walks, and by their addresses. Each
-//!   operation takes logarithmic time for each note that it finds.
-//! - A note is dropped when its address is unmapped, or another page moves there.
-//! - The number of notes is not limited. `mremap` allocates what its notes need before it moves a page, so
-//!   each shared page that moves has its note.
+//! - A note describes a run of pages: their numbers, and their addresses. It is made from the
+//!   numbers of the pages themselves, so it is independent of earlier notes.
+//! - An address belongs to at most one note, since only one page is there. So the number of notes
+//!   is at most the number of addresses of moved shared pages. Neighbouring notes with the same
+//!   distance merge.
+//! - Two trees index the notes: by the numbers of the pages, for walks, and by their addresses.
+//!   Each operation takes logarithmic time for each note found.
+//! - A note is dropped when its address is unmapped, or another page moves to this address.
+//! - The number of notes is not limited. `mremap` allocates the memory for its notes before it
+//!   moves a page, so each moved shared page has its note.
 
 use super::interval_tree::{IntervalTree, Item, Spare};
 use crate::addr::{PAGE_SHIFT, VirtRange};
@@ -23,9 +25,9 @@ use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
 use core::ops::ControlFlow;
 
-/// Notes that a fork copies between two releases of the parent's lock.
+/// The number of notes that a fork copies before it releases the parent's lock temporarily.
 const COPIED: usize = 32;
-/// Pages with the numbers of the addresses `from` are mapped from `to` on.
+/// A run of pages with the numbers of the addresses `from`, mapped at addresses starting at `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
     pub(crate) from: VirtRange,
@@ -33,14 +35,14 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// The note of the page with number `index`, at `addr`.
+    /// Returns the note of the page with number `index`, at `addr`.
     pub(crate) const fn page(index: u64, addr: u64) -> Self {
         Self { from: VirtRange::page(index << PAGE_SHIFT), to: addr }
     }
 
-    /// Adds the page with number `index`, at `addr`, if it continues the run: it is behind the others, at the
-    /// same distance from its number. A note may lead to places between, which have other pages or none.
-    /// Returns whether the page continues the run.
+    /// Adds the page with number `index`, at `addr`, if it continues the run: it follows the other
+    /// pages, at the same distance from its number. A note may cover places between its pages,
+    /// which contain other pages or none. Returns whether the page continues the run.
     pub(crate) fn extend(&mut self, index: u64, addr: u64) -> bool {
         let page = Self::page(index, addr);
         let continues = page.distance() == self.distance() && addr >= self.target().end;
@@ -50,7 +52,7 @@ impl Note {
         continues
     }
 
-    /// How far the pages are from the addresses of their numbers.
+    /// Returns the distance between the pages and the addresses of their numbers.
     const fn distance(self) -> u64 {
         self.to.wrapping_sub(self.from.start)
     }
@@ -59,12 +61,12 @@ impl Note {
         VirtRange::new(self.to, self.to + self.from.len())
     }
 
-    /// Whether the pages are at the addresses of their numbers.
+    /// Returns whether the pages are at the addresses of their numbers.
     const fn is_at_home(self) -> bool {
         self.from.start == self.to
     }
 
-    /// The part whose pages are in `range`.
+    /// Returns the part whose pages are in `range`.
     fn part(self, range: VirtRange) -> Option<Self> {
         let part = self.target().intersect(range);
         let start = self.from.start + part.start.saturating_sub(self.to);
@@ -99,14 +101,14 @@ struct Notes {
 }
 
 impl Notes {
-    /// How many spare nodes it takes to cut `target` out of all notes.
+    /// Returns how many spare nodes cutting `target` out of all notes requires.
     fn needed_to_cut(&self, target: VirtRange) -> usize {
         let first = self.by_target.next(target, None);
         let splits = |item: Item| item.range.start < target.start && item.range.end > target.end;
         if first.is_some_and(splits) { 2 } else { 0 }
     }
 
-    /// Removes all that the notes contain about the addresses in `target`.
+    /// Removes the addresses in `target` from all notes.
     fn cut(&mut self, target: VirtRange, spare: &mut Spare) {
         while let Some(item) = self.by_target.next(target, None) {
             let note = Note::of_target(item);
@@ -121,7 +123,7 @@ impl Notes {
         }
     }
 
-    /// Adds `note`, of addresses of which there is no other, and merges it with its neighbours.
+    /// Adds `note`, whose addresses have no other note, and merges it with its neighbours.
     fn join(&mut self, mut note: Note, spare: &mut Spare) {
         let Note { from, to } = note;
         let end = note.target().end;
@@ -162,13 +164,13 @@ impl Notes {
 pub(crate) struct Reserved(Spare);
 
 impl Reserved {
-    /// For `runs` notes, and for the notes of both ranges that end with the move.
+    /// Reserves memory for `runs` notes, and for the notes of both ranges that are cut by the move.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn try_new(runs: usize) -> Result<Self, OutOfMemory> {
         let mut spare = Spare::default();
-        // A note has two nodes, and where a note is cut in two, another two are needed.
+        // A note has two nodes, and a note that is cut in two needs another two.
         spare.fill(2 * runs + 4)?;
         Ok(Self(spare))
     }
@@ -178,12 +180,13 @@ impl Reserved {
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     notes: SpinLock<Notes, MovedPages>,
-    /// How many notes there are. It is written under the lock.
+    /// The number of notes. Written under the lock.
     count: AtomicU64,
 }
 
 impl Moves {
-    /// Notes the move of shared pages. The caller has claimed their addresses, and `reserved` is for this move.
+    /// Records a move of shared pages. The caller has claimed their addresses, and `reserved`
+    /// belongs to this move.
     pub(crate) fn note(&self, note: Note, reserved: &mut Reserved, wait: &impl Wait) {
         let noted = self.try_note(note, &mut reserved.0, wait);
         debug_assert!(noted.is_ok(), "the notes of a move were not reserved");
@@ -204,13 +207,13 @@ impl Moves {
                     return Ok(());
                 }
             }
-            // Not under the lock: the heap may be slow.
+            // Not under the lock, because the heap may be slow.
             let more = if spare.count() < 2 { 2 } else { 4 };
             spare.fill(more)?;
         }
     }
 
-    /// As [`forget`](Self::forget), of a range of the move that `reserved` is for: no note stays.
+    /// As [`forget`](Self::forget), for a range of the move of `reserved`: drops all notes.
     pub(crate) fn forget_all(&self, target: VirtRange, reserved: &mut Reserved, wait: &impl Wait) {
         if self.count.load(Ordering::Relaxed) != 0 {
             let mut notes = self.notes.lock(wait);
@@ -221,8 +224,8 @@ impl Moves {
         }
     }
 
-    /// Drops all notes about the addresses in `target`, whose pages are gone. If the heap is exhausted, some of
-    /// these notes may stay. A walk finds no page by them.
+    /// Drops all notes about the addresses in `target`, whose pages are gone. If the heap is
+    /// exhausted, some of these notes may stay. A walk finds no page through them.
     #[inline]
     pub(crate) fn forget(&self, target: VirtRange, wait: &impl Wait) {
         if self.count.load(Ordering::Relaxed) != 0 {
@@ -249,10 +252,10 @@ impl Moves {
         }
     }
 
-    /// Copies the notes of a parent, all of whose addresses the caller has claimed.
+    /// Copies the notes of a parent; the caller has claimed all of the parent's addresses.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn copy_from(&self, parent: &Self, wait: &impl Wait) -> Result<(), OutOfMemory> {
         let (mut after, mut spare) = (None, Spare::default());
         while parent.count.load(Ordering::Relaxed) != 0 {
@@ -273,7 +276,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Calls `look` with each other address at which the page with number `index` may be mapped.
+    /// Calls `look` with each further address at which the page with number `index` may be mapped.
     #[inline]
     pub(super) fn each(
         &self,
@@ -306,7 +309,7 @@ impl Moves {
         }
     }
 
-    /// How many notes there are.
+    /// Returns the number of notes.
     #[cfg(test)]
     pub(crate) fn count(&self) -> u64 {
         let notes = self.notes.lock(&crate::sync::wait::Spin);
@@ -346,11 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_part_that_moved_on_are_found_by_their_numbers() {
+    fn pages_moved_twice_are_found_by_their_numbers() {
         let moves = Moves::default();
         add(&moves, note(10, 20, 100));
         assert_eq!(places(&moves, 12), [102]);
-        // Pages 105 to 107 move on.
+        // Pages 105 to 107 move again.
         add(&moves, note(15, 18, 300));
         moves.forget(pages(105, 108), &Spin);
         assert_eq!((places(&moves, 16), moves.count()), (Vec::from([301]), 3));
@@ -358,16 +361,16 @@ mod tests {
         let child = Moves::default();
         child.copy_from(&moves, &Spin).unwrap();
         assert_eq!((places(&child, 16), child.count()), (Vec::from([301]), 3));
-        // They come back.
+        // The pages move back.
         add(&moves, note(15, 18, 105));
         moves.forget(pages(300, 303), &Spin);
         assert_eq!((places(&moves, 16), moves.count()), (Vec::from([106]), 1), "notes merge");
     }
 
-    /// A run goes on behind pages that are not of it. Pages between them have other places, and the notes of
-    /// those come before.
+    /// A run continues after pages that do not belong to it. Pages between them have other places,
+    /// with earlier notes.
     #[test]
-    fn a_run_goes_on_behind_a_gap() {
+    fn a_run_continues_after_a_gap() {
         let at = |index: u64, addr: u64| (index, addr << PAGE_SHIFT);
         let ((index, addr), mut run) = (at(12, 102), note(10, 11, 100));
         assert!(run.extend(index, addr));
@@ -379,7 +382,7 @@ mod tests {
         assert!(home.extend(12, 12 << PAGE_SHIFT) && home.is_at_home());
     }
 
-    /// What is reserved suffices for a run of each page, in a range inside of older notes.
+    /// The reserved nodes suffice for one run for each page, in a range inside of older notes.
     #[test]
     fn reserved_nodes_suffice_for_all_runs_of_a_move() {
         let moves = Moves::default();
@@ -398,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_comes_home_needs_no_note() {
+    fn a_page_moved_back_needs_no_note() {
         let moves = Moves::default();
         for _ in 0..100 {
             add(&moves, note(10, 20, 50));
@@ -411,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_end_with_what_is_unmapped() {
+    fn unmapping_drops_notes() {
         let moves = Moves::default();
         for number in 0..1000 {
             add(&moves, note(10, 12, 100 * number + 100));

@@ -1,8 +1,10 @@
-//! What a CPU has found for a while, as it looks for one page after another.
+//! Cached results of the reverse map, for a CPU that searches one page after another.
 //!
-//! A space and an object are found under the lock of the list that leads to them, and a share of an object writes a line that all who have one write. A CPU that looks for one page after another
-//! finds most of them in the same space, or of the same few objects, as do the others that look at the same time. So it keeps what it has found for one page as long as its
-//! [walk](super::walker) is, that is for some dozens of pages. What begins to map an object meanwhile is not looked at: as all that the reverse map says, this is a hint.
+//! A space and an object are found under the lock of a list, and taking a share of an object writes
+//! a line shared by all its users. A CPU that searches one page after another finds most pages in
+//! the same space, or in the same few objects, as do concurrent CPUs. So the CPU keeps the results
+//! for the duration of its [walk](super::walker), some dozens of pages. Mappings of an object made
+//! in the meantime are not found: like all data of the reverse map, the cache is a hint.
 
 use super::mapping::Place;
 use super::walker::Walk;
@@ -11,12 +13,12 @@ use crate::heap::{Bounded, Shared};
 use crate::space::fixed::Core;
 use crate::sync::wait::Wait;
 
-/// Objects that are remembered.
+/// The number of cached objects.
 const OBJECTS: usize = 4;
-/// Mappings of an object that are remembered. Those that were made before are looked up for each page.
+/// The number of cached mappings of an object. Older mappings are looked up for each page.
 const PLACES: usize = if cfg!(test) { 64 } else { 1 << 16 };
 
-/// What was found in a walk.
+/// The cached results of a walk.
 #[derive(Debug, Default)]
 pub(crate) struct Visits<'w> {
     /// The space that made the last private page.
@@ -27,7 +29,8 @@ pub(crate) struct Visits<'w> {
 }
 
 impl<'w> Visits<'w> {
-    /// The object whose pages name its anchor by `word`: one that was found before, or else what `find` finds, which may take the place of another.
+    /// Returns the object whose pages name its anchor by `word`: a cached one, or else the result
+    /// of `find`, which may replace another.
     #[inline]
     pub(super) fn object(
         &mut self,
@@ -51,21 +54,23 @@ impl<'w> Visits<'w> {
     }
 }
 
-/// A share of an object, and where that is mapped.
+/// A share of an object, and its mappings.
 #[derive(Debug)]
 pub(super) struct Known<'w> {
-    /// How pages name the object.
+    /// The word by which pages name the object.
     word: u64,
     pub(super) object: Shared<Object>,
-    /// Spaces that map it, the last mapping first, once they were looked for.
+    /// The spaces that map the object, the newest mapping first, once they were searched.
     pub(super) places: Option<Bounded<Place<'w>>>,
-    /// Where the others are: in the mappings that were made before the one of this number, if there may be any.
+    /// The remaining mappings are older than the mapping of this number; `None` if there are no
+    /// more.
     pub(super) before: Option<u64>,
 }
 
 impl<'w> Known<'w> {
-    /// Finds the spaces that map the object, but for those of the first mappings where there are very many, or of all if the heap is exhausted. The first call does so for all that
-    /// follow: to find one mapping takes a look at all that were made later.
+    /// Finds the spaces that map the object: only the newest mappings if there are very many, and
+    /// none if the heap is exhausted. The first call serves all later calls, because finding one
+    /// mapping requires a scan of all newer ones.
     #[inline]
     pub(super) fn find(&mut self, walk: &'w Walk<'_>, wait: &impl Wait) {
         if self.places.is_none()

@@ -1,4 +1,4 @@
-//! A walk of the reverse map: finds the entries that map a frame.
+//! Walks of the reverse map: find the entries that map a frame.
 
 use super::visits::{Known, Visits};
 use super::walker::Walk;
@@ -17,25 +17,25 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::ops::ControlFlow;
 
-/// Places that are copied from a list at a time. Most pages have one.
+/// The number of places copied from a list at a time. Most pages have one place.
 pub(super) const BATCH: usize = 8;
 
-/// An entry that mapped the frame when it was looked at.
+/// An entry that mapped the frame when it was read.
 #[derive(Debug)]
 pub(crate) struct Found<'s> {
-    /// The space. It has no owner as long as the walk is.
+    /// The space. It has no owner during the walk.
     pub(crate) space: &'s Core,
-    /// The page's address there.
+    /// The page's address in the space.
     pub(crate) addr: u64,
-    /// The entry: of the last level, or a huge leaf's.
+    /// The entry: of the last level, or of a huge leaf.
     pub(crate) slot: &'s AtomicU64,
-    /// Its value.
+    /// The value of the entry.
     pub(crate) seen: Entry,
-    /// All entries of its table, if it is of the last level.
+    /// All entries of the table, if the entry is of the last level.
     pub(crate) table: Option<&'s [AtomicU64; ENTRIES]>,
 }
 
-/// What a walk looks for.
+/// The target of a walk.
 #[derive(Clone, Copy, Debug)]
 struct Sought {
     frame: FrameNumber,
@@ -45,10 +45,11 @@ struct Sought {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Calls `each` with the entries that map `frame`, to which the caller has a reference, until it breaks off, or `most` have been
-    /// found. Entries that other CPUs hold are left out. What leads to the page stays in `visits`.
+    /// Calls `each` with the entries that map `frame`, to which the caller has a reference, until
+    /// `each` breaks or `most` entries have been found. Skips entries held by other CPUs. The path
+    /// to the page stays in `visits`.
     ///
-    /// Returns the object of the page, if it is one's.
+    /// Returns the object of the page, if any.
     ///
     /// The walk waits for the owners of spaces, so the CPU must hold no entry.
     pub(crate) fn each_mapping<'v, 's>(
@@ -84,8 +85,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// What `look` says of the object that the page in `frame` names, if it names one. Whether the page is the object's is the caller's to check, by the object's
-    /// entry. A share stays in `visits`.
+    /// Returns the result of `look` for the object named by the page in `frame`, if any. The caller
+    /// must check, by the object's entry, that the page belongs to the object. A share stays in
+    /// `visits`.
     pub(crate) fn with_object<R>(
         &self,
         visits: &mut Visits<'_>,
@@ -96,19 +98,21 @@ impl<M: Machine> Cpu<'_, M> {
         self.known_of(visits, word).map(|known| look(&known.object))
     }
 
-    /// The object whose pages name its anchor by `word`.
+    /// Returns the object whose pages name its anchor by `word`.
     #[inline]
     fn known_of<'v, 'w>(&self, visits: &'v mut Visits<'w>, word: u64) -> Option<&'v mut Known<'w>> {
         visits.object(word, || self.vm().anchors.object(word, self))
     }
 
-    /// A share of the object that the page in `frame` names, which is not kept for later pages. Otherwise as [`with_object`](Self::with_object).
+    /// Returns a share of the object named by the page in `frame`, which is not cached for later
+    /// pages. Otherwise as [`with_object`](Self::with_object).
     pub(crate) fn object_of(&self, frame: FrameNumber) -> Option<Shared<Object>> {
         let anchor = self.vm().frames.meta(frame).anchor.load(Ordering::Relaxed);
         self.vm().anchors.object(anchor, self)
     }
 
-    /// An anonymous page, in the space that made it and then in the others of its family.
+    /// Walks to an anonymous page, in the space that made it and then in the other spaces of its
+    /// family.
     fn in_family<'s>(
         &'s self,
         walk: &'s Walk<'_>,
@@ -149,7 +153,7 @@ impl<M: Machine> Cpu<'_, M> {
         space.moves.each(sought.index, self, more)
     }
 
-    /// A page of an object, in the spaces of the VMAs that map the object.
+    /// Walks to a page of an object, in the spaces of the VMAs that map the object.
     fn in_mappings<'s>(
         &'s self,
         walk: &'s Walk<'_>,
@@ -159,7 +163,7 @@ impl<M: Machine> Cpu<'_, M> {
     ) -> ControlFlow<()> {
         let mut look = |(space, distance): &(&'s Core, u64)| {
             let page = sought.index.wrapping_add(*distance);
-            // A VMA may be far from where it would have the page.
+            // The VMA may not include the address that the page would have.
             if page < USER_END >> PAGE_SHIFT {
                 self.at(walk, sought, space, page << PAGE_SHIFT, each)?;
             }
@@ -178,7 +182,7 @@ impl<M: Machine> Cpu<'_, M> {
         ControlFlow::Continue(())
     }
 
-    /// Looks at the entry of the page at `addr`.
+    /// Checks the entry of the page at `addr`.
     fn at<'s>(
         &'s self,
         walk: &'s Walk<'_>,
@@ -188,14 +192,15 @@ impl<M: Machine> Cpu<'_, M> {
         each: &mut impl FnMut(Found<'s>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         if addr >= USER_END {
-            // The index of a frame that is something else by now.
+            // The frame has been reused, and the index has another meaning.
             return ControlFlow::Continue(());
         }
         self.count(Counter::RmapLook);
-        // No other CPU changes the tables as the space's owner while the section is open.
+        // While the section is open, no other CPU changes the tables as the space's owner.
         space.enter(self.id(), self, walk.section());
         let place = node::index(addr, LAST);
-        // SAFETY: a space that was not closed has its tables as long as the walk ([`walker`](super::walker), step 2).
+        // SAFETY: a space that was not closed has its tables for the duration of the walk
+        // ([`walker`](super::walker), step 2).
         let reached = unsafe { descend(self.vm().machine(), space.root, addr) };
         let (slot, seen, part, table) = match reached {
             Reached::Last(slots) => {

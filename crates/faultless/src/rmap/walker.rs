@@ -1,18 +1,25 @@
-//! A CPU that looks into the tables of spaces which it does not run: they do not end meanwhile.
+//! CPUs that read the tables of spaces which they do not run. Such spaces do not end during the
+//! walk.
 //!
-//! To count in each space the CPUs that look into it would write a line of the space twice for each page that is looked for, and all CPUs that look at the same time would write the same line.
-//! So a space does not know. Each CPU has a [number](Stays) that is odd while it walks, and a space that ends waits for all that walk, wherever.
+//! If each space counted the CPUs that read its tables, each search for a page would write a line
+//! of the space twice, and all concurrent CPUs would write the same line. So spaces do not count
+//! walks. Each CPU has a [number](Stays) that is odd while it walks, and a space that ends waits
+//! for all walking CPUs, in any space.
 //!
-//! 1. *Walk.* The CPU makes its number odd, and issues a full fence. Then it finds spaces in the lists that lead to them. Under the lock of the list it looks whether a
-//!    space is [closed](Core::close), and if not, it may use it, and its tables, until it makes the number even.
-//! 2. *End.* The space is closed. Full fence. The CPU that ends it waits for each CPU whose number is odd, until it has another. Then it frees the tables, and
-//!    at last the [`Core`].
+//! 1. *Walk.* The CPU makes its number odd, and issues a full fence. Then it finds spaces through
+//!    their lists. Under the lock of a list it checks whether a space is [closed](Core::close); if
+//!    not, it may use the space and its tables until it makes the number even.
+//! 2. *End.* The space is closed, followed by a full fence. The CPU that ends the space waits for
+//!    each CPU with an odd number, until the number changes. Then it frees the tables, and finally
+//!    the [`Core`].
 //!
-//! Of the two fences one comes first: either the walk finds the space closed, or the end finds the walk. As long as no CPU has walked, an end looks at one flag, which is set
-//! before the first fence.
+//! One of the two fences comes first: either the walk finds the space closed, or the end finds the
+//! walk. Until any CPU has walked, an end reads only one flag, which is set before the first fence.
 //!
-//! A walk is short: of some dozens of pages, whose objects' mappings are found [once](super::visits). It waits for the owners of spaces, for the flushes of what it takes,
-//! and for leaf locks; not for stores, nor for locks of a space. So the end of a space does not wait long, though the CPUs that it waits for look at other spaces.
+//! A walk is short: it covers some dozens of pages, whose objects' mappings are found
+//! [once](super::visits). It waits for the owners of spaces, for the flushes of the pages it takes,
+//! and for leaf locks; not for stores, nor for locks of a space. So the end of a space does not
+//! wait long, even for CPUs that walk other spaces.
 
 use crate::heap::Shared;
 use crate::machine::Machine;
@@ -24,16 +31,16 @@ use crate::sync::percpu::Padded;
 use crate::sync::stays::{Stay, Stays, await_all};
 use crate::vm::Cpu;
 
-/// The walks of a CPU. Spaces that end read it, so it is on a line that the CPU writes for nothing else.
+/// The walks of a CPU. Ending spaces read it, so it has a separate cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Walker(Padded<Stays>);
 
-/// A CPU looks into tables until this is dropped. It does so in a grace section.
+/// A walk: this CPU reads tables, in a grace section, until the drop.
 #[derive(Debug)]
 pub(crate) struct Walk<'c> {
     section: Section<'c>,
     _stay: Stay<'c>,
-    /// Spaces wait for this CPU when they end.
+    /// Ending spaces wait for this CPU.
     _order: Mark<'c>,
 }
 
@@ -42,16 +49,17 @@ impl<'c> Walk<'c> {
         &self.section
     }
 
-    /// The space of `core`, unless it is ending.
+    /// Returns the space of `core`, unless it is ending.
     pub(super) fn space(&self, core: &Shared<Core>) -> Option<&Core> {
         let is_open = !core.is_closed() || lost(Mutant::WalkLooksAtClosed);
-        // SAFETY: a core that is not closed is there until its end has waited for this walk (step 2).
+        // SAFETY: a core that is not closed is alive until its end has waited for this walk (step
+        // 2).
         is_open.then(|| unsafe { Shared::peek_raw(core.as_raw()) })
     }
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Step 1. Not in another walk, nor holding what waits for one.
+    /// Step 1. The caller is in no other walk, and holds no lock that a walk waits for.
     pub(crate) fn walk(&self) -> Walk<'_> {
         order::before::<Reclaim>(self);
         let order = order::hold::<Reclaim>(self);
@@ -59,7 +67,7 @@ impl<M: Machine> Cpu<'_, M> {
         Walk { section: self.section(), _stay: stay, _order: order }
     }
 
-    /// Step 2, but for the closing.
+    /// Step 2, after the space was closed.
     pub(crate) fn await_walks(&self) {
         let walkers = self.vm().cpus.iter().map(|of| &*of.walker.0);
         await_all(&self.vm().walked, walkers, self);
