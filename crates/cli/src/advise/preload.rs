@@ -47,11 +47,13 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Returns the resident bytes of the process.
+    /// Returns the resident bytes of the process, without pages of files: the program's own text becomes resident at
+    /// any time.
     fn resident() -> usize {
         let statm = fs::read_to_string("/proc/self/statm").expect("Linux has it");
-        let pages = statm.split(' ').nth(1).expect("the second number is the resident pages");
-        pages.parse::<usize>().expect("a number") * 4096
+        let pages: Vec<usize> = statm.split(' ').map_while(|field| field.trim().parse().ok()).collect();
+        // The second number is the resident pages, the third the resident pages of files and of shared memory.
+        (pages[1] - pages[2]) * 4096
     }
 
     fn block(bytes: usize) -> Vec<u8> {
