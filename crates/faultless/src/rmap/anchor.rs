@@ -1,9 +1,9 @@
 //! Anchors: the roots of the reverse map, named by frames.
 //!
-//! An anchor is a number. It stands for a family of spaces, or for a memory object, during the
-//! lifetime of the family or object, and later for another one. A frame may briefly outlive the
-//! holder of its anchor, while a CPU has a reference to the frame. So the records of anchors are
-//! never freed, and objects found through them are only hints.
+//! An anchor is a number for a family of spaces, or for a memory object. When the family or object
+//! ends, the number is reused. A frame may briefly outlive the holder of its anchor, while a CPU
+//! has a reference to the frame. So the records of anchors are never freed, and objects found
+//! through them are only hints.
 
 use crate::error::OutOfMemory;
 use crate::file::Object;
@@ -164,8 +164,7 @@ impl Anchors {
         }
     }
 
-    /// Removes a space that is about to end from its family, and ends the family with its last
-    /// space.
+    /// Removes an ending space from its family, and ends the family with its last space.
     pub(crate) fn leave(&self, core: &Shared<Core>, wait: &impl Wait) {
         let anchor = core.kin.anchor;
         let Some(record) = self.record(anchor) else { return };

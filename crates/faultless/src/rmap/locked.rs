@@ -2,7 +2,7 @@
 //!
 //! Each locked VMA has a [`Locked`] in its [mapping](super::mapping), from before its publication
 //! until it is freed. Reclaim arrives through the reverse map, with a space and an address, but
-//! without a VMA. It checks this list after it has taken the page's entries.
+//! without a VMA. So reclaim checks this list after taking the page's entries.
 
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;

@@ -6,7 +6,8 @@
 //! the address at which a page of the object can be.
 //!
 //! A [locked](super::locked) VMA also has a mapping, even without an object: this keeps all data
-//! for reclaim in one place, and other VMAs cost one test at their creation, and one at their end.
+//! for reclaim in one place, and VMAs without a mapping cost one test at their creation, and one at
+//! their end.
 
 use super::locked::Locked;
 use super::walker::Walk;
@@ -47,8 +48,8 @@ unsafe impl Send for List {}
 /// Records that a VMA maps pages of an object, or is locked.
 ///
 /// *Invariant (mappings are listed):* while its [`Listed`] exists, the mapping is in the list of
-/// its object, if it has one, which the VMA keeps alive longer. Its links are accessed under the
-/// list's lock.
+/// its object, if any, which the VMA keeps alive longer. Its links are accessed under the list's
+/// lock.
 pub(crate) struct Mapping {
     /// The list of the object.
     list: Option<NonNull<Mappings>>,
@@ -101,7 +102,7 @@ impl Mapping {
     }
 }
 
-/// A mapping; its drop removes it from its lists.
+/// A mapping, removed from its lists by the drop.
 #[derive(Debug)]
 pub(crate) struct Listed(NonNull<Mapping>);
 

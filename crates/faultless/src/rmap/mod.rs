@@ -1,9 +1,9 @@
 //! The reverse map: finds all page-table entries that map a frame.
 //!
 //! A program's page tables lead from an address to a frame. Reclaim and migration need the reverse.
-//! A frame has no list of its entries, because a fault would have to write more than the entry and
-//! the frame's own line. Instead, a frame stores two values in its metadata, which the fault writes
-//! anyway:
+//! A frame has no list of its entries, because a fault would have to write more lines than the
+//! entry's and the frame's. Instead, a frame stores two values in its metadata, which the fault
+//! writes anyway:
 //!
 //! - its *anchor* ([`anchor`]): the family of spaces that may map an anonymous page, or the memory
 //!   object of a page;
@@ -27,18 +27,18 @@
 //! # The cost of a walk
 //!
 //! A [walk](walk) for an anonymous page ends after it has found as many entries as the frame has
-//! references. The space that made the page is searched first, and then the other spaces, the
+//! references. The page's space of origin is searched first, and then the remaining spaces, the
 //! latest fork first. So a page with one mapping costs one search, for any size of its family, and
 //! a page mapped by all spaces costs one search for each. (A page shared by two spaces of a large
-//! family may cost a search in the others.) Families do not grow with the generations of a fork
-//! tree: a space that ends leaves its family, and a family ends with its last space. For a page of
-//! an object a walk reads the page's entry in each mapping of the object.
+//! family may cost a search in all spaces.) Families do not grow with the generations of a fork
+//! tree: an ending space leaves its family, and a family ends with its last space. For a page of an
+//! object a walk reads the page's entry in each mapping of the object.
 //!
 //! # Locks
 //!
-//! A walk holds a lock only while it copies a few places from a list. It reads tables in a grace
-//! section. Spaces that are about to end [wait](walker) for the walk. A change of an entry takes
-//! only the entry, and claims no page.
+//! A walk holds a lock only to copy a few places from a list, and reads tables in a grace section.
+//! Spaces that are about to end [wait](walker) for the walk. A change of an entry takes only the
+//! entry, and claims no page.
 
 pub(crate) mod anchor;
 mod anon_vma;

@@ -1,20 +1,20 @@
 //! The addresses of shared anonymous pages that `mremap` has moved.
 //!
-//! If a page moved by `mremap` has no other mapping, it gets the page number of its new address. A
-//! page that is also mapped by other spaces keeps its number, which is common to all of them. The
+//! If a page moved by `mremap` has a single mapping, the page gets the page number of its new
+//! address. A page shared between spaces keeps its number, which is common to all of them. The
 //! space that moves such a page records the move in a note, and a walk of the reverse map reads the
 //! notes.
 //!
-//! - A note describes a run of pages: their numbers, and their addresses. It is made from the
-//!   numbers of the pages themselves, so it is independent of earlier notes.
+//! - A note describes a run of pages: their numbers, and their addresses. The note is made from the
+//!   numbers of the pages themselves, independently of earlier notes.
 //! - An address belongs to at most one note, since only one page is there. So the number of notes
 //!   is at most the number of addresses of moved shared pages. Neighbouring notes with the same
 //!   distance merge.
 //! - Two trees index the notes: by the numbers of the pages, for walks, and by their addresses.
 //!   Each operation takes logarithmic time for each note found.
 //! - A note is dropped when its address is unmapped, or another page moves to this address.
-//! - The number of notes is not limited. `mremap` allocates the memory for its notes before it
-//!   moves a page, so each moved shared page has its note.
+//! - The number of notes is not limited. `mremap` allocates the memory for its notes before the
+//!   move, so each moved shared page has its note.
 
 use super::interval_tree::{IntervalTree, Item, Spare};
 use crate::addr::{PAGE_SHIFT, VirtRange};
@@ -40,9 +40,9 @@ impl Note {
         Self { from: VirtRange::page(index << PAGE_SHIFT), to: addr }
     }
 
-    /// Adds the page with number `index`, at `addr`, if it continues the run: it follows the other
-    /// pages, at the same distance from its number. A note may cover places between its pages,
-    /// which contain other pages or none. Returns whether the page continues the run.
+    /// Adds the page with number `index`, at `addr`, if the page continues the run: it follows the
+    /// pages of the run, at the same distance from its number. A note may cover places between its
+    /// pages, with unrelated pages or without pages. Returns whether the page continues the run.
     pub(crate) fn extend(&mut self, index: u64, addr: u64) -> bool {
         let page = Self::page(index, addr);
         let continues = page.distance() == self.distance() && addr >= self.target().end;
@@ -123,7 +123,7 @@ impl Notes {
         }
     }
 
-    /// Adds `note`, whose addresses have no other note, and merges it with its neighbours.
+    /// Adds `note`, whose addresses have no note, and merges adjacent notes.
     fn join(&mut self, mut note: Note, spare: &mut Spare) {
         let Note { from, to } = note;
         let end = note.target().end;
@@ -367,8 +367,8 @@ mod tests {
         assert_eq!((places(&moves, 16), moves.count()), (Vec::from([106]), 1), "notes merge");
     }
 
-    /// A run continues after pages that do not belong to it. Pages between them have other places,
-    /// with earlier notes.
+    /// A run continues after unrelated pages. Pages in the gap have different places, with earlier
+    /// notes.
     #[test]
     fn a_run_continues_after_a_gap() {
         let at = |index: u64, addr: u64| (index, addr << PAGE_SHIFT);

@@ -1,10 +1,10 @@
-//! Cached results of the reverse map, for a CPU that searches one page after another.
+//! Cached results of the reverse map, for a CPU with a sequence of searches.
 //!
 //! A space and an object are found under the lock of a list, and taking a share of an object writes
-//! a line shared by all its users. A CPU that searches one page after another finds most pages in
-//! the same space, or in the same few objects, as do concurrent CPUs. So the CPU keeps the results
-//! for the duration of its [walk](super::walker), some dozens of pages. Mappings of an object made
-//! in the meantime are not found: like all data of the reverse map, the cache is a hint.
+//! a line shared by all its users. A CPU with a sequence of searches finds most pages in the same
+//! space, or in the same few objects, as do concurrent CPUs. So the CPU keeps the results for the
+//! duration of its [walk](super::walker), some dozens of pages. Mappings of an object made in the
+//! meantime are not found: like all data of the reverse map, the cache is a hint.
 
 use super::mapping::Place;
 use super::walker::Walk;
@@ -29,8 +29,8 @@ pub(crate) struct Visits<'w> {
 }
 
 impl<'w> Visits<'w> {
-    /// Returns the object whose pages name its anchor by `word`: a cached one, or else the result
-    /// of `find`, which may replace another.
+    /// Returns the object whose pages name its anchor by `word`: a cached object, or else the
+    /// result of `find`, which may replace a cached object.
     #[inline]
     pub(super) fn object(
         &mut self,
@@ -70,7 +70,7 @@ pub(super) struct Known<'w> {
 impl<'w> Known<'w> {
     /// Finds the spaces that map the object: only the newest mappings if there are very many, and
     /// none if the heap is exhausted. The first call serves all later calls, because finding one
-    /// mapping requires a scan of all newer ones.
+    /// mapping requires a scan of all newer mappings.
     #[inline]
     pub(super) fn find(&mut self, walk: &'w Walk<'_>, wait: &impl Wait) {
         if self.places.is_none()

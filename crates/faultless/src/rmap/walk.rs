@@ -111,7 +111,7 @@ impl<M: Machine> Cpu<'_, M> {
         self.vm().anchors.object(anchor, self)
     }
 
-    /// Walks to an anonymous page, in the space that made it and then in the other spaces of its
+    /// Walks to an anonymous page, in its space of origin and then in the remaining spaces of its
     /// family.
     fn in_family<'s>(
         &'s self,

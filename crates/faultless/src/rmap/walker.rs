@@ -1,4 +1,4 @@
-//! CPUs that read the tables of spaces which they do not run. Such spaces do not end during the
+//! Walks of a CPU through the tables of spaces run elsewhere. Such spaces do not end during the
 //! walk.
 //!
 //! If each space counted the CPUs that read its tables, each search for a page would write a line
@@ -6,20 +6,20 @@
 //! walks. Each CPU has a [number](Stays) that is odd while it walks, and a space that ends waits
 //! for all walking CPUs, in any space.
 //!
-//! 1. *Walk.* The CPU makes its number odd, and issues a full fence. Then it finds spaces through
-//!    their lists. Under the lock of a list it checks whether a space is [closed](Core::close); if
-//!    not, it may use the space and its tables until it makes the number even.
-//! 2. *End.* The space is closed, followed by a full fence. The CPU that ends the space waits for
-//!    each CPU with an odd number, until the number changes. Then it frees the tables, and finally
-//!    the [`Core`].
+//! 1. *Walk.* The CPU makes its number odd, and issues a full fence. Then the CPU finds spaces
+//!    through their lists. Under the lock of a list the CPU checks whether a space is
+//!    [closed](Core::close); if not, the space and its tables may be used until the number is even
+//!    again.
+//! 2. *End.* The space is closed, followed by a full fence. The ending CPU waits for each CPU with
+//!    an odd number, until the number changes. Then it frees the tables, and finally the [`Core`].
 //!
 //! One of the two fences comes first: either the walk finds the space closed, or the end finds the
 //! walk. Until any CPU has walked, an end reads only one flag, which is set before the first fence.
 //!
-//! A walk is short: it covers some dozens of pages, whose objects' mappings are found
-//! [once](super::visits). It waits for the owners of spaces, for the flushes of the pages it takes,
-//! and for leaf locks; not for stores, nor for locks of a space. So the end of a space does not
-//! wait long, even for CPUs that walk other spaces.
+//! A walk is short: some dozens of pages, whose objects' mappings are found [once](super::visits).
+//! A walk waits for the owners of spaces, for the flushes of taken pages, and for leaf locks; not
+//! for stores, nor for locks of a space. So the end of a space does not wait long, even for CPUs
+//! that walk other spaces.
 
 use crate::heap::Shared;
 use crate::machine::Machine;

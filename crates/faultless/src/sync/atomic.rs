@@ -1,10 +1,10 @@
-//! The one place where atomics come from.
+//! The facade for all atomics:
 //!
 //! - normally: `core::sync::atomic`;
-//! - `--cfg loom`: the model checker's, which knows every reordering, for models of one protocol;
-//! - `--cfg shuttle`: core's, wrapped so that a scheduler may run another thread before every access, for
-//!   scenarios of the whole subsystem in sequentially consistent order;
-//! - `--features observe`: core's, wrapped so that every access reports the address it goes to.
+//! - `--cfg loom`: the model checker's atomics, with all reorderings, for models of one protocol;
+//! - `--cfg shuttle`: core's, wrapped so that a scheduler may run another thread before every
+//!   access, for scenarios of the whole subsystem in sequentially consistent order;
+//! - `--features observe`: core's, wrapped so that every access reports its address.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{
@@ -23,7 +23,7 @@ pub use core::sync::atomic::{Ordering, fence};
 
 use super::mutant::{Mutant, lost};
 
-/// Tells the CPU that this is a wait loop; under the model checker, lets another thread run.
+/// Hints to the CPU that this is a wait loop; under the model checker, lets another thread run.
 #[inline(always)]
 pub fn spin_hint() {
     #[cfg(loom)]
@@ -34,11 +34,11 @@ pub fn spin_hint() {
     core::hint::spin_loop();
 }
 
-/// Makes the `SeqCst` read-modify-write just before it a full fence: what was stored before it is
-/// visible to all before anything after it is read.
+/// Makes the `SeqCst` read-modify-write immediately before a full fence: all earlier stores are
+/// visible to all CPUs before any later read.
 ///
-/// Free on x86-64, where the locked instruction has emptied the store buffer already; elsewhere,
-/// and under the model checker, which gives `SeqCst` accesses no order of their own, it is a fence.
+/// Free on x86-64, where the locked instruction has already drained the store buffer. Elsewhere,
+/// and under the model checker, which gives `SeqCst` accesses no additional order, this is a fence.
 #[inline(always)]
 pub fn fence_after_rmw() {
     if lost(Mutant::FaultFence) {
@@ -50,8 +50,8 @@ pub fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// Says that plain data, which was reached through a published pointer, is read here: caches of other CPUs may have to
-/// give it. Only builds with `observe` do anything.
+/// Reports a read of plain data reached through a published pointer: caches of other CPUs may have
+/// to supply the data. Does nothing in builds without `observe`.
 #[inline(always)]
 #[cfg_attr(feature = "observe", track_caller)]
 pub fn reads<T: ?Sized>(data: &T) {
@@ -61,7 +61,8 @@ pub fn reads<T: ?Sized>(data: &T) {
     let _ = data;
 }
 
-/// Loads a value that is on the cache line of what was loaded just before. Builds that count accesses to lines do not count it again.
+/// Loads a value on the same cache line as the previous load. Builds that count accesses to lines
+/// do not count the line again.
 #[inline(always)]
 pub fn load_beside(value: &AtomicU64, order: Ordering) -> u64 {
     #[cfg(all(any(shuttle, feature = "observe"), not(loom)))]
@@ -70,7 +71,8 @@ pub fn load_beside(value: &AtomicU64, order: Ordering) -> u64 {
     value.load(order)
 }
 
-/// Says that memory for `count` values of `T` was allocated at `at`. Only builds with `observe` do anything.
+/// Reports an allocation of memory for `count` values of `T` at `at`. Does nothing in builds
+/// without `observe`.
 #[inline(always)]
 pub fn made<T>(at: *const T, count: usize) {
     #[cfg(all(feature = "observe", not(loom)))]

@@ -1,4 +1,4 @@
-//! Sets of CPUs: a bit for each.
+//! Sets of CPUs: a bit for each CPU.
 
 use super::atomic::{AtomicU64, Ordering};
 use crate::machine::{CpuId, MAX_CPUS};
@@ -6,7 +6,7 @@ use crate::machine::{CpuId, MAX_CPUS};
 /// Words of a set.
 pub const WORDS: usize = MAX_CPUS / 64;
 
-/// A set that many CPUs change at once.
+/// A set that many CPUs change concurrently.
 #[derive(Debug)]
 pub struct Cpus([AtomicU64; WORDS]);
 
@@ -17,13 +17,13 @@ impl Default for Cpus {
 }
 
 impl Cpus {
-    /// The empty set.
+    /// Returns the empty set.
     pub fn new() -> Self {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// Adds a CPU, and returns whether it is new. The caller issues a full fence next if CPUs that look later must see it. Writes nothing
-    /// where it is in the set.
+    /// Adds a CPU, and returns whether it is new. If other CPUs must see the addition, the caller
+    /// issues a full fence next. Does not write if the CPU is already in the set.
     #[inline]
     pub fn insert(&self, cpu: CpuId) -> bool {
         let is_new = !self.contains(cpu);
@@ -33,7 +33,7 @@ impl Cpus {
         is_new
     }
 
-    /// Removes a CPU, after all that it did. Where it is not in the set, nothing is written.
+    /// Removes a CPU, after all its earlier accesses. Does not write if the CPU is not in the set.
     #[inline]
     pub fn remove(&self, cpu: CpuId) {
         if self.contains(cpu) {
@@ -41,13 +41,13 @@ impl Cpus {
         }
     }
 
-    /// Whether the CPU is in the set.
+    /// Returns whether the CPU is in the set.
     #[inline]
     pub fn contains(&self, cpu: CpuId) -> bool {
         self.0[cpu.index() / 64].load(Ordering::Acquire) & bit(cpu) != 0
     }
 
-    /// Whether any CPU but `cpu` is in the set, of a machine with `cpus` CPUs.
+    /// Returns whether any CPU except `cpu` is in the set, of a machine with `cpus` CPUs.
     #[inline]
     pub fn any_but(&self, cpu: CpuId, cpus: usize) -> bool {
         self.0[..cpus.div_ceil(64)].iter().enumerate().any(|(word, bits)| {
@@ -56,24 +56,25 @@ impl Cpus {
         })
     }
 
-    /// The CPUs in the set, ascending, of a machine with `cpus` CPUs; each word is read once.
+    /// Iterates over the CPUs in the set, ascending, of a machine with `cpus` CPUs; each word is
+    /// read once.
     #[inline]
     pub fn iter(&self, cpus: usize) -> impl Iterator<Item = CpuId> {
         members(self.0[..cpus.div_ceil(64)].iter().map(|bits| bits.load(Ordering::Acquire)))
     }
 }
 
-/// A set of one CPU's own.
+/// A set that belongs to one CPU.
 #[derive(Debug, Default)]
 pub struct OwnCpus([u64; WORDS]);
 
 impl OwnCpus {
-    /// The bits, by words of 64 CPUs.
+    /// Returns the bits, by words of 64 CPUs.
     pub fn words(&self) -> &[u64; WORDS] {
         &self.0
     }
 
-    /// Leaves those of which `keep` says so, ascending.
+    /// Keeps the CPUs for which `keep` returns true; calls it in ascending order.
     pub fn retain(&mut self, mut keep: impl FnMut(CpuId) -> bool) {
         for (word, bits) in self.0.iter_mut().enumerate() {
             for cpu in members_of_word(word, *bits) {
@@ -93,19 +94,19 @@ impl Extend<CpuId> for OwnCpus {
     }
 }
 
-/// The bit of a CPU in its word.
+/// Returns the bit of a CPU in its word.
 #[inline(always)]
 const fn bit(cpu: CpuId) -> u64 {
     1 << (cpu.index() % 64)
 }
 
-/// The CPUs of a set with these words, ascending.
+/// Iterates over the CPUs of a set with these words, ascending.
 #[inline(always)]
 pub fn members(words: impl Iterator<Item = u64>) -> impl Iterator<Item = CpuId> {
     words.enumerate().flat_map(|(word, bits)| members_of_word(word, bits))
 }
 
-/// The CPUs that the bits of a word stand for, ascending.
+/// Iterates over the CPUs of a word, ascending.
 #[inline(always)]
 fn members_of_word(word: usize, mut bits: u64) -> impl Iterator<Item = CpuId> {
     core::iter::from_fn(move || {
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_retained_is_gone() {
+    fn retain_removes_rejected_cpus() {
         let mut own = OwnCpus::default();
         own.extend([700, 3, 64, 63].map(CpuId));
         own.retain(|cpu| cpu.0 % 2 == 0);

@@ -1,40 +1,43 @@
 //! Grace periods (RCU): an unlinked object is freed when no CPU can still be reading it.
 //!
-//! Readers run in *sections*, and take neither lock nor reference count. The CPU that unlinks an object
-//! *retires* it; the object is *due* once every section that was open when it was retired has ended.
+//! Readers run in *sections*, without locks or reference counts. The CPU that unlinks an object
+//! *retires* it; the object is *due* after the end of every section that was open at the time.
 //! Protocol:
 //!
-//! - there is one *epoch*, which only grows;
-//! - each CPU has a *mark*, on a line of its own: zero outside sections, else the epoch it read when
-//!   it entered. Entering is: read the epoch, swap it into the mark, full fence (the swap is it);
-//! - retiring is: (unlinked already,) full fence, read the epoch, put the object into this CPU's bag
-//!   of that epoch;
-//! - advancing the epoch from `e` to `e + 1` is: read `e`, full fence, read every mark; if each is
-//!   zero or says `e`, compare-and-swap;
-//! - an object retired in epoch `e` is due when the epoch is `e + 2`.
+//! - There is one *epoch*, which only grows.
+//! - Each CPU has a *mark*, on its own cache line: zero outside sections, otherwise the epoch read
+//!   at entry. To enter, a CPU reads the epoch and swaps it into the mark, which is a full fence.
+//! - To retire an unlinked object, a CPU issues a full fence, reads the epoch, and puts the object
+//!   into its bag of this epoch.
+//! - To advance the epoch from `e` to `e + 1`, a CPU reads `e`, issues a full fence, and reads
+//!   every mark; if each is zero or `e`, it advances the epoch by compare-and-swap.
+//! - An object retired in epoch `e` is due when the epoch is `e + 2`.
 //!
-//! *Why two.* Let a section `S` with mark `s` still read an object that was retired in epoch `e`. It
-//! did not see the unlinking, so its fence came before the retirer's, and `s <= e`. Take the advance
-//! from `e + 1` to `e + 2`. Its fence comes after one read of `e + 1`; were it before `S`'s fence, it
-//! would be before the retirer's too, which then would have read at least `e + 1`. So it comes after
-//! `S`'s, the advance reads `S`'s mark, and `s` is not `e + 1`: the epoch stays until `S` has left. One
-//! epoch's distance would not be enough: the advance from `e` to `e + 1` does not wait for a section marked `e`.
+//! *Two epochs are necessary and sufficient.* Let a section `S` with mark `s` still read an object
+//! that was retired in epoch `e`. It did not see the unlinking, so its fence came before the
+//! retirer's, and `s <= e`. Consider the advance from `e + 1` to `e + 2`. Its fence comes
+//! after a read of `e + 1`. If this fence came before `S`'s fence, it would also come before the
+//! retirer's fence, and the retirer would have read at least `e + 1`, a contradiction. So the
+//! fence comes after `S`'s fence, and the advance reads `S`'s mark. Since `s` is not `e + 1`, the
+//! epoch does not advance until `S` has left. A distance of one epoch would not be enough: the
+//! advance from `e` to `e + 1` does not wait for a section marked `e`.
 //!
-//! *Why few bags.* An object that is not due was retired in the present epoch or the one before.
-//! So two bags, taken in turn, hold all of them; when a bag is needed for a newer epoch, what is in
-//! it is due, and joins the list of the due.
+//! *Two bags suffice.* An object that is not due was retired in the current epoch or the previous
+//! one. So two alternating bags hold all such objects; when a bag is needed for a newer epoch, its
+//! contents are due, and are moved to the list of due objects.
 //!
-//! Memory order: marks are stored with Release and read with Acquire, and the epoch is
-//! advanced with Release and read with Acquire before anything is freed, so all that a section
-//! did happens before the free.
+//! Memory order: marks are stored with Release and read with Acquire, and the epoch is advanced
+//! with Release and read with Acquire before objects are freed. So all accesses in a section happen
+//! before the free.
 //!
-//! A CPU outside sections delays no grace period, however long it idles. Readers never collect: writers do.
+//! A CPU outside sections delays no grace period, for any idle time. Readers never collect; only
+//! writers do.
 //!
-//! *Who collects.* Ordinarily each CPU collects what it retired itself. Its bags have a lock of
-//! their own, which is uncontended then. A CPU that runs out of memory collects what all CPUs retired
-//! ([`Grace::collect_from`]), so an idle CPU withholds no memory from the others. The argument above does not
-//! depend on which CPU collects, or on when an object gets into its bag: the epoch that it was retired in was
-//! read after it was unlinked.
+//! *Collection.* Normally each CPU collects the objects it retired. Its bags have their own lock,
+//! which is then uncontended. A CPU that runs out of memory collects the retired objects of all
+//! CPUs ([`Grace::collect_from`]), so an idle CPU withholds no memory. The proof above does not
+//! depend on the collecting CPU, or on the time at which an object is put into its bag: the epoch
+//! of its retirement was read after the unlinking.
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
 use super::mutant::{Mutant, lost};
@@ -49,12 +52,12 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// A mark is the epoch, shifted by this, and the number of sections this CPU is in.
+/// The position of the epoch in a mark, above the number of sections of this CPU.
 const NEST_BITS: u32 = 8;
 /// The part of a mark that counts sections.
 const NEST: u64 = (1 << NEST_BITS) - 1;
 
-/// The link by which a retired object waits: part of the object, so that retiring allocates nothing.
+/// The link of a retired object: part of the object, so that retiring allocates no memory.
 #[derive(Debug)]
 #[repr(C)]
 pub struct RetireLink {
@@ -62,27 +65,29 @@ pub struct RetireLink {
     kind: u8,
 }
 
-// SAFETY: `next` is used only by the holder of the chain that the object is in, and `Grace::retire`'s
-// caller promises that it is in one chain only; before that it is not used.
+// SAFETY: `next` is used only by the holder of the chain that contains the object, and
+// `Grace::retire`'s caller promises that the object is in one chain only; before that it is not
+// used.
 unsafe impl Sync for RetireLink {}
-// SAFETY: as above; the link owns nothing.
+// SAFETY: as above; the link owns no data.
 unsafe impl Send for RetireLink {}
 
 impl RetireLink {
-    /// A link of an object that is not retired. `kind` tells the caller later what to free.
+    /// Returns a link for an object that is not retired. `kind` tells the collecting code later how
+    /// to free the object.
     pub const fn new(kind: u8) -> Self {
         Self { next: Cell::new(None), kind }
     }
 
-    /// What the object is, as given.
+    /// Returns the kind of the object, as given.
     #[inline]
     pub const fn kind(&self) -> u8 {
         self.kind
     }
 }
 
-/// Objects linked through their [`RetireLink`]s, the latest first. Each is in one chain at most, so
-/// chains are joined by their ends.
+/// Objects linked through their [`RetireLink`]s, the latest first. Each object is in at most one
+/// chain, so chains are joined by their ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RetireChain {
     ends: Option<(NonNull<RetireLink>, NonNull<RetireLink>)>,
@@ -93,28 +98,28 @@ impl RetireChain {
     /// Adds an object.
     ///
     /// # Safety
-    /// It and the objects in the chain are alive as long as the chain is used, and nothing else touches
-    /// their links.
+    /// The object and the objects in the chain are alive while the chain is used, and no other code
+    /// accesses their links.
     #[inline]
     pub unsafe fn push(&mut self, object: NonNull<RetireLink>) {
-        // SAFETY: alive and ours, by the caller's promise.
+        // SAFETY: alive and owned by the chain, by the caller's promise.
         unsafe { object.as_ref() }.next.set(self.ends.map(|(first, _)| first));
         self.ends = Some((object, self.ends.map_or(object, |(_, last)| last)));
         self.len += 1;
     }
 
-    /// Whether there is none.
+    /// Returns whether the chain is empty.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds an object behind all others.
+    /// Adds an object at the end.
     ///
     /// # Safety
     /// As [`push`](Self::push).
     pub(crate) unsafe fn append(&mut self, object: NonNull<RetireLink>) {
-        // SAFETY: alive and ours, by the caller's promise.
+        // SAFETY: alive and owned by the chain, by the caller's promise.
         unsafe { object.as_ref() }.next.set(None);
         let first = self.ends.map_or(object, |(first, last)| {
             // SAFETY: as above.
@@ -125,44 +130,44 @@ impl RetireChain {
         self.len += 1;
     }
 
-    /// The objects, the first one first.
+    /// Iterates over the objects, beginning with the first.
     ///
     /// # Safety
-    /// As [`push`](Self::push), as long as the iterator is used.
+    /// As [`push`](Self::push), while the iterator is used.
     pub(crate) unsafe fn iter(&self) -> impl Iterator<Item = NonNull<RetireLink>> + use<> {
         let (mut next, mut left) = (self.ends.map(|(first, _)| first), self.len);
         core::iter::from_fn(move || {
             left = left.checked_sub(1)?;
             let object = next?;
-            // SAFETY: alive and ours, by the caller's promise.
+            // SAFETY: alive and owned by the chain, by the caller's promise.
             next = unsafe { object.as_ref() }.next.get();
             Some(object)
         })
     }
 
-    /// Adds all of `other`.
+    /// Adds all objects of `other`.
     ///
     /// # Safety
-    /// As [`push`](Self::push), of the objects in both.
+    /// As [`push`](Self::push), for the objects in both chains.
     #[inline]
     pub unsafe fn prepend(&mut self, other: Self) {
         let Some((first, last)) = other.ends else { return };
         let ends = self.ends.map_or((first, last), |(next, end)| {
-            // SAFETY: alive and ours, by the caller's promise.
+            // SAFETY: alive and owned by the chain, by the caller's promise.
             unsafe { last.as_ref() }.next.set(Some(next));
             (first, end)
         });
         *self = Self { ends: Some(ends), len: self.len + other.len };
     }
 
-    /// Takes the first object out.
+    /// Removes and returns the first object.
     ///
     /// # Safety
-    /// As [`push`](Self::push), of the objects in the chain.
+    /// As [`push`](Self::push), for the objects in the chain.
     pub(crate) unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
         let (first, end) = self.ends?;
         self.len -= 1;
-        // SAFETY: alive and ours, by the caller's promise.
+        // SAFETY: alive and owned by the chain, by the caller's promise.
         let next = unsafe { first.as_ref() }.next.get();
         self.ends = next.filter(|_| self.len != 0).map(|next| (next, end));
         Some(first)
@@ -171,11 +176,11 @@ impl RetireChain {
 
 /// The retired objects of one CPU.
 ///
-/// *Invariant (retired is ours):* every object in a chain was given to [`Grace::retire`] on this CPU
-/// and has not been given out since, so it is alive and nothing else touches its link.
+/// *Invariant (retired is ours):* every object in a chain was passed to [`Grace::retire`] on this
+/// CPU and has not been returned since, so it is alive and no other code accesses its link.
 #[derive(Default)]
 struct Bags {
-    /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
+    /// The objects retired in the latest even and the latest odd epoch, with these epochs.
     recent: [(u64, RetireChain); 2],
     due: RetireChain,
 }
@@ -187,16 +192,15 @@ impl Bags {
     fn put(&mut self, epoch: u64, more: RetireChain) {
         let (retired, chain) = &mut self.recent[(epoch & 1) as usize];
         if *retired != epoch {
-            // Two epochs old at least.
-            // SAFETY: retired is ours.
+            // At least two epochs old. SAFETY: retired is ours.
             unsafe { self.due.prepend(core::mem::take(chain)) };
             *retired = epoch;
         }
-        // SAFETY: retired is ours, the new ones from now on.
+        // SAFETY: retired is ours, including the new objects from now on.
         unsafe { chain.prepend(more) };
     }
 
-    /// Moves to the due what was retired two epochs before `epoch`, or earlier.
+    /// Moves objects that were retired at least two epochs before `epoch` to the due objects.
     fn ripen(&mut self, epoch: u64) {
         for (retired, chain) in &mut self.recent {
             let needed = if lost(Mutant::SecondEpoch) { 1 } else { 2 };
@@ -211,7 +215,7 @@ impl Bags {
 /// One CPU's bags.
 #[derive(Default)]
 struct Retired {
-    /// How many objects are in them; written under the lock.
+    /// The number of objects in the bags; written under the lock.
     len: AtomicU64,
     bags: SpinLock<Bags, RetiredObjects>,
 }
@@ -221,8 +225,8 @@ impl Retired {
         self.len.load(Ordering::Relaxed) as usize
     }
 
-    /// Does something with the bags, and counts the objects that `with` says were added or, if
-    /// negative, taken.
+    /// Calls `with` on the bags, and adds the number that it returns (negative for removed objects)
+    /// to the count.
     fn change<R>(&self, local: &Local, with: impl FnOnce(&mut Bags) -> (isize, R)) -> R {
         let wait = Briefly(local);
         let mut bags = self.bags.lock(&wait);
@@ -232,7 +236,7 @@ impl Retired {
         result
     }
 
-    /// Takes what is due in `epoch`.
+    /// Takes the objects that are due in `epoch`.
     fn take_due(&self, local: &Local, epoch: u64) -> RetireChain {
         if self.len() == 0 {
             return RetireChain::default();
@@ -245,7 +249,7 @@ impl Retired {
     }
 }
 
-/// Waits for a lock that is held for a few instructions, and serves no flush requests meanwhile.
+/// Waits for a lock that is held for a few instructions, without serving flush requests.
 struct Briefly<'a>(&'a Local);
 
 impl Wait for Briefly<'_> {
@@ -266,10 +270,10 @@ pub struct Grace {
 }
 
 impl Grace {
-    /// Grace periods among `cpus` CPUs, none of them in a section.
+    /// Returns grace periods for `cpus` CPUs, none of them in a section.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
         Ok(Self {
             epoch: Padded(AtomicU64::new(0)),
@@ -278,13 +282,14 @@ impl Grace {
         })
     }
 
-    /// Opens a section: what is linked now or later stays alive until the section ends.
+    /// Opens a section: objects that are linked now or later stay alive until the section ends.
     ///
-    /// Writes this CPU's mark and nothing else, and is a full fence, but inside another section. Sections nest, up to
-    /// 255 deep.
+    /// Writes only this CPU's mark, and is a full fence, except inside another section. Sections
+    /// nest, up to 255 deep.
     ///
     /// # Panics
-    /// When they nest deeper: the count would run into the epoch, and the sections would protect nothing.
+    /// If sections nest deeper: the count would overflow into the epoch, and the sections would not
+    /// protect any objects.
     #[inline(always)]
     pub fn enter<'a>(&'a self, local: &'a Local) -> Section<'a> {
         let mark = self.marks.get(local);
@@ -298,34 +303,35 @@ impl Grace {
             }
         } else {
             assert!(now & NEST < NEST, "grace sections nest at most 255 deep on a CPU");
-            // Release, so that a look at this value still sees the sections before.
+            // Release, so that a reader of this value still synchronises with the earlier sections.
             mark.store(now + 1, Ordering::Release);
         }
         Section { mark, on: PhantomData, noted: local.order().hold::<GraceSection>() }
     }
 
-    /// The epoch of `section`, if it is the present one. What was reachable in an earlier section of the
-    /// same CPU with the same answer is alive in this one, too, even if it was unlinked since.
+    /// Returns the epoch of `section`, if it is the current epoch. Objects that were reachable in
+    /// an earlier section of the same CPU with the same result are alive in this one, too, even if
+    /// unlinked since.
     ///
-    /// Why: it was retired in that epoch or later, so it is given out two epochs later at the
-    /// earliest. This epoch was the present one after the section was opened, and the section keeps
-    /// it from advancing by more than one.
+    /// Proof: such an object was retired in this epoch or later, so it is returned at least two
+    /// epochs later. This epoch was current after the section was opened, and the section prevents
+    /// an advance by more than one.
     #[inline(always)]
     pub fn steady_epoch(&self, section: &Section<'_>) -> Option<u64> {
         let marked = section.mark.load(Ordering::Relaxed) >> NEST_BITS;
         (self.epoch.0.load(Ordering::Acquire) == marked).then_some(marked)
     }
 
-    /// Puts unlinked objects aside until their grace period is over; then [`Self::collect`] on this CPU,
-    /// or [`Self::collect_from`] on another, gives them out.
+    /// Keeps unlinked objects until the end of their grace period; then [`Self::collect`] on this
+    /// CPU, or [`Self::collect_from`] on another, returns them.
     ///
     /// # Safety
-    /// - The objects are alive until they are given out, and unlinked: no section that is opened from
-    ///   now on finds them.
-    /// - They are not retired already, and nothing else touches their links.
+    /// - The objects are alive until they are returned, and unlinked: no section that is opened
+    ///   from now on finds them.
+    /// - The objects are not retired already, and no other code accesses their links.
     #[inline]
     pub unsafe fn retire_all(&self, local: &Local, objects: RetireChain) {
-        // After the unlinking, before the epoch is read: see the top.
+        // After the unlinking, before the read of the epoch: see the module.
         if !lost(Mutant::RetireFence) {
             fence(Ordering::SeqCst);
         }
@@ -339,7 +345,7 @@ impl Grace {
     /// [`retire_all`](Self::retire_all) of one object.
     ///
     /// # Safety
-    /// As there.
+    /// As [`retire_all`](Self::retire_all).
     #[cfg(any(test, loom, shuttle))]
     pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
         let mut one = RetireChain::default();
@@ -350,11 +356,11 @@ impl Grace {
         }
     }
 
-    /// Gives out what is due of what this CPU retired. If nothing is, it advances the epoch if that can be, and looks again. What is
-    /// not taken from the iterator stays due.
+    /// Returns the due objects among those retired by this CPU. If there are none, tries to advance
+    /// the epoch, and checks again. Objects not taken from the iterator stay due.
     ///
-    /// So while CPUs retire side by side, the one that is first to need it looks at the marks of all, and what the others retired becomes
-    /// due, too.
+    /// So while several CPUs retire objects, the first CPU that needs an advance reads the marks of
+    /// all CPUs, and objects of the other CPUs become due, too.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
         let own = self.retired.get(local);
         let due = self.due_of(local, own);
@@ -366,8 +372,8 @@ impl Grace {
         self.due_of(local, own)
     }
 
-    /// Gives out what is due of what CPU `of` retired, to whichever CPU asks for it. What is not taken from
-    /// the iterator stays due.
+    /// Returns the due objects among those retired by CPU `of`, on any CPU. Objects not taken from
+    /// the iterator stay due.
     pub fn collect_from<'a>(&'a self, local: &'a Local, of: CpuId) -> Due<'a> {
         self.due_of(local, self.retired.remote(of))
     }
@@ -377,44 +383,46 @@ impl Grace {
         Due { local, retired, due }
     }
 
-    /// Whether CPU `cpu` is in a section. If it is not, all that it did in sections before is seen from here on.
+    /// Returns whether CPU `cpu` is in a section. If not, all its accesses in earlier sections
+    /// happen before the return.
     #[inline]
     pub(crate) fn is_inside(&self, cpu: CpuId) -> bool {
         self.marks.remote(cpu).load(Ordering::Acquire) & NEST != 0
     }
 
-    /// Whether any CPU is in a section, as [`is_inside`](Self::is_inside) says it of one.
+    /// Returns whether any CPU is in a section, with the ordering of
+    /// [`is_inside`](Self::is_inside).
     pub(super) fn is_any_inside(&self) -> bool {
         self.marks.iter().any(|mark| mark.load(Ordering::Acquire) & NEST != 0)
     }
 
-    /// How many objects this CPU has retired that have not been given out.
+    /// Returns how many objects this CPU has retired that have not been returned.
     #[inline]
     pub fn pending(&self, local: &Local) -> usize {
         self.retired.get(local).len()
     }
 
-    /// How many objects any CPU has retired that have not been given out. May be out of date a moment
-    /// later.
+    /// Returns how many objects all CPUs have retired that have not been returned. Possibly out of
+    /// date immediately.
     pub fn pending_anywhere(&self) -> usize {
         self.retired.iter().map(Retired::len).sum()
     }
 
-    /// Waits, as `wait` does, until every section that is open now has ended. Not to be called in a
-    /// section, which would wait for itself, nor under a lock.
+    /// Waits, as `wait` does, until every section that is open now has ended. Must not be called in
+    /// a section, which would wait for itself, nor under a lock.
     ///
     /// # Panics
-    /// In a section; in builds with debug assertions, under a lock too.
+    /// In a section; in builds with debug assertions, also under a lock.
     pub fn synchronize<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         local.order().before::<GracePeriod>();
         self.await_sections(local, wait);
     }
 
     /// [`synchronize`](Self::synchronize) by a CPU that holds the locks of a space exclusively, and
-    /// nothing else: no CPU waits for these in a section, so sections end all the same.
+    /// no other locks. No CPU waits for these locks in a section, so sections still end.
     ///
     /// # Panics
-    /// In a section; in builds with debug assertions, under another lock too.
+    /// In a section; in builds with debug assertions, also under another lock.
     pub fn synchronize_locked<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         local.order().before::<GraceSection>();
         self.await_sections(local, wait);
@@ -425,7 +433,7 @@ impl Grace {
             self.marks.get(local).load(Ordering::Relaxed) & NEST == 0,
             "a CPU in a grace section would wait for the end of its own section"
         );
-        // As if something were retired now.
+        // The same steps as for an object retired now.
         fence(Ordering::SeqCst);
         let now = self.epoch.0.load(Ordering::Acquire);
         until(wait, || {
@@ -434,7 +442,7 @@ impl Grace {
         });
     }
 
-    /// Gives out everything that any CPU has retired: with `&mut self` there are no sections.
+    /// Returns all retired objects of all CPUs: with `&mut self` there are no sections.
     #[cfg(any(test, loom, shuttle))]
     pub fn drain(&mut self) -> impl Iterator<Item = NonNull<RetireLink>> {
         self.retired.iter_mut().flat_map(|retired| {
@@ -450,7 +458,7 @@ impl Grace {
         })
     }
 
-    /// Makes the epoch one more, unless a section of an older epoch is open.
+    /// Advances the epoch by one, unless a section of an older epoch is open.
     fn try_advance(&self) {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
         if !lost(Mutant::AdvanceFence) {
@@ -460,7 +468,7 @@ impl Grace {
             mark & NEST != 0 && mark >> NEST_BITS != epoch && !lost(Mutant::LookAtMarks)
         };
         if !self.marks.iter().any(|mark| old(mark.load(Ordering::Acquire))) {
-            // Lost: another CPU has advanced it from the same epoch.
+            // A failed swap means that another CPU has advanced the same epoch.
             let _ = self.epoch.0.compare_exchange(
                 epoch,
                 epoch + 1,
@@ -477,7 +485,7 @@ impl fmt::Debug for Grace {
     }
 }
 
-/// An open section; dropping it ends it. It cannot leave its CPU.
+/// An open section; the drop ends it. It cannot leave its CPU.
 #[derive(Debug)]
 #[must_use = "the section ends when this is dropped"]
 pub struct Section<'a> {
@@ -494,17 +502,17 @@ impl Drop for Section<'_> {
             return;
         }
         let now = self.mark.load(Ordering::Relaxed);
-        // The epoch may stay in the mark: without a section it says nothing.
+        // The epoch may stay in the mark: without a section it is ignored.
         self.mark.store(now - 1, Ordering::Release);
     }
 }
 
-/// Gives out the objects whose grace period is over, one by one; each is then the caller's.
+/// Iterates over objects whose grace period is over; each returned object belongs to the caller.
 pub struct Due<'a> {
     local: &'a Local,
-    /// Where they came from.
+    /// The bags of the objects.
     retired: &'a Retired,
-    /// Out of the bags: freeing one object may retire another.
+    /// Outside of the bags, because freeing one object may retire another.
     due: RetireChain,
 }
 
@@ -512,7 +520,7 @@ impl Iterator for Due<'_> {
     type Item = NonNull<RetireLink>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: taken from the bags, so ours alone.
+        // SAFETY: taken from the bags, so only this value has them.
         unsafe { self.due.pop() }
     }
 }
@@ -522,7 +530,7 @@ impl Drop for Due<'_> {
         let left = core::mem::take(&mut self.due);
         if !left.is_empty() {
             self.retired.change(self.local, |bags| {
-                // SAFETY: as in `next`; the bags', from now on.
+                // SAFETY: as in `next`; the objects belong to the bags from now on.
                 unsafe { bags.due.prepend(left) };
                 (left.len as isize, ())
             });

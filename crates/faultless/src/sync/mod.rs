@@ -1,8 +1,8 @@
-//! Synchronisation: everything that CPUs use to agree, and nothing that knows of memory management.
+//! Synchronisation primitives, independent of memory management.
 //!
-//! All shared state of the subsystem goes through [`atomic`], so that one facade serves the real
-//! thing, the model checkers (`--cfg loom`, `--cfg shuttle`) and machines that count the cache lines being written
-//! (`--features observe`).
+//! All shared state of the subsystem goes through [`atomic`], so that one facade serves normal
+//! builds, the model checkers (`--cfg loom`, `--cfg shuttle`) and machines that count written
+//! cache lines (`--features observe`).
 
 pub mod atomic;
 pub mod cpus;

@@ -1,55 +1,63 @@
-//! Lines that a check takes out, to see that it notices.
+//! Mutation points: protocol steps that a test removes to prove that a check detects the loss.
 //!
-//! A model that cannot fail proves nothing. So each line on which a protocol rests can be left out, one
-//! at a time, in the builds that check protocols (`--cfg loom`, `--cfg shuttle`): `with` runs a check
-//! on the real code less that line, and the check must fail. In every other build [`lost`] is `false` to
-//! the compiler, and nothing is left of it.
+//! A model that cannot fail proves nothing. So each step required by a protocol can be removed, one
+//! at a time, in the builds that check protocols (`--cfg loom`, `--cfg shuttle`): `with` runs a
+//! check on the real code without this step, and the check must fail. In all other builds [`lost`]
+//! is the constant `false`, and the compiler removes the code.
 
-/// A line that a protocol rests on. Each is named by what it does; the comment says what goes wrong
-/// without it.
+/// A protocol step. The comments describe the step, and the failure without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(clippy::exhaustive_enums, reason = "checks go over all of them")]
 pub enum Mutant {
-    /// The writer's fence between the odd sequences and the entries. A fault that it did not wait for
-    /// may still see the sequence as it was.
+    /// The writer's fence between the odd sequences and its reads of the entries. Otherwise a fault
+    /// for which the writer did not wait may still see the old sequence.
     WriterFence = 1,
-    /// The fault's barrier between its swap of the entry and its second look at the sequence.
+    /// The fault's barrier between its swap of the entry and its second read of the sequence.
     FaultFence,
-    /// The fault's second look at the sequence. It installs an answer that is out of date.
+    /// The fault's second read of the sequence. Otherwise the fault installs an outdated page.
     SecondLook,
-    /// The writer's wait for an entry that is held. It overwrites it, and the fault then overwrites
-    /// that.
+    /// The writer's wait for a held entry. Otherwise the writer overwrites the entry, and the fault
+    /// then overwrites the writer's value.
     SettleWaits,
-    /// A fault that maps a folio looks at all of its pages once it has the entry. A page that was cut off stays mapped.
+    /// The second read of all pages by a fault that maps a folio, after taking the entry. Otherwise
+    /// a page that was cut off stays mapped.
     LeafLooksAgain,
-    /// A page that could not be read is noted. Who needs one behind it reads both again, and for ever.
+    /// The record of a page that could not be read. Otherwise a fault on a later page reads both
+    /// pages again, indefinitely.
     FailedIsNoted,
-    /// A collapse looks for copies once the VMA is stopped. What a program stored to one is lost.
+    /// The search of a collapse for private copies after stopping the VMA. Otherwise stores to a
+    /// copy are lost.
     CollapseLooksAgain,
-    /// A fault whose window cannot take its page is served without one. It looks again and again at permissions that mprotect has not reached yet, and
-    /// which it never does, if it waits for a CPU that waits for this one.
+    /// The retry without a window if the window could not take the fault's own page. Otherwise the
+    /// fault repeatedly reads permissions that mprotect has not reached yet, and never reaches if
+    /// it waits for a CPU that waits for this one.
     RetriesAlone,
-    /// mincore looks at an entry once no CPU holds it. A page is missing while it is copied.
+    /// mincore's wait until no CPU holds an entry. Otherwise a page is reported missing while it is
+    /// being copied.
     LookSettles,
-    /// A fault below a stack that was unmapped is told so once that is flushed. The program then uses the stack.
+    /// The wait for the flush of an unmapped stack before a fault below it reports an error.
+    /// Otherwise the program still uses the stack afterwards.
     StackIsFlushed,
-    /// What hardware set in a pinned entry is kept. A dirty bit is lost.
+    /// Keeping the bits that hardware set in a pinned entry. Otherwise a dirty bit is lost.
     KeepGained,
-    /// A section's mark. The grace period does not wait for the reader.
+    /// A section's mark. Otherwise the grace period does not wait for the reader.
     SectionMark,
-    /// The fence with which a section begins. The CPU that frees does not see the mark; and a revocation of an object's
-    /// pages does not see the entry of a fault that still sees such a page.
+    /// The fence at the begin of a section. Otherwise the freeing CPU does not see the mark; and
+    /// the revocation of an object's pages does not see the entry of a fault that still sees such a
+    /// page.
     SectionFence,
-    /// The look at all marks before the epoch advances. It advances while an old section is open.
+    /// The read of all marks before the epoch advances. Otherwise the epoch advances while an old
+    /// section is open.
     LookAtMarks,
-    /// The second epoch of a grace period. One that began just before the first ends too early.
+    /// The second epoch of a grace period. Otherwise a grace period that began just before an
+    /// advance ends too early.
     SecondEpoch,
-    /// The fence between the unlinking of an object and the look at the epoch it is retired in. The epoch
-    /// is too old a one.
+    /// The fence between unlinking an object and reading the epoch of its retirement. Otherwise the
+    /// epoch read is too old.
     RetireFence,
-    /// The fence between the looks at the epoch and at the marks. A section that was opened meanwhile is
-    /// not seen.
+    /// The fence between reading the epoch and reading the marks. Otherwise a section opened in
+    /// between is not seen.
     AdvanceFence,
     /// A writer checks whether its shard of the tree has ended. What it publishes in a shard that has ended is lost.
     ShardEnds,
@@ -79,224 +87,293 @@ pub enum Mutant {
     HomeCounts,
     /// A claim that was parked tries again, as if it had just arrived. One that passed it meanwhile has its pages, too.
     ParkedTriesAgain,
-    /// A wake-up of a CPU that has yet to park is kept for it. It is lost.
+    /// Keeping a wake-up for a CPU that has not parked yet. Otherwise the wake-up is lost.
     WakeLeavesPermit,
-    /// A reader-writer lock's writer waits for readers.
+    /// The wait of a reader-writer lock's writer for readers.
     WriterWaitsForReaders,
-    /// A reader-writer lock's writer that becomes a reader is one. Another writer enters beside it.
+    /// The reader count of a writer that becomes a reader. Otherwise another writer enters at the
+    /// same time.
     DowngradeStays,
-    /// A spin lock is taken by one.
+    /// The exclusion of a spin lock.
     SpinExcludes,
-    /// Flush before the references are put. The frame has its next owner while it is still mapped.
+    /// The flush before references are dropped. Otherwise the frame gets its next owner while still
+    /// mapped.
     FlushFirst,
-    /// A CPU that acknowledges a request has dropped the translations. It acknowledges, and goes on using them.
+    /// Dropping the translations before acknowledging a request. Otherwise the CPU continues to use
+    /// them after the acknowledgement.
     DropTranslations,
-    /// The sender waits for acknowledgements.
+    /// The sender's wait for acknowledgements.
     AwaitAnswers,
-    /// The fence between the changed tables and the look at the set of CPUs that run the space. A CPU that joins
-    /// meanwhile walks the old ones and is not told.
+    /// The fence between changing the tables and reading the set of CPUs that run the space.
+    /// Otherwise a CPU that joins meanwhile walks the old tables and gets no request.
     JoinFence,
-    /// The fence of a CPU that joins, between its entry into the set and its first walk: the other half.
+    /// The fence of a CPU that joins, between its entry into the set and its first walk: the
+    /// counterpart.
     EnterSetFence,
-    /// A full queue of requests drops everything. What did not fit is acknowledged, and not dropped.
+    /// Dropping everything if the queue of requests overflows. Otherwise requests that did not fit
+    /// are acknowledged but not served.
     OverflowDropsAll,
-    /// A wait loop services requests. Two CPUs that flush each other wait for ever.
+    /// Serving requests in wait loops. Otherwise two CPUs that flush each other wait indefinitely.
     WaiterAnswers,
-    /// A switch to another space drops the translations of the old one.
+    /// Dropping the translations of the old space on a switch to another space.
     LeaveFlush,
-    /// A copy flushes the old page while the entry is busy. A CPU reads it after another has stored to
-    /// the new one.
+    /// The flush of the old page by a copy while the entry is busy. Otherwise a CPU reads the old
+    /// page after a store to the new page.
     CopyFlush,
-    /// The first store to a page that maps the zero page flushes that page. Else a CPU continues to read zeros.
+    /// The flush of the zero page at the first store to a page that maps it. Otherwise a CPU
+    /// continues to read zeros.
     ZeroPageFlush,
-    /// A step leaves alone what another writer has under change. It merges with it, and the other lets run what is in the
-    /// tree no more.
+    /// The exclusion of VMAs under change by another writer from a step. Otherwise the step merges
+    /// with such a VMA, and the other writer then enables a VMA that is no longer in the tree.
     BusyIsLeft,
-    /// What a writer changes runs once its entries are as it says. Faults use it too early.
+    /// Keeping a writer's new VMA stopped until its entries agree with the VMA. Otherwise faults
+    /// use the VMA too early.
     ChangesStopped,
-    /// What is put beside a VMA under change merges with it later. The two stay apart.
+    /// The deferred merge of a new VMA with a neighbour under change. Otherwise the two stay
+    /// separate.
     MergesLater,
-    /// What merges later has the root of its neighbour already. The neighbour is replaced meanwhile, and the root is gone.
+    /// The early adoption of the neighbour's anon_vma by a VMA that will merge later. Otherwise the
+    /// neighbour is replaced meanwhile, and its anon_vma is lost.
     RootAdopted,
-    /// While a step decides what merges later, no fault makes an anon_vma for it. The two end up with different ones.
+    /// The seal of anon_vmas while a step decides about later merges. Otherwise a fault makes an
+    /// anon_vma meanwhile, and the two VMAs get different ones.
     SealsGroup,
-    /// VMAs that were to merge later, and are alike no more, stay two when they become alike again. They merge, as in no order.
+    /// The separation of VMAs that were to merge later but differ now. Otherwise the VMAs merge
+    /// when they become equal again, unlike in any sequential order.
     PartsNeighbours,
-    /// What a cut leaves of a VMA whose merge was deferred merges before. If the cut removed what leads to a VMA under change, it
-    /// never merges.
+    /// Merging the remainders of a VMA with a deferred merge before a cut. Otherwise the remainder
+    /// never merges if the cut removed the part next to a VMA under change.
     CutsUnmerged,
-    /// A pin that finds nothing mapped serves no fault. The fault leaves a page in what is mapped there by then.
+    /// The error of a pin of an unmapped page, without serving a fault. Otherwise the fault adds a
+    /// page to a mapping made in the meantime.
     PinFindsNothing,
-    /// A CPU that begins to read a page reads the object's length again once it has the entry. A truncated object keeps the page.
+    /// The second read of the object's length by a CPU that begins to read a page, after taking the
+    /// entry. Otherwise a truncated object keeps the page.
     ReadLooksAgain,
-    /// A CPU that begins to read a page looks whether it is being cut off the store, once it has the entry. A store to a page that is a hole
-    /// already is lost.
+    /// The check by a CPU that begins to read a page, after taking the entry, whether the page is
+    /// being cut off the store. Otherwise a store to a page that is already a hole is lost.
     ReadLooksForCut,
-    /// Who cuts pages off a store drops the reads of them that are under way. What was cut off comes back when the file grows.
+    /// Dropping the reads in progress of pages that are cut off a store. Otherwise the old contents
+    /// return when the file grows.
     CutDropsReads,
-    /// Who waits for a read takes a share of its state while it has the page's entry. The state is gone when it looks there.
+    /// Taking a share of a read's state while holding the page's entry. Otherwise the state is
+    /// freed before the waiting fault reads it.
     JoinHoldsEntry,
-    /// A read that fails tells nobody of a page that is no longer its own. Who waits for a page that the kernel has overwritten is killed.
+    /// Reporting no error for a page that no longer belongs to the failed read. Otherwise a program
+    /// that waits for a page overwritten by the kernel is killed.
     OverwrittenIsNoError,
-    /// The end of a read frees the frame if the page has left the object meanwhile. It is lost.
+    /// Freeing the frame of a read whose page has left the object meanwhile. Otherwise the frame is
+    /// leaked.
     EndFreesFrame,
-    /// Who drops a page takes the last reference in one step. It frees a frame to which another CPU has just got a reference.
+    /// Dropping the last reference to a page in one step. Otherwise a frame is freed although
+    /// another CPU has just taken a reference.
     DropsSole,
-    /// A root is put above an object's tables only where none was put meanwhile. What is below the other is lost.
+    /// Installing a new root above an object's tables only if no other root was installed
+    /// meanwhile. Otherwise the pages below the other root are lost.
     GrowsOnce,
-    /// One CPU at a time writes back. Older bytes are written after newer ones.
+    /// The exclusion of write-back on other CPUs. Otherwise older bytes are written after newer
+    /// ones.
     TurnExcludes,
-    /// A fault that makes a page of a file writable marks it dirty while it has the entry. What is stored is never written back.
+    /// Marking a page of a file dirty while the fault that makes it writable holds the entry.
+    /// Otherwise the store is never written back.
     FaultMarksDirty,
-    /// A page is write-protected before it is written back. What is stored through an old entry is never written back.
+    /// The write protection of a page before it is written back. Otherwise a store through an old
+    /// entry is never written back.
     WriteBackProtects,
-    /// Pages that could not be written back stay dirty. What was stored to them is lost when they are dropped.
+    /// Keeping pages dirty that could not be written back. Otherwise their stores are lost when the
+    /// pages are dropped.
     FailedStaysDirty,
-    /// Dirty pages are not dropped. What was stored to them is lost.
+    /// The exclusion of dirty pages from dropping. Otherwise their stores are lost.
     DropsDirty,
-    /// VMAs that are to merge count as one. A call is refused that no order refuses.
+    /// Counting VMAs that will merge as one. Otherwise a call is refused that no sequential order
+    /// refuses.
     CountsMerged,
-    /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.
+    /// Keeping the anon_vma of the remainder of a moved VMA if the remainder will be part of
+    /// another VMA.
     RenewsParts,
-    /// An operation returns an error for a hole once the unmapping that made the hole is flushed. A CPU is told of the hole, and
-    /// then uses the page.
+    /// The wait for the flush of an unmap before an operation returns an error for the resulting
+    /// hole. Otherwise a CPU gets the error, and then still uses the page.
     HoleIsFlushed,
-    /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
+    /// Holding a discard's entries until the flush. Otherwise one CPU uses a new page while another
+    /// uses the old page.
     DiscardHolds,
-    /// A fault that copies an object's page reads the object's length again once it has the entry. It installs a copy of
-    /// a page that was cut off meanwhile, after the truncation has looked there.
+    /// The second read of the object's length by a fault that copies a page, after taking the
+    /// entry. Otherwise the fault installs a copy of a page that was cut off meanwhile, after the
+    /// truncation has checked the entry.
     CopyLooksAgain,
-    /// Rights that were taken away are flushed.
+    /// The flush of removed permissions.
     ProtectFlush,
-    /// A fork flushes what it made read-only.
+    /// The flush of entries made read-only by a fork.
     ForkFlush,
-    /// Reclaim takes pages that are not dirty. It takes what was stored to since, and loses the store.
+    /// The exclusion of dirty pages from lazy reclaim. Otherwise reclaim takes pages with new
+    /// stores, and loses the stores.
     ReclaimLooksAtDirty,
-    /// Reclaim flushes before it drops the references. The frame has its next owner while it is mapped.
+    /// The flush of reclaim before it drops references. Otherwise the frame gets its next owner
+    /// while still mapped.
     ReclaimFlush,
-    /// The end of a space waits for reclaim in it. It frees tables that reclaim reads.
+    /// The wait at the end of a space for reclaim in the space. Otherwise tables are freed while
+    /// reclaim reads them.
     ExitAwaitsReclaim,
-    /// ... for walks of the reverse map.
+    /// The wait at the end of a space for walks of the reverse map.
     ExitAwaitsWalks,
-    /// A walk leaves out spaces that are closed. It reads tables that are freed.
+    /// The exclusion of closed spaces from walks. Otherwise a walk reads freed tables.
     WalkLooksAtClosed,
-    /// The fence between the beginning of a walk and its look whether a space is closed. Its end finds no walk.
+    /// The fence between the begin of a walk and its check whether a space is closed. Otherwise the
+    /// end of the space does not see the walk.
     LookFence,
-    /// The fence between the closing of a space and the look at the CPUs that walk. A walk that has begun finds it open.
+    /// The fence between closing a space and reading which CPUs walk. Otherwise a walk in progress
+    /// finds the space open.
     CloseFence,
-    /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and
-    /// reclaim loses the store.
+    /// The flush of entries marked as clean. Otherwise a store through an old translation leaves
+    /// the entry clean, and reclaim loses the store.
     FreeFlush,
-    /// An unlinked table waits for a grace period. A walk that is in it installs in a frame that is
-    /// another's.
+    /// The grace period of an unlinked table. Otherwise a walk in this table installs an entry in a
+    /// reused frame.
     TableGrace,
-    /// The step looks again whether what is unmapped is the last over its tables. Of two such steps each takes the other's
-    /// VMA for one that stays, and a table is left without a VMA.
+    /// The second check of a step whether the unmapped VMA is the last over its tables. Otherwise
+    /// each of two such steps assumes that the other's VMA stays, and a table remains without a
+    /// VMA.
     UnmapLooksAgain,
-    /// A table is published only while its VMA is in force.
+    /// The validation of a table's VMA before the table is published.
     TableValidated,
-    /// The fence of a truncation, before the object's pages go.
+    /// The fence of a truncation, before the object's pages are removed.
     TruncateFence,
-    /// A fault that adds a page to an object reads the object's length again.
+    /// The second read of the object's length by a fault that adds a page.
     ObjectLooksAgain,
-    /// A CPU that finds an object's page reads its entry again once it has the reference.
+    /// The second read of an object's entry after taking a reference to its page.
     ReferLooksAgain,
-    /// An access from outside reads the page's entry again once it has the reference. It reads a frame that has another owner.
+    /// The second read of the page's entry by an access from outside, after taking the reference.
+    /// Otherwise the access reads a frame with another owner.
     AccessLooksAgain,
-    /// Who pins a page looks at its entry again once it has the pin. A device uses what is another's.
+    /// The second read of a page's entry after taking a pin. Otherwise a device uses a reused
+    /// frame.
     PinLooksAgain,
-    /// Who copies a page looks at its pins once it has the entry. The program goes on with the copy, and the device with the page.
+    /// The check of the pin count by a CPU that copies a page, after taking the entry. Otherwise
+    /// the program continues with the copy, and the device with the page.
     CopyLooksAtPins,
-    /// A fork copies pinned pages. The next store moves the program away from the device's page.
+    /// The copy of pinned pages by a fork. Otherwise the next store moves the program away from the
+    /// device's page.
     ForkLooksAtPins,
-    /// A fork copies pinned pages after it has flushed the old rights. The child gets the second of two stores alone.
+    /// The order of a fork: pinned pages are copied after the flush of the old permissions.
+    /// Otherwise the child may get only the second of two stores.
     ForkCopiesAfterFlush,
-    /// Who marks a page as clean looks at its pins afterwards. It is reclaimed with what the device stored.
+    /// The check of the pin count after marking a page as clean. Otherwise the page is reclaimed
+    /// together with the device's stores.
     FreeLooksAtPins,
-    /// A batch takes each of its entries before it commits it. It overwrites what another made there.
+    /// The taking of each entry of a batch before the commit. Otherwise the batch overwrites an
+    /// entry made by another CPU.
     BatchTakesEach,
-    /// A batch asks the ticket once it has its entries. It installs answers that are out of date.
+    /// The validation of the ticket after a batch has its entries. Otherwise the batch installs
+    /// outdated pages.
     BatchAsks,
-    /// A batch that is given up gives its frames back. They are lost.
+    /// Freeing the frames of an aborted batch. Otherwise the frames are leaked.
     BatchGivesBack,
-    /// A fork looks at an entry again once it has a reference to its frame. The frame may be another's by then.
+    /// The second read of an entry by a fork, after taking a reference to its frame. Otherwise the
+    /// frame may belong to another page.
     ForkLooksAgain,
-    /// A fork copies the notes of moved pages under its claim. The reverse map of the child lacks a move.
+    /// The copy of the notes of moved pages under a fork's claim. Otherwise the reverse map of the
+    /// child lacks a move.
     ForkCopiesMoves,
-    /// A page that `mremap` moves takes the index of its new place. The reverse map does not find it.
+    /// The new index of a page moved by `mremap`. Otherwise the reverse map does not find the page.
     MoveKeepsIndex,
-    /// A migration compares the entries that it took with the frame's references. What the kernel stores to the old frame is lost.
+    /// The comparison of a migration's taken entries with the frame's references. Otherwise stores
+    /// of the kernel to the old frame are lost.
     MigrateCounts,
-    /// A migration flushes before it copies. What a program stores by an old translation is lost.
+    /// The flush of a migration before its copy. Otherwise a program's stores through an old
+    /// translation are lost.
     MigrateFlush,
-    /// Compaction looks whether it has all frames of a block before it gives it back as one. It gives back what others have.
+    /// The check of compaction that it has all frames of a block before it frees the block as a
+    /// whole. Otherwise frames of other owners are freed.
     CompactLooksAgain,
-    /// A CPU that is out of memory waits for the turn to write to the swap area. It says that memory is out where another has the turn.
+    /// The wait of a CPU without memory for the turn to write to the swap area. Otherwise the CPU
+    /// reports out-of-memory while another CPU has the turn.
     ReclaimAwaitsTurn,
-    /// Isolated frames are given back, whatever became of the block. They are lost.
+    /// Freeing isolated frames in every case. Otherwise the frames are leaked.
     IsolatedGoBack,
-    /// The fence between a deferral's stamp and its look at the CPUs that may hold translations. One that joins is missed.
+    /// The fence between a deferral's stamp and its read of the CPUs that may hold translations.
+    /// Otherwise a joining CPU is missed.
     DeferFence,
-    /// A settlement waits for the CPUs that may hold translations. They use frames that others have.
+    /// The wait of a settlement for the CPUs that may hold translations. Otherwise these CPUs use
+    /// reused frames.
     SettleAwaits,
-    /// What is paid without a settlement is what each CPU that may hold translations has flushed. They use frames that others have.
+    /// Limiting payment without a settlement to the flushes of all CPUs that may hold translations.
+    /// Otherwise these CPUs use reused frames.
     CollectLooks,
-    /// Frames are given back whose stamps are paid, and no others.
+    /// Freeing only frames whose stamps are paid.
     ReleaseLooksAtStamps,
-    /// Who changes what a page shows does the flush that is deferred for it. Other CPUs see the page as it was.
+    /// The deferred flush before a change of a page's contents. Otherwise other CPUs see the old
+    /// contents.
     WriteSettles,
-    /// A fault that allows stores looks again whether a flush is deferred, once it has the entry. The page may have moved away and back since, and another CPU sees it where it was between.
+    /// The second check for a deferred flush by a fault that allows stores, after taking the entry.
+    /// Otherwise the page may have moved away and back, and another CPU sees it in the intermediate
+    /// frame.
     StoreLooksAgain,
-    /// A flush is deferred where no mapping allows stores. A CPU stores to a frame that was left.
+    /// Deferring flushes only if no mapping allows stores. Otherwise a CPU stores to the old frame.
     DeferLooksAtStores,
-    /// A flush is deferred where no operation has claimed the page. A CPU stores by a translation whose flush is under way.
+    /// Deferring flushes only if no operation has claimed the page. Otherwise a CPU stores through
+    /// a translation whose flush is in progress.
     DeferLooksAtClaims,
-    /// A page is taken without a flush where all CPUs have dropped their translations since its accessed bit was cleared. One has a translation still.
+    /// Taking a page without a flush only if all CPUs have dropped their translations since its
+    /// accessed bit was cleared. Otherwise a CPU still has a translation.
     ColdLooksAtStamps,
-    /// A page whose accessed bit `MADV_FREE` clears is not aged any more. It moves without a flush while a CPU stores to it.
+    /// Clearing the aged bit when `MADV_FREE` clears the accessed bit. Otherwise the page moves
+    /// without a flush while a CPU stores to it.
     FreeUnages,
-    /// A page that moves keeps the stamp of the last clear of its accessed bit. A CPU that came to the old frame does so still where the page has left since.
+    /// Copying the stamp of the last clear of the accessed bit when a page moves. Otherwise a CPU
+    /// with a translation to the old frame keeps it after the page has left.
     MigrateKeepsStamp,
-    /// Who takes permissions away, or empties entries, does the deferred flush of pages that were evicted there. A CPU sees what is unmapped.
+    /// The deferred flush of evicted pages before removing permissions or emptying entries.
+    /// Otherwise a CPU sees an unmapped page.
     BatchSettlesEvicted,
-    /// A fault that copies an object's page to an empty entry does so, too. Another CPU sees the object's page where a program has stored to its own.
+    /// The deferred flush of evicted pages by a fault that copies an object's page to an empty
+    /// entry. Otherwise another CPU sees the object's page after a program has stored to its copy.
     CopySettlesEvicted,
-    /// Who overwrites a page that is not there does so. Programs see the page as it was.
+    /// The deferred flush by the kernel's overwrite of a missing page. Otherwise programs see the
+    /// old page.
     OverwriteSettles,
-    /// Who cuts pages off an object does so. Programs see what was cut off.
+    /// The deferred flush when pages are cut off an object. Otherwise programs see the old
+    /// contents.
     CutSettles,
-    /// An eviction flushes. A CPU stores to a page that was written and is gone.
+    /// The flush of an eviction. Otherwise a CPU stores to a page that was written and freed.
     EvictFlush,
-    /// Locked pages are not evicted.
+    /// The exclusion of locked pages from eviction.
     EvictLooksAtLocks,
-    /// Dirty pages are not dropped. What was stored to them is lost.
+    /// The exclusion of dirty pages from eviction without a write. Otherwise their stores are lost.
     EvictLooksAtDirty,
-    /// Writing back waits for entries that other CPUs have. What was stored is not in the store when it returns.
+    /// The wait of write-back for entries held by other CPUs. Otherwise earlier stores are missing
+    /// in the store after the return.
     WriteBackAwaits,
-    /// Who takes a page that an operation has claimed flushes all of the space. A CPU stores by a translation of an entry that was moved or hidden, and whose flush
-    /// is under way.
+    /// The flush of the whole space for a taken page that is claimed by an operation. Otherwise a
+    /// CPU stores through a translation of an entry that was moved or hidden, and whose flush is in
+    /// progress.
     FlushLooksAtClaims,
-    /// The count of a frame that begins with several references is stored once. A reference that another CPU takes after the first store is forgotten.
+    /// Storing the count of a frame with several initial references once. Otherwise a reference
+    /// taken by another CPU after the first store is lost.
     CountIsStoredOnce,
-    /// Pages that leave their programs for the swap area are flushed first. What a CPU stores by an old translation is lost.
+    /// The flush of pages before they leave their programs for the swap area. Otherwise stores
+    /// through an old translation are lost.
     SwapFlush,
-    /// A fault that has found a page of the area looks again whether the slot has it, once it has the program's entry. It maps what was in the slot
-    /// before.
+    /// The second check by a fault, after taking the program's entry, that the slot still has the
+    /// page found. Otherwise the fault maps the former page of the slot.
     SwapInLooksAgain,
-    /// A page is a program's alone only if no other entry names its slot. Two programs store to one page.
+    /// The check of the slot count before a page becomes a program's own. Otherwise two programs
+    /// store to one page.
     AdoptLooksAtCount,
-    /// A page that comes back is dirty. Reclaim takes it for one that was freed lazily.
+    /// The dirty bit of a page that is swapped in. Otherwise reclaim treats the page as lazily
+    /// freed.
     SwappedIsDirty,
-    /// A fork counts the child's swapped entries. The slot is another's while the child's entry names it.
+    /// Counting the child's swapped entries in a fork. Otherwise the slot is reused while the
+    /// child's entry names it.
     ForkCountsSlots,
-    /// Until a page of a fork's child is filled, there is a reference to it more than mappings. It leaves memory before.
+    /// The additional reference to a page of a fork's child until the page is filled. Otherwise the
+    /// page leaves memory before.
     FilledIsReferredTo,
-    /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
-    /// finds the entry as it was.
+    /// The release store of the count of a reused frame. Otherwise a CPU that takes a reference by
+    /// an old frame number finds the old entry value.
     FreshCountReleases,
 }
 
-/// Whether the line of `mutant` is taken out.
+/// Returns whether the step of `mutant` is removed.
 #[inline(always)]
 pub fn lost(mutant: Mutant) -> bool {
     #[cfg(any(loom, shuttle))]
@@ -317,7 +394,7 @@ mod chosen {
     use core::cell::Cell;
 
     std::thread_local! {
-        /// Both model checkers run all threads of a model on the thread that asked for it.
+        /// Both model checkers run all threads of a model on the thread that started the check.
         static LOST: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
@@ -326,7 +403,7 @@ mod chosen {
         LOST.get()
     }
 
-    /// Puts the line back, also when the check has failed, as it should.
+    /// Restores the step, also after the expected failure of the check.
     struct Restore;
 
     impl Drop for Restore {
@@ -335,7 +412,7 @@ mod chosen {
         }
     }
 
-    /// Runs `check`, a model, on code without the line of `mutant`.
+    /// Runs `check`, a model, on code without the step of `mutant`.
     pub fn with<R>(mutant: Mutant, check: impl FnOnce() -> R) -> R {
         LOST.set(Some(mutant));
         let _restore = Restore;

@@ -1,37 +1,38 @@
-//! Atomics that report every access (feature `observe`): writes, for tests that count which
-//! cache lines are written; and all that is about to be done, for a machine that simulates CPUs and their caches. They
-//! also let a scheduler run another thread before every access (`--cfg shuttle`), for scenarios of the whole subsystem.
+//! Atomics that report every access (feature `observe`): writes, for tests that count written cache
+//! lines; and all accesses in advance, for a machine that simulates CPUs and their caches. They
+//! also let a scheduler run another thread before every access (`--cfg shuttle`), for scenarios of
+//! the whole subsystem.
 //!
-//! Each type is core's, with the same layout and the same operations; after each operation that
-//! takes the cache line for writing, a hook hears its address, its size, its kind, and the place in the source
-//! that did it (for a spin lock, the place that took it). There is one
-//! hook for the process; it runs on the writing thread, after the write, and must not panic. What is
-//! not atomic is not reported: no two CPUs write it at the same time.
+//! Each type wraps core's type, with the same layout and the same operations. After each operation
+//! that takes the cache line for writing, a hook is called with the address, the size, the kind,
+//! and the source location of the operation (for a spin lock, the location of the lock call). There
+//! is one hook for the process; it runs on the writing thread, after the write, and must not panic.
+//! Writes of plain data are not reported: no two CPUs write the same plain data concurrently.
 //!
-//! A [`Watch`] hears of each access *before* it is made, loads too. It may run other CPUs first; the access follows at
-//! once when it returns. Plain data that is read through a published pointer (tree nodes, VMAs) is reported
-//! where the pointer is followed ([`reads`](super::atomic::reads)), and new memory where it is allocated
-//! ([`made`](super::atomic::made)).
+//! A [`Watch`] is called *before* each access, including loads. It may run other CPUs first; the
+//! access follows immediately after its return. Plain data read through a published pointer (tree
+//! nodes, VMAs) is reported where the pointer is dereferenced ([`reads`](super::atomic::reads)),
+//! and new memory where it is allocated ([`made`](super::atomic::made)).
 
 use core::panic::Location;
 use core::sync::atomic::{self as plain, AtomicPtr as Plain, Ordering};
 
-/// How a cache line came to be written.
+/// The kind of a write to a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Write {
     /// A plain store.
     Store,
-    /// A read-modify-write, or a compare-exchange that succeeded.
+    /// A read-modify-write, or a successful compare-exchange.
     Modify,
-    /// A compare-exchange that failed: nothing changed, but the hardware has taken the line for
-    /// writing from the CPU that had it.
+    /// A failed compare-exchange: no value changed, but the hardware has taken the line for writing
+    /// from its former CPU.
     FailedCompare,
 }
 
-/// Hears of a write to the `bytes` bytes at `address`, made `at` a place in the source.
+/// A callback for a write to the `bytes` bytes at `address`, made `at` a source location.
 pub type Hook = fn(address: usize, bytes: usize, kind: Write, at: &'static Location<'static>);
 
-/// What is about to be done with a cache line.
+/// The kind of an access that is about to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Intent {
     /// An atomic load.
@@ -44,24 +45,24 @@ pub enum Intent {
     Modify,
 }
 
-/// Who hears of accesses before they are made.
+/// Callbacks for accesses before they happen.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
-    /// Hears that the `bytes` bytes at `address` are about to be accessed, `at` a place in the source.
+    /// Called when the `bytes` bytes at `address` are about to be accessed, `at` a source location.
     pub before: fn(address: usize, bytes: usize, intent: Intent, at: &'static Location<'static>),
-    /// Hears that the `bytes` bytes at `address` were allocated for a value of the type `what`.
+    /// Called when the `bytes` bytes at `address` were allocated for a value of the type `what`.
     pub made: fn(address: usize, bytes: usize, what: &'static str),
 }
 
-/// The hook as a pointer; null is none.
+/// The hook as a pointer; null if there is none.
 static HOOK: Plain<()> = Plain::new(core::ptr::null_mut());
 static WATCH: Plain<Watch> = Plain::new(core::ptr::null_mut());
 
-/// Tells `watch` of all that is about to be accessed, or nobody.
+/// Sets the watch for all accesses, or removes it.
 ///
 /// # Safety
-/// It is called in the middle of everything: it does not call the subsystem on the CPU that it runs on. It may switch to
-/// the stack of another CPU, and back.
+/// The callbacks run in the middle of operations: they must not call the subsystem on the current
+/// CPU. They may switch to the stack of another CPU, and back.
 pub unsafe fn watch(watch: Option<&'static Watch>) {
     let watch = watch.map_or(core::ptr::null_mut(), |watch| core::ptr::from_ref(watch).cast_mut());
     WATCH.store(watch, Ordering::Release);
@@ -69,7 +70,7 @@ pub unsafe fn watch(watch: Option<&'static Watch>) {
 
 #[inline]
 fn watching() -> Option<&'static Watch> {
-    // SAFETY: null, or from a reference that lives for ever, which `watch` stored.
+    // SAFETY: null, or from a `'static` reference that `watch` stored.
     unsafe { WATCH.load(Ordering::Acquire).as_ref() }
 }
 
@@ -90,10 +91,10 @@ pub(super) fn tell_made(address: usize, bytes: usize, what: &'static str) {
     }
 }
 
-/// Reports accesses to `hook`, or to nothing.
+/// Sets the hook for writes, or removes it.
 ///
 /// # Safety
-/// The hook is called in the middle of everything: it does not call the subsystem.
+/// The hook runs in the middle of operations: it must not call the subsystem.
 pub unsafe fn install(hook: Option<Hook>) {
     HOOK.store(hook.map_or(core::ptr::null_mut(), |hook| hook as *mut ()), Ordering::Release);
 }
@@ -103,18 +104,19 @@ pub unsafe fn install(hook: Option<Hook>) {
 fn report<T>(place: &T, kind: Write) {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
-        // SAFETY: `install` alone stores here, and what is not null was a `Hook`.
+        // SAFETY: only `install` stores here, and a non-null value was a `Hook`.
         let hook = unsafe { core::mem::transmute::<*mut (), Hook>(hook) };
         hook(core::ptr::from_ref(place).addr(), size_of::<T>(), kind, Location::caller());
     }
 }
 
-/// Another thread may run now, under a scheduler that interleaves threads.
+/// Lets a scheduler that interleaves threads run another thread.
 #[inline(always)]
 fn interleave() {
     #[cfg(shuttle)]
     if !moment::lasts() {
-        // What the scheduler's own atomics do first. The rest of what they do costs more than this.
+        // The first step of the scheduler's own atomics. The rest of their work costs more than
+        // this step.
         shuttle_engine::runtime::thread::switch();
     }
 }
@@ -135,7 +137,7 @@ mod moment {
         LASTS.get()
     }
 
-    /// Also when the check has failed.
+    /// Restores the flag also if the check has failed.
     struct Restore(bool);
 
     impl Drop for Restore {
@@ -144,8 +146,8 @@ mod moment {
         }
     }
 
-    /// Does `what` while no other thread runs: for what a check looks at or prepares. It must not wait for
-    /// another thread.
+    /// Calls `what` while no other thread runs, for reads or preparations of a check. `what` must
+    /// not wait for another thread.
     pub fn at_once<R>(what: impl FnOnce() -> R) -> R {
         let _restore = Restore(LASTS.replace(true));
         what()
@@ -190,7 +192,7 @@ macro_rules! observed {
             /// As core's; reported.
             ///
             /// # Errors
-            /// The value found, where it is not `current`.
+            /// The value found, if it is not `current`.
             #[inline]
             #[track_caller]
             pub fn compare_exchange(
@@ -208,7 +210,7 @@ macro_rules! observed {
             /// As core's; reported.
             ///
             /// # Errors
-            /// The value found, where it is not `current` or for no reason.
+            /// The value found, if it is not `current`, or on a spurious failure.
             #[inline]
             #[track_caller]
             pub fn compare_exchange_weak(
@@ -229,7 +231,7 @@ macro_rules! observed {
                 result
             }
 
-            /// As core's; not reported, as no other CPU can reach the value.
+            /// As core's; not reported, because no other CPU can reach the value.
             #[inline]
             pub fn get_mut(&mut self) -> &mut $value {
                 self.0.get_mut()
@@ -297,18 +299,18 @@ mod tests {
         static HEARD: RefCell<Vec<(usize, usize, Write)>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// The hook is the process's: other tests' threads hear into their own lists.
+    /// The hook is shared by the process: threads of other tests record into their own lists.
     fn hear(address: usize, bytes: usize, kind: Write, at: &'static Location<'static>) {
         assert!(at.file().ends_with("sync/observe.rs"), "{at}");
         HEARD.with(|heard| heard.borrow_mut().push((address, bytes, kind)));
     }
 
     #[test]
-    fn every_write_is_heard_and_no_read() {
+    fn the_hook_reports_writes_but_no_reads() {
         let mut word = AtomicU32::new(1);
         let flag = AtomicBool::new(false);
         let at = (core::ptr::from_ref(&word).addr(), 4);
-        // SAFETY: it notes what it hears.
+        // SAFETY: the hook only records its arguments.
         unsafe { install(Some(hear)) };
         word.store(2, Ordering::Relaxed);
         assert_eq!(word.load(Ordering::Relaxed), 2);
@@ -316,7 +318,7 @@ mod tests {
         assert_eq!(word.compare_exchange(9, 0, Ordering::Relaxed, Ordering::Relaxed), Err(3));
         assert_eq!(word.compare_exchange(3, 4, Ordering::Relaxed, Ordering::Relaxed), Ok(3));
         assert!(!flag.swap(true, Ordering::Relaxed));
-        // SAFETY: none.
+        // SAFETY: removes the hook.
         unsafe { install(None) };
         *word.get_mut() = 5;
         word.store(6, Ordering::Relaxed);

@@ -1,37 +1,43 @@
-//! The lock order, stated once, and kept.
+//! The lock order, defined in one place and checked.
 //!
-//! Everything that a CPU of the subsystem holds or waits for is of a [`Class`], and every class has a
-//! rank: the number in the list of `classes!` below. There is one rule:
+//! All locks, entries and other resources that a CPU of the subsystem holds or waits for belong to
+//! a [`Class`]. Every class has a rank: the number in the list of `classes!` below. There is one
+//! rule:
 //!
-//! **A CPU that waits for something holds nothing of the same rank or a later one.**
+//! **A CPU that waits for a resource holds no resource of the same or a later rank.**
 //!
-//! Each wait then goes to a later rank than all that the waiter keeps from others, so no circle of
-//! waiters closes. What the rule says of each class:
+//! So each wait is for a later rank than all resources held by the waiter, and no cycle of waiters
+//! can form. The consequences for each class:
 //!
-//! - the *turn* to change what an object's store has is first: the CPU that has it calls the *store*, and write-protects pages in spaces. Who
-//!   calls a store holds such turns and nothing else, since a store may take long, and make calls of its own;
-//! - a *grace period* is next: a CPU that waits for it holds nothing but turns, and is in no section. One exception:
-//!   the switch of the locking policy waits while it holds the first two locks, which excludes all other CPUs from
-//!   them; no section needs them to end ([`Grace::synchronize_locked`]);
-//! - *reclaim* in a space keeps that space alive, and takes its locks after that. The CPU that ends the space
-//!   waits for it, holding nothing;
-//! - the locks of a *space* come before *sections*: no CPU waits for one of them inside a section.
-//!   Opening a section does not wait, so it may be done anywhere;
-//! - the *owner* of a space makes no claim while it executes a call, and comes to no other space. Who comes to this one waits in a
-//!   section for the end of the call;
-//! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops. If the tree is in shards, the
-//!   writer of a *shard* does. A CPU that parts the tree or joins shards is the tree's writer, and takes the locks of shards one at a time;
-//! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
-//!   them, and then only try the space's lock and no tree's: what is tried is not waited for;
-//! - *entries* are taken by trying. A CPU that waits for an entry that another CPU holds has none itself, present or not;
-//! - a *flush* waits for other CPUs: under a *busy* entry, which the MMU cannot use and other CPUs wait
-//!   for only while they answer flush requests, but not under a *pinned* one;
-//! - *leaves* are last: their holders wait for nothing, not even for another leaf.
+//! - The *turn* to change an object's store is first: its holder calls the *store*, and
+//!   write-protects pages in spaces. A CPU that calls a store holds only such turns, since a store
+//!   may take long, and may make calls of its own.
+//! - A *grace period* is next: a CPU that waits for it holds only turns, and is in no section. One
+//!   exception: the switch of the locking policy waits while it holds the first two locks, which
+//!   excludes all other CPUs from them; no section needs them to end
+//!   ([`Grace::synchronize_locked`]).
+//! - *Reclaim* in a space keeps this space alive, and takes its locks afterwards. The CPU that ends
+//!   the space waits for reclaim without holding any resource.
+//! - The locks of a *space* come before *sections*: no CPU waits for such a lock inside a section.
+//!   Opening a section does not wait, so it is allowed anywhere.
+//! - The *owner* of a space makes no claim while it executes a call, and enters no other space. A
+//!   CPU that enters this space waits in a section for the end of the call.
+//! - A *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that
+//!   it stops. If the tree is in shards, the writer of a *shard* does. A CPU that parts the tree or
+//!   joins shards is the tree's writer, and takes the locks of shards one at a time.
+//! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults
+//!   only try them, and then only try the space's lock and no tree's: a try is not a wait.
+//! - *Entries* are taken by trying. A CPU that waits for an entry held by another CPU holds no
+//!   entry itself, present or not.
+//! - A *flush* waits for other CPUs. It is allowed under a *busy* entry, which the MMU cannot use
+//!   and for which other CPUs wait only in loops that serve flush requests, but not under a
+//!   *pinned* entry.
+//! - *Leaves* are last: their holders do not wait, not even for another leaf.
 //!
-//! In builds with debug assertions each CPU writes down what it holds, in the [`Record`] of its
-//! [`Local`](super::percpu::Local), and panics before the first wait that breaks the rule, whether or not
-//! it would have had to wait this time. It reaches its record through its [`Wait`]. In other builds all of
-//! this is of size zero and does nothing.
+//! In builds with debug assertions each CPU records the resources it holds, in the [`Record`] of
+//! its [`Local`](super::percpu::Local), and panics before the first wait that breaks the rule, even
+//! if the wait would not have blocked this time. The record is reached through the CPU's [`Wait`].
+//! In other builds all of this has size zero and does nothing.
 //!
 //! [`Grace::synchronize_locked`]: super::grace::Grace::synchronize_locked
 
@@ -40,17 +46,17 @@ use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 
-/// A class of what CPUs hold and wait for.
+/// A class of resources that CPUs hold and wait for.
 pub trait Class {
-    /// Where it is in the list, if it is: locks from outside are not.
+    /// The position in the list; `None` for locks outside the subsystem.
     const AT: Option<usize>;
 }
 
-/// What the list says of a class.
+/// The list's entry for a class.
 #[cfg(debug_assertions)]
 struct Listed {
     rank: u8,
-    /// Whether a holder of some may wait for more of the same class.
+    /// Whether a holder of the class may wait for more resources of the class.
     several: bool,
     name: &'static str,
 }
@@ -81,41 +87,42 @@ macro_rules! classes {
 
 // The lock order.
 classes! {
-    /// The turn to change what an object's store has. A store may be made of another object, whose turn its calls take.
+    /// The turn to change an object's store. A store may consist of another object, whose turn its
+    /// calls take.
     0 StoreTurn "an object's turn to write" several;
     /// A call of an object's store. Waited for, never held.
     1 StoreCall "a store";
-    /// The end of the sections that are open. Waited for, never held.
+    /// The end of the open sections. Waited for, never held.
     1 GracePeriod "a grace period";
     /// Reclaim at work in a space, which must not end meanwhile.
     1 Reclaim "a space's reclaim";
-    /// The baselines' one lock of a space.
+    /// The baselines' lock of a space.
     2 MmapLock "a space's mmap_lock";
     /// Held claims in a space's range lock.
     3 RangeClaim "a space's range lock";
     /// An open grace section.
     4 GraceSection "a grace section";
-    /// A space, while its owner executes a call. Waited for by the next CPU that comes to it.
+    /// A space, while its owner executes a call. The next CPU that enters the space waits for it.
     5 OwnedSpace "a space's owner";
     /// A tree's writer.
     6 TreeWriter "a tree's writer";
-    /// The writer of a tree's shard. The tree's writer may wait for it, and not the other way round.
+    /// The writer of a tree's shard. The tree's writer may wait for it, but not the reverse.
     7 ShardWriter "a shard's writer";
     /// The locks of VMAs of one space.
     8 VmaLock "a VMA's lock" several;
     /// A held page-table entry that is not present.
     9 BusyEntry "a busy entry";
-    /// Other CPUs' answers to flush requests. Waited for, never held.
+    /// Other CPUs' acknowledgements of flush requests. Waited for, never held.
     10 Flush "a flush";
-    /// A held page-table entry that the MMU goes on using.
+    /// A held page-table entry that the MMU continues to use.
     11 PinnedEntry "a pinned entry";
-    /// What a CPU has retired.
+    /// The retired objects of a CPU.
     12 RetiredObjects "a CPU's retired objects";
     /// The list of spaces with lazily freed pages.
     12 LazySpaces "the list of spaces with lazily freed pages";
-    /// Where a space has lazily freed pages.
+    /// The lazily freed range of a space.
     12 LazyHull "a space's lazily freed range";
-    /// What an anchor of the reverse map stands for.
+    /// The holder of an anchor of the reverse map.
     12 AnchorHolder "an anchor's record";
     /// The list of unused anchors.
     12 AnchorList "the list of unused anchors";
@@ -123,21 +130,21 @@ classes! {
     12 ObjectMappings "an object's mappings";
     /// The list of a space's locked VMAs.
     12 LockedAreas "a space's locked VMAs";
-    /// Where a space has shared pages that moved.
+    /// The moved shared pages of a space.
     12 MovedPages "a space's moved pages";
     /// An arena's buddy allocator.
     12 ArenaBuddy "an arena's buddy allocator";
     /// The stamps of deferred flushes.
     12 DeferredStamps "the stamps of deferred flushes";
-    /// An arena's frames whose flush is deferred.
+    /// An arena's frames with deferred flushes.
     12 OwedFrames "an arena's frames whose flush is deferred";
-    /// A CPU's inbox of flush requests.
+    /// A CPU's queue of flush requests.
     12 FlushInbox "a flush inbox";
     /// The watcher of the trace points.
     12 TraceWatcher "the trace points' watcher";
 }
 
-/// A lock that is none of the subsystem's: not in the list, and not written down.
+/// A lock outside the subsystem: not in the list, and not recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Outside;
 
@@ -145,13 +152,13 @@ impl Class for Outside {
     const AT: Option<usize> = None;
 }
 
-/// What one CPU holds.
+/// The resources held by one CPU.
 #[derive(Default)]
 pub struct Record {
-    /// How many of each class.
+    /// The number of held resources of each class.
     #[cfg(debug_assertions)]
     held: [Cell<u32>; CLASSES.len()],
-    /// The rule was broken, and said so: what unwinds now is not judged.
+    /// Whether a violation was reported: further violations while unwinding are ignored.
     #[cfg(debug_assertions)]
     broken: Cell<bool>,
     not_sync: PhantomData<Cell<()>>,
@@ -167,7 +174,7 @@ impl fmt::Debug for Record {
 }
 
 impl Record {
-    /// The record of a CPU that holds nothing.
+    /// Returns the record of a CPU without held resources.
     pub const fn new() -> Self {
         Self {
             #[cfg(debug_assertions)]
@@ -178,10 +185,11 @@ impl Record {
         }
     }
 
-    /// Says that this CPU is about to wait for something of class `C`, or would if it were not free.
+    /// Declares that this CPU is about to wait for a resource of class `C`, or would wait if it
+    /// were not free.
     ///
     /// # Panics
-    /// In builds with debug assertions, when the CPU holds what it must not.
+    /// In builds with debug assertions, if the CPU holds a resource of the same or a later rank.
     #[inline(always)]
     pub fn before<C: Class>(&self) {
         #[cfg(debug_assertions)]
@@ -190,7 +198,7 @@ impl Record {
         }
     }
 
-    /// Writes down one more of class `C`, until the mark is dropped.
+    /// Records one more held resource of class `C`, until the mark is dropped.
     #[inline(always)]
     pub fn hold<C: Class>(&self) -> Mark<'_> {
         #[cfg(debug_assertions)]
@@ -225,7 +233,7 @@ impl Record {
     }
 }
 
-/// Something that is written down in a [`Record`]; dropping it strikes it out. It cannot leave its CPU.
+/// A held resource in a [`Record`]; the drop removes it. It cannot leave its CPU.
 #[derive(Debug)]
 #[must_use = "what it stands for is struck out when it is dropped"]
 pub struct Mark<'a> {
@@ -235,7 +243,7 @@ pub struct Mark<'a> {
 }
 
 impl Mark<'_> {
-    /// Stands for nothing.
+    /// Returns a mark without a resource.
     #[inline(always)]
     pub const fn none() -> Self {
         Self {
@@ -258,10 +266,10 @@ impl Drop for Mark<'_> {
 #[cfg(not(debug_assertions))]
 const _: () = assert!(size_of::<Record>() == 0 && size_of::<Mark<'_>>() == 0);
 
-/// [`Record::before`] of the CPU that waits as `wait` does, if it is one that keeps a record.
+/// [`Record::before`] of the CPU that waits as `wait` does, if it keeps a record.
 ///
 /// # Panics
-/// As there.
+/// As [`Record::before`].
 #[inline(always)]
 pub fn before<C: Class>(wait: &(impl Wait + ?Sized)) {
     if cfg!(debug_assertions)
@@ -271,7 +279,7 @@ pub fn before<C: Class>(wait: &(impl Wait + ?Sized)) {
     }
 }
 
-/// [`Record::hold`] of the CPU that waits as `wait` does, if it is one that keeps a record.
+/// [`Record::hold`] of the CPU that waits as `wait` does, if it keeps a record.
 #[inline(always)]
 pub fn hold<C: Class>(wait: &(impl Wait + ?Sized)) -> Mark<'_> {
     match wait.order() {

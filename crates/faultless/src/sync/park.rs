@@ -1,17 +1,19 @@
-//! Parking: a CPU that waits for long gives its core away until another CPU wakes it.
+//! Parking: a CPU with a long wait releases its core until another CPU wakes it.
 //!
-//! A [`Permit`] belongs to one CPU, and is what a machine builds [`Machine::park`] and [`Machine::wake`]
-//! from. Protocol, on one word, each step one read-modify-write:
+//! A [`Permit`] belongs to one CPU; a machine builds [`Machine::park`] and [`Machine::wake`] from
+//! it. Protocol, on one word, with one read-modify-write for each step:
 //!
-//! - the owner, about to park, makes *none* into *parked*. If a permit was given before, it takes it and
-//!   does not park;
-//! - a waker stores *given*. If it finds *parked*, it must rouse the owner (by an interrupt or the host's
-//!   means), which may not have stopped yet: what rouses must not be lost if it comes before the owner stops;
-//! - the owner, running again for whatever reason, stores *none*.
+//! - The owner, before parking, changes *none* to *parked*. If a permit was given before, the owner
+//!   takes the permit and does not park.
+//! - A waker stores *given*. If it finds *parked*, it must resume the owner (by an interrupt or a
+//!   primitive of the host). The owner may not have stopped yet, so this signal must not be lost if
+//!   it comes before the owner stops.
+//! - The owner, after resuming for any reason, stores *none*.
 //!
-//! A waker changes what the owner waits for before it gives the permit, and the owner looks after it has
-//! taken it. So no wake-up is lost: a waker that finds *given* comes before the step that takes it, and the
-//! look that follows sees its change. Wakers that come one after another rouse the owner once.
+//! A waker changes the awaited state before it gives the permit, and the owner reads the state
+//! after it has taken the permit. So no wake-up is lost: a waker that finds *given* comes before
+//! the step that takes the permit, and the following read sees its change. Several consecutive
+//! wakers resume the owner only once.
 //!
 //! [`Machine::park`]: crate::Machine::park
 //! [`Machine::wake`]: crate::Machine::wake
@@ -23,25 +25,26 @@ const NONE: u8 = 0;
 const PARKED: u8 = 1;
 const GIVEN: u8 = 2;
 
-/// Whether one CPU may run on: what a machine builds [`Machine::park`](crate::Machine::park) and [`wake`](crate::Machine::wake) from. A
-/// wake-up that comes before the CPU parks is kept, and lets it run on.
+/// The wake-up permit of one CPU, from which a machine builds
+/// [`Machine::park`](crate::Machine::park) and [`wake`](crate::Machine::wake). A wake-up before the
+/// CPU parks is kept, and prevents the parking.
 #[derive(Debug)]
 pub struct Permit(AtomicU8);
 
 impl Permit {
-    /// The permit of a CPU that runs, without a pending wake-up.
+    /// Returns the permit of a running CPU, without a pending wake-up.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(AtomicU8::new(NONE))
     }
 
-    /// The permit of a CPU that runs, without a pending wake-up.
+    /// Returns the permit of a running CPU, without a pending wake-up.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self(AtomicU8::new(NONE))
     }
 
-    /// The owner is about to park. `false`: it was woken, and runs on.
+    /// Called by the owner before parking. `false`: the owner was woken, and must not park.
     pub fn park(&self) -> bool {
         let parked =
             self.0.compare_exchange(NONE, PARKED, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -51,20 +54,20 @@ impl Permit {
         parked
     }
 
-    /// Whether the owner, parked, may run on. For machines that can stop for no reason.
+    /// Returns whether the parked owner may resume. For machines with spurious wake-ups.
     #[inline]
     pub fn is_given(&self) -> bool {
         self.0.load(Ordering::Relaxed) != PARKED
     }
 
-    /// The owner runs again.
+    /// Called by the owner after resuming.
     pub fn resume(&self) {
-        // Acquire meets the Release of every `give` before.
+        // Acquire synchronises with the Release of every earlier `give`.
         self.0.swap(NONE, Ordering::Acquire);
     }
 
-    /// Wakes the owner, now or when it is about to park. `true`: it has parked, and the caller must
-    /// rouse it.
+    /// Wakes the owner, now or before its next parking. `true`: the owner has parked, and the
+    /// caller must resume it.
     #[must_use = "the owner sleeps until it is roused"]
     pub fn give(&self) -> bool {
         if lost(Mutant::WakeLeavesPermit) && self.0.load(Ordering::Relaxed) != PARKED {
@@ -85,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permit_given_before_is_taken_once() {
+    fn a_permit_given_before_parking_is_taken_once() {
         let permit = Permit::new();
         assert!(!permit.give(), "it runs");
         assert!(!permit.give(), "nor does the second rouse it");

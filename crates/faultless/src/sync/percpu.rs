@@ -1,8 +1,8 @@
 //! State that belongs to one CPU.
 //!
-//! A [`Local`] is the proof of being on a CPU: there is at most one for each number, and it is not
-//! `Sync`. [`PerCpu`] hands out the slot of that CPU against it, so a slot may hold plain `Cell`s.
-//! Each slot starts on cache lines of its own.
+//! A [`Local`] proves that the code runs on a CPU: there is at most one for each number, and it is
+//! not `Sync`. [`PerCpu`] returns the slot of this CPU for a `Local`, so a slot may contain plain
+//! `Cell`s. Each slot starts on separate cache lines.
 
 use super::atomic::made;
 use super::order::Record;
@@ -13,7 +13,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 
-/// The proof of running on CPU `id`.
+/// The proof that the code runs on CPU `id`.
 ///
 /// *Invariant (one local per CPU):* for one subsystem there is at most one `Local` of each number
 /// at any time, and its number is one of the subsystem's CPUs.
@@ -34,20 +34,21 @@ impl Local {
         Self { id, order: Record::new(), not_sync: PhantomData }
     }
 
-    /// The CPU's number.
+    /// Returns the CPU's number.
     #[inline]
     pub const fn id(&self) -> CpuId {
         self.id
     }
 
-    /// What this CPU holds.
+    /// Returns the record of the resources held by this CPU.
     #[inline(always)]
     pub const fn order(&self) -> &Record {
         &self.order
     }
 }
 
-/// A cache line and its prefetched neighbour: what keeps two CPUs from sharing.
+/// A value on a separate cache line, together with the line's prefetched neighbour, to prevent
+/// false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Padded<T>(pub T);
@@ -73,24 +74,24 @@ pub struct PerCpu<T> {
     slots: Vec<Padded<T>>,
 }
 
-// SAFETY: a slot is reached as `&T` either through `get`, from the one CPU that holds its `Local`
+// SAFETY: a slot is accessed as `&T` either through `get`, from the one CPU that holds its `Local`
 // (one local per CPU; `Local` is not `Sync`), for which `T: Send` suffices; or through `remote`,
-// which asks for `T: Sync`.
+// which requires `T: Sync`.
 unsafe impl<T: Send> Sync for PerCpu<T> {}
 
 impl<T> PerCpu<T> {
-    /// A slot for each of `cpus` CPUs.
+    /// Returns a slot for each of `cpus` CPUs.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub fn try_new(cpus: usize, mut make: impl FnMut(CpuId) -> T) -> Result<Self, OutOfMemory> {
         Self::try_new_with(cpus, |id| Ok(make(id)))
     }
 
-    /// A slot for each of `cpus` CPUs, where `make` may fail.
+    /// Returns a slot for each of `cpus` CPUs, for a `make` that may fail.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted, and what `make` returns.
+    /// [`OutOfMemory`] if the heap is exhausted, and errors of `make`.
     pub fn try_new_with(
         cpus: usize,
         mut make: impl FnMut(CpuId) -> Result<T, OutOfMemory>,
@@ -104,13 +105,13 @@ impl<T> PerCpu<T> {
         Ok(Self { slots })
     }
 
-    /// How many CPUs have a slot.
+    /// Returns the number of slots.
     #[inline]
     pub const fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// The slot of the CPU that `local` proves.
+    /// Returns the slot of the CPU of `local`.
     #[inline(always)]
     pub fn get<'a>(&'a self, local: &'a Local) -> &'a T {
         debug_assert!(local.id.index() < self.slots.len());
@@ -118,7 +119,7 @@ impl<T> PerCpu<T> {
         &unsafe { self.slots.get_unchecked(local.id.index()) }.0
     }
 
-    /// Exclusive access to every slot, in the order of CPU numbers.
+    /// Iterates over all slots with exclusive access, in the order of CPU numbers.
     #[cfg(any(test, loom, shuttle))]
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().map(|slot| &mut slot.0)
@@ -126,13 +127,13 @@ impl<T> PerCpu<T> {
 }
 
 impl<T: Sync> PerCpu<T> {
-    /// The slot of any CPU.
+    /// Returns the slot of any CPU.
     #[inline]
     pub fn remote(&self, id: CpuId) -> &T {
         &self.slots[id.index()].0
     }
 
-    /// Every CPU's slot, in the order of CPU numbers.
+    /// Iterates over all slots, in the order of CPU numbers.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().map(|slot| &slot.0)
     }

@@ -1,18 +1,21 @@
-//! A fair reader-writer lock, without data: what one coarse lock around an address space costs.
+//! A fair reader-writer lock, without data: it shows the cost of one coarse lock around an address
+//! space.
 //!
-//! It is as good as such a lock can be, and no better: every reader writes one shared word twice,
-//! as with a kernel's reader-writer semaphore. Protocol:
+//! The lock has the inherent cost of this kind: every reader writes one shared word twice, as with
+//! a kernel's reader-writer semaphore. Protocol:
 //!
-//! - a reader adds itself to the word; if no writer holds the lock or is next, that is all;
-//! - otherwise it takes itself out again and queues; so does a writer that finds the lock held;
-//! - the queue is a ticket lock: first come, first served. Its head waits for the word: a reader
+//! - A reader adds itself to the word; if no writer holds the lock or is next, the reader has
+//!   entered.
+//! - Otherwise it removes itself again and queues; so does a writer that finds the lock held.
+//! - The queue is a ticket lock, in the order of arrival. Its head waits for the word: a reader
 //!   until no writer is inside, a writer, after marking the word so that new readers queue behind
-//!   it, until the lock is free;
-//! - a writer may become a reader without letting go ([`downgrade`](WriteGuard::downgrade)). The word has a bit for
-//!   it, since there is one at most, so that others can [wait](ReadGuard::await_downgraded) until it has left.
+//!   it, until the lock is free.
+//! - A writer may become a reader without releasing the lock
+//!   ([`downgrade`](WriteGuard::downgrade)). The word has a bit for this reader, since there is at
+//!   most one, so that other readers can [wait](ReadGuard::await_downgraded) until it has left.
 //!
-//! So neither readers nor writers starve: at most the readers that are inside when a writer comes
-//! to the head go before it, and the queue's head is the next to enter.
+//! So neither readers nor writers starve: only the readers already inside when a writer becomes the
+//! head go before the writer, and the queue's head is the next to enter.
 
 use super::atomic::{AtomicU32, Ordering};
 use super::mutant::{Mutant, lost};
@@ -24,39 +27,39 @@ use core::cell::Cell;
 const WRITER: u32 = 1;
 /// In the word: a writer is at the head of the queue.
 const NEXT_IS_WRITER: u32 = 2;
-/// In the word: a reader that was the writer is inside.
+/// In the word: a downgraded writer is inside as a reader.
 const DOWNGRADED: u32 = 4;
 /// In the word: one reader.
 const READER: u32 = 8;
 
-/// A reader-writer spin lock, in the order of arrival. In the lock order it is the one lock of a space, under which nothing that comes before it is waited for: neither a
-/// grace period nor a store.
+/// A reader-writer spin lock, in the order of arrival. In the lock order it is the one lock of a
+/// space; under it a CPU must not wait for an earlier rank, neither a grace period nor a store.
 #[derive(Debug)]
 pub struct RwLock {
     word: AtomicU32,
-    /// The next ticket to hand out.
+    /// The next ticket.
     tickets: AtomicU32,
     /// The ticket of the queue's head.
     head: AtomicU32,
 }
 
 impl RwLock {
-    /// A free lock.
+    /// Returns a free lock.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self { word: AtomicU32::new(0), tickets: AtomicU32::new(0), head: AtomicU32::new(0) }
     }
 
-    /// A free lock.
+    /// Returns a free lock.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self { word: AtomicU32::new(0), tickets: AtomicU32::new(0), head: AtomicU32::new(0) }
     }
 
-    /// Enters as a reader, waiting as `wait` does. Not re-entrant: a writer may queue between.
+    /// Enters as a reader, waiting as `wait` does. Not re-entrant: a writer may queue in between.
     ///
     /// # Panics
-    /// In builds with debug assertions, when the CPU holds what it must not; see [`order`].
+    /// In builds with debug assertions, on a violation of the lock order; see [`order`].
     #[inline]
     pub fn read<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> ReadGuard<'a> {
         order::before::<MmapLock>(wait);
@@ -65,30 +68,31 @@ impl RwLock {
             return guard;
         }
         self.queued(wait, || {
-            // At the head no writer sets `NEXT_IS_WRITER`, and a writer inside leaves. Counted in the
-            // word already, this reader keeps the next writer out.
+            // While this reader is the head, no writer sets `NEXT_IS_WRITER`, and a writer inside
+            // will leave. The reader is already counted in the word, which keeps the next writer
+            // out.
             self.word.fetch_add(READER, Ordering::Relaxed);
             until(wait, || self.word.load(Ordering::Acquire) & WRITER == 0);
         });
         ReadGuard { lock: self, mark: order::hold::<MmapLock>(wait) }
     }
 
-    /// Enters as a reader if no writer is inside or next. It is not written down.
+    /// Enters as a reader if no writer is inside or next. Not recorded in the lock order.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_>> {
-        // Acquire meets the Release of a writer's leaving.
+        // Acquire synchronises with the Release of a leaving writer.
         let word = self.word.fetch_add(READER, Ordering::Acquire);
         let guard = ReadGuard { lock: self, mark: Mark::none() };
-        // Dropping the guard takes the reader out again.
+        // The drop of the guard removes the reader again.
         (word & (WRITER | NEXT_IS_WRITER) == 0).then_some(guard)
     }
 
-    /// Whether anybody is inside, or next.
+    /// Returns whether any CPU is inside, or next.
     pub fn is_held(&self) -> bool {
         self.word.load(Ordering::Acquire) != 0
     }
 
-    /// Enters alone, waiting as `wait` does.
+    /// Enters exclusively, waiting as `wait` does.
     ///
     /// # Panics
     /// As [`read`](Self::read).
@@ -112,7 +116,7 @@ impl RwLock {
             return true;
         }
         self.word.load(Ordering::Relaxed) == from
-            // Acquire meets the Release of every holder that left.
+            // Acquire synchronises with the Release of every earlier holder.
             && self
                 .word
                 .compare_exchange(from, WRITER, Ordering::Acquire, Ordering::Relaxed)
@@ -144,10 +148,11 @@ pub struct ReadGuard<'a> {
 }
 
 impl ReadGuard<'_> {
-    /// Waits until the reader inside that was the writer has left, if there is one. No other comes meanwhile. It
-    /// waits for no other reader, so a caller that holds the lock delays no CPU that leaves it.
+    /// Waits until a downgraded writer inside has left, if there is one. No other can enter
+    /// meanwhile. The call does not wait for other readers, so a caller that holds the lock delays
+    /// no leaving CPU.
     pub fn await_downgraded(&self, wait: &(impl Wait + ?Sized)) {
-        // Acquire meets the Release of its leaving.
+        // Acquire synchronises with the Release of the leaving reader.
         until(wait, || self.lock.word.load(Ordering::Acquire) & DOWNGRADED == 0);
     }
 }
@@ -159,23 +164,24 @@ impl Drop for ReadGuard<'_> {
     }
 }
 
-/// The writer inside an [`RwLock`], or the reader that it has become.
+/// The writer inside an [`RwLock`], or the reader after its downgrade.
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct WriteGuard<'a> {
     lock: &'a RwLock,
-    /// What it has in the word.
+    /// This holder's part of the word.
     inside: Cell<u32>,
     #[expect(dead_code, reason = "struck out when it is dropped")]
     mark: Mark<'a>,
 }
 
 impl WriteGuard<'_> {
-    /// Makes the writer a reader, without a moment in which another writer could enter. Readers may, from now on.
+    /// Makes the writer a reader, without a moment in which another writer could enter. Readers may
+    /// enter from now on.
     pub fn downgrade(&self) {
         let reader = if lost(Mutant::DowngradeStays) { 0 } else { DOWNGRADED };
         let before = self.inside.replace(reader);
-        // Release: the readers that enter see what was written.
+        // Release: readers that enter see the writer's stores.
         self.lock.word.fetch_add(reader.wrapping_sub(before), Ordering::Release);
     }
 }
@@ -183,7 +189,7 @@ impl WriteGuard<'_> {
 impl Drop for WriteGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Not a store: queued readers have counted themselves meanwhile.
+        // Not a store, because queued readers have counted themselves meanwhile.
         self.lock.word.fetch_sub(self.inside.get(), Ordering::Release);
     }
 }
@@ -212,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_writer_holds_new_readers_back() {
+    fn a_waiting_writer_blocks_new_readers() {
         let lock = RwLock::new();
         let inside = lock.read(&Spin);
         std::thread::scope(|scope| {
@@ -240,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_has_become_a_reader_lets_readers_in_and_keeps_writers_out() {
+    fn a_downgraded_writer_admits_readers_and_excludes_writers() {
         let (lock, has_left) = (RwLock::new(), AtomicBool::new(false));
         let writer = lock.write(&Spin);
         std::thread::scope(|scope| {
@@ -249,7 +255,7 @@ mod tests {
                 reader.await_downgraded(&Yield);
                 assert!(has_left.load(Ordering::Relaxed));
             });
-            // It is at the head, inside as soon as the writer is none.
+            // The reader is at the head, and enters as soon as no writer is inside.
             until(&Yield, || lock.word.load(Ordering::Relaxed) == WRITER + READER);
             writer.downgrade();
             writer.downgrade();

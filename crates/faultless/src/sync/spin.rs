@@ -1,10 +1,10 @@
-//! A spin lock, for critical sections of a few instructions that wait for nothing.
+//! A spin lock, for critical sections of a few instructions without waits.
 //!
 //! Test-and-test-and-set: a waiter reads until the lock looks free, and only then writes the line.
-//! Not fair; what needs fairness queues by itself ([`range`](super::range)).
+//! The lock is not fair; fair users have their own queue ([`range`](super::range)).
 //!
-//! A waiter looks less and less often (see [`Pauses`]). A queue of waiters would move the line less; but where
-//! CPUs are virtual, all would wait for the one that the host does not run.
+//! A waiter backs off exponentially (see [`Pauses`]). A queue of waiters would move the line less
+//! often; but on virtual CPUs all waiters would wait for the one that the host has descheduled.
 
 use super::atomic::{AtomicBool, Ordering};
 use super::mutant::{Mutant, lost};
@@ -17,7 +17,7 @@ use core::ops::{Deref, DerefMut};
 #[cfg(loom)]
 use loom::cell::UnsafeCell;
 
-/// Core's cell in the shape of the model checker's, which watches each access.
+/// Core's cell with the interface of the model checker's cell, which checks each access.
 #[cfg(not(loom))]
 struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
@@ -38,28 +38,28 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A value that one CPU at a time may reach. `C` is its place in the [lock order](super::order).
+/// A value that one CPU at a time may access. `C` is its class in the [lock order](super::order).
 ///
-/// *Invariant (lock owns):* while `held` is true, only the one live [`SpinGuard`] reaches `value`.
+/// *Invariant (lock owns):* while `held` is true, only the one live [`SpinGuard`] accesses `value`.
 pub struct SpinLock<T, C = Outside> {
     held: AtomicBool,
     class: PhantomData<fn() -> C>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `value` is reached by one thread at a time (lock owns), which is sending it.
+// SAFETY: `value` is accessed by one thread at a time (lock owns), which amounts to sending it.
 unsafe impl<T: Send, C> Sync for SpinLock<T, C> {}
 // SAFETY: the lock owns the value.
 unsafe impl<T: Send, C> Send for SpinLock<T, C> {}
 
 impl<T> SpinLock<T> {
-    /// A free lock around `value`, outside the subsystem's order.
+    /// Returns a free lock around `value`, outside the subsystem's order.
     #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
         Self::ordered(value)
     }
 
-    /// A free lock around `value`, outside the subsystem's order.
+    /// Returns a free lock around `value`, outside the subsystem's order.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
         Self::ordered(value)
@@ -67,14 +67,14 @@ impl<T> SpinLock<T> {
 }
 
 impl<T, C> SpinLock<T, C> {
-    /// A free lock around `value`.
+    /// Returns a free lock around `value`.
     #[cfg(not(loom))]
     pub const fn ordered(value: T) -> Self {
         let held = AtomicBool::new(false);
         Self { held, class: PhantomData, value: UnsafeCell::new(value) }
     }
 
-    /// A free lock around `value`.
+    /// Returns a free lock around `value`.
     #[cfg(loom)]
     pub fn ordered(value: T) -> Self {
         let held = AtomicBool::new(false);
@@ -84,7 +84,7 @@ impl<T, C> SpinLock<T, C> {
     /// Takes the lock, waiting as `wait` does.
     ///
     /// # Panics
-    /// In builds with debug assertions, when the CPU holds what it must not; see [`order`].
+    /// In builds with debug assertions, on a violation of the lock order; see [`order`].
     #[inline]
     #[cfg_attr(feature = "observe", track_caller)]
     pub fn lock<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> SpinGuard<'a, T, C>
@@ -100,7 +100,7 @@ impl<T, C> SpinLock<T, C> {
         guard
     }
 
-    /// [`lock`](Self::lock), but `None` as soon as `given_up` returns true while it waits.
+    /// [`lock`](Self::lock), but returns `None` as soon as `given_up` returns true during the wait.
     ///
     /// # Panics
     /// As [`lock`](Self::lock).
@@ -123,7 +123,7 @@ impl<T, C> SpinLock<T, C> {
         Some(guard)
     }
 
-    /// Takes the lock, which another CPU has.
+    /// Takes the lock after waiting for another CPU.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "observe", track_caller)]
@@ -158,26 +158,26 @@ impl<T, C> SpinLock<T, C> {
         }
     }
 
-    /// Takes the lock, which no other CPU can reach now. So it is in no order.
+    /// Takes the lock, which no other CPU can access now. So the lock order does not apply.
     #[inline]
     pub fn lock_mut(&mut self) -> SpinGuard<'_, T, C> {
         self.held.store(true, Ordering::Relaxed);
         SpinGuard { lock: self, mark: Mark::none() }
     }
 
-    /// Takes the lock if it is free. It is not written down.
+    /// Takes the lock if it is free. Not recorded in the lock order.
     #[inline]
     #[cfg_attr(feature = "observe", track_caller)]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T, C>> {
-        // Acquire meets the Release of the guard's drop. Not a swap, whose failure would store: the
-        // model checker then does not know that the holder's release comes later.
+        // Acquire synchronises with the Release of the guard's drop. Not a swap, which would store
+        // even on failure: the model checker then could not order the holder's release after it.
         let taken =
             self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Lazily: dropping a guard that does not hold the lock would free it.
+        // Lazy, because dropping a guard that does not hold the lock would free the lock.
         (taken || lost(Mutant::SpinExcludes)).then(|| SpinGuard { lock: self, mark: Mark::none() })
     }
 
-    /// The value, which no other CPU can reach now.
+    /// Returns the value, which no other CPU can access now.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         // SAFETY: `&mut self` excludes guards and other threads.
@@ -200,15 +200,15 @@ impl<T: fmt::Debug, C> fmt::Debug for SpinLock<T, C> {
     }
 }
 
-/// Holds a [`SpinLock`]; dropping it frees the lock.
+/// Holds a [`SpinLock`]; the drop frees the lock.
 #[must_use = "the lock is free again when the guard is dropped"]
 pub struct SpinGuard<'a, T, C = Outside> {
     lock: &'a SpinLock<T, C>,
     mark: Mark<'a>,
 }
 
-// SAFETY: sharing the guard shares `&T` only. (Without this, a guard of a `T: Send + !Sync` would
-// be `Sync`, because the lock is.)
+// SAFETY: sharing the guard shares only `&T`. (Without this bound, a guard of a
+// `T: Send + !Sync` would be `Sync`, because the lock is.)
 unsafe impl<T: Sync, C> Sync for SpinGuard<'_, T, C> {}
 
 impl<T, C> Deref for SpinGuard<'_, T, C> {
@@ -216,7 +216,7 @@ impl<T, C> Deref for SpinGuard<'_, T, C> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: this guard is the only way to the value (lock owns), borrowed shared.
+        // SAFETY: this guard has the only access to the value (lock owns), borrowed shared.
         self.lock.value.with(|value| unsafe { &*value })
     }
 }
@@ -224,7 +224,7 @@ impl<T, C> Deref for SpinGuard<'_, T, C> {
 impl<T, C> DerefMut for SpinGuard<'_, T, C> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard is the only way to the value (lock owns), borrowed exclusively.
+        // SAFETY: this guard has the only access to the value (lock owns), borrowed exclusively.
         self.lock.value.with_mut(|value| unsafe { &mut *value })
     }
 }
@@ -277,8 +277,8 @@ mod tests {
         assert_eq!(*lock.lock(&Spin), 4 * TIMES);
     }
 
-    /// A waiter's time, and the guard that it waits for: that is dropped at `free_at`. To give the core away takes
-    /// much longer than to look again.
+    /// A waiter's clock, and the guard it waits for, which is dropped at `free_at`. Releasing the
+    /// core takes much longer than another read.
     struct Clock<'a> {
         now: Cell<u64>,
         looks: Cell<u32>,
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "on one thread, and takes the interpreter minutes")]
-    fn a_waiter_looks_seldom_and_waits_at_most_twice_as_long_as_it_must() {
+    fn waiters_read_rarely_and_wait_at_most_twice_the_needed_time() {
         let waited = |free_at| {
             let lock = SpinLock::new(());
             let holder = RefCell::new(Some(lock.try_lock().unwrap()));

@@ -1,42 +1,45 @@
-//! Whether a CPU is in something that others wait for: a number that is odd meanwhile.
+//! A per-CPU counter that is odd while the CPU is in a critical region.
 //!
-//! A CPU that waits reads the number of each other one. Where it is odd, it waits for another number, whichever: so it does not wait for what begins later, and CPUs that
-//! begin again and again do not let it wait for ever.
+//! A waiting CPU reads the counter of each other CPU. If a counter is odd, the waiter waits until
+//! its value changes. So the waiter does not wait for later regions, and CPUs that repeatedly enter
+//! regions cannot make it wait indefinitely.
 //!
-//! How what the CPU does in between is ordered against those who look is for the user of this to say, with fences; or it [comes to look](Stays::begin_looking)
-//! at what others [close](await_all).
+//! The user of this type must order the accesses in the region against the waiters, with fences; or
+//! the CPU [enters with a check](Stays::begin_looking) of a flag that waiters [close](await_all).
 
 use super::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use super::mutant::{Mutant, lost};
 use super::wait::{Wait, until};
 
-/// How often a CPU has come, and how often it has left. Its CPU alone writes it.
+/// The number of entries plus the number of exits of a CPU. Only this CPU writes the counter.
 #[derive(Debug, Default)]
 pub struct Stays(AtomicU64);
 
-/// A CPU is there until this is dropped.
+/// A critical region of a CPU, which ends with the drop.
 #[derive(Debug)]
 pub struct Stay<'a>(Option<&'a Stays>);
 
 impl Stays {
-    /// The number of the stay in which the CPU is. What the CPU did in those before has happened.
+    /// Returns the number of the current region of the CPU, if it is in one. All accesses in
+    /// earlier regions happened before.
     pub fn current(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Acquire)).filter(|number| !number.is_multiple_of(2))
     }
 
-    /// The CPU of this comes. A stay within another is part of that one.
+    /// Enters a region on the CPU of this counter. A nested region is part of the outer one.
     pub fn begin(&self) -> Stay<'_> {
         let number = self.0.load(Ordering::Relaxed);
         if !number.is_multiple_of(2) {
             return Stay(None);
         }
-        // A CPU that waits for the stay before may find this number first.
+        // A CPU that waits for the previous region may read this number first.
         self.0.store(number + 1, Ordering::Release);
         Stay(Some(self))
     }
 
-    /// As [`begin`](Self::begin), before the CPU looks whether something is closed. `any` says from now on that a CPU has come to look. A CPU that closes
-    /// something and then [waits](await_all) finds this stay, or this CPU finds it closed.
+    /// As [`begin`](Self::begin), for a CPU that then checks whether some object is closed. Sets
+    /// `any`, which records that any CPU has entered this way. A CPU that closes the object and
+    /// then [waits](await_all) finds this region, or this CPU finds the object closed.
     pub fn begin_looking(&self, any: &AtomicBool) -> Stay<'_> {
         let stay = self.begin();
         if !any.load(Ordering::Relaxed) {
@@ -48,7 +51,7 @@ impl Stays {
         stay
     }
 
-    /// Waits until the stay in which the CPU is now, if it is, has ended, or until there is `enough`.
+    /// Waits until the CPU's current region, if any, has ended, or until `enough` returns true.
     pub fn await_end(&self, wait: &(impl Wait + ?Sized), enough: impl Fn() -> bool) {
         if let Some(number) = self.current() {
             until(wait, || self.current() != Some(number) || enough());
@@ -56,7 +59,8 @@ impl Stays {
     }
 }
 
-/// Behind the closing of something: waits for the CPUs that may have found it open. As long as [none has come to look](Stays::begin_looking), nothing else is read.
+/// Called after closing an object: waits for the CPUs that may have found it open. Until the first
+/// [entry with a check](Stays::begin_looking), reads only `any`.
 pub fn await_all<'s>(
     any: &AtomicBool,
     all: impl IntoIterator<Item = &'s Stays>,

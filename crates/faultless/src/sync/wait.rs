@@ -1,21 +1,20 @@
-//! What a CPU does between two looks at something that another CPU must change.
+//! Wait loops: spin, serve shootdown requests, then park.
 
 use super::atomic::spin_hint;
 use super::order::Record;
 use crate::machine::CpuId;
 
-/// How a waiter spends the time between two looks.
+/// The behaviour of a waiter between two reads of the awaited state.
 ///
-/// Wait loops service shootdown requests: a CPU of the subsystem serves them here, so that a lock's
-/// holder may wait for the flush of a CPU that waits for the lock.
+/// Wait loops serve shootdown requests: a CPU of the subsystem serves them here, so a lock's holder
+/// may wait for the flush of a CPU that waits for the lock.
 pub trait Wait {
-    /// Called after each look that found nothing; `looks` counts them from 0 and stops at its
-    /// largest value.
+    /// Called after each unsuccessful read; `looks` counts the calls from 0 and saturates.
     fn wait(&self, looks: u32);
 
-    /// Called in place of [`wait`](Self::wait) after [`LOOKS_BEFORE_PARKING`] looks, by a waiter that has said where
-    /// others see it that it wants to be [woken](Self::wake): gives the core away until then. May return
-    /// for no reason, and returns at once after a wake-up that came before.
+    /// Called in place of [`wait`](Self::wait) after [`LOOKS_BEFORE_PARKING`] reads, by a waiter
+    /// that has published its wish to be [woken](Self::wake): releases the core until then. May
+    /// return spuriously, and returns at once after an earlier wake-up.
     fn park(&self) {
         self.wait(u32::MAX);
     }
@@ -23,19 +22,19 @@ pub trait Wait {
     /// Ends the [`park`](Self::park) of another CPU, or its next one.
     fn wake(&self, _cpu: CpuId) {}
 
-    /// Where the waiting CPU writes down what it holds; see [`order`](super::order). A waiter that is no CPU
-    /// of the subsystem writes nothing down.
+    /// Returns the record of the resources held by the waiting CPU; see [`order`](super::order).
+    /// `None` for a waiter that is no CPU of the subsystem.
     #[inline(always)]
     fn order(&self) -> Option<&Record> {
         None
     }
 }
 
-/// How often a waiter looks before it parks: about as long as it takes to stop a core's work and start it
-/// again, so that a wait costs at most twice what it would if its length were known.
+/// The number of reads before a waiter parks: they take about as long as stopping and restarting a
+/// core, so that a wait costs at most twice its optimal cost.
 pub const LOOKS_BEFORE_PARKING: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 64 };
 
-/// Waits by spinning, and services no requests: for leaves and tests.
+/// Waits by spinning, without serving requests: for leaves and tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 
@@ -46,15 +45,17 @@ impl Wait for Spin {
     }
 }
 
-/// How often a waiter pauses between two looks, at most: for some ten microseconds. Once in models, where time is looks.
+/// The maximum number of pauses between two reads: about ten microseconds. One in models, in which
+/// reads are the unit of time.
 pub(super) const MOST_PAUSES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 512 };
 
-/// Waits that get longer, between the looks at a line for which many CPUs may wait.
+/// Exponential backoff, between reads of a line for which many CPUs may wait.
 ///
-/// Each look takes the line from the CPU that is about to write it, which then waits for it. So a waiter looks less and less often: it waits
-/// twice as long before each look as before the last, up to [`MOST_PAUSES`]. From where waits give the core away, which takes longer, it begins
-/// again with short ones. With many CPUs the line then moves a few times meanwhile, and
-/// not once for each CPU that waits; and nobody waits for more than twice as long as it must.
+/// Each read takes the line from the CPU that is about to write it, which then waits for the line.
+/// So a waiter reads less and less often: each wait is twice as long as the last, up to
+/// [`MOST_PAUSES`]. When waits begin to release the core, which takes longer, the waits restart
+/// short. With many CPUs the line then moves a few times, instead of once for each waiting CPU, and
+/// no CPU waits for more than twice the necessary time.
 #[derive(Debug, Default)]
 pub struct Pauses {
     looks: u32,
@@ -62,7 +63,7 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// Waits before the next look.
+    /// Waits before the next read.
     pub fn pause<W: Wait + ?Sized>(&mut self, wait: &W) {
         self.pauses = (2 * self.pauses).clamp(1, MOST_PAUSES);
         if self.looks < LOOKS_BEFORE_PARKING {
@@ -75,7 +76,7 @@ impl Pauses {
     }
 }
 
-/// Looks less and less often until `ready` says yes: for what many CPUs may wait for at once.
+/// Waits with backoff until `ready` returns true: for state that many CPUs may wait for.
 pub fn until_many<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {
     let mut pauses = Pauses::default();
     while !ready() {
@@ -83,7 +84,7 @@ pub fn until_many<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Looks until `ready` says yes.
+/// Waits until `ready` returns true.
 #[inline]
 pub fn until<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {
     let mut looks = 0u32;
@@ -93,7 +94,7 @@ pub fn until<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Waits by giving the core away: threads of a test outnumber the cores.
+/// Waits by yielding the core, because threads of a test outnumber the cores.
 #[cfg(all(test, not(loom)))]
 pub(crate) struct Yield;
 
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_hears_how_often_it_looked_in_vain() {
+    fn until_counts_unsuccessful_reads() {
         let count = Count(Cell::new(0));
         until(&count, || count.0.get() == 3);
         assert_eq!(count.0.get(), 3);

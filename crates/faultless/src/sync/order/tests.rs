@@ -1,4 +1,4 @@
-//! Each kind of inversion is planted, and must be noticed although nobody else is there to meet it.
+//! Tests make each kind of inversion, which must be detected although there is no second CPU.
 
 use super::*;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
@@ -22,7 +22,7 @@ use crate::{Invalidate, SpaceId, Vm};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::String;
 
-/// A CPU that spins, and keeps a record.
+/// A spinning CPU with a record.
 struct Here(Local);
 
 impl Wait for Here {
@@ -36,11 +36,12 @@ impl Wait for Here {
 }
 
 fn here() -> Here {
-    // SAFETY: each test makes per-CPU values of its own, and claims one CPU.
+    // SAFETY: each test makes its own per-CPU values, and claims one CPU.
     Here(unsafe { Local::claim(CpuId(0)) })
 }
 
-/// What `body` is told when it breaks the order. That it holds nothing afterwards is checked too.
+/// Returns the panic message of `body`, which violates the order. Also checks that the CPU holds no
+/// resource afterwards.
 fn told(here: &Here, body: impl FnOnce()) -> String {
     let told = catch_unwind(AssertUnwindSafe(body)).expect_err("the order was kept");
     assert_eq!(here.0.order().names().next(), None, "still held");
@@ -59,7 +60,7 @@ fn page(number: u64) -> [VirtRange; 2] {
 }
 
 #[test]
-fn the_right_order_is_silent() {
+fn the_correct_order_does_not_panic() {
     let here = here();
     let (coarse, fine) = (RwLock::new(), RangeLock::new());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
@@ -85,7 +86,7 @@ fn the_right_order_is_silent() {
 }
 
 #[test]
-fn no_lock_of_a_space_is_waited_for_in_a_section_or_under_what_comes_later() {
+fn waiting_for_a_space_lock_in_a_section_or_under_later_ranks_panics() {
     let here = here();
     let (coarse, fine) = (RwLock::new(), RangeLock::new());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
@@ -118,9 +119,10 @@ fn no_lock_of_a_space_is_waited_for_in_a_section_or_under_what_comes_later() {
     says(&heard, of_coarse, "a VMA's lock");
 }
 
-/// Nor is another space waited for: the owner of that one might wait for this.
+/// An owner does not wait for another space either: the owner of the other space might wait for
+/// this one.
 #[test]
-fn an_owner_waits_for_no_lock_of_a_space() {
+fn an_owner_that_waits_for_a_space_lock_panics() {
     let (here, fine) = (here(), RangeLock::new());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
     let grace = Grace::try_new(1).unwrap();
@@ -136,14 +138,14 @@ fn an_owner_waits_for_no_lock_of_a_space() {
         other.share(&grace.enter(&here.0), CpuId(0), &here);
     });
     says(&heard, owner, owner);
-    // A call that is over holds nothing.
+    // A finished call holds no resource.
     drop(own.hold(CpuId(0), &here).unwrap());
     other.share(&grace.enter(&here.0), CpuId(0), &here);
 }
 
-/// A claim that waits ends its section first, and only then it waits; one that forgets to is noticed.
+/// A claim that waits must end its section first; otherwise the check detects it.
 #[test]
-fn a_claim_that_has_to_wait_has_left_its_section() {
+fn a_claim_must_leave_its_section_before_it_waits() {
     let (here, fine) = (here(), RangeLock::new());
     let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
     let grace = Grace::try_new(1).unwrap();
@@ -157,13 +159,13 @@ fn a_claim_that_has_to_wait_has_left_its_section() {
     says(&heard, "a space's range lock", "a grace section");
     drop(blocker);
     let section = grace.enter(&here.0);
-    // Nobody to wait for.
+    // There is no CPU to wait for.
     drop(fine.acquire_leaving(&slots, &here.0, page(1), &here, || {}));
     drop(section);
 }
 
 #[test]
-fn nobody_waits_for_an_entry_while_holding_one() {
+fn waiting_for_an_entry_while_holding_one_panics() {
     let here = here();
     let slots = [0, 0].map(AtomicU64::new);
     let there = AtomicU64::new(Entry::leaf(FrameNumber(7)).0);
@@ -189,7 +191,7 @@ fn nobody_waits_for_an_entry_while_holding_one() {
 }
 
 #[test]
-fn nobody_waits_for_a_flush_while_holding_what_the_mmu_can_use() {
+fn waiting_for_a_flush_under_a_pinned_entry_panics() {
     let here = here();
     let machine = TestMachine::new(1, 2);
     let inboxes = crate::sync::percpu::PerCpu::try_new(1, |_| Inbox::new()).unwrap();
@@ -215,11 +217,11 @@ fn nobody_waits_for_a_flush_while_holding_what_the_mmu_can_use() {
     held.revert();
 }
 
-/// Nor does a CPU that protects pages in its turn keep anybody from a space for whom it waits.
+/// A CPU that protects pages in its turn blocks no space that it waits for.
 #[test]
-fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
+fn a_store_is_called_with_turns_only() {
     let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
-    // SAFETY: the only one.
+    // SAFETY: the only `Cpu`.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let file = Object::of_store(&cpu, std::sync::Arc::new(Zeros(4)), 1).unwrap();
     file.write_page(&cpu, 0, |_| ()).unwrap();
@@ -245,7 +247,8 @@ fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
     refused(&|| assert!(file.punch(&cpu, 0..1).is_ok()), turn);
     let read = || assert!(file.read_page(&cpu, 3, |_| ()).is_ok());
     refused(&read, "a store");
-    // In the turn claims are made; and the turn of another object, of which the store may be made, is taken.
+    // A CPU in its turn makes claims; and takes the turn of another object, of which the store may
+    // consist.
     let other = Object::of_store(&cpu, std::sync::Arc::new(Zeros(4)), 1).unwrap();
     file.write_page(&cpu, 1, |_| ()).unwrap();
     let protected = core::cell::Cell::new(false);
@@ -261,11 +264,11 @@ fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
     Object::release(other, &cpu);
 }
 
-/// Each waits for CPUs that walk, and so for itself.
+/// Each of these calls waits for walking CPUs, and so for itself.
 #[test]
-fn nothing_that_awaits_walks_is_in_one() {
+fn waiting_for_walks_in_a_walk_panics() {
     let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
-    // SAFETY: the only one.
+    // SAFETY: the only `Cpu`.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let spaces = [(); 2].map(|()| Space::new(&cpu).unwrap());
     let [ended, dropped] = spaces;
@@ -283,14 +286,14 @@ fn nothing_that_awaits_walks_is_in_one() {
     refused(&mut || _ = cpu.end_dropped());
     let mut ended = Some(ended);
     refused(&mut || ended.take().unwrap().exit(&cpu));
-    // The space was dropped then.
+    // The space was dropped.
     assert_eq!(cpu.end_dropped(), 2);
     cpu.drain();
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
 #[test]
-fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
+fn waiting_for_a_grace_period_in_a_section_or_under_a_lock_panics() {
     let here = here();
     let grace = Grace::try_new(1).unwrap();
     let (coarse, slot) = (RwLock::new(), AtomicU64::new(0));
@@ -312,7 +315,7 @@ fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
         held.revert();
     });
     says(&heard, grace_period, "a busy entry");
-    // Nor does the one that may hold the locks of a space hold more than these.
+    // The holder of the locks of a space may hold no further resource either.
     let heard = told(&here, || {
         let _vma = hold::<VmaLock>(&here);
         grace.synchronize_locked(&here.0, &spin);
@@ -321,7 +324,7 @@ fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
 }
 
 #[test]
-fn who_holds_a_leaf_waits_for_nothing() {
+fn waiting_under_a_leaf_panics() {
     let here = here();
     let tree = SpinLock::<_, LazyHull>::ordered(());
     let buddy = SpinLock::<_, ArenaBuddy>::ordered(());
@@ -337,20 +340,20 @@ fn who_holds_a_leaf_waits_for_nothing() {
         drop(coarse.write(&here));
     });
     says(&heard, "a space's mmap_lock", leaf);
-    // Those of a kernel are its own business; what nobody else knows is in no order.
+    // A kernel's locks are outside the order, as are values that no other CPU can access.
     let outside = SpinLock::new(());
     let mut own = SpinLock::<_, LazyHull>::ordered(());
     let (_outside, _own) = (outside.lock(&here), own.lock_mut());
     drop(buddy.lock(&here));
 }
 
-/// Calls write down what they hold, whatever the policy, and hold nothing once they are over.
+/// Under every policy calls record the resources they hold, and hold none after they return.
 #[test]
-fn a_call_in_a_section_is_noticed_where_it_waits() {
+fn a_call_that_waits_in_a_section_panics() {
     for locking in Locking::ALL {
         let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
         vm.set(Setting::Locking(locking));
-        // SAFETY: the only one.
+        // SAFETY: the only `Cpu`.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         let record = cpu.local().order();
         let space = Space::new(&cpu).unwrap();
