@@ -1,26 +1,32 @@
-//! A space's memory from outside: for a debugger, a hypervisor, a software MMU, or a kernel's call about another process.
+//! Access to a space's memory from outside: for a debugger, a hypervisor, a software MMU, or a
+//! kernel's call about another process.
 //!
-//! No CPU need run the space. [`read_bytes`](Space::read_bytes) and [`write_bytes`](Space::write_bytes) go page by page, and
-//! each page is one visit (see [`visit`](super::visit)): a shared claim, which excludes operations that change mappings. So
-//! `munmap`, `mprotect`, `mremap` and `fork` come completely before or after the access to a page: a child of `fork` has all
-//! of what was written to a page, or nothing. One exception: under a baseline policy (`mmap_lock`, `per_vma`) an operation that
-//! unmaps lets readers in once its VMAs are out of the tree (see [`unmap`](super::unmap)). An access may then still find the
-//! page's entry, as long as it is not cleared, and copies from or to the page's frame, which its reference keeps. The copy may
-//! end after that operation has returned, but before anything else is mapped there, since that needs the lock to write.
+//! No CPU need run the space. [`read_bytes`](Space::read_bytes) and
+//! [`write_bytes`](Space::write_bytes) proceed page by page, with one visit for each page (see
+//! [`visit`](super::visit)): a shared claim, which excludes operations that change mappings. So
+//! `munmap`, `mprotect`, `mremap` and `fork` come completely before or after the access to a page:
+//! a child of `fork` has either all bytes written to a page, or none. One exception: under a
+//! baseline policy (`mmap_lock`, `per_vma`) an unmapping operation admits readers once its VMAs are
+//! out of the tree (see [`unmap`](super::unmap)). Then an access may still find the page's entry
+//! until the entry is cleared, and copies from or to the page's frame, which its reference keeps.
+//! The copy may end after the operation has returned, but before a new mapping is made there, since
+//! this needs the lock for writing.
 //!
-//! Under the claim the access does what a CPU does:
+//! Under the claim the access proceeds like a CPU:
 //!
-//! 1. It looks at the entry. One that does not allow the access leads to a fault, without the claim, and then it looks again.
-//!    So missing pages come in, shared ones are copied before a store, and what the protection forbids is refused.
+//! 1. It reads the entry. If the entry does not allow the access, it serves a fault, without the
+//!    claim, and then retries. So missing pages are read in, shared pages are copied before a
+//!    store, and forbidden accesses are refused.
 //! 2. It sets the accessed bit, and for a store the dirty bit, so that a lazily freed page stays.
-//! 3. It takes a reference to the frame and looks at the entry again. If it is the same, the reference is to the right frame.
+//! 3. It takes a reference to the frame and reads the entry again. If the entry is unchanged, the
+//!    reference is to the right frame.
 //! 4. It copies, and drops the reference.
 //!
-//! Discards and revocations also hold shared claims, so they may take the page away between 3 and 4. The access then
-//! takes effect before them, on the frame that the reference keeps.
+//! Discards and revocations also hold shared claims, so they may remove the page between 3 and 4.
+//! Then the access takes effect before them, on the frame kept by the reference.
 //!
-//! Aligned words of 8 bytes are copied whole, other bytes one by one, each as a relaxed atomic access: programs may load and
-//! store them meanwhile.
+//! Aligned words of 8 bytes are copied whole, other bytes individually, each as a relaxed atomic
+//! access, because programs may load and store them concurrently.
 
 use super::Space;
 use super::vma::Prot;
@@ -37,25 +43,26 @@ use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::fmt;
-// Bytes of programs are no state of the subsystem.
+// Bytes of programs do not belong to the subsystem's state.
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Bytes that are copied at once, where they are aligned.
+/// The number of bytes copied at once, if aligned.
 const WORD: usize = size_of::<u64>();
 
-/// Where an address of a space leads, and what the MMU allows there.
+/// The frame of an address of a space, and the permissions of the MMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Translation {
     /// The frame.
     pub frame: FrameNumber,
-    /// The byte of the frame that the address names.
+    /// The byte offset of the address in the frame.
     pub offset: usize,
-    /// The accesses that need no fault, or, of a [walk](Space::walk), no further walk. A page that a fault would copy before a store is not `WRITE`; a page of a
-    /// mapping without any permission has none.
+    /// The accesses that need no fault, or, for a [walk](Space::walk), no further walk. A page that
+    /// a fault would copy before a store is not `WRITE`; a page of a mapping without any permission
+    /// has none.
     pub prot: Prot,
-    /// How device memory is cached; none for the subsystem's own. The frame of device memory is the kernel's, and
-    /// [`Machine::frame_bytes`] knows nothing of it.
+    /// The cache mode of device memory; `None` for the subsystem's memory. Frames of device memory
+    /// belong to the kernel, and [`Machine::frame_bytes`] does not accept them.
     pub device: Option<CacheMode>,
 }
 
@@ -73,13 +80,13 @@ impl Translation {
     }
 }
 
-/// An access from outside that came to a place where a program's own access would be refused.
+/// An access from outside that reached an address at which a program's own access would be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AccessError {
-    /// The bytes before that place, which were read or written.
+    /// The number of bytes before this address, which were read or written.
     pub done: usize,
-    /// What the program would be told.
+    /// The error that a program would receive.
     pub error: FaultError,
 }
 
@@ -92,21 +99,25 @@ impl fmt::Display for AccessError {
 impl core::error::Error for AccessError {}
 
 impl<M: Machine> Space<M> {
-    /// Where `addr` leads at present, if a page is mapped there. It may lead elsewhere a moment later, and the frame may
-    /// have another owner by then. Nothing changes, and no page is faulted in. It is not to be cached: see [`walk`](Self::walk).
+    /// Returns the current translation of `addr`, if a page is mapped. The page may move
+    /// immediately afterwards, and the frame may then have another owner. The call changes no state
+    /// and faults in no page. The result must not be cached: see [`walk`](Self::walk).
     pub fn translate(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<Translation> {
         let section = self.section(cpu);
         let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
         entry.is_mapped().then(|| Translation::new(cpu, entry, addr))
     }
 
-    /// Does what the MMU of a CPU does when its TLB has no translation of `addr` for `access`: sets the accessed bit, and
-    /// for a store the dirty bit, and says where the address leads. `None`: the access [faults](Self::fault_of).
+    /// Performs the walk of an MMU for an `access` to `addr` without a TLB entry: sets the accessed
+    /// bit, and for a store the dirty bit, and returns the translation. `None`: the access
+    /// [faults](Self::fault_of).
     ///
-    /// This is for machines whose MMU is software. The translation is good on a CPU that [runs](Self::activate) the space, until it
-    /// [serves flushes](Cpu::serve_flushes) or makes another call of the subsystem; it then keeps only what
-    /// [`Machine::invalidate`] has not told it to drop. It is good for the accesses of its `prot`, which has `WRITE` only where the
-    /// dirty bit is set: the first store to a page that was only loaded from is a walk of its own, as on hardware.
+    /// For machines with a software MMU. The translation is valid on a CPU that
+    /// [runs](Self::activate) the space, until the CPU [serves flushes](Cpu::serve_flushes) or
+    /// makes another call of the subsystem; afterwards the CPU may keep translations that
+    /// [`Machine::invalidate`] did not drop. The translation is valid for the accesses in its
+    /// `prot`, which contains `WRITE` only if the dirty bit is set: the first store after loads
+    /// requires another walk, as on hardware.
     pub fn walk(&self, cpu: &Cpu<'_, M>, addr: u64, access: Access) -> Option<Translation> {
         let section = self.section(cpu);
         let entry = self.touch(cpu, &section, addr, access)?;
@@ -117,14 +128,15 @@ impl<M: Machine> Space<M> {
         Some(found)
     }
 
-    /// Reads the bytes from `addr` on into `to`, as a load of a program does: pages that are missing are faulted in, and
-    /// the protection holds. No stack grows. What other CPUs store meanwhile is seen or not, aligned word by word.
+    /// Reads the bytes starting at `addr` into `to`, like a load of a program: missing pages are
+    /// faulted in, and the protection applies. No stack grows. Concurrent stores of other CPUs are
+    /// seen or not, by aligned words.
     ///
-    /// Not inside the closure of [`areas`](Self::areas) or another listing.
+    /// Not allowed inside the closure of [`areas`](Self::areas) or another listing.
     ///
     /// # Errors
-    /// How many bytes came through, and what the program's own load would be told at the next. Device memory, which only the
-    /// kernel can reach, is refused like memory that the mapping protects.
+    /// The number of bytes copied, and the error of a program's own load of the next byte. Device
+    /// memory, which only the kernel can access, is refused like memory protected by the mapping.
     pub fn read_bytes(
         &self,
         cpu: &Cpu<'_, M>,
@@ -132,29 +144,29 @@ impl<M: Machine> Space<M> {
         to: &mut [u8],
     ) -> Result<(), AccessError> {
         self.each_page(cpu, addr, to.len(), Access::Read, |page, done, len| {
-            // SAFETY: bytes of a page that is referred to.
+            // SAFETY: bytes of a referenced page.
             unsafe { load_bytes(page, &mut to[done..done + len]) };
         })
     }
 
-    /// Writes `from` to the bytes from `addr` on, as a store of a program does: pages that are missing are faulted in, those that
-    /// are shared with another space are copied first, and the protection holds. No stack grows. Other CPUs see what is
-    /// written aligned word by word.
+    /// Writes `from` to the bytes starting at `addr`, like a store of a program: missing pages are
+    /// faulted in, pages shared with another space are copied first, and the protection applies. No
+    /// stack grows. Other CPUs see the written bytes by aligned words.
     ///
-    /// Not inside the closure of [`areas`](Self::areas) or another listing.
+    /// Not allowed inside the closure of [`areas`](Self::areas) or another listing.
     ///
     /// # Errors
-    /// How many bytes came through, and what the program's own store would be told at the next; device memory as in
-    /// [`read_bytes`](Self::read_bytes).
+    /// The number of bytes copied, and the error of a program's own store of the next byte; device
+    /// memory as in [`read_bytes`](Self::read_bytes).
     pub fn write_bytes(&self, cpu: &Cpu<'_, M>, addr: u64, from: &[u8]) -> Result<(), AccessError> {
         self.each_page(cpu, addr, from.len(), Access::Write, |page, done, len| {
-            // SAFETY: bytes of a page that is referred to, and that the space may store to.
+            // SAFETY: bytes of a referenced page that the space may store to.
             unsafe { store_bytes(page, &from[done..done + len]) };
         })
     }
 
-    /// Calls `copy` for each part of a page in the `len` bytes from `addr` on: with its bytes in memory, how many came
-    /// before it, and how many it has.
+    /// Calls `copy` for each part of a page in the `len` bytes starting at `addr`: with the address
+    /// of the page's bytes, the number of bytes before the part, and the length of the part.
     fn each_page(
         &self,
         cpu: &Cpu<'_, M>,
@@ -177,7 +189,7 @@ impl<M: Machine> Space<M> {
         Ok(())
     }
 
-    /// Calls `copy` with the bytes of the page of `addr`, when `access` is allowed there.
+    /// Calls `copy` with the bytes of the page of `addr`, if `access` is allowed.
     fn reach(
         &self,
         cpu: &Cpu<'_, M>,
@@ -204,8 +216,9 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// What `get` makes of the entry of the page at `addr`, if there is a table for it, or a huge leaf. Where such a leaf is split before `get` has seen it, the page has another
-    /// entry, and `get` is called again.
+    /// Returns the result of `get` for the entry of the page at `addr`, if there is a table or a
+    /// huge leaf. If a huge leaf is split before `get` has read it, the page has another entry, and
+    /// `get` is called again.
     pub(super) fn entry_by(
         &self,
         cpu: &Cpu<'_, M>,
@@ -230,7 +243,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Marks the entry of the page at `addr` as used by `access`, and returns it, if it allows that.
+    /// Marks the entry of the page at `addr` as used by `access`, and returns the entry, if the
+    /// access is allowed.
     pub(super) fn touch(
         &self,
         cpu: &Cpu<'_, M>,
@@ -255,8 +269,8 @@ impl<M: Machine> Space<M> {
         allowed(entry).then_some(entry)
     }
 
-    /// The page that `entry` maps, which was the entry of the page at `addr` a moment ago, with a reference. `None`: it is not
-    /// any more.
+    /// Returns the page mapped by `entry`, a recent value of the entry of the page at `addr`, with
+    /// a reference. `None`: the entry has changed.
     fn refer<'a, 'v>(
         &self,
         cpu: &'a Cpu<'v, M>,
@@ -272,7 +286,8 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Where a page has its entry: in a last-level table, or in a huge leaf, whose [part](Entry::part) the page is.
+/// The slot of a page's entry: in a last-level table, or a huge leaf, which contains the page as a
+/// [part](Entry::part).
 pub(super) struct Slot<'s> {
     slot: &'s crate::sync::atomic::AtomicU64,
     /// The page's place in the huge leaf.
@@ -280,7 +295,8 @@ pub(super) struct Slot<'s> {
 }
 
 impl Slot<'_> {
-    /// What `entry`, the value of the slot, says of the page. `None`: it leads to a table now.
+    /// Returns the page's entry for the value `entry` of the slot. `None`: the slot now points to a
+    /// table.
     fn of_page(&self, entry: Entry) -> Option<Entry> {
         match self.at {
             None => Some(entry),
@@ -288,17 +304,18 @@ impl Slot<'_> {
         }
     }
 
-    /// The page's entry, which a CPU may have at the moment.
+    /// Returns the page's entry, which a CPU may hold.
     pub(super) fn load(&self) -> Option<Entry> {
         self.of_page(node::load(self.slot))
     }
 
-    /// The page's entry, once no CPU has it.
+    /// Returns the page's entry, after waiting until no CPU holds it.
     pub(super) fn look(&self, wait: &impl Wait) -> Option<Entry> {
         self.of_page(protocol::look(self.slot, wait))
     }
 
-    /// Changes the entry, of which a huge leaf's may change in its accessed bit alone. Returns what the page's is then.
+    /// Changes the entry; of a huge leaf only the accessed bit may change. Returns the page's new
+    /// entry.
     fn settle(&self, wait: &impl Wait, mut change: impl FnMut(Entry) -> Entry) -> Option<Entry> {
         let is_page = |entry: Entry| self.at.is_none() || entry.is_huge();
         let change = |entry: Entry| if is_page(entry) { change(entry) } else { entry };
@@ -306,10 +323,10 @@ impl Slot<'_> {
     }
 }
 
-/// Loads the bytes from `from` on.
+/// Loads the bytes starting at `from`.
 ///
 /// # Safety
-/// They are memory of one frame that stays allocated.
+/// The bytes are memory of one frame that stays allocated.
 unsafe fn load_bytes(from: *mut u8, to: &mut [u8]) {
     let mut done = 0;
     while done < to.len() {
@@ -327,10 +344,10 @@ unsafe fn load_bytes(from: *mut u8, to: &mut [u8]) {
     }
 }
 
-/// Stores the bytes from `to` on.
+/// Stores the bytes starting at `to`.
 ///
 /// # Safety
-/// They are memory of one frame that stays allocated.
+/// The bytes are memory of one frame that stays allocated.
 unsafe fn store_bytes(to: *mut u8, from: &[u8]) {
     let mut done = 0;
     while done < from.len() {

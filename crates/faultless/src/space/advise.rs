@@ -18,27 +18,28 @@ use crate::table::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 
-/// What a program says about its use of a range: Linux's `MADV_*`.
+/// A program's advice about the use of a range: Linux's `MADV_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Advice {
-    /// Nothing special.
+    /// No special treatment.
     Normal = 0,
-    /// Touched in no order: pages of files with a store are read one by one, and of text, none is read for a huge leaf.
+    /// Random access: pages of files with a store are read individually, and no text is read for a
+    /// huge leaf.
     Random = 1,
-    /// Touched in order.
+    /// Sequential access.
     Sequential = 2,
-    /// Wanted soon: pages of files with a store, and private ones in the swap area, begin to be read.
+    /// Needed soon: begin to read pages of files with a store, and private pages in the swap area.
     WillNeed = 3,
-    /// Not wanted any more: private pages read as zero, or as their object has them, again.
+    /// Not needed any more: private pages read as zeros, or as the pages of their object, again.
     DontNeed = 4,
-    /// Not wanted any more, until written: pages may be dropped when memory is short. Pages that another space has too, or that are in use at that
-    /// moment, stay as they are.
+    /// Not needed until the next store: pages may be dropped when memory is short. Pages shared
+    /// with another space, or in use at the moment, do not change.
     Free = 8,
-    /// Not in children.
+    /// Not inherited by children.
     DontFork = 10,
-    /// In children again.
+    /// Inherited by children again.
     DoFork = 11,
     /// Huge pages wanted.
     HugePage = 14,
@@ -46,20 +47,21 @@ pub enum Advice {
     NoHugePage = 15,
     /// Empty in children.
     WipeOnFork = 18,
-    /// Full in children again.
+    /// Inherited with contents by children again.
     KeepOnFork = 19,
-    /// Not wanted soon: pages of files, and private ones if there is a [swap area](Cpu::swap_on), are the first to be [evicted](Cpu::reclaim).
+    /// Not needed soon: pages of files, and private pages if there is a [swap area](Cpu::swap_on),
+    /// are the first to be [evicted](Cpu::reclaim).
     Cold = 20,
-    /// Not wanted soon: pages of files, and private ones if there is a [swap area](Cpu::swap_on), are written to their store if need be, and evicted.
-    /// They are read again where they are needed.
+    /// Not needed soon: pages of files, and private pages if there is a [swap area](Cpu::swap_on),
+    /// are written to their store if necessary, and evicted. They are read again when needed.
     PageOut = 21,
-    /// [`DontNeed`](Self::DontNeed), of locked memory too.
+    /// [`DontNeed`](Self::DontNeed), including locked memory.
     DontNeedLocked = 24,
-    /// Fault everything in for reading.
+    /// Fault all pages in for reading.
     PopulateRead = 22,
-    /// Fault everything in for writing.
+    /// Fault all pages in for writing.
     PopulateWrite = 23,
-    /// Replace base pages of files by huge pages now, whatever the knob `huge_text` says.
+    /// Replace base pages of files by huge pages now, for any value of the knob `huge_text`.
     Collapse = 25,
 }
 
@@ -85,23 +87,23 @@ impl Advice {
         Self::Collapse,
     ];
 
-    /// The advice that Linux calls `number`, if it is one of these.
+    /// Returns the advice with Linux's number `number`, if supported.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|advice| *advice as u32 == number)
     }
 }
 
 impl<M: Machine> Space<M> {
-    /// Takes advice about the pages from `addr` on, `len` bytes rounded up to pages.
+    /// Applies advice to the pages starting at `addr`, with `len` bytes rounded up to pages.
     ///
     /// # Errors
-    /// As Linux: `EINVAL` (unaligned, the range wraps, or a VMA that the advice does not suit),
-    /// `EAGAIN` (a VMA would have to be split, and the space has as many as it may have), `ENOMEM`
-    /// (holes: the rest is done all the same, but for populating), `EFAULT` (populating met a fault
-    /// that cannot be served). Of [`Collapse`](Advice::Collapse), which does the rest all the same:
-    /// `EINVAL` (2 MiB that are not a file's, or where address and offset do not agree; a range
-    /// that reaches no multiple of 2 MiB), `EAGAIN` (pages are in use, dirty, or being read),
-    /// `ENOMEM`.
+    /// As Linux: `EINVAL` (unaligned, the range wraps, or a VMA unsuitable for the advice),
+    /// `EAGAIN` (a VMA would have to be split, and the space has the maximum number of VMAs),
+    /// `ENOMEM` (holes: the rest is still done, except for populating), `EFAULT` (populating met a
+    /// fault that cannot be served). For [`Collapse`](Advice::Collapse), which still does the rest:
+    /// `EINVAL` (2 MiB that belong to no file, or with different alignments of address and offset;
+    /// a range that reaches no multiple of 2 MiB), `EAGAIN` (pages are in use, dirty, or being
+    /// read), `ENOMEM`.
     pub fn madvise(
         &self,
         cpu: &Cpu<'_, M>,
@@ -171,10 +173,11 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Calls `each` for the part of each VMA that lies in `range`, as they are now one after the other, until it fails.
+/// Calls `each` for the part of each VMA in `range`, reading the current VMAs one after the other,
+/// until `each` fails.
 ///
 /// # Errors
-/// What `each` returns; `ENOMEM` in the end, if there are holes.
+/// The error of `each`; `ENOMEM` at the end, if there are holes.
 fn each_part<M: Machine>(
     visit: &Visit<'_, '_, M>,
     range: VirtRange,
@@ -200,7 +203,7 @@ fn each_part<M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Takes the flags `remove` from `part` of `vma`, and adds `add`.
+    /// Removes the flags `remove` from `part` of `vma`, and adds `add`.
     #[inline(never)]
     pub(super) fn set_flags(
         &self,
@@ -212,7 +215,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.modify(vma, part, move |area| Ok((area.prot, (area.flags - remove) | add)))
     }
 
-    /// Advice that sets flags.
+    /// Applies advice that sets flags.
     fn advise_part(&self, vma: &Vma, part: VirtRange, advice: Advice) -> Result<(), Errno> {
         let with = |remove: VmaFlags, add: VmaFlags| self.set_flags(vma, part, remove, add);
         let order = VmaFlags::RANDOM | VmaFlags::SEQUENTIAL;
@@ -236,16 +239,16 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 }
 
-/// Whether reclaim may be told of the pages of a VMA: not of those that are locked, nor of device memory.
+/// Checks whether the pages of a VMA may be passed to reclaim: not locked pages, nor device memory.
 fn may_leave(area: &Area) -> Result<(), Errno> {
     let may = area.lock() == Lock::No && !area.memory.is_device();
     if may { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 impl<M: Machine> Visit<'_, '_, M> {
-    /// Advice that takes pages away: from `part`, of `area`.
+    /// Applies advice that removes pages, to `part` of `area`.
     fn take_away(&self, area: &Area, part: VirtRange, advice: Advice) -> Result<(), Errno> {
-        // What is locked stays, and so does device memory.
+        // Locked pages stay, as does device memory.
         let locked = advice != Advice::DontNeedLocked && area.lock() != Lock::No;
         if locked || area.memory.is_device() {
             return Err(Errno::EINVAL);
@@ -261,12 +264,13 @@ impl<M: Machine> Visit<'_, '_, M> {
         Ok(())
     }
 
-    /// Marks the private pages of `range` as clean: reclaim need not save them later. A
-    /// store makes them dirty again, which is why translations that allow stores are dropped.
+    /// Marks the private pages of `range` as clean: reclaim need not save them later. A store must
+    /// make them dirty again, which is why translations that allow stores are dropped.
     fn free_lazily(&self, range: VirtRange) {
         let mut cleaned = 0;
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        // SAFETY: the range is claimed, and tables are unlinked only by writers with an exclusive claim on all of their span.
+        // SAFETY: the range is claimed, and tables are unlinked only by writers with an exclusive
+        // claim on their whole span.
         unsafe {
             each_slot(self.cpu, self.space.root(), range, |addr, slot| {
                 let private = |entry: Entry| {
@@ -282,7 +286,7 @@ impl<M: Machine> Visit<'_, '_, M> {
                         entry.clean().aged()
                     }
                     _ if private(entry) => entry.clean(),
-                    // What a program does not need is not read in again.
+                    // An unneeded page is not swapped in.
                     _ if entry.is_swapped() => Entry::NONE,
                     _ => entry,
                 });
@@ -294,7 +298,8 @@ impl<M: Machine> Visit<'_, '_, M> {
                 }
                 if old.is_dirty() && !new.is_dirty() {
                     cleaned += 1;
-                    // Pinned meanwhile: what a device stores marks nothing. See `pin`.
+                    // The page may have been pinned meanwhile, and a device's stores mark no entry
+                    // dirty. See `pin`.
                     fence(Ordering::SeqCst);
                     let meta = self.cpu.vm().frames.meta(old.frame());
                     if meta.is_pinned() && !lost(Mutant::FreeLooksAtPins) {

@@ -1,12 +1,14 @@
-//! The locks of the baselines `mmap_lock` and `per_vma`, which stand for Linux's address spaces and exist for comparison.
+//! The locks of the baselines `mmap_lock` and `per_vma`, which model Linux's address spaces for
+//! comparison.
 //!
-//! Readers who want to know only the subsystem may skip this file, [`fault::baseline`](crate::fault::baseline), and
-//! [`RwLock`](crate::sync::rwlock::RwLock). What each lock excludes is in ARCHITECTURE.md, "The locks of the baselines".
+//! Readers interested only in the subsystem may skip this file,
+//! [`fault::baseline`](crate::fault::baseline), and [`RwLock`](crate::sync::rwlock::RwLock).
+//! ARCHITECTURE.md, "The locks of the baselines", lists the exclusions of each lock.
 //!
-//! - Under both policies every operation takes the space's [`RwLock`]: one that changes VMAs to write, any other to read. It
-//!   takes the place of the claim in the range lock.
-//! - Under `per_vma` a fault tries the [`VmaLock`] of its VMA first, and a writer also takes those of the VMAs that it
-//!   write-locks.
+//! - Under both policies every operation takes the space's [`RwLock`]: operations that change VMAs
+//!   for writing, others for reading. This lock replaces the claim in the range lock.
+//! - Under `per_vma` a fault first tries the [`VmaLock`] of its VMA, and a writer also takes the
+//!   locks of the VMAs that it write-locks.
 //!
 //! The VMA tree, the sequences and the entry protocol are the same under all policies.
 
@@ -22,8 +24,8 @@ use crate::sync::order;
 use crate::sync::wait::Wait;
 use crate::vm::Cpu;
 
-/// The VMA lock of Linux 6.4 to 6.14: faults try it to read, writers of the VMA lock readers out.
-/// Used by the `per_vma` baseline only.
+/// The VMA lock of Linux 6.4 to 6.14: faults try it for reading, and writers of the VMA exclude
+/// readers. Used only by the `per_vma` baseline.
 #[derive(Debug)]
 pub struct VmaLock(AtomicU32);
 
@@ -36,16 +38,16 @@ impl Default for VmaLock {
 }
 
 impl VmaLock {
-    /// Takes it to read, unless a writer has it.
+    /// Takes the lock for reading, unless a writer has it.
     #[inline(always)]
     pub fn try_read(&self) -> Option<VmaReader<'_>> {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
-        // Dropped, it takes itself back.
+        // The drop of the reader restores the count.
         let reader = VmaReader(self);
         (before & WRITER == 0).then_some(reader)
     }
 
-    /// Takes it to write: readers drain, new ones fail.
+    /// Takes the lock for writing: waits for readers, and makes new readers fail.
     pub fn write(&self, wait: &impl Wait) {
         order::before::<order::VmaLock>(wait);
         self.0.fetch_or(WRITER, Ordering::AcqRel);
@@ -56,13 +58,13 @@ impl VmaLock {
         }
     }
 
-    /// Lets readers in again.
+    /// Admits readers again.
     pub fn end_write(&self) {
         self.0.fetch_and(!WRITER, Ordering::Release);
     }
 }
 
-/// A reader of a [`VmaLock`], until it is dropped.
+/// A reader of a [`VmaLock`], until the drop.
 #[derive(Debug)]
 #[must_use = "the lock is free again when this is dropped"]
 pub struct VmaReader<'a>(&'a VmaLock);
@@ -75,14 +77,14 @@ impl Drop for VmaReader<'_> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Takes the space's lock to write.
+    /// Takes the space's lock for writing.
     #[inline(never)]
     pub(super) fn mmap_write_lock<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
         cpu.count(Counter::MmapLockWrite);
         Guard::Writing { guard: self.core.mmap_lock.write(cpu) }
     }
 
-    /// Takes the space's lock to read.
+    /// Takes the space's lock for reading.
     #[inline(always)]
     pub(super) fn mmap_read_lock<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
         cpu.count(Counter::MmapLockRead);
@@ -90,7 +92,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Takes every lock of every policy, switches, and waits for attempts under VMA locks that saw
-    /// the old policy. Attempts without a lock need no waiting for: every writer moves the sequences.
+    /// the old policy. There is no need to wait for attempts without a lock, because every writer
+    /// changes the sequences.
     #[cold]
     pub(super) fn switch_locking(&self, cpu: &Cpu<'_, M>, wanted: u64) {
         self.check_vm(cpu);
@@ -104,7 +107,7 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Under `per_vma`, takes the lock of `vma` to write.
+    /// Under `per_vma`, takes the lock of `vma` for writing.
     #[inline(always)]
     pub(super) fn write_lock_vma(&self, vma: &Vma) {
         if self.locking == Locking::PerVma {
@@ -120,7 +123,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Downgrades the baselines' one lock from write to read. This writer must not change VMAs after that.
+    /// Downgrades the baselines' lock from write to read. This writer must not change VMAs
+    /// afterwards.
     #[inline(always)]
     pub(super) fn let_readers_in(&self) {
         if let Guard::Writing { guard } = &self.guard {

@@ -1,13 +1,14 @@
 //! The pending flush of one operation: translations to drop, and then references to frames to drop.
 //!
-//! An unmapped frame keeps the reference of the mapping until the flush is complete. So when the last reference is dropped,
-//! in this space or another, every space that mapped the frame has flushed it: law 1.
+//! An unmapped frame keeps the reference of the mapping until the flush is complete. So when the
+//! last reference is dropped, in this space or another, every space that mapped the frame has
+//! flushed it: law 1.
 //!
 //! A flush is pending only for entries that the MMU could use.
 //!
-//! A batch gathers the frames of many tables, because a flush interrupts every CPU that runs the space. No CPU can allocate
-//! gathered frames, so the batches are small on a machine with little memory. Gathering takes time, so the CPU serves the flush
-//! requests of others after each table.
+//! A batch gathers the frames of many tables, because a flush interrupts every CPU that runs the
+//! space. No CPU can allocate gathered frames, so batches are small on a machine with little
+//! memory. Gathering takes time, so the CPU serves other CPUs' flush requests after each table.
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::machine::{Invalidate, Machine};
@@ -21,7 +22,7 @@ use crate::table::{Entry, protocol};
 use crate::tlb::shootdown;
 use crate::vm::Cpu;
 
-/// Ranges of more pages than this are flushed as a whole space, as Linux does
+/// Larger ranges (in pages) are flushed as a whole space, as on Linux
 /// (`tlb_single_page_flush_ceiling`).
 const SINGLE_PAGES: u64 = 33;
 
@@ -37,10 +38,10 @@ pub struct FlushBatch<'a, 'v, M: Machine> {
 }
 
 impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
-    /// An empty batch.
+    /// Returns an empty batch.
     ///
     /// # Panics
-    /// When the CPU works on another: the two would gather frames in the same buffer.
+    /// If the CPU already has a batch: both would gather frames in the same buffer.
     pub fn new(cpu: &'a Cpu<'v, M>, space: &'a Space<M>) -> Self {
         let busy = cpu.state().gather.busy.replace(true);
         assert!(!busy, "a CPU works on one flush batch at a time");
@@ -53,11 +54,12 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         self.pending = Some(self.pending.map_or(range, |pending| pending.hull(range)));
     }
 
-    /// Adds what the entries of the pages from `start` on map, which lie in one table: the flush of the
-    /// pages that were mapped, and the references of their mappings. Returns the number of references.
+    /// Adds the pages mapped by the entries `slots` of the pages starting at `start`, which lie in
+    /// one table: the flush of the mapped pages, and the references of their mappings. Returns the
+    /// number of references.
     ///
-    /// An entry of a [used page](Entry::is_used_page) is emptied here. `take` empties each other entry that
-    /// is not empty, of which it is given the value, and returns its last value.
+    /// Empties an entry of a [used page](Entry::is_used_page) itself. For each other entry that is
+    /// not empty, calls `take` with its value; `take` empties the entry and returns its last value.
     #[inline(always)]
     pub fn unmap(
         &mut self,
@@ -66,7 +68,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         mut take: impl FnMut(&AtomicU64, Entry) -> Entry,
     ) -> usize {
         self.cpu.serve_flushes();
-        // What a table maps fits into an empty batch.
+        // The pages of one table fit into an empty batch.
         if self.is_full_for(slots) {
             self.flush_all();
         }
@@ -114,8 +116,9 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         taken
     }
 
-    /// Adds what `old` mapped at `addr`, if the batch is [not full](Self::is_full_for): its flush, and the
-    /// reference of its mapping. The count of a swapped entry is dropped at once. Returns the number of references.
+    /// Adds the page mapped by `old` at `addr` to the batch, which must [not be
+    /// full](Self::is_full_for): its flush, and the reference of its mapping. Drops the count of a
+    /// swapped entry at once. Returns the number of references.
     #[inline]
     pub fn add(&mut self, addr: u64, old: Entry) -> usize {
         if Entry::NONE.needs_flush(old) {
@@ -135,7 +138,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         1
     }
 
-    /// Adds the huge leaf `old`, which was taken out of the entry of the pages from `start` on.
+    /// Adds the huge leaf `old`, which was removed from the entry of the pages starting at `start`.
     #[cold]
     pub(super) fn unmap_folio(&mut self, start: u64, old: Entry) {
         let gather = &self.cpu.state().gather.folios;
@@ -149,7 +152,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         self.folios += 1;
     }
 
-    /// Completes the pending flush, runs `flushed`, and drops the gathered references.
+    /// Completes the pending flush, calls `flushed`, and drops the gathered references.
     #[inline]
     pub fn flush_and(&mut self, flushed: impl FnOnce()) {
         let pending = self.pending.take();
@@ -171,7 +174,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
         self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
-            // SAFETY: the mappings that these references are of are gone, and flushed by now.
+            // SAFETY: the mappings of these references are removed and flushed.
             unsafe { self.cpu.put_gathered(frames) };
             self.cpu.serve_flushes();
         }
@@ -181,18 +184,18 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     #[cold]
     fn drop_leaves(&mut self) {
         for first in &self.cpu.state().gather.folios[..core::mem::take(&mut self.folios)] {
-            // SAFETY: the leaf is gone, and flushed by now.
+            // SAFETY: the leaf is removed and flushed.
             unsafe { self.cpu.put_leaf(FrameNumber(first.get())) };
             self.cpu.serve_flushes();
         }
     }
 
-    /// Whether neither a flush nor a reference is pending.
+    /// Returns whether neither a flush nor a reference is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_none() && self.frames == 0 && self.folios == 0
     }
 
-    /// Whether the batch must be flushed before it can take what `slots` map.
+    /// Returns whether the batch must be flushed before it can take the pages of `slots`.
     pub(super) fn is_full_for(&self, slots: &[AtomicU64]) -> bool {
         slots.len() > self.cpu.state().gather.frames.len() - self.frames
     }
@@ -213,7 +216,7 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
         if !self.is_empty() {
             self.flush_all();
         }
-        // Pages that were evicted have left no entry to be flushed here.
+        // Evicted pages have left no entry that would be flushed here.
         if self.cpu.is_pending(&self.space.core.evicted) && !lost(Mutant::BatchSettlesEvicted) {
             self.cpu.settle_pending();
         }
@@ -221,12 +224,13 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
     }
 }
 
-/// Drops the space's translations of `range` on every CPU that may hold some, and waits for them.
+/// Drops the space's translations of `range` on every CPU that may hold some, and waits for
+/// acknowledgements.
 pub fn shoot<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
     shoot_core(cpu, &space.core, range);
 }
 
-/// [`shoot`], by the core of the space.
+/// [`shoot`], for the core of the space.
 pub(crate) fn shoot_core<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, range: VirtRange) {
     let what =
         if range.pages() > SINGLE_PAGES { Invalidate::All } else { Invalidate::Range(range) };

@@ -1,7 +1,8 @@
-//! `brk`: the heap that grows and shrinks at one end.
+//! `brk`: the heap, which grows and shrinks at its end.
 //!
-//! The bounds of the heap are two atomics. They are read before a lock is taken, as a guess, and again under it:
-//! a CPU that moves the end, be it within its page, or the start, holds a claim on the pages on either side of the end.
+//! The bounds of the heap are two atomics. They are read before a lock is taken, as a guess, and
+//! again under the lock: a CPU that moves the end, even within its page, or the start, holds a
+//! claim on the pages on either side of the end.
 
 pub(super) mod bounds;
 
@@ -22,11 +23,11 @@ use crate::vm::Cpu;
 use bounds::Heap;
 
 impl<M: Machine> Space<M> {
-    /// Sets where the heap starts, as a program loader does.
+    /// Sets the start of the heap, for a program loader.
     ///
     /// # Errors
-    /// `EINVAL`: the heap is not empty, or would start below the [lowest address](Machine::lowest_address) or beyond user space.
-    /// Nothing has changed then.
+    /// `EINVAL`: the heap is not empty, or would start below the [lowest
+    /// address](Machine::lowest_address) or beyond user space. Nothing has changed then.
     pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Error> {
         let _writing = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE);
         let heap = self.heap.get();
@@ -40,8 +41,8 @@ impl<M: Machine> Space<M> {
         Ok(())
     }
 
-    /// Moves the end of the heap to `addr` if that is possible, and returns where it is now: the
-    /// raw system call, which reports a refusal by an unchanged end.
+    /// Moves the end of the heap to `addr` if possible, and returns the current end: the raw system
+    /// call, which reports a refusal by an unchanged end.
     pub fn brk(&self, cpu: &Cpu<'_, M>, addr: u64) -> u64 {
         let end = loop {
             let heap = self.heap.get();
@@ -57,8 +58,8 @@ impl<M: Machine> Space<M> {
         end
     }
 
-    /// Moves the end of the heap, which was seen as `heap`. Returns where it is now, or `None` when
-    /// another CPU moved it first.
+    /// Moves the end of the heap, whose bounds were read as `heap`. Returns the current end, or
+    /// `None` if another CPU moved it first.
     fn move_break(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> Option<u64> {
         let (old, new) = (heap.top(), Heap { end: addr, ..heap }.top());
         let shrinks = new < old;
@@ -70,14 +71,15 @@ impl<M: Machine> Space<M> {
         if new == old {
             return self.move_within_page(cpu, heap, addr);
         }
-        // All that move the end claim the pages on either side of it, and so exclude each other.
+        // All CPUs that move the end claim the pages on either side of it, and so exclude each
+        // other.
         let align = if shrinks && heap.loses_table(new) { TABLE_ALIGN } else { PAGE_SIZE };
         let writing = self.write(cpu, [range.with_neighbours(), NOWHERE], align);
         if self.heap.get() != heap {
             return None;
         }
         let moved = if shrinks {
-            // What that takes is claimed whatever the tree is: see above.
+            // The required range is claimed for any state of the tree: see above.
             writing.unmap(range, |_| true).is_ok()
         } else {
             writing.extend_heap(range)
@@ -103,7 +105,7 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Maps `range`, right above the heap, unless something is too near. Returns whether it did.
+    /// Maps `range`, adjacent to the heap, unless another VMA is too near. Returns whether it did.
     fn extend_heap(&self, range: VirtRange) -> bool {
         let extended = self.step(range.with_neighbours(), |step| {
             // A page stays free above the heap, and a stack keeps its guard.

@@ -14,19 +14,21 @@ use crate::vm::Cpu;
 use core::ops::Range;
 
 impl<M: Machine> Space<M> {
-    /// Write-protects the pages of `object` with the numbers `pages` in the shared mappings of this space. When it returns no CPU
-    /// stores to them through this space, until a fault has marked the page [dirty](Object::is_dirty) again. This is step 2 of writing
-    /// back ([`write_back`](Shared::write_back)).
+    /// Write-protects the pages of `object` with the numbers `pages` in the shared mappings of this
+    /// space. After the return no CPU stores to the pages through this space, until a fault has
+    /// marked the page [dirty](Object::is_dirty) again. This is step 2 of write-back
+    /// ([`write_back`](Shared::write_back)).
     ///
-    /// The claim is exclusive, so that it excludes calls that store to the pages from outside, too. A child that
-    /// [`fork`](Self::fork) is making of this space is a space like any other: the kernel protects the pages there, too.
+    /// The claim is exclusive, to exclude also calls that store to the pages from outside. A child
+    /// that a concurrent [`fork`](Self::fork) makes of this space is a separate space: the kernel
+    /// must protect the pages there, too.
     pub fn write_protect(&self, cpu: &Cpu<'_, M>, object: &Shared<Object>, pages: Range<u64>) {
         self.check_vm(cpu);
         object.check_vm(cpu);
         let mut mapped = self.hull(cpu, object, &pages);
         while let Some(hull) = mapped {
             let writing = self.write(cpu, [hull, NOWHERE], PAGE_SIZE);
-            // Another operation may have moved some of it before the range was claimed.
+            // Another operation may have moved a part before the range was claimed.
             mapped = writing.hull_of(object, &pages).filter(|now| !hull.covers(*now));
             if mapped.is_some() {
                 continue;

@@ -1,15 +1,16 @@
-//! Collapse: base pages of a file that are mapped already are replaced by a huge leaf.
+//! Collapse: replaces mapped base pages of a file by a huge leaf.
 //!
-//! The file's pages become a [folio](crate::file::folio) first, as far as they are not one: they are read where they are missing, and
-//! moved to contiguous frames. Pages that are mapped do not move. So the collapse
+//! The file's pages first become a [folio](crate::file::folio), if they are not: missing pages are
+//! read, and pages are moved to contiguous frames. Mapped pages do not move. So the collapse
 //!
-//! 1. reads what is missing, and holds nothing meanwhile;
+//! 1. reads missing pages, while holding no locks;
 //! 2. claims the pages, and stops the VMA over them;
 //! 3. unmaps and flushes the base pages of this space;
-//! 4. moves the file's pages, if nobody else uses them: another space that maps one, a pin, a store that is not written back;
-//! 5. stores the huge leaf in the place of the table, which is freed after a grace period.
+//! 4. moves the file's pages, if they have no other user: no mapping in another space, no pin, no
+//!    store that is not written back;
+//! 5. stores the huge leaf in place of the table, which is freed after a grace period.
 //!
-//! Where step 4 fails, the pages stay in the file, and the next accesses map them again.
+//! If step 4 fails, the pages stay in the file, and the next accesses map them again.
 
 use super::Space;
 use super::batch::FlushBatch;
@@ -37,27 +38,29 @@ use crate::table::protocol;
 use crate::table::walk::{Reached, descend, slot_of};
 use crate::vm::Cpu;
 
-/// How many VMAs, and places in them, a look for text looks at.
+/// The maximum number of VMAs, and places in them, checked by one search for text.
 const MOST_LOOKS: usize = 64;
 
-/// What a look for text found.
+/// The result of a search for text.
 enum Looked {
     /// Text to collapse, at this address.
     Found(u64),
-    /// Nothing up to this address.
+    /// No text up to this address.
     Until(u64),
-    /// Nothing.
+    /// No text.
     End,
 }
 
 impl<M: Machine> Space<M> {
-    /// Collapses what huge leaves can map of `range`: `MADV_COLLAPSE`. It goes on after a part that cannot be.
+    /// Collapses the parts of `range` that huge leaves can map: `MADV_COLLAPSE`. Continues after a
+    /// part that cannot be collapsed.
     pub(super) fn collapse(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), Errno> {
-        // As on Linux, a range that reaches no multiple of 2 MiB is an error; one between two that are the same is not.
+        // As on Linux, a range that reaches no multiple of 2 MiB is an error; an empty range
+        // between two equal multiples is not.
         let first = range.start.checked_next_multiple_of(TABLE_ALIGN);
         let short = first.is_none_or(|first| first > range.end);
         let (mut at, mut result) = (range.start, if short { Err(Errno::EINVAL) } else { Ok(()) });
-        // Holes are skipped, however large: the range need not even lie in user space.
+        // Holes of any size are skipped: the range need not even lie in user space.
         while let Some(mapped) = self.mapped_from(cpu, at).filter(|mapped| *mapped < range.end) {
             let start = mapped.next_multiple_of(TABLE_ALIGN);
             at = start + TABLE_ALIGN;
@@ -66,28 +69,30 @@ impl<M: Machine> Space<M> {
             }
             result = result.and(self.collapse_at(cpu, start));
         }
-        // A hole is an error, whatever else came of it.
+        // A hole is an error, regardless of the other results.
         if self.is_mapped(cpu, range) { result } else { Err(Errno::ENOMEM) }
     }
 
-    /// The first address from `addr` on where something is mapped.
+    /// Returns the first mapped address at or after `addr`.
     fn mapped_from(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
         let section = self.section(cpu);
         self.view(cpu, &section).find(addr).map(|entry| entry.start.max(addr))
     }
 
-    /// Looks for text that is in use and mapped in base pages, from the address `from` on, and collapses the first that it finds: 2 MiB of a
-    /// mapping that the knob `huge_text`, or its advice, chooses for huge pages, of whose pages at least `least` were accessed.
-    /// Returns where to go on, or `None` at the end of the space. A kernel calls it from time to time, in the
-    /// background: a call looks at a bounded number of VMAs and tables, collapses once at most, and does not wait for pages
-    /// that must be read first. They may be there the next time.
+    /// Searches for text that is in use and mapped by base pages, starting at address `from`, and
+    /// collapses the first text found: 2 MiB of a mapping for which the knob `huge_text`, or the
+    /// advice, selects huge pages, with at least `least` accessed pages. Returns the address at
+    /// which to continue, or `None` at the end of the space. A kernel calls the function
+    /// periodically, in the background: a call checks a bounded number of VMAs and tables,
+    /// collapses at most once, and does not wait for pages that must first be read. They may be
+    /// present the next time.
     pub fn collapse_text(&self, cpu: &Cpu<'_, M>, from: u64, least: usize) -> Option<u64> {
         self.check_vm(cpu);
         match self.look_for_text(cpu, from, least) {
             Looked::Found(start) => {
-                // What cannot be now may be the next time.
+                // A refused collapse may succeed the next time.
                 let _refused = self.collapse_at(cpu, start);
-                // Nobody waits for a read that it began.
+                // The caller does not wait for a read begun here.
                 drop(cpu.pending_read());
                 cpu.collect();
                 Some(start + TABLE_ALIGN)
@@ -113,7 +118,8 @@ impl<M: Machine> Space<M> {
                     return Looked::Until(start);
                 }
                 looks += 1;
-                // What forbids a leaf in one place, forbids it in all that follow: the advice, the offset, the end of the VMA or of the file.
+                // The reasons that forbid a leaf here also apply to all following places: the
+                // advice, the offset, the end of the VMA or of the file.
                 if wanted(choice, area, start).is_none() {
                     break;
                 }
@@ -126,7 +132,8 @@ impl<M: Machine> Space<M> {
         Looked::End
     }
 
-    /// How many base pages that were accessed are mapped in the table of `start`. For a caller in a section.
+    /// Returns how many accessed base pages the table of `start` maps. The caller is in a grace
+    /// section.
     fn used_in(&self, cpu: &Cpu<'_, M>, start: u64) -> usize {
         // SAFETY: the caller is in a grace section.
         match unsafe { descend(cpu.vm().machine(), self.root(), start) } {
@@ -135,7 +142,7 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Collapses the pages from `start` on.
+    /// Collapses the pages starting at `start`.
     fn collapse_at(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Errno> {
         let found = self.with_vma(cpu, start, |Vma { area, .. }| {
             let locked = area.lock() != Lock::No;
@@ -143,14 +150,15 @@ impl<M: Machine> Space<M> {
         });
         let (object, first, locked) = found.ok_or(Errno::ENOMEM)?.ok_or(Errno::EINVAL)?;
         if !object.has_folio(cpu, first) {
-            // It needs a block.
+            // A folio requires a free block.
             cpu.compact_for_folio();
         }
         let all = VirtRange::new(start, start + TABLE_ALIGN);
         let replace = || self.write(cpu, [all, NOWHERE], TABLE_ALIGN).collapse(all);
         let done = match object.fetch_missing(cpu, first) {
             Ok(Fetched::There) => match replace() {
-                // A fault makes the leaf, or a table to be replaced: it asks the knob, and may not try to make a folio.
+                // A fault makes the leaf, or a table for the collapse to replace: the fault checks
+                // the knob, and may be forbidden to make a folio.
                 Ok(Replaced::Nothing) => match self.fault_mapped(cpu, start, Access::Read) {
                     Ok(_) => replace(),
                     Err(_) => Err(Errno::EAGAIN),
@@ -166,7 +174,7 @@ impl<M: Machine> Space<M> {
         Object::release(object, cpu);
         match done? {
             Replaced::Leaf => Ok(()),
-            // What the fault mapped is gone again.
+            // The pages mapped by the fault are unmapped again.
             Replaced::Nothing => Err(Errno::EAGAIN),
             Replaced::Unmapped => {
                 if locked {
@@ -177,7 +185,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Maps the pages of `all` again, which are locked and were unmapped. The file has them; so nothing is copied or waited for.
+    /// Maps the pages of `all` again, which are locked and were unmapped. The file has the pages,
+    /// so this needs no copy and no wait.
     fn map_again(&self, cpu: &Cpu<'_, M>, all: VirtRange) {
         for page in (all.start..all.end).step_by(PAGE_SIZE as usize) {
             if self.entry_at(cpu, page).is_none() {
@@ -187,7 +196,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// What became of the pages of a huge leaf that was to be made.
+/// The result of an attempt to make a huge leaf.
 enum Replaced {
     /// There is a leaf now.
     Leaf,
@@ -197,7 +206,7 @@ enum Replaced {
     Unmapped,
 }
 
-/// What a huge leaf at `start` would show of `area`, unless its advice forbids it.
+/// Returns what a huge leaf at `start` would map of `area`, unless its advice forbids a leaf.
 fn collapsible(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
     shown(area, start).filter(|_| !area.flags.contains(VmaFlags::NOHUGEPAGE))
 }
@@ -224,7 +233,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     let (area, root) = step.take(all)?;
                     step.replace(all, Piece { area, root }, State::WriteLocked)
                 })?;
-                // From here on no fault makes a copy.
+                // From here on no fault makes a private copy.
                 let files = slots.iter().all(|slot| self.is_files(slot));
                 let can =
                     (files || lost(Mutant::CollapseLooksAgain)) && self.may_move(slots, names);
@@ -241,8 +250,10 @@ impl<M: Machine> Writing<'_, '_, M> {
         done
     }
 
-    /// Whether the file's pages with the entries `names`, which this space maps by `slots`, may move and nobody else uses them; or they need not
-    /// move. Asked before they are unmapped, which would be for nothing otherwise; and only at a glance, as others may change it.
+    /// Returns whether the file's pages with the entries `names`, which this space maps through
+    /// `slots`, may move and have no other user, or need not move. Checked before the pages are
+    /// unmapped, to avoid a useless unmap. The result may be out of date, because other CPUs may
+    /// change the pages.
     fn may_move(&self, slots: &[AtomicU64], names: &[AtomicU64; ENTRIES]) -> bool {
         let own = |(name, slot): (&AtomicU64, &AtomicU64)| {
             let (page, mapping) = (node::load(name), node::load(slot));
@@ -253,7 +264,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         Object::folio(names).is_some() || names.iter().zip(slots).all(own)
     }
 
-    /// Whether the page of `slot` is the file's, and not a copy of it, or none.
+    /// Returns whether the page of `slot` is the file's, and neither a private copy nor missing.
     fn is_files(&self, slot: &AtomicU64) -> bool {
         loop {
             let entry = protocol::look(slot, self.cpu);
@@ -261,14 +272,14 @@ impl<M: Machine> Writing<'_, '_, M> {
                 return entry.is_none();
             }
             let kind = self.cpu.vm().frames.meta(entry.frame()).kind();
-            // A page may move, and its frame be another's.
+            // A page may move, and its frame may be reused.
             if node::load(slot).frame() == entry.frame() {
                 return kind == Kind::Used(Use::Shared);
             }
         }
     }
 
-    /// Replaces the last-level table of `all`, whose VMA is stopped, by a huge leaf that is made of `leaf`.
+    /// Replaces the last-level table of `all`, whose VMA is stopped, by a huge leaf made of `leaf`.
     fn replace_table(
         &self,
         all: VirtRange,
@@ -285,17 +296,17 @@ impl<M: Machine> Writing<'_, '_, M> {
         let frame = made.then(|| Object::refer_to_folio(cpu, names)).flatten();
         if let Some(frame) = frame {
             let mut batch = FlushBatch::new(cpu, self.space);
-            // SAFETY: the range is claimed, and its table is there.
+            // SAFETY: the range is claimed, and its table exists.
             let slot = unsafe { slot_of(cpu.vm().machine(), self.space.root(), all.start, HUGE) };
             let replaced = slot.map(|slot| protocol::settle(slot, cpu, |_| leaf.of(frame).huge()));
             let mut unlinked = RetireChain::default();
             if let Some((table, _)) = replaced.filter(|(table, _)| table.is_table()) {
                 self.retire_table(table.frame(), &mut unlinked);
             }
-            // CPUs may have cached the way to the table.
+            // CPUs may have cached the path to the table.
             batch.flush(all);
-            // SAFETY: unlinked just now, with the only VMA over its span stopped; retired once. The batch is finished before this
-            // call's section closes, so before the table is freed.
+            // SAFETY: unlinked just now, with the only VMA over its span stopped; retired once. The
+            // batch is finished before this call's section closes, so before the table is freed.
             unsafe { cpu.retire_all(unlinked) };
             batch.finish();
             cpu.add_resident(self.space, ENTRIES as i64);

@@ -1,8 +1,8 @@
-//! Discards: pages are taken away, and their VMAs stay as they are.
+//! Discards: remove pages without changing their VMAs.
 //!
-//! `MADV_DONTNEED` and the revocation of an object's pages change entries and no VMA. They hold a shared
-//! [`Visit`](super::visit::Visit), which excludes only writers that change VMAs. They hold each entry that they empty from its
-//! removal to the end of the flush: see *a discard* in [`protocol`].
+//! `MADV_DONTNEED` and the revocation of an object's pages change entries but no VMA. They hold a
+//! shared [`Visit`](super::visit::Visit), which excludes only writers that change VMAs. They hold
+//! each emptied entry from its removal to the end of the flush: see *a discard* in [`protocol`].
 
 use super::batch::FlushBatch;
 use super::visit::Visit;
@@ -18,13 +18,13 @@ use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::convert::Infallible;
 
-/// A discard empties and flushes the entries of so many tables at once.
+/// The number of tables whose entries a discard empties and flushes at once.
 const MOST_TABLES: usize = 16;
 
-/// The entries of some tables, and the pending flush of those that were emptied.
+/// The entries of some tables, and the pending flush of the emptied entries.
 ///
-/// The tables are gathered first and emptied afterwards, so that the CPU does not wait in the walk to the next table while it
-/// holds entries.
+/// The tables are gathered first and emptied afterwards, so that the CPU does not wait in the walk
+/// to the next table while it holds entries.
 struct Discard<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     batch: FlushBatch<'a, 'v, M>,
@@ -32,13 +32,13 @@ struct Discard<'a, 'v, M: Machine> {
     tables: [(u64, &'v [AtomicU64]); MOST_TABLES],
     count: usize,
     mark: Mark<'a>,
-    /// Pages taken away that counted as resident.
+    /// The number of removed pages that counted as resident.
     gone: usize,
 }
 
 impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
-    /// Empties those entries of `range` that `goes` chooses, flushes, and lets what they mapped go. What was used is
-    /// remembered of the VMAs that `was` has, if any.
+    /// Empties the entries of `range` selected by `goes`, flushes, and drops the references to
+    /// their pages. Records the use of the pages for the VMAs of `was`, if any.
     pub(super) fn discard(
         &self,
         range: VirtRange,
@@ -82,7 +82,7 @@ impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
 }
 
 impl<M: Machine> Discard<'_, '_, M> {
-    /// Takes the entries of the gathered tables that `goes` chooses, and flushes.
+    /// Takes the entries of the gathered tables selected by `goes`, and flushes.
     fn take_all(&mut self, goes: impl Fn(Entry) -> bool) {
         for at in 0..self.count {
             let (start, slots) = self.tables[at];
@@ -98,7 +98,7 @@ impl<M: Machine> Discard<'_, '_, M> {
         self.count = 0;
     }
 
-    /// Takes the entry of the page at `addr`, if `goes` chooses it.
+    /// Takes the entry of the page at `addr`, if `goes` selects it.
     #[inline]
     fn take(&mut self, addr: u64, slot: &AtomicU64, goes: impl Fn(Entry) -> bool) {
         let mut seen = node::load(slot);

@@ -1,4 +1,4 @@
-//! The end of a space, and what is left of one that is dropped instead.
+//! The end of a space, and the remains of a space that is dropped instead.
 
 use super::Space;
 use super::brk::bounds::{Heap, HeapBounds};
@@ -15,15 +15,19 @@ use crate::vm::Cpu;
 use core::marker::PhantomData;
 
 impl<M: Machine> Space<M> {
-    /// Unmaps everything and frees the space's tables. No CPU runs it any more, this one included.
+    /// Unmaps all pages and frees the space's tables. No CPU may run the space any more, including
+    /// this one.
     ///
     /// # Panics
-    /// When a CPU still runs the space, and so may use its tables: it [leaves](Space::deactivate) first. The space's
-    /// frames are lost then. When `cpu` is of another [`Vm`](crate::Vm); a CPU of its own ends it later. In builds with debug
-    /// assertions, inside a closure that lists areas; the space is dropped then, and [ended later](Cpu::end_dropped).
+    /// If a CPU still runs the space, and so may use its tables: the CPU must
+    /// [deactivate](Space::deactivate) it first. The space's frames are leaked then. If `cpu`
+    /// belongs to another [`Vm`](crate::Vm); a CPU of its own `Vm` ends the space later. In builds
+    /// with debug assertions, inside a closure that lists areas; the space is dropped then, and
+    /// [ended later](Cpu::end_dropped).
     pub fn exit(self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
-        // The first that it waits for: a CPU that may not wait has changed nothing yet.
+        // The first class that the call waits for: a CPU that may not wait has changed no state
+        // yet.
         cpu.local().order().before::<Reclaim>();
         if let Some(CpuId(inside)) = self.core.cpus.iter(cpu.vm().machine().cpus()).next() {
             panic!("{:?} is to end while CPU {inside} runs it", self.id());
@@ -49,13 +53,13 @@ impl<M: Machine> Space<M> {
             }
             batch.finish();
         }
-        // `self` is by value: no other CPU can find a VMA or a table of it any more, and so none needs
+        // `self` is owned: no other CPU can find one of its VMAs or tables any more, so none needs
         // to wait for a grace period.
         let _tables = Tables { cpu, root: self.root() };
         each_vma(&mut self.tree, |vma| cpu.drop_vma(vma));
     }
 
-    /// The space again, of what was left of it.
+    /// Reconstructs a space from its remains.
     pub(crate) fn from_remains(mut remains: Remains) -> Self {
         let core = remains.core.clone();
         Self {
@@ -66,7 +70,7 @@ impl<M: Machine> Space<M> {
             history: core::mem::replace(&mut remains.history, HistoryCell::new()),
             tree: core::mem::take(&mut remains.tree),
             core,
-            // No end of a space asks for them.
+            // The end of a space does not use these fields.
             heap: HeapBounds::new(Heap { start: 0, end: 0 }),
             place: Place::none(),
             machine: PhantomData,
@@ -74,8 +78,8 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// The tables of a space that ends: flushed, and unreachable. The drop frees them, also if the store of an object that ends with
-/// its last VMA panics.
+/// The tables of a space that ends: flushed, and unreachable. The drop frees them, also if the
+/// store of an object that ends with its last VMA panics.
 struct Tables<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     root: FrameNumber,

@@ -1,7 +1,7 @@
-//! The end of a change: its VMAs are unlocked, and merge with their neighbours.
+//! The end of a change: unlocks its VMAs, and merges them with their neighbours.
 //!
-//! A step defers a merge if one of the two VMAs is under change ([`step`](super::step)). The writer that finishes its
-//! change makes up for it, in steps of its own.
+//! A step defers a merge if one of the two VMAs is under change ([`step`](super::step)). The writer
+//! that finishes its change makes up for the merge, in separate steps.
 
 use super::merge::merge_later;
 use super::versions::Versions;
@@ -14,8 +14,8 @@ use crate::space::tree::View;
 use core::ptr::NonNull;
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Unlocks the VMAs under change, whose entries must be up to date and flushed, and merges them with the neighbours
-    /// with which their merge was deferred, if possible.
+    /// Unlocks the VMAs under change, whose entries must be up to date and flushed, and merges them
+    /// with the neighbours for which a merge was deferred, if possible.
     #[inline]
     pub(super) fn finish(&self) {
         if self.changing.get().is_some() {
@@ -27,7 +27,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     fn finish_all(&self) {
         for change in self.under_change() {
             if !self.is_changing(change) {
-                // A VMA finished earlier has merged with it.
+                // A VMA finished earlier has merged with this one.
                 continue;
             }
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
@@ -35,7 +35,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             // Without memory they stay separate.
             while self.finish_one(vma) == Ok(true) {}
             if self.is_changing(change) {
-                // Only in a step, under the lock of the tree or shard: so what a step finds under change stays so until that step ends.
+                // Only in a step, under the lock of the tree or shard: so a VMA that a step finds
+                // under change stays under change until this step ends.
                 let unlocked = self.step_versions(VirtRange::page(vma.area.range.start), |_| {
                     self.unlock_changed(vma);
                     Ok(())
@@ -46,26 +47,29 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.changing.set(None);
     }
 
-    /// Merges the next two of the VMAs that can merge with `vma`, which is or was under change by this writer. If there are
-    /// none, unlocks `vma`. Returns whether there were.
+    /// Merges the next two of the VMAs that can merge with `vma`, which is or was under change by
+    /// this writer. If there are none, unlocks `vma`. Returns whether two VMAs merged.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
         // The VMAs with which its merge was deferred are in the same shard of the tree.
         self.step_versions(VirtRange::page(vma.area.range.start), |step| {
             let merged = self.merge_next(step, vma.area.range.start)?;
             if !merged && self.is_changing(NonNull::from(vma)) {
-                // Under the lock of the tree or shard: a writer that did not merge with `vma`, as it is under change, has published by now.
+                // Under the lock of the tree or shard: a writer that did not merge with `vma`,
+                // because it is under change, has published by now.
                 self.unlock_changed(vma);
             }
             Ok(merged)
         })
     }
 
-    /// Merges the VMAs that can merge with the one at `addr`, and did not when it was finished, as far as memory permits.
+    /// Merges the VMAs that can merge with the VMA at `addr`, and were not merged when it was
+    /// finished, as far as memory permits.
     pub(super) fn merge_at(&self, addr: u64) {
         while self.merge_two(addr) == Ok(true) {}
     }
 
-    /// Merges the next two of the VMAs around `addr` that can merge, in a step of its own. Returns whether there were any.
+    /// Merges the next two of the VMAs around `addr` that can merge, in a separate step. Returns
+    /// whether there were any.
     ///
     /// # Errors
     /// `ENOMEM`: the heap is exhausted. Nothing has changed.
@@ -73,7 +77,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.step_versions(VirtRange::page(addr), |step| self.merge_next(step, addr))
     }
 
-    /// Merges the next two of the VMAs around `addr` that can merge. Returns whether there were any.
+    /// Merges the next two of the VMAs around `addr` that can merge. Returns whether there were
+    /// any.
     fn merge_next(&self, step: &mut Versions<'_, '_, '_, M>, addr: u64) -> Result<bool, Refused> {
         let next = self.next_merge(&step.view(), addr);
         if let Some(range) = next {
@@ -82,7 +87,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(next.is_some())
     }
 
-    /// Unlocks `vma`, which is under change by this writer: from then on another writer may merge with it.
+    /// Unlocks `vma`, which is under change by this writer: from then on another writer may merge
+    /// with it.
     fn unlock_changed(&self, vma: &Vma) {
         self.unlock(vma);
         let others = |all: [Option<NonNull<Vma>>; 4]| {
@@ -91,8 +97,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.changing.set(self.changing.get().map(others));
     }
 
-    /// The VMA that must [merge](Versions::merge) with its neighbours next, of those around `addr` that can merge, in
-    /// address order. One that another writer has under change merges when that writer finishes.
+    /// Returns the VMA that must [merge](Versions::merge) with its neighbours next, of the VMAs
+    /// around `addr` that can merge, in address order. A VMA under change by another writer merges
+    /// when this writer finishes.
     fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
         // SAFETY: VMAs in a view live as long as the section.
         let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
@@ -105,7 +112,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             && merge_later(below, vma)
             && !is_busy(below)
         {
-            // The one above the lowest, which merges with the lowest rather than with the one above.
+            // The VMA above the lowest, which merges with the lowest rather than with the one
+            // above.
             next = Some(vma.area.range);
             vma = below;
         }

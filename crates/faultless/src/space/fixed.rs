@@ -1,4 +1,5 @@
-//! The part of a space that does not move with it, so that others than its owner find it.
+//! The pinned part of a space, which does not move with the `Space` value, so that other CPUs can
+//! find it.
 
 use crate::addr::FrameNumber;
 use crate::heap::Shared;
@@ -21,62 +22,66 @@ use crate::tlb::deferred::Pending;
 use crate::vm::Cpu;
 use core::cell::UnsafeCell;
 
-/// What reclaim needs of a space: its tables, what excludes writers from them, and which CPUs may have cached
-/// translations.
+/// The part of a space required by reclaim: its tables, the locks that exclude writers, and the set
+/// of CPUs that may have cached translations.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) id: SpaceId,
-    /// The frame of the root table. It is a table until the space ends.
+    /// The frame of the root table. It remains a table until the space ends.
     pub(crate) root: FrameNumber,
-    /// The CPU that changes the tree in place, and claims nothing, as long as it is alone.
+    /// The CPU that changes the tree in place, without claims, while it is the only user.
     pub(crate) owner: Padded<Owner>,
     pub(crate) ranges: Padded<RangeLock>,
     pub(crate) mmap_lock: Padded<RwLock>,
     pub(crate) cpus: Padded<CpuSet>,
-    /// Resident pages, but for what the CPUs that run the space have not added yet.
+    /// Resident pages, except those that CPUs running the space have not added yet.
     pub(crate) resident: AtomicU64,
-    /// Its pages in the swap area.
+    /// The number of the space's pages in the swap area.
     pub(crate) swapped: AtomicU64,
-    /// Bytes that a growing stack may reach; 0: the knob says so.
+    /// The maximum number of bytes of a growing stack; 0: the value of the knob.
     pub(crate) stack_limit: AtomicU64,
     pub(crate) lazy: Lazy,
-    /// Where VMAs are locked.
+    /// The locked VMAs.
     pub(crate) locked: LockedVmas,
-    /// Its family: the spaces that may have its anonymous pages.
+    /// The family of the space: the spaces that may have its anonymous pages.
     pub(crate) kin: Kin,
-    /// Where shared anonymous pages are that moved.
+    /// The addresses of moved shared anonymous pages.
     pub(crate) moves: Moves,
-    /// The last deferred flush of a page of it that moved.
+    /// The last deferred flush of a moved page of the space.
     pub(crate) pending: Pending,
-    /// The last deferred flush of a page of it that was evicted: other CPUs may see such a page where no entry says so. Who takes
-    /// permissions away, or maps something else at an address that has no entry, does this flush first.
+    /// The last deferred flush of an evicted page of the space: other CPUs may still see such a
+    /// page although there is no entry. An operation that removes permissions, or maps a page at an
+    /// address without an entry, does this flush first.
     pub(crate) evicted: Pending,
-    /// How many CPUs have [entered](Entered) the space; with [`CLOSED`], none does so any more.
+    /// The number of CPUs that have [entered](Entered) the space; with [`CLOSED`], no further CPU
+    /// can enter.
     users: AtomicU64,
 }
 
-/// The bit of [`Core::users`] of a space that ends.
+/// The bit of [`Core::users`] of an ending space.
 const CLOSED: u64 = 1 << 63;
 
 /// A space's place in its family.
 ///
-/// *Invariant (kin is locked):* only the CPU that holds the lock of the anchor's record accesses `next`.
+/// *Invariant (kin is locked):* only the CPU that holds the lock of the anchor's record accesses
+/// `next`.
 #[derive(Debug)]
 pub(crate) struct Kin {
     pub(crate) anchor: Anchor,
-    /// Its place in the order in which spaces joined the family; written before others find it.
+    /// The position in the order in which spaces joined the family; written before other CPUs can
+    /// find the space.
     pub(crate) number: AtomicU64,
     /// The next space of the family.
     pub(crate) next: UnsafeCell<Option<Shared<Core>>>,
 }
 
-// SAFETY: one CPU at a time reaches the cell (kin is locked).
+// SAFETY: one CPU at a time accesses the cell (kin is locked).
 unsafe impl Sync for Kin {}
-// SAFETY: it owns what it leads to.
+// SAFETY: the link owns the rest of the list.
 unsafe impl Send for Kin {}
 
 impl Core {
-    /// Of an empty space, which `cpu` makes.
+    /// Returns the core of an empty space made by `cpu`.
     pub(super) fn new(id: SpaceId, root: FrameNumber, anchor: Anchor, cpu: CpuId) -> Self {
         Self {
             id,
@@ -98,7 +103,8 @@ impl Core {
         }
     }
 
-    /// Lets no CPU enter the space any more, nor [walk](crate::rmap::walker) in it, and waits until none does: its tables are about to be freed.
+    /// Prevents CPUs from entering the space or [walking](crate::rmap::walker) in it, and waits
+    /// until none does: its tables are about to be freed.
     pub(super) fn close<M: Machine>(&self, cpu: &Cpu<'_, M>) {
         order::before::<Reclaim>(cpu);
         self.users.fetch_or(CLOSED, Ordering::Relaxed);
@@ -110,17 +116,17 @@ impl Core {
         }
     }
 
-    /// Whether the space is ending.
+    /// Returns whether the space is ending.
     pub(crate) fn is_closed(&self) -> bool {
         self.users.load(Ordering::Relaxed) & CLOSED != 0
     }
 
-    /// Whether the space may have made a page that names its anchor by `word`.
+    /// Returns whether the space may have made a page that names its anchor by `word`.
     pub(crate) fn may_have_made(&self, word: u64) -> bool {
         self.kin.anchor == Anchor::named(word) && Anchor::may_be_made_by(word, self.id)
     }
 
-    /// Makes sure that no CPU but `cpu`, this one, owns the space, for as long as `section` is open.
+    /// Ensures that no CPU except `cpu`, the calling CPU, owns the space while `section` is open.
     #[inline]
     pub(crate) fn enter(&self, cpu: CpuId, wait: &impl Wait, section: &Section<'_>) {
         if !lost(Mutant::UserLooksAtOwner) {
@@ -129,7 +135,8 @@ impl Core {
     }
 }
 
-/// A space that a CPU has entered: it does not end before this is dropped, whoever owns it.
+/// A space that a CPU has entered: it does not end before this value is dropped, regardless of its
+/// owner.
 #[derive(Debug)]
 pub(crate) struct Entered(Shared<Core>);
 
@@ -158,7 +165,7 @@ impl core::ops::Deref for Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // What this CPU did to the tables comes before their end.
+        // This CPU's accesses to the tables come before their end.
         self.0.users.fetch_sub(1, Ordering::Release);
     }
 }

@@ -1,8 +1,10 @@
-//! `fork`: a copy of the space whose private pages are shared until one of the two spaces writes to them.
+//! `fork`: a copy of the space, which shares private pages until one of the two spaces writes to
+//! them.
 //!
-//! [Pinned](crate::Space::pin) pages are copied at once, since a store must not move the parent away from a page that a device uses. They
-//! become read-only like all others, and are copied after the flush. So no program stores meanwhile, and the child has all pages as
-//! they were at one moment (but for what the device stores). The parent's next store to such a page reuses it.
+//! [Pinned](crate::Space::pin) pages are copied at once, since a store must not move the parent
+//! away from a page in use by a device. They become read-only like all others, and are copied after
+//! the flush. So no program stores to them meanwhile, and the child has all pages as of one moment
+//! (except the device's stores). The parent's next store to such a page reuses the page.
 
 use super::Space;
 use super::brk::bounds::HeapBounds;
@@ -32,12 +34,12 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 impl<M: Machine> Space<M> {
-    /// A copy of this space: the same VMAs, but for those that advice keeps out, and the same
-    /// contents. Private pages are shared by both, read-only, until one of them writes.
+    /// Returns a copy of this space: the same VMAs, except those excluded by advice, and the same
+    /// contents. Both spaces share private pages, read-only, until one of them writes.
     ///
     /// # Errors
-    /// `ENOMEM`, also when a page has as many mappings as can be counted; then there is no child, and this space is as it was (pages that were writable may
-    /// have to be made so again by faults).
+    /// `ENOMEM`, also if a page has the maximum number of mappings; then there is no child, and
+    /// this space is unchanged (except that faults may have to make pages writable again).
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         self.check_vm(cpu);
         let once = || -> Result<Self, Errno> {
@@ -47,7 +49,7 @@ impl<M: Machine> Space<M> {
             if lost(Mutant::ForkCopiesMoves) {
                 child.core.moves.copy_from(&self.core.moves, cpu)?;
             }
-            // Let go of this space before the child ends, which takes locks of its own.
+            // This space's claim is released before the child ends, which takes its own locks.
             let copied = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&mut child);
             match copied {
                 Ok(()) => Ok(child),
@@ -65,9 +67,9 @@ impl<M: Machine> Space<M> {
 
 impl<'v, M: Machine> Writing<'_, 'v, M> {
     fn copy_to(&self, child: &mut Space<M>) -> Result<(), OutOfMemory> {
-        // Fork changes entries of every private VMA, so it is a writer of all of them. Their flush is
-        // paid before any of them runs again: until then a CPU could store through an old translation
-        // to a page that the child has.
+        // Fork changes entries of every private VMA, so it is a writer of all of them. The flush
+        // completes before any of them runs again: until then a CPU could store through an old
+        // translation to a page that the child has.
         self.write_lock_all();
         child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
@@ -80,13 +82,13 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             self.copy_pinned(pinned.first.take());
         }
         batch.finish();
-        // No CPU stores to the pages by an old translation any more.
+        // No CPU stores to the pages through an old translation any more.
         self.copy_pinned(pinned.first);
         if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
         }
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
-            // SAFETY: the child's tree owns it, and no other CPU can reach the child.
+            // SAFETY: the child's tree owns the VMA, and no other CPU can reach the child.
             let vma = unsafe { entry.value.as_ref() };
             vma.anon_vma.unseal();
             vma.sequence.end_write();
@@ -117,11 +119,11 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 }
             };
             let VirtRange { start, end } = copy.area.range;
-            // No box from here on: to move one is to claim that there is no other pointer.
+            // No box from here on: moving a box would claim that there is no other pointer.
             let copy = NonNull::from(Box::leak(copy));
-            // The tree that has it is published even on failure, so that exit finds it.
+            // The tree with the VMA is published even on failure, so that exit finds the VMA.
             if let Err(oom) = edit.insert(start, end, copy) {
-                // SAFETY: a box until just now, and the tree does not have it.
+                // SAFETY: leaked from a box just now, and not in the tree.
                 self.cpu.drop_vma(unsafe { Box::from_raw(copy.as_ptr()) });
                 result = Err(oom);
                 break;
@@ -139,7 +141,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         result
     }
 
-    /// The VMA of the child of `core`, with an anon_vma of its own.
+    /// Returns the VMA of the child of `core`, with its own anon_vma.
     fn copy_vma(&self, vma: &Vma, core: &Shared<Core>) -> Result<Box<Vma>, OutOfMemory> {
         let root = if has_private_pages(vma) { Some(AnonVma::try_new(true)?) } else { None };
         // Locks are not inherited.
@@ -147,8 +149,9 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         make_vma(Area { flags, ..vma.area.clone() }, core, root, State::WriteLocked, [false; 2])
     }
 
-    /// Maps the pages of `range` in the child too, read-only in both. In the place of pinned ones it maps frames that are to be
-    /// [filled](Self::copy_pinned), and makes each the first of the list of `pinned`.
+    /// Maps the pages of `range` in the child too, read-only in both spaces. In place of pinned
+    /// pages, maps frames to be [filled](Self::copy_pinned) later, and puts each at the front of
+    /// the list of `pinned`.
     fn share_pages(
         &self,
         child: &Core,
@@ -166,8 +169,8 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         result
     }
 
-    /// [`share_pages`](Self::share_pages) of the pages from `start` on, which have their entries `slots` in one table. Adds how many are
-    /// resident in the child to `shared`.
+    /// [`share_pages`](Self::share_pages) for the pages starting at `start`, with the entries
+    /// `slots` in one table. Adds the number of pages resident in the child to `shared`.
     #[inline(never)]
     fn share_table(
         &self,
@@ -189,7 +192,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 }
             }
             run.at += 1;
-            // Mostly nobody else changes the page, and the next ones.
+            // Usually no other CPU changes this page and the next ones.
             if !run.theirs.is_empty() {
                 self.share_run(&mut run);
             }
@@ -202,7 +205,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         result
     }
 
-    /// Shares the entry at `run.at`, which was `seen`. Makes the child's table if there is none yet.
+    /// Shares the entry at `run.at`, which was `seen`. Makes the child's table if necessary.
     fn share_entry(
         &self,
         child: &Core,
@@ -212,7 +215,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         pinned: &mut Pinned,
     ) -> Result<(), OutOfMemory> {
         if run.theirs.is_empty() {
-            // SAFETY: the child is this call's own.
+            // SAFETY: the child belongs to this call.
             let table = unsafe { last_table(self.cpu, child.root, start, |_, _| {}) }?;
             run.theirs = &table[node::index(start, LAST)..][..run.ours.len()];
         }
@@ -221,7 +224,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             Some(new) => Ok((seen.is_writable(), new)),
             None => self.share_at_length(slot, start + run.at as u64 * PAGE_SIZE, pinned),
         };
-        // On failure the entry may be read-only by now.
+        // After a failure the entry may already be read-only.
         let (stored, new) = shared.unwrap_or((true, Entry::NONE));
         if stored {
             run.add_stored();
@@ -237,8 +240,9 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         shared.map(drop)
     }
 
-    /// Shares the pages from `run.at` on until there is one that is not shared [at once](Self::share_at_once). A function of its own that
-    /// calls nothing: its loop needs all registers.
+    /// Shares the pages starting at `run.at` until one cannot be shared [at
+    /// once](Self::share_at_once). A separate function without calls, because its loop needs all
+    /// registers.
     #[inline(never)]
     fn share_run(&self, run: &mut Run<'_, '_>) {
         let pairs = run.ours.iter().zip(run.theirs).enumerate().skip(run.at);
@@ -269,22 +273,25 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         }
         (run.at, run.resident, run.stored) = (at_end, resident, first..behind);
         if let Some(frame) = to_put {
-            // SAFETY: the reference just taken, which never was a mapping.
+            // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(frame) };
         }
     }
 
-    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping. Returns whether it has: not where the page is
-    /// pinned, or no program may reach it, which is shared at length, as are pages that are not counted.
+    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping. Returns
+    /// whether it succeeded: not for a pinned page or a hidden page, which take the slow path, as
+    /// do pages that are not counted.
     #[inline(always)]
     fn refer(&self, seen: Entry) -> bool {
         seen.is_counted_page() && self.cpu.vm().frames.meta(seen.frame()).try_get_mapping_unpinned()
     }
 
-    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping, and makes the entry read-only. Returns what both have
-    /// then. `None`: nothing has changed, as the entry has, or is none of a page that can be shared so.
+    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping, and
+    /// makes the entry read-only. Returns the new entry of both spaces. `None`: no change, because
+    /// the entry has changed, or cannot be shared in this way.
     ///
-    /// The reference comes first, and the entry is looked at afterwards: the page may move to another frame meanwhile.
+    /// The reference is taken first, and the entry is read afterwards, because the page may move to
+    /// another frame meanwhile.
     #[inline(always)]
     fn share_at_once(&self, slot: &AtomicU64, seen: Entry) -> Option<Entry> {
         if !self.refer(seen) {
@@ -292,15 +299,16 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         }
         let new = seen.read_only();
         if protocol::try_settle(slot, seen, new).is_err() {
-            // SAFETY: the reference just taken, which never was a mapping.
+            // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(seen.frame()) };
             return None;
         }
         Some(new)
     }
 
-    /// The same for any entry, once no CPU holds it. Returns whether the entry
-    /// allowed stores, which is all that is taken away, and what the child's is to be, if it has one.
+    /// [`share_at_once`](Self::share_at_once) for any entry, after waiting until no CPU holds it.
+    /// Returns whether the entry allowed stores, the only permission removed, and the child's
+    /// entry, if any.
     #[cold]
     #[inline(never)]
     fn share_at_length(
@@ -313,7 +321,8 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         loop {
             let seen = protocol::look(slot, self.cpu);
             if seen.is_swapped() {
-                // It stays so: a fault that has taken it since is not valid, and nobody else has a claim.
+                // The entry stays swapped: a fault that has taken it since has an invalid ticket,
+                // and no other operation has a claim.
                 if let Some(swap) = self.cpu.vm().swap.get()
                     && !lost(Mutant::ForkCountsSlots)
                 {
@@ -331,7 +340,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             if seen.is_locked() || protocol::try_settle(slot, seen, new).is_err() {
                 continue;
             }
-            // It may have to be looked at again, and is read-only by then.
+            // The entry may have to be read again, and is read-only by then.
             stored |= seen.is_present() && seen.is_writable();
             if new.is_special() {
                 return Ok((stored, new));
@@ -344,7 +353,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 self.unlist(pinned);
                 continue;
             }
-            // SAFETY: the reference just taken, which never was a mapping.
+            // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(new.frame()) };
         }
     }
@@ -353,46 +362,48 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
 /// No entry.
 const NONE: Range<usize> = Range { start: usize::MAX, end: 0 };
 
-/// How far the entries of one table have been shared.
+/// The progress of sharing the entries of one table.
 struct Run<'a, 'v> {
     ours: &'a [AtomicU64],
-    /// The child's; none until there is one to be made.
+    /// The child's entries; empty until the child needs a table.
     theirs: &'v [AtomicU64],
-    /// The next one.
+    /// The next entry.
     at: usize,
-    /// How many of the child's are resident.
+    /// The number of the child's resident pages.
     resident: u64,
-    /// The hull of those that allowed stores.
+    /// The hull of the entries that allowed stores.
     stored: Range<usize>,
 }
 
 impl Run<'_, '_> {
-    /// The present one allowed stores.
+    /// Records that the current entry allowed stores.
     fn add_stored(&mut self) {
         self.stored = self.stored.start.min(self.at)..self.at + 1;
     }
 }
 
-/// The child's frames in the place of pinned pages.
+/// The child's frames in place of pinned pages.
 struct Pinned {
-    /// The first of the list of those that are to be filled.
+    /// The first frame of the list of frames to fill.
     first: Option<FrameNumber>,
     /// The policy of the VMA whose pages are shared.
     policy: MemPolicy,
 }
 
-/// What a frame of the child holds until it is filled: the list of such frames needs no memory of its own.
+/// The contents of a frame of the child until it is filled: so the list of such frames needs no
+/// other memory.
 struct ToFill {
     /// The parent's page.
     from: FrameNumber,
-    /// The next frame to be filled.
+    /// The next frame to fill.
     next: Option<FrameNumber>,
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// The child's entry for the page of `entry`, the parent's, which is pinned, or has as many mappings as can be counted. A page
-    /// that is pinned for the parent alone gets another frame, the first of the list `pinned`. The caller looks at the entry again. `None`: the frame
-    /// is another's by now.
+    /// Returns the child's entry for the page of `entry`, the parent's entry, if the page is
+    /// pinned, or has the maximum number of mappings. A page pinned for the parent alone gets
+    /// another frame, put at the front of the list `pinned`. The caller must read the entry again.
+    /// `None`: the frame has been reused.
     #[cold]
     #[inline(never)]
     fn share_seldom(
@@ -403,46 +414,49 @@ impl<M: Machine> Writing<'_, '_, M> {
     ) -> Result<Option<Entry>, OutOfMemory> {
         let frames = &self.cpu.vm().frames;
         let meta = frames.meta(entry.frame());
-        // The range is locked, so this space pins no page meanwhile, and a pinned page stays in its frame. A pin of another space, which
-        // is about to go, costs a copy.
+        // The range is locked, so this space cannot pin a page meanwhile, and a pinned page stays
+        // in its frame. A pin of another space, which is about to be released, costs a copy.
         let own = meta.kind() == Kind::Used(Use::Anon);
         if !own || !meta.is_pinned() || lost(Mutant::ForkLooksAtPins) {
-            // A pinned page of an object, or one that no program may reach; or it has as many mappings as can be counted.
+            // A pinned page of an object, or a hidden page; or the page has the maximum number of
+            // mappings.
             if meta.is_full() {
                 return Err(OutOfMemory);
             }
             let refers = meta.get_mapping_unless_zero();
             return Ok(refers.then_some(entry));
         }
-        // Until it is copied: the pin may go meanwhile, and the page move.
+        // Held until the copy: the pin may be released meanwhile, and the page may move.
         if !meta.get_ref_unless_zero() {
             return Ok(None);
         }
         let placed = placed::frame_for(self.cpu, pinned.policy, page);
         let Some(frame) = placed.or_else(|| self.cpu.alloc()) else {
-            // SAFETY: the reference just taken, which never was a mapping.
+            // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(entry.frame()) };
             self.cpu.note_starved();
             return Err(OutOfMemory);
         };
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let index = meta.index.load(Ordering::Relaxed);
-        // With a reference of the list's: until it is filled, reclaim leaves it.
+        // The second reference belongs to the list: until the frame is filled, reclaim does not
+        // take it.
         let refs = if lost(Mutant::FilledIsReferredTo) { 1 } else { 2 };
         let copy = frames.publish_shared(frame, Use::Anon, anchor, index, refs);
         let to_fill = ToFill { from: entry.frame(), next: pinned.first.replace(copy) };
-        // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
+        // SAFETY: a frame of the child, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };
         Ok(Some(entry.with_frame(copy)))
     }
 
-    /// Takes the first frame off the list again: the entry has changed.
+    /// Removes the first frame from the list again, because the entry has changed.
     fn unlist(&self, pinned: &mut Pinned) {
         let Some(first) = pinned.first.take() else { return };
-        // SAFETY: written when it was put into the list.
+        // SAFETY: written when the frame was put into the list.
         let ToFill { from, next } = unsafe { self.to_fill(first).read() };
         pinned.first = next;
-        // SAFETY: a frame that is mapped nowhere, with the mapping's and the list's reference, and the reference taken for the copy.
+        // SAFETY: an unmapped frame, with the mapping's and the list's reference, and the reference
+        // taken for the copy.
         unsafe {
             self.cpu.put_unmapped(first);
             self.put_filled(first);
@@ -450,21 +464,24 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Where `frame` holds what it is to be filled with.
+    /// Returns the address of the `ToFill` in `frame`.
     fn to_fill(&self, frame: FrameNumber) -> *mut ToFill {
         self.cpu.vm().machine().frame_bytes(frame).cast()
     }
 
-    /// Copies the pages for which the child has frames of its own, from the first in the list on. No program can store to them.
+    /// Copies the pages for which the child has separate frames, starting with the first in the
+    /// list. No program can store to them.
     fn copy_pinned(&self, first: Option<FrameNumber>) {
         let mut next = first;
         while let Some(to) = next {
-            // SAFETY: written when it was put into the list.
+            // SAFETY: written when the frame was put into the list.
             let to_fill = unsafe { self.to_fill(to).read() };
             next = to_fill.next;
-            // SAFETY: the child's frame, which nobody else knows; the parent's mapping stays.
+            // SAFETY: the child's frame, to which no other CPU has access; the parent's mapping
+            // stays.
             unsafe { self.cpu.vm().machine().copy_frame(to, to_fill.from) };
-            // SAFETY: the reference taken for the copy, and the list's, which never were mappings.
+            // SAFETY: drops the reference taken for the copy, and the list's, which never were
+            // mappings.
             unsafe {
                 self.cpu.put_unmapped(to_fill.from);
                 self.put_filled(to);
@@ -472,19 +489,20 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Drops the reference that the list has to the child's frame `to`.
+    /// Drops the list's reference to the child's frame `to`.
     ///
     /// # Safety
-    /// It is dropped once.
+    /// The reference is dropped once.
     unsafe fn put_filled(&self, to: FrameNumber) {
         if !lost(Mutant::FilledIsReferredTo) {
-            // SAFETY: the caller's promise; it never was a mapping.
+            // SAFETY: the caller's promise; the reference never was a mapping.
             unsafe { self.cpu.put_unmapped(to) };
         }
     }
 }
 
-/// Whether a child needs the pages: what was never written it can fault in itself.
+/// Returns whether a child needs copies of the entries: it can fault in pages that were never
+/// written itself.
 fn has_private_pages(vma: &Vma) -> bool {
     vma.area.is_private()
         && vma.anon_vma.peek().is_some()

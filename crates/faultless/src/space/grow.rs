@@ -15,15 +15,16 @@ use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Sets how far a growing stack of this space may reach, in bytes (`RLIMIT_STACK`); at first it
-    /// is the knob `stack_limit`. A copy of the space has the same limit.
+    /// Sets the maximum size of a growing stack of this space, in bytes (`RLIMIT_STACK`); initially
+    /// the knob `stack_limit`. A copy of the space has the same limit.
     pub fn set_stack_limit(&self, bytes: u64) {
         self.core.stack_limit.store(bytes.max(1), Ordering::Relaxed);
     }
 
-    /// Extends the stack above `page`, which is unmapped, down to it. `Some`: there is none, it may not
-    /// grow so far, or its neighbour is too near. All that decided this lies in the range returned: the hole, and the first page of
-    /// what is above it. Not inside a grace section.
+    /// Extends the stack above `page`, which is unmapped, down to it. `Some`: there is no stack,
+    /// the stack may not grow to this page, or its neighbour is too near. The returned range
+    /// contains everything that decided this: the hole, and the first page of the VMA above it. The
+    /// caller is in no grace section.
     ///
     /// # Errors
     /// [`OutOfMemory`]: the kernel's heap is exhausted, so that no VMA can be made.
@@ -42,27 +43,30 @@ impl<M: Machine> Space<M> {
                 let section = cpu.section();
                 let view = self.view(cpu, &section);
                 let found = view.find(page).or_else(|| {
-                    // A stack may have been mapped in a shard that was read before, and another one unmapped in a shard that was read later. Only
-                    // a view of one moment tells that there is none.
+                    // A stack may have been mapped in a shard that was read before, and another one
+                    // unmapped in a shard that was read later. Only a view of one moment proves
+                    // that there is none.
                     if view.is_whole() {
                         return None;
                     }
                     let (local, grace) = (cpu.local(), &cpu.vm().grace);
-                    // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+                    // SAFETY: the subsystem has one grace period, in whose sections all trees are
+                    // read.
                     unsafe { self.tree.of_one_moment(&section, local, grace, cpu) }.find(page)
                 });
                 match found {
                     Some(entry) if entry.start > page => entry.start,
-                    // Mapped meanwhile, which the next attempt finds out.
+                    // The page has been mapped meanwhile, which the next attempt will find.
                     Some(_) => return Ok(None),
                     None => return Ok(Some(VirtRange::new(page, VirtRange::USER.end))),
                 }
             };
             let writing = self.write(cpu, [VirtRange::new(page, stack), NOWHERE], PAGE_SIZE);
-            // With the guard, so that nothing is mapped in it meanwhile.
+            // Including the guard, so that no mapping is made in it meanwhile.
             let place = VirtRange::new(page.saturating_sub(STACK_GUARD), stack + PAGE_SIZE);
             let grown = writing.step(place, |step| {
-                // Another CPU may have grown it since, or unmapped it: what was seen of it decides nothing.
+                // Another CPU may have grown or unmapped the stack since, so the earlier state
+                // decides nothing.
                 if step.view().find(page).is_none_or(|entry| entry.start != stack) {
                     return Ok(None);
                 }
@@ -82,8 +86,8 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Extends the VMA that starts at `stack` down to `page`, with nothing between, if it is a stack that
-    /// may. Returns whether it did.
+    /// Extends the VMA that starts at `stack` down to `page`, with no VMA between, if it is a stack
+    /// that may grow. Returns whether it did.
     fn grow_down(
         &self,
         step: &mut Step<'_, '_, '_, '_, M>,

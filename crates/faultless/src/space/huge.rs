@@ -1,17 +1,20 @@
-//! Huge leaves of a space: how they are split, unmapped, and restricted.
+//! Huge leaves of a space: splitting, unmapping, and restricting them.
 //!
-//! A huge leaf maps 512 pages of a file, a [folio](crate::file::folio), and never allows stores. It is an entry of the level above the last,
-//! with the [same lock](crate::table::protocol). An operation on all of its pages changes it like any leaf. One on a part of them, or that
-//! wants to store, *splits* it:
+//! A huge leaf maps 512 pages of a file, a [folio](crate::file::folio), and never allows stores. It
+//! is an entry of the level above the last, with the [same lock](crate::table::protocol). An
+//! operation on all of its pages changes it like any leaf. An operation on a part of the pages, or
+//! a store, *splits* the leaf:
 //!
-//! 1. it takes the entry, which becomes busy: walks that meet it wait;
-//! 2. it flushes the leaf's pages, as no CPU may use the huge translation and those of base pages at a time;
-//! 3. it fills a new table with the leaves of the base pages, which have what the huge one had (permissions, accessed and dirty
-//!    bits), and with a reference each;
-//! 4. it stores the table, and drops the huge leaf.
+//! 1. It takes the entry, which becomes busy: walks that reach the entry wait.
+//! 2. It flushes the leaf's pages, because no CPU may use the huge translation and translations of
+//!    base pages at the same time.
+//! 3. It fills a new table with the leaves of the base pages, with the attributes of the huge leaf
+//!    (permissions, accessed and dirty bits), and with a reference each.
+//! 4. It stores the table, and drops the huge leaf.
 //!
-//! For the neighbours nothing changes: a split needs no claim on the other pages, and stops no VMA. Where no frame is left for the table, the
-//! leaf is dropped as a whole: the file has the pages, and the next access maps them again. So a split never fails.
+//! Neighbouring pages are not affected: a split needs no claim on the other pages, and stops no
+//! VMA. If no frame is free for the table, the whole leaf is dropped: the file has the pages, and
+//! the next access maps them again. So a split never fails.
 
 use super::Space;
 use super::batch::{FlushBatch, shoot, shoot_core};
@@ -29,12 +32,12 @@ use crate::table::node::{self, ENTRIES, LAST, TABLE_ALIGN};
 use crate::table::protocol;
 use crate::vm::Cpu;
 
-/// Whether `entry`, of the level above the last, is a huge leaf.
+/// Returns whether `entry`, of the level above the last, is a huge leaf.
 fn is_leaf(entry: Entry) -> bool {
     entry.is_huge() && entry.is_mapped()
 }
 
-/// The pages of a huge leaf.
+/// Returns the pages of a huge leaf.
 const fn pages_of(start: u64) -> VirtRange {
     VirtRange { start, end: start + TABLE_ALIGN }
 }
@@ -47,8 +50,8 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Splits the huge leaf in `slot`, the entry of the pages from `start` on in the space of `core`, if it is one. Afterwards, for a moment at
-/// least, it was none.
+/// Splits the huge leaf in `slot`, the entry of the pages starting at `start` in the space of
+/// `core`, if it is a huge leaf. After the call the entry was not a huge leaf at some moment.
 #[cold]
 #[inline(never)]
 pub(crate) fn split_leaf<M: Machine>(cpu: &Cpu<'_, M>, core: &Core, start: u64, slot: &AtomicU64) {
@@ -82,14 +85,14 @@ pub(crate) fn split_leaf<M: Machine>(cpu: &Cpu<'_, M>, core: &Core, start: u64, 
     }
 }
 
-/// Fills the new table in `number` with the parts of `leaf`, and returns how many have a page: all, but those with as many mappings as
-/// can be counted.
+/// Fills the new table in `number` with the parts of `leaf`, and returns how many of them have a
+/// page: all except pages with the maximum number of mappings.
 fn fill<M: Machine>(cpu: &Cpu<'_, M>, number: FrameNumber, leaf: Entry) -> usize {
-    // SAFETY: the table is ours alone until it is stored.
+    // SAFETY: only this CPU has access to the table until it is stored.
     let slots = unsafe { node::entries(cpu.vm().machine(), number) };
     let mut left = 0;
     for (at, (slot, frame)) in slots.iter().zip(folio::frames_of(leaf.frame())).enumerate() {
-        // The leaf's reference is still there.
+        // The leaf's reference still exists.
         if cpu.vm().frames.meta(frame).get_mapping() {
             slot.store(leaf.part(at).0, Ordering::Relaxed);
             left += 1;
@@ -99,8 +102,8 @@ fn fill<M: Machine>(cpu: &Cpu<'_, M>, number: FrameNumber, leaf: Entry) -> usize
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Unmaps the huge leaf in `slot`, the entry of the pages from `start` on, or splits it where not the `whole` is to go.
-    /// Returns how many pages are gone.
+    /// Unmaps the huge leaf in `slot`, the entry of the pages starting at `start`, or splits it if
+    /// not the `whole` leaf is affected. Returns how many pages were unmapped.
     #[cold]
     #[inline(never)]
     pub(super) fn zap_huge(
@@ -124,8 +127,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         ENTRIES
     }
 
-    /// Makes the huge leaf in `slot`, the entry of the pages from `start` on, what `allow` says, or splits it where that is not for the
-    /// `whole`.
+    /// Replaces the huge leaf in `slot`, the entry of the pages starting at `start`, by the result
+    /// of `allow`, or splits it if not the `whole` leaf is affected.
     #[cold]
     #[inline(never)]
     pub(super) fn restrict_huge(
@@ -148,8 +151,9 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl<M: Machine> Visit<'_, '_, M> {
-    /// Takes the huge leaf in `slot`, the entry of the pages from `start` on, away, if `goes` chooses its pages, or splits it where not the
-    /// `whole` is to go. As with [any discard](super::discard), the entry is busy until the flush is complete.
+    /// Removes the huge leaf in `slot`, the entry of the pages starting at `start`, if `goes`
+    /// selects its pages, or splits it if not the `whole` leaf is affected. As in [any
+    /// discard](super::discard), the entry is busy until the flush is complete.
     #[cold]
     #[inline(never)]
     pub(super) fn discard_huge(

@@ -1,9 +1,9 @@
 //! Reads the accessed bits of pages before they are unmapped or moved.
 //!
-//! The bits update two predictors: that of the calling thread, whose
-//! faults may have [prefaulted](crate::fault::prefault) some of the pages, and the space's
-//! [access history](crate::fault::prefault::history::History), for the next mapping of the addresses. No bits are read while prefault is off,
-//! or when a whole space ends.
+//! The bits update two predictors: the calling thread's predictor, whose faults may have
+//! [prefaulted](crate::fault::prefault) some of the pages, and the space's [access
+//! history](crate::fault::prefault::history::History), for the next mapping of the addresses. No
+//! bits are read while prefault is off, or when a whole space ends.
 
 use super::tree::View;
 use super::visit::Visit;
@@ -21,17 +21,19 @@ use core::ptr::NonNull;
 
 /// The VMAs that covered the unmapped pages.
 pub(super) enum Was<'a> {
-    /// In this version of the tree.
+    /// The VMAs in this version of the tree.
     Seen(View<'a, Vma>),
-    /// Those that the owner of the space has removed, as it makes no versions, and the parts that it cut off others.
+    /// The VMAs removed by the owner of the space, which makes no versions, and the parts cut off
+    /// other VMAs.
     Removed(&'a Cell<RetireChain>, &'a Cell<[VirtRange; 2]>),
 }
 
 impl Was<'_> {
-    /// Calls `each` for the parts of `range` that lay in private anonymous memory.
+    /// Calls `each` for the parts of `range` in private anonymous memory.
     fn each_private(&self, range: VirtRange, mut each: impl FnMut(VirtRange)) {
         let mut look = |vma: NonNull<Vma>| {
-            // SAFETY: VMAs in a view live as long as the section, and what was removed as long as its writer.
+            // SAFETY: VMAs in a view live as long as the section, and removed VMAs as long as their
+            // writer.
             let area = &unsafe { vma.as_ref() }.area;
             let part = area.range.intersect(range);
             if area.memory.is_anonymous() && !part.is_empty() {
@@ -44,7 +46,8 @@ impl Was<'_> {
                 .take_while(|entry| entry.start < range.end)
                 .for_each(|entry| look(entry.value)),
             Self::Removed(gone, cut) => {
-                // SAFETY: the writer that removed them has not freed them yet, and uses their links for nothing else.
+                // SAFETY: the writer that removed the VMAs has not freed them yet, and uses their
+                // links for no other purpose.
                 unsafe { gone.get().iter() }.for_each(|link| look(link.cast()));
                 let cut = cut.get().map(|cut| cut.intersect(range));
                 cut.into_iter().filter(|cut| !cut.is_empty()).for_each(each);
@@ -65,14 +68,16 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl<M: Machine> Visit<'_, '_, M> {
-    /// Updates the thread's predictor from the pages of `range`, which are about to be unmapped or moved. Returns the current
-    /// VMAs, if the use of the unmapped pages is to be [recorded](Self::remember).
+    /// Updates the thread's predictor from the pages of `range`, which are about to be unmapped or
+    /// moved. Returns the current VMAs, if the use of the unmapped pages must be
+    /// [recorded](Self::remember).
     #[inline]
     pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
         self.check_used(range).then(|| Was::Seen(self.view().holding(range.start)))
     }
 
-    /// Updates the thread's predictor from the pages of `range`. Returns whether the use of pages is recorded.
+    /// Updates the thread's predictor from the pages of `range`. Returns whether the use of pages
+    /// is recorded.
     #[inline]
     fn check_used(&self, range: VirtRange) -> bool {
         if self.cpu.vm().knobs.prefault_max_order() == 0 {
@@ -84,8 +89,8 @@ impl<M: Machine> Visit<'_, '_, M> {
         true
     }
 
-    /// Records which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of
-    /// `was` had private anonymous memory.
+    /// Records which of the pages starting at `start`, with the entries `slots`, were used, for the
+    /// parts in private anonymous memory of the VMAs of `was`.
     #[inline(never)]
     pub(super) fn remember(&self, start: u64, slots: &[AtomicU64], was: &Was<'_>) {
         let (mut page, mut slots) = (start >> PAGE_SHIFT, slots);
@@ -106,7 +111,7 @@ impl<M: Machine> Visit<'_, '_, M> {
         }
     }
 
-    /// The part `pages` of a block; those `there` are mapped.
+    /// Records the part `pages` of a block; the pages in `there` are mapped.
     fn remember_block(&self, pages: Range<u64>, there: u64, used: u64, was: &Was<'_>) {
         let range = VirtRange::new(pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
         was.each_private(range, |part| {

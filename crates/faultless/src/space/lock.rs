@@ -1,7 +1,8 @@
-//! `mlock`: which VMAs are locked.
+//! `mlock`: locked VMAs.
 //!
-//! The pages of a locked VMA are not [evicted](crate::Cpu::reclaim), and not taken from it by advice; it
-//! counts as locked; lazily freed pages in it are so no more. To fault its pages in is the kernel's part.
+//! The pages of a locked VMA are not [evicted](crate::Cpu::reclaim), and advice does not remove
+//! them; the VMA counts as locked; its lazily freed pages are no longer lazily freed. The kernel
+//! faults the pages in.
 
 use super::Space;
 use super::vma::{Area, VmaFlags};
@@ -11,21 +12,21 @@ use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::vm::Cpu;
 
-/// How VMAs are locked.
+/// How a VMA is locked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lock {
-    /// Not at all.
+    /// Not locked.
     #[default]
     No,
-    /// Wholly. No page is faulted in by that: a kernel that serves `mlock` or `MAP_LOCKED` populates the range afterwards
-    /// ([`Advice::PopulateRead`](crate::Advice::PopulateRead)).
+    /// Locked completely. This faults in no page: a kernel that serves `mlock` or `MAP_LOCKED`
+    /// populates the range afterwards ([`Advice::PopulateRead`](crate::Advice::PopulateRead)).
     Now,
-    /// Each page once it was faulted in.
+    /// Each page is locked after it was faulted in.
     OnFault,
 }
 
 impl Lock {
-    /// The flags of a VMA that is locked so.
+    /// Returns the flags of a VMA that is locked in this way.
     const fn flags(self) -> VmaFlags {
         match self {
             Self::No => VmaFlags::empty(),
@@ -36,7 +37,7 @@ impl Lock {
 }
 
 impl Area {
-    /// How it is locked.
+    /// Returns how the area is locked.
     pub const fn lock(&self) -> Lock {
         if !self.flags.contains(VmaFlags::LOCKED) {
             Lock::No
@@ -49,12 +50,12 @@ impl Area {
 }
 
 impl<M: Machine> Space<M> {
-    /// Locks the pages from `addr` on, `len` bytes rounded up to pages, as `lock` says, or unlocks them. No
-    /// page is faulted in.
+    /// Locks the pages starting at `addr`, `len` bytes rounded up to pages, as specified by `lock`,
+    /// or unlocks them. Faults in no page.
     ///
     /// # Errors
-    /// As Linux: `EINVAL` (unaligned, or the range wraps), `ENOMEM` (a hole, or VMAs cannot be split). VMAs
-    /// below a hole are changed. A length that rounds up to 2^64 counts as 0.
+    /// As Linux: `EINVAL` (unaligned, or the range wraps), `ENOMEM` (a hole, or VMAs cannot be
+    /// split). VMAs below a hole are changed. A length that rounds up to 2^64 counts as 0.
     pub fn mlock(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, lock: Lock) -> Result<(), Error> {
         self.check_vm(cpu);
         // As on Linux, a length that wraps when it is rounded up counts as 0.
@@ -66,7 +67,7 @@ impl<M: Machine> Space<M> {
                 let range = VirtRange::new(addr, end);
                 let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
                 let done = writing.modify_all(range, |area| {
-                    // As on Linux, device memory stays as it is.
+                    // As on Linux, device memory does not change.
                     if area.memory.is_device() {
                         return Ok((area.prot, area.flags));
                     }
@@ -84,7 +85,7 @@ impl<M: Machine> Space<M> {
         done.map_err(|errno| Error { operation: "mlock", range, errno })
     }
 
-    /// Pages of all locked VMAs, by looking at each.
+    /// Returns the number of pages of all locked VMAs, by checking each VMA.
     pub fn locked_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
         let mut pages = 0;
         self.each_area(cpu, VirtRange::USER, |area| {

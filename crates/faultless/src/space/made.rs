@@ -12,7 +12,7 @@ use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
-/// Whether a VMA that a step makes is usable before its writer is done.
+/// Whether a VMA made by a step is usable before its writer is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Usable at once.
@@ -21,7 +21,7 @@ pub(super) enum State {
     WriteLocked,
 }
 
-/// A VMA for `area` of the space of `core`.
+/// Returns a VMA for `area` of the space of `core`.
 pub(super) fn make_vma(
     area: Area,
     core: &Shared<Core>,
@@ -42,22 +42,24 @@ pub(super) fn make_vma(
     })?;
     if state == State::WriteLocked {
         vma.sequence.begin_write();
-        // A fault under a claim of another of its pages would otherwise set one that the writer does not see.
+        // Otherwise a fault under a claim of another of its pages could set an anon_vma that the
+        // writer does not see.
         vma.anon_vma.seal();
     }
     Ok(vma)
 }
 
-/// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
+/// VMAs outside published trees, at most two rests and a piece for each of two ranges. They are
+/// freed if they are never published.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) vmas: [Option<NonNull<Vma>>; 6],
-    /// How many places are used; those of what is freed again stay empty.
+    /// The number of used places; places of freed VMAs stay empty.
     pub(super) used: usize,
 }
 
 impl Made {
-    /// None yet.
+    /// Returns an empty list.
     pub(super) const fn new() -> Self {
         Self { vmas: [None; 6], used: 0 }
     }
@@ -71,18 +73,19 @@ impl Made {
     }
 
     pub(super) fn add(&mut self, vma: NonNull<Vma>) {
-        // A step replaces two ranges at most, each by three at most.
+        // A step replaces at most two ranges, each by at most three VMAs.
         self.vmas[self.used] = Some(vma);
         self.used += 1;
     }
 
-    /// Frees `vma`, if it is one of these. No CPU may use it. Returns whether it was.
+    /// Frees `vma`, if it is in the list. No CPU may use it. Returns whether it was freed.
     pub(super) fn free(&mut self, vma: NonNull<Vma>) -> bool {
         let Some(made) = self.vmas.iter_mut().find(|made| **made == Some(vma)) else {
             return false;
         };
         *made = None;
-        // SAFETY: leaked from a box, and in no published tree, or they would have been forgotten.
+        // SAFETY: leaked from a box, and in no published tree, because published VMAs are removed
+        // from the list.
         drop(unsafe { Box::from_raw(vma.as_ptr()) });
         true
     }

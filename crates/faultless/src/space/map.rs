@@ -1,4 +1,5 @@
-//! `mmap`: of anonymous memory, private and shared, of objects, and of [device memory](super::device).
+//! `mmap`: of anonymous memory, private and shared, of objects, and of [device
+//! memory](super::device).
 
 use super::Space;
 use super::device::DeviceMemory;
@@ -21,41 +22,42 @@ use crate::vm::Cpu;
 use bitflags::bitflags;
 use core::cell::Cell;
 
-/// How often an automatically placed mapping is put elsewhere where another CPU has a claim, before the CPU waits for its turn.
+/// The number of times an automatically placed mapping is moved to another place because of another
+/// CPU's claim, before the CPU waits for its turn.
 const MOST_PLACES: u32 = 2;
 
 bitflags! {
-    /// Linux's `MAP_*`, as far as they concern memory.
+    /// Linux's `MAP_*` flags that concern memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct MapFlags: u32 {
-        /// All that inherit the mapping see stores.
+        /// All spaces that inherit the mapping see stores.
         const SHARED = 0x01;
-        /// Stores are the process's own.
+        /// Stores are private to the process.
         const PRIVATE = 0x02;
-        /// Exactly there, in place of what is there.
+        /// Exactly at this address, replacing existing mappings.
         const FIXED = 0x10;
-        /// No file behind it. [`Space::mmap`] maps nothing else; [`Space::mmap_object`] and
-        /// [`Space::mmap_device`] ignore it.
+        /// Not backed by a file. [`Space::mmap`] maps only such memory; [`Space::mmap_object`] and
+        /// [`Space::mmap_device`] ignore the flag.
         const ANONYMOUS = 0x20;
         /// Grows down by faults just below it.
         const GROWSDOWN = 0x0100;
         /// Locked from the beginning, as by [`Space::mlock`].
         const LOCKED = 0x2000;
-        /// Do not insist that memory for all of it can be had.
+        /// Do not require that memory for the whole mapping is available.
         const NORESERVE = 0x4000;
-        /// Fault all of it in at once.
+        /// Fault in the whole mapping at once.
         const POPULATE = 0x8000;
         /// A stack: no huge pages.
         const STACK = 0x2_0000;
-        /// Exactly there, and only if nothing is there.
+        /// Exactly at this address, and only if the range is free.
         const FIXED_NOREPLACE = 0x10_0000;
     }
 }
 
-/// What a mapping shows: an object from some page on.
+/// The contents of a mapping: an object, starting at some page.
 #[derive(Debug)]
 pub struct Backing<'a> {
-    /// The object. The mapping gets a share of its own.
+    /// The object. The mapping gets its own share.
     pub object: &'a Shared<Object>,
     /// The object's page that is mapped first; it need not exist.
     pub first: u64,
@@ -63,7 +65,7 @@ pub struct Backing<'a> {
     pub may_write: bool,
 }
 
-/// What is to be mapped.
+/// The contents of a new mapping.
 pub(super) enum What<'a> {
     Anonymous,
     Object(Backing<'a>),
@@ -75,23 +77,24 @@ struct Request {
     addr: u64,
     fixed: bool,
     flags: MapFlags,
-    /// What Linux refuses only once it has found a place.
+    /// An error that Linux returns only after it has found a place.
     late: Option<Errno>,
 }
 
 impl<M: Machine> Space<M> {
-    /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns where: at `addr` with
-    /// `FIXED` or `FIXED_NOREPLACE`, at it if that is free, or as high as possible. Where another CPU is just mapping or unmapping the
-    /// highest free range, it does not wait for that, but maps as high as possible in a region of the calling CPU (64 GiB each, below
-    /// the others), and so do that CPU's next mappings in this space. Knob `map_apart`. There is no file that it could be of: `ANONYMOUS` is taken for granted, where Linux
-    /// has `EBADF` without it. For a file there is [`mmap_object`](Self::mmap_object).
+    /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns the address: `addr`
+    /// with `FIXED` or `FIXED_NOREPLACE`, `addr` if that range is free, or the highest possible
+    /// address. If another CPU is currently mapping or unmapping the highest free range, the call
+    /// does not wait, but maps as high as possible in a region of the calling CPU (64 GiB each,
+    /// below the others), as do this CPU's next mappings in this space. Knob `map_apart`. There is
+    /// no file argument, so `ANONYMOUS` is implied; Linux returns `EBADF` without it. For a file
+    /// use [`mmap_object`](Self::mmap_object).
     ///
     /// # Errors
-    /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
-    /// a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than all memory and the swap area hold,
-    /// without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below
-    /// [`Machine::lowest_address`]).
-    /// Nothing has changed then.
+    /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and
+    /// shared, a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than
+    /// memory and the swap area hold, without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over a
+    /// mapping), `EPERM` (fixed below [`Machine::lowest_address`]). Nothing has changed then.
     pub fn mmap(
         &self,
         cpu: &Cpu<'_, M>,
@@ -103,13 +106,13 @@ impl<M: Machine> Space<M> {
         self.map_and_populate(cpu, (addr, len), prot, flags, What::Anonymous)
     }
 
-    /// Maps `len` bytes (rounded up to pages) of an object, `backing`, otherwise as
-    /// [`mmap`](Self::mmap) does. Stores to a private mapping go to copies of the object's pages; an
-    /// access beyond the end of the object is answered with SIGBUS.
+    /// Maps `len` bytes (rounded up to pages) of an object, `backing`, otherwise like
+    /// [`mmap`](Self::mmap). Stores to a private mapping go to copies of the object's pages; an
+    /// access beyond the end of the object causes SIGBUS.
     ///
     /// # Errors
-    /// As Linux: those of [`mmap`](Self::mmap), and `EACCES` (a shared mapping for writing of what may
-    /// not be written), `EOVERFLOW` (bytes beyond the largest offset of a file).
+    /// As Linux: the errors of [`mmap`](Self::mmap), and `EACCES` (a shared writable mapping of an
+    /// object that may not be written), `EOVERFLOW` (bytes beyond the largest offset of a file).
     pub fn mmap_object(
         &self,
         cpu: &Cpu<'_, M>,
@@ -126,13 +129,15 @@ impl<M: Machine> Space<M> {
         self.map_and_populate(cpu, at, prot, flags, What::Object(backing))
     }
 
-    /// Where a mapping of a large file best begins whose address is left open: as high as any, but where address and offset agree modulo the
-    /// pages of a huge leaf, as on Linux. It is a hint, so if another call maps something there, the mapping goes where any would.
+    /// Returns the best address for a mapping of a large file without a requested address: as high
+    /// as any, but with the same alignment of address and offset modulo the pages of a huge leaf,
+    /// as on Linux. It is a hint, so if another call maps this range, the mapping goes to the usual
+    /// place.
     #[cold]
     #[inline(never)]
     fn hint_for_leaves(&self, cpu: &Cpu<'_, M>, len: u64, backing: &Backing<'_>) -> Option<u64> {
         let Backing { object, first, .. } = *backing;
-        // Nameless memory is no file.
+        // Unnamed memory is not a file.
         let large = object.tag() != 0 && object.pages() >= ENTRIES as u64;
         if !large || cpu.vm().knobs.huge_text() == HugeText::Never {
             return None;
@@ -164,7 +169,7 @@ impl<M: Machine> Space<M> {
         })?;
         cpu.collect();
         if flags.contains(MapFlags::POPULATE) {
-            // As on Linux, what cannot be populated is left for later faults.
+            // As on Linux, pages that cannot be populated are left to later faults.
             let _ = self.populate(cpu, range);
         }
         Ok(range.start)
@@ -205,7 +210,7 @@ impl<M: Machine> Space<M> {
             What::Device(device) => device.may_write,
         };
         let late = match &what {
-            // No file has a byte that far on.
+            // No file has a byte at such an offset.
             What::Object(backing) if backing.first > (i64::MAX as u64 - len) >> PAGE_SHIFT => {
                 Some(Errno::EOVERFLOW)
             }
@@ -218,7 +223,7 @@ impl<M: Machine> Space<M> {
             _ if shared || kind == MapFlags::PRIVATE => None,
             _ => Some(Errno::EINVAL),
         };
-        // The pages of an object are its own affair.
+        // The pages of an object are not accounted to the mapping.
         let promised = if shared { anonymous } else { prot.contains(Prot::WRITE) };
         let commits = !flags.contains(MapFlags::NORESERVE) && promised;
         if commits && !cpu.vm().may_promise(len >> PAGE_SHIFT) {
@@ -246,14 +251,15 @@ impl<M: Machine> Space<M> {
         let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, memory };
         let request = Request { addr, fixed, flags, late };
         let done = self.map_area(cpu, &request, &area);
-        // This is the last share if the mapping was refused, or if another CPU unmapped it already.
+        // This is the last share if the mapping was refused, or if another CPU has already unmapped
+        // it.
         if let Memory::Object(object) = area.memory {
             Object::release(object, cpu);
         }
         done
     }
 
-    /// Finds a free range for `area`, of which only the length counts, and maps it there.
+    /// Finds a free range for `area`, of which only the length is used, and maps it there.
     #[inline(always)]
     fn map_area(
         &self,
@@ -266,7 +272,7 @@ impl<M: Machine> Space<M> {
         let places = Cell::new(next);
         let chosen = Cell::new(NOWHERE);
         let choose = |view: &View<'_, Vma>| {
-            // In its region any place is as good as another, while it is free.
+            // In the CPU's region any free place is equally good.
             let last = chosen.get();
             let stays = places.get().are_apart() && !last.is_empty() && is_free(view, last);
             let start = if request.fixed {
@@ -293,7 +299,7 @@ impl<M: Machine> Space<M> {
         };
         let or = (!request.fixed).then_some(&elsewhere as &dyn Fn() -> bool);
         for tries in 0.. {
-            // Where a mapping is put nothing is left unmapped, so no table goes.
+            // Placing a mapping leaves no range unmapped, so no table is unlinked.
             let writing = self.write_where(cpu, PAGE_SIZE, tries, choose, or);
             let [range, _] = writing.asked;
             if range.is_empty() {
@@ -324,7 +330,7 @@ impl<M: Machine> Space<M> {
                     elsewhere();
                     continue;
                 }
-                // At the common top it may merge with what is there, and be no VMA more.
+                // At the common top the mapping may merge with an existing VMA, without a new VMA.
                 Err(Errno::ENOMEM) if places.get().are_apart() => {
                     places.set(Places::common(cpu));
                     met.set(MOST_PLACES);
@@ -343,7 +349,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// `area` at `range`.
+/// Returns `area` at `range`.
 fn piece(area: &Area, range: VirtRange) -> Piece {
     let offset = if area.memory.is_anonymous() { range.start >> PAGE_SHIFT } else { area.offset };
     Piece { area: Area { range, offset, ..area.clone() }, root: None }

@@ -1,15 +1,19 @@
-//! `mbind`: from which memory nodes the new pages of a VMA come.
+//! `mbind`: the memory nodes for new pages of a VMA.
 //!
-//! Without a policy a new page comes from the node that is nearest to the CPU that faults, and from another when that has no free frame. A VMA's
-//! [`MemPolicy`] names other nodes. It holds for private pages that are made from then on, by stores and by reads of what was swapped out; pages
-//! that are there stay where they are ([`Space::move_pages`] moves them), and so do those of objects, whose frames all their mappings share. Like any flag of a
-//! VMA it decides which VMAs merge, is in `fork`'s copy, and goes with `mremap`. A fault in a VMA with a policy maps one page: the pages of
-//! [prefault](crate::fault::prefault) come in runs from the CPU's own lists, which are of one node.
+//! Without a policy a new page comes from the node nearest to the faulting CPU, and from another
+//! node if this one has no free frame. A VMA's [`MemPolicy`] names other nodes. It applies to
+//! private pages made from then on, by stores and by swapping in. Existing pages stay in place
+//! ([`Space::move_pages`] moves them), as do pages of objects, whose frames are common to all
+//! mappings. Like any flag of a VMA the policy decides which VMAs merge, is copied by `fork`, and
+//! moves with `mremap`. A fault in a VMA with a policy maps one page: the pages of
+//! [prefault](crate::fault::prefault) come in runs from the CPU's own lists, which belong to one
+//! node.
 //!
-//! A policy says where a page is made. [`Cpu::balance`] moves pages by their use alone, whatever their VMA's policy.
+//! A policy determines where a page is made. [`Cpu::balance`] moves pages by their use alone,
+//! regardless of their VMA's policy.
 //!
-//! A policy asks, and does not forbid: where the nodes that it names have no free frame, others serve. So Linux's `MPOL_BIND`, which
-//! reclaims memory of its nodes instead, has no counterpart here.
+//! A policy is a preference: if its nodes have no free frame, other nodes are used. So Linux's
+//! `MPOL_BIND`, which reclaims memory of its nodes instead, has no equivalent here.
 
 use super::Space;
 use super::vma::{Area, VmaFlags};
@@ -19,71 +23,72 @@ use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::vm::Cpu;
 
-/// Some of the memory nodes 0 to 7.
+/// A set of the memory nodes 0 to 7.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NodeSet(u8);
 
 impl NodeSet {
-    /// Those whose bits are set, bit 0 for node 0.
+    /// Returns the nodes whose bits are set, bit 0 for node 0.
     pub const fn of_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// One bit for each node.
+    /// Returns the set with one bit for each node.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether `node` is one of them.
+    /// Returns whether `node` is in the set.
     pub const fn contains(self, node: u8) -> bool {
         self.0 & Self::only(node).0 != 0
     }
 
-    /// How many there are.
+    /// Returns the number of nodes.
     pub const fn len(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Them, from the lowest.
+    /// Iterates over the nodes, from the lowest.
     pub fn iter(self) -> impl Iterator<Item = u8> {
         (0..u8::BITS as u8).filter(move |node| self.0 >> node & 1 != 0)
     }
 
-    /// All but `node`.
+    /// Returns the set without `node`.
     #[must_use]
     pub const fn without(self, node: u8) -> Self {
         Self(self.0 & !Self::only(node).0)
     }
 
-    /// `node` alone, if it is one of those that a set can have; else none.
+    /// Returns the set of `node` alone, if a set can contain it; otherwise the empty set.
     #[must_use]
     pub const fn only(node: u8) -> Self {
         Self(if node < u8::BITS as u8 { 1 << node } else { 0 })
     }
 }
 
-/// Where the new pages of a VMA come from: Linux's `MPOL_*`.
+/// The source of new pages of a VMA: Linux's `MPOL_*`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemPolicy {
-    /// It has no policy.
+    /// No policy.
     #[default]
     Default,
-    /// From the node that is nearest to the CPU. Pages come from the same nodes as by [`Default`](Self::Default), but VMAs with one and with the other do not merge.
+    /// From the node nearest to the CPU. Pages come from the same nodes as with
+    /// [`Default`](Self::Default), but VMAs with these two policies do not merge.
     Local,
-    /// From the cheapest of these nodes that has a free frame.
+    /// From the cheapest of these nodes with a free frame.
     Preferred(NodeSet),
-    /// From these nodes in turns, page by page, by the page's number.
+    /// From these nodes in turn, page by page, by the page's number.
     Interleave(NodeSet),
 }
 
 impl MemPolicy {
-    /// The flags of a VMA that has it.
+    /// Returns the flags of a VMA with this policy.
     fn flags(self) -> VmaFlags {
         let (mode, nodes) = match self {
             Self::Default => (VmaFlags::empty(), NodeSet(0)),
@@ -94,7 +99,8 @@ impl MemPolicy {
         mode | VmaFlags::from_bits_retain(u32::from(nodes.0) << VmaFlags::NODES_SHIFT)
     }
 
-    /// The nodes that the new page at the address `page` comes from by it, if they have a free frame; none where the CPU's is meant.
+    /// Returns the nodes for a new page at the address `page`, if they have a free frame; the empty
+    /// set means the CPU's nearest node.
     pub fn nodes_for(self, page: u64) -> NodeSet {
         match self {
             Self::Default | Self::Local => NodeSet(0),
@@ -106,7 +112,8 @@ impl MemPolicy {
         }
     }
 
-    /// The same, of those of its nodes that have `memory`; none if it names nodes, and none of these has.
+    /// Returns the policy restricted to its nodes with `memory`; `None` if it names nodes, and none
+    /// of them has memory.
     fn with(self, memory: NodeSet) -> Option<Self> {
         let both = |nodes: NodeSet| Some(NodeSet(nodes.0 & memory.0)).filter(|it| !it.is_empty());
         match self {
@@ -118,7 +125,7 @@ impl MemPolicy {
 }
 
 impl Area {
-    /// Its policy.
+    /// Returns the policy of the area.
     pub fn mem_policy(&self) -> MemPolicy {
         let nodes = NodeSet((self.flags.bits() >> VmaFlags::NODES_SHIFT) as u8);
         if self.flags.contains(VmaFlags::INTERLEAVE) {
@@ -134,7 +141,7 @@ impl Area {
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// The nodes that have memory, of those that a set can have.
+    /// Returns the nodes with memory, as far as a set can contain them.
     pub fn memory_nodes(&self) -> NodeSet {
         let regions = self.vm().machine().regions().iter();
         let nodes = regions.filter(|region| region.frames != 0).map(|region| region.node);
@@ -143,12 +150,14 @@ impl<M: Machine> Cpu<'_, M> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Gives the VMAs from `addr` on, `len` bytes rounded up to pages, a policy, as `mbind` of Linux does that moves no pages.
+    /// Sets the policy of the VMAs from `addr`, `len` bytes rounded up to pages, like Linux's
+    /// `mbind` without moving pages.
     ///
     /// # Errors
-    /// `EINVAL`: unaligned, the range wraps, or a policy that names nodes, none of which has memory (those that have none are left out). `EFAULT`: a hole, or for
-    /// [`Default`](MemPolicy::Default), which skips holes, nothing mapped at all; nothing has changed then. `ENOMEM`: a VMA
-    /// cannot be split; those below are changed.
+    /// `EINVAL`: unaligned, the range wraps, or a policy whose nodes all lack memory (nodes without
+    /// memory are ignored). `EFAULT`: a hole, or for [`Default`](MemPolicy::Default), which skips
+    /// holes, no mapping at all; nothing has changed then. `ENOMEM`: a VMA cannot be split; the
+    /// VMAs below are changed.
     pub fn mbind(
         &self,
         cpu: &Cpu<'_, M>,
@@ -167,7 +176,7 @@ impl<M: Machine> Space<M> {
         if !is_page_aligned(addr) {
             return Err(Errno::EINVAL);
         }
-        // As on Linux, a length that rounds up beyond the largest number is none.
+        // As on Linux, a length that rounds up beyond the largest number counts as 0.
         let end = addr.checked_add(page_up(len).unwrap_or(0)).ok_or(Errno::EINVAL)?;
         let mut left = VirtRange::new(addr, end);
         if left.is_empty() {

@@ -1,4 +1,4 @@
-//! Which VMAs merge, by Linux's rules.
+//! The rules for merging VMAs, as on Linux.
 
 use super::vma::{Area, Vma, VmaFlags};
 use crate::addr::VirtRange;
@@ -6,7 +6,7 @@ use crate::rmap::{AnonVmaRef, SharedAnonVma};
 use crate::space::tree::{Entry, View};
 use crate::sync::mutant::{Mutant, lost};
 
-/// A VMA to be made.
+/// A VMA to make.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) area: Area,
@@ -26,8 +26,9 @@ impl<'a> Neighbour<'a> {
     }
 }
 
-/// Whether VMAs with these two anon_vmas may merge. A VMA without an anon_vma takes the other's, unless
-/// that was inherited from a parent process: sharing it more widely would make reverse-map walks longer.
+/// Returns whether VMAs with these two anon_vmas may merge. A VMA without an anon_vma takes the
+/// other's, unless this was inherited from a parent process: sharing it more widely would make
+/// reverse-map walks longer.
 pub(super) fn roots_merge(a: Option<AnonVmaRef<'_>>, b: Option<AnonVmaRef<'_>>) -> bool {
     match (a, b) {
         (None, None) => true,
@@ -36,8 +37,8 @@ pub(super) fn roots_merge(a: Option<AnonVmaRef<'_>>, b: Option<AnonVmaRef<'_>>) 
     }
 }
 
-/// Which of `below` and `above` merge with `piece`; both must be adjacent to it and agree with it. The lower one, if only one can merge.
-/// With `adopt`, `piece` takes their anon_vma.
+/// Returns which of `below` and `above` merge with `piece`; both must be adjacent to `piece` and
+/// agree with it. The lower one, if only one can merge. With `adopt`, `piece` takes their anon_vma.
 #[inline(always)]
 pub(super) fn join(
     piece: &mut Piece,
@@ -57,7 +58,8 @@ pub(super) fn join(
     joins
 }
 
-/// Whether two VMAs, the first directly below the second, merge once neither is under change: their merge was deferred.
+/// Returns whether two VMAs, the first directly below the second, will merge when neither is under
+/// change: their merge was deferred.
 pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
     let at = upper.area.range.start;
     (lower.merges.above() || upper.merges.below())
@@ -66,7 +68,8 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
         && roots_merge(lower.anon_vma.peek(), upper.anon_vma.peek())
 }
 
-/// All VMAs that will merge with `vma` in `view`: those below, from it downwards, and then those above.
+/// Iterates over all VMAs that will merge with `vma` in `view`: first the VMAs below, downwards,
+/// and then the VMAs above.
 fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
     // SAFETY: VMAs in a view live as long as its section.
     let near = move |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
@@ -79,27 +82,28 @@ fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v 
     core::iter::successors(below(&vma), below).chain(core::iter::successors(above(&vma), above))
 }
 
-/// The range of the VMA that `vma` of `view` will merge into: all of it counts as one VMA already.
+/// Returns the range of the VMA that `vma` of `view` will merge into: the whole range already
+/// counts as one VMA.
 pub(super) fn range_later(view: View<'_, Vma>, vma: &Vma) -> VirtRange {
     one_later(view, vma).fold(vma.area.range, |all, vma| all.hull(vma.area.range))
 }
 
-/// Whether a VMA under change in `view` will merge with `vma`.
+/// Returns whether a VMA under change in `view` will merge with `vma`.
 pub(crate) fn joins_a_change(view: View<'_, Vma>, vma: &Vma) -> bool {
     one_later(view, vma).any(|vma| vma.sequence.read().is_none())
 }
 
-/// `vma` of `view`, and all VMAs that will merge with it.
+/// Iterates over `vma` of `view`, and all VMAs that will merge with it.
 fn group<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
     core::iter::once(vma).chain(one_later(view, vma))
 }
 
-/// Keeps faults from making an anon_vma for `vma` of `view` and the VMAs that will merge with it, so that a step can read which
-/// one exists, and sets that one in all of them. The caller holds the lock of the tree, or of the shard that has them, until
-/// [`unseal_group`].
+/// Prevents faults from making an anon_vma for `vma` of `view` and the VMAs that will merge with
+/// it, so that a step can read an existing anon_vma, and sets it in all of them. The caller holds
+/// the lock of the tree, or of the shard with these VMAs, until [`unseal_group`].
 #[cold]
 pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
-    // Its writer has sealed a VMA under change.
+    // A VMA under change was sealed by its writer.
     let running = group(view, vma).filter(|vma| vma.sequence.read().is_some());
     running.filter(|_| !lost(Mutant::SealsGroup)).for_each(|vma| vma.anon_vma.seal());
     if let Some(root) = group(view, vma).find_map(|vma| vma.anon_vma.peek()) {
@@ -107,7 +111,8 @@ pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
     }
 }
 
-/// Sets the anon_vma `root`, if there is one, in the [sealed](seal_group) VMAs, as if they had merged with the new VMA already.
+/// Sets the anon_vma `root`, if there is one, in the [sealed](seal_group) VMAs, as if they had
+/// already merged with the new VMA.
 #[cold]
 pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVmaRef<'_>>) {
     for vma in group(view, vma) {
@@ -120,13 +125,13 @@ pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVmaR
     }
 }
 
-/// Whether two areas that touch at `at` may be in one VMA.
+/// Returns whether two areas that touch at `at` may be in one VMA.
 pub(super) fn agree(a: &Area, b: &Area, at: u64) -> bool {
     a.prot == b.prot && a.agrees(b, at)
 }
 
-/// The root of a neighbour in `view` that a VMA of `own` might merge with one day, the upper one first. A
-/// root that came from a parent process stays with the VMA that has it.
+/// Returns the anon_vma of a neighbour in `view` that a VMA of `own` might merge with later, the
+/// upper neighbour first. An anon_vma inherited from a parent process stays with its VMA.
 pub(crate) fn mergeable_anon_vma(view: &View<'_, Vma>, own: &Area) -> Option<SharedAnonVma> {
     // SAFETY: VMAs in a view live as long as its section.
     let vma = |entry: Entry<Vma>| unsafe { entry.value.as_ref() };

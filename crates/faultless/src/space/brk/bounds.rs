@@ -1,10 +1,10 @@
-//! Where the heap starts and ends.
+//! The bounds of the heap.
 
 use crate::addr::PAGE_SIZE;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node::TABLE_ALIGN;
 
-/// The program break, as it was when it was looked at.
+/// A copy of the program break, read at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::space) struct Heap {
     pub(in crate::space) start: u64,
@@ -12,20 +12,21 @@ pub(in crate::space) struct Heap {
 }
 
 impl Heap {
-    /// The end of its last page.
+    /// Returns the end of the heap's last page.
     #[inline(always)]
     pub(super) const fn top(self) -> u64 {
         // No end is beyond user space, so this does not overflow.
         (self.end + (PAGE_SIZE - 1)) & !(PAGE_SIZE - 1)
     }
 
-    /// Whether a table is left without a page of the heap where the heap shrinks to `new`, the end of a page. The heap's pages are
-    /// taken as mapped. If the program has unmapped those that stay, their table may stay empty, until the heap uses it again or
-    /// the space ends.
+    /// Returns whether shrinking the heap to `new`, the end of a page, leaves a table without pages
+    /// of the heap. The heap's pages are assumed to be mapped. If the program has unmapped the
+    /// remaining pages, their table may stay empty until the heap uses it again or the space ends.
     #[inline(always)]
     pub(super) const fn loses_table(self, new: u64) -> bool {
         let table = new & !(TABLE_ALIGN - 1);
-        // It keeps the page below `new`, if the heap has that, and all that goes is in the same table.
+        // No table is lost if the page below `new` belongs to the heap, and all removed pages are
+        // in the same table.
         table == new || self.start > new - PAGE_SIZE || self.top() > table + TABLE_ALIGN
     }
 }
@@ -42,7 +43,7 @@ impl HeapBounds {
         Self { start: AtomicU64::new(heap.start), end: AtomicU64::new(heap.end) }
     }
 
-    /// What they are; another CPU may move them a moment later.
+    /// Returns the bounds; another CPU may move them immediately afterwards.
     #[inline(always)]
     pub(in crate::space) fn get(&self) -> Heap {
         Heap { start: self.start.load(Ordering::Acquire), end: self.end.load(Ordering::Acquire) }
