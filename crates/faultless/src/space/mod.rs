@@ -1,12 +1,12 @@
-//! An address space: its VMAs, its tables, its counts, and the CPUs that run it.
+//! An address space: its VMAs, its page tables, its counts, and the CPUs that run the space.
 //!
-//! One file an operation: [`map`](Space::mmap), unmap, protect, remap, advise, brk, fork, exit, and
-//! the growth of stacks. Each starts with a [claim](write) on its pages, changes VMAs in a [step], and ends with a [flush](batch).
-//! [`query`] lists what is mapped.
+//! Each operation has a file: [`map`](Space::mmap), unmap, protect, remap, advise, brk, fork, exit,
+//! and the growth of stacks. An operation starts with a [claim](write) on its pages, changes VMAs
+//! in a [step], and ends with a [flush](batch). [`query`] lists the mapped areas.
 //!
 //! # Lock order
 //!
-//! It is stated, and checked, in [`order`](crate::sync::order).
+//! [`order`](crate::sync::order) states and checks the lock order.
 
 mod access;
 mod advise;
@@ -93,36 +93,40 @@ use fixed::Core;
 use tree::{Tree, View};
 use vma::Vma;
 
-/// Bytes that stay free below a stack, so that it cannot run into its neighbour unseen.
+/// Bytes that stay free below a stack, so that the stack cannot run unnoticed into the mapping
+/// below.
 const STACK_GUARD: u64 = 256 * PAGE_SIZE;
-/// Where automatic placement starts, going down: below the usual place of a main stack.
+/// The address below which automatic placement starts, downwards: below the usual place of a main
+/// stack.
 const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
-/// Where the heap starts unless the program loader sets another start.
+/// The start of the heap unless the program loader sets another start.
 const HEAP_START: u64 = 0x5555_5575_7000;
 
 /// One address space: its VMAs, its page tables, and the faults and calls that change them.
 ///
-/// [`exit`](Space::exit) ends it at once. One that is dropped is ended later, by a CPU that makes or ends another
-/// or is asked to ([`Cpu::end_dropped`]): without a CPU at hand nothing can be freed.
+/// [`exit`](Space::exit) ends a space at once. A dropped space is ended later, by a CPU that makes
+/// or ends another space or is asked to ([`Cpu::end_dropped`]), because the subsystem can free
+/// nothing without a CPU.
 ///
-/// A space belongs to the [`Vm`](crate::Vm) of the CPU that made it. Every operation panics that is given a CPU of another.
+/// A space belongs to the [`Vm`](crate::Vm) of the CPU that made the space. Every operation panics
+/// if the given CPU is of another [`Vm`](crate::Vm).
 pub struct Space<M: Machine> {
-    // Every fault reads the first fields; what faults and calls write lies on lines of its own, so that calls do not take the
-    // first from the faults' caches.
+    // Every fault reads the first fields. The fields that faults and calls write are on separate
+    // cache lines, so that calls do not take the first fields from the caches of faulting CPUs.
     id: SpaceId,
     root: FrameNumber,
-    /// The word by which its anonymous pages name their anchor.
+    /// The word by which the space's anonymous pages name their anchor.
     anchor: u64,
-    /// The locking policy in force here, which follows the knob at the next call or fault; and the
+    /// The locking policy in force, which follows the knob at the next call or fault; and the
     /// [identity](crate::identity) of the subsystem, which never changes.
     locking: AtomicU64,
-    /// How its pages were used before they were taken away.
+    /// How the program used the space's pages before the pages were taken away.
     pub(crate) history: HistoryCell,
     pub(crate) tree: Tree<Vma>,
-    /// What others than the owner may find.
+    /// The part of the space that CPUs other than the owner may find.
     pub(crate) core: Shared<Core>,
     heap: HeapBounds,
-    /// Where it goes when it is dropped.
+    /// The place of the space in the list of spaces that end, after a drop.
     place: Place,
     machine: PhantomData<fn() -> M>,
 }
@@ -133,10 +137,10 @@ impl<M: Machine> fmt::Debug for Space<M> {
     }
 }
 
-/// A lock that excludes writers of a range: which one depends on the policy.
+/// A lock that excludes writers of a range. The policy decides the kind.
 #[derive(Debug)]
 pub(crate) enum Guard<'a> {
-    /// None: this CPU holds the space as its owner.
+    /// No lock: this CPU owns the space.
     Owner,
     Range {
         _guard: RangeGuard<'a>,
@@ -150,15 +154,16 @@ pub(crate) enum Guard<'a> {
 }
 
 impl<M: Machine> Space<M> {
-    /// An empty space.
+    /// Makes an empty space.
     ///
     /// # Errors
-    /// `ENOMEM` when no frame is left for its root table, or the heap is exhausted.
+    /// `ENOMEM` if no frame is left for the root table, or the heap is exhausted.
     pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         Self::new_of(cpu, None)
     }
 
-    /// An empty space of the family of `parent`, which does not end meanwhile, or of a new one.
+    /// Makes an empty space of the family of `parent`, which does not end during the call, or of a
+    /// new family.
     pub(super) fn new_of(cpu: &Cpu<'_, M>, parent: Option<&Self>) -> Result<Self, Error> {
         let refused =
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
@@ -199,34 +204,38 @@ impl<M: Machine> Space<M> {
         })
     }
 
-    /// What the space is called in TLBs and traces.
+    /// Returns the name of the space in TLBs and traces.
     #[inline(always)]
     pub const fn id(&self) -> SpaceId {
         self.id
     }
 
-    /// The frame of its root table. Its upper half (on x86-64 entries 256 to 511) is the kernel's: it may fill it, through
-    /// [`Machine::frame_bytes`], before the space first runs; the subsystem neither reads nor changes it.
+    /// Returns the frame of the root table. The upper half of the table (on x86-64 entries 256 to
+    /// 511) belongs to the kernel. The kernel may fill that half, through [`Machine::frame_bytes`],
+    /// before the space first runs; the subsystem neither reads nor changes these entries.
     ///
-    /// A CPU may load it while it [runs](Self::activate) the space, and at no other time.
+    /// A CPU may load the root only while the CPU [runs](Self::activate) the space.
     #[inline(always)]
     pub const fn root(&self) -> FrameNumber {
         self.root
     }
 
-    /// The word by which its anonymous pages name their anchor.
+    /// Returns the word by which the space's anonymous pages name their anchor.
     #[inline(always)]
     pub(crate) const fn anchor(&self) -> u64 {
         self.anchor
     }
 
-    /// Starts to run the space on this CPU: from now on, until [`deactivate`](Self::deactivate), the CPU may
-    /// use its tables, and must answer flush requests: it calls [`Cpu::serve_flushes`] when the machine interrupts it for that. While it does
-    /// not, calls of other CPUs that take pages away (`munmap`, `mprotect`, `DONTNEED`) wait, without a limit.
+    /// Starts to run the space on this CPU. Until [`deactivate`](Self::deactivate), the CPU may use
+    /// the tables of the space, and must answer flush requests: the CPU calls
+    /// [`Cpu::serve_flushes`] when the machine interrupts the CPU for a request. Until the CPU
+    /// answers, calls of other CPUs that take pages away (`munmap`, `mprotect`, `DONTNEED`) wait,
+    /// without a limit.
     ///
     /// # Panics
-    /// When the CPU runs a space already, be it this one. (One that runs a space which was dropped, not ended, runs it
-    /// for ever.) When it is of another [`Vm`](crate::Vm).
+    /// Panics if the CPU already runs a space, even this space, or if the CPU is of another
+    /// [`Vm`](crate::Vm). (A CPU that runs a space which was dropped, not ended, runs the space for
+    /// ever.)
     pub fn activate(&self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
         let resident = &cpu.state().resident;
@@ -234,7 +243,7 @@ impl<M: Machine> Space<M> {
         assert!(before == 0, "{cpu:?} is to run {:?}, but runs {:?}", self.id, SpaceId(before));
         resident.space.store(self.id.0, Ordering::Relaxed);
         self.core.cpus.insert(cpu.id());
-        // From here on the space is this CPU's or shared, as long as this CPU runs it.
+        // From here on the space is this CPU's or shared, as long as this CPU runs the space.
         let owner = &self.core.owner;
         let known = owner.was(cpu.id()) || owner.was_shared() || lost(Mutant::RunnerLooksAtOwner);
         if !known && !self.try_own(cpu) {
@@ -242,35 +251,39 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Makes this CPU, which runs the space, its owner, if it is alone. Not in a section, nor under a claim.
+    /// Makes this CPU, which runs the space, the owner, if no other CPU runs the space. The caller
+    /// is in no section and holds no claim.
     #[cold]
     pub(crate) fn try_own(&self, cpu: &Cpu<'_, M>) -> bool {
         let cpus = cpu.vm().machine().cpus();
         let alone = || !self.core.cpus.any_but(cpu.id(), cpus);
         let take = || {
             self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
-                // A CPU that begins to run the space meanwhile does so before it reads the owner word.
+                // A CPU that begins to run the space at the same time does so before reading the
+                // owner word.
                 (lost(Mutant::OwnerLooksAgain) || alone())
                     && !self.tree.is_parted()
                     && !self.is_claimed(cpu, VirtRange::USER)
             })
         };
-        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        // SAFETY: the subsystem has one grace period, and all trees are read in its sections.
         let unite = || unsafe { self.tree.unite(cpu.local(), &cpu.vm().grace, cpu) };
-        // An owner edits a tree in one piece. Once it owns the space, nobody parts the tree: a step of another CPU does, which has made the
-        // space shared, and the owner's own steps do not.
+        // An owner edits an undivided tree. No CPU divides the tree of an owned space: only a step
+        // of another CPU divides a tree, after making the space shared, and the owner's own steps
+        // do not.
         alone() && unite().is_ok() && take()
     }
 
-    /// Stops to run the space on this CPU. Its translations are dropped.
+    /// Stops running the space on this CPU, and drops the CPU's translations.
     ///
     /// # Panics
-    /// When the CPU does not run this space, or is of another [`Vm`](crate::Vm).
+    /// Panics if the CPU does not run this space, or is of another [`Vm`](crate::Vm).
     ///
     /// # Safety
-    /// From this call on the CPU uses neither the space's tables nor translations that came from them (the call drops
-    /// those that its TLB holds), until it [activates](Self::activate) the space again: it has
-    /// loaded another root, or makes no access to user space. The CPU gets no flush requests for it any more.
+    /// From this call until the next [`activate`](Self::activate) of the space, the CPU uses
+    /// neither the tables of the space nor translations that came from the tables (the call drops
+    /// the translations in the CPU's TLB). Either the CPU has loaded another root, or the CPU makes
+    /// no access to user space. The CPU receives no more flush requests for the space.
     pub unsafe fn deactivate(&self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
         let resident = &cpu.state().resident;
@@ -282,45 +295,46 @@ impl<M: Machine> Space<M> {
         self.core.cpus.remove(cpu.id());
         cpu.vm().deferred.left(cpu.local());
         self.core.ranges.leave(cpu.id());
-        // What was posted meanwhile is done by the flush above; its sender may be waiting.
+        // The flush above also serves the requests posted since. Their senders may be waiting.
         cpu.serve_flushes();
         self.core.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
         resident.pages.store(0, Ordering::Relaxed);
-        // The flush above comes before: see `tlb::deferred`.
+        // The flush above comes first: see `tlb::deferred`.
         resident.space.store(0, Ordering::Release);
         // The next owner frees VMAs without a grace period.
         cpu.state().hint.forget();
     }
 
-    /// Makes sure that `cpu` is of the subsystem that made this space. Every operation on a space does so
-    /// first, by this or by [`locking`](Self::locking).
+    /// Checks that `cpu` is of the subsystem that made this space. Every operation on a space
+    /// starts with this call or [`locking`](Self::locking).
     ///
     /// # Panics
-    /// Where it is not.
+    /// Panics if `cpu` is of another subsystem.
     #[inline(always)]
     pub(crate) fn check_vm(&self, cpu: &Cpu<'_, M>) {
         Identity::of(self.locking.load(Ordering::Relaxed)).check(cpu.identity());
     }
 
-    /// Opens a grace section in which this space may be read.
+    /// Opens a grace section, in which the caller may read this space.
     ///
     /// # Panics
-    /// Where `cpu` is of another subsystem.
+    /// Panics if `cpu` is of another subsystem.
     #[inline]
     pub(crate) fn section<'c>(&self, cpu: &'c Cpu<'_, M>) -> Section<'c> {
         self.check_vm(cpu);
         cpu.section()
     }
 
-    /// The current tree. Every section that reads the tree begins with this call, so that no other CPU changes the tree in place
-    /// meanwhile.
+    /// Returns the current tree. Every section that reads the tree begins with this call, so that
+    /// no other CPU changes the tree in place during the section.
     #[inline]
     pub(crate) fn view<'s>(&'s self, cpu: &Cpu<'_, M>, section: &'s Section<'_>) -> View<'s, Vma> {
         self.core.enter(cpu.id(), cpu, section);
         self.tree.snapshot(section)
     }
 
-    /// [`view`](Self::view) on a CPU that runs the space: no other CPU owns it then, so the CPU need not look.
+    /// [`view`](Self::view) on a CPU that runs the space. No other CPU owns the space then, so the
+    /// CPU need not check.
     #[inline(always)]
     pub(crate) fn view_of_runner<'s>(
         &'s self,
@@ -334,16 +348,17 @@ impl<M: Machine> Space<M> {
         self.tree.snapshot(section)
     }
 
-    /// Whether this CPU runs the space.
+    /// Returns whether this CPU runs the space.
     #[inline]
     pub(crate) fn is_run_by(&self, cpu: &Cpu<'_, M>) -> bool {
         cpu.state().resident.space.load(Ordering::Relaxed) == self.id.0
     }
 
-    /// The locking policy in force, which is the knob's, once all CPUs under another have left.
+    /// Returns the policy in force: the policy of the knob, once all CPUs under another policy have
+    /// left.
     ///
     /// # Panics
-    /// Where `cpu` is of another subsystem.
+    /// Panics if `cpu` is of another subsystem.
     #[inline(always)]
     pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Policy {
         let wanted = cpu.vm().knobs.locking_word();
@@ -358,13 +373,14 @@ impl<M: Machine> Space<M> {
         Policy::of(self.locking.load(Ordering::Acquire))
     }
 
-    /// Whether anybody has a claim on a part of `range`, or waits for one, since before the caller's last full fence.
+    /// Returns whether a CPU has had a claim on a part of `range`, or has waited for one, since
+    /// before the caller's last full fence.
     pub(crate) fn is_claimed(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
         self.core.mmap_lock.is_held() || self.core.ranges.is_claimed(&cpu.vm().claims, range)
     }
 
-    /// Locks `range` against writers; the lock is shared with others that do so. `counted` is the counter of the caller. Must not be
-    /// called inside a grace section.
+    /// Locks `range` against writers. Several CPUs can hold such a lock at once. `counted` is the
+    /// counter of the caller. The caller is in no grace section.
     #[inline(always)]
     pub(crate) fn share<'a>(
         &'a self,
@@ -385,7 +401,7 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Out of line: faults of the baselines lock too, and have no use for it.
+    /// Out of line, because faults of the baselines also lock, but do not need this part.
     #[inline(never)]
     fn claim_shared<'a>(
         &'a self,
@@ -407,7 +423,7 @@ impl<M: Machine> Space<M> {
         Some(Guard::Range { _guard: guard })
     }
 
-    /// Claims `ranges` in the range lock; runs `leave` before it waits, if it must.
+    /// Claims `ranges` in the range lock, and runs `leave` before a wait.
     fn claim<'a>(
         &'a self,
         cpu: &'a Cpu<'_, M>,

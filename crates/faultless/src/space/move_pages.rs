@@ -1,4 +1,4 @@
-//! `move_pages`: tells the memory nodes of pages, and moves pages between them.
+//! `move_pages`: reports the memory nodes of pages, and moves pages between nodes.
 
 use super::Space;
 use crate::addr::{FrameNumber, VirtRange, page_down};
@@ -12,10 +12,12 @@ use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// The memory nodes of the pages at the addresses `pages`, one after the other in `status`: as `move_pages` of Linux does that is given no
-    /// nodes. It is `ENOENT` where no page is there, and `EFAULT` where nothing is mapped, and for the zero page and device memory.
+    /// Writes the memory nodes of the pages at the addresses `pages` to `status`, in the same
+    /// order, as `move_pages` of Linux does without a list of nodes. A status is `ENOENT` if the
+    /// page is not in memory, and `EFAULT` if nothing is mapped, and for the zero page and device
+    /// memory.
     ///
-    /// Only as many are told as the shorter of the two has.
+    /// The shorter of the two slices decides the number of pages.
     pub fn page_nodes(&self, cpu: &Cpu<'_, M>, pages: &[u64], status: &mut [Result<u8, Errno>]) {
         self.check_vm(cpu);
         for (addr, status) in pages.iter().zip(status) {
@@ -23,16 +25,19 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Moves the pages at the addresses `pages` to frames of `node`, as `move_pages` of Linux does: what programs do with the pages meanwhile
-    /// is not lost. `status` tells for each page the node where it is then, or why it did not move: `ENOENT`, where no page is there; `EFAULT`,
-    /// where nothing is mapped, and for the zero page and device memory; `EACCES`, if other mappings than this one have it, and not `all` pages are to move; `EBUSY`, if it
-    /// is pinned, or another call is using it; `ENOMEM`, if the node has no free frame, which is found before whether the page may move. A page that is in `node`
-    /// already stays there, pinned or not.
+    /// Moves the pages at the addresses `pages` to frames of `node`, as `move_pages` of Linux does,
+    /// and loses no store of a program. For each page, `status` receives the node where the page is
+    /// afterwards, or the reason why the page did not move: `ENOENT` if the page is not in memory;
+    /// `EFAULT` if nothing is mapped, and for the zero page and device memory; `EACCES` if the page
+    /// has other mappings, and `all` is not set; `EBUSY` if the page is pinned, or another call is
+    /// using the page; `ENOMEM` if the node has no free frame, which the call finds before checking
+    /// whether the page may move. A page that is already in `node` stays there, pinned or not.
     ///
-    /// It waits for other CPUs; so not inside a closure that lists areas.
+    /// The call waits for other CPUs, so it is not allowed inside a closure that lists areas.
     ///
     /// # Errors
-    /// `ENODEV`: the machine has no memory in `node`. `EINVAL`: `pages` and `status` differ in length. Nothing has moved then.
+    /// `ENODEV` if the machine has no memory in `node`, `EINVAL` if `pages` and `status` differ in
+    /// length. No page has moved then.
     pub fn move_pages(
         &self,
         cpu: &Cpu<'_, M>,
@@ -57,7 +62,7 @@ impl<M: Machine> Space<M> {
         Ok(())
     }
 
-    /// As [`move_pages`](Self::move_pages), for at most [`BATCH`] pages.
+    /// [`move_pages`](Self::move_pages) for at most [`BATCH`] pages.
     fn move_some(
         &self,
         cpu: &Cpu<'_, M>,
@@ -69,7 +74,7 @@ impl<M: Machine> Space<M> {
         let _holds = cpu.hold_pages();
         let nothing = |_| Moving { frame: cpu.vm().zero, outcome: Err(Errno::EBUSY) };
         let mut moving: [Moving; BATCH] = core::array::from_fn(nothing);
-        // Which of them each page is: one that is asked for twice moves once.
+        // The index of each page in `moving`: a page that is listed twice moves once.
         let (mut count, mut places) = (0, [None; BATCH]);
         for (at, addr) in pages.iter().enumerate() {
             let known = &moving[..count];
@@ -100,7 +105,7 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// The page that is mapped at `addr`, with a reference.
+    /// Returns the page that is mapped at `addr`, with a reference.
     fn lend_page<'a, 'v>(&self, cpu: &'a Cpu<'v, M>, addr: u64) -> Result<Lent<'a, 'v, M>, Errno> {
         let found = self.find_page(cpu, addr);
         let mapped = || addr < USER_END && self.is_mapped(cpu, VirtRange::page(addr));
@@ -113,7 +118,7 @@ impl<M: Machine> Space<M> {
 
     fn find_page<'a, 'v>(&self, cpu: &'a Cpu<'v, M>, addr: u64) -> Result<Lent<'a, 'v, M>, Errno> {
         let section = self.section(cpu);
-        // The tables of a space that another CPU owns may change in place.
+        // Another CPU that owns the space may change the tables in place.
         self.core.enter(cpu.id(), cpu, &section);
         let page = page_down(addr);
         loop {
@@ -135,7 +140,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Whether a page, to which the caller has a reference besides its entry's, has other mappings.
+/// Returns whether a page has other mappings. The caller has a reference besides the entry's.
 pub(super) fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> bool {
     let frames = &cpu.vm().frames;
     let meta = frames.meta(frame);
@@ -145,7 +150,8 @@ pub(super) fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> boo
     meta.refs() > 3 || leaves_of(cpu, frame) > 1
 }
 
-/// How many huge leaves map the folio that a frame of an object is in, if it is in one. All of them share one reference to each frame.
+/// Returns the number of huge leaves that map the folio of an object's frame, or 0 without a folio.
+/// All these leaves share one reference to each frame.
 pub(super) fn leaves_of<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> u32 {
     let first = folio::first_of(frame);
     let leaves = cpu.vm().frames.table().find(first).filter(|meta| meta.get_ref_unless_zero());

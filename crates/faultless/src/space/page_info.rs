@@ -1,4 +1,4 @@
-//! What the pages of a space are mapped to, one by one.
+//! What each page of a space maps.
 
 use super::Space;
 use super::move_pages::leaves_of;
@@ -10,25 +10,26 @@ use crate::table::Entry;
 use crate::table::node;
 use crate::vm::Cpu;
 
-/// What one page of a space is mapped to.
+/// What one page of a space maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PageInfo {
     /// The frame.
     pub frame: FrameNumber,
-    /// What that is; the zero page is [`Use::Zero`], device memory [`Use::Device`].
+    /// The use of the frame: [`Use::Zero`] for the zero page, [`Use::Device`] for device memory.
     pub usage: Use,
-    /// How many mappings of it there are, in all spaces, at least 1; of the zero page and device memory 1 is told. A CPU that looks at the page
-    /// counts as one for that moment.
+    /// The number of mappings of the frame in all spaces, at least 1; always 1 for the zero page
+    /// and device memory. A CPU that looks at the page counts as a mapping for that moment.
     pub mappings: u32,
-    /// Whether there is no other mapping of it. Not so for the zero page and device memory.
+    /// Whether the frame has no other mapping. False for the zero page and device memory.
     pub exclusive: bool,
-    /// Whether a [pin](Space::pin) keeps it.
+    /// Whether a [pin](Space::pin) keeps the page.
     pub pinned: bool,
-    /// Whether this mapping was used since its accessed bit was cleared.
+    /// Whether a program has used this mapping since its accessed bit was cleared.
     pub accessed: bool,
-    /// Of a private page: it is not [lazily freed](crate::Advice::Free), or was stored to since. Of an object's: this mapping allows stores, or has been
-    /// stored through.
+    /// For a private page: whether the page is not [lazily freed](crate::Advice::Free), or a
+    /// program has stored to the page since. For an object's page: whether this mapping allows
+    /// stores, or a program has stored through the mapping.
     pub dirty: bool,
 }
 
@@ -40,31 +41,33 @@ pub enum PagePlace {
     Mapped(PageInfo),
     /// In the swap area, in this slot.
     Swapped {
-        /// Its number.
+        /// The number of the slot.
         slot: u64,
-        /// How many mappings there are, in all spaces.
+        /// The number of mappings in all spaces.
         mappings: u32,
     },
 }
 
 impl<M: Machine> Space<M> {
-    /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
+    /// Returns what the page at `addr` maps, or `None`. The answer may be out of date a moment
+    /// later.
     pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
         let section = self.section(cpu);
         let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
         entry.is_mapped().then(|| page_of(cpu, entry))
     }
 
-    /// The slot of the swap area that has the page at `addr`, if the page is not in memory: it may be read in again a moment later.
+    /// Returns the slot of the swap area that has the page at `addr`, if the page is not in memory.
+    /// A CPU may read the page in again a moment later.
     pub fn swap_slot_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
         let section = self.section(cpu);
         let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
         entry.is_swapped().then(|| entry.slot())
     }
 
-    /// Calls `tell` with each page that `range` touches and that is in memory or in the swap area, in
-    /// ascending order, not at one moment. An empty or reversed range touches no page. `tell` runs in a
-    /// grace section, and must obey the rules of [`areas`](Self::areas).
+    /// Calls `tell` with each page that `range` touches and that is in memory or in the swap area,
+    /// in ascending order, not at one moment. An empty or reversed range touches no page. `tell`
+    /// runs in a grace section, and must obey the rules of [`areas`](Self::areas).
     pub fn pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, mut tell: impl FnMut(u64, PagePlace)) {
         let section = self.section(cpu);
         if range.end <= range.start {
@@ -72,7 +75,7 @@ impl<M: Machine> Space<M> {
         }
         // A visit of entries requires whole pages.
         let range = range.widen(PAGE_SIZE);
-        // The tables of a space that another CPU owns may change in place.
+        // Another CPU that owns the space may change the tables in place.
         self.core.enter(cpu.id(), cpu, &section);
         let mut one = |addr: u64, entry: Entry| {
             if entry.is_mapped() {
@@ -97,7 +100,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// What `entry`, which maps a page, leads to.
+/// Returns the description of the page that `entry` maps.
 fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
     let frame = entry.frame();
     let accessed = entry.is_accessed();
@@ -116,7 +119,7 @@ fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
     let meta = cpu.vm().frames.meta(frame);
     let refs = meta.refs();
     let (usage, others) = match meta.kind() {
-        // The object has one.
+        // The object has one reference.
         Kind::Used(Use::Shared) => (Use::Shared, 1),
         _ => (Use::Anon, 0),
     };

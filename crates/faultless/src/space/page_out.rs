@@ -1,7 +1,9 @@
-//! `MADV_COLD` and `MADV_PAGEOUT`: pages of files, private ones if there is a swap area, and lazily freed ones, that a program does not need soon.
+//! `MADV_COLD` and `MADV_PAGEOUT` for pages that a program does not need soon: pages of files,
+//! private pages if there is a swap area, and lazily freed pages.
 //!
-//! Neither changes what a program sees. Nothing is claimed: entries are read as faults read them, and [eviction](crate::reclaim) takes them by its own
-//! rules. Pages that have other mappings, too, stay as they are: others may need them.
+//! Neither changes what a program sees. Neither claims a range: both read entries as faults do, and
+//! [eviction](crate::reclaim) takes entries by its own rules. Pages with other mappings stay
+//! unchanged, because other programs may need the pages.
 
 use super::Space;
 use super::move_pages::is_shared;
@@ -19,7 +21,7 @@ use crate::vm::Cpu;
 use core::convert::Infallible;
 
 impl<M: Machine> Space<M> {
-    /// Lets reclaim take the pages in `range` first.
+    /// Makes the pages in `range` the first that reclaim takes.
     pub(super) fn make_cold(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
         let all = self.each_page_to_leave(cpu, range, false, |slot, page| {
             let seen = node::load(slot);
@@ -32,9 +34,11 @@ impl<M: Machine> Space<M> {
         let Ok(()) = all;
     }
 
-    /// Evicts what is mapped in the pages from `addr` on, `len` bytes rounded up to pages, as far as that is possible, whoever else maps it: pages of files,
-    /// and private ones if there is a [swap area](Cpu::swap_on). It is for a kernel that wants a program out of memory; programs ask by
-    /// [`PageOut`](crate::Advice::PageOut), which leaves what others use. It waits for other CPUs, and calls stores.
+    /// Evicts the pages in the `len` bytes starting at `addr`, rounded up to pages, if possible,
+    /// even pages with other mappings: pages of files, and private pages if there is a [swap
+    /// area](Cpu::swap_on). A kernel uses this call to remove a program from memory. Programs use
+    /// [`PageOut`](crate::Advice::PageOut), which leaves the pages that other programs use. The
+    /// call waits for other CPUs, and calls stores.
     ///
     /// # Errors
     /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space.
@@ -46,13 +50,13 @@ impl<M: Machine> Space<M> {
         Ok(())
     }
 
-    /// Evicts the pages in `range` that have no other mapping, or `all` of them, as far as that is possible.
+    /// Evicts the pages in `range` that have no other mapping, or `all` pages, if possible.
     pub(super) fn evict_pages(&self, cpu: &Cpu<'_, M>, range: VirtRange, all: bool) {
         let mut left = range;
         while !left.is_empty() {
             let (_holds, mut frames) = (cpu.hold_pages(), FrameList::new());
             let gathered = self.each_page_to_leave(cpu, left, all, |_, page| {
-                // One that the range maps twice would be in use by its own second reference.
+                // A page that the range maps twice would be in use by its own second reference.
                 let is_twice = is_shared(cpu, page.frame()) && frames.contains(&page.frame());
                 if !is_twice {
                     frames.push(page.keep());
@@ -65,10 +69,11 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Calls `each` with the entries of `range` that map pages which reclaim may take, `all` or those which have no other mapping, until it fails.
+    /// Calls `each` with the entries of `range` that map pages which reclaim may take, `all` or
+    /// only pages without another mapping, until `each` fails.
     ///
     /// # Errors
-    /// What `each` returned, and the address.
+    /// The error of `each`, and the address.
     fn each_page_to_leave<E>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -77,11 +82,11 @@ impl<M: Machine> Space<M> {
         mut each: impl FnMut(&AtomicU64, Lent<'_, '_, M>) -> Result<(), E>,
     ) -> Result<(), (u64, E)> {
         let section = self.section(cpu);
-        // The tables of a space that another CPU owns may change in place.
+        // Another CPU that owns the space may change the tables in place.
         self.core.enter(cpu.id(), cpu, &section);
         let swaps = cpu.vm().swap.get().is_some();
         let visit = |leaves: Leaves<'_>| {
-            // A huge leaf is of text, which is in use as a whole.
+            // A huge leaf maps text, which is in use as a whole.
             let Leaves::Pages { start, slots } = leaves else { return Ok(()) };
             for (at, slot) in slots.iter().enumerate() {
                 let addr = start + at as u64 * PAGE_SIZE;

@@ -1,5 +1,6 @@
-//! What writers do to the entries of a range. The VMAs over it are write-locked, so no fault without a
-//! lock installs anything behind them, and the range is locked, so no other fault is there.
+//! How writers change the entries of a range. The VMAs over the range are write-locked, so no fault
+//! without a lock installs anything behind the writer. The range is locked, so no other fault is
+//! there.
 
 use super::Space;
 use super::write::Writing;
@@ -23,8 +24,8 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::convert::Infallible;
 
-/// Calls `each` with every run of neighbouring entries that map base pages of `range`, and the address of
-/// the first. Huge leaves are left out.
+/// Calls `each` with every run of neighbouring entries that map base pages of `range`, and the
+/// address of the first entry. The call leaves out huge leaves.
 ///
 /// # Safety
 /// As [`range::visit`].
@@ -38,7 +39,7 @@ pub(super) unsafe fn each_run<'v, M: Machine, E>(
         Leaves::Pages { start, slots } => each(start, slots),
         Leaves::Huge { .. } => Ok(()),
     };
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) }
 }
 
@@ -46,7 +47,8 @@ pub(super) unsafe fn each_run<'v, M: Machine, E>(
 pub(super) enum Leaf<'a> {
     /// The entry of the page at `addr`, mapped or not.
     Page { addr: u64, slot: &'a AtomicU64 },
-    /// A huge leaf's entry, of the pages from `start` on, of which the range covers all if it covers the `whole`.
+    /// The entry of a huge leaf, for the pages starting at `start`. `whole` is set if the range
+    /// covers all the pages.
     Huge { start: u64, slot: &'a AtomicU64, whole: bool },
 }
 
@@ -72,12 +74,12 @@ pub(super) unsafe fn each_leaf<M: Machine>(
         }
         Ok::<(), Infallible>(())
     };
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) };
 }
 
-/// Calls `tell` with every entry of `range` that is there, in ascending order, each page in at most one of them: that of a page, or a huge leaf's with those
-/// of its pages that are in the range.
+/// Calls `tell` with every present entry of `range`, in ascending order: the entry of a page, or
+/// the entry of a huge leaf with the pages that are in the range. Each page is in at most one call.
 ///
 /// # Safety
 /// As [`range::visit`].
@@ -89,30 +91,32 @@ pub(super) unsafe fn each_entry<M: Machine>(
 ) {
     let mut next = range.start;
     let mut tell = |part: VirtRange, entry: Entry| {
-        // Once a table.
+        // Once for each table.
         if node::index(part.start, LAST) == 0 {
             cpu.serve_flushes();
         }
         tell(part, entry);
     };
     let leaf = |leaf: Leaf<'_>| match leaf {
-        // Where another CPU splits a huge leaf, the table comes after it, of pages that were told of.
+        // If another CPU splits a huge leaf, the visit meets the new table afterwards, with pages
+        // already reported.
         Leaf::Page { addr, .. } if addr < next => {}
         Leaf::Page { addr, slot } => tell(VirtRange::page(addr), node::load(slot)),
         Leaf::Huge { start, slot, .. } => {
             let seen = node::load(slot);
-            // Not if it was split before this.
+            // Not if the leaf was split before this load.
             if seen.is_huge() {
                 next = start + TABLE_ALIGN;
                 tell(range.intersect(VirtRange::new(start, next)), seen);
             }
         }
     };
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { each_leaf(cpu, root, range, leaf) };
 }
 
-/// Calls `each` with the address and the slot of every base page of `range` for which a table exists. Huge leaves are left out.
+/// Calls `each` with the address and the slot of every base page of `range` for which a table
+/// exists. The call leaves out huge leaves.
 ///
 /// # Safety
 /// As [`range::visit`].
@@ -127,16 +131,16 @@ pub(super) unsafe fn each_slot<M: Machine>(
             each(addr, slot);
         }
     };
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { each_leaf(cpu, root, range, page) };
 }
 
 impl<M: Machine> Space<M> {
-    /// The entry of the page at `addr`, or where it has no table the one above that is empty, which is none or
-    /// busy. It may be another a moment later.
+    /// Returns the entry of the page at `addr`. If the page has no table, the result is the empty
+    /// entry above, which is none or busy. The entry may change a moment later.
     ///
-    /// Beyond user space there is none: the upper half of the root table is the kernel's, and what it points to
-    /// need not be memory of the subsystem.
+    /// Above user space the result is none: the upper half of the root table belongs to the kernel,
+    /// and may point to memory outside the subsystem.
     pub(crate) fn entry_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Entry {
         let _section = self.section(cpu);
         if addr >= USER_END {
@@ -152,31 +156,32 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Space<M> {
-    /// The entry of the page at `addr`, as [`entry_at`](Self::entry_at), after a lazily freed page there has been
-    /// made one that stays.
+    /// Makes a lazily freed page at `addr` stay, then returns the entry of the page, as
+    /// [`entry_at`](Self::entry_at).
     pub(super) fn entry_kept(&self, cpu: &Cpu<'_, M>, addr: u64) -> Entry {
         let _section = self.section(cpu);
         // SAFETY: inside a grace section.
         match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
-            // By compare-and-swap, so an entry that a writer or reclaim has changed stays as they left it.
+            // By compare-and-swap, so an entry that a writer or reclaim has changed keeps that
+            // change.
             Reached::Last(slots) => {
                 protocol::settle(&slots[node::index(addr, LAST)], cpu, |entry| cpu.kept(entry)).1
             }
-            // A huge leaf's pages are the file's.
+            // The pages of a huge leaf are the file's.
             Reached::Above { seen, .. } if seen.is_huge() => seen.part(node::index(addr, LAST)),
             Reached::Above { seen, .. } => seen,
         }
     }
 }
 
-/// The last-level table of `addr`, made where it is missing. A huge leaf there is given to `split`, with its entry and the address of its
-/// first page.
+/// Returns the last-level table of `addr`, and makes missing tables. If the call meets a huge leaf,
+/// it calls `split` with the entry and the address of the first page.
 ///
 /// # Errors
-/// [`OutOfMemory`]; tables made so far stay, empty.
+/// [`OutOfMemory`]; the tables made so far stay, empty.
 ///
 /// # Safety
-/// The caller holds the range lock over `addr`, or the space is its own.
+/// The caller holds the range lock over `addr`, or no other CPU can use the space.
 pub(super) unsafe fn last_table<'v, M: Machine>(
     cpu: &Cpu<'v, M>,
     root: FrameNumber,
@@ -185,7 +190,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
 ) -> Result<&'v [AtomicU64; ENTRIES], OutOfMemory> {
     let mut prepared = Preparing::new(cpu);
     loop {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         match unsafe { descend(cpu.vm().machine(), root, addr) } {
             Reached::Last(slots) => return Ok(slots),
             Reached::Above { slot, level, .. } => {
@@ -205,8 +210,9 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Empties every entry of `range`, and adds what was there to `batch`. What was used is remembered of the
-    /// VMAs that `was` has, if any. Returns whether there is any last-level table over it.
+    /// Empties every entry of `range`, and adds the old contents to `batch`. Records the use of the
+    /// pages for the VMAs in `was`, if given. Returns whether any last-level table exists over the
+    /// range.
     pub(super) fn zap(
         &self,
         range: VirtRange,
@@ -234,7 +240,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         tables
     }
 
-    /// [`zap`](Self::zap) of the pages from `start` on, which have their entries `slots` in one table. Returns how many are gone.
+    /// [`zap`](Self::zap) for the pages starting at `start`, whose entries `slots` are in one
+    /// table. Returns the number of pages removed.
     #[inline(never)]
     fn zap_table(
         &self,
@@ -257,8 +264,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         })
     }
 
-    /// Unlinks the tables that `range` leaves without a VMA over them, as far as `claimed`, which is claimed around it,
-    /// reaches. The entries below are empty.
+    /// Unlinks the tables of `range` that have no VMA over them, within `claimed`, the claimed
+    /// range around `range`. The entries below are empty.
     #[inline(never)]
     pub(super) fn prune(
         &self,
@@ -286,25 +293,26 @@ impl<M: Machine> Writing<'_, '_, M> {
         // SAFETY: `hull` is locked and without a VMA; entries without a VMA are empty.
         unsafe { range::prune(machine, self.space.root(), hull, self.cpu, &mut retire) };
         if !unlinked.is_empty() {
-            // CPUs may have cached the way to the tables.
+            // CPUs may have cached the path to the tables.
             batch.flush(hull);
-            // SAFETY: unlinked just now, with every VMA over their spans gone; retired once. The batch
-            // is finished before this call's section closes, so before a table is freed.
+            // SAFETY: unlinked just now, with every VMA over their spans gone; retired once. The
+            // batch is finished before this call's section closes, so before a table is freed.
             unsafe { self.cpu.retire_all(unlinked) };
         }
     }
 
-    /// Adds the table in `number`, which was unlinked just now, to those that are to be retired once.
+    /// Adds the table in `number`, which was unlinked just now, to the tables that one call is to
+    /// retire.
     #[inline(always)]
     pub(super) fn retire_table(&self, number: FrameNumber, unlinked: &mut RetireChain) {
         self.cpu.count(Counter::TablePruned);
         let meta = self.cpu.vm().frames.meta(number);
         meta.set_use(crate::frame::Use::Retired);
-        // SAFETY: unlinked once; alive until it is retired.
+        // SAFETY: unlinked once; alive until the retirement.
         unsafe { unlinked.push(meta.retire_link()) };
     }
 
-    /// What is lazily freed in `range` stays.
+    /// Makes the lazily freed pages in `range` stay.
     pub(super) fn keep_pages(&self, range: VirtRange) {
         // SAFETY: the range is locked.
         unsafe {
@@ -316,7 +324,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Makes the tables that the pages of `from` need at `to`, so that moving them cannot fail. Of a large range with few pages that is few.
+    /// Makes the tables that the pages of `from` need at `to`, so that the move of the pages cannot
+    /// fail. A large range with few pages needs few tables.
     pub(super) fn make_tables(&self, from: VirtRange, to: u64) -> Result<(), OutOfMemory> {
         let root = self.space.root();
         let make = |leaves: Leaves<'_>| {
@@ -328,9 +337,9 @@ impl<M: Machine> Writing<'_, '_, M> {
                     VirtRange::new(start, start + TABLE_ALIGN).intersect(from)
                 }
             };
-            // The range may be large, and nothing else is waited for.
+            // The range may be large, and the loop waits for nothing else.
             self.cpu.serve_flushes();
-            // At `to` they may lie in two tables.
+            // At `to` the part may be in two tables.
             for addr in [part.start, part.end - PAGE_SIZE] {
                 let split = |start: u64, slot: &AtomicU64| self.space.split(self.cpu, start, slot);
                 // SAFETY: the range is locked.

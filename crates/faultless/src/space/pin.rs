@@ -1,41 +1,51 @@
-//! Pins: pages that a device reads and writes by their frames, as Linux's `pin_user_pages(FOLL_LONGTERM)` has them.
+//! Pins: pages that a device reads and writes by their frames, as `pin_user_pages(FOLL_LONGTERM)`
+//! of Linux.
 //!
-//! A pin keeps a page's frame until it is dropped, whatever becomes of the mapping. And it keeps the *page there*: what the
-//! program stores the device reads, and the other way round. So a pinned private page is the space's own, and stays so:
+//! A pin keeps the frame of a page until the pin is dropped, even after the mapping has gone. A pin
+//! also keeps the *mapping of the frame*: the device reads what the program stores, and the program
+//! reads what the device stores. So a pinned private page belongs to the space alone, and stays so:
 //!
-//! - Pinning makes a private page the space's own first, by the fault that a store leads to, or by the same copy without
-//!   the right to store ([`unshare`](crate::fault)). So a page that only shows an object's, or that of zeros, becomes a copy.
-//! - `fork` copies a pinned private page for the child, and does not share it.
-//! - A store to a pinned page that is read-only for a while (`mprotect`, or a fork before the pin) reuses it.
+//! - Pinning first makes a private page the space's own, by the fault that a store leads to, or by
+//!   the same copy without the right to store ([`unshare`](crate::fault)). So a page that only
+//!   shows an object's page, or the zero page, becomes a copy.
+//! - `fork` copies a pinned private page for the child, and does not share the page.
+//! - A store to a pinned page that is read-only for a while (`mprotect`, or a fork before the pin)
+//!   reuses the page.
 //!
-//! A page of a shared mapping is the object's, and is pinned as it is.
+//! A page of a shared mapping is the object's, and the pin leaves the mapping unchanged.
 //!
 //! # The count
 //!
-//! A pin is a large step in the frame's count of references ([`FrameMeta`](crate::frame::FrameMeta)). So one atomic says how many
-//! mappings there are and whether there are pins, exactly. *A frame that a [`Pins`] holds, and that is anonymous, has one mapping at
-//! most, in the space that pinned it*: all that is said below keeps this true. For a moment a pin may also be on another frame: that of
-//! an entry that has changed since. It goes then. So a store that finds pins and more than one reference neither reuses nor
-//! copies the page: it waits until either is gone.
+//! A pin is a large step in the frame's count of references
+//! ([`FrameMeta`](crate::frame::FrameMeta)). So one atomic holds the exact number of mappings and
+//! whether the frame has pins. *An anonymous frame that a [`Pins`] holds has at most one mapping,
+//! in the space that pinned the frame.* The rules below keep this invariant. For a moment a pin may
+//! also be on another frame: the frame of an entry that has changed since. The CPU then drops the
+//! pin. So a store that finds pins and more than one reference neither reuses nor copies the page,
+//! but waits until either is gone.
 //!
 //! # Order
 //!
 //! Each page is one [visit](super::visit), a shared claim, and four steps:
 //!
-//! 1. look at the entry, and pin the frame that it names, unless that is free by now; a full fence;
-//! 2. for a private page: make sure that it is anonymous and that its only mapping is this one;
+//! 1. look at the entry, and pin the frame in the entry, unless the frame is free by now; a full
+//!    fence;
+//! 2. for a private page: make sure that the frame is anonymous and that this mapping is the only
+//!    one;
 //! 3. mark the entry as accessed, and for the device's stores as dirty;
-//! 4. if the entry names the same frame still, the pin is on the right one, which has been mapped here all the time. If not, or if the
-//!    page is not the space's own, the pin goes, and the page is faulted in without the claim.
+//! 4. if the entry still has the same frame, the pin is on the right frame, which has been mapped
+//!    here all the time. If not, or if the page is not the space's own, drop the pin, and fault the
+//!    page in without the claim.
 //!
 //! | against | order |
 //! |---|---|
 //! | `fork`, `munmap`, `mremap`, `mprotect`, reclaim | by the claims: completely before or after. A fork finds the pin, or the pin finds the entry read-only and the count above 1 (Linux needs `write_protect_seq` for this) |
-//! | a discard | by the entry: step 4 finds it changed, or the pin keeps a frame that is no longer mapped |
-//! | a fault that copies the page, as it saw it shared | the fault looks at the pins once it has the entry: it reverts, or step 4 finds the entry taken |
-//! | `MADV_FREE` | it looks at the pins again once it has cleaned the entry, behind a full fence: it marks the entry dirty again, or step 3 does so |
+//! | a discard | by the entry: step 4 finds the entry changed, or the pin keeps a frame that is no longer mapped |
+//! | a fault that copies the page, which the fault saw shared | the fault looks at the pins once the fault holds the entry: the fault reverts, or step 4 finds the entry taken |
+//! | `MADV_FREE` | after cleaning the entry, behind a full fence, `MADV_FREE` looks at the pins again: either `MADV_FREE` marks the entry dirty again, or step 3 does so |
 //!
-//! `MADV_FREE` leaves pinned pages alone. Reclaim leaves pages that were given up before they were pinned for loads.
+//! `MADV_FREE` leaves pinned pages alone. Reclaim leaves pages that were given up before a pin for
+//! loads.
 
 use super::Space;
 use super::vma::{Memory, Prot};
@@ -52,11 +62,12 @@ use crate::vm::{Cpu, Vm};
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Pages of a space that a device may use, until this is dropped. It outlives their mappings, and the space. No CPU is needed to drop
-/// it.
+/// Pages of a space that a device may use until the value is dropped. A `Pins` may outlive the
+/// mappings and the space. Dropping the value needs no CPU.
 ///
-/// A device reaches the page in frame `f` at the physical address [`f.phys()`](FrameNumber::phys), the kernel at
-/// [`Machine::frame_bytes`]. Both use it while programs do; how they order their accesses is up to the kernel and the program.
+/// A device reaches the page in frame `f` at the physical address [`f.phys()`](FrameNumber::phys),
+/// the kernel at [`Machine::frame_bytes`]. Both use the page while programs do. The kernel and the
+/// program decide how to order their accesses.
 #[must_use = "the pages are unpinned when this is dropped"]
 pub struct Pins<'v, M: Machine> {
     vm: &'v Vm<M>,
@@ -79,7 +90,7 @@ impl<M: Machine> fmt::Debug for Pins<'_, M> {
 impl<M: Machine> Drop for Pins<'_, M> {
     fn drop(&mut self) {
         for &number in &self.frames {
-            // SAFETY: its pin.
+            // SAFETY: the pin of this value.
             unsafe { self.vm.frames.unpin(number) };
         }
     }
@@ -88,36 +99,38 @@ impl<M: Machine> Drop for Pins<'_, M> {
 /// The first capacity of the list of frames: enough for 2 MiB, in 2 KiB of the heap.
 const AT_ONCE: usize = 512;
 
-/// Why a page was not pinned at a first try.
+/// Why an attempt to pin a page failed.
 enum Miss {
     /// Nothing is mapped there.
     Unmapped,
     /// The access faults.
     Fault(Access),
-    /// The page is not there, or not the space's own: a store would make it so.
+    /// The page is not there, or not the space's own. A store would make the page the space's own.
     Own,
-    /// The same, and the protection forbids the store.
+    /// As `Own`, and the protection forbids the store.
     Unshare,
-    /// Another CPU changed it first.
+    /// Another CPU changed the page first.
     Again,
-    /// It has as many pins as can be counted.
+    /// The page has the maximum number of pins.
     Full,
-    /// It is device memory.
+    /// The page is device memory.
     Device,
 }
 
 impl<M: Machine> Space<M> {
-    /// Pins the pages of the `len` bytes from `addr` on, neither of which need be aligned, for a device, which reads them, or, with
-    /// `write`, writes them, too. No bytes are no pages. Missing pages
-    /// are faulted in, and the protection holds as for a program's access. No stack grows. No call that is made later lets the
-    /// frames go, and the program and the device see what the other stores, as long as the pages are mapped.
+    /// Pins the pages of the `len` bytes starting at `addr` for a device that reads the pages, and
+    /// also writes the pages if `write` is set. Neither `addr` nor `len` need be aligned. No bytes
+    /// are no pages. The call faults missing pages in, under the protection rules of a program's
+    /// access. No stack grows. No later call frees the frames. As long as the pages are mapped, the
+    /// program and the device see each other's stores.
     ///
-    /// Not inside the closure of [`areas`](Self::areas) or another listing.
+    /// Not allowed inside the closure of [`areas`](Self::areas) or of another listing.
     ///
     /// # Errors
-    /// `EFAULT`: nothing is mapped there, the protection forbids it, a page lies beyond the end of its object, or is device
-    /// memory. `ENOMEM`: memory is out, or a page has as many pins as can be counted (1023). Then no page is pinned; pages that were
-    /// faulted in stay.
+    /// `EFAULT` if nothing is mapped there, the protection forbids the access, a page is beyond the
+    /// end of its object, or a page is device memory. `ENOMEM` if memory is exhausted, or a page
+    /// has the maximum number of pins (1023). No page is pinned then; pages that were faulted in
+    /// stay.
     pub fn pin<'v>(
         &self,
         cpu: &Cpu<'v, M>,
@@ -151,15 +164,16 @@ impl<M: Machine> Space<M> {
             let faulted = match self.try_pin(cpu, page, write) {
                 Ok(frame) => return Ok(frame),
                 Err(Miss::Unmapped) => {
-                    // No fault: if something is mapped by now, a load would leave a page there that no pin needs.
+                    // No fault: if something is mapped by now, a load would leave a page there that
+                    // no pin needs.
                     self.await_unmapping(cpu, VirtRange::page(page));
                     return Err(Errno::EFAULT);
                 }
                 Err(Miss::Fault(access)) => self.fault_mapped(cpu, page, access).map(drop),
-                // Stores may be forbidden by now, and loads still be allowed.
+                // By now stores may be forbidden, and loads still be allowed.
                 Err(Miss::Own) => match self.fault_mapped(cpu, page, Access::Write) {
                     Err(FaultError::Segv { mapped: true }) if !write => Ok(()),
-                    // Another CPU has a reference for a moment, and may wait for this one.
+                    // Another CPU has a reference for a moment, and may wait for this CPU.
                     Ok(FaultKind::Spurious) => {
                         cpu.wait(looks);
                         looks += 1;
@@ -212,18 +226,19 @@ impl<M: Machine> Space<M> {
         let vm = cpu.vm();
         let meta = vm.frames.meta(seen.frame());
         let is_only = || meta.kind() == Kind::Used(Use::Anon) && meta.refs() == 1;
-        // No pin, even for a moment, of a page that is shared: see `write_protected`.
+        // No pin, even for a moment, on a page that is shared: see `write_protected`.
         if own && !is_only() {
             return Err(missing());
         }
         if !meta.pin() {
             return Err(if meta.is_full_of_pins() { Miss::Full } else { Miss::Again });
         }
-        // From here on the pin goes on each way out but the last.
+        // From here on every exit but the last drops the pin.
         let pins = PinOf { vm, frame: seen.frame() };
-        // Before the entry is read again: see the module.
+        // Before the next load of the entry: see the module documentation.
         fence(Ordering::SeqCst);
-        // The count before the entry: if the mapping is there afterwards, it was one of those counted.
+        // The count before the entry: if the mapping is there afterwards, the count included this
+        // mapping.
         let only = is_only();
         let now = self.touch(cpu, &visit.section, page, access);
         let same = now.is_some_and(|now| now.frame() == seen.frame());
@@ -238,8 +253,8 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Reserves capacity for a frame in `frames`, to which `left` are to be added. The capacity for all is not reserved at once, since
-/// a range may be much larger than what is mapped of it.
+/// Reserves capacity for a frame in `frames`, which is to receive `left` more. The call does not
+/// reserve capacity for all frames at once, since a range may be much larger than its mapped part.
 fn reserve_some(frames: &mut Vec<FrameNumber>, left: u64) -> Result<(), OutOfMemory> {
     if frames.len() == frames.capacity() {
         let more = left.min(frames.len().max(AT_ONCE) as u64);
@@ -248,7 +263,7 @@ fn reserve_some(frames: &mut Vec<FrameNumber>, left: u64) -> Result<(), OutOfMem
     Ok(())
 }
 
-/// One pin, which goes when this is dropped.
+/// One pin, dropped with this value.
 struct PinOf<'v, M: Machine> {
     vm: &'v Vm<M>,
     frame: FrameNumber,
@@ -256,7 +271,7 @@ struct PinOf<'v, M: Machine> {
 
 impl<M: Machine> Drop for PinOf<'_, M> {
     fn drop(&mut self) {
-        // SAFETY: its pin.
+        // SAFETY: the pin of this value.
         unsafe { self.vm.frames.unpin(self.frame) };
     }
 }

@@ -1,12 +1,16 @@
-//! Where a mapping goes whose address is left open: as high as possible below a common top, as on Linux.
+//! Where a mapping without a given address goes: as high as possible below a common top, as on
+//! Linux.
 //!
-//! CPUs that map side by side, and one that maps beside another that unmaps, all want the highest hole, and would wait for each
-//! other: each claims a range before it maps there, and an unmapping keeps its claim until it has flushed. So a CPU that finds the
-//! chosen range claimed does not wait. It goes to the *region of its own*, which begins further down, and stays there for its next
-//! mappings in that space, as many as the knob `map_apart` says. Each time that it comes back and meets a CPU again, it stays for twice as
-//! many, up to 2^[`MOST_DOUBLINGS`] times as many: where all CPUs map all the time, they would else disturb each other all the time. In a region
-//! no other CPU chooses, and no page-table entry is on a cache line with one of another CPU. A region reserves nothing: mappings with a fixed address, hints, and what does not fit elsewhere
-//! go there, too.
+//! CPUs that map at the same time, or map while another unmaps, all want the highest hole, and
+//! would wait for each other: each claims a range before mapping there, and an unmapping keeps its
+//! claim until after its flush. So a CPU that finds the chosen range claimed does not wait.
+//! Instead, the CPU uses its *own region*, which begins further down, and stays there for its next
+//! mappings in that space; the knob `map_apart` sets their number. Each time the CPU returns and
+//! meets another CPU again, the number doubles, up to 2^[`MOST_DOUBLINGS`] times the knob:
+//! otherwise, CPUs that all map all the time would disturb each other all the time. In a region no
+//! other CPU chooses a place, and no page-table entry shares a cache line with an entry of another
+//! CPU. A region reserves nothing: mappings with a fixed address, hints, and mappings that fit
+//! nowhere else also go there.
 
 use super::unmap::user_range;
 use super::vma::{Vma, VmaFlags};
@@ -17,40 +21,41 @@ use crate::space::tree::{Entry, Gap, View};
 use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
-/// Bytes between the regions of two CPUs: 1,024 of them take half of user space.
+/// Bytes between the regions of two CPUs: 1,024 regions take half of user space.
 pub(super) const REGION: u64 = 1 << 36;
 const _: () = assert!(USER_END / 3 + (MAX_CPUS as u64 + 1) * REGION <= MMAP_BASE);
 
-/// How often the number of mappings in the region doubles, at most.
+/// The maximum number of doublings.
 const MOST_DOUBLINGS: u32 = 8;
 
-/// How a CPU maps apart from others.
+/// How a CPU maps apart from other CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Apart {
-    /// In which space.
+    /// The space.
     space: SpaceId,
-    /// For how many more mappings.
+    /// The number of mappings left.
     mappings: u32,
     /// How often the number of mappings has doubled.
     doublings: u32,
 }
 
 impl Apart {
-    /// Of no space.
+    /// Apart in no space.
     pub(crate) const NOWHERE: Self = Self { space: SpaceId(0), mappings: 0, doublings: 0 };
 
-    /// After a meeting in `space`. If the CPU was apart there before, and has come back, it stays for twice as many mappings as then.
+    /// After a meeting in `space`. If the CPU was apart there before, and has returned, the number
+    /// of mappings doubles.
     fn met(self, space: SpaceId) -> Self {
         let doublings = match self {
             Self { space: before, .. } if before != space => 0,
             Self { mappings: 0, doublings, .. } => MOST_DOUBLINGS.min(doublings + 1),
-            // In its region.
+            // In the CPU's region.
             Self { doublings, .. } => doublings,
         };
         Self { space, mappings: u32::MAX, doublings }
     }
 
-    /// After one more mapping, where the knob says `map_apart`; none if there is to be none.
+    /// After one more mapping, with `map_apart` of the knob. Returns `None` if no mapping is left.
     fn maps(self, map_apart: u32) -> Option<Self> {
         let most = map_apart.saturating_mul(1 << self.doublings);
         let mappings = self.mappings.min(most).checked_sub(1)?;
@@ -61,9 +66,9 @@ impl Apart {
 /// Where one call may place a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// As high as possible below this.
+    /// As high as possible below this address.
     top: u64,
-    /// Never below this.
+    /// Never below this address.
     lowest: u64,
 }
 
@@ -74,7 +79,7 @@ impl Places {
         Self { top: MMAP_BASE, lowest: cpu.vm().machine().lowest_address() }
     }
 
-    /// Those of the CPU's next mapping in `space`.
+    /// The places of the CPU's next mapping in `space`.
     #[inline(always)]
     pub(super) fn next<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Self {
         let apart = cpu.state().apart.get();
@@ -84,14 +89,15 @@ impl Places {
         Self::further(cpu, apart)
     }
 
-    /// Those of a CPU that has met another one's claim in `space`, for this mapping and its next ones. `None`: it is to wait.
+    /// The places of a CPU that has met the claim of another CPU in `space`, for this mapping and
+    /// the next. `None`: the CPU is to wait.
     #[cold]
     pub(super) fn apart<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) -> Option<Self> {
         let places = Self::further(cpu, cpu.state().apart.get().met(space.id()));
         places.are_apart().then_some(places)
     }
 
-    /// Those of a CPU that maps in its region, as often as `apart` says at most.
+    /// The places of a CPU that maps in its region, at most for the number of mappings in `apart`.
     #[inline(never)]
     fn further<M: Machine>(cpu: &Cpu<'_, M>, apart: Apart) -> Self {
         let common = Self::common(cpu);
@@ -100,20 +106,21 @@ impl Places {
         Self { top: region(cpu.id()), ..common }
     }
 
-    /// Whether they begin in a region.
+    /// Returns whether the places begin in a region.
     pub(super) fn are_apart(self) -> bool {
         self.top != MMAP_BASE
     }
 
-    /// The page that a hint asks for, if it is one.
+    /// The page of a hint, if `addr` is a hint.
     #[inline(always)]
     pub(super) fn hint(self, addr: u64) -> Option<u64> {
         let hint = page_down(addr);
         (hint != 0).then(|| hint.max(self.lowest))
     }
 
-    /// Where a mapping of `len` bytes goes: at the hint if that is free, else as high as possible below the top, or below the common
-    /// one, else as low as possible above a third of user space.
+    /// Finds the place of a mapping of `len` bytes: the hint if that range is free, else as high as
+    /// possible below the top, or below the common top, else as low as possible above a third of
+    /// user space.
     pub(super) fn find(self, view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
         let Self { top, lowest } = self;
         if let Some(hint) = self.hint(hint)
@@ -130,7 +137,7 @@ impl Places {
     }
 }
 
-/// Where the region of `cpu` ends.
+/// The end of the region of `cpu`.
 fn region(cpu: CpuId) -> u64 {
     MMAP_BASE - (cpu.index() as u64 + 1) * REGION
 }
@@ -140,7 +147,7 @@ fn region(cpu: CpuId) -> u64 {
 fn below(view: &View<'_, Vma>, len: u64, lowest: u64, mut high: u64) -> Option<u64> {
     while let Some(Gap { start, end }) = view.gap(len, lowest, high) {
         let top = start + len;
-        // If nothing is near, no stack is.
+        // If no VMA is near, no stack is.
         if end - top < STACK_GUARD
             && let Some(limit) = guard_below(view, top)
             && limit < top
@@ -153,11 +160,11 @@ fn below(view: &View<'_, Vma>, len: u64, lowest: u64, mut high: u64) -> Option<u
     None
 }
 
-/// The lowest free place from `low` on.
+/// The lowest free place at or above `low`.
 #[cold]
 fn above(view: &View<'_, Vma>, len: u64, mut low: u64) -> Option<u64> {
     while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
-        // The stack is looked up once: a second look may find another entry, or none.
+        // One search for the stack: a second search may find another entry, or no entry.
         match near_above(view, start + len) {
             Some(near) if start + len > guarded_by(near) => low = near.end,
             _ => return Some(start),
@@ -166,7 +173,7 @@ fn above(view: &View<'_, Vma>, len: u64, mut low: u64) -> Option<u64> {
     None
 }
 
-/// Whether `range`, and the guard of a stack above it, is free.
+/// Returns whether `range` and the guard of a stack above are free.
 pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
     match view.find_below(range.start, range.end.saturating_add(STACK_GUARD)) {
         Some(entry) if entry.start < range.end => false,
@@ -175,25 +182,27 @@ pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
     }
 }
 
-/// How high mappings may reach below the first VMA at or above `addr`; `None` if that is too far up to matter for a mapping up to `addr`.
+/// The limit for mappings below the first VMA at or above `addr`; `None` if that VMA is too far up
+/// to matter for a mapping up to `addr`.
 #[inline(always)]
 fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
     near_above(view, addr).map(guarded_by)
 }
 
-/// The first VMA at or above `addr`, if it is so near that the guard of a stack there would cover the page below `addr`.
+/// The first VMA at or above `addr`, if the VMA is so near that the guard of a stack there would
+/// cover the page below `addr`.
 fn near_above(view: &View<'_, Vma>, addr: u64) -> Option<Entry<Vma>> {
     view.find_below(addr, addr.saturating_add(STACK_GUARD))
 }
 
-/// How high mappings may reach below the VMA of `entry`.
+/// The limit for mappings below the VMA of `entry`.
 fn guarded_by(entry: Entry<Vma>) -> u64 {
     entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 })
 }
 
-/// Whether the VMA of `entry`, of a view, grows down, and so keeps a guard below itself.
+/// Returns whether the VMA of `entry`, of a view, grows down, and so keeps a guard below.
 pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
-    // SAFETY: VMAs in a view live as long as its section.
+    // SAFETY: VMAs in a view live as long as the section.
     unsafe { entry.value.as_ref() }.area.flags.contains(VmaFlags::GROWSDOWN)
 }
 
@@ -204,7 +213,7 @@ mod tests {
 
     const SPACE: SpaceId = SpaceId(7);
 
-    /// How many mappings a CPU makes apart, after a meeting; and how it is then.
+    /// Returns how many mappings a CPU makes apart after a meeting, and the state afterwards.
     fn stay(met: Apart) -> (u32, Apart) {
         let mut now = met;
         let mut count = 0;
@@ -224,7 +233,7 @@ mod tests {
             stays.push(count);
         }
         assert_eq!(stays, [4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
-        // Another space has not seen it.
+        // Another space has not seen the meeting.
         assert_eq!(stay(now.met(SpaceId(8))).0, 4);
     }
 

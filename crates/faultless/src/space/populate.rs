@@ -1,8 +1,9 @@
-//! Populating: faulting pages in before a program touches them, for `MAP_POPULATE` and `MADV_POPULATE_*`.
+//! Populating: faulting pages in before a program touches them, for `MAP_POPULATE` and
+//! `MADV_POPULATE_*`.
 //!
-//! Each page is served by a fault of its own, so pages may be unmapped between two of them. Such a fault never
-//! extends a stack: the page was mapped when the operation began, and a page that is not mapped any more is
-//! no longer asked for.
+//! A separate fault serves each page, so another CPU may unmap pages between two faults. Such a
+//! fault never extends a stack: the page was mapped when the operation began, and the operation
+//! skips a page that is no longer mapped.
 
 use super::Space;
 use super::vma::{Prot, Vma};
@@ -14,10 +15,10 @@ use crate::stat::Counter;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Faults every page of `range` in, for writing where that makes private pages.
+    /// Faults every page of `range` in, for writing if a store makes the pages private.
     ///
     /// # Errors
-    /// The first fault that failed.
+    /// The error of the first fault that failed.
     pub(super) fn populate(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), FaultError> {
         self.fault_each(cpu, range, |vma| {
             Ok(match vma {
@@ -30,8 +31,8 @@ impl<M: Machine> Space<M> {
     /// Faults every page of `range` in, for `access`, as `madvise` does.
     ///
     /// # Errors
-    /// `ENOMEM` (a hole, or no memory), `EINVAL` (a VMA that forbids it, or device memory), `EFAULT` (any other fault that
-    /// failed). Pages before the one that failed stay populated.
+    /// `ENOMEM` (a hole, or no memory), `EINVAL` (a VMA that forbids the access, or device memory),
+    /// `EFAULT` (any other fault that failed). Pages before the failed page stay populated.
     pub(super) fn populate_advised(
         &self,
         cpu: &Cpu<'_, M>,
@@ -40,7 +41,7 @@ impl<M: Machine> Space<M> {
     ) -> Result<(), Errno> {
         let needed = if access == Access::Write { Prot::WRITE } else { Prot::READ };
         self.fault_each(cpu, range, |vma| match vma {
-            // A fault would also read what is only writable.
+            // A fault would also read a page that is only writable.
             Some(vma) if !vma.area.allows(needed) => Err(Errno::EINVAL),
             // As on Linux.
             Some(vma) if vma.area.memory.is_device() => Err(Errno::EINVAL),
@@ -49,8 +50,8 @@ impl<M: Machine> Space<M> {
         })
     }
 
-    /// Faults every page of `range` in that is not there as `access` wants it, given the page's VMA as it is
-    /// just before.
+    /// Faults every page of `range` in that is not yet present for `access`. `access` receives the
+    /// VMA of the page just before.
     fn fault_each<E: From<FaultError>>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -66,12 +67,14 @@ impl<M: Machine> Space<M> {
                 access(entry.map(|entry| unsafe { entry.value.as_ref() }))
             };
             let access = look().or_else(|_| {
-                // An unmapping under way may have published its tree and not flushed yet: it is waited for.
+                // An unmapping under way may have published its tree and not flushed yet. Wait for
+                // the unmapping.
                 let page = VirtRange::page(page);
                 let _guard = self.share_flushed(cpu, page, Counter::RangeLockFault);
                 look()
             })?;
-            // Where the MMU does the access as it is, there is nothing to be done; but a store would keep the page.
+            // If the MMU already allows the access, nothing is to be done, except that a store
+            // would make the page stay.
             let entry = match access {
                 Access::Write => self.entry_kept(cpu, page),
                 Access::Read | Access::Execute => self.entry_at(cpu, page),

@@ -1,4 +1,4 @@
-//! `mprotect`, and the changes of behaviour that `madvise` makes the same way.
+//! `mprotect`, and the `madvise` calls that change the behaviour of VMAs the same way.
 
 use super::Space;
 use super::made::State;
@@ -15,16 +15,16 @@ use crate::table::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 
-/// `PROT_SEM`, which Linux takes and ignores.
+/// `PROT_SEM`, which Linux accepts and ignores.
 const PROT_SEM: u32 = 8;
 
 impl<M: Machine> Space<M> {
-    /// Sets the protection of the pages from `addr` on, `len` bytes rounded up to pages.
+    /// Sets the protection of the pages in the `len` bytes starting at `addr`, rounded up to pages.
     ///
     /// # Errors
-    /// As Linux: `EINVAL` (unaligned, unknown protection bits, `GROWSDOWN` where nothing grows down),
-    /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split), `EACCES` (a shared mapping of
-    /// what may not be written). As there, VMAs below a hole are changed.
+    /// As Linux: `EINVAL` (unaligned, unknown protection bits, `GROWSDOWN` if nothing grows down),
+    /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split), `EACCES` (a shared mapping
+    /// of an object that may not be written). As on Linux, the call changes VMAs below a hole.
     pub fn mprotect(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
         self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(len));
@@ -85,7 +85,8 @@ impl<M: Machine> Space<M> {
                     return Err(Errno::EINVAL);
                 }
                 range.start = area.range.start;
-                // A stack that grows claims the page below it: one that has not may not until this is done.
+                // A stack that grows claims the page below: a stack that has not grown yet may not
+                // grow until this call ends.
                 let needed = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
                 if !locked.covers(needed) {
                     locked = locked.hull(needed);
@@ -98,12 +99,12 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Gives every VMA in `range`, or the part of it inside, the protection and flags that `change` says. VMAs that stay
-    /// the same are left alone.
+    /// Gives every VMA in `range`, or the part inside, the protection and flags that `change`
+    /// returns. VMAs without a change stay the same.
     ///
     /// # Errors
-    /// `ENOMEM` at the first hole or when a VMA cannot be split, and what `change` returns; what was
-    /// changed below stays so.
+    /// `ENOMEM` at the first hole or if a VMA cannot be split, and the errors of `change`. The
+    /// changes below that address stay.
     #[inline(always)]
     pub(super) fn modify_all(
         &self,
@@ -120,7 +121,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Gives `part` of `vma` the protection and flags that `change` says.
+    /// Gives `part` of `vma` the protection and flags that `change` returns.
     pub(super) fn modify(
         &self,
         vma: &Vma,
@@ -139,8 +140,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             let (mut area, root) = step.take_known(part, vma)?;
             debug_assert_eq!(area.range, part, "claimed pages stay in one VMA");
             (area.prot, area.flags) = (prot, flags);
-            // A promise of memory that nothing was ever made of can be taken back.
-            // Where there is an object, Linux keeps it.
+            // If no page or tree was ever made under a promise of memory, the promise can be taken
+            // back. With an object, Linux keeps the promise.
             let never_written = area.is_private() && area.memory.is_anonymous() && root.is_none();
             if !prot.contains(Prot::WRITE) && never_written {
                 area.flags -= VmaFlags::ACCOUNT;
@@ -154,8 +155,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Makes the entries of `range` allow no more than `prot`. Stores are allowed again by faults,
-    /// which know whether the page is shared with anybody.
+    /// Makes the entries of `range` allow no more than `prot`. Faults allow stores again, because a
+    /// fault knows whether the page is shared.
     fn protect_pages(&self, range: VirtRange, prot: Prot) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let allow = |entry: Entry| {

@@ -1,4 +1,4 @@
-//! Listings of a space: its VMAs, its counts, and which pages are there.
+//! Listings of a space: its VMAs, its counts, and its present pages.
 
 use super::Space;
 use super::brk::bounds::Heap;
@@ -21,42 +21,45 @@ use core::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AreaInfo {
-    /// Where it lies.
+    /// The pages of the VMA.
     pub range: VirtRange,
-    /// What programs may do with it.
+    /// What programs may do with the pages.
     pub prot: Prot,
-    /// How it behaves.
+    /// How the VMA behaves.
     pub flags: VmaFlags,
-    /// Byte offset into its object; the physical address of device memory; 0 for private anonymous memory.
+    /// Byte offset into the object; the physical address of device memory; 0 for private anonymous
+    /// memory.
     pub offset: u64,
-    /// What the kernel knows its object by ([`Object::tag`](crate::Object::tag)), or its device
-    /// ([`DeviceMemory::tag`](crate::DeviceMemory::tag)); 0 where there is none, or a nameless one.
+    /// The kernel's tag of the object ([`Object::tag`](crate::Object::tag)) or of the device
+    /// ([`DeviceMemory::tag`](crate::DeviceMemory::tag)); 0 without an object or device, or for a
+    /// nameless one.
     pub tag: u64,
-    /// `[heap]`, `[stack]`, `/dev/zero (deleted)` or nothing; nothing where there is a tag.
+    /// `[heap]`, `[stack]`, `/dev/zero (deleted)` or empty; empty if there is a tag.
     pub name: &'static str,
-    /// Its resident pages: private ones, or those of its object; not the zero page, nor device memory.
+    /// The number of resident pages: private pages, or pages of the object; not the zero page, nor
+    /// device memory.
     pub resident: u64,
-    /// Its pages that map the zero page.
+    /// The number of pages that map the zero page.
     pub zero: u64,
-    /// Of the resident pages, those that huge leaves map: what Linux lists as `FilePmdMapped`.
+    /// The number of resident pages that huge leaves map: `FilePmdMapped` of Linux.
     pub huge: u64,
-    /// Its pages in the swap area.
+    /// The number of pages in the swap area.
     pub swapped: u64,
 }
 
 /// The name of a file in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label<P> {
-    /// Major and minor number of the device that it is on.
+    /// Major and minor number of the device of the file.
     pub device: (u32, u32),
-    /// Its inode's number.
+    /// The number of the inode.
     pub inode: u64,
-    /// Its path.
+    /// The path.
     pub path: P,
 }
 
 impl AreaInfo {
-    /// Its line of `/proc/self/maps`, without the newline.
+    /// Writes the line of `/proc/self/maps`, without the newline.
     fn line<P: AsRef<str>>(&self, f: &mut fmt::Formatter<'_>, label: &Label<P>) -> fmt::Result {
         let bit = |prot, mark| if self.prot.contains(prot) { mark } else { '-' };
         let VirtRange { start, end } = self.range;
@@ -73,7 +76,7 @@ impl AreaInfo {
         if path.as_ref().is_empty() {
             return Ok(());
         }
-        // Linux pads what comes before the name to 73 columns.
+        // Linux pads the text before the name to 73 columns.
         let hex = |value: u64, least: u32| (value.max(1).ilog2() / 4 + 1).max(least);
         let columns = hex(start, 8)
             + hex(end, 8)
@@ -91,7 +94,7 @@ impl AreaInfo {
     }
 }
 
-/// One line of `/proc/self/maps`; a file is only told by its tag, as its inode.
+/// One line of `/proc/self/maps`. The tag of a file appears as its inode.
 impl fmt::Display for AreaInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.line(f, &Label { device: (0, 0), inode: self.tag, path: self.name })
@@ -130,7 +133,8 @@ impl<M: Machine, P: AsRef<str>, F: Fn(u64) -> Option<Label<P>>> fmt::Display
     }
 }
 
-/// Whether something is under change among `vma` and those of `next` that are to be one with it.
+/// Returns whether a CPU is changing `vma` or one of the VMAs of `next` that are to merge with
+/// `vma`.
 fn is_changing<'a>(mut vma: &'a Vma, next: impl Iterator<Item = &'a Vma>) -> bool {
     let changing = |vma: &Vma| vma.sequence.read().is_none();
     for next in next {
@@ -143,13 +147,15 @@ fn is_changing<'a>(mut vma: &'a Vma, next: impl Iterator<Item = &'a Vma>) -> boo
 }
 
 impl<M: Machine> Space<M> {
-    /// The space's VMAs in the form of `/proc/self/maps`. They are written in a grace section: the formatter that the listing is
-    /// [displayed](fmt::Display) in must obey what is said at [`areas`](Self::areas).
+    /// Returns the space's VMAs in the form of `/proc/self/maps`. The listing is written in a grace
+    /// section: the formatter that [displays](fmt::Display) the listing must obey the rules of
+    /// [`areas`](Self::areas).
     pub fn maps<'a, 'v>(&'a self, cpu: &'a Cpu<'v, M>) -> Maps<'a, 'v, M> {
         Maps { space: self, cpu, label: |_| None }
     }
 
-    /// As [`maps`](Self::maps), with the names that `label` gives for the objects' tags. It is called in the same section.
+    /// [`maps`](Self::maps) with the names that `label` gives for the tags of objects. `label` runs
+    /// in the same section.
     pub fn maps_with<'a, 'v, P, F>(&'a self, cpu: &'a Cpu<'v, M>, label: F) -> Maps<'a, 'v, M, F>
     where
         P: AsRef<str>,
@@ -158,27 +164,33 @@ impl<M: Machine> Space<M> {
         Maps { space: self, cpu, label }
     }
 
-    /// Tells of each VMA, in ascending order. All VMAs are of one moment; counts of pages are not. If CPUs change different VMAs meanwhile,
-    /// and the heap is exhausted, the VMAs are not of one moment, either: it may show the later of two changes, and not the earlier.
+    /// Calls `tell` with each VMA, in ascending order. All VMAs are of one moment; counts of pages
+    /// are not. If CPUs change different VMAs during the call, and the heap is exhausted, the VMAs
+    /// are not of one moment, either: the listing may show the later of two changes, and not the
+    /// earlier.
     ///
-    /// `tell` is called in a grace section, which keeps every CPU from reusing what any CPU frees meanwhile. So it must be short;
-    /// it must not wait for calls of other CPUs on spaces; and it must not call what waits: calls that change a space, faults,
-    /// [`read_bytes`](Self::read_bytes), [`exit`](Self::exit), [`Cpu::end_dropped`](crate::Cpu::end_dropped). Other listings, of this
-    /// space or another, may be nested. In builds with debug assertions such a call panics when it comes to a wait that the section
-    /// forbids; one that finds nothing to wait for does not, so a run without a panic proves nothing.
+    /// `tell` runs in a grace section, which keeps every CPU from reusing memory that any CPU frees
+    /// during the section. So `tell` must be short, must not wait for calls of other CPUs on
+    /// spaces, and must not make a call that waits: calls that change a space, faults,
+    /// [`read_bytes`](Self::read_bytes), [`exit`](Self::exit),
+    /// [`Cpu::end_dropped`](crate::Cpu::end_dropped). Other listings, of this space or another, may
+    /// be nested. In builds with debug assertions such a call panics at a wait that the section
+    /// forbids. A call that finds nothing to wait for does not panic, so a run without a panic
+    /// proves nothing.
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
         let heap = self.heap.get();
-        // Makes the space shared, if another CPU owns it.
+        // Makes the space shared, if another CPU owns the space.
         self.view(cpu, &section);
-        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        // SAFETY: the subsystem has one grace period, and all trees are read in its sections.
         let view = unsafe { self.tree.of_one_moment(&section, cpu.local(), &cpu.vm().grace, cpu) };
         let entries = view.iter();
         // SAFETY: VMAs in a view live as long as the section.
         let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
         while let Some(mut vma) = vmas.next() {
             let (mut range, mut root) = (vma.area.range, vma.anon_vma.peek());
-            // What a writer keeps apart until its entries are changed is listed as it will be.
+            // The listing already merges VMAs that a writer keeps apart until the entries are
+            // changed.
             let changing = is_changing(vma, vmas.clone());
             let one = |vma: &Vma, root, next: &Vma| {
                 changing && merge_later(vma, next) && roots_merge(root, next.anon_vma.peek())
@@ -194,9 +206,10 @@ impl<M: Machine> Space<M> {
     }
 
     /// Calls `tell` with each area that overlaps `range`, in ascending order and whole, all of one
-    /// moment, until `tell` returns `false`. Reads no page. An empty or reversed range overlaps no area.
+    /// moment, until `tell` returns `false`. Reads no page. An empty or reversed range overlaps no
+    /// area.
     ///
-    /// `tell` is called in a grace section, and must obey what is said at [`areas`](Self::areas).
+    /// `tell` runs in a grace section, and must obey the rules of [`areas`](Self::areas).
     pub fn each_area(
         &self,
         cpu: &Cpu<'_, M>,
@@ -255,13 +268,13 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Which pages from `addr` on are there: one call of `tell` a page, for `len` bytes rounded up to
-    /// pages, as `mincore` fills its vector. `tell` runs in a grace section, and must obey what is said at
-    /// [`areas`](Self::areas).
+    /// Reports which of the pages in the `len` bytes starting at `addr`, rounded up to pages, are
+    /// in memory: one call of `tell` for each page, as `mincore` fills its vector. `tell` runs in a
+    /// grace section, and must obey the rules of [`areas`](Self::areas).
     ///
     /// # Errors
-    /// `EINVAL`: `addr` is unaligned. `ENOMEM`: a page of the range is not mapped; nothing is reported
-    /// of it and those after it.
+    /// `EINVAL`: `addr` is unaligned. `ENOMEM`: a page of the range is not mapped; the call reports
+    /// neither this page nor the pages after it.
     pub fn mincore(
         &self,
         cpu: &Cpu<'_, M>,
@@ -295,7 +308,8 @@ impl<M: Machine> Space<M> {
         Ok(())
     }
 
-    /// Tells which pages of `range` are there, as far as it is mapped. Returns the end of that.
+    /// Reports which pages of `range` are in memory, up to the first unmapped page. Returns the
+    /// address of that page, or the end of `range`.
     fn tell_in_core(
         &self,
         cpu: &Cpu<'_, M>,
@@ -319,7 +333,8 @@ impl<M: Machine> Space<M> {
         at
     }
 
-    /// An entry that a CPU holds is looked at when that CPU is done: a copy is made of a page that is there.
+    /// If a CPU holds the entry, the call waits until that CPU is done, because a CPU that copies a
+    /// page holds the entry of a present page.
     fn is_in_core(&self, cpu: &Cpu<'_, M>, vma: &Vma, addr: u64) -> bool {
         let (mut present, mut swapped) = (false, Entry::NONE);
         // SAFETY: the caller is in a grace section.
@@ -359,12 +374,12 @@ impl<M: Machine> Space<M> {
         true
     }
 
-    /// What identifies the place at `addr` in shared memory, wherever it is mapped: the
-    /// [identity](crate::heap::Shared::id) of the object, and the byte offset into it. `None` where memory
-    /// is private, or nothing is mapped.
+    /// Returns an identification of the place at `addr` in shared memory, the same in every
+    /// mapping: the [identity](crate::heap::Shared::id) of the object, and the byte offset into the
+    /// object. Returns `None` if memory is private, or nothing is mapped.
     ///
-    /// What waits for a change of shared memory, such as a futex, is found by it. It means nothing any more
-    /// once the object has no mapping and no reference.
+    /// A waiter for a change of shared memory, such as a futex, is found by this pair. The pair is
+    /// meaningless once the object has no mapping and no reference.
     pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
         self.with_vma(cpu, addr, |Vma { area, .. }| {
             let object = area.memory.object().filter(|_| !area.is_private())?;
@@ -373,7 +388,8 @@ impl<M: Machine> Space<M> {
         })
     }
 
-    /// What `tell` says of the VMA at `addr`, in one grace section; `None` where nothing is mapped.
+    /// Returns the result of `tell` for the VMA at `addr`, in one grace section; `None` if nothing
+    /// is mapped.
     pub(crate) fn with_vma<R>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -386,8 +402,8 @@ impl<M: Machine> Space<M> {
         tell(unsafe { entry.value.as_ref() })
     }
 
-    /// Resident pages: those of its own and of shared objects that are mapped. Exact at a quiet
-    /// moment.
+    /// Returns the number of resident pages: pages of the space's own and mapped pages of shared
+    /// objects. Exact at a quiet moment.
     pub fn resident_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
         self.check_vm(cpu);
         let vm = cpu.vm();
@@ -401,23 +417,24 @@ impl<M: Machine> Space<M> {
         pages
     }
 
-    /// Its pages in the [swap area](Cpu::swap_on): `VmSwap`. Exact at a quiet moment.
+    /// Returns the number of pages in the [swap area](Cpu::swap_on): `VmSwap`. Exact at a quiet
+    /// moment.
     pub fn swapped_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
         self.check_vm(cpu);
         self.core.swapped.load(Ordering::Relaxed)
     }
 
-    /// Pages of all VMAs.
+    /// Returns the number of pages of all VMAs.
     pub fn mapped_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
         self.view(cpu, &self.section(cpu)).bytes() >> PAGE_SHIFT
     }
 
-    /// How many VMAs there are.
+    /// Returns the number of VMAs.
     pub fn map_count(&self, cpu: &Cpu<'_, M>) -> usize {
         self.view(cpu, &self.section(cpu)).len()
     }
 
-    /// Start and end of the heap.
+    /// Returns the start and end of the heap.
     pub fn heap_range(&self) -> VirtRange {
         let heap = self.heap.get();
         VirtRange::new(heap.start, heap.end)
