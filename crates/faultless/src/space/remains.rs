@@ -1,4 +1,4 @@
-//! What is left of a space that was dropped.
+//! What remains of a space that was dropped.
 
 use super::fixed::Core;
 use super::tree::Tree;
@@ -7,9 +7,9 @@ use crate::fault::prefault::history::HistoryCell;
 use crate::heap::Shared;
 use alloc::boxed::Box;
 
-/// What is left of a space that was dropped, and that no CPU runs.
+/// What remains of a space that was dropped, and that no CPU runs.
 ///
-/// Dropped, it frees its memory on the heap alone: the frames' subsystem is gone.
+/// Dropping a `Remains` frees only its memory on the heap: the subsystem of the frames is gone.
 #[derive(Debug)]
 pub(crate) struct Remains {
     pub(super) tree: Tree<Vma>,
@@ -29,13 +29,14 @@ pub(super) fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
     let rest = &mut Rest { tree, next: 0 };
     for entry in rest.tree.view_mut().iter_from(0) {
         rest.next = entry.end;
-        // SAFETY: the tree's only pointer to it, which the tree does not follow; made by `heap::try_box`.
+        // SAFETY: the tree's only pointer to the VMA, which the tree does not follow; made by
+        // `heap::try_box`.
         take(unsafe { Box::from_raw(entry.value.as_ptr()) });
     }
 }
 
-/// A tree whose VMAs below an address were taken out. The drop frees the tree and its other VMAs, of which there are some if the end
-/// of a VMA panicked.
+/// A tree without its VMAs below an address, which were taken out. The drop frees the tree and its
+/// other VMAs. Some are left only if the end of a VMA panicked.
 struct Rest<'t> {
     tree: &'t mut Tree<Vma>,
     next: u64,

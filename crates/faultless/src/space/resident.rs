@@ -1,4 +1,4 @@
-//! Counts resident pages, on the CPU's own line while it runs the space.
+//! Counts resident pages, on the CPU's own cache line while the CPU runs the space.
 
 use super::Space;
 use super::fixed::Core;
@@ -7,7 +7,8 @@ use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Counts resident pages of `space`, on this CPU's own line while it runs that space.
+    /// Counts resident pages of `space`, on this CPU's own cache line while the CPU runs that
+    /// space.
     #[inline(always)]
     pub(crate) fn add_resident(&self, space: &Space<M>, pages: i64) {
         if !self.add_resident_here(space.id(), pages) {
@@ -15,7 +16,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// [`add_resident`](Self::add_resident) of a space of which only its core is known.
+    /// [`add_resident`](Self::add_resident) for a space of which the caller knows only the core.
     pub(crate) fn add_resident_of(&self, core: &Core, pages: i64) {
         if !self.add_resident_here(core.id, pages) {
             core.resident.fetch_add(pages as u64, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What a space does when pages have left an object behind some of its mappings.
+//! How a space reacts when pages have left an object that the space maps.
 
 use super::Space;
 use super::visit::Visit;
@@ -13,26 +13,28 @@ use crate::table::Entry;
 use crate::vm::Cpu;
 use core::ops::Range;
 
-/// What becomes of the pages that private mappings copied from an object, when the pages that they were
-/// copied from leave it.
+/// What happens to the private copies of an object's pages when the pages leave the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copies {
-    /// They stay: a hole was punched. What was stored to a private mapping is no longer the file's.
+    /// The copies stay: a hole was punched. A page stored to through a private mapping is no longer
+    /// the file's.
     Keep,
-    /// They go with the pages: the object was shortened, and there is nothing any more that they copy.
+    /// The copies go with the pages: the object was shortened, and the copied pages no longer
+    /// exist.
     Drop,
 }
 
 impl<M: Machine> Space<M> {
-    /// Unmaps the pages of `object` with the numbers `pages`, wherever it is mapped here, and treats their
-    /// private copies as `copies` says. The mappings stay. When it returns no CPU uses the pages through
-    /// this space any more. Those that the object [has no longer](Object::set_pages) are not mapped
-    /// again; in the place of those that [left it](Object::free_pages) a fault maps new ones.
+    /// Unmaps the pages of `object` with the numbers `pages` from all mappings in this space, and
+    /// treats their private copies as `copies` says. The mappings stay. After the call no CPU uses
+    /// the pages through this space any more. Pages that the object [has no
+    /// longer](Object::set_pages) are not mapped again. In place of pages that [left the
+    /// object](Object::free_pages) a fault maps new pages.
     ///
     /// The kernel keeps the object from growing between its shortening and the last revocation:
-    /// otherwise what a program stores to a private mapping of the pages that were added is dropped, too. A
-    /// child that [`fork`](Self::fork) is making of this space is a space like any other: the kernel
-    /// lets none be in the making between the two.
+    /// otherwise the revocation would also drop a program's stores to private mappings of the added
+    /// pages. A child that [`fork`](Self::fork) is making of this space is a space like any other:
+    /// the kernel allows no fork in progress between the two.
     pub fn revoke(
         &self,
         cpu: &Cpu<'_, M>,
@@ -43,9 +45,10 @@ impl<M: Machine> Space<M> {
         object.check_vm(cpu);
         let mut mapped = self.hull(cpu, object, &pages);
         while let Some(hull) = mapped {
-            // A full fence between the object, which the pages have left, and the entries: its section begins with one.
+            // A full fence between the change of the object, which the pages have left, and the
+            // loads of the entries: the section of the visit begins with a full fence.
             let visit = self.visit(cpu, hull);
-            // Another operation may have moved some of it before the range was claimed.
+            // Another operation may have moved some of the pages before the claim.
             mapped = visit.hull_of(object, &pages).filter(|now| !hull.covers(*now));
             if mapped.is_some() {
                 continue;
@@ -62,11 +65,11 @@ impl<M: Machine> Space<M> {
                 }
             }
         }
-        // An unmapping may be published, and not flushed yet.
+        // An unmapping may be published and not flushed yet.
         self.await_unmapping(cpu, VirtRange::USER);
     }
 
-    /// A range that covers those pages of `object`, if some may be mapped.
+    /// Returns a range that covers those pages of `object`, or `None` if no page can be mapped.
     pub(super) fn hull(
         &self,
         cpu: &Cpu<'_, M>,

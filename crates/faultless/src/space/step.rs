@@ -1,37 +1,46 @@
 //! The short step in which VMAs are split, created, merged and removed.
 //!
-//! A [`Step`] runs under the lock of the tree, or of the [shard](super::tree) of the tree that has its place. It reads the current tree,
-//! and publishes the next [version](super::versions) of the tree or shard, or nothing. It changes VMAs and their tree, and no entries. A
-//! VMA is *write-locked* while its sequence is odd. Protocol, for each range that is replaced:
+//! A [`Step`] runs under the lock of the tree, or of the [shard](super::tree) of the tree that
+//! contains the place of the step. A step reads the current tree, and publishes the next
+//! [version](super::versions) of the tree or shard, or nothing. A step changes VMAs and their tree,
+//! and no entries. A VMA is *write-locked* while its sequence is odd. Protocol, for each range that
+//! is replaced:
 //!
-//! 1. **Write-lock.** The step makes the sequences of the VMAs odd that it will replace, and seals their anon_vma slots.
-//!    These are the VMAs that overlap the range, and adjacent VMAs that merge with the new one. A replaced VMA is *detached*: its
-//!    sequence stays odd. One full fence follows. From here on no fault installs an entry in these VMAs, except a fault that
-//!    already holds its entry busy; the visit of the entries waits for that one.
-//! 2. **Make.** The step splits off the head and tail VMAs outside the range, which are unlocked at once: their pages do not
-//!    change. The new VMA in the range is unlocked at once if its pages have no entries yet, or keep
-//!    their entries. Otherwise it is write-locked until the writer has changed the entries.
-//! 3. **Publish.** This can fail, so it comes before any entry is changed. If it fails, the step unlocks the old VMAs, and
-//!    nothing has changed.
+//! 1. **Write-lock.** The step makes the sequences of the VMAs that it will replace odd, and seals
+//!    their anon_vma slots. These are the VMAs that overlap the range, and adjacent VMAs that merge
+//!    with the new VMA. A replaced VMA is *detached*: its sequence stays odd. One full fence
+//!    follows. From here on no fault installs an entry in these VMAs, except a fault that already
+//!    holds its entry busy; the visit of the entries waits for that fault.
+//! 2. **Make.** The step splits off the head and tail VMAs outside the range, which are unlocked at
+//!    once: their pages do not change. The new VMA in the range is unlocked at once if its pages
+//!    have no entries yet, or keep their entries. Otherwise the new VMA is write-locked until the
+//!    writer has changed the entries.
+//! 3. **Publish.** Publishing can fail, so this part comes before any change of an entry. On
+//!    failure, the step unlocks the old VMAs, and nothing has changed.
 //!
-//! *Invariant (under change):* a VMA in the tree whose sequence is odd is under change: a writer has made it write-locked, and
-//! will unlock it. No other writer merges with it, write-locks it or replaces it, even one that changes pages beside it.
+//! *Invariant (under change):* a VMA in the tree whose sequence is odd is under change: a writer
+//! has made the VMA write-locked, and will unlock the VMA. No other writer, even one that changes
+//! pages beside the VMA, merges with, write-locks or replaces the VMA.
 //!
-//! A VMA under change has exactly the pages whose entries its writer changes, so faults on other pages proceed. The writer
-//! merges it with its neighbours in a second step, when it [finishes](super::finish); of two concurrent
-//! writers, the one that finishes last merges. If there is no memory for that step, the VMAs stay separate. A VMA that is made
-//! beside one under change, or is under change itself, records with which neighbours its merge is deferred ([`Vma::merges`]). No
-//! other neighbours merge in the second step: VMAs that were separate before stay separate. VMAs that will merge must share one
-//! anon_vma. So a fault that needs to make an anon_vma waits while its VMA is to merge with one under change.
+//! A VMA under change has exactly the pages whose entries its writer changes, so faults on other
+//! pages proceed. The writer merges the VMA with its neighbours in a second step, when the writer
+//! [finishes](super::finish); of two concurrent writers, the last to finish merges. If there is no
+//! memory for that step, the VMAs stay separate. A VMA that is made beside a VMA under change, or
+//! is under change itself, records with which neighbours its merge is deferred ([`Vma::merges`]).
+//! No other neighbours merge in the second step: VMAs that were separate before stay separate. VMAs
+//! that will merge must share one anon_vma. So a fault that needs to make an anon_vma waits while
+//! its VMA is to merge with a VMA under change.
 //!
-//! *Invariant (deferred merges):* from two VMAs whose merge is deferred, others whose merges are deferred lead to one under
-//! change, whose writer will merge them all. So a step that cuts a VMA, which might remove what leads there, first merges what
-//! remains of it with the neighbours that are not under change.
+//! *Invariant (deferred merges):* from two VMAs whose merge is deferred, a chain of VMAs with
+//! deferred merges leads to a VMA under change, whose writer will merge them all. A step that cuts
+//! a VMA might break such a chain, so the step first merges the remaining part of the VMA with the
+//! neighbours that are not under change.
 //!
-//! While no other CPU runs the space, the step merges at once, and needs no second step.
-//! If a CPU starts to use the space meanwhile, and changes pages of such a VMA that its writer has not claimed, it waits, holding
-//! nothing that the writer needs, and starts its step again. A writer that owns the space does none of this: it edits the tree
-//! and VMAs [in place](super::alone).
+//! While no other CPU runs the space, the step merges at once, and needs no second step. If another
+//! CPU starts to use the space at that time, and changes pages of such a VMA that its writer has
+//! not claimed, the CPU waits, without holding anything that the writer needs, and starts its step
+//! again. A writer that owns the space does none of this, but edits the tree and VMAs [in
+//! place](super::alone).
 //!
 //! Which new VMAs are write-locked:
 //!
@@ -54,7 +63,7 @@ use crate::machine::Machine;
 use crate::rmap::SharedAnonVma;
 use crate::space::tree::{EVERYWHERE, View};
 
-/// An atomic change of VMAs: it takes effect completely, or not at all.
+/// An atomic change of VMAs, which takes effect completely or not at all.
 pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
     /// In place.
     Alone(Alone<'w, 'a, 'v, M>),
@@ -63,12 +72,15 @@ pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
-    /// Runs one step in `place`: no other step changes VMAs there until it is over. `place` covers what the step replaces, and the page on
-    /// either side of what it maps, with whose VMA the new one may merge. `build` replaces one range at most, as its last action. It reads
-    /// the current tree in [`Step::view`], and runs again after a wait for another writer.
+    /// Runs one step in `place`; no other step changes VMAs there during the step. `place` covers
+    /// the pages that the step replaces, and the page on either side of the mapped pages, with
+    /// whose VMA the new VMA may merge. `build` replaces at most one range, as its last action.
+    /// `build` reads the current tree in [`Step::view`], and runs again after a wait for another
+    /// writer.
     ///
     /// # Errors
-    /// The error of `build`, and `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
+    /// The error of `build`, and `ENOMEM` if the heap is exhausted, or the space has too many VMAs.
+    /// Nothing has changed.
     #[inline(always)]
     pub(super) fn step<R>(
         &self,
@@ -76,7 +88,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         mut build: impl FnMut(&mut Step<'_, '_, '_, '_, M>) -> Result<R, Refused>,
     ) -> Result<R, Errno> {
         loop {
-            // `build` is called in one place, so that it is compiled into its caller.
+            // Only one call of `build`, so that the compiler inlines `build` into its caller.
             let mut versions = None;
             let built = build(&mut if self.owns() {
                 Step::Alone(Alone::new(self))
@@ -90,10 +102,11 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         }
     }
 
-    /// [`step`](Self::step) that may replace two ranges, and makes a version even where the tree may be changed in place.
+    /// [`step`](Self::step) that may replace two ranges, and makes a version even if the tree may
+    /// be changed in place.
     ///
     /// # Errors
-    /// As there.
+    /// As [`step`](Self::step).
     #[inline(never)]
     pub(super) fn step_versions<R>(
         &self,
@@ -119,7 +132,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         Ok(versions.insert(Versions::begin(self, place)?))
     }
 
-    /// Publishes what `step` has built, and returns it. `None`: it is to run again, in `place`.
+    /// Publishes the version that `step` has built, and returns the result. `None`: the step is to
+    /// run again, in `place`.
     #[inline(never)]
     fn end_versions<R>(
         &self,
@@ -148,7 +162,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 }
 
 impl<M: Machine> Step<'_, '_, '_, '_, M> {
-    /// The tree, as the step has changed it.
+    /// Returns the tree, as the step has changed the tree.
     #[inline(always)]
     pub(super) fn view(&self) -> View<'_, Vma> {
         match self {
@@ -157,8 +171,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// The area of `range`, as its VMA has it, and the VMA's anon_vma; from now on no fault sets another one. `range` must be
-    /// claimed, and must be replaced next.
+    /// Returns the area of `range`, as its VMA has the area, and the VMA's anon_vma. From now on no
+    /// fault sets another anon_vma. `range` must be claimed, and must be replaced next.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
@@ -173,10 +187,11 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// [`take`](Self::take) of the VMA that has `range`, which the owner of the space knows already.
+    /// [`take`](Self::take) of the VMA that has `range`, which the owner of the space already
+    /// knows.
     ///
     /// # Errors
-    /// As there.
+    /// As [`take`](Self::take).
     #[inline(always)]
     pub(super) fn take_known(
         &mut self,
@@ -189,8 +204,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Replaces `range` by `piece`, splits off the head and tail VMAs outside of `range`, and merges `piece` with adjacent VMAs where possible.
-    /// `range` must be claimed.
+    /// Replaces `range` by `piece`, splits off the head and tail VMAs outside of `range`, and
+    /// merges `piece` with adjacent VMAs if possible. `range` must be claimed.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -210,7 +225,7 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
     /// [`replace`](Self::replace) by nothing.
     ///
     /// # Errors
-    /// As there.
+    /// As [`replace`](Self::replace).
     #[inline(always)]
     pub(super) fn remove(&mut self, range: VirtRange) -> Result<(), Refused> {
         match self {
@@ -219,7 +234,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Extends the VMA at `stack` down to `addr`; nothing may be mapped between. It merges with no VMA.
+    /// Extends the VMA at `stack` down to `addr`. The range between must be free. The VMA merges
+    /// with no VMA.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.

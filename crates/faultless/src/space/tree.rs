@@ -1,26 +1,26 @@
-//! The tree of mappings: ranges that do not overlap, in order, found by faults without a lock.
+//! The tree of mappings: disjoint ranges, in order, which faults find without a lock.
 //!
-//! It is a persistent B+tree. A version that was published is never modified: a writer takes a
-//! short spin lock, builds the next version, which shares with the present one all nodes but those
-//! on the paths to what it changes, and publishes it by one release store of the root. A reader
-//! inside a grace section loads the root once, with acquire, and from then on sees that version,
-//! whole: each change of several entries at once has happened in it or has not. It takes no lock
-//! and writes nothing.
+//! The tree is a persistent B+tree. A published version never changes. A writer takes a short spin
+//! lock and builds the next version, which shares all nodes with the current version except the
+//! nodes on the paths to the change. One release store of the root publishes the next version. A
+//! reader inside a grace section loads the root once, with acquire, and then sees that version,
+//! whole: a change of several entries has happened in a version completely or not at all. A reader
+//! takes no lock and writes nothing.
 //!
-//! A tree that several CPUs edit may be *parted* into [shards](shard): each is a persistent B+tree with a writer's lock and versions of
-//! its own. A reader then has one complete version of each shard that it reads, and loads the root of a shard when it comes to it.
+//! A tree that several CPUs edit may be *parted* into [shards](shard): each shard is a persistent
+//! B+tree with a writer's lock and versions of its own. A reader then has one complete version of
+//! each shard that it reads, and loads the root of a shard on arriving there.
 //!
 //! While only one CPU uses a tree, the tree is in one piece and needs no versions: that CPU may
-//! [change the present one in place](Spot::amend).
+//! [change the current version in place](Spot::amend).
 //!
-//! Nodes that the next version no longer has are retired to the grace period after the store; a
-//! reader that can still be in them began its section before. An edit that is dropped without
-//! being published frees what it made and has never happened, so that running out of memory in the
-//! middle of a change needs no undoing.
+//! After the store, the writer retires the nodes that are not in the next version to the grace
+//! period; the section of a reader that can still be in these nodes began before. An edit that is
+//! dropped before publishing frees its new nodes and has no other effect, so running out of memory
+//! in the middle of a change needs no undoing.
 //!
-//! The tree knows nothing of what it holds: an entry's value is a pointer that it does not follow.
-//! Whether the entry is still in the tree when the reader looks behind the pointer is the business
-//! of the sequence there.
+//! The tree knows nothing of its values: the value of an entry is a pointer that the tree does not
+//! follow. The sequence behind the pointer tells a reader whether the entry is still in the tree.
 
 mod amend;
 mod draft;
@@ -61,17 +61,19 @@ pub struct Tree<T> {
     /// A [`Root`].
     root: Padded<AtomicPtr<Node>>,
     writer: Padded<SpinLock<Writer, TreeWriter>>,
-    /// The sum of what the shards are [granted](shard). On a line of its own, which most edits only read.
+    /// The sum of the [grants](shard) of the shards. On a cache line of its own, which most edits
+    /// only read.
     granted: Padded<AtomicU64>,
     marker: PhantomData<NonNull<T>>,
 }
 
-/// What the pointer to a root says.
+/// The meaning of the pointer to a root.
 #[derive(Clone, Copy)]
 enum Root {
-    /// The tree is in one piece, and this is its root; `None` while it has no entry.
+    /// The tree is in one piece, and the pointer is its root; `None` while the tree has no entry.
     Entries(Option<NonNull<Node>>),
-    /// It is in shards, and this is the root of their directory. The stored pointer has `TAG` set.
+    /// The tree is in shards, and the pointer is the root of their directory. The stored pointer
+    /// has `TAG` set.
     Shards(NonNull<Node>),
 }
 
@@ -96,14 +98,15 @@ impl Root {
     }
 }
 
-/// What the writers of a tree or shard hand on to each other.
+/// State that the writers of a tree or shard hand on to each other.
 #[derive(Debug)]
 struct Writer {
-    /// How many edits have begun. Their numbers start with 1.
+    /// The number of edits begun. Edit numbers start at 1.
     edits: u64,
-    /// Who made the last edit, and where.
+    /// The CPU that made the last edit, and the place.
     last: (CpuId, VirtRange),
-    /// How many *turns* there were since the tree or shard was parted: edits by another CPU, and in another place, than the edit before.
+    /// The number of *turns* since the tree or shard was parted. A turn is an edit by another CPU,
+    /// and in another place, than the edit before.
     turns: u32,
     /// How often the number of turns before the next parting was doubled.
     backoff: u32,
@@ -117,13 +120,13 @@ impl Default for Writer {
 }
 
 // SAFETY: the tree hands its `NonNull<T>` values to other threads, as a collection of `&T` would,
-// and never follows them. Its nodes are shared as the module's protocol says.
+// and never follows them. Its nodes are shared by the protocol of the module.
 unsafe impl<T: Sync> Send for Tree<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T: Sync> Sync for Tree<T> {}
 
 impl<T> Tree<T> {
-    /// A tree without entries. Allocates nothing.
+    /// Makes a tree without entries. Allocates nothing.
     pub fn new() -> Self {
         Self {
             root: Padded(AtomicPtr::new(ptr::null_mut())),
@@ -138,20 +141,21 @@ impl<T> Tree<T> {
         Root::of(self.root.load(order))
     }
 
-    /// The tree at present.
+    /// Returns the current tree.
     #[inline(always)]
     pub fn snapshot<'s>(&'s self, _section: &'s Section<'_>) -> View<'s, T> {
-        // SAFETY: published nodes do not change, and those of a version that was current during
-        // the section outlive it: they are retired to the grace period that the section belongs
-        // to (the contract of `edit`) after the root has ceased to lead to them. So are the directory
-        // and the shards.
+        // SAFETY: published nodes do not change, and the nodes of a version that was current during
+        // the section outlive the section: they are retired to the grace period that the section
+        // belongs to (the contract of `edit`) after the root has ceased to lead to them. The same
+        // holds for the directory and the shards.
         unsafe { self.view() }
     }
 
-    /// The present version of a tree that is in one piece.
+    /// Returns the current version of a tree that is in one piece.
     ///
     /// # Safety
-    /// It is in one piece, and stays so for `'s`: that of an owned space is, as who parts it makes the space shared.
+    /// The tree is in one piece, and stays so for `'s`. The tree of an owned space is, because a
+    /// CPU that parts the tree first makes the space shared.
     #[inline(always)]
     pub unsafe fn version<'s>(&'s self, _section: &'s Section<'_>) -> Version<'s, T> {
         self.check_whole();
@@ -160,7 +164,7 @@ impl<T> Tree<T> {
     }
 
     /// # Safety
-    /// What the root leads to meanwhile is valid for `'s`.
+    /// Everything that the root leads to during `'s` is valid for `'s`.
     #[inline(always)]
     unsafe fn view<'s>(&self) -> View<'s, T> {
         // SAFETY: the caller's promise.
@@ -175,11 +179,12 @@ impl<T> Tree<T> {
         }
     }
 
-    /// All of the tree as it was at one moment. It joins the shards for that. If there is no memory to join them, it returns a view of
-    /// shards, each of which is read when it is asked for.
+    /// Returns the whole tree of one moment. The call joins the shards. If there is no memory to
+    /// join the shards, the call returns a view of shards, and each question to the view reads a
+    /// shard.
     ///
     /// # Safety
-    /// As [`edit`](Self::edit), and `section` is one of the grace period.
+    /// As [`edit`](Self::edit), and `section` is a section of the grace period.
     pub unsafe fn of_one_moment<'s>(
         &'s self,
         section: &'s Section<'_>,
@@ -195,13 +200,14 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Whether it is in shards. Another CPU may part or join it at any time.
+    /// Returns whether the tree is in shards. Another CPU may part or join the tree at any time.
     #[inline]
     pub fn is_parted(&self) -> bool {
         matches!(self.root_now(Ordering::Relaxed), Root::Shards(_))
     }
 
-    /// Who changes a tree in place reads a root that is not tagged. Models are compiled without debug assertions.
+    /// Checks that the root is not tagged, for a change in place. Models are compiled without debug
+    /// assertions.
     #[inline(always)]
     fn check_whole(&self) {
         if cfg!(any(debug_assertions, shuttle)) {
@@ -209,7 +215,8 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Joins all shards, and resets the number of turns after which the tree is parted to that of a new tree.
+    /// Joins all shards, and resets the number of turns before the next parting to the number of a
+    /// new tree.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
@@ -229,14 +236,15 @@ impl<T> Tree<T> {
         Ok(())
     }
 
-    /// Begins a change of any part: waits for the other writers. If the tree is in shards, it joins them; else it allocates nothing.
+    /// Begins a change of any part, after a wait for the other writers. If the tree is in shards,
+    /// the call joins the shards; otherwise the call allocates nothing.
     ///
     /// # Errors
     /// [`OutOfMemory`]: shards cannot be joined.
     ///
     /// # Safety
-    /// All edits of this tree are given the same `grace`, and every [`snapshot`] is taken
-    /// in one of its sections.
+    /// All edits of this tree receive the same `grace`, and every [`snapshot`] is taken in a
+    /// section of this grace period.
     ///
     /// [`snapshot`]: Self::snapshot
     pub unsafe fn edit<'e>(
@@ -248,7 +256,7 @@ impl<T> Tree<T> {
         loop {
             let writer = self.writer.lock(wait);
             if !self.is_parted() {
-                // SAFETY: handed on.
+                // SAFETY: the caller's promise.
                 return Ok(unsafe { Edit::of_whole(&self.root, writer, local, grace) });
             }
             drop(writer);
@@ -256,14 +264,16 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Begins a change of `place`: waits for the other writers of the tree, or of the shard that has `place`. If `place` is in several
-    /// shards, it joins them first. If it is time to part the tree or the shard, and there is a bound for that, it parts it first.
+    /// Begins a change of `place`, after a wait for the other writers of the tree, or of the shard
+    /// that has `place`. If `place` is in several shards, the call first joins these shards. If the
+    /// tree or the shard is due for parting, and there is a bound, the call first parts the tree or
+    /// shard.
     ///
     /// # Errors
     /// [`OutOfMemory`]: shards cannot be joined.
     ///
     /// # Safety
-    /// As [`edit`](Self::edit), and `section` is one of the grace period.
+    /// As [`edit`](Self::edit), and `section` is a section of the grace period.
     pub unsafe fn edit_in<'e>(
         &'e self,
         place: VirtRange,
@@ -278,7 +288,8 @@ impl<T> Tree<T> {
             let Root::Shards(directory) = self.root_now(Ordering::Acquire) else {
                 let mut writer = self.writer.lock(wait);
                 let Root::Entries(root) = self.root_now(Ordering::Relaxed) else { continue };
-                // SAFETY: the lock keeps other writers out, so this version stays current, and the section keeps its nodes.
+                // SAFETY: the lock keeps other writers out, so this version stays current, and the
+                // section keeps its nodes.
                 let version = unsafe { Version::new(root) };
                 if let Some(last) = writer.turn(local.id(), place, parting.after, || version.len())
                 {
@@ -287,10 +298,11 @@ impl<T> Tree<T> {
                         continue;
                     }
                 }
-                // SAFETY: handed on.
+                // SAFETY: the caller's promise.
                 return Ok(unsafe { Edit::of_whole(&self.root, writer, local, grace) });
             };
-            // SAFETY: the root led to the directory in the section, which keeps the directory and its shards.
+            // SAFETY: the root led to the directory in the section, which keeps the directory and
+            // its shards.
             let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
             let found = shards.at(place.start);
             let Some(found) = found.filter(|shard| shard.range().covers(place)) else {
@@ -301,7 +313,8 @@ impl<T> Tree<T> {
             let shard: &Shard<T> = unsafe { found.value.as_ref() };
             let writer = shard.writer.lock_unless(wait, || shard.has_ended());
             let Some(mut writer) = writer.filter(|_| !shard.has_ended()) else {
-                // A CPU parts or joins it, and will publish another directory, or reopen the shard.
+                // A CPU parts or joins the shard, and will publish another directory, or reopen the
+                // shard.
                 order::before::<TreeWriter>(wait);
                 let same = Root::Shards(directory).pointer();
                 until_many(wait, || {
@@ -315,7 +328,7 @@ impl<T> Tree<T> {
                 && let Some(bound) = parting.bound(version, last, place)
             {
                 drop(writer);
-                // If there is no memory for that, the shard stays in one piece.
+                // Without memory for the parting, the shard stays in one piece.
                 let _ = self.part(&mut self.writer.lock(wait), bound, parting, tools);
                 continue;
             }
@@ -327,7 +340,8 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Makes `spot` the first entry of the present version that ends above `addr`, for a change in place.
+    /// Makes `spot` the first entry of the current version that ends above `addr`, for a change in
+    /// place.
     ///
     /// # Safety
     /// As [`version`](Self::version).
@@ -338,17 +352,17 @@ impl<T> Tree<T> {
         unsafe { spot.lead(NonNull::new(self.root.load(Ordering::Acquire)), addr) };
     }
 
-    /// [`edit`](Self::edit) of a tree that no other CPU can reach, and that is in one piece: it does not wait.
+    /// [`edit`](Self::edit) without a wait, for a tree in one piece that no other CPU can reach.
     ///
     /// # Safety
     /// As [`edit`](Self::edit).
     pub unsafe fn edit_mut<'e>(&'e mut self, local: &'e Local, grace: &'e Grace) -> Edit<'e, T> {
         debug_assert!(!self.is_parted());
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         unsafe { Edit::of_whole(&self.root, self.writer.lock_mut(), local, grace) }
     }
 
-    /// The tree at present, if nothing else refers to it.
+    /// Returns the current tree, if nothing else refers to the tree.
     pub fn view_mut(&mut self) -> View<'_, T> {
         // SAFETY: views and edits borrow the tree, so it does not change.
         unsafe { self.view() }
@@ -361,7 +375,8 @@ impl<T> Tree<T> {
             // SAFETY: views and edits borrow the tree, so there are none.
             let shards: Version<'_, Shard<T>> = unsafe { Version::new(Some(directory)) };
             for shard in shards.iter() {
-                // SAFETY: only the directory leads to it, and each shard is in it once.
+                // SAFETY: only the directory leads to the shard, and each shard is in the directory
+                // once.
                 unsafe { shard::free(shard.value.cast()) };
             }
         }
@@ -390,12 +405,14 @@ impl<T> fmt::Debug for Tree<T> {
     }
 }
 
-/// Frees the tree node or shard that `link` belongs to, a retired link of kind [`RETIRE_TREE_NODE`] or [`RETIRE_SHARD`].
+/// Frees the tree node or shard that `link` belongs to, a retired link of kind [`RETIRE_TREE_NODE`]
+/// or [`RETIRE_SHARD`].
 ///
 /// # Safety
 /// The link was collected from the grace period that [`Tree::edit`] was given, and is freed once.
 pub unsafe fn free_retired(link: NonNull<RetireLink>) {
-    // SAFETY: the object that holds the link is alive until it is freed here; its grace period is over, so no reader has a reference.
+    // SAFETY: the object that holds the link is alive until this call frees the object; its grace
+    // period is over, so no reader has a reference.
     unsafe {
         match link.as_ref().kind() {
             RETIRE_SHARD => shard::free(link),
@@ -404,17 +421,17 @@ pub unsafe fn free_retired(link: NonNull<RetireLink>) {
     }
 }
 
-/// A change of the tree, invisible until it is published. If it is dropped, nothing has changed.
+/// A change of the tree, invisible until it is published. A dropped edit changes nothing.
 ///
 /// After an [`OutOfMemory`] the next version may hold a part of the failed call: drop the edit.
 pub struct Edit<'e, T> {
-    /// The tree's root, or that of the shard that is changed.
+    /// The root of the tree, or of the shard that is changed.
     root: &'e AtomicPtr<Node>,
-    // Before the lock, so that an edit that is dropped cleans up under it.
+    // Before the lock, so that a dropped edit cleans up under the lock.
     draft: Draft,
-    /// If the tree is in shards: the one that is changed, and the sum of what all are granted.
+    /// If the tree is in shards: the changed shard, and the sum of all grants.
     shard: Option<(&'e Shard<T>, &'e AtomicU64)>,
-    /// The addresses whose entries it may change: those of the shard, or all.
+    /// The addresses whose entries the edit may change: the addresses of the shard, or all.
     part: VirtRange,
     /// The directory of the shards; empty if the tree is in one piece.
     shards: Version<'e, Shard<T>>,
@@ -431,23 +448,24 @@ enum Held<'e> {
 }
 
 impl Writer {
-    /// The draft of the next version of the tree or shard with `root`.
+    /// Returns the draft of the next version of the tree or shard with `root`.
     ///
     /// # Safety
-    /// This is the writer of that tree or shard, whose lock is held while the draft lives. Otherwise as [`Tree::edit`].
+    /// This is the writer of that tree or shard, whose lock is held while the draft lives.
+    /// Otherwise as [`Tree::edit`].
     #[inline(always)]
     unsafe fn begin(&mut self, root: &AtomicPtr<Node>) -> Draft {
         self.edits += 1;
-        // Only the holder of the lock stores, so what it loads is the last version.
+        // Only the holder of the lock stores, so this load returns the last version.
         let last = NonNull::new(root.load(Ordering::Relaxed));
         // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
-        // it also hands on the use of their links. Edit numbers do not repeat.
+        // the lock also hands on the use of their links. Edit numbers do not repeat.
         unsafe { Draft::new(last, self.edits) }
     }
 }
 
 impl<'e, T> Edit<'e, T> {
-    /// Of a tree in one piece.
+    /// An edit of a tree in one piece.
     ///
     /// # Safety
     /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`].
@@ -458,28 +476,32 @@ impl<'e, T> Edit<'e, T> {
         local: &'e Local,
         grace: &'e Grace,
     ) -> Self {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         let draft = unsafe { writer.begin(root) };
         let (part, shards, lock) = (EVERYWHERE, Version::EMPTY, Held::Tree(writer));
         Self { root, draft, shard: None, part, shards, local, grace, lock }
     }
 
-    /// The next version of the tree, or of the shard that is changed, as far as it is built.
+    /// Returns the next version of the tree, or of the changed shard, as built so far.
     #[inline(always)]
     pub fn own(&self) -> Version<'_, T> {
-        // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
+        // SAFETY: the draft's nodes are valid while the draft lives, and change only through
+        // `&mut self`.
         unsafe { Version::new(self.draft.root()) }
     }
 
-    /// The tree, with the next version of the shard that is changed. Other shards are read when they are asked for.
+    /// Returns the tree, with the next version of the changed shard. Each question about another
+    /// shard reads that shard.
     #[inline(always)]
     pub fn view(&self) -> View<'_, T> {
-        // SAFETY: if there are shards, the edit was begun in a section, which it borrows and which keeps them (`edit_in`).
+        // SAFETY: if there are shards, the edit was begun in a section, which the edit borrows and
+        // which keeps the shards (`edit_in`).
         unsafe { View::of_shards(self.shards, self.part, self.own()) }
     }
 
-    /// Whether the next version of the tree has at most `most` entries. If the tree is in shards, false may be wrong, as it compares
-    /// what the shards are [granted](shard): an edit of the whole tree tells.
+    /// Returns whether the next version of the tree has at most `most` entries. If the tree is in
+    /// shards, false may be wrong, because the call compares the [grants](shard) of the shards.
+    /// Only an edit of the whole tree gives the exact answer.
     #[inline(always)]
     pub fn fits(&self, most: u64) -> bool {
         let entries = self.own().len() as u64;
@@ -489,25 +511,25 @@ impl<'e, T> Edit<'e, T> {
         }
     }
 
-    /// Whether it changes a tree in one piece, and not one shard.
+    /// Returns whether the edit changes a tree in one piece, and not one shard.
     #[inline]
     pub fn is_whole(&self) -> bool {
         self.shard.is_none()
     }
 
-    /// Adds an entry. Its range must be free and not empty.
+    /// Adds an entry. The range must be free and not empty.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
+    /// [`OutOfMemory`] if the heap is exhausted; the next version stays unchanged.
     pub fn insert(&mut self, start: u64, end: u64, value: NonNull<T>) -> Result<(), OutOfMemory> {
         debug_assert!(self.own().find(start).is_none_or(|next| next.start >= end));
         self.replace(VirtRange::new(start, end), &[Entry { start, end, value }], |_| {})
     }
 
-    /// Removes the entry that starts at `start` and returns it, if there is one.
+    /// Removes the entry that starts at `start`, and returns the entry if there was one.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
+    /// [`OutOfMemory`] if the heap is exhausted; the next version stays unchanged.
     #[cfg(all(test, not(loom)))]
     pub fn remove(&mut self, start: u64) -> Result<Option<Entry<T>>, OutOfMemory> {
         let Some(entry) = self.own().find(start).filter(|entry| entry.start == start) else {
@@ -517,12 +539,12 @@ impl<'e, T> Edit<'e, T> {
         Ok(Some(entry))
     }
 
-    /// Removes every entry that overlaps `range`, which must lie wholly inside it, and inserts
-    /// `new`: disjoint entries inside the range, in order. Tells `gone` what was there, even if it
-    /// fails.
+    /// Removes every entry that overlaps `range`, all of which must be inside the range, and
+    /// inserts `new`: disjoint entries inside the range, in order. Calls `gone` with the removed
+    /// entries, even on failure.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
     pub fn replace(
         &mut self,
@@ -545,28 +567,28 @@ impl<'e, T> Edit<'e, T> {
         Ok(())
     }
 
-    /// Makes the next version the present one. Cannot fail.
+    /// Makes the next version the current one. Cannot fail.
     pub fn publish(self) {
         // SAFETY: nothing is retired.
         unsafe { self.publish_retiring(RetireChain::default()) };
     }
 
-    /// Makes the next version the present one, and retires `objects`, which only entries led to that
-    /// it has no more. Cannot fail.
+    /// Makes the next version the current one, and retires `objects`, which only entries led to
+    /// that are not in the next version. Cannot fail.
     ///
     /// # Safety
-    /// As [`Grace::retire_all`], once the next version is the present one.
+    /// As [`Grace::retire_all`], once the next version is current.
     #[inline(always)]
     pub unsafe fn publish_retiring(self, objects: RetireChain) {
         let Self { root, draft, local, grace, lock, .. } = self;
         let (next, mut retired) = draft.finish();
         root.store(shard::pointer(next), Ordering::Release);
-        // What is retired has a lock of its own, and one leaf is held at a time.
+        // A retired list has a lock of its own, and a CPU holds one leaf lock at a time.
         drop(lock);
         // SAFETY: the root that was just stored does not lead to the nodes, so no section that
-        // begins from now on reaches them; they are retired once, since they were in one version and
-        // are not in the next. A node's link is its first field, and its pointer covers all of it.
-        // For the objects, the caller's promise.
+        // begins from now on reaches them; they are retired once, since they were in one version
+        // and are not in the next. A node's link is its first field, and the pointer to the node
+        // covers the whole node. For the objects, the caller's promise.
         unsafe {
             retired.prepend(objects);
             if !retired.is_empty() {
@@ -576,28 +598,28 @@ impl<'e, T> Edit<'e, T> {
     }
 }
 
-/// Checks what is to be put in the place of `range`, where checks are made.
+/// Checks the entries that are to replace `range`, in builds with checks.
 #[inline(always)]
 fn check<T>(range: VirtRange, new: &[Entry<T>]) {
     debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
     debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
 }
 
-/// The entry in `slot`, of a leaf.
+/// Returns the entry in `slot`, of a leaf.
 #[inline(always)]
 fn entry_of<T>(slot: Slot) -> Entry<T> {
     let Slot { start, end, target, .. } = slot;
     Entry { start, end, value: target.cast() }
 }
 
-/// The slot of `entry`, of a leaf.
+/// Returns the slot of `entry`, of a leaf.
 #[inline(always)]
 fn slot_of<T>(entry: Entry<T>) -> Slot {
     let Entry { start, end, value } = entry;
     Slot { start, end, gap: 0, target: value.cast() }
 }
 
-/// The slots of `entries`.
+/// Returns the slots of `entries`.
 fn slots<T>(entries: &[Entry<T>]) -> impl Slots {
     entries.iter().map(|entry| slot_of(*entry))
 }

@@ -1,33 +1,40 @@
 //! `munmap`, and the unmapping that other calls need.
 //!
-//! # Tables that go
+//! # When tables are unlinked
 //!
-//! A last-level table is unlinked with the last VMA over its span, by a writer with an exclusive claim on the whole span.
-//! At each end of its range, an unmapping writer claims the whole span of the table if nothing else is mapped there, and only its
-//! own pages if another VMA stays. So operations in different parts of one table run in parallel ([`with_tables`]). The writer
-//! chooses the claim by reading the tree, and checks it again in the step that removes the VMAs, under the lock of the tree, or of the
-//! shard of the tree that has all VMAs over the table. Of two
-//! operations that unmap the last two VMAs over a table, the one whose step comes second finds that the other VMA is gone. If it
-//! has claimed too little, its step changes nothing, and it starts over. Its claim on the whole table then waits for the other
+//! A last-level table is unlinked with the last VMA over its span, by a writer with an exclusive
+//! claim on the whole span. At each end of its range, an unmapping writer claims the whole span of
+//! the table if nothing else is mapped there, and only its own pages if another VMA stays. So
+//! operations in different parts of one table run in parallel ([`with_tables`]). The writer reads
+//! the tree to choose the claim, and checks the claim again in the step that removes the VMAs,
+//! under the lock of the tree, or of the shard of the tree that has all VMAs over the table. Of two
+//! operations that unmap the last two VMAs over a table, the one whose step comes second finds that
+//! the other VMA is gone. If the second writer has claimed too little, its step changes nothing,
+//! and the writer starts over. The new claim, on the whole table, then waits for the other
 //! operation, which may still have entries to empty there.
 //!
-//! A VMA that is over the span in the step stays until a later step removes it, and that writer unlinks the table. No VMA can be
-//! put over a span that is claimed. (`brk` takes the heap's pages as mapped: see
-//! [`loses_table`](super::brk::bounds::Heap::loses_table).)
+//! A VMA that is over the span in the step stays until a later step removes the VMA, and the writer
+//! of that step unlinks the table. No writer can put a VMA over a claimed span. (`brk` takes the
+//! heap's pages as mapped: see [`loses_table`](super::brk::bounds::Heap::loses_table).)
 //!
 //! # The baselines' lock
 //!
-//! As in Linux 6.12, a baseline holds the space's one lock to write until the VMAs are out of the tree, and to
-//! read while it removes the pages ([`Writing::let_readers_in`]). Other readers meanwhile:
+//! As in Linux 6.12, a baseline holds the space's one lock to write until the VMAs are out of the
+//! tree, and to read during the removal of the pages ([`Writing::let_readers_in`]). Other readers
+//! at that time:
 //!
-//! - They find the tree without the VMAs, and it stays so: an operation that maps, unmaps, or grows a stack needs the lock to write.
-//! - Faults in the VMAs around use other entries, maybe of the same tables. Only tables without a VMA over their span
-//!   are unlinked, so none of these. No VMA can be added over a table before that is
-//!   done, as that needs the lock to write. Faults under the lock of a VMA hold no lock of the space, and rely on the same.
-//! - Discards read tables in a grace section. They find the entries there empty, or wait for each entry that is busy.
-//! - An operation that finds no VMA may find none that is unmapped but not flushed yet. Before it returns an error for
-//!   the hole, it waits for the flush ([`Guard::await_unmapping`]): afterwards no CPU can use the page. So does the revocation of an
-//!   object's pages, for the mappings that it did not find.
+//! - Readers find the tree without the VMAs, and the tree stays so: an operation that maps, unmaps,
+//!   or grows a stack needs the lock to write.
+//! - Faults in the neighbouring VMAs use other entries, maybe of the same tables. The writer
+//!   unlinks only tables without a VMA over their span, so none of these. No VMA can be added over
+//!   a table before that is done, as that needs the lock to write. Faults under the lock of a VMA
+//!   hold no lock of the space, and rely on the same argument.
+//! - Discards read tables in a grace section. Discards find the entries there empty, or wait for
+//!   each busy entry.
+//! - An operation that finds no VMA may have found a hole that is unmapped but not flushed yet.
+//!   Before returning an error for the hole, the operation waits for the flush
+//!   ([`Guard::await_unmapping`]): afterwards no CPU can use the page. The revocation of an
+//!   object's pages does the same, for the mappings that it did not find.
 
 use super::write::{NOWHERE, Writing};
 use super::{Guard, Space};
@@ -45,14 +52,15 @@ use crate::table::format::USER_END;
 use crate::table::node::{LAST, TABLE_ALIGN, holds_table, table_span};
 use crate::vm::Cpu;
 
-/// The page-aligned user range of a call, or `None` where Linux fails with `EINVAL`.
+/// Returns the page-aligned user range of a call, or `None` if Linux fails with `EINVAL`.
 pub(super) fn user_range(addr: u64, len: u64) -> Option<VirtRange> {
     let len = page_up(len).filter(|&len| len != 0)?;
     (is_page_aligned(addr) && len <= USER_END && addr <= USER_END - len)
         .then(|| VirtRange::new(addr, addr + len))
 }
 
-/// The claim needed to unmap `range`: at either end the whole span of the last-level table, if nothing outside `range` is mapped in it.
+/// Returns the claim needed to unmap `range`: at either end the whole span of the last-level table,
+/// if nothing outside `range` is mapped in the span.
 pub(super) fn with_tables(view: &View<'_, Vma>, range: VirtRange) -> VirtRange {
     let VirtRange { start, end } = range;
     let wide = range.widen(TABLE_ALIGN);
@@ -72,20 +80,20 @@ pub(super) fn with_tables(view: &View<'_, Vma>, range: VirtRange) -> VirtRange {
 }
 
 impl<M: Machine> Space<M> {
-    /// Unmaps whatever is mapped in the pages from `addr` on, `len` bytes rounded up to pages.
+    /// Unmaps the pages in the `len` bytes starting at `addr`, rounded up to pages.
     ///
     /// # Errors
-    /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space. `ENOMEM`: a
-    /// VMA would have to be split and cannot be. Nothing has changed then.
+    /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space. `ENOMEM`:
+    /// a VMA would have to be split and cannot be. Nothing has changed then.
     pub fn munmap(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64) -> Result<(), Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let refused = |errno| Error { operation: "munmap", range: given, errno };
         let Some(range) = user_range(addr, len) else {
-            // A valid range is checked when it is claimed.
+            // The claim of a valid range makes this check.
             self.check_vm(cpu);
             return Err(refused(Errno::EINVAL));
         };
-        // As the owner, claiming whole tables costs nothing.
+        // For the owner, claiming whole tables costs nothing.
         match self.write_alone(cpu, [range, NOWHERE], TABLE_ALIGN) {
             Some(writing) => writing.unmap(range, |_| true).map(drop),
             None => self.unmap_beside(cpu, range),
@@ -110,14 +118,15 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Whether the claim covers what it takes to unmap `range` in `view`, the current tree.
+    /// Returns whether the claim is enough to unmap `range` in `view`, the current tree.
     pub(super) fn claims_tables(&self, view: &View<'_, Vma>, range: VirtRange) -> bool {
         lost(Mutant::UnmapLooksAgain)
             || !self.is_outdated(view)
             || self.claims(with_tables(view, range))
     }
 
-    /// Unmaps `range`, as its last action, if `is_enough` confirms that the claim is sufficient in the current tree. Returns whether it did.
+    /// Unmaps `range`, as the writer's last action, if `is_enough` confirms that the claim is
+    /// sufficient in the current tree. Returns whether the range was unmapped.
     #[inline(always)]
     pub(super) fn unmap(
         &self,
@@ -139,13 +148,15 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(unmapped)
     }
 
-    /// Empties `range`, in which no VMA is left, and remembers what was used as [`zap`](Self::zap) does.
+    /// Empties `range`, in which no VMA is left, and records the use of the pages as
+    /// [`zap`](Self::zap) does.
     #[inline(always)]
     pub(super) fn clear(&self, range: VirtRange, was: Option<&Was<'_>>) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let tables = self.zap(range, was, &mut batch);
         let claimed = self.claimed_around(range);
-        // Without a last-level table, only tables of a level above may be empty, and those have a larger span.
+        // Without a last-level table, only tables of a level above may be empty, and those have a
+        // larger span.
         if holds_table(claimed) && (tables || claimed.len() >= table_span(LAST + 1)) {
             self.prune(range, claimed, &mut batch);
         }
@@ -154,7 +165,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl Guard<'_> {
-    /// Waits until the unmappings that have published their trees are flushed, in what is locked.
+    /// Waits until the unmappings in the locked range that have published their trees are flushed.
     pub(super) fn await_unmapping(&self, wait: &impl Wait) {
         if let Self::Reading { guard } = self
             && !lost(Mutant::HoleIsFlushed)
@@ -172,7 +183,8 @@ impl<M: Machine> Space<M> {
         drop(self.share_flushed(cpu, range, Counter::RangeLockShared));
     }
 
-    /// Locks `range`, and waits until every unmapping in it that has published its tree is flushed.
+    /// Locks `range`, and waits until every unmapping in the range that has published its tree is
+    /// flushed.
     #[inline(never)]
     pub(super) fn share_flushed<'a>(
         &'a self,

@@ -1,10 +1,11 @@
 //! A VMA: a range of one space whose pages are alike.
 //!
-//! While others may read it, a published VMA never changes, but for its sequence, its lock (baseline policy only) and its
-//! anon_vma, which is set once. A writer that changes a mapping publishes new VMAs in place of old
-//! ones; the old ones' sequences stay odd, and they are freed after a grace period. So a
-//! fault never sees half a change in a VMA's fields. The [owner](crate::sync::owner) of a space changes the bounds of a VMA in place,
-//! since no other CPU reads it.
+//! While other CPUs may read a published VMA, the VMA never changes, except for its sequence, its
+//! lock (baseline policy only) and its anon_vma, which is set once. A writer that changes a mapping
+//! publishes new VMAs in place of old VMAs; the old VMAs' sequences stay odd, and the memory is
+//! freed after a grace period. So a fault never sees half a change in a VMA's fields. The
+//! [owner](crate::sync::owner) of a space changes the bounds of a VMA in place, since no other CPU
+//! reads the VMA.
 
 use super::baseline::VmaLock;
 use crate::addr::{PAGE_SHIFT, VirtRange};
@@ -45,7 +46,8 @@ bitflags! {
 impl Prot {
     /// Loads and stores.
     pub const RW: Self = Self::READ.union(Self::WRITE);
-    /// Loads, stores and instruction fetches. (`Prot::all()` has the two flags that only `mprotect` knows, too.)
+    /// Loads, stores and instruction fetches. (`Prot::all()` also has the two flags that only
+    /// `mprotect` accepts.)
     pub const RWX: Self = Self::RW.union(Self::EXEC);
 }
 
@@ -53,11 +55,11 @@ bitflags! {
     /// How a VMA behaves, beyond its protection.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct VmaFlags: u32 {
-        /// Stores are seen by all that map the same object.
+        /// All mappings of the same object show the stores.
         const SHARED = 1 << 0;
         /// Grows downwards on faults just below.
         const GROWSDOWN = 1 << 1;
-        /// Its pages are promised memory.
+        /// Memory is promised for the pages.
         const ACCOUNT = 1 << 2;
         /// Mapped with `MAP_NORESERVE`.
         const NORESERVE = 1 << 3;
@@ -73,45 +75,46 @@ bitflags! {
         const HUGEPAGE = 1 << 8;
         /// `MADV_NOHUGEPAGE`.
         const NOHUGEPAGE = 1 << 9;
-        /// A shared mapping of a file that was not opened for writing: it stays read-only.
+        /// A shared mapping of a file that was not opened for writing, which stays read-only.
         const NOWRITE = 1 << 10;
-        /// `mlock`: its pages stay where they are.
+        /// `mlock`: the pages stay in memory.
         const LOCKED = 1 << 11;
-        /// `MLOCK_ONFAULT`, with [`LOCKED`](Self::LOCKED): once they were faulted in.
+        /// `MLOCK_ONFAULT`, with [`LOCKED`](Self::LOCKED): each page stays in memory after its
+        /// fault.
         const LOCK_ON_FAULT = 1 << 12;
         /// All flags of memory locking.
         const ANY_LOCK = Self::LOCKED.bits() | Self::LOCK_ON_FAULT.bits();
-        /// It has the policy [`Preferred`](super::MemPolicy::Preferred), or with no node `Local`.
+        /// The policy [`Preferred`](super::MemPolicy::Preferred), or with no node `Local`.
         const PREFERRED = 1 << 13;
-        /// It has the policy [`Interleave`](super::MemPolicy::Interleave).
+        /// The policy [`Interleave`](super::MemPolicy::Interleave).
         const INTERLEAVE = 1 << 14;
-        /// Its policy, with a bit for each of the nodes 0 to 7.
+        /// The policy, with a bit for each of the nodes 0 to 7.
         const POLICY = Self::PREFERRED.bits() | Self::INTERLEAVE.bits() | 0xff << Self::NODES_SHIFT;
     }
 }
 
 impl VmaFlags {
-    /// Where the bits of the nodes begin.
+    /// The position of the first bit of the nodes.
     pub(super) const NODES_SHIFT: u32 = 16;
 }
 
-/// What a VMA is: everything that stays the same while it lives.
+/// The properties of a VMA that stay the same while the VMA lives.
 #[derive(Clone, Debug)]
 pub struct Area {
-    /// Where it lies.
+    /// The addresses.
     pub range: VirtRange,
-    /// What programs may do with it.
+    /// What programs may do with the pages.
     pub prot: Prot,
-    /// How it behaves.
+    /// How the VMA behaves.
     pub flags: VmaFlags,
-    /// Page offset of its first page: into the object; the frame number of device memory; or for private
-    /// anonymous memory the page number it was first mapped at.
+    /// Page offset of the first page: into the object; the frame number of device memory; or for
+    /// private anonymous memory the number of the page at its first mapping.
     pub offset: u64,
-    /// What its pages come from.
+    /// The source of the pages.
     pub memory: Memory,
 }
 
-/// What the pages of a VMA come from.
+/// The source of the pages of a VMA.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Memory {
@@ -119,42 +122,42 @@ pub enum Memory {
     Anonymous,
     /// A memory object, or private copies of its pages.
     Object(Shared<Object>),
-    /// A fixed range of physical memory that is not the subsystem's
+    /// A fixed range of physical memory outside the subsystem
     /// ([`Space::mmap_device`](crate::Space::mmap_device)).
     Device {
-        /// How CPUs cache it.
+        /// How CPUs cache the memory.
         cache: CacheMode,
-        /// What the kernel knows it by.
+        /// The kernel's tag of the device.
         tag: u64,
     },
 }
 
 impl Memory {
-    /// Whether it is private anonymous memory.
+    /// Returns whether this is private anonymous memory.
     #[inline(always)]
     pub const fn is_anonymous(&self) -> bool {
         matches!(self, Self::Anonymous)
     }
 
-    /// Whether it is device memory.
+    /// Returns whether this is device memory.
     #[inline]
     pub const fn is_device(&self) -> bool {
         matches!(self, Self::Device { .. })
     }
 
-    /// The object, if it is one.
+    /// Returns the object, if there is one.
     #[inline]
     pub const fn object(&self) -> Option<&Shared<Object>> {
         if let Self::Object(object) = self { Some(object) } else { None }
     }
 
-    /// The object, if it is one, for the caller to [release](Object::release).
+    /// Returns the object, if there is one, for the caller to [release](Object::release).
     #[must_use]
     pub fn into_object(self) -> Option<Shared<Object>> {
         if let Self::Object(object) = self { Some(object) } else { None }
     }
 
-    /// Whether pages of the same number are the same in both.
+    /// Returns whether pages of the same number are the same in both.
     #[inline(always)]
     fn same(&self, other: &Self) -> bool {
         if self.is_anonymous() { other.is_anonymous() } else { self.same_object(other) }
@@ -173,7 +176,7 @@ impl Memory {
 }
 
 impl Area {
-    /// The part of this area inside `range`, which must overlap it.
+    /// Returns the part of this area inside `range`, which must overlap the area.
     #[must_use]
     pub fn part(&self, range: VirtRange) -> Self {
         let range = self.range.intersect(range);
@@ -181,7 +184,8 @@ impl Area {
         Self { range, offset: self.offset + skipped, ..self.clone() }
     }
 
-    /// Lets it start at `start`, below its end. The pages in it keep their page offsets.
+    /// Moves the start of the area to `start`, below its end. The pages in the area keep their page
+    /// offsets.
     pub(crate) const fn move_start(&mut self, start: u64) {
         // Downwards the difference wraps around, and so does the sum.
         let moved = start.wrapping_sub(self.range.start).cast_signed() >> PAGE_SHIFT;
@@ -189,20 +193,21 @@ impl Area {
         self.range.start = start;
     }
 
-    /// The page offset of the page at `addr`, which must lie in the area.
+    /// Returns the page offset of the page at `addr`, which must be in the area.
     #[inline]
     pub const fn index_of(&self, addr: u64) -> u64 {
         self.offset + ((addr - self.range.start) >> PAGE_SHIFT)
     }
 
-    /// Whether the access that `prot` names is allowed.
+    /// Returns whether the access in `prot` is allowed.
     #[inline]
     pub const fn allows(&self, prot: Prot) -> bool {
         self.prot.contains(prot)
     }
 
-    /// What the entries of its pages look like at first: stores are allowed where the CPU that maps the page
-    /// may store to it. That the pages of a file with a store were stored to must be known, so the first store faults.
+    /// Returns the first form of the entries of the pages: stores are allowed if the CPU that maps
+    /// the page may store to the page. For a file with a store, the subsystem must learn of stores
+    /// to its pages, so the first store faults.
     pub(crate) fn leaf(&self) -> Entry {
         let leaf = Entry::template(self.allows(Prot::EXEC));
         let leaf = match self.memory {
@@ -214,9 +219,10 @@ impl Area {
         if shares && !notes() { leaf.writable() } else { leaf }
     }
 
-    /// Where it shows the pages of `object` with the numbers `pages`, if it does.
+    /// Returns the range in which the area shows the pages of `object` with the numbers `pages`, or
+    /// `None`.
     pub(crate) fn shows(&self, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
-        // In pages from the area's first.
+        // Counted in pages from the first page of the area.
         let first = pages.start.saturating_sub(self.offset);
         let end = pages.end.saturating_sub(self.offset).min(self.range.pages());
         let addr = |page: u64| self.range.start + (page << PAGE_SHIFT);
@@ -224,19 +230,20 @@ impl Area {
         (same && first < end).then(|| VirtRange::new(addr(first), addr(end)))
     }
 
-    /// Whether its pages are private copies.
+    /// Returns whether the pages are private copies.
     #[inline]
     pub const fn is_private(&self) -> bool {
         !self.flags.contains(VmaFlags::SHARED)
     }
 
-    /// Whether `self`, directly below `next`, is like it in all but the protection and the reverse map.
+    /// Returns whether `self`, directly below `next`, equals `next` in everything but the
+    /// protection and the reverse map.
     pub fn resembles(&self, next: &Self) -> bool {
         self.range.end == next.range.start && self.agrees(next, next.range.start)
     }
 
-    /// Whether `self` and `other`, of which neither starts above `at`, have the same flags, and the same
-    /// page of the same memory at `at`.
+    /// Returns whether `self` and `other`, of which neither starts above `at`, have the same flags,
+    /// and the same page of the same memory at `at`.
     pub fn agrees(&self, other: &Self, at: u64) -> bool {
         self.flags == other.flags
             && self.memory.same(&other.memory)
@@ -244,39 +251,41 @@ impl Area {
     }
 }
 
-/// A published VMA. On lines of its own: faults read it all the time, and what lies next to it on the heap
-/// may be another that calls write.
+/// A published VMA. On cache lines of its own: faults read the VMA all the time, and its neighbour
+/// on the heap may be another VMA that calls write.
 #[repr(C, align(64))]
 pub struct Vma {
-    /// Its way to the grace period; first, so that a link is a VMA.
+    /// The link for the grace period; first, so that a link and its VMA have the same address.
     pub(crate) retire: RetireLink,
-    /// Odd while a writer works on it, and for ever once it is replaced.
+    /// Odd while a writer changes the VMA, and for ever after a replacement.
     pub(crate) sequence: Sequence,
     /// The lock of the `per_vma` baseline.
     pub(crate) lock: VmaLock,
-    /// The anon_vma, once an anonymous page was made.
+    /// The anon_vma, set with the first anonymous page.
     pub(crate) anon_vma: AnonVmaSlot,
-    /// What its entries look like: computed once, used by every fault.
+    /// The first form of the entries: computed once, used by every fault.
     pub(crate) leaf: Entry,
     pub(crate) merges: Merges,
-    /// Where reclaim finds it, if it is of an object, or locked. Before the area, which keeps the object longer.
+    /// The link by which reclaim finds the VMA, if it maps an object, or is locked. Before the
+    /// area, which keeps the object longer.
     pub(crate) mapping: Option<Listed>,
-    /// What it is.
+    /// The properties.
     pub area: InPlace<Area>,
 }
 
 impl Vma {
-    /// The area of `range`, a part of this one, and the anon_vma.
+    /// Returns the area of `range`, a part of this VMA, and the anon_vma.
     #[inline(always)]
     pub(super) fn part(&self, range: VirtRange) -> (Area, Option<SharedAnonVma>) {
         (self.area.part(range), self.anon_vma.get())
     }
 }
 
-/// Whether a VMA merges with the VMA below it, and with the one above, once nothing there is under change.
+/// Whether a VMA merges with the VMA below, and with the VMA above, once nothing there is under
+/// change.
 ///
-/// Only the holder of the lock of the tree, or of the shard of the tree that has the VMA, changes it, or the owner of the space. Faults read
-/// it without a lock.
+/// Only the owner of the space, or the holder of the lock of the tree, or of the shard of the tree
+/// that has the VMA, changes this value. Faults read the value without a lock.
 #[derive(Debug)]
 pub(crate) struct Merges(AtomicU8);
 
@@ -316,10 +325,12 @@ impl Merges {
     }
 }
 
-/// What stays as it is while a VMA is published, unless the [owner](crate::sync::owner) of its space changes it.
+/// A value that stays the same while a VMA is published, unless the [owner](crate::sync::owner) of
+/// its space changes the value.
 pub struct InPlace<T>(UnsafeCell<T>);
 
-// SAFETY: shared, it is only read, except in `change`, whose caller ensures that no CPU reads it meanwhile.
+// SAFETY: a shared value is only read, except in `change`, whose caller ensures that no CPU reads
+// the value during the change.
 unsafe impl<T: Sync> Sync for InPlace<T> {}
 
 impl<T> InPlace<T> {
@@ -332,11 +343,11 @@ impl<T> InPlace<T> {
         self.0.get_mut()
     }
 
-    /// Changes it.
+    /// Changes the value.
     ///
     /// # Safety
-    /// No other CPU reads it meanwhile: the caller holds the space of the VMA as its owner, or has the VMA alone. This CPU
-    /// has no reference to it either.
+    /// No other CPU reads the value during the change: the caller holds the space of the VMA as its
+    /// owner, or has the only reference to the VMA. This CPU has no reference to the value either.
     pub(crate) unsafe fn change(&self, change: impl FnOnce(&mut T)) {
         // SAFETY: the caller's promise.
         change(unsafe { &mut *self.0.get() });
@@ -348,7 +359,7 @@ impl<T> Deref for InPlace<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: the caller of `change` ensures that no CPU reads it meanwhile.
+        // SAFETY: the caller of `change` ensures that no CPU reads the value during the change.
         unsafe { &*self.0.get() }
     }
 }

@@ -1,7 +1,9 @@
 //! `MADV_WILLNEED`: pages of files, and of the swap area, that a program needs soon.
 //!
-//! They are read into memory and not mapped: a later fault finds them in the page cache, or among the area's pages. As all reads they go by the object and its
-//! [store](crate::file::read), and nothing is locked meanwhile: if what is mapped changes, pages were read that nobody needs.
+//! The pages are read into memory and not mapped: a later fault finds the pages in the page cache,
+//! or among the pages of the swap area. The reads go through the object and its
+//! [store](crate::file::read), without a lock: if the mappings change during the call, some pages
+//! may be read that no program needs.
 
 use super::Space;
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -13,13 +15,14 @@ use crate::table::range::{self, Leaves};
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Begins to read the pages of files that are mapped in `range`, in runs of 2 MiB, as long as memory is not short. Nobody is told what could
-    /// not be read: an access will be.
+    /// Begins to read the pages of files that are mapped in `range`, in runs of 2 MiB, as long as
+    /// memory is not short. The call ignores read errors: a later access will report them.
     pub(super) fn read_mapped(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
         const RUN: u64 = ENTRIES as u64;
         let mut left = range;
         while !left.is_empty() {
-            // One VMA at a time, as it is now. No section is open while its store is asked.
+            // One VMA at a time, in its current state. No section is open during a call of its
+            // store.
             let mut found = None;
             self.each_area(cpu, left, |area| {
                 let object = area.memory.object().filter(|object| object.is_stored());
@@ -43,7 +46,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Begins to read the private pages of `range` that are in the swap area, those at once whose slots lie side by side, as long as memory is not short.
+    /// Begins to read the private pages of `range` that are in the swap area, with one read for
+    /// each run of neighbouring slots, as long as memory is not short.
     pub(super) fn read_swapped(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
         let Some(swap) = cpu.vm().swap.get() else { return };
         let mut left = range;
@@ -58,7 +62,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Puts the slots of the first swapped pages of `range` into `slots`. Returns how many there are, and where those begin that were not looked at.
+    /// Puts the slots of the first swapped pages of `range` into `slots`. Returns the number of
+    /// slots, and the address where the search stopped.
     fn swapped_in(
         &self,
         cpu: &Cpu<'_, M>,
@@ -66,7 +71,7 @@ impl<M: Machine> Space<M> {
         slots: &mut [u64; BATCH],
     ) -> (usize, u64) {
         let section = self.section(cpu);
-        // The tables of a space that another CPU owns may change in place.
+        // Another CPU that owns the space may change the tables in place.
         self.core.enter(cpu.id(), cpu, &section);
         let mut count = 0;
         let visit = |leaves: Leaves<'_>| {

@@ -1,17 +1,19 @@
 //! A [`Writing`]: how every change of VMAs starts and ends.
 //!
-//! 1. **Claim.** [`Space::write`] claims exactly the pages that the operation changes. The claim is exclusive: no other CPU
-//!    changes the pages, their VMA, or their entries (except faults without a lock). Where tables may be unlinked, it covers
-//!    the whole span of the tables. A writer that chooses its ranges by reading the tree checks the choice again, under the claim
+//! 1. **Claim.** [`Space::write`] claims exactly the pages that the operation changes. The claim is
+//!    exclusive: no other CPU changes the pages, their VMA, or their entries (except faults without
+//!    a lock). If the operation may unlink tables, the claim covers the whole span of the tables. A
+//!    writer that chooses its ranges by reading the tree checks the choice again, under the claim
 //!    or in the step.
-//! 2. **Step.** One [short step](super::step) splits, creates, merges and removes VMAs. It reads the current
-//!    tree. After it, the VMAs around the claimed pages are unlocked.
+//! 2. **Step.** One [short step](super::step) splits, creates, merges and removes VMAs. The step
+//!    reads the current tree. After the step, the VMAs around the claimed pages are unlocked.
 //! 3. The writer changes the entries of the claimed pages, and completes the flushes.
 //! 4. **[Finish](super::finish).** The writer unlocks the VMAs that the step made write-locked.
 //!
-//! *Invariant (claimed pages):* only a writer with an exclusive claim on a page changes what its VMA says about the page: its
-//! protection, flags, object, and offset in the object. So a writer may rely on what it reads about its pages. Outside of a step it
-//! may not rely on which VMA has them, where that VMA begins and ends beyond the claim, or which anon_vma it has.
+//! *Invariant (claimed pages):* only a writer with an exclusive claim on a page changes the
+//! properties of the page in its VMA: its protection, flags, object, and offset in the object. So a
+//! writer may rely on the properties of its own pages. Outside of a step a writer may not rely on
+//! which VMA has the pages, on the start and end of that VMA beyond the claim, or on its anon_vma.
 
 use super::visit::Visit;
 use super::vma::Vma;
@@ -32,17 +34,19 @@ use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// How often a writer claims the ranges it chose before it claims the whole space. Small in models, so that they reach that.
+/// The maximum number of attempts to claim chosen ranges before a writer claims the whole space.
+/// Small in models, so that models reach that case.
 const MOST_CHOICES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
-/// How many calls that change VMAs a CPU makes in shared spaces before it looks whether it is alone there.
+/// The number of calls that change VMAs in shared spaces after which a CPU checks whether it is
+/// alone there.
 const CALLS_BEFORE_OWNING: u32 = 64;
 
 /// No range.
 pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
-/// The VMAs that one writer has under change: the target of a move, and its source, which the move may have split in two,
-/// and which counts until it is replaced.
+/// The VMAs that one writer has under change: the target of a move, and the source, which the move
+/// may have split in two, and which counts until it is replaced.
 pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
 /// Why a step failed. Nothing has changed.
@@ -52,12 +56,13 @@ pub(super) enum Refused {
     With(Errno),
     /// The VMA at this address is under change by another writer.
     Busy(u64),
-    /// One shard cannot tell whether the space may have so many VMAs: the step is to be run on the whole tree.
+    /// One shard does not know whether the space may have so many VMAs. The step must run on the
+    /// whole tree.
     Crowded,
 }
 
 impl Refused {
-    /// The error of an owner's step, which counts all VMAs, and finds none under change.
+    /// The error of an owner's step, which counts all VMAs, and finds no VMA under change.
     pub(super) fn errno(self) -> Errno {
         match self {
             Self::With(errno) => errno,
@@ -86,14 +91,14 @@ struct Held<'a> {
     locking: Policy,
     guard: Guard<'a>,
     section: Section<'a>,
-    /// The [version](View::version) in which the ranges were chosen.
+    /// The [version](View::version) in which the writer chose the ranges.
     seen: usize,
     /// Set if this CPU owns the space.
     owned: Option<Holding<'a>>,
 }
 
 impl<'a> Held<'a> {
-    /// Those of an owner.
+    /// The locks of an owner.
     #[inline(always)]
     fn alone<M: Machine>(cpu: &'a Cpu<'_, M>, owned: Holding<'a>) -> Self {
         cpu.count(Counter::OwnerWrite);
@@ -106,20 +111,20 @@ impl<'a> Held<'a> {
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// The ranges to claim, before they were widened.
     pub(super) asked: [VirtRange; 2],
-    /// The [version](View::version) in which the ranges were chosen.
+    /// The [version](View::version) in which the writer chose the ranges.
     seen: usize,
     /// The VMAs that this writer has under change.
     pub(super) changing: Cell<UnderChange>,
-    /// Whether it has write-locked all VMAs.
+    /// Whether the writer has write-locked all VMAs.
     pub(super) all_locked: Cell<bool>,
-    /// The VMAs that it removed as the owner, in order.
+    /// The VMAs that the writer removed as the owner, in order.
     pub(super) gone: Cell<RetireChain>,
-    /// The ranges that it last cut off private anonymous VMAs as the owner.
+    /// The ranges that the writer last cut off private anonymous VMAs as the owner.
     pub(super) cut: Cell<[VirtRange; 2]>,
     pub(super) locking: Policy,
     visit: Visit<'a, 'v, M>,
-    /// Set if this CPU holds the space as its [owner](crate::sync::owner): then the writer write-locks no VMA,
-    /// and edits the tree in place.
+    /// Set if this CPU holds the space as its [owner](crate::sync::owner): then the writer
+    /// write-locks no VMA, and edits the tree in place.
     owned: Option<Holding<'a>>,
 }
 
@@ -132,7 +137,7 @@ impl<'a, 'v, M: Machine> Deref for Writing<'a, 'v, M> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Claims `ranges`, widened to multiples of `align`. Must not be called inside a grace section.
+    /// Claims `ranges`, widened to multiples of `align`. The caller is in no grace section.
     #[inline(always)]
     pub(super) fn write<'a, 'v>(
         &'a self,
@@ -174,7 +179,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// [`write`](Self::write) by the owner of the space, if that is this CPU: it makes no claim, and waits for no CPU that does.
+    /// [`write`](Self::write) by the owner of the space, if this CPU is the owner. The call makes
+    /// no claim, and waits for no CPU that makes one.
     #[inline(always)]
     pub(super) fn write_alone<'a, 'v>(
         &'a self,
@@ -188,7 +194,8 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Holds the space, if this CPU owns it. Then the writer makes no claim. Under a baseline, or if it cannot do so at once, it takes
+    /// Holds the space, if this CPU owns the space. Then the writer makes no claim. Under a
+    /// baseline, or if the call cannot hold the space at once, the caller uses
     /// [`hold_locked`](Self::hold_locked).
     #[inline(always)]
     fn hold<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Holding<'a>> {
@@ -198,7 +205,8 @@ impl<M: Machine> Space<M> {
         self.core.owner.hold(cpu.id(), cpu)
     }
 
-    /// The locks of an owner, under any policy. A CPU that does not own the space tries to own it in later calls, if it is time for that.
+    /// Takes the locks of an owner, under any policy. A CPU that does not own the space tries from
+    /// time to time to own the space in later calls.
     #[inline(never)]
     fn hold_locked<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Held<'a>> {
         if !self.may_hold(cpu) {
@@ -206,22 +214,23 @@ impl<M: Machine> Space<M> {
             return None;
         }
         let locking = self.locking(cpu);
-        // The baselines take their lock all the same: they exist to show its cost.
+        // The baselines also take their lock here, because baselines exist to show the cost of the
+        // lock.
         let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
         let held = Held::alone(cpu, self.core.owner.hold(cpu.id(), cpu)?);
         Some(Held { locking, guard: coarse.unwrap_or(Guard::Owner), ..held })
     }
 
-    /// Whether this CPU owned the space a moment ago, and may change the tree in place.
+    /// Returns whether this CPU owned the space a moment ago, and may change the tree in place.
     #[inline(always)]
     fn may_hold(&self, cpu: &Cpu<'_, M>) -> bool {
-        // Not for example in a closure that lists areas: its view of the tree must not change.
+        // For example not in a closure that lists areas: the view of the listing must not change.
         self.core.owner.was(cpu.id())
             && cpu.vm().knobs().edit_in_place()
             && !cpu.vm().grace.is_inside(cpu.id())
     }
 
-    /// Tries to become the owner of a shared space, if it is time for that.
+    /// Tries to become the owner of a shared space, if the last attempt is long enough ago.
     #[inline(always)]
     fn own_in_time(&self, cpu: &Cpu<'_, M>) {
         if cpu.vm().knobs().edit_in_place()
@@ -243,16 +252,20 @@ impl<M: Machine> Space<M> {
         self.claim(cpu, claimed, leave)
     }
 
-    /// As [`write`](Self::write), for the ranges that `choose` finds in the tree. `choose` runs before they are claimed,
-    /// and again under the claim if the tree has changed since; its last result holds. If that result needs
-    /// more than is claimed, the writer starts over. A step that relies on the whole tree chooses once more if the tree has
-    /// changed since ([`is_outdated`](Writing::is_outdated)); then its caller calls again, with `tries` one higher.
+    /// [`write`](Self::write) for the ranges that `choose` finds in the tree. `choose` runs before
+    /// the claim, and again under the claim if the tree has changed since; its last result holds.
+    /// If that result needs more than the claimed ranges, the writer starts over. A step that
+    /// relies on the whole tree chooses once more if the tree has changed since
+    /// ([`is_outdated`](Writing::is_outdated)); then its caller calls again, with `tries` one
+    /// higher.
     ///
-    /// *Bound.* An attempt fails only if another operation changed the choice, and so made progress. An operation that
-    /// changes the tree elsewhere costs no more than another read. After [`MOST_CHOICES`] attempts the writer
-    /// claims the whole space, which the range lock grants in its turn, and which covers every choice.
+    /// *Bound.* An attempt fails only if another operation changed the choice, and so made
+    /// progress. An operation that changes the tree elsewhere costs no more than another read.
+    /// After [`MOST_CHOICES`] attempts the writer claims the whole space, which the range lock
+    /// grants in its turn, and which covers every choice.
     ///
-    /// If another CPU has a claim on the ranges, and `elsewhere` returns true, it does not wait, but runs `choose` again.
+    /// If another CPU has a claim on the ranges, and `elsewhere` returns true, the call does not
+    /// wait, but runs `choose` again.
     #[inline(always)]
     pub(super) fn write_where<'a, 'v>(
         &'a self,
@@ -277,12 +290,13 @@ impl<M: Machine> Space<M> {
         choose: impl Fn(&View<'_, Vma>) -> [VirtRange; 2],
         held: Held<'a>,
     ) -> Writing<'a, 'v, M> {
-        // SAFETY: this CPU owns the space while it holds it.
+        // SAFETY: this CPU owns the space while it holds the space.
         let version = unsafe { self.tree.version(&held.section) };
         Writing::new(cpu, self, choose(&View::whole(version)), align, held)
     }
 
-    /// [`write_where`](Self::write_where), if this is not the owner's CPU, or a baseline is in force.
+    /// [`write_where`](Self::write_where), if this is not the owner's CPU, or a baseline is in
+    /// force.
     #[inline(never)]
     fn write_where_beside<'a, 'v>(
         &'a self,
@@ -301,7 +315,7 @@ impl<M: Machine> Space<M> {
             let section = cpu.section();
             let view = self.view(cpu, &section);
             let mut asked = choose(&view);
-            // In shards, `choose` may have read versions that were replaced meanwhile.
+            // In shards, `choose` may have read versions that were replaced since.
             let mut seen = if view.is_whole() { see(&view, asked) } else { UNKNOWN };
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
             let claimed = ranges.map(|range| range.widen(align));
@@ -353,14 +367,15 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Which [version](View::version) `view` shows of the hull of two ranges; the second may be empty.
+/// Returns the [version](View::version) in `view` of the hull of two ranges; the second may be
+/// empty.
 fn see(view: &View<'_, Vma>, [first, second]: [VirtRange; 2]) -> usize {
     view.version(if second.is_empty() { first } else { first.hull(second) })
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Whether it is time to find out if this CPU is the only one to use a space that is shared: after so many calls that
-    /// the look at all CPUs costs nothing.
+    /// Returns whether this CPU should now check if it is the only CPU that uses a shared space.
+    /// The check comes after so many calls that its cost does not matter.
     #[inline]
     fn is_time_to_own(&self) -> bool {
         let calls = self.state().shared_calls.get().wrapping_add(1);
@@ -370,7 +385,7 @@ impl<M: Machine> Cpu<'_, M> {
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
-    /// With a claim on `asked`, widened to multiples of `align`.
+    /// A writer with a claim on `asked`, widened to multiples of `align`.
     #[inline(always)]
     fn new(
         cpu: &'a Cpu<'v, M>,
@@ -398,7 +413,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         Self { asked, seen, changing, all_locked, gone, cut, locking, visit, owned }
     }
 
-    /// Whether this CPU holds the space as its owner.
+    /// Returns whether this CPU holds the space as its owner.
     #[inline(always)]
     pub(super) fn owns(&self) -> bool {
         self.owned.is_some()
@@ -408,19 +423,19 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         &self.visit
     }
 
-    /// The VMA at `addr` in the current tree.
+    /// Returns the VMA at `addr` in the current tree.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
         // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
         self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// Whether the tree or shard that has the ranges may have changed between their choice and `view`. A change of another shard does
-    /// not count.
+    /// Returns whether the tree or shard that has the ranges may have changed between the choice of
+    /// the ranges and `view`. A change of another shard does not count.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
         !self.owns() && (self.seen == UNKNOWN || see(view, self.asked) != self.seen)
     }
 
-    /// Whether other CPUs may use the space meanwhile.
+    /// Returns whether other CPUs may use the space at the same time.
     pub(super) fn has_company(&self) -> bool {
         if self.owns() {
             return false;
@@ -429,8 +444,10 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.locking == Locking::Speculative && self.space.core.cpus.any_but(cpu, cpus)
     }
 
-    /// Whether a step may part the tree: that of an owner stays in one piece. A CPU may own the space though this writer does not hold it:
-    /// it became the owner just before its claim. If it does not own the space now, it does not as long as this writer exists.
+    /// Returns whether a step may part the tree, because the tree of an owner stays in one piece. A
+    /// CPU may own the space though this writer does not hold the space: the CPU became the owner
+    /// just before its claim. A CPU that does not own the space now does not own the space as long
+    /// as this writer exists.
     pub(super) fn may_part(&self) -> bool {
         self.has_company()
             && (!self.space.core.owner.was(self.cpu.id()) || lost(Mutant::OwnerPartsNothing))
@@ -442,8 +459,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         until(self.cpu, || self.vma_at(addr).is_none_or(|vma| vma.sequence.read().is_some()));
     }
 
-    /// Write-locks all VMAs: no fault without a lock succeeds in any, until this writer has finished. It must have claimed the whole
-    /// space.
+    /// Write-locks all VMAs: no fault without a lock succeeds in any VMA until this writer has
+    /// finished. The writer must have claimed the whole space.
     pub(super) fn write_lock_all(&self) {
         if self.owns() {
             return;
@@ -467,12 +484,12 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.write_unlock_vma(vma);
     }
 
-    /// Whether `vma` is under change by this writer.
+    /// Returns whether `vma` is under change by this writer.
     pub(super) fn is_changing(&self, vma: NonNull<Vma>) -> bool {
         self.under_change().any(|change| change == vma)
     }
 
-    /// The error for more VMAs than a space may have: `ENOMEM` that reclaim cannot prevent.
+    /// Returns the error for more VMAs than a space may have: `ENOMEM` that reclaim cannot prevent.
     #[cold]
     pub(super) fn refuse_count(&self) -> Refused {
         self.cpu.state().crowded.set(true);

@@ -1,9 +1,10 @@
 //! The search for free addresses.
 //!
-//! A subtree is entered only if one of its gaps is long enough, and it overlaps the window. If it
-//! lies inside the window, the search ends in it; at most two subtrees of a level lie across the
-//! window's ends. So the search visits a number of nodes proportional to the height. In a tree in shards it goes from shard to shard until
-//! it finds a gap, and visits so many nodes in each.
+//! The search enters a subtree only if a gap of the subtree is long enough, and the subtree
+//! overlaps the window. In a subtree inside the window, the search ends; at most two subtrees of a
+//! level cross the ends of the window. So the number of visited nodes is proportional to the
+//! height. In a tree in shards, the search goes from shard to shard until it finds a gap, and
+//! visits as many nodes in each.
 
 use super::node::Node;
 use super::view::View;
@@ -19,15 +20,15 @@ struct Wanted {
 /// Free addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// Where what was asked for fits.
+    /// The place where the wanted bytes fit.
     pub start: u64,
-    /// There is no entry between it and here.
+    /// No entry is between the start and here.
     pub end: u64,
 }
 
 impl<T> View<'_, T> {
-    /// The highest `A` such that no entry overlaps `A..A + len`, `low <= A` and `A + len <= high`:
-    /// where Linux maps top-down. `len` is in bytes and not 0.
+    /// Returns the highest `A` such that no entry overlaps `A..A + len`, `low <= A` and
+    /// `A + len <= high`: the place where Linux maps top-down. `len` is in bytes and not 0.
     #[inline]
     pub fn gap(&self, len: u64, low: u64, high: u64) -> Option<Gap> {
         let wanted = Wanted { len, low, high };
@@ -38,7 +39,7 @@ impl<T> View<'_, T> {
     fn highest(&self, wanted: Wanted) -> Option<Gap> {
         let Wanted { low, high, .. } = wanted;
         let mut last = high;
-        // Where the lowest entry that was seen so far starts. The window ends in the first shard.
+        // The start of the lowest entry seen so far. The window ends in the first shard.
         let mut above = self.part_at(last.saturating_sub(1)).0.end;
         loop {
             let (part, version) = self.part_at(last.saturating_sub(1));
@@ -48,7 +49,8 @@ impl<T> View<'_, T> {
                 }
                 above = root.keys().0.first().copied().unwrap_or(above);
             }
-            // Free addresses at the low end of the shard may go on in the shard below, unless the window ends in this one.
+            // Free addresses at the low end of the shard may go on in the shard below, unless the
+            // window ends in this shard.
             let known = if part.start <= low { 0 } else { part.start };
             let found = wanted.last_in(known, above);
             if found.is_some() || known == 0 {
@@ -58,11 +60,11 @@ impl<T> View<'_, T> {
         }
     }
 
-    /// The lowest `A` such that no entry overlaps `A..A + len`, `low <= A` and `A + len <= high`.
-    /// `len` is in bytes and not 0.
+    /// Returns the lowest `A` such that no entry overlaps `A..A + len`, `low <= A` and
+    /// `A + len <= high`. `len` is in bytes and not 0.
     pub fn gap_bottom_up(&self, len: u64, low: u64, high: u64) -> Option<u64> {
         let wanted = Wanted { len, low, high };
-        // Where the highest entry that was seen so far ends.
+        // The end of the highest entry seen so far.
         let mut below = 0;
         let mut first = low;
         loop {
@@ -103,7 +105,7 @@ impl Wanted {
         (at.checked_add(self.len)? <= to.min(self.high)).then_some(at)
     }
 
-    /// The last fit above one of the node's entries and below `above`, where the next one starts.
+    /// The last fit above an entry of the node and below `above`, where the next entry starts.
     fn highest(self, node: &Node, mut above: u64) -> Option<Gap> {
         let (starts, ends) = node.keys();
         for at in (0..starts.len()).rev() {
@@ -124,7 +126,7 @@ impl Wanted {
         None
     }
 
-    /// The first fit below one of the node's entries and above `below`, where the one before ends.
+    /// The first fit below an entry of the node and above `below`, where the entry before ends.
     fn lowest(self, node: &Node, mut below: u64) -> Option<u64> {
         let (starts, ends) = node.keys();
         for at in 0..starts.len() {

@@ -1,10 +1,10 @@
 //! Nodes: their layout, the search in one node, and the splicing of its slots.
 //!
-//! Leaves and inner nodes have one shape, an array of *slots* in the order of addresses. A leaf's
-//! slot is an entry; an inner node's slot is a subtree, with the start of its first entry, the end
-//! of its last, and the widest gap between two of its entries. So no key is ever a mere bound: a
-//! search that has begun in a subtree ends in it. Gaps between slots are not stored, they are the
-//! difference of two neighbouring keys.
+//! Leaves and inner nodes have the same shape, an array of *slots* in the order of addresses. A
+//! leaf's slot is an entry; an inner node's slot is a subtree, with the start of its first entry,
+//! the end of its last, and the widest gap between two of its entries. So every key is an end of an
+//! entry, not a mere bound: a search that has begun in a subtree ends in that subtree. A node does
+//! not store the gaps between its slots, because each is the difference of two neighbouring keys.
 
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{made, reads};
@@ -16,13 +16,13 @@ use core::ptr::{self, NonNull};
 
 /// Slots in a node. The search in a node counts over one key less, in four halvings.
 pub(super) const FANOUT: usize = 16;
-/// Slots in any node but the root, at least. It is less than half of [`FANOUT`], so that a node
-/// that was just split or joined takes several edits to become due again.
+/// The minimum number of slots in any node but the root. Less than half of [`FANOUT`], so that a
+/// node that was just split or joined takes several edits to become due again.
 pub(super) const MIN_FILL: usize = 5;
-/// Levels of a tree, at most: 2 * 5^15 entries exceed the pages of a 47-bit space.
+/// The maximum number of levels of a tree: 2 * 5^15 entries exceed the pages of a 47-bit space.
 pub(super) const MAX_LEVELS: usize = 16;
 
-/// The `kind` by which the reclaimer of retired objects knows a tree node.
+/// The `kind` by which the reclaimer of retired objects recognises a tree node.
 pub const RETIRE_TREE_NODE: u8 = 1;
 
 /// One slot, taken out of a node.
@@ -45,7 +45,7 @@ impl Slot {
 
 /// Slots on their way into a node, in order.
 pub(super) trait Slots: ExactSizeIterator<Item = Slot> + Clone {
-    /// How many entries they are, and the bytes of their ranges. They are entries.
+    /// Returns the number of slots, which are entries, and the bytes of their ranges.
     #[inline(always)]
     fn extent(&self) -> Extent {
         let bytes = self.clone().map(|slot| slot.end - slot.start).sum();
@@ -55,16 +55,16 @@ pub(super) trait Slots: ExactSizeIterator<Item = Slot> + Clone {
 
 impl<I: ExactSizeIterator<Item = Slot> + Clone> Slots for I {}
 
-/// How much a tree, or a part of it, holds.
+/// The number of entries in a tree, or in a part of a tree, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) entries: usize,
-    /// The bytes of all their ranges.
+    /// The bytes of all ranges.
     pub(super) bytes: u64,
 }
 
 impl Extent {
-    /// After `gone` have gone and `new` have come.
+    /// The extent without `gone` and with `new`.
     #[inline(always)]
     pub(super) fn change(self, gone: Self, new: Self) -> Self {
         let entries = self.entries - gone.entries + new.entries;
@@ -72,11 +72,11 @@ impl Extent {
     }
 }
 
-/// A node. Once published it is never written while others may read it, but for `retire` and `chain`, which no reader
-/// reads.
+/// A node. Once published, a node is never written while others may read it, except for `retire`
+/// and `chain`, which no reader reads.
 #[repr(C)]
 pub(super) struct Node {
-    /// First, so that a node's address is its link's.
+    /// First, so that a node and its link have the same address.
     retire: RetireLink,
     /// Links the nodes that a draft has in reserve.
     chain: Cell<Option<NonNull<Node>>>,
@@ -86,11 +86,11 @@ pub(super) struct Node {
     pub limit: u64,
     /// In a root: the bytes of all entries' ranges.
     pub bytes: u64,
-    /// In a root: how many entries the tree has.
+    /// In a root: the number of entries in the tree.
     pub entries: u32,
     /// 0 for a leaf.
     pub level: u8,
-    /// How many slots are in use.
+    /// The number of slots in use.
     count: u8,
     /// Unused keys are `u64::MAX`, so that the search needs no count.
     ends: [u64; FANOUT],
@@ -100,7 +100,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// A node without slots.
+    /// Makes a node without slots.
     pub(super) fn blank(level: u8, born: u64) -> Self {
         Self {
             retire: RetireLink::new(RETIRE_TREE_NODE),
@@ -118,25 +118,25 @@ impl Node {
         }
     }
 
-    /// How many slots are in use.
+    /// Returns the number of slots in use.
     #[inline]
     pub(super) fn count(&self) -> usize {
         self.count as usize
     }
 
-    /// The keys of the slots in use: where they start and where they end.
+    /// Returns the keys of the slots in use: their starts and their ends.
     #[inline]
     pub(super) fn keys(&self) -> (&[u64], &[u64]) {
         (&self.starts[..self.count()], &self.ends[..self.count()])
     }
 
-    /// The widest gap within the subtree at slot `at`.
+    /// Returns the widest gap within the subtree at slot `at`.
     #[inline]
     pub(super) fn gap(&self, at: usize) -> u64 {
         self.gaps[at]
     }
 
-    /// Slot `at`.
+    /// Returns slot `at`.
     #[inline]
     pub(super) fn slot(&self, at: usize) -> Slot {
         reads(&self.targets[at]);
@@ -148,23 +148,23 @@ impl Node {
         }
     }
 
-    /// The node that slot `at` leads to.
+    /// Returns the node that slot `at` leads to.
     ///
     /// # Safety
     /// This is an inner node, and `at < count()`.
     #[inline(always)]
     pub(super) unsafe fn child(&self, at: usize) -> NonNull<Self> {
         debug_assert!(self.level > 0 && at < self.count());
-        // SAFETY: `at` is below `FANOUT`, for it is below `count()`.
+        // SAFETY: `at` is below `FANOUT`, for `at` is below `count()`.
         let target = unsafe { self.targets.get_unchecked(at) };
         reads(target);
         target.cast()
     }
 
-    /// The first slot that ends above `addr`, if there is one in this node.
+    /// Returns the first slot that ends above `addr`, if this node has such a slot.
     ///
-    /// Counts the keys not above `addr` by halving, without a branch: the branches of a search
-    /// are as unpredictable as the faults it serves.
+    /// The search counts the keys not above `addr` by halving, without a branch, because the
+    /// branches of a search are as unpredictable as the addresses of the faults.
     #[inline(always)]
     pub(super) fn rank(&self, addr: u64) -> usize {
         reads(&self.ends);
@@ -178,7 +178,7 @@ impl Node {
         rank
     }
 
-    /// How many slots end at or below `addr`.
+    /// Returns the number of slots that end at or below `addr`.
     #[inline]
     pub(super) fn position(&self, addr: u64) -> usize {
         let rank = self.rank(addr);
@@ -186,17 +186,18 @@ impl Node {
         (rank + usize::from(self.ends[rank] <= addr)).min(self.count())
     }
 
-    /// Puts `new` where the `removed` slots from `at` on were. The result must fit.
+    /// Puts `new` in place of the `removed` slots starting at `at`. The result must fit.
     pub(super) fn splice(&mut self, at: usize, removed: usize, new: impl Slots) {
         let (count, tail, to) = (self.count(), at + removed, at + new.len());
         let left = count - removed + new.len();
-        // The tail is short, most often: slots move one by one, in the order in which none is lost.
+        // The tail is usually short: slots move singly, in the order in which no slot is
+        // overwritten too early.
         if to > tail {
             for at in (tail..count).rev() {
                 self.set(at + (to - tail), self.slot(at));
             }
         } else if to < tail {
-            // With it move as many unused slots as there are more.
+            // As many unused slots move with the tail as there are slots less.
             for at in to..count {
                 let from = at + (tail - to);
                 self.set(at, if from < count { self.slot(from) } else { Slot::BLANK });
@@ -208,13 +209,13 @@ impl Node {
         }
     }
 
-    /// How much the tree holds, of a root.
+    /// Returns the extent of the tree, for a root.
     #[inline(always)]
     pub(super) fn extent(&self) -> Extent {
         Extent { entries: self.entries as usize, bytes: self.bytes }
     }
 
-    /// The extent of the `count` slots of a leaf from `first` on.
+    /// Returns the extent of the `count` slots of a leaf starting at `first`.
     #[inline(always)]
     pub(super) fn extent_of(&self, first: usize, count: usize) -> Extent {
         let slots = first..first + count;
@@ -222,7 +223,7 @@ impl Node {
         Extent { entries: count, bytes }
     }
 
-    /// Makes it a root that leads to entries of this extent.
+    /// Makes the node a root that leads to entries of this extent.
     #[inline(always)]
     pub(super) fn crown(&mut self, extent: Extent) {
         (self.entries, self.bytes) = (extent.entries as u32, extent.bytes);
@@ -238,7 +239,8 @@ impl Node {
         self.gaps[at] = slot.gap;
     }
 
-    /// The slot by which a parent refers to this node, which `this` points to and is not empty.
+    /// Returns the slot by which a parent refers to this node. `this` points to the node, which is
+    /// not empty.
     pub(super) fn summary(&self, this: NonNull<Self>) -> Slot {
         let (starts, ends) = self.keys();
         let mut gap = 0;
@@ -252,7 +254,7 @@ impl Node {
     }
 }
 
-/// Memory for a node; what it holds is undefined.
+/// Allocates memory for a node; the contents are undefined.
 pub(super) fn allocate() -> Result<NonNull<Node>, OutOfMemory> {
     #[cfg(all(test, not(loom)))]
     ledger::allocating()?;
@@ -262,10 +264,10 @@ pub(super) fn allocate() -> Result<NonNull<Node>, OutOfMemory> {
     NonNull::new(memory).ok_or(OutOfMemory)
 }
 
-/// Gives the memory of a node back.
+/// Frees the memory of a node.
 ///
 /// # Safety
-/// It came from [`allocate`], and nothing refers to it any more.
+/// The memory came from [`allocate`], and nothing refers to the node any more.
 pub(super) unsafe fn free(node: NonNull<Node>) {
     #[cfg(all(test, not(loom)))]
     ledger::freed();
@@ -278,17 +280,17 @@ pub(super) unsafe fn free(node: NonNull<Node>) {
 /// # Safety
 /// As [`free_retired`](super::free_retired).
 pub(super) unsafe fn free_link(link: NonNull<RetireLink>) {
-    // SAFETY: a link of this kind is the first field of a node and was made from a pointer to all
-    // of it; its grace period is over, so no reader has a reference.
+    // SAFETY: a link of this kind is the first field of a node and was made from a pointer to the
+    // whole node; its grace period is over, so no reader has a reference.
     unsafe { free(link.cast()) };
 }
 
-/// The address of a node's link, for handing the node to the grace period.
+/// Returns the address of a node's link, for handing the node to the grace period.
 pub(super) fn retire_link(node: NonNull<Node>) -> NonNull<RetireLink> {
     node.cast()
 }
 
-/// Nodes that belong to a writer, linked through themselves.
+/// Nodes that belong to a writer, linked through their own fields.
 #[derive(Default)]
 pub(super) struct Chain {
     head: Option<NonNull<Node>>,
@@ -302,14 +304,14 @@ impl Chain {
     /// The node's memory stays valid while it is chained; it is in no other chain, and only the
     /// writer that has the chain uses the node's `chain` field.
     pub(super) unsafe fn push(&mut self, node: NonNull<Node>) {
-        // SAFETY: valid memory by the caller's promise; only this writer uses the field. The
-        // node may be uninitialised, hence no reference to it.
+        // SAFETY: valid memory by the caller's promise; only this writer uses the field. The node
+        // may be uninitialised, hence no reference to it.
         unsafe { ptr::write(&raw mut (*node.as_ptr()).chain, Cell::new(self.head)) };
         self.head = Some(node);
         self.len += 1;
     }
 
-    /// Takes the node that was added last.
+    /// Takes the last node added.
     pub(super) fn pop(&mut self) -> Option<NonNull<Node>> {
         let node = self.head?;
         // SAFETY: `push` has initialised the field, and its contract has kept the node valid and
@@ -319,13 +321,13 @@ impl Chain {
         Some(node)
     }
 
-    /// How many nodes are chained.
+    /// Returns the number of chained nodes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 }
 
-/// What the tests know of this thread's nodes, and the failures that they order.
+/// The counts of this thread's nodes for tests, and the failures that tests order.
 #[cfg(all(test, not(loom)))]
 pub(super) mod ledger {
     use crate::error::OutOfMemory;
@@ -348,7 +350,7 @@ pub(super) mod ledger {
         LIVE.set(LIVE.get() - 1);
     }
 
-    /// Nodes allocated less nodes freed by this thread.
+    /// Returns the nodes allocated less the nodes freed by this thread.
     pub(in super::super) fn live() -> isize {
         LIVE.get()
     }

@@ -1,18 +1,18 @@
-//! Where in the tree a change takes place, and what it means for the nodes there.
+//! The place of a change in the tree, and the effect on the nodes there.
 
 use super::node::{FANOUT, MAX_LEVELS, MIN_FILL, Node};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
-/// Where a splice takes place: for each level, the node and the slot in it.
+/// The place of a splice: for each level, the node and the slot in the node.
 ///
 /// *Invariant (a path reaches the root):* the steps up to `top` have been written.
 pub(super) struct Path {
-    /// By level: the node, and the slot in it.
+    /// By level: the node, and the slot in the node.
     steps: [MaybeUninit<Step>; MAX_LEVELS],
     /// The root's level.
     pub(super) top: usize,
-    /// Where the first entry beyond the leaf starts.
+    /// The start of the first entry beyond the leaf.
     pub(super) above: u64,
 }
 
@@ -22,10 +22,10 @@ pub(super) struct Step {
     pub(super) at: usize,
 }
 
-/// What becomes of a node with a changed number of slots.
+/// The effect of a changed number of slots on a node.
 pub(super) enum Fit {
     Stays,
-    /// Becomes two.
+    /// Becomes two nodes.
     Splits,
     /// Takes in all slots of a sibling.
     Joins(Sibling),
@@ -35,17 +35,17 @@ pub(super) enum Fit {
 
 pub(super) struct Sibling {
     pub(super) node: NonNull<Node>,
-    /// It lies to the left, at the lower addresses.
+    /// Set if the sibling is on the left, at the lower addresses.
     pub(super) left: bool,
 }
 
 impl Path {
-    /// No way. Filled in place, because it is large.
+    /// Makes an empty path. Filled in place, because a path is large.
     pub(super) const fn new() -> Self {
         Self { steps: [const { MaybeUninit::uninit() }; MAX_LEVELS], top: 0, above: u64::MAX }
     }
 
-    /// Makes it the way to the first entry that ends above `addr`, or to behind the last entry.
+    /// Makes this the path to the first entry that ends above `addr`, or to behind the last entry.
     #[inline(always)]
     pub(super) fn lead(&mut self, root: NonNull<Node>, addr: u64) {
         // SAFETY: the draft's nodes are valid while it lives.
@@ -75,7 +75,7 @@ impl Path {
         unsafe { self.steps[level].assume_init() }
     }
 
-    /// The node at `level`.
+    /// Returns the node at `level`.
     #[inline(always)]
     pub(super) fn node(&self, level: usize) -> &Node {
         // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
@@ -83,13 +83,13 @@ impl Path {
         unsafe { self.step(level).node.as_ref() }
     }
 
-    /// The slot in the node at `level`.
+    /// Returns the slot in the node at `level`.
     #[inline(always)]
     pub(super) fn at(&self, level: usize) -> usize {
         self.step(level).at
     }
 
-    /// What becomes of the node at `level` when it has `count` slots.
+    /// Returns how the node at `level` changes when it has `count` slots.
     pub(super) fn fit(&self, level: usize, count: usize) -> Fit {
         if count > FANOUT {
             return Fit::Splits;
@@ -99,7 +99,7 @@ impl Path {
         }
         let at = self.at(level + 1);
         let (parent, left) = (self.node(level + 1), at > 0);
-        // SAFETY: an inner node has two slots or more, so the one beside `at` is in use.
+        // SAFETY: an inner node has at least two slots, so the slot beside `at` is in use.
         let node = unsafe { parent.child(if left { at - 1 } else { at + 1 }) };
         let sibling = Sibling { node, left };
         if count + sibling.node().count() <= FANOUT {
@@ -112,7 +112,7 @@ impl Path {
 
 impl Sibling {
     pub(super) fn node(&self) -> &Node {
-        // SAFETY: as for a path's.
+        // SAFETY: as for the node of a path.
         unsafe { self.node.as_ref() }
     }
 }

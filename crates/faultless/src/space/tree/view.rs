@@ -1,4 +1,4 @@
-//! The tree as a reader sees it, whether it is in one piece or in [shards](super::shard).
+//! The tree as a reader sees it, whether in one piece or in [shards](super::shard).
 
 use super::shard::Shard;
 use super::version::{self, Entry, Version};
@@ -9,19 +9,21 @@ use core::iter::FusedIterator;
 /// All addresses.
 pub const EVERYWHERE: VirtRange = VirtRange { start: 0, end: u64::MAX };
 
-/// What [`View::version`] returns if no number identifies the version. It equals no version's number.
+/// The result of [`View::version`] if no number identifies the version. No version has this number.
 pub const UNKNOWN: usize = usize::MAX;
 
-/// What a reader sees of a tree.
+/// A reader's view of a tree.
 ///
-/// A view of a tree in one piece is the tree at one moment: what other CPUs publish meanwhile does not show in it.
+/// A view of a tree in one piece is the tree at one moment: later versions that other CPUs publish
+/// do not appear in the view.
 ///
-/// A view of a tree in shards keeps the directory of one moment, and reads a shard each time that it is asked for something there. So two
-/// questions about one shard may be answered from two of its versions, and of changes in two shards it may show the later one only. Each
-/// change shows wholly or not at all. [`holding`](Self::holding) keeps one version of one shard;
+/// A view of a tree in shards keeps the directory of one moment, and each question reads the shard
+/// at that address again. So two answers about one shard may be from two of its versions, and of
+/// changes in two shards the view may show only the later. The view shows each change completely or
+/// not at all. [`holding`](Self::holding) keeps one version of one shard;
 /// [`of_one_moment`](super::Tree::of_one_moment) joins the shards.
 pub struct View<'s, T> {
-    /// The version that is shown of `part`, whatever is published there meanwhile.
+    /// The version of `part` in this view, even after another version is published there.
     pub(super) own: Version<'s, T>,
     /// The addresses of one shard, or none; all, if there are no shards.
     part: VirtRange,
@@ -38,16 +40,17 @@ impl<T> Clone for View<'_, T> {
 impl<T> Copy for View<'_, T> {}
 
 impl<'s, T> View<'s, T> {
-    /// Of a tree in one piece.
+    /// A view of a tree in one piece.
     #[inline(always)]
     pub const fn whole(own: Version<'s, T>) -> Self {
         Self { own, part: EVERYWHERE, shards: Version::EMPTY }
     }
 
-    /// Of a tree in `shards`, of which `own` is shown as the version of `part`, which is the part of one of them, or is empty.
+    /// A view of a tree in `shards`, with `own` as the version of `part`, which is the part of one
+    /// shard, or is empty.
     ///
     /// # Safety
-    /// The shards are valid for `'s`, and so are the versions that their roots lead to meanwhile.
+    /// The shards are valid for `'s`, and so are the versions that their roots lead to during `'s`.
     #[inline(always)]
     pub(super) unsafe fn of_shards(
         shards: Version<'s, Shard<T>>,
@@ -57,20 +60,22 @@ impl<'s, T> View<'s, T> {
         Self { own, part, shards }
     }
 
-    /// Whether the tree is in one piece.
+    /// Returns whether the tree is in one piece.
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         self.shards.is_empty()
     }
 
-    /// The shard that has `addr`: its addresses, and its present version. Of `part` it is the version that the view keeps.
+    /// Returns the addresses and the current version of the shard that has `addr`. For `part`, the
+    /// result is the version that the view keeps.
     pub(super) fn part_at(&self, addr: u64) -> (VirtRange, Version<'s, T>) {
         let addr = addr.min(u64::MAX - 1);
         if self.part.contains(addr) {
             return (self.part, self.own);
         }
         match self.shards.at(addr) {
-            // SAFETY: the contract of `of_shards`: the shard is valid for `'s`, and so are the versions that its root leads to.
+            // SAFETY: the contract of `of_shards`: the shard is valid for `'s`, and so are the
+            // versions that its root leads to.
             Some(shard) => (shard.range(), unsafe { shard.value.as_ref().version() }),
             None => {
                 debug_assert!(false, "the shards have every address");
@@ -79,7 +84,8 @@ impl<'s, T> View<'s, T> {
         }
     }
 
-    /// The addresses and the present version of each shard, ascending; of a tree in one piece, all addresses and its version.
+    /// Returns the addresses and the current version of each shard, ascending; for a tree in one
+    /// piece, all addresses and the version of the tree.
     pub(super) fn parts(&self) -> impl Iterator<Item = (VirtRange, Version<'s, T>)> + use<'s, T> {
         let (view, mut next) = (*self, Some(0));
         core::iter::from_fn(move || {
@@ -89,26 +95,28 @@ impl<'s, T> View<'s, T> {
         })
     }
 
-    /// How many shards there are.
+    /// Returns the number of shards.
     #[cfg(any(test, loom, shuttle))]
     pub fn shards(&self) -> usize {
         self.shards.len()
     }
 
-    /// The root of the directory of shards, if there are any.
+    /// Returns the root of the directory of shards, if there are shards.
     #[cfg(all(test, not(loom)))]
     pub(super) fn directory(&self) -> Option<&'s super::node::Node> {
         self.shards.root
     }
 
-    /// A view that keeps the present version of the shard that has `addr`: later changes there do not show in it. It keeps no other.
+    /// Returns a view that keeps the current version of the shard that has `addr`, and of no other
+    /// shard: later changes there do not appear in the view.
     pub fn holding(self, addr: u64) -> Self {
         let (part, own) = self.part_at(addr);
         Self { own, part, ..self }
     }
 
-    /// Which version of `range` it shows: while the section of the view is open, another version has another number. It is [`UNKNOWN`]
-    /// if `range` is in several shards, which have no common version, or in a shard without entries.
+    /// Returns the number of the version of `range` in this view: while the section of the view is
+    /// open, another version has another number. The result is [`UNKNOWN`] if `range` is in several
+    /// shards, which have no common version, or in a shard without entries.
     #[inline]
     pub fn version(&self, range: VirtRange) -> usize {
         if self.is_whole() { self.own.number() } else { self.version_in_shards(range) }
@@ -120,11 +128,12 @@ impl<'s, T> View<'s, T> {
             return 0;
         }
         let (part, version) = self.part_at(range.start);
-        // All versions without entries have one number, so an empty shard looks like another empty shard with other bounds.
+        // All versions without entries have one number, so an empty shard looks like another empty
+        // shard with other bounds.
         if part.covers(range) && !version.is_empty() { version.number() } else { UNKNOWN }
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[inline]
     pub fn len(&self) -> usize {
         if self.is_whole() {
@@ -134,26 +143,28 @@ impl<'s, T> View<'s, T> {
         }
     }
 
-    /// The bytes of all entries' ranges.
+    /// Returns the bytes of all entries' ranges.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.parts().map(|(_, part)| part.bytes()).sum()
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     #[inline]
     #[cfg(all(test, not(loom)))]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The first entry that ends above `addr`; it holds `addr` unless it starts above it.
+    /// Returns the first entry that ends above `addr`; the entry holds `addr` unless it starts
+    /// above.
     #[inline]
     pub fn find(&self, addr: u64) -> Option<Entry<T>> {
         if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, u64::MAX) }
     }
 
-    /// [`find`](Self::find), if the entry starts below `limit`. It reads no shard that begins at `limit` or above.
+    /// [`find`](Self::find), if the entry starts below `limit`. The call reads no shard that begins
+    /// at `limit` or above.
     #[inline]
     pub fn find_below(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
         let found =
@@ -174,7 +185,7 @@ impl<'s, T> View<'s, T> {
         }
     }
 
-    /// The entry that holds `addr`.
+    /// Returns the entry that holds `addr`.
     #[inline]
     pub fn at(&self, addr: u64) -> Option<Entry<T>> {
         if self.is_whole() { self.own.at(addr) } else { self.at_in_shard(addr) }
@@ -186,7 +197,7 @@ impl<'s, T> View<'s, T> {
         self.part_at(addr).1.at(addr)
     }
 
-    /// The last entry that ends at `addr` or below.
+    /// Returns the last entry that ends at `addr` or below.
     #[inline]
     pub fn before(&self, addr: u64) -> Option<Entry<T>> {
         if self.is_whole() { self.own.before(addr) } else { self.before_in_shards(addr) }
@@ -205,12 +216,13 @@ impl<'s, T> View<'s, T> {
         }
     }
 
-    /// The last entry that ends at `addr` or below, and the first that ends above it. In shards the two may be of different versions.
+    /// Returns the last entry that ends at `addr` or below, and the first entry that ends above. In
+    /// shards the two may be of different versions.
     pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
         if self.is_whole() { self.own.around(addr) } else { (self.before(addr), self.find(addr)) }
     }
 
-    /// The entries in order, from the first that ends above `addr` on.
+    /// Returns the entries in order, starting at the first that ends above `addr`.
     #[inline]
     pub fn iter_from(&self, addr: u64) -> Iter<'s, T> {
         let (part, version) =
@@ -218,7 +230,7 @@ impl<'s, T> View<'s, T> {
         Iter { entries: version.iter_from(addr), end: part.end, view: *self }
     }
 
-    /// All entries in order.
+    /// Returns all entries in order.
     #[inline]
     pub fn iter(&self) -> Iter<'s, T> {
         self.iter_from(0)
@@ -234,7 +246,7 @@ impl<T> fmt::Debug for View<'_, T> {
 /// Entries of a view in the order of addresses.
 pub struct Iter<'s, T> {
     entries: version::Iter<'s, T>,
-    /// Where the shard of `entries` ends.
+    /// The end of the shard of `entries`.
     end: u64,
     view: View<'s, T>,
 }
