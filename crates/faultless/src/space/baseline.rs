@@ -139,7 +139,7 @@ mod tests {
     use crate::sync::wait::Spin;
 
     #[test]
-    fn a_writer_keeps_readers_out() {
+    fn a_writer_excludes_readers() {
         let lock = VmaLock::default();
         drop(lock.try_read().unwrap());
         lock.write(&Spin);

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_comes_back_and_meets_again_stays_for_twice_as_many_mappings() {
+    fn each_meeting_after_a_return_doubles_the_stay() {
         let mut now = Apart::NOWHERE;
         let mut stays = Vec::new();
         for _ in 0..11 {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meeting_in_the_region_itself_does_not_double() {
+    fn a_meeting_in_the_region_does_not_double_the_stay() {
         let inside = Apart::NOWHERE.met(SPACE).maps(4).unwrap();
         assert_eq!(stay(inside.met(SPACE)).0, 4);
         assert!(Apart::NOWHERE.met(SPACE).maps(0).is_none(), "the knob is 0");

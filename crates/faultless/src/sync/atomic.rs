@@ -50,8 +50,8 @@ pub fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// Reports a read of plain data reached through a published pointer: caches of other CPUs may have
-/// to supply the data. Does nothing in builds without `observe`.
+/// Reports a read of plain data reached through a published pointer: the cache of another CPU may
+/// have to supply the data. Does nothing in builds without `observe`.
 #[inline(always)]
 #[cfg_attr(feature = "observe", track_caller)]
 pub fn reads<T: ?Sized>(data: &T) {

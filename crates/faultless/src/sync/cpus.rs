@@ -23,7 +23,7 @@ impl Cpus {
     }
 
     /// Adds a CPU, and returns whether it is new. If other CPUs must see the addition, the caller
-    /// issues a full fence next. Does not write if the CPU is already in the set.
+    /// issues a full fence next. Does not write if the set already contains the CPU.
     #[inline]
     pub fn insert(&self, cpu: CpuId) -> bool {
         let is_new = !self.contains(cpu);

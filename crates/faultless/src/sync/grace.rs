@@ -66,8 +66,8 @@ pub struct RetireLink {
 }
 
 // SAFETY: `next` is used only by the holder of the chain that contains the object, and
-// `Grace::retire`'s caller promises that the object is in one chain only; before that it is not
-// used.
+// `Grace::retire`'s caller promises that the object is in one chain only; before the retirement
+// `next` is not used.
 unsafe impl Sync for RetireLink {}
 // SAFETY: as above; the link owns no data.
 unsafe impl Send for RetireLink {}
@@ -177,7 +177,7 @@ impl RetireChain {
 /// The retired objects of one CPU.
 ///
 /// *Invariant (retired is ours):* every object in a chain was passed to [`Grace::retire`] on this
-/// CPU and has not been returned since, so it is alive and no other code accesses its link.
+/// CPU and has not been returned since, so the object is alive and no other code accesses its link.
 #[derive(Default)]
 struct Bags {
     /// The objects retired in the latest even and the latest odd epoch, with these epochs.
@@ -225,8 +225,8 @@ impl Retired {
         self.len.load(Ordering::Relaxed) as usize
     }
 
-    /// Calls `with` on the bags, and adds the number that it returns (negative for removed objects)
-    /// to the count.
+    /// Calls `with` on the bags, and adds the returned number (negative for removed objects) to the
+    /// count.
     fn change<R>(&self, local: &Local, with: impl FnOnce(&mut Bags) -> (isize, R)) -> R {
         let wait = Briefly(local);
         let mut bags = self.bags.lock(&wait);
@@ -270,7 +270,7 @@ pub struct Grace {
 }
 
 impl Grace {
-    /// Returns grace periods for `cpus` CPUs, none of them in a section.
+    /// Returns grace periods for `cpus` CPUs, all outside of sections.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the heap is exhausted.
@@ -309,13 +309,13 @@ impl Grace {
         Section { mark, on: PhantomData, noted: local.order().hold::<GraceSection>() }
     }
 
-    /// Returns the epoch of `section`, if it is the current epoch. Objects that were reachable in
-    /// an earlier section of the same CPU with the same result are alive in this one, too, even if
+    /// Returns the epoch of `section`, if that epoch is current. Objects that were reachable in an
+    /// earlier section of the same CPU with the same result are also alive in this section, even if
     /// unlinked since.
     ///
-    /// Proof: such an object was retired in this epoch or later, so it is returned at least two
-    /// epochs later. This epoch was current after the section was opened, and the section prevents
-    /// an advance by more than one.
+    /// Proof: such an object was retired in this epoch or later, so the object is returned at least
+    /// two epochs later. This epoch was current after the section was opened, and the section
+    /// prevents an advance by two.
     #[inline(always)]
     pub fn steady_epoch(&self, section: &Section<'_>) -> Option<u64> {
         let marked = section.mark.load(Ordering::Relaxed) >> NEST_BITS;
@@ -326,9 +326,9 @@ impl Grace {
     /// CPU, or [`Self::collect_from`] on another, returns them.
     ///
     /// # Safety
-    /// - The objects are alive until they are returned, and unlinked: no section that is opened
-    ///   from now on finds them.
-    /// - The objects are not retired already, and no other code accesses their links.
+    /// - The objects are alive until the return, and unlinked: no section opened from now on finds
+    ///   the objects.
+    /// - The objects are not yet retired, and no other code accesses the links.
     #[inline]
     pub unsafe fn retire_all(&self, local: &Local, objects: RetireChain) {
         // After the unlinking, before the read of the epoch: see the module.
@@ -360,7 +360,7 @@ impl Grace {
     /// the epoch, and checks again. Objects not taken from the iterator stay due.
     ///
     /// So while several CPUs retire objects, the first CPU that needs an advance reads the marks of
-    /// all CPUs, and objects of the other CPUs become due, too.
+    /// all CPUs, which also makes objects of the other CPUs due.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
         let own = self.retired.get(local);
         let due = self.due_of(local, own);
@@ -485,7 +485,7 @@ impl fmt::Debug for Grace {
     }
 }
 
-/// An open section; the drop ends it. It cannot leave its CPU.
+/// An open section, which ends on drop. The value cannot leave the CPU.
 #[derive(Debug)]
 #[must_use = "the section ends when this is dropped"]
 pub struct Section<'a> {

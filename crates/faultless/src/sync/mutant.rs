@@ -1,9 +1,9 @@
 //! Mutation points: protocol steps that a test removes to prove that a check detects the loss.
 //!
-//! A model that cannot fail proves nothing. So each step required by a protocol can be removed, one
-//! at a time, in the builds that check protocols (`--cfg loom`, `--cfg shuttle`): `with` runs a
-//! check on the real code without this step, and the check must fail. In all other builds [`lost`]
-//! is the constant `false`, and the compiler removes the code.
+//! A model that cannot fail proves nothing. So a build that checks protocols can remove each step
+//! that a protocol requires, one at a time (`--cfg loom`, `--cfg shuttle`): `with` runs a check
+//! on the real code without this step, and the check must fail. In all other builds [`lost`] is the
+//! constant `false`, and the compiler removes the code.
 
 /// A protocol step. The comments describe the step, and the failure without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum Mutant {
     /// The writer's fence between the odd sequences and its reads of the entries. Otherwise a fault
     /// for which the writer did not wait may still see the old sequence.
     WriterFence = 1,
-    /// The fault's barrier between its swap of the entry and its second read of the sequence.
+    /// The fault's barrier between the swap of the entry and the second read of the sequence.
     FaultFence,
     /// The fault's second read of the sequence. Otherwise the fault installs an outdated page.
     SecondLook,
@@ -30,8 +30,8 @@ pub enum Mutant {
     /// copy are lost.
     CollapseLooksAgain,
     /// The retry without a window if the window could not take the fault's own page. Otherwise the
-    /// fault repeatedly reads permissions that mprotect has not reached yet, and never reaches if
-    /// it waits for a CPU that waits for this one.
+    /// fault repeatedly reads permissions that `mprotect` has not reached yet, and never reaches if
+    /// `mprotect` waits for a CPU that waits for the faulting CPU.
     RetriesAlone,
     /// mincore's wait until no CPU holds an entry. Otherwise a page is reported missing while it is
     /// being copied.
@@ -96,7 +96,7 @@ pub enum Mutant {
     DowngradeStays,
     /// The exclusion of a spin lock.
     SpinExcludes,
-    /// The flush before references are dropped. Otherwise the frame gets its next owner while still
+    /// The flush before references are dropped. Otherwise the frame gets the next owner while still
     /// mapped.
     FlushFirst,
     /// Dropping the translations before acknowledging a request. Otherwise the CPU continues to use
@@ -105,10 +105,9 @@ pub enum Mutant {
     /// The sender's wait for acknowledgements.
     AwaitAnswers,
     /// The fence between changing the tables and reading the set of CPUs that run the space.
-    /// Otherwise a CPU that joins meanwhile walks the old tables and gets no request.
+    /// Otherwise a CPU that joins in between walks the old tables and gets no request.
     JoinFence,
-    /// The fence of a CPU that joins, between its entry into the set and its first walk: the
-    /// counterpart.
+    /// The fence of a CPU that joins, between entering the set and the first walk: the counterpart.
     EnterSetFence,
     /// Dropping everything if the queue of requests overflows. Otherwise requests that did not fit
     /// are acknowledged but not served.
@@ -133,7 +132,7 @@ pub enum Mutant {
     /// separate.
     MergesLater,
     /// The early adoption of the neighbour's anon_vma by a VMA that will merge later. Otherwise the
-    /// neighbour is replaced meanwhile, and its anon_vma is lost.
+    /// neighbour may be replaced first, and its anon_vma is lost.
     RootAdopted,
     /// The seal of anon_vmas while a step decides about later merges. Otherwise a fault makes an
     /// anon_vma meanwhile, and the two VMAs get different ones.
@@ -168,11 +167,11 @@ pub enum Mutant {
     /// Dropping the last reference to a page in one step. Otherwise a frame is freed although
     /// another CPU has just taken a reference.
     DropsSole,
-    /// Installing a new root above an object's tables only if no other root was installed
-    /// meanwhile. Otherwise the pages below the other root are lost.
+    /// Installing a new root above an object's tables only if the old root is still installed.
+    /// Otherwise the pages below the other root are lost.
     GrowsOnce,
     /// The exclusion of write-back on other CPUs. Otherwise older bytes are written after newer
-    /// ones.
+    /// bytes.
     TurnExcludes,
     /// Marking a page of a file dirty while the fault that makes it writable holds the entry.
     /// Otherwise the store is never written back.
@@ -198,7 +197,7 @@ pub enum Mutant {
     /// uses the old page.
     DiscardHolds,
     /// The second read of the object's length by a fault that copies a page, after taking the
-    /// entry. Otherwise the fault installs a copy of a page that was cut off meanwhile, after the
+    /// entry. Otherwise the fault installs a copy of a page cut off during the copy, after the
     /// truncation has checked the entry.
     CopyLooksAgain,
     /// The flush of removed permissions.
@@ -208,7 +207,7 @@ pub enum Mutant {
     /// The exclusion of dirty pages from lazy reclaim. Otherwise reclaim takes pages with new
     /// stores, and loses the stores.
     ReclaimLooksAtDirty,
-    /// The flush of reclaim before it drops references. Otherwise the frame gets its next owner
+    /// The flush of reclaim before it drops references. Otherwise the frame gets the next owner
     /// while still mapped.
     ReclaimFlush,
     /// The wait at the end of a space for reclaim in the space. Otherwise tables are freed while
@@ -231,8 +230,7 @@ pub enum Mutant {
     /// reused frame.
     TableGrace,
     /// The second check of a step whether the unmapped VMA is the last over its tables. Otherwise
-    /// each of two such steps assumes that the other's VMA stays, and a table remains without a
-    /// VMA.
+    /// each of two such steps assumes that the second VMA stays, and a table remains without a VMA.
     UnmapLooksAgain,
     /// The validation of a table's VMA before the table is published.
     TableValidated,
@@ -282,15 +280,15 @@ pub enum Mutant {
     /// The flush of a migration before its copy. Otherwise a program's stores through an old
     /// translation are lost.
     MigrateFlush,
-    /// The check of compaction that it has all frames of a block before it frees the block as a
-    /// whole. Otherwise frames of other owners are freed.
+    /// The check of compaction, before freeing a block as a whole, that all frames of the block
+    /// were taken. Otherwise compaction frees the frames of another owner.
     CompactLooksAgain,
     /// The wait of a CPU without memory for the turn to write to the swap area. Otherwise the CPU
     /// reports out-of-memory while another CPU has the turn.
     ReclaimAwaitsTurn,
     /// Freeing isolated frames in every case. Otherwise the frames are leaked.
     IsolatedGoBack,
-    /// The fence between a deferral's stamp and its read of the CPUs that may hold translations.
+    /// The fence between a deferral's stamp and the read of the CPUs that may hold translations.
     /// Otherwise a joining CPU is missed.
     DeferFence,
     /// The wait of a settlement for the CPUs that may hold translations. Otherwise these CPUs use
@@ -326,7 +324,7 @@ pub enum Mutant {
     /// Otherwise a CPU sees an unmapped page.
     BatchSettlesEvicted,
     /// The deferred flush of evicted pages by a fault that copies an object's page to an empty
-    /// entry. Otherwise another CPU sees the object's page after a program has stored to its copy.
+    /// entry. Otherwise another CPU sees the object's page after a program has stored to the copy.
     CopySettlesEvicted,
     /// The deferred flush by the kernel's overwrite of a missing page. Otherwise programs see the
     /// old page.

@@ -1,18 +1,18 @@
 //! Atomics that report every access (feature `observe`): writes, for tests that count written cache
-//! lines; and all accesses in advance, for a machine that simulates CPUs and their caches. They
-//! also let a scheduler run another thread before every access (`--cfg shuttle`), for scenarios of
+//! lines; and all accesses in advance, for a machine that simulates CPUs and their caches. A
+//! scheduler can also run another thread before every access (`--cfg shuttle`), for scenarios of
 //! the whole subsystem.
 //!
 //! Each type wraps core's type, with the same layout and the same operations. After each operation
 //! that takes the cache line for writing, a hook is called with the address, the size, the kind,
-//! and the source location of the operation (for a spin lock, the location of the lock call). There
-//! is one hook for the process; it runs on the writing thread, after the write, and must not panic.
-//! Writes of plain data are not reported: no two CPUs write the same plain data concurrently.
+//! and the source location of the operation (for a spin lock, the location of the lock call). The
+//! one hook of the process runs on the writing thread, after the write, and must not panic. Writes
+//! of plain data are not reported: no two CPUs write the same plain data concurrently.
 //!
-//! A [`Watch`] is called *before* each access, including loads. It may run other CPUs first; the
-//! access follows immediately after its return. Plain data read through a published pointer (tree
-//! nodes, VMAs) is reported where the pointer is dereferenced ([`reads`](super::atomic::reads)),
-//! and new memory where it is allocated ([`made`](super::atomic::made)).
+//! A [`Watch`] is called *before* each access, including loads. The watch may run other CPUs first;
+//! the access follows immediately after the return. Plain data read through a published pointer
+//! (tree nodes, VMAs) is reported at the dereference ([`reads`](super::atomic::reads)), and new
+//! memory at the allocation ([`made`](super::atomic::made)).
 
 use core::panic::Location;
 use core::sync::atomic::{self as plain, AtomicPtr as Plain, Ordering};
@@ -61,8 +61,8 @@ static WATCH: Plain<Watch> = Plain::new(core::ptr::null_mut());
 /// Sets the watch for all accesses, or removes it.
 ///
 /// # Safety
-/// The callbacks run in the middle of operations: they must not call the subsystem on the current
-/// CPU. They may switch to the stack of another CPU, and back.
+/// The callbacks run in the middle of operations, and must not call the subsystem on the current
+/// CPU. A callback may switch to the stack of another CPU, and back.
 pub unsafe fn watch(watch: Option<&'static Watch>) {
     let watch = watch.map_or(core::ptr::null_mut(), |watch| core::ptr::from_ref(watch).cast_mut());
     WATCH.store(watch, Ordering::Release);
@@ -94,7 +94,7 @@ pub(super) fn tell_made(address: usize, bytes: usize, what: &'static str) {
 /// Sets the hook for writes, or removes it.
 ///
 /// # Safety
-/// The hook runs in the middle of operations: it must not call the subsystem.
+/// The hook runs in the middle of operations, and must not call the subsystem.
 pub unsafe fn install(hook: Option<Hook>) {
     HOOK.store(hook.map_or(core::ptr::null_mut(), |hook| hook as *mut ()), Ordering::Release);
 }

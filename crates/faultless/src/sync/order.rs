@@ -9,22 +9,22 @@
 //! So each wait is for a later rank than all resources held by the waiter, and no cycle of waiters
 //! can form. The consequences for each class:
 //!
-//! - The *turn* to change an object's store is first: its holder calls the *store*, and
+//! - The *turn* to change an object's store is first: the holder calls the *store*, and
 //!   write-protects pages in spaces. A CPU that calls a store holds only such turns, since a store
 //!   may take long, and may make calls of its own.
-//! - A *grace period* is next: a CPU that waits for it holds only turns, and is in no section. One
-//!   exception: the switch of the locking policy waits while it holds the first two locks, which
-//!   excludes all other CPUs from them; no section needs them to end
+//! - A *grace period* is next: a CPU that waits for one holds only turns, and is in no section. One
+//!   exception: the switch of the locking policy waits while holding the first two locks, which
+//!   excludes all other CPUs from these locks; no section needs the locks to end
 //!   ([`Grace::synchronize_locked`]).
-//! - *Reclaim* in a space keeps this space alive, and takes its locks afterwards. The CPU that ends
-//!   the space waits for reclaim without holding any resource.
+//! - *Reclaim* in a space keeps this space alive, and takes the locks of the space afterwards. The
+//!   CPU that ends the space waits for reclaim without holding any resource.
 //! - The locks of a *space* come before *sections*: no CPU waits for such a lock inside a section.
 //!   Opening a section does not wait, so it is allowed anywhere.
-//! - The *owner* of a space makes no claim while it executes a call, and enters no other space. A
-//!   CPU that enters this space waits in a section for the end of the call.
-//! - A *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that
-//!   it stops. If the tree is in shards, the writer of a *shard* does. A CPU that parts the tree or
-//!   joins shards is the tree's writer, and takes the locks of shards one at a time.
+//! - The *owner* of a space makes no claim during a call, and enters no other space. A CPU that
+//!   enters this space waits in a section for the end of the call.
+//! - A *tree's writer* takes one short step, and may wait in the step for the faults in the VMAs
+//!   that the step stops. If the tree is in shards, the writer of a *shard* does. A CPU that parts
+//!   the tree or joins shards is the tree's writer, and takes the locks of shards one at a time.
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults
 //!   only try them, and then only try the space's lock and no tree's: a try is not a wait.
 //! - *Entries* are taken by trying. A CPU that waits for an entry held by another CPU holds no
@@ -34,10 +34,10 @@
 //!   *pinned* entry.
 //! - *Leaves* are last: their holders do not wait, not even for another leaf.
 //!
-//! In builds with debug assertions each CPU records the resources it holds, in the [`Record`] of
-//! its [`Local`](super::percpu::Local), and panics before the first wait that breaks the rule, even
-//! if the wait would not have blocked this time. The record is reached through the CPU's [`Wait`].
-//! In other builds all of this has size zero and does nothing.
+//! In builds with debug assertions each CPU records the held resources in the [`Record`] of the
+//! CPU's [`Local`](super::percpu::Local), and panics before the first wait that breaks the rule,
+//! even if the wait would not have blocked. The record is reached through the CPU's [`Wait`]. In
+//! other builds all of this has size zero and does nothing.
 //!
 //! [`Grace::synchronize_locked`]: super::grace::Grace::synchronize_locked
 
@@ -87,8 +87,8 @@ macro_rules! classes {
 
 // The lock order.
 classes! {
-    /// The turn to change an object's store. A store may consist of another object, whose turn its
-    /// calls take.
+    /// The turn to change an object's store. A store may consist of another object, whose turn the
+    /// store's calls take.
     0 StoreTurn "an object's turn to write" several;
     /// A call of an object's store. Waited for, never held.
     1 StoreCall "a store";
@@ -102,7 +102,8 @@ classes! {
     3 RangeClaim "a space's range lock";
     /// An open grace section.
     4 GraceSection "a grace section";
-    /// A space, while its owner executes a call. The next CPU that enters the space waits for it.
+    /// A space, while its owner executes a call. The next CPU that enters the space waits for the
+    /// end of the call.
     5 OwnedSpace "a space's owner";
     /// A tree's writer.
     6 TreeWriter "a tree's writer";
@@ -233,7 +234,7 @@ impl Record {
     }
 }
 
-/// A held resource in a [`Record`]; the drop removes it. It cannot leave its CPU.
+/// A held resource in a [`Record`], removed on drop. The value cannot leave the CPU.
 #[derive(Debug)]
 #[must_use = "what it stands for is struck out when it is dropped"]
 pub struct Mark<'a> {
@@ -266,7 +267,7 @@ impl Drop for Mark<'_> {
 #[cfg(not(debug_assertions))]
 const _: () = assert!(size_of::<Record>() == 0 && size_of::<Mark<'_>>() == 0);
 
-/// [`Record::before`] of the CPU that waits as `wait` does, if it keeps a record.
+/// [`Record::before`] of the CPU behind `wait`, if the CPU keeps a record.
 ///
 /// # Panics
 /// As [`Record::before`].
@@ -279,7 +280,7 @@ pub fn before<C: Class>(wait: &(impl Wait + ?Sized)) {
     }
 }
 
-/// [`Record::hold`] of the CPU that waits as `wait` does, if it keeps a record.
+/// [`Record::hold`] of the CPU behind `wait`, if the CPU keeps a record.
 #[inline(always)]
 pub fn hold<C: Class>(wait: &(impl Wait + ?Sized)) -> Mark<'_> {
     match wait.order() {

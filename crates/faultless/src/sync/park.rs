@@ -5,15 +5,15 @@
 //!
 //! - The owner, before parking, changes *none* to *parked*. If a permit was given before, the owner
 //!   takes the permit and does not park.
-//! - A waker stores *given*. If it finds *parked*, it must resume the owner (by an interrupt or a
-//!   primitive of the host). The owner may not have stopped yet, so this signal must not be lost if
-//!   it comes before the owner stops.
+//! - A waker stores *given*. A waker that finds *parked* must resume the owner (by an interrupt or
+//!   a primitive of the host). The owner may not have stopped yet, so a signal before the stop must
+//!   not be lost.
 //! - The owner, after resuming for any reason, stores *none*.
 //!
-//! A waker changes the awaited state before it gives the permit, and the owner reads the state
-//! after it has taken the permit. So no wake-up is lost: a waker that finds *given* comes before
-//! the step that takes the permit, and the following read sees its change. Several consecutive
-//! wakers resume the owner only once.
+//! A waker changes the awaited state before giving the permit, and the owner reads the state after
+//! taking the permit. So no wake-up is lost: a waker that finds *given* comes before the step that
+//! takes the permit, and the following read sees the waker's change. Several consecutive wakers
+//! resume the owner only once.
 //!
 //! [`Machine::park`]: crate::Machine::park
 //! [`Machine::wake`]: crate::Machine::wake
@@ -67,7 +67,7 @@ impl Permit {
     }
 
     /// Wakes the owner, now or before its next parking. `true`: the owner has parked, and the
-    /// caller must resume it.
+    /// caller must resume the owner.
     #[must_use = "the owner sleeps until it is roused"]
     pub fn give(&self) -> bool {
         if lost(Mutant::WakeLeavesPermit) && self.0.load(Ordering::Relaxed) != PARKED {

@@ -1,8 +1,8 @@
 //! State that belongs to one CPU.
 //!
-//! A [`Local`] proves that the code runs on a CPU: there is at most one for each number, and it is
-//! not `Sync`. [`PerCpu`] returns the slot of this CPU for a `Local`, so a slot may contain plain
-//! `Cell`s. Each slot starts on separate cache lines.
+//! A [`Local`] proves that the code runs on a CPU: there is at most one for each number, and
+//! `Local` is not `Sync`. [`PerCpu`] returns the slot of this CPU for a `Local`, so a slot may
+//! contain plain `Cell`s. Each slot starts on separate cache lines.
 
 use super::atomic::made;
 use super::order::Record;
@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 /// The proof that the code runs on CPU `id`.
 ///
 /// *Invariant (one local per CPU):* for one subsystem there is at most one `Local` of each number
-/// at any time, and its number is one of the subsystem's CPUs.
+/// at any time, and the number is a CPU of the subsystem.
 #[derive(Debug)]
 pub struct Local {
     id: CpuId,
@@ -28,8 +28,9 @@ impl Local {
     /// Claims CPU `id`.
     ///
     /// # Safety
-    /// No other `Local` with this number exists for the same [`PerCpu`] values while this one does,
-    /// all of these have more than `id` slots, and code that interrupts its holder does not use it.
+    /// No second `Local` with this number exists for the same [`PerCpu`] values while this `Local`
+    /// does, all these values have more than `id` slots, and code that interrupts the holder does
+    /// not use the `Local`.
     pub const unsafe fn claim(id: CpuId) -> Self {
         Self { id, order: Record::new(), not_sync: PhantomData }
     }
@@ -115,7 +116,7 @@ impl<T> PerCpu<T> {
     #[inline(always)]
     pub fn get<'a>(&'a self, local: &'a Local) -> &'a T {
         debug_assert!(local.id.index() < self.slots.len());
-        // SAFETY: one local per CPU: its number has a slot.
+        // SAFETY: one local per CPU: the number has a slot.
         &unsafe { self.slots.get_unchecked(local.id.index()) }.0
     }
 

@@ -1,18 +1,20 @@
-//! A fair reader-writer lock, without data: it shows the cost of one coarse lock around an address
+//! A fair reader-writer lock, without data, to show the cost of one coarse lock around an address
 //! space.
 //!
 //! The lock has the inherent cost of this kind: every reader writes one shared word twice, as with
 //! a kernel's reader-writer semaphore. Protocol:
 //!
-//! - A reader adds itself to the word; if no writer holds the lock or is next, the reader has
+//! - A reader adds 1 reader to the word; if no writer holds the lock or is next, the reader has
 //!   entered.
-//! - Otherwise it removes itself again and queues; so does a writer that finds the lock held.
-//! - The queue is a ticket lock, in the order of arrival. Its head waits for the word: a reader
-//!   until no writer is inside, a writer, after marking the word so that new readers queue behind
-//!   it, until the lock is free.
+//! - Otherwise the reader subtracts the 1 again and queues; a writer that finds the lock held also
+//!   queues.
+//! - The queue is a ticket lock, in the order of arrival. The head of the queue waits for the word:
+//!   a reader until no writer is inside, a writer, after marking the word so that new readers queue
+//!   behind it, until the lock is free.
 //! - A writer may become a reader without releasing the lock
 //!   ([`downgrade`](WriteGuard::downgrade)). The word has a bit for this reader, since there is at
-//!   most one, so that other readers can [wait](ReadGuard::await_downgraded) until it has left.
+//!   most one, so that readers can [wait](ReadGuard::await_downgraded) until the former writer has
+//!   left.
 //!
 //! So neither readers nor writers starve: only the readers already inside when a writer becomes the
 //! head go before the writer, and the queue's head is the next to enter.
@@ -32,8 +34,8 @@ const DOWNGRADED: u32 = 4;
 /// In the word: one reader.
 const READER: u32 = 8;
 
-/// A reader-writer spin lock, in the order of arrival. In the lock order it is the one lock of a
-/// space; under it a CPU must not wait for an earlier rank, neither a grace period nor a store.
+/// A reader-writer spin lock, in the order of arrival. In the lock order this is the one lock of a
+/// space. The holder must not wait for an earlier rank, neither a grace period nor a store.
 #[derive(Debug)]
 pub struct RwLock {
     word: AtomicU32,
@@ -148,9 +150,9 @@ pub struct ReadGuard<'a> {
 }
 
 impl ReadGuard<'_> {
-    /// Waits until a downgraded writer inside has left, if there is one. No other can enter
-    /// meanwhile. The call does not wait for other readers, so a caller that holds the lock delays
-    /// no leaving CPU.
+    /// Waits until a downgraded writer inside has left, if there is one. No second one can enter
+    /// during the wait. The call does not wait for the remaining readers, so a caller that holds
+    /// the lock delays no leaving CPU.
     pub fn await_downgraded(&self, wait: &(impl Wait + ?Sized)) {
         // Acquire synchronises with the Release of the leaving reader.
         until(wait, || self.lock.word.load(Ordering::Acquire) & DOWNGRADED == 0);

@@ -27,7 +27,7 @@
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
 use super::mutant::{Mutant, lost};
 
-/// A count of changes: odd while its VMA is write-locked, and permanently odd after the VMA is
+/// A count of changes: odd while the VMA is write-locked, and permanently odd after the VMA is
 /// detached.
 ///
 /// *Invariant (one writer):* `begin_write` and `end_write` are called by one CPU at a time, which

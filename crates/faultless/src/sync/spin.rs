@@ -38,7 +38,8 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A value that one CPU at a time may access. `C` is its class in the [lock order](super::order).
+/// A value that one CPU at a time may access. `C` is the class of the lock in the [lock
+/// order](super::order).
 ///
 /// *Invariant (lock owns):* while `held` is true, only the one live [`SpinGuard`] accesses `value`.
 pub struct SpinLock<T, C = Outside> {
@@ -47,7 +48,8 @@ pub struct SpinLock<T, C = Outside> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `value` is accessed by one thread at a time (lock owns), which amounts to sending it.
+// SAFETY: `value` is accessed by one thread at a time (lock owns), which amounts to sending the
+// value.
 unsafe impl<T: Send, C> Sync for SpinLock<T, C> {}
 // SAFETY: the lock owns the value.
 unsafe impl<T: Send, C> Send for SpinLock<T, C> {}

@@ -1,8 +1,8 @@
 //! A per-CPU counter that is odd while the CPU is in a critical region.
 //!
 //! A waiting CPU reads the counter of each other CPU. If a counter is odd, the waiter waits until
-//! its value changes. So the waiter does not wait for later regions, and CPUs that repeatedly enter
-//! regions cannot make it wait indefinitely.
+//! the value changes. So the waiter does not wait for later regions, and CPUs that repeatedly enter
+//! regions cannot delay a waiter indefinitely.
 //!
 //! The user of this type must order the accesses in the region against the waiters, with fences; or
 //! the CPU [enters with a check](Stays::begin_looking) of a flag that waiters [close](await_all).
@@ -20,8 +20,8 @@ pub struct Stays(AtomicU64);
 pub struct Stay<'a>(Option<&'a Stays>);
 
 impl Stays {
-    /// Returns the number of the current region of the CPU, if it is in one. All accesses in
-    /// earlier regions happened before.
+    /// Returns the number of the current region of the CPU, if the CPU is in a region. All accesses
+    /// in earlier regions happened before.
     pub fn current(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Acquire)).filter(|number| !number.is_multiple_of(2))
     }
@@ -59,8 +59,8 @@ impl Stays {
     }
 }
 
-/// Called after closing an object: waits for the CPUs that may have found it open. Until the first
-/// [entry with a check](Stays::begin_looking), reads only `any`.
+/// Called after closing an object: waits for the CPUs that may have found the object open. Until
+/// the first [entry with a check](Stays::begin_looking), reads only `any`.
 pub fn await_all<'s>(
     any: &AtomicBool,
     all: impl IntoIterator<Item = &'s Stays>,

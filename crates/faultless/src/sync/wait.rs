@@ -13,13 +13,13 @@ pub trait Wait {
     fn wait(&self, looks: u32);
 
     /// Called in place of [`wait`](Self::wait) after [`LOOKS_BEFORE_PARKING`] reads, by a waiter
-    /// that has published its wish to be [woken](Self::wake): releases the core until then. May
-    /// return spuriously, and returns at once after an earlier wake-up.
+    /// that has announced the wait for a [wake-up](Self::wake): releases the core until the
+    /// wake-up. May return spuriously, and returns at once after an earlier wake-up.
     fn park(&self) {
         self.wait(u32::MAX);
     }
 
-    /// Ends the [`park`](Self::park) of another CPU, or its next one.
+    /// Ends the current or next [`park`](Self::park) of another CPU.
     fn wake(&self, _cpu: CpuId) {}
 
     /// Returns the record of the resources held by the waiting CPU; see [`order`](super::order).
@@ -30,8 +30,8 @@ pub trait Wait {
     }
 }
 
-/// The number of reads before a waiter parks: they take about as long as stopping and restarting a
-/// core, so that a wait costs at most twice its optimal cost.
+/// The number of reads before a waiter parks. So many reads take about as long as stopping and
+/// restarting a core, so a wait costs at most twice the optimum.
 pub const LOOKS_BEFORE_PARKING: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 64 };
 
 /// Waits by spinning, without serving requests: for leaves and tests.

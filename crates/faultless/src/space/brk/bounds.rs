@@ -58,7 +58,7 @@ mod tests {
     const TABLE: u64 = TABLE_ALIGN;
 
     #[test]
-    fn a_table_is_lost_when_none_of_its_pages_stays() {
+    fn a_table_without_remaining_pages_is_lost() {
         const AT: u64 = 8 * TABLE;
         let near = |at: u64| [at - P, at - 1, at, at + 1, at + P, at + 3 * P];
         let starts = near(AT).into_iter().chain(near(AT + TABLE));
