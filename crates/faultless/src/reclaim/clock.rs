@@ -1,37 +1,44 @@
-//! Which pages are evicted: a clock goes over the frames of memory.
+//! The choice of pages to evict: a clock hand scans the frames of memory.
 //!
-//! # Why there are no lists
+//! # No lists
 //!
-//! Linux keeps lists of pages, active and inactive, or by generation. A page that is faulted in goes on a list: that writes the list's line and the
-//! links of its neighbours, in every fault, whether memory is ever short or not. Here a fault writes one shared line. So there is no list. A *hand*
-//! goes over the metadata of frames, in the order of their numbers, and comes back to each after it has been at all others. What it costs
-//! is paid by the CPU that needs memory. CPUs that reclaim at the same time look at different frames: each advances the hand by
-//! some at once.
+//! Linux keeps lists of pages, active and inactive, or by generation. A page that is faulted in is
+//! added to a list: this writes the list's line and the links of its neighbours, in every fault,
+//! even if memory is never short. Here a fault writes one shared line. So there is no list. A
+//! *hand* scans the metadata of frames, in the order of their numbers, and returns to each frame
+//! after it has visited all others. The CPU that needs memory bears the cost. CPUs that reclaim
+//! concurrently scan different frames: each advances the hand by several frames at once.
 //!
-//! The hand that evicts pages goes over all nodes. So whether a page leaves memory depends on when it was used, and not on the
-//! node that it is in: a CPU that needs memory does not empty its own node of pages that are used, while pages that are not used stay in another.
-//! [Demotion and promotion](super::tiers) have a hand for each node.
+//! The hand that evicts pages scans all nodes. So the eviction of a page depends on the time of its
+//! last use, and not on its node: a CPU that needs memory does not evict used pages from its own
+//! node while unused pages stay in another. [Demotion and promotion](super::tiers) have a hand for
+//! each node.
 //!
-//! # Lives
+//! # Use counts (lives)
 //!
-//! Where the hand comes to a page of a file, or, if there is a [swap area](super::swap), to a private page, it looks whether the page was used since
-//! it was there last: whether an entry that maps it has the accessed bit, or the entry in its object, where calls of the kernel note their reads. It clears
-//! the bits that it finds, and marks the entries as [aged](Entry::aged), which tells them from those of private pages that were prefaulted and never used.
-//! Translations that CPUs have cached stay, as on Linux: a page that is used through such a one all the time may seem unused. So a CPU that
-//! [balances](Cpu::balance) memory drops its own twice in each round of a hand.
+//! When the hand reaches a page of a file, or, if there is a [swap area](super::swap), a private
+//! page, it checks whether the page was used since the last visit: whether an entry that maps it
+//! has the accessed bit, or the entry in its object, in which calls of the kernel record their
+//! reads. It clears these bits, and marks the entries as [aged](Entry::aged), which distinguishes
+//! them from entries of prefaulted private pages without any use. Cached translations of CPUs stay,
+//! as on Linux: a page that is continuously used through a cached translation may seem unused. So a
+//! CPU that [balances](Cpu::balance) memory drops its own translations twice in each round of a
+//! hand.
 //!
-//! | the page | its lives |
+//! | the page | its use count (`lives`) |
 //! |---|---|
 //! | was used | one more, at most [`MOST_LIVES`] |
-//! | was not used, and has more than one | one less |
-//! | was not used, and has one or none | it is evicted, or demoted |
-//! | was read again soon after it was evicted ([`refault`](super::refault)) | [`MOST_LIVES`] |
+//! | was not used, count above one | one less |
+//! | was not used, count of one or zero | it is *due*: evicted, or demoted |
+//! | was read again soon after its eviction ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
-//! A fault on private memory stores no lives. A private page is new, with none, as long as none of its entries is aged. Where a page was used, its
-//! [neighbours](super::look_around) are looked at, too.
+//! A fault on private memory stores no use count. A private page is new, with a count of zero,
+//! while none of its entries is aged. If a page was used, its [neighbours](super::look_around) are
+//! also checked.
 //!
-//! So pages that were read ahead and never mapped go at once, pages that were used once go when the hand comes again, and those that are used all the time
-//! survive a scan through a large file. (A fault that maps pages around its own maps them as used, as Linux's does on x86.)
+//! So pages that were read ahead and never mapped are evicted at once, pages used once are evicted
+//! when the hand returns, and pages in continuous use survive a scan through a large file. (A fault
+//! that maps pages around its own maps them as used, as Linux does on x86.)
 
 use super::backoff::Backoff;
 use super::refault::Evicted;
@@ -51,50 +58,52 @@ use crate::table::node;
 use crate::vm::Cpu;
 use core::ops::{ControlFlow, Range};
 
-/// So many frames are worth a look at all of memory. Fewer are found where the swap area is full but for slots of pages that come back one by one.
+/// The number of frames that makes a scan of all memory worthwhile. Fewer are found if the swap
+/// area is full except for slots of pages swapped in individually.
 const WORTH: u64 = BATCH as u64;
-/// The most lives of a page.
+/// The maximum use count of a page.
 pub(super) const MOST_LIVES: u8 = 2;
-/// Frames by which a CPU advances a hand, at most.
+/// The maximum number of frames by which a CPU advances a hand.
 const STRIDE: u64 = 64;
-/// What part of a node's frames that is, at most.
+/// The same maximum as a part of a node's frames.
 pub(super) const PART: u64 = 32;
-/// How often the hand goes over a node before reclaim gives up: a page that was used has no life left by then.
+/// The number of rounds over a node before reclaim fails: by then a used page has a use count of
+/// zero.
 const ROUNDS: u64 = MOST_LIVES as u64 + 2;
 
-/// The hands, and what was evicted.
+/// The hands, and the record of evictions.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// How many frames the hand of each node has gone over, and that of all nodes.
+    /// The number of frames passed by the hand of each node, and by the hand of all nodes.
     hands: [AtomicU64; MAX_NODES],
     all: AtomicU64,
     pub(super) evicted: Evicted,
-    /// Of [`reclaim_ahead`](Cpu::reclaim_ahead), and, for each node, of demotion.
+    /// The backoff of [`reclaim_ahead`](Cpu::reclaim_ahead), and, for each node, of demotion.
     ahead: Backoff,
-    /// The frames that the last reclaim in the background could make available at most; the largest
-    /// number if it reached its goal.
+    /// The maximum number of frames that the last background reclaim could make available; the
+    /// largest number if it reached its goal.
     reach: AtomicU64,
     pub(super) demotion: [Backoff; MAX_NODES],
 }
 
 impl Clock {
-    /// How many frames the hand of all nodes has passed.
+    /// Returns how many frames the hand of all nodes has passed.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn passed(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// The frames that reclaim in the background keeps available: `most`, but at most a quarter of
-    /// those that it can make available. The rest is left to the pages that are in use: a goal
-    /// above what is evictable would evict them again and again.
+    /// Returns the number of frames that background reclaim keeps available: `most`, but at most a
+    /// quarter of the frames that it can make available. The rest is left to pages in use: a goal
+    /// above the evictable frames would evict used pages repeatedly.
     fn goal(&self, most: u64) -> u64 {
         most.min(self.reach.load(Ordering::Relaxed) / 4)
     }
 
-    /// For a machine of `frames` frames.
+    /// Returns the clock for a machine of `frames` frames.
     ///
     /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
+    /// [`OutOfMemory`] if the heap is exhausted.
     pub(crate) fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
         let evicted = Evicted::try_new(frames)?;
@@ -104,23 +113,23 @@ impl Clock {
     }
 }
 
-/// What a hand goes over frames for.
+/// The purpose of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Pages of files leave memory.
     Evict,
-    /// Pages move to slower memory: any but those of no object and no space.
+    /// Pages move to slower memory: any pages of an object or a space.
     Demote,
-    /// Pages that are used move to faster memory.
+    /// Used pages move to faster memory.
     Promote,
 }
 
-/// The frames that a hand goes over.
+/// The frames that a hand scans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Over {
-    /// Those of all nodes.
+    /// The frames of all nodes.
     All,
-    /// Those of one node.
+    /// The frames of one node.
     Node(u8),
 }
 
@@ -130,27 +139,32 @@ impl Over {
     }
 }
 
-/// What a hand looks at frames with.
+/// The state of a scan.
 struct Sight<'w> {
     walk: &'w Walk<'w>,
     visits: Visits<'w>,
     purpose: Purpose,
-    /// How many frames it goes over in a round.
+    /// The number of frames of a round.
     total: u64,
 }
 
 impl<M: Machine> Cpu<'_, M> {
-    /// Evicts pages of files that were not used for the longest time, about `pages` of them, in batches of up to 32: clean ones are dropped, dirty ones written to their store
-    /// first. Private pages are among them if there is a [swap area](Self::swap_on) to which no other CPU is writing. Returns how many frames that gave, which are free at once, or when
-    /// their [deferred flushes](Self::settle_flushes) are done.
+    /// Evicts pages of files that were unused for the longest time, about `pages` of them, in
+    /// batches of up to 32: clean pages are dropped, dirty pages are first written to their store.
+    /// Private pages are included if there is a [swap area](Self::swap_on) to which no other CPU is
+    /// writing. Returns how many frames were released, which are free at once, or after their
+    /// [deferred flushes](Self::settle_flushes).
     ///
-    /// A CPU that is out of frames does so itself. A kernel calls it where it wants to be ahead of that: for a thread in the background, see
-    /// [`reclaim_ahead`](Self::reclaim_ahead), or to make a group of programs smaller. Not inside a closure that lists areas, nor in a store's call.
+    /// A CPU without a free frame does this itself. A kernel calls it to keep frames free in
+    /// advance: in a background thread, use [`reclaim_ahead`](Self::reclaim_ahead). Another use is
+    /// to shrink a group of programs. Not allowed inside a closure that lists areas, nor in a
+    /// store's call.
     pub fn reclaim(&self, pages: u64) -> u64 {
         self.reclaim_until(|freed, found| freed + found >= pages)
     }
 
-    /// As [`reclaim`](Self::reclaim), until what it has freed, and what it has found besides, `is_enough`.
+    /// As [`reclaim`](Self::reclaim), until the numbers of frames freed and of due pages found are
+    /// enough for `is_enough`.
     fn reclaim_until(&self, is_enough: impl FnMut(u64, u64) -> bool) -> u64 {
         if self.state().evicting.get() {
             return 0;
@@ -158,18 +172,18 @@ impl<M: Machine> Cpu<'_, M> {
         let looks = self.frames_of(Over::All) * ROUNDS;
         self.go_over(Over::All, looks, is_enough, Purpose::Evict, |due| {
             let freed = self.evict(due);
-            // Others would stay, too, and seem unused the next time.
+            // Other private pages would stay, too, and seem unused the next time.
             let goes_on = freed != 0 || self.state().awaits_turn.get() || !self.swaps_elsewhere();
             goes_on.then_some(freed)
         })
     }
 
     /// Reclaims in the background if memory will be short soon: if less than 3/32 (9 %) of all
-    /// memory, or of the knob `frame_limit`, is free. It stops when 1/8 is free, frames included
-    /// that wait for a deferred flush, or when nothing more can be evicted. If the rest of memory
-    /// cannot be evicted, a quarter of the evictable and free frames takes the place of 1/8. CPUs
-    /// flush when it suits them, unless less than 1/16 is free. Returns how many frames that gave.
-    /// For a thread of the kernel that runs when other work does not, as often as it likes.
+    /// memory, or of the knob `frame_limit`, is free. It stops when 1/8 is free, including frames
+    /// that wait for a deferred flush, or when no more pages can be evicted. If the rest of memory
+    /// cannot be evicted, a quarter of the evictable and free frames replaces the 1/8. CPUs flush
+    /// at a convenient time, unless less than 1/16 is free. Returns how many frames were released.
+    /// For a low-priority kernel thread, with calls at any rate.
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;
@@ -188,7 +202,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
         self.age_translations();
         self.collect_owed();
-        // One flush is for the frames that wait, and for those that pages leave now. What other CPUs free meanwhile is not missing any more.
+        // One flush covers the frames that already wait, and the frames of pages that leave now.
+        // Frames freed by other CPUs in the meantime reduce the need.
         let missing = || goal.saturating_sub(frames.available());
         let is_enough = |found| missing() <= frames.owed_count() + found;
         loop {
@@ -198,14 +213,15 @@ impl<M: Machine> Cpu<'_, M> {
                 let before = frames.available() + frames.owed_count();
                 got = self.reclaim_until(|_, found| is_enough(found));
                 if got >= WORTH && before + got < goal && !self.swaps_elsewhere() {
-                    // It went over all of memory. Other CPUs cannot have taken what was never free.
+                    // The scan covered all of memory. Other CPUs cannot have taken frames that were
+                    // never free.
                     clock.reach.store(before + got, Ordering::Relaxed);
                 }
-                // Others may have been faster, or are at work.
+                // Other CPUs may have been faster, or are working.
                 backoff.tried(got >= WORTH || is_enough(0) || self.swaps_elsewhere());
             }
             freed += got;
-            // As long as there are frames, CPUs flush when it suits them.
+            // While there are frames, CPUs flush at a convenient time.
             self.vm().deferred.ask();
             if frames.is_short() {
                 self.settle_some();
@@ -216,13 +232,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// The numbers of the nodes, of which some may have no memory.
+    /// Iterates over the numbers of the nodes, some of which may have no memory.
     pub(super) fn nodes(&self) -> impl Iterator<Item = u8> + use<M> {
         let last = self.vm().machine().regions().iter().map(|region| region.node).max();
         0..=last.unwrap_or(0)
     }
 
-    /// How many frames a hand goes over in one round.
+    /// Returns the number of frames that a hand scans in one round.
     pub(super) fn frames_of(&self, over: Over) -> u64 {
         self.regions_of(over).map(|region| u64::from(region.frames)).sum()
     }
@@ -231,7 +247,7 @@ impl<M: Machine> Cpu<'_, M> {
         self.vm().machine().regions().iter().filter(move |region| over.contains(region.node))
     }
 
-    /// Drops this CPU's translations if a hand has gone half a round since it last did.
+    /// Drops this CPU's translations if a hand has advanced by half a round since the last time.
     pub(super) fn age_translations(&self) {
         let (clock, state) = (&self.vm().clock, self.state());
         let half_rounds =
@@ -245,9 +261,11 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Lets the hand of `over` go over at most `looks` frames, and `then` take those whose time has come, with a reference to each, in batches, until
-    /// `is_enough` of as many as it has said that it did and those that are found besides, or it says `None`: it can take no more. Returns of how many it said
-    /// so. Batches are full, but for the last: what a flush costs does not depend on how many pages it is for.
+    /// Advances the hand of `over` by at most `looks` frames, and passes the due pages to `then` in
+    /// batches, with a reference to each. `then` returns how many pages it processed, or `None` if
+    /// it can process no more. The scan ends when `is_enough`, called with the sum of these numbers
+    /// and the number of further pages found, returns true. Returns the sum. Batches are full,
+    /// except the last, because the cost of a flush does not depend on the number of pages.
     pub(super) fn go_over(
         &self,
         over: Over,
@@ -262,11 +280,11 @@ impl<M: Machine> Cpu<'_, M> {
             Over::Node(node) => clock.hands.get(usize::from(node)),
         };
         let Some(hand) = hand.filter(|_| total != 0) else { return 0 };
-        // What is left of a stride when there is enough is passed over.
+        // The rest of a stride is skipped if there is enough.
         let stride = (total / PART).min(STRIDE).min(looks).max(1);
         let _holds = self.hold_pages();
         let (mut left, mut done, mut due) = (looks, 0, FrameList::new());
-        // What the hand goes over next, and where it was when the list was empty.
+        // The next places to scan, and the place at which the list was last empty.
         let (mut places, mut first) = (0..0, 0);
         loop {
             let has_enough = is_enough(done, due.len() as u64);
@@ -275,7 +293,7 @@ impl<M: Machine> Cpu<'_, M> {
                 (places, left) = (at..at + stride, left.saturating_sub(stride));
             }
             let is_last = places.is_empty() || has_enough;
-            // A page that is met in the next round must not be in the list.
+            // A page that is visited again in the next round must not be in the list.
             let is_round = places.end - first > total;
             if due.is_full() || (is_last || is_round) && !due.is_empty() {
                 match purpose {
@@ -292,15 +310,17 @@ impl<M: Machine> Cpu<'_, M> {
                 if due.is_empty() {
                     first = places.start;
                 }
-                // A program waits for each page that is promoted. Of others a full batch costs less.
+                // A program waits for each page that is promoted. For other pages a full batch
+                // costs less.
                 let stops = |found| purpose == Purpose::Promote && is_enough(done, found);
                 self.sweep(over, total, &mut places, purpose, &mut due, stops);
             }
         }
     }
 
-    /// Looks at the frames of `over` that have the numbers `places` among them, modulo their `total`, until those whose time has come fill `due`, or are so
-    /// many that it `stops`. What is left of `places` was not looked at.
+    /// Scans the frames of `over` with the numbers `places`, modulo their `total`, until the due
+    /// pages fill `due`, or `stops` returns true for their number. The remaining `places` were not
+    /// scanned.
     fn sweep(
         &self,
         over: Over,
@@ -321,7 +341,7 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// The frame at place `at` of those of `over`.
+    /// Returns the frame at place `at` among the frames of `over`.
     fn frame_at(&self, over: Over, mut at: u64) -> Option<FrameNumber> {
         for region in self.regions_of(over) {
             if at < u64::from(region.frames) {
@@ -332,7 +352,8 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Looks at one frame, and adds it to `due` if its time has come. Returns how many frames the hand goes on.
+    /// Scans one frame, and adds it to `due` if its page is due. Returns by how many frames the
+    /// hand advances.
     fn look<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, due: &mut FrameList) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
@@ -343,7 +364,7 @@ impl<M: Machine> Cpu<'_, M> {
             _ => false,
         };
         match meta.kind() {
-            // A block that moves meanwhile is of no importance: a page that is passed over is met again.
+            // A concurrent change of the block does not matter: a skipped page is visited again.
             Kind::Free | Kind::Zeroed => return 1 << meta.order(),
             kind if !is_wanted(kind) => return 1,
             _ => {}
@@ -354,25 +375,26 @@ impl<M: Machine> Cpu<'_, M> {
         if is_wanted(meta.kind()) && !meta.is_pinned() && self.is_due(sight, frame, meta) {
             due.push(frame);
         } else {
-            // SAFETY: the reference just taken, which never was a mapping.
+            // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.put_unmapped(frame) };
         }
         1
     }
 
-    /// Whether the time of the page in `frame`, to which the caller has a reference, has come. Otherwise it has one life more or less.
+    /// Returns whether the page in `frame`, to which the caller has a reference, is due. Updates
+    /// the use count of the page.
     fn is_due<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
         let used = is_marked.then_some(true).or_else(|| self.was_used(sight, frame, meta));
         let Some(used) = used else { return false };
         self.count(Counter::PageScanned);
-        // A page that nobody needs any more goes at once.
+        // A dead page is due at once.
         if sight.purpose == Purpose::Evict && self.is_dead(sight, frame, meta) {
             return true;
         }
         let (lives, _) = meta.lives();
         let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
-        // Another CPU that looks at the same time makes no difference that matters.
+        // A concurrent update by another CPU makes no important difference.
         meta.lives.store(next, Ordering::Relaxed);
         match sight.purpose {
             Purpose::Evict | Purpose::Demote => !used && lives <= 1,
@@ -380,7 +402,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Looks whether the page was used since the last look, and clears what tells so. `None`: it is not one that may go.
+    /// Returns whether the page was used since the last scan, and clears the bits that record this.
+    /// `None`: the page may not leave.
     fn was_used<'w>(
         &'w self,
         sight: &mut Sight<'w>,
@@ -393,15 +416,17 @@ impl<M: Machine> Cpu<'_, M> {
             let was_read = |object: &Shared<Object>| self.was_read(purpose, frame, meta, object);
             (used, own) = (self.with_object(&mut sight.visits, frame, was_read)??, 2);
         }
-        // The references of mappings. Of an object's page they may be fewer than entries: all huge leaves of a folio have one. A private page has no more
-        // entries, and most have one, which the walk finds first.
+        // The number of mapping references. For a page of an object it may be lower than the number
+        // of entries: all huge leaves of a folio share one. A private page has no more entries than
+        // references, and usually one entry, which the walk finds first.
         let mapped = meta.refs().saturating_sub(own);
         if mapped != 0 {
             let most = if own == 1 { mapped } else { u32::MAX };
             let (mut is_found, mut is_aged) = (false, false);
             self.each_mapping(sight.walk, &mut sight.visits, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
-                    // One entry maps all pages of the folio, of which the first tells: it has a life since it was used, and as long as it is spared.
+                    // One entry maps all pages of the folio, and the first page stands for all: its
+                    // use count is nonzero after a use, until the folio is no longer spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
                     first.is_none_or(|first| first.lives().0 != 0)
                 } else {
@@ -415,7 +440,7 @@ impl<M: Machine> Cpu<'_, M> {
                 };
                 ControlFlow::Continue(())
             });
-            // The lives are of the page that the frame had before.
+            // The use count belongs to the previous page of the frame.
             if own == 1 && is_found && !is_aged {
                 meta.lives.store(0, Ordering::Relaxed);
             }
@@ -423,7 +448,7 @@ impl<M: Machine> Cpu<'_, M> {
         Some(used)
     }
 
-    /// As [`was_used`](Self::was_used), by the entry of the page in its object.
+    /// As [`was_used`](Self::was_used), for the page's entry in its object.
     fn was_read(
         &self,
         purpose: Purpose,
@@ -439,7 +464,7 @@ impl<M: Machine> Cpu<'_, M> {
         names(seen, frame).then(|| self.take_accessed(name, seen))
     }
 
-    /// Whether the page is one of the swap area whose slot no entry names any more.
+    /// Returns whether the page belongs to the swap area and no entry names its slot any more.
     fn is_dead(&self, sight: &mut Sight<'_>, frame: FrameNumber, meta: &FrameMeta) -> bool {
         let Some(swap) = self.vm().swap.get() else { return false };
         self.with_object(&mut sight.visits, frame, |object| swap.is(object)) == Some(true)
@@ -447,7 +472,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 }
 
-/// Whether `entry` names `frame`, and no CPU has it.
+/// Returns whether `entry` names `frame`, and no CPU holds the entry.
 fn names(entry: Entry, frame: FrameNumber) -> bool {
     entry.is_present() && !entry.is_locked() && entry.frame() == frame
 }
