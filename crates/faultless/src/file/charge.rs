@@ -38,7 +38,7 @@ impl Charge {
         self.0.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// The number of charged pages.
+    /// Returns the number of charged pages.
     pub(crate) fn pages(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -49,10 +49,10 @@ impl Charge {
 pub(crate) struct Charged<'a>(Option<&'a Charge>);
 
 impl Charged<'_> {
-    /// No charge.
+    /// Holds no charge.
     pub(crate) const NONE: Self = Self(None);
 
-    /// The page is there: its charge stays.
+    /// Keeps the charge, because the page is in the object.
     pub(crate) const fn keep(&mut self) {
         self.0 = None;
     }
@@ -67,7 +67,7 @@ impl Drop for Charged<'_> {
 }
 
 impl<M: Machine> Vm<M> {
-    /// The number of pages that are charged against the knob `file_limit`.
+    /// Returns the number of pages that are charged against the knob `file_limit`.
     pub fn charged_pages(&self) -> u64 {
         self.charge.pages()
     }
@@ -94,8 +94,8 @@ impl Object {
         Ok(Charged(Some(&vm.charge)))
     }
 
-    /// Charges the page that `slot`, an entry of an object with a store, names, if a store will
-    /// make the page dirty.
+    /// Charges the page in `slot`, an entry of an object with a store, if a store will make the
+    /// page dirty.
     ///
     /// # Errors
     /// [`NoPage::Full`].
@@ -130,8 +130,8 @@ impl Object {
         !(now.is_present() && now.frame() == frame && now.is_dirty())
     }
 
-    /// Charges a page that the kernel must store to, whatever the limit: the rest of a page beyond
-    /// the end is cleared.
+    /// Charges a page beyond any limit, for a page that the kernel must store to: the kernel clears
+    /// the rest of a page beyond the end of the object.
     pub(super) fn charge_always<'v, M: Machine>(&self, cpu: &Cpu<'v, M>) -> Charged<'v> {
         let charge = &cpu.vm().charge;
         if !self.charged || !self.is_stored() {
