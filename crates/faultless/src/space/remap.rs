@@ -52,16 +52,16 @@ struct Request {
     target: u64,
     /// Bytes below `old` and `target` that have been moved already.
     moved: u64,
-    /// Where it goes if no target is given.
+    /// The places for a mapping without a given target.
     places: Places,
 }
 
-/// The shared pages among those that move.
+/// The shared pages among the pages that move.
 #[derive(Default)]
 struct Moving {
-    /// Whether some of them had several references before the move. Then there is room for all notes.
+    /// Whether a page had several references before the move. Then there is room for all notes.
     shares: bool,
-    /// The pages that the next note is about.
+    /// The pages of the next note.
     run: Option<Note>,
     reserved: Reserved,
 }
@@ -73,9 +73,9 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, unknown or contradictory flags, new length 0, ranges that
     /// overlap or leave user space, old length 0 of a private mapping), `EFAULT` (nothing mapped at
-    /// `addr`, or it ends before the old length), `ENOMEM`, `EPERM` (`FIXED` below
-    /// [`lowest_address`](Machine::lowest_address)). Nothing has changed then, except where several VMAs move at once: as on Linux, those before
-    /// the one that cannot move have moved.
+    /// `addr`, or a mapping that ends before the old length), `ENOMEM`, `EPERM` (`FIXED` below
+    /// [`lowest_address`](Machine::lowest_address)). Nothing has changed then, except if several
+    /// VMAs move at once: as on Linux, the VMAs before the first that cannot move have moved.
     pub fn mremap(
         &self,
         cpu: &Cpu<'_, M>,
@@ -90,14 +90,14 @@ impl<M: Machine> Space<M> {
         let refused = |errno| Error { operation: "mremap", range: given, errno };
         let places = Places::common(cpu);
         let request = check(addr, old_len, new_len, flags, target, places).map_err(refused)?;
-        // Moved parts stay moved: a second try continues with the rest.
+        // Moved parts stay moved: a second attempt continues with the rest.
         let done = Cell::new(0);
         let moved = cpu.with_memory(|| self.remap(cpu, &request, &done));
         cpu.collect();
         moved.map_err(refused)
     }
 
-    /// Chooses a course, claims the ranges needed, and executes it.
+    /// Chooses a course, claims the ranges needed, and executes the course.
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
         let course = Cell::new(Course::Refused);
         for tries in 0.. {
@@ -115,21 +115,21 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// What happens to a mapping.
+/// How the call changes a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// It shrinks, stays, or grows where it is.
+    /// The mapping shrinks, stays, or grows in place.
     InPlace,
-    /// It moves to this address, if there is free space for it.
+    /// The mapping moves to this address, if there is enough free space.
     To(Option<u64>),
     /// All VMAs of the range move to a fixed address, with the holes between them kept.
     Each,
-    /// It may not move, and cannot stay.
+    /// The mapping may not move, and cannot stay.
     Refused,
 }
 
 impl Course {
-    /// The course that `request` takes in `view`.
+    /// Returns the course of `request` in `view`.
     fn choose(view: &View<'_, Vma>, request: &Request) -> Self {
         let Request { old, new_len, flags, target, .. } = *request;
         if flags.contains(RemapFlags::FIXED) {
@@ -155,7 +155,7 @@ impl Course {
 }
 
 impl Request {
-    /// The rest of the request after the first `moved` bytes.
+    /// Returns the rest of the request after the first `moved` bytes.
     fn after(&self, moved: u64) -> Self {
         Self {
             old: VirtRange::new(self.old.start + moved, self.old.end),
@@ -168,8 +168,8 @@ impl Request {
         }
     }
 
-    /// What is claimed for `course`: of the old place a page at least, to find out what is mapped there; and all of
-    /// the locked VMAs that are unlocked.
+    /// Returns the ranges to claim for `course`: at least one page of the old place, to find the
+    /// mapping there; and all of the locked VMAs that the call unlocks.
     fn ranges(&self, view: &View<'_, Vma>, course: Course) -> [VirtRange; 2] {
         let old = VirtRange::new(self.old.start, self.old.start + self.old.len().max(PAGE_SIZE));
         let second = view.iter_from(self.old.start).nth(1);
@@ -183,7 +183,8 @@ impl Request {
         };
         let ends = [old.start, old.end - PAGE_SIZE].map(locked);
         let old = ends.into_iter().flatten().fold(old, VirtRange::hull);
-        // Where the old place stays mapped its tables do. Those of the new one go if the move fails.
+        // If the old place stays mapped, its tables stay. The tables of the new place go if the
+        // move fails.
         let left = if unlocks { old } else { with_tables(view, old) };
         let taken = |start| with_tables(view, self.target_at(start));
         match course {
@@ -192,25 +193,25 @@ impl Request {
             }
             Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
             Course::To(Some(start)) => [left, taken(start)],
-            // No other operation may see that some have moved and some have not.
+            // No other operation may see that some VMAs have moved and some have not.
             Course::Each if several => [VirtRange::USER, NOWHERE],
             Course::Each => [left, taken(self.target)],
             Course::To(None) | Course::Refused => [old, NOWHERE],
         }
     }
 
-    /// The range that is unmapped, where the mapping shrinks in place.
+    /// Returns the range to unmap, if the mapping shrinks in place.
     fn cut(&self) -> VirtRange {
         VirtRange::new(self.old.start + self.new_len, self.old.end)
     }
 
-    /// The target range, if it begins at `start`.
+    /// Returns the target range that begins at `start`.
     fn target_at(&self, start: u64) -> VirtRange {
         VirtRange::new(start, start + self.new_len)
     }
 }
 
-/// The errors that Linux returns before it reads the space.
+/// Returns the errors that Linux returns before reading the space.
 fn check(
     addr: u64,
     old_len: u64,
@@ -238,7 +239,7 @@ fn check(
         if !is_page_aligned(target) || target > USER_END - new_len {
             return Err(Errno::EINVAL);
         }
-        // So does an end beyond all addresses.
+        // An end beyond all addresses also wraps around.
         let overlaps = addr < target + new_len && target < addr.wrapping_add(old_len);
         if overlaps || (keep && old_len != new_len) {
             return Err(Errno::EINVAL);
@@ -251,7 +252,8 @@ fn check(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Executes the request by `course`, whose ranges must be claimed. `None`: the chosen address is no longer the best one.
+    /// Executes the request by `course`, whose ranges must be claimed. `None`: the chosen address
+    /// is no longer the best.
     fn remap(
         &self,
         request: &Request,
@@ -290,7 +292,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Extends the VMA over `old`, where that ends, to all of `to`, in which nothing else is mapped.
+    /// Extends the VMA over `old` from the end of `old` to all of `to`, in which nothing else is
+    /// mapped.
     fn grow_up(&self, old: VirtRange, to: VirtRange) -> Result<(), Errno> {
         self.step(old.hull(to).with_neighbours(), |step| {
             let (mut area, root) = step.take(old)?;
@@ -300,9 +303,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         })
     }
 
-    /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
-    /// before one that fails have moved; `done` counts the bytes of the request that are done. Returns
-    /// whether all are done: a part may need more than the claim by now.
+    /// Moves all VMAs in the range, one after the other, and keeps the holes between them. If a
+    /// move fails, the VMAs before have moved; `done` counts the bytes of the request that are
+    /// done. Returns whether all bytes are done: a part may need more than the claim by now.
     fn relocate_each(&self, request: &Request, done: &Cell<u64>) -> Result<bool, Errno> {
         let Request { old, target, moved, .. } = *request;
         if moved == 0 {
@@ -326,14 +329,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(true)
     }
 
-    /// The errors that Linux returns once it has found the VMA.
+    /// Returns the errors that Linux returns after finding the VMA.
     fn check_resize(&self, request: &Request) -> Result<(), Errno> {
         let Request { old, new_len, .. } = *request;
         let area = &self.vma_at(old.start).ok_or(Errno::EFAULT)?.area;
         if old.is_empty() && area.is_private() {
             return Err(Errno::EINVAL);
         }
-        // What is behind a device's memory is not the mapping's to have.
+        // The memory behind a device's range does not belong to the mapping.
         let device = area.memory.is_device();
         if device && request.flags.contains(RemapFlags::DONTUNMAP) {
             return Err(Errno::EINVAL);
@@ -343,7 +346,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         if fixed && (request.target..request.target + new_len).contains(&old.start) {
             return Err(Errno::EFAULT);
         }
-        // A range that shrinks while it moves may end beyond the VMA: only the part kept must be in it.
+        // A range that shrinks during the move may end beyond the VMA: only the part kept must be
+        // in the VMA.
         let kept = old.len().min(new_len);
         if kept > area.range.end - old.start {
             return Err(Errno::EFAULT);
@@ -355,15 +359,16 @@ impl<M: Machine> Writing<'_, '_, M> {
         if area.flags.contains(VmaFlags::ACCOUNT) && !self.cpu.vm().may_promise(growth) {
             return Err(Errno::ENOMEM);
         }
-        // Linux looks at this last, too.
+        // Linux also checks this last.
         if fixed && request.target < self.cpu.vm().machine().lowest_address() {
             return Err(Errno::EPERM);
         }
         Ok(())
     }
 
-    /// Moves the VMA's part `request.old` to `new`, with its pages, if `course` is still the choice in the current tree, and its
-    /// ranges are claimed. Both given ranges must be claimed. Returns whether it moved them.
+    /// Moves the VMA's part `request.old` to `new`, with its pages, if `course` is still the choice
+    /// in the current tree, and its ranges are claimed. The caller has claimed both given ranges.
+    /// Returns whether the pages moved.
     fn relocate(&self, request: &Request, course: Course, new: VirtRange) -> Result<bool, Errno> {
         let old = request.old;
         let stands = |view: &View<'_, Vma>| {
@@ -373,7 +378,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     && request.ranges(view, course).iter().all(|range| self.claims(*range)))
         };
         let keep = request.flags.contains(RemapFlags::DONTUNMAP);
-        // An empty old range asks for a second mapping of the same object.
+        // An empty old range means a second mapping of the same object.
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
         let there = self.vmas(new).next().is_some();
         // The moved pages are not freed, but leave this range.
@@ -382,13 +387,14 @@ impl<M: Machine> Writing<'_, '_, M> {
             // The source VMA stays, without `mlock`, and is renewed as a whole.
             self.merge_at(old.start);
         }
-        // All that can fail comes first, and both ranges change at once.
+        // Everything that can fail comes first, and both ranges change at once.
         let mut moving = Moving::default();
         let planned = self.step_versions(old.hull(new).with_neighbours(), |step| {
             let stands = stands(&step.view());
             if stands {
                 replace_both(step, old, new, keep)?;
-                // From here on no fault adds a table to the old place, and no page there becomes shared.
+                // From here on no fault adds a table to the old place, and no page there becomes
+                // shared.
                 self.make_tables(moved, new.start)?;
                 moving = self.reserve_notes(moved)?;
             }
@@ -414,7 +420,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(true)
     }
 
-    /// Frees the tables that were made where `range` has no VMA.
+    /// Frees the tables that were made in the parts of `range` without a VMA.
     #[cold]
     fn clear_gaps(&self, range: VirtRange) {
         let mut at = range.start;
@@ -428,18 +434,21 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Looks for shared pages in `from`, which is about to move, and allocates what their notes need.
+    /// Looks for shared pages in `from`, which is about to move, and allocates the memory of their
+    /// notes.
     fn reserve_notes(&self, from: VirtRange) -> Result<Moving, OutOfMemory> {
         let (mut shares, mut runs, mut last) = (false, 0, None);
         let mut look = |addr: u64, slot: &AtomicU64| {
-            // Another CPU may migrate the page meanwhile; then the metadata may be that of another page.
+            // Another CPU may migrate the page at this time; then the metadata may be of another
+            // page.
             while let seen = protocol::look(slot, self.cpu)
                 && let Some(meta) = self.anon_page(seen)
             {
                 let (shared, index) = (meta.refs() != 1, meta.index.load(Ordering::Relaxed));
                 let now = node::load(slot);
                 if now.is_mapped() && now.frame() == seen.frame() {
-                    // A run is of pages that are at one distance from the addresses of their numbers.
+                    // The pages of a run have the same distance from the addresses of their
+                    // numbers.
                     let distance = Some((index << PAGE_SHIFT).wrapping_sub(addr));
                     runs += usize::from(last != distance);
                     last = distance;
@@ -464,7 +473,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(Moving { shares, run: None, reserved })
     }
 
-    /// The metadata of the anonymous page that `entry` maps, if it maps one.
+    /// Returns the metadata of the anonymous page that `entry` maps, if there is one.
     #[inline]
     fn anon_page(&self, entry: Entry) -> Option<&FrameMeta> {
         if !entry.is_mapped() || entry.is_special() {
@@ -493,7 +502,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             each_leaf(self.cpu, self.space.root(), from, |leaf| {
                 let (addr, slot) = match leaf {
                     Leaf::Page { addr, slot } => (addr, slot),
-                    // Its pages come next.
+                    // The pages of the leaf come next.
                     Leaf::Huge { start, slot, .. } => {
                         return self.space.split(self.cpu, start, slot);
                     }
@@ -508,8 +517,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
                 self.take_along(old, there, &mut moving);
-                // A fault of an earlier mapping may still hold the empty entry busy, and
-                // will store "empty" again: wait for it.
+                // A fault of an earlier mapping may still hold the empty entry busy, and will store
+                // "empty" again. Wait for the fault.
                 let slot = &slots[node::index(there, LAST)];
                 let (before, _) = protocol::settle(slot, self.cpu, |_| old);
                 debug_assert!(before.is_none(), "{there:#x} was not empty: {before:?}");
@@ -529,14 +538,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Makes the reverse map find the page of `entry`, which moves to `to` and has no entry at the moment. An
-    /// anonymous page that others map keeps its index. It is added to the run of such pages, or the run
-    /// is noted, and the page begins the next one.
+    /// Makes the reverse map find the page of `entry`, which moves to `to` and has no entry at the
+    /// moment. An anonymous page with other mappings keeps its index. The call adds the page to the
+    /// run of such pages, or notes the run, and begins the next run with the page.
     #[inline]
     fn take_along(&self, entry: Entry, to: u64, moving: &mut Moving) {
         let Some(meta) = self.anon_page(entry) else { return };
-        // The entry, which no other CPU can reach, has the only mapping. If no page was shared before the move, a
-        // second reference is a transient one.
+        // The entry, which no other CPU can reach, has the only mapping. If no page was shared
+        // before the move, a second reference is a transient one.
         if (!moving.shares || meta.refs() == 1) && !lost(Mutant::MoveKeepsIndex) {
             meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
             meta.index.store(to >> PAGE_SHIFT, Ordering::Relaxed);
@@ -552,7 +561,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 }
 
-/// Maps in all of `new` what is mapped at the start of `old`. `old` becomes unmapped, or, with `keep`, stays mapped.
+/// Maps the mapping at the start of `old` in all of `new`. `old` becomes unmapped, or, with `keep`,
+/// stays mapped.
 fn replace_both<M: Machine>(
     step: &mut Versions<'_, '_, '_, M>,
     old: VirtRange,
@@ -569,13 +579,13 @@ fn replace_both<M: Machine>(
     let (mut area, root) =
         if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
     if area.memory.is_anonymous() && root.is_none() {
-        // Never written: it takes the offset of a new mapping there.
+        // Without any store so far, the mapping takes the offset of a new mapping there.
         area.offset = new.start >> PAGE_SHIFT;
     }
     area.range = new;
     if keep {
-        // A whole VMA that stays is like a new one. As on Linux, none of the VMA stays locked, even where only
-        // a part of it moves, or where what moves merges with it.
+        // A whole VMA that stays is like a new VMA. As on Linux, none of the VMA stays locked, even
+        // if only a part moves, or if the moved part merges with the rest.
         let locked = area.lock() != Lock::No;
         let mut stays = step.look(if locked { all } else { old })?;
         let meets = |at| agree(&stays, &area, at);
