@@ -114,9 +114,9 @@ impl Object {
         self.charge(cpu)
     }
 
-    /// Returns whether the page in `frame` could become dirty without a charge. The caller has a reference to the
-    /// frame, and took `charge` for an earlier page with the entry `name`, which may have been dirty. No page of a
-    /// read-only store becomes clean again.
+    /// Returns whether the page in `frame` could become dirty without a charge. The caller has a
+    /// reference to the frame, and took `charge` for an earlier page with the entry `name`, which
+    /// may have been dirty. No page of a read-only store becomes clean again.
     pub(crate) fn lacks_charge(
         &self,
         charge: &Charged<'_>,

@@ -2,34 +2,34 @@
 //!
 //! # No lists
 //!
-//! Linux keeps lists of pages, active and inactive, or by generation. A page that is faulted in is
-//! added to a list: this writes the list's line and the links of its neighbours, in every fault,
-//! even if memory is never short. Here a fault writes one shared line. So there is no list. A
-//! *hand* scans the metadata of frames, in the order of their numbers, and returns to each frame
-//! after it has visited all others. The CPU that needs memory bears the cost. CPUs that reclaim
-//! concurrently scan different frames: each advances the hand by several frames at once.
+//! Linux keeps lists of pages, active and inactive, or by generation. A fault adds the new page to
+//! a list: this writes the list's line and the links of two pages, in every fault, even if memory
+//! is never short. Here a fault writes one shared line. So there is no list. A *hand* scans the
+//! metadata of frames, in the order of the frame numbers, and returns to each frame after visiting
+//! all the rest. The CPU that needs memory bears the cost. CPUs that reclaim concurrently scan
+//! different frames: each advances the hand by several frames at once.
 //!
-//! The hand that evicts pages scans all nodes. So the eviction of a page depends on the time of its
-//! last use, and not on its node: a CPU that needs memory does not evict used pages from its own
-//! node while unused pages stay in another. [Demotion and promotion](super::tiers) have a hand for
-//! each node.
+//! The hand that evicts pages scans all nodes. So the eviction of a page depends on the time of the
+//! last use, and not on the node: a CPU that needs memory does not evict used pages from the CPU's
+//! own node while unused pages stay in another. [Demotion and promotion](super::tiers) have a hand
+//! for each node.
 //!
 //! # Use counts (lives)
 //!
 //! When the hand reaches a page of a file, or, if there is a [swap area](super::swap), a private
-//! page, it checks whether the page was used since the last visit: whether an entry that maps it
-//! has the accessed bit, or the entry in its object, in which calls of the kernel record their
-//! reads. It clears these bits, and marks the entries as [aged](Entry::aged), which distinguishes
-//! them from entries of prefaulted private pages without any use. Cached translations of CPUs stay,
-//! as on Linux: a page that is continuously used through a cached translation may seem unused. So a
-//! CPU that [balances](Cpu::balance) memory drops its own translations twice in each round of a
-//! hand.
+//! page, it checks whether the page was used since the last visit: whether an entry that maps the
+//! page has the accessed bit, or the entry in the page's object, in which calls of the kernel
+//! record reads. The hand clears these bits, and marks the entries as [aged](Entry::aged), which
+//! distinguishes them from entries of prefaulted private pages without any use. Cached translations
+//! of CPUs stay, as on Linux: a page that is continuously used through a cached translation may
+//! seem unused. So a CPU that [balances](Cpu::balance) memory drops its own translations twice in
+//! each round of a hand.
 //!
 //! | the page | its use count (`lives`) |
 //! |---|---|
 //! | was used | one more, at most [`MOST_LIVES`] |
 //! | was not used, count above one | one less |
-//! | was not used, count of one or zero | it is *due*: evicted, or demoted |
+//! | was not used, count of one or zero | the page is *due*: evicted, or demoted |
 //! | was read again soon after its eviction ([`refault`](super::refault)) | [`MOST_LIVES`] |
 //!
 //! A fault on private memory stores no use count. A private page is new, with a count of zero,
@@ -38,7 +38,7 @@
 //!
 //! So pages that were read ahead and never mapped are evicted at once, pages used once are evicted
 //! when the hand returns, and pages in continuous use survive a scan through a large file. (A fault
-//! that maps pages around its own maps them as used, as Linux does on x86.)
+//! that also maps neighbouring pages maps these pages as used, as Linux does on x86.)
 
 use super::backoff::Backoff;
 use super::refault::Evicted;
@@ -81,7 +81,7 @@ pub(crate) struct Clock {
     /// The backoff of [`reclaim_ahead`](Cpu::reclaim_ahead), and, for each node, of demotion.
     ahead: Backoff,
     /// The maximum number of frames that the last background reclaim could make available; the
-    /// largest number if it reached its goal.
+    /// largest number if the reclaim reached its goal.
     reach: AtomicU64,
     pub(super) demotion: [Backoff; MAX_NODES],
 }
@@ -94,7 +94,7 @@ impl Clock {
     }
 
     /// Returns the number of frames that background reclaim keeps available: `most`, but at most a
-    /// quarter of the frames that it can make available. The rest is left to pages in use: a goal
+    /// quarter of the frames that can become available. The rest is left to pages in use: a goal
     /// above the evictable frames would evict used pages repeatedly.
     fn goal(&self, most: u64) -> u64 {
         most.min(self.reach.load(Ordering::Relaxed) / 4)
@@ -213,8 +213,8 @@ impl<M: Machine> Cpu<'_, M> {
                 let before = frames.available() + frames.owed_count();
                 got = self.reclaim_until(|_, found| is_enough(found));
                 if got >= WORTH && before + got < goal && !self.swaps_elsewhere() {
-                    // The scan covered all of memory. Other CPUs cannot have taken frames that were
-                    // never free.
+                    // The scan covered all of memory. No CPU can have taken frames that were never
+                    // free.
                     clock.reach.store(before + got, Ordering::Relaxed);
                 }
                 // Other CPUs may have been faster, or are working.
@@ -352,8 +352,8 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Scans one frame, and adds it to `due` if its page is due. Returns by how many frames the
-    /// hand advances.
+    /// Scans one frame, and adds the frame to `due` if the page is due. Returns by how many frames
+    /// the hand advances.
     fn look<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, due: &mut FrameList) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
@@ -416,16 +416,16 @@ impl<M: Machine> Cpu<'_, M> {
             let was_read = |object: &Shared<Object>| self.was_read(purpose, frame, meta, object);
             (used, own) = (self.with_object(&mut sight.visits, frame, was_read)??, 2);
         }
-        // The number of mapping references. For a page of an object it may be lower than the number
-        // of entries: all huge leaves of a folio share one. A private page has no more entries than
-        // references, and usually one entry, which the walk finds first.
+        // The number of mapping references. For a page of an object this may be lower than the
+        // number of entries: all huge leaves of a folio share one. A private page has no more
+        // entries than references, and usually one entry, which the walk finds first.
         let mapped = meta.refs().saturating_sub(own);
         if mapped != 0 {
             let most = if own == 1 { mapped } else { u32::MAX };
             let (mut is_found, mut is_aged) = (false, false);
             self.each_mapping(sight.walk, &mut sight.visits, frame, most, |found| {
                 used |= if found.seen.is_huge() && folio::first_of(frame) != frame {
-                    // One entry maps all pages of the folio, and the first page stands for all: its
+                    // One entry maps all pages of the folio, and the first page stands for all: the
                     // use count is nonzero after a use, until the folio is no longer spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
                     first.is_none_or(|first| first.lives().0 != 0)
