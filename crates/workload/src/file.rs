@@ -1,39 +1,39 @@
-//! The files of a run: made before it, and gone with it.
+//! The files of a run, created before the run and removed after it.
 
 use crate::system::Failure;
 use faultless::{PAGE_SIZE, VirtRange};
 use std::fs::File;
 use std::io::{Error, Write};
 
-/// A file that a program is to have, without a name.
+/// An unnamed file of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSpec {
-    /// Its length, whole pages.
+    /// The length in bytes, in whole pages.
     pub bytes: u64,
-    /// What is in it.
+    /// The contents.
     pub contents: Contents,
 }
 
-/// What is in a file.
+/// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Zeros: one hole.
+    /// Zeros: a single hole.
     Zeros,
-    /// Each page begins with its number in the file, a word of 8 bytes, and has zeros behind it. The pages are read when they are needed, and
-    /// leave memory when it is short.
+    /// Each page starts with its number in the file, a word of 8 bytes, followed by zeros. Pages
+    /// are read on demand, and evicted when memory is short.
     Numbers,
-    /// Code. Each page begins with its number in the file, a word of 8 bytes; at every multiple of [`FUNCTION`] after it there is a
-    /// function, which returns at once.
+    /// Code. Each page starts with its number in the file, a word of 8 bytes. Every multiple of
+    /// [`FUNCTION`] after the word contains a function that returns at once.
     Code,
 }
 
 /// Bytes from one function of [`Contents::Code`] to the next: a cache line.
 pub const FUNCTION: u64 = 64;
 
-/// The functions of a page of code.
+/// The number of functions in a page of code.
 pub(crate) const FUNCTIONS: u64 = PAGE_SIZE / FUNCTION - 1;
 
-/// The instruction that returns from a function, if it is known of this processor.
+/// The instruction that returns from a function, if known for this processor.
 const RETURN: Option<&[u8]> = if cfg!(target_arch = "x86_64") {
     Some(&[0xc3])
 } else if cfg!(target_arch = "aarch64") {
@@ -42,11 +42,12 @@ const RETURN: Option<&[u8]> = if cfg!(target_arch = "x86_64") {
     None
 };
 
-/// Whether [`Contents::Code`] runs on this processor. If not, its functions may be fetched from, and not called.
+/// Whether [`Contents::Code`] runs on this processor. If not, its functions can be fetched, but not
+/// called.
 pub(crate) const RUNS: bool = RETURN.is_some();
 
 impl FileSpec {
-    /// Makes the file, in the directory for temporary files.
+    /// Creates the file in the directory for temporary files.
     pub(crate) fn make(&self) -> Result<File, Failure> {
         let mut file = tempfile::tempfile().map_err(|error| self.failed("open", &error))?;
         match self.contents {
@@ -64,9 +65,9 @@ impl FileSpec {
         Ok(file)
     }
 
-    /// Writes pages that begin with their numbers, and are full of `code` behind.
+    /// Writes pages that start with their numbers, followed by copies of `code`.
     fn write(&self, file: &mut File, code: &[u8]) -> Result<(), Error> {
-        /// Pages written at once.
+        /// Pages per write.
         const RUN: usize = 256;
         let pages = VirtRange::new(0, self.bytes).pages();
         let mut run: Vec<u8> =

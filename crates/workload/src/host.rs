@@ -1,6 +1,6 @@
 //! The clocks of the host.
 
-/// Processor time, in seconds.
+/// Processor time, in seconds, and page faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Usage {
     pub(crate) user: f64,
@@ -9,7 +9,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// What has been used since `before`.
+    /// Returns the usage since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             user: self.user - before.user,
@@ -39,7 +39,7 @@ impl From<libc::rusage> for Usage {
     }
 }
 
-/// Seconds on the clock that all threads and processes share.
+/// Returns the seconds on the clock shared by all threads and processes.
 pub(crate) fn now() -> f64 {
     // SAFETY: a `timespec` of zeros is valid, and the call fills it.
     let time = unsafe {
@@ -51,8 +51,8 @@ pub(crate) fn now() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Lets others get on, while something is waited for in vain: who comes soon is seen at once, and where there are
-/// more threads than processors, they have theirs.
+/// Yields between polls of a wait loop. Short waits are detected at once. If there are more threads
+/// than processors, the other threads get processor time.
 pub(crate) fn rest(looks: u32) {
     if looks.is_multiple_of(256) {
         std::thread::yield_now();
@@ -61,11 +61,12 @@ pub(crate) fn rest(looks: u32) {
     }
 }
 
-/// What this thread has used so far, by the host kernel's count.
+/// Returns the usage of this thread so far, as counted by the host kernel.
 pub(crate) fn thread_usage() -> Usage {
     // SAFETY: a `timespec` and an `rusage` of zeros are valid, and the calls fill them.
     let usage = unsafe {
-        // Who asks for the thread's clock brings it up to date; `getrusage` alone tells the last tick.
+        // Reading the thread's clock updates it; `getrusage` alone returns the value of the last
+        // tick.
         let mut time: libc::timespec = std::mem::zeroed();
         libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
         let mut usage: libc::rusage = std::mem::zeroed();

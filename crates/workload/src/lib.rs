@@ -1,11 +1,11 @@
 //! Memory benchmarks, written once and run on any system.
 //!
-//! A [`Program`] is a benchmark: it asks its system, through [`Task`], for what a real program would
-//! ask of a kernel (map, unmap, load, store, fork), and checks every answer, so each benchmark is a
-//! test as well. A [`System`] runs programs: [`Linux`] on the kernel beneath this process, `faultless_native::Native` on the
-//! subsystem of this workspace, and `faultless_virtual::Virtual` on the same with simulated CPUs. The
-//! programs carry the names and do the work of the benchmarks that the field compares kernels with;
-//! [`all`] lists them and [`Workload::parse`] picks one.
+//! A [`Program`] is a benchmark. It requests memory operations of its system through [`Task`], like
+//! a real program of a kernel (map, unmap, load, store, fork), and checks every result, so each
+//! benchmark is also a test. A [`System`] runs programs: [`Linux`] on the kernel of this process,
+//! `faultless_native::Native` on the subsystem of this workspace, and `faultless_virtual::Virtual`
+//! on the subsystem with simulated CPUs. The programs have the names and do the work of established
+//! kernel benchmarks; [`all`] lists them and [`Workload::parse`] selects one.
 //!
 //! ```
 //! use faultless_workload::{Linux, Workload};

@@ -1,14 +1,15 @@
-//! The subsystem on its native machine, as a system to run programs on.
+//! The subsystem on its native machine, as a system for programs.
 //!
-//! A worker is a thread of the host on a CPU of the machine; in [`Mode::Processes`] each has an
-//! address space of its own. The settings that the machine has at the time hold for the run, so the
-//! caller switches them between runs. Counters are what the subsystem and the machine's TLBs counted from the common start
-//! to the end of the last worker, without what workers did aside; but `prefault_wasted` goes on to the end of the processes, when it is
-//! seen which pages nobody used. Processor time is the host's count for the threads, and nearly all
-//! of it is user time, as the subsystem itself is here.
+//! A worker is a thread of the host on a CPU of the machine; in [`Mode::Processes`] each has a
+//! separate address space. The current settings of the machine apply to the run, so the caller
+//! changes them between runs. Counters are those of the subsystem and the machine's TLBs, from the
+//! common start to the end of the last worker, without work done aside. `prefault_wasted` extends
+//! to the end of the processes, which reveals the unused pages. Processor time is the host's count
+//! for the threads. Nearly all of it is user time, because the subsystem itself runs in user mode
+//! here.
 //!
-//! A run needs as many CPUs as it has workers, and the machine to itself: workers wait for each other
-//! on their CPUs.
+//! A run needs a CPU for each worker, and exclusive use of the machine, because workers wait for
+//! each other on their CPUs.
 
 use crate::file::FileSpec;
 use crate::host::{Usage, now, rest, thread_usage};
@@ -43,7 +44,7 @@ impl From<Stop> for Failure {
     }
 }
 
-/// The failure of an access that got `signal`.
+/// Returns the failure of an access that received `signal`.
 #[cold]
 fn access(access: &'static str, signal: Signal) -> Failure {
     let (addr, reason) = match signal {
@@ -65,7 +66,7 @@ pub struct NativeTask<'t, 'a, 'n> {
     told: Told,
 }
 
-/// What a worker tells besides its report.
+/// Results of a worker beside its report.
 #[derive(Debug, Default)]
 struct Told {
     /// Nanoseconds.
@@ -73,12 +74,12 @@ struct Told {
     footprint: Footprint,
 }
 
-/// What a worker did off the clock.
+/// Work of a worker off the clock.
 #[derive(Debug, Default)]
 struct Aside {
     seconds: f64,
     usage: Usage,
-    /// What its CPU counted, in the order of [`Counted::since`].
+    /// The counts of its CPU, in the order of [`Counted::since`].
     counts: Vec<u64>,
 }
 
@@ -89,7 +90,7 @@ impl Aside {
         self.counts.iter_mut().zip(counts).for_each(|(sum, (_, count))| *sum += count);
     }
 
-    /// Of what the machine counted, what this worker counted on the clock, and all that others did.
+    /// Subtracts this worker's counts off the clock from the counts of the machine.
     fn taken_from(&self, counted: &mut [(&'static str, u64)]) {
         for ((_, count), aside) in counted.iter_mut().zip(&self.counts) {
             *count = count.saturating_sub(*aside);
@@ -97,7 +98,7 @@ impl Aside {
     }
 }
 
-/// What the subsystem and the TLBs have counted, on one CPU or all.
+/// The counts of the subsystem and the TLBs, on one CPU or all.
 struct Counted {
     subsystem: Totals,
     tlb: TlbStats,
@@ -108,7 +109,7 @@ impl Counted {
         Self { subsystem: native.vm().totals(), tlb: native.machine().total_tlb_stats() }
     }
 
-    /// What was counted since `before`, by name.
+    /// Returns the counts since `before`, by name.
     fn since(&self, before: &Self) -> Vec<(&'static str, u64)> {
         let subsystem = self.subsystem.since(&before.subsystem);
         let subsystem = subsystem.iter().map(|(counter, count)| (counter.name(), count));
@@ -122,7 +123,7 @@ impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
         Self { cpu, start, files, aside: Aside::default(), told: Told::default() }
     }
 
-    /// What the CPU has counted so far.
+    /// Returns the counts of the CPU so far.
     fn counted(&self) -> Counted {
         let (native, id) = (self.cpu.native(), self.cpu.id());
         Counted { subsystem: native.vm().totals_of(id), tlb: native.machine().tlb_stats(id) }
@@ -308,7 +309,7 @@ impl System for Native {
     }
 }
 
-/// The files of a run: each is a file of the host, and an object of it that all processes map.
+/// The files of a run: each is a file of the host, and its object, which all processes map.
 #[derive(Debug, Default)]
 struct Files(Vec<Shared<Object>>);
 
@@ -333,7 +334,8 @@ impl Files {
         })?
     }
 
-    /// How many of their pages are in memory, and how many frames of them more than one process maps.
+    /// Returns the number of pages of the files in memory, and the number of frames mapped by more
+    /// than one process.
     fn left<'p, 'n: 'p>(
         &self,
         processes: impl Iterator<Item = &'p Process<'n>> + Clone,
@@ -354,7 +356,7 @@ impl Files {
                     .iter()
                     .flat_map(|area| (area.start..area.end).step_by(PAGE_SIZE as usize));
                 let frame = |addr| process.space().translate(cpu, addr).map(|found| found.frame);
-                // Mapped twice by one process, a frame is mapped by one process.
+                // A frame mapped twice by the same process counts once.
                 for frame in addresses.filter_map(frame).collect::<HashSet<_>>() {
                     *mapped.entry(frame).or_insert(0) += 1;
                 }
@@ -364,14 +366,14 @@ impl Files {
         })?)
     }
 
-    /// Deletes them: what was stored to them goes, and is not written to the host's files before.
+    /// Deletes the files. Stored data is dropped without being written to the host's files.
     fn close(self, native: &Native) -> Result<(), Failure> {
         if self.0.is_empty() {
             return Ok(());
         }
         Ok(native.process()?.run(|cpu| {
             for file in self.0 {
-                // What it cannot cut is written, which takes longer.
+                // Data that is not truncated would be written, which takes longer.
                 let _ = file.set_len(cpu.cpu(), 0);
                 Object::release(file, cpu.cpu());
             }
@@ -380,10 +382,10 @@ impl Files {
     }
 }
 
-/// What a worker has to say.
+/// The results of a worker.
 type Worked = (Report, Aside, Told);
 
-/// One run of one program.
+/// A run of a program.
 struct Run<'a, P> {
     program: &'a P,
     start: &'a Start,
@@ -391,7 +393,7 @@ struct Run<'a, P> {
 }
 
 impl<P: Program> Run<'_, P> {
-    /// Runs `body` in `process`, with no other worker.
+    /// Runs `body` in `process`, without any other worker.
     fn alone<R>(
         &self,
         process: &Process<'_>,
@@ -400,7 +402,7 @@ impl<P: Program> Run<'_, P> {
         process.run(|cpu| Ok(body(&mut NativeTask::new(cpu, self.start, self.files))))?
     }
 
-    /// A worker: waits for the others, works, and reports.
+    /// Runs a worker: waits for the others, works, and reports.
     fn work(
         &self,
         process: &Process<'_>,
@@ -422,7 +424,7 @@ impl<P: Program> Run<'_, P> {
         match measured {
             Ok(result) => result,
             Err(stop) => {
-                // Without a CPU it has not arrived.
+                // Without a CPU the worker has not arrived.
                 self.start.absent();
                 Err(stop.into())
             }

@@ -1,4 +1,4 @@
-//! What a run came to.
+//! The results of a run.
 
 use crate::program::Program;
 use crate::programs::Pft;
@@ -11,34 +11,35 @@ pub struct Outcome {
     pub workload: &'static str,
     /// The machine's name.
     pub machine: String,
-    /// How many workers ran.
+    /// The number of workers.
     pub threads: usize,
-    /// What they shared.
+    /// The memory shared by the workers.
     pub mode: Mode,
-    /// What all of them did, in `unit`.
+    /// The operations of all workers, in `unit`.
     pub operations: u64,
-    /// What is counted: a plural.
+    /// The unit of operations, in the plural.
     pub unit: &'static str,
-    /// Page faults that the machine served meanwhile.
+    /// Page faults served by the machine during the run.
     pub faults: u64,
-    /// Seconds from the first worker's begin to the last one's end, on the clock.
+    /// Seconds from the start of the first worker to the end of the last, on the clock.
     pub wall: f64,
     /// Seconds of processor time in the program itself, of all workers.
     pub user: f64,
     /// Seconds of processor time in the system, of all workers.
     pub system: f64,
-    /// What else the machine counted meanwhile, under its own names.
+    /// Other counters of the machine during the run, by name.
     pub counters: Vec<(&'static str, u64)>,
-    /// What there was at the end of the work, where the workload has files: `file_pages`, pages of them in memory;
-    /// `shared_frames`, frames of them that more than one process mapped. Empty where the machine does not tell.
+    /// Counts at the end of the work, for workloads with files: `file_pages`, their pages in
+    /// memory; `shared_frames`, their frames mapped by more than one process. Empty if the machine
+    /// does not report them.
     pub left: Vec<(&'static str, u64)>,
-    /// What first touches of pages took that the workload measures, in nanoseconds, the shortest first.
+    /// The times of the first touches measured by the workload, in nanoseconds, in ascending order.
     pub allocations: Vec<f64>,
-    /// Frames in use meanwhile, where the workload asks for that.
+    /// Frames in use during the run, if the workload measures them.
     pub footprint: Footprint,
-    /// Worker by worker.
+    /// The reports of the workers.
     pub workers: Vec<Report>,
-    /// What else this workload tells, by name.
+    /// Further results of this workload, by name.
     pub extras: Vec<(&'static str, f64)>,
 }
 
@@ -46,7 +47,8 @@ pub struct Outcome {
 pub const PFT_HEADER: &str =
     " Gb Rep Threads CLine   User      System     Wall  pages/cpu/s   pages/wsec";
 
-/// What so many of a thousand of `sorted` values are at most. `None` where there are too few to tell: fewer than one is above it.
+/// Returns a percentile of `sorted` values, in thousandths. `None` if there are too few values:
+/// fewer than one is above the percentile.
 pub fn percentile(sorted: &[f64], of_thousand: usize) -> Option<f64> {
     let above = sorted.len() * 1000_usize.saturating_sub(of_thousand) / 1000;
     if above == 0 { None } else { sorted.get(sorted.len() * of_thousand / 1000).copied() }
@@ -89,27 +91,27 @@ impl Outcome {
         }
     }
 
-    /// Operations per second of wall time.
+    /// Returns the operations per second of wall time.
     pub fn operations_per_second(&self) -> f64 {
         rate(self.operations, self.wall)
     }
 
-    /// Faults per second of wall time.
+    /// Returns the faults per second of wall time.
     pub fn faults_per_second(&self) -> f64 {
         rate(self.faults, self.wall)
     }
 
-    /// Faults per second of processor time.
+    /// Returns the faults per second of processor time.
     pub fn faults_per_cpu_second(&self) -> f64 {
         rate(self.faults, self.user + self.system)
     }
 
-    /// The extra result named `name`.
+    /// Returns the extra result named `name`.
     pub fn extra(&self, name: &str) -> Option<f64> {
         self.extras.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// The counter named `name`, or what there was of that name at the end, where the machine has it.
+    /// Returns the counter or final count named `name`, if the machine has it.
     pub fn counter(&self, name: &str) -> Option<u64> {
         self.counters
             .iter()
@@ -118,15 +120,18 @@ impl Outcome {
             .map(|(_, count)| *count)
     }
 
-    /// What so many of a thousand allocations took at most, in nanoseconds; `None` where too few were measured to tell, as of 99 or 999 with fewer than 100 or 1000.
+    /// Returns a percentile of allocation times, in thousandths and nanoseconds. `None` with too
+    /// few measurements, such as fewer than 100 for 990 or fewer than 1000 for 999.
     pub fn allocation(&self, of_thousand: usize) -> Option<f64> {
         percentile(&self.allocations, of_thousand)
     }
 
-    /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
+    /// Returns the classic row of the page fault test, under [`PFT_HEADER`]; `None` for other
+    /// workloads.
     ///
-    /// The original counts a fault for each page touched. With prefault a fault serves several pages, so the head says
-    /// pages; the faults that were taken are [`faults`](Self::faults). `CLine` is how many cache lines of a page are written.
+    /// The original counts a fault for each touched page. With prefault a fault serves several
+    /// pages, so the head shows pages; see [`faults`](Self::faults) for the actual faults. `CLine`
+    /// is the number of written cache lines per page.
     pub fn pft_row(&self) -> Option<String> {
         let size = self.extra(Pft::GIGABYTES)?;
         let repetitions = self.extra(Pft::REPETITIONS)?;
@@ -144,7 +149,7 @@ impl Outcome {
     }
 }
 
-/// `count` in `seconds`, per second; 0 where no time has passed.
+/// Returns `count` per second over `seconds`; 0 if no time has passed.
 fn rate(count: u64, seconds: f64) -> f64 {
     // Counts are far below 2^53.
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }

@@ -1,4 +1,4 @@
-//! Parameters of workloads: `name=value`, declared by each program, checked here.
+//! Parameters of workloads: `name=value`, declared by each program and checked here.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,38 +6,39 @@ use std::time::Duration;
 /// One parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What its values are.
+    /// The kind of its values.
     pub kind: Kind,
-    /// Its value where none is given.
+    /// The default value.
     pub default: u64,
-    /// What it means, in one line.
+    /// The meaning, in one line.
     pub help: &'static str,
 }
 
-/// What the values of a parameter are. All are held as one `u64`.
+/// The kind of a parameter's values. All are stored as one `u64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A number from the first to the second, both included.
+    /// A number from the first to the second, inclusive.
     Count(u64, u64),
-    /// Bytes, a multiple of the page size, at least one page; `K`, `M`, `G` and `T` are powers of 1024.
+    /// Bytes, a multiple of the page size, at least one page; `K`, `M`, `G` and `T` are powers of
+    /// 1024.
     Size,
-    /// Seconds, held in microseconds; 0 is none.
+    /// Seconds, stored in microseconds; 0 is no time limit.
     Seconds,
-    /// One of these words, held as its index.
+    /// A choice of words, stored as an index.
     Choice(&'static [&'static str]),
 }
 
-/// A workload that cannot be made.
+/// An error in the arguments of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParamError {
-    /// There is no such workload.
+    /// No such workload exists.
     #[error("no workload is named {name:?}; there are {known}")]
     UnknownWorkload {
         /// The name given.
         name: String,
-        /// The names that would do.
+        /// The valid names.
         known: String,
     },
     /// An argument without `=`.
@@ -55,7 +56,7 @@ pub enum ParamError {
         workload: &'static str,
         /// The name given.
         name: String,
-        /// The names that would do.
+        /// The valid names.
         known: String,
     },
     /// A parameter is given twice.
@@ -66,7 +67,7 @@ pub enum ParamError {
         /// The parameter.
         param: &'static str,
     },
-    /// The value is not one of the parameter's.
+    /// The value is not valid for the parameter.
     #[error("{workload}: {param}={value}: expected {expected}")]
     BadValue {
         /// The workload.
@@ -75,19 +76,19 @@ pub enum ParamError {
         param: &'static str,
         /// The value given.
         value: String,
-        /// What would do.
+        /// The valid values.
         expected: String,
     },
 }
 
 const PAGE: u64 = faultless::PAGE_SIZE;
-/// The largest size taken: the user half of the address space.
+/// The largest accepted size: the user half of the address space.
 const MAX_SIZE: u64 = 1 << 46;
-/// The longest time taken: one day.
+/// The longest accepted time: one day.
 const MAX_SECONDS: f64 = 86_400.0;
 
 impl Kind {
-    /// The value that `text` spells, or `None`.
+    /// Parses `text`; `None` for an invalid value.
     pub fn parse(self, text: &str) -> Option<u64> {
         match self {
             Self::Count(min, max) => {
@@ -107,14 +108,14 @@ impl Kind {
             }
             Self::Seconds => {
                 let value: f64 = text.parse().ok()?;
-                // A cast of a checked, small number.
+                // A cast of a small, checked number.
                 (0.0..=MAX_SECONDS).contains(&value).then_some((value * 1e6) as u64)
             }
             Self::Choice(words) => words.iter().position(|word| *word == text).map(|at| at as u64),
         }
     }
 
-    /// `value` as [`parse`](Self::parse) reads it.
+    /// Formats `value` in the form read by [`parse`](Self::parse).
     pub fn show(self, value: u64) -> String {
         match self {
             Self::Count(..) => value.to_string(),
@@ -147,7 +148,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The parameters given for one workload; the others keep their defaults.
+/// The given parameters of a workload. Other parameters keep their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     workload: &'static str,
@@ -155,10 +156,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads `name=value` arguments for `workload`, which has the parameters `known`, each given once at most.
+    /// Parses `name=value` arguments for `workload` with the parameters `known`, each given at most
+    /// once.
     ///
     /// # Errors
-    /// All of [`ParamError`] but the unknown workload.
+    /// All of [`ParamError`] except the unknown workload.
     pub fn parse<I>(
         workload: &'static str,
         known: &[&'static Param],
@@ -190,22 +192,22 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The value of `param`, where one was given.
+    /// Returns the value of `param`, if given.
     pub fn given(&self, param: &Param) -> Option<u64> {
         self.given.iter().find(|(name, _)| *name == param.name).map(|(_, value)| *value)
     }
 
-    /// The value of `param`.
+    /// Returns the value of `param`.
     pub fn get(&self, param: &Param) -> u64 {
         self.given(param).unwrap_or(param.default)
     }
 
-    /// The value of `param`, a parameter of [`Kind::Seconds`]; `None` for 0.
+    /// Returns the value of `param`, a parameter of [`Kind::Seconds`]; `None` for 0.
     pub fn seconds(&self, param: &Param) -> Option<Duration> {
         Some(self.get(param)).filter(|&micros| micros > 0).map(Duration::from_micros)
     }
 
-    /// That the value of `param` will not do, because `expected`.
+    /// Creates an error for the value of `param`, with the `expected` values.
     pub fn bad(&self, param: &Param, expected: impl fmt::Display) -> ParamError {
         self.bad_text(param, &param.kind.show(self.get(param)), expected)
     }

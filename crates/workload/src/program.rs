@@ -4,7 +4,7 @@ use crate::file::FileSpec;
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::system::{Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 
-/// How many workers: a parameter of every program.
+/// The number of workers: a parameter of every program.
 pub static THREADS: Param = Param {
     name: "threads",
     kind: Kind::Count(1, 1024),
@@ -12,7 +12,7 @@ pub static THREADS: Param = Param {
     help: "workers that run side by side",
 };
 
-/// What the workers share: a parameter of every program.
+/// The memory shared by the workers: a parameter of every program.
 pub static MODE: Param = Param {
     name: "mode",
     kind: Kind::Choice(&[Mode::Threads.name(), Mode::Processes.name()]),
@@ -20,7 +20,7 @@ pub static MODE: Param = Param {
     help: "workers are threads of one process, or processes",
 };
 
-/// A time to run for in place of a number of passes: a parameter of every program.
+/// A run time instead of a number of passes: a parameter of every program.
 pub static SECONDS: Param = Param {
     name: "seconds",
     kind: Kind::Seconds,
@@ -28,45 +28,46 @@ pub static SECONDS: Param = Param {
     help: "run for this long instead of a number of passes; 0 for the passes",
 };
 
-/// A benchmark: what it prepares, what each worker does, what must hold at the end.
+/// A benchmark: its preparation, the work of each worker, and the final checks.
 ///
-/// Only [`work`](Self::work) is measured. All workers begin it together, after
+/// Only [`work`](Self::work) is measured. All workers start it together, after
 /// [`prepare`](Self::prepare), which runs once in each process.
 ///
 /// # Safety
 /// On some systems a [`Task`]'s accesses are the processor's own, so through `task` the program
 /// must
-/// - load, store, copy, change or unmap only memory that its own `mmap`, `mmap_file` and `brk` calls gave it and
-///   that it has not given back, and use `FIXED` only over such memory;
-/// - call only functions of [`Contents::Code`](crate::Contents::Code) in a mapping of such a file that it never stored to;
-/// - have each file mapped shared for writing by one worker only;
+/// - load, store, copy, change or unmap only memory obtained by its own `mmap`, `mmap_file` and
+///   `brk` calls and not returned since, and use `FIXED` only over such memory;
+/// - call only functions of [`Contents::Code`](crate::Contents::Code) in a mapping of such a file
+///   to which it never stored;
+/// - map each file shared for writing in one worker only;
 /// - never store, from one worker, to a word that another may access at the same time;
-/// - leave the program break, at the end of `work`, where it found it.
+/// - restore the program break at the end of `work`.
 pub unsafe trait Program: Sync + Sized {
-    /// Its name, as the field knows it.
+    /// The established name.
     const NAME: &'static str;
-    /// What it does, in one line.
+    /// A summary of the work, in one line.
     const SUMMARY: &'static str;
-    /// What it counts: a plural.
+    /// The counted unit, in the plural.
     const UNIT: &'static str;
-    /// Its own parameters.
+    /// The specific parameters.
     const PARAMS: &'static [&'static Param];
-    /// What its workers may share; the first is the default.
+    /// The supported modes; the first is the default.
     const MODES: &'static [Mode] = &[Mode::Threads, Mode::Processes];
 
-    /// What its workers know in common.
+    /// The data shared by its workers.
     type State: Sync;
 
-    /// The program with these settings.
+    /// Creates the program with these settings.
     ///
     /// # Errors
-    /// [`ParamError::BadValue`] for values that do not go together.
+    /// [`ParamError::BadValue`] for inconsistent values.
     fn new(settings: &Settings) -> Result<Self, ParamError>;
 
-    /// Memory that suffices for `crew`.
+    /// Returns the memory that suffices for `crew`.
     fn needs(&self, crew: &Crew) -> Needs;
 
-    /// The files that a run of `crew` has, which its [`Task::mmap_file`] names by their index.
+    /// Returns the files of a run of `crew`. [`Task::mmap_file`] refers to them by index.
     fn files(&self, _: &Crew) -> Vec<FileSpec> {
         Vec::new()
     }
@@ -74,11 +75,11 @@ pub unsafe trait Program: Sync + Sized {
     /// Prepares the process.
     ///
     /// # Errors
-    /// What the system refused; so in all that follows.
+    /// The failed call of the system; the same applies to the following methods.
     fn prepare<T: Task>(&self, task: &mut T) -> Result<Self::State, Failure>;
 
-    /// One worker's measured work. It takes no lock and writes no shared line of its own while it
-    /// repeats what is measured.
+    /// Does one worker's measured work. The repeated, measured part takes no lock and writes no
+    /// shared line of the program itself.
     ///
     /// # Errors
     /// As above, and [`Failure::Wrong`].
@@ -89,9 +90,9 @@ pub unsafe trait Program: Sync + Sized {
         worker: Worker,
     ) -> Result<Tally, Failure>;
 
-    /// Checks what the work has left, once in each process: what the worker `of` has, or in
-    /// [`Mode::Threads`] what the only worker of a crew of one would have, since together the
-    /// threads did that.
+    /// Checks the results of the work of worker `of`, once in each process. In [`Mode::Threads`],
+    /// `of` is the only worker of a crew of one, because the threads together did the work of this
+    /// crew.
     ///
     /// # Errors
     /// As above.
@@ -99,30 +100,30 @@ pub unsafe trait Program: Sync + Sized {
         Ok(())
     }
 
-    /// Further results, by name.
+    /// Returns further results, by name.
     fn extras(&self, _: &Measured) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
 }
 
-/// How often a worker repeats its pass: a fixed number, or until the time is up; once in any case.
+/// The repetitions of a worker's pass: a fixed number, or until the time is up; at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Passes(u64);
 
 impl Passes {
-    /// `passes` of them, or any number where a time is set.
+    /// Creates `passes` repetitions, or an unlimited number if a time is set.
     pub(crate) fn new(settings: &Settings, passes: &Param) -> Self {
         Self(settings.seconds(&SECONDS).map_or(settings.get(passes), |_| u64::MAX))
     }
 
-    /// Whether to make another pass after `done`.
+    /// Returns whether to make another pass after `done`.
     #[inline]
     pub(crate) fn more<T: Task>(self, task: &T, done: u64) -> bool {
         done == 0 || (done < self.0 && !task.expired())
     }
 }
 
-/// The crew that `settings` ask for, with the modes `allowed`.
+/// Returns the crew of `settings`, with the modes `allowed`.
 pub(crate) fn crew(settings: &Settings, allowed: &[Mode]) -> Result<Crew, ParamError> {
     let mode = match settings.given(&MODE) {
         Some(1) => Mode::Processes,

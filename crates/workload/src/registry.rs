@@ -10,32 +10,32 @@ use crate::programs::{
 };
 use crate::system::{Crew, Failure, Mode, Needs, System};
 
-/// A workload that can be had.
+/// An available workload.
 #[derive(Debug)]
 pub struct WorkloadInfo {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What it does, in one line.
+    /// A summary of the work, in one line.
     pub summary: &'static str,
-    /// What it counts: a plural.
+    /// The counted unit, in the plural.
     pub unit: &'static str,
-    /// What its workers may share; the first is the default.
+    /// The supported modes; the first is the default.
     pub modes: &'static [Mode],
     own: &'static [&'static Param],
     make: fn(&Settings) -> Result<Made, ParamError>,
 }
 
 impl WorkloadInfo {
-    /// The value of `param` where none is given.
+    /// Returns the default value of `param`.
     pub fn default(&self, param: &Param) -> u64 {
-        // The default of this one depends on the workload.
+        // The default mode depends on the workload.
         match self.modes.first() {
             Some(mode) if param.name == MODE.name => *mode as u64,
             _ => param.default,
         }
     }
 
-    /// What `param` means, in one line.
+    /// Returns the meaning of `param`, in one line.
     pub fn help(&self, param: &Param) -> String {
         match (self.modes, &param.kind) {
             ([only], _) if param.name == MODE.name => format!("workers are {} only", only.name()),
@@ -44,7 +44,7 @@ impl WorkloadInfo {
         }
     }
 
-    /// Its parameters: those of all workloads, then its own.
+    /// Returns the parameters: the common parameters, followed by the specific parameters.
     pub fn params(&self) -> Vec<&'static Param> {
         [&THREADS, &MODE, &SECONDS].into_iter().chain(self.own.iter().copied()).collect()
     }
@@ -52,7 +52,7 @@ impl WorkloadInfo {
 
 macro_rules! programs {
     ($($program:ident),* $(,)?) => {
-        /// Some program, made.
+        /// A created program.
         #[derive(Debug)]
         enum Made {
             $($program($program)),*
@@ -106,7 +106,7 @@ programs!(
     Llm,
 );
 
-/// All workloads.
+/// Returns all workloads.
 pub fn all() -> &'static [WorkloadInfo] {
     ALL
 }
@@ -121,10 +121,10 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The workload named `name` with `arguments` of the form `parameter=value`.
+    /// Creates the workload named `name` with `arguments` of the form `parameter=value`.
     ///
     /// # Errors
-    /// [`ParamError`] says what is wrong and what would do.
+    /// [`ParamError`] with the error and the valid values.
     pub fn parse<I>(name: &str, arguments: I) -> Result<Self, ParamError>
     where
         I: IntoIterator,
@@ -140,31 +140,31 @@ impl Workload {
         Ok(Self { info, settings, crew, made })
     }
 
-    /// What it is.
+    /// Returns the description of the workload.
     pub fn info(&self) -> &'static WorkloadInfo {
         self.info
     }
 
-    /// Its parameters with the values in force, given or not.
+    /// Returns its parameters with the values in force, given or default.
     pub fn params(&self) -> impl Iterator<Item = (&'static Param, u64)> + '_ {
         self.info.params().into_iter().map(|param| {
-            // The default of this one depends on the workload.
+            // The default mode depends on the workload.
             let of_mode = (param.name == MODE.name).then_some(self.crew.mode as u64);
             (param, of_mode.unwrap_or_else(|| self.settings.get(param)))
         })
     }
 
-    /// Memory that suffices for a run.
+    /// Returns the memory that suffices for a run.
     pub fn needs(&self) -> Needs {
         self.made.needs(&self.crew)
     }
 
-    /// Who will run it.
+    /// Returns the crew of a run.
     pub fn crew(&self) -> &Crew {
         &self.crew
     }
 
-    /// Runs it on `system`.
+    /// Runs the workload on `system`.
     ///
     /// # Errors
     /// The first [`Failure`] of any worker.

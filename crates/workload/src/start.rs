@@ -1,20 +1,20 @@
-//! How a crew starts together, and stops when its time is up.
+//! The common start of a crew, and the stop at the end of the time limit.
 //!
-//! Workers [`arrive`](Start::arrive), the one who conducts sees all of them, takes what it wants to
-//! know of the moment, and lets them go; where there is a limit it says so when that has passed. The
-//! lines that workers look at while they work are written once.
+//! Workers [`arrive`](Start::arrive). The conductor waits for all workers, records the initial
+//! state, and starts the crew. After the limit, if any, the conductor sets a flag. The lines read
+//! by workers during the measured work are written once.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the one who conducts looks.
+/// The interval of the conductor's checks.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// The signals of one run. It may lie in memory that processes share.
+/// The signals of one run. May be located in memory shared by processes.
 #[derive(Debug, Default)]
 pub(crate) struct Start {
-    /// Workers that wait for the start, or will never come.
+    /// Workers that wait for the start, or will never arrive.
     ready: AtomicUsize,
     go: AtomicBool,
     /// Workers that have ended their work.
@@ -22,7 +22,7 @@ pub(crate) struct Start {
     stop: Line<AtomicBool>,
 }
 
-/// A value on cache lines of its own.
+/// A value on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line<T>(T);
@@ -36,7 +36,7 @@ impl<T> Deref for Line<T> {
 }
 
 impl Start {
-    /// Waits for the start, and does `meanwhile` again and again.
+    /// Waits for the start, and calls `meanwhile` repeatedly.
     pub(crate) fn arrive(&self, mut meanwhile: impl FnMut()) {
         self.ready.fetch_add(1, Ordering::Release);
         while !self.go.load(Ordering::Acquire) {
@@ -45,13 +45,13 @@ impl Start {
         }
     }
 
-    /// Says that a worker will neither arrive nor work.
+    /// Reports a worker that will neither arrive nor work.
     pub(crate) fn absent(&self) {
         self.ready.fetch_add(1, Ordering::Release);
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a worker as done when what it returns is dropped, in a panic as well.
+    /// Returns a guard whose drop counts a worker as done, also in a panic.
     pub(crate) fn until_done(&self) -> impl Drop + '_ {
         struct Done<'a>(&'a AtomicUsize);
         impl Drop for Done<'_> {
@@ -62,20 +62,20 @@ impl Start {
         Done(&self.done)
     }
 
-    /// Whether the time is up.
+    /// Returns whether the time is up.
     #[inline]
     pub(crate) fn expired(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Sends home what workers there are: a crew that is short gives no result.
+    /// Dismisses the present workers, because an incomplete crew gives no result.
     pub(crate) fn dismiss(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.go.store(true, Ordering::Release);
     }
 
-    /// Waits for the workers, calls `begin`, and starts them; where there is a `limit`, ends it for
-    /// all. `alive` is how many workers can still be expected to do their part.
+    /// Waits for the workers, calls `begin`, and starts the workers. With a `limit`, stops all
+    /// workers afterwards. `alive` returns the number of workers still able to do their part.
     pub(crate) fn conduct(
         &self,
         limit: Option<Duration>,

@@ -1,15 +1,15 @@
-//! What a program asks of its system, and what a system tells about a run.
+//! The interface between a program and its system, and the results of a run.
 //!
-//! Everything is generic rather than dynamic: on Linux [`Task::load`] and [`Task::store`] must
-//! compile to the bare instruction, or the benchmark would measure its own plumbing.
+//! All interfaces are generic and not dynamic: on Linux [`Task::load`] and [`Task::store`] must
+//! compile to the bare instruction, or the benchmark would measure its own overhead.
 
 use crate::program::Program;
 use faultless::{Advice, MapFlags, Prot};
 use std::time::Duration;
 
-/// Why a run came to nothing.
+/// The reason for a failed run.
 ///
-/// `Copy` and without heap memory, so that it can cross from one process to another in shared memory.
+/// `Copy` and without heap memory, to allow a transfer between processes in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The system refused a call.
@@ -17,9 +17,9 @@ pub enum Failure {
     Refused {
         /// The call, by its Linux name.
         call: &'static str,
-        /// The address it was asked for.
+        /// The requested address.
         addr: u64,
-        /// The bytes it was asked for.
+        /// The requested bytes.
         len: u64,
         /// Linux's error number.
         errno: i32,
@@ -29,21 +29,21 @@ pub enum Failure {
     Access {
         /// `"load"`, `"store"`, `"copy"` or `"call"`.
         access: &'static str,
-        /// The address that was accessed.
+        /// The accessed address.
         addr: u64,
-        /// What the system said.
+        /// The reason reported by the system.
         reason: &'static str,
     },
-    /// The system answered, and the answer is wrong.
+    /// The system returned a wrong result.
     #[error("wrong result: {what} at {addr:#x} is {found:#x}, not {expected:#x}")]
     Wrong {
-        /// What was checked.
+        /// The checked value.
         what: &'static str,
-        /// Where it lies.
+        /// Its address.
         addr: u64,
-        /// What it must be.
+        /// The expected value.
         expected: u64,
-        /// What it is.
+        /// The found value.
         found: u64,
     },
     /// A signal ended a process of the workload.
@@ -61,64 +61,67 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// `Ok` where `found` is `expected`, [`Failure::Wrong`] otherwise.
+    /// Returns `Ok` if `found` is `expected`, [`Failure::Wrong`] otherwise.
     #[inline]
     pub fn check(what: &'static str, addr: u64, expected: u64, found: u64) -> Result<(), Self> {
         if found == expected { Ok(()) } else { Err(Self::Wrong { what, addr, expected, found }) }
     }
 }
 
-/// Memory that suffices for a run, all workers together, in bytes. What a system takes to manage it comes on top.
+/// Memory sufficient for a run with all workers, in bytes. Excludes the system's management data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Pages that are written to and not given back, at most: each has a frame of its own.
+    /// The largest number of bytes in pages written and not freed: each page has a separate frame.
     pub written: u64,
-    /// The largest of its mappings: a system may refuse one that is larger than its memory.
+    /// The largest mapping: a system may refuse a mapping larger than the memory.
     pub largest: u64,
-    /// The memory that it is to run in, where that is no matter of what suffices: tiers, of which all it needs does not fit into the fast one.
+    /// The required memory of the machine, for programs that must not fit in fast memory: tiers
+    /// whose fast node is too small for all their pages.
     pub tiers: Option<Tiers>,
 }
 
-/// Two nodes of memory.
+/// Two memory nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiers {
-    /// Bytes of the fast one, which is the CPUs'.
+    /// Bytes of the fast node, which contains the CPUs.
     pub fast: u64,
-    /// Bytes of the slow one.
+    /// Bytes of the slow node.
     pub slow: u64,
 }
 
 impl Tiers {
-    /// Bytes of both.
+    /// Returns the bytes of both nodes.
     pub const fn bytes(self) -> u64 {
         self.fast + self.slow
     }
 }
 
 impl Needs {
-    /// Of a program whose pages are written to, and of which one mapping has them all at most.
+    /// Returns the needs of a program with written pages, all in at most one mapping.
     pub const fn written(bytes: u64) -> Self {
         Self { written: bytes, largest: bytes, tiers: None }
     }
 
-    /// Of a program that only maps, and reads: such pages need no frames.
+    /// Returns the needs of a program that only maps and reads: such pages need no frames.
     pub const fn mapped(bytes: u64) -> Self {
         Self { written: 0, largest: bytes, tiers: None }
     }
 }
 
-/// One thread of a program, on some system.
+/// One thread of a program, on a system.
 ///
-/// Loads, stores and copies name the program's own memory, as [`Program`]'s contract says.
+/// Loads, stores and copies refer to the program's own memory, as required by [`Program`]'s
+/// contract.
 pub trait Task: Sized {
-    /// Maps `len` bytes, at `addr` where the flags or chance have it so, and returns where.
+    /// Maps `len` bytes, at `addr` if the flags require or the system chooses it, and returns the
+    /// address.
     ///
     /// # Errors
-    /// [`Failure::Refused`] with Linux's error; so for all calls here.
+    /// [`Failure::Refused`] with Linux's error; the same applies to all calls here.
     fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure>;
 
-    /// Maps as many bytes as the second number of `place` says of the run's file number `file`, from byte
-    /// `offset` of it on, at the address that is the first, as [`mmap`](Self::mmap) does.
+    /// Maps the run's file number `file`, from byte `offset` on, like [`mmap`](Self::mmap). `place`
+    /// is the address and the number of bytes.
     ///
     /// # Errors
     /// [`Failure::Refused`].
@@ -131,13 +134,13 @@ pub trait Task: Sized {
         offset: u64,
     ) -> Result<u64, Failure>;
 
-    /// Unmaps what is mapped in `addr..addr + len`.
+    /// Unmaps all mappings in `addr..addr + len`.
     ///
     /// # Errors
     /// [`Failure::Refused`].
     fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure>;
 
-    /// Changes what may be done with `addr..addr + len`.
+    /// Changes the permissions of `addr..addr + len`.
     ///
     /// # Errors
     /// [`Failure::Refused`].
@@ -149,20 +152,20 @@ pub trait Task: Sized {
     /// [`Failure::Refused`].
     fn madvise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), Failure>;
 
-    /// Resizes a mapping, moving it if it must, and returns where it is now.
+    /// Resizes a mapping, moving the mapping if necessary, and returns the new address.
     ///
     /// # Errors
     /// [`Failure::Refused`].
     fn mremap(&mut self, addr: u64, len: u64, new_len: u64) -> Result<u64, Failure>;
 
-    /// Moves the program break to `addr` and returns where it is now: where it was, if `addr` would
-    /// not do. `brk(0)` only asks.
+    /// Moves the program break to `addr` and returns the new break, which is unchanged if `addr` is
+    /// invalid. `brk(0)` only queries the break.
     fn brk(&mut self, addr: u64) -> u64;
 
     /// Loads the 8 bytes at `addr`, a multiple of 8.
     ///
     /// # Errors
-    /// [`Failure::Access`]; so for stores and copies.
+    /// [`Failure::Access`]; the same applies to stores and copies.
     fn load(&mut self, addr: u64) -> Result<u64, Failure>;
 
     /// Stores 8 bytes at `addr`, a multiple of 8.
@@ -177,24 +180,26 @@ pub trait Task: Sized {
     /// [`Failure::Access`].
     fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure>;
 
-    /// Calls the function at `addr`, which returns at once. A system that does not run its programs' code fetches from there.
+    /// Calls the function at `addr`, which returns at once. A system that does not run its
+    /// programs' code fetches from the address.
     ///
     /// # Errors
     /// [`Failure::Access`].
     fn call(&mut self, addr: u64) -> Result<(), Failure>;
 
-    /// Forks, runs `child` in the child to its end, and waits for it.
+    /// Forks, runs `child` in the child process, and waits for its end.
     ///
     /// # Errors
-    /// [`Failure::Refused`], or what `child` failed with.
+    /// [`Failure::Refused`], or the failure of `child`.
     fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure>;
 
-    /// Does `what` off the clock: neither its time nor what the system counts for this worker meanwhile is in the
-    /// result. The clock is the crew's, so that all workers are off it at the same times: see `Rounds`, which
-    /// has them wait for each other.
+    /// Does `what` off the clock: the result excludes its time and the system's counts for this
+    /// worker. The clock belongs to the crew, so all workers must be off the clock at the same
+    /// times: see `Rounds`, in which they wait for each other.
     fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R;
 
-    /// Stores to a page that was never touched. What that takes is the latency of an allocation: [`Measured::allocations`].
+    /// Stores to an untouched page, and measures the time as the latency of an allocation:
+    /// [`Measured::allocations`].
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -202,40 +207,41 @@ pub trait Task: Sized {
         self.store(addr, value)
     }
 
-    /// Does on this CPU what a thread of the system does in the background: makes room in the fast node of memory, brings back at most
-    /// `promoted` pages that are used, and evicts pages of files if memory is short. Afterwards it notes how much memory is in use: [`Measured::footprint`]. A kernel that does so by
-    /// itself is not asked to.
+    /// Does the background work of a system thread on this CPU: makes room in the fast memory node,
+    /// promotes at most `promoted` used pages, and evicts pages of files if memory is short. Then
+    /// records the memory in use: [`Measured::footprint`]. Does nothing on a kernel with its own
+    /// background threads.
     fn tend(&mut self, promoted: u64) {
         let _ = promoted;
     }
 
-    /// Lets others get on, while the program waits for another of its workers, and has looked for it `looks` times.
+    /// Yields while the program waits for another of its workers, after `looks` checks.
     fn rest(&mut self, looks: u32);
 
-    /// Whether the time that the crew was given is up. A load of one rarely written flag.
+    /// Returns whether the crew's time is up. Loads one rarely written flag.
     fn expired(&self) -> bool;
 }
 
-/// What a forked child does. (A closure could not be generic over its task, which may be of another
-/// type than the parent's.)
+/// The work of a forked child. (A closure could not be generic over its task, which may have
+/// another type than the parent's.)
 pub trait Child {
-    /// Does it. It must not allocate from the heap, which another thread may have been using at the
-    /// moment of the fork.
+    /// Does the work. Must not allocate from the heap, which another thread may have been using at
+    /// the time of the fork.
     ///
     /// # Errors
-    /// What its parent's [`Task::fork`] is to fail with.
+    /// The failure to be returned by its parent's [`Task::fork`].
     fn run<T: Task>(self, task: &mut T) -> Result<(), Failure>;
 }
 
-/// Runs programs.
+/// A system that runs programs.
 pub trait System {
     /// The machine's name in results, such as `linux-6.18`.
     fn machine(&self) -> String;
 
-    /// Runs `program` in a fresh address space with `crew`.
+    /// Runs `program` in a new address space with `crew`.
     ///
     /// # Errors
-    /// The first [`Failure`] of any worker; the address space is gone either way.
+    /// The first [`Failure`] of any worker; the address space is destroyed in either case.
     fn run<P: Program>(&self, program: &P, crew: &Crew) -> Result<Measured, Failure>;
 }
 
@@ -244,12 +250,12 @@ pub trait System {
 pub enum Mode {
     /// Threads of one process.
     Threads,
-    /// Processes of one thread each, every one with its own [`Program::State`].
+    /// Processes of one thread each, with a separate [`Program::State`].
     Processes,
 }
 
 impl Mode {
-    /// `"threads"` or `"processes"`.
+    /// Returns `"threads"` or `"processes"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",
@@ -258,19 +264,20 @@ impl Mode {
     }
 }
 
-/// Who runs a program, and for how long.
+/// The workers that run a program, and the time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crew {
-    /// How many workers; at least one.
+    /// The number of workers; at least one.
     pub workers: usize,
-    /// What they share.
+    /// The memory shared by the workers.
     pub mode: Mode,
-    /// When [`Task::expired`] begins to hold, counted from the common start; `None` for never.
+    /// The time after which [`Task::expired`] returns true, counted from the common start; `None`
+    /// for never.
     pub limit: Option<Duration>,
 }
 
 impl Crew {
-    /// How many processes there are.
+    /// Returns the number of processes.
     pub fn processes(&self) -> usize {
         match self.mode {
             Mode::Threads => 1,
@@ -279,60 +286,62 @@ impl Crew {
     }
 }
 
-/// One worker among its crew.
+/// A worker of a crew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// This one, from 0.
+    /// The index, from 0.
     pub index: usize,
-    /// All of them.
+    /// The number of workers.
     pub count: usize,
 }
 
-/// What a worker did.
+/// The counts of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations, in the program's unit.
     pub operations: u64,
-    /// What else the program counts; see its documentation.
+    /// A further count of the program; see its documentation.
     pub extra: u64,
 }
 
 /// One worker's part of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// What it did.
+    /// The counts.
     pub tally: Tally,
-    /// Seconds of processor time in the program itself, forked children with it.
+    /// Seconds of processor time in the program itself, including forked children.
     pub user: f64,
-    /// Seconds of processor time in the system, forked children with it.
+    /// Seconds of processor time in the system, including forked children.
     pub system: f64,
-    /// When it began and ended, in seconds of a clock common to the crew.
+    /// Its start and end, in seconds of a clock common to the crew.
     pub span: (f64, f64),
-    /// Seconds in between that it was off the clock: preparing another round, with all the crew.
+    /// Seconds off the clock within this span: preparing another round, together with the crew.
     pub aside: f64,
 }
 
 impl Report {
-    /// Seconds from its begin to its end, on the clock.
+    /// Returns the seconds from start to end, on the clock.
     pub fn wall(&self) -> f64 {
         self.span.1 - self.span.0 - self.aside
     }
 }
 
-/// A run, worker by worker. Preparation and final checks are not in it, nor is what was done [aside](Task::aside).
+/// The measurements of a run, by worker. Excludes preparation, final checks and work done
+/// [aside](Task::aside).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// The workers, by index.
     pub workers: Vec<Report>,
-    /// Page faults that the system served them.
+    /// Page faults served by the system.
     pub faults: u64,
-    /// What else the system counted, under its own names.
+    /// Other counters of the system, by name.
     pub counters: Vec<(&'static str, u64)>,
-    /// What there was at the end of the work, by name, where the run had files.
+    /// Counts at the end of the work, by name, for a run with files.
     pub left: Vec<(&'static str, u64)>,
-    /// What [`Task::allocate`] took, in nanoseconds, the shortest first. Empty where the system does not tell.
+    /// The times of [`Task::allocate`], in nanoseconds, in ascending order. Empty if the system
+    /// does not report them.
     pub allocations: Vec<f64>,
-    /// Frames in use, where the system tells: those that wait for a deferred flush are in use.
+    /// Frames in use, if the system reports them, including frames waiting for a deferred flush.
     pub footprint: Footprint,
 }
 
@@ -341,34 +350,35 @@ pub struct Measured {
 pub struct Footprint {
     moments: u64,
     sum: u64,
-    /// The most at any of them.
+    /// The maximum.
     pub most: u64,
 }
 
 impl Footprint {
-    /// One more moment.
+    /// Adds a moment.
     pub fn note(&mut self, frames: u64) {
         self.moments += 1;
         self.sum += frames;
         self.most = self.most.max(frames);
     }
 
-    /// The moments of another, too.
+    /// Adds the moments of `other`.
     pub fn merge(&mut self, other: Self) {
         self.moments += other.moments;
         self.sum += other.sum;
         self.most = self.most.max(other.most);
     }
 
-    /// The mean; `None` of nothing.
+    /// Returns the mean; `None` without moments.
     pub fn mean(&self) -> Option<f64> {
         (self.moments != 0).then(|| self.sum as f64 / self.moments as f64)
     }
 }
 
 impl Measured {
-    /// Seconds from the first begin to the last end. Where the crew was off the clock in between: the longest time that
-    /// a worker was on it, which is from when the first came back to it to the end.
+    /// Returns the seconds from the first start to the last end. If the crew was off the clock in
+    /// between, returns the longest time of a worker on the clock, which extends from the first
+    /// return to the clock to the end.
     pub fn wall(&self) -> f64 {
         if self.workers.iter().any(|worker| worker.aside > 0.0) {
             return self.workers.iter().map(Report::wall).fold(0.0, f64::max);
@@ -378,7 +388,7 @@ impl Measured {
         (last - first).max(0.0)
     }
 
-    /// What the whole crew did.
+    /// Returns the counts of the whole crew.
     pub fn tally(&self) -> Tally {
         self.workers.iter().fold(Tally::default(), |sum, worker| Tally {
             operations: sum.operations + worker.tally.operations,
@@ -397,7 +407,7 @@ mod tests {
         let workers = vec![worker(1.0, 6.0, 2.0), worker(1.5, 6.0, 2.0)];
         let measured = Measured { workers, ..Measured::default() };
         assert_eq!(measured.workers[1].wall(), 2.5);
-        // The second came later to the clock.
+        // The second worker returned to the clock later.
         assert_eq!(measured.wall(), 3.0);
         assert_eq!(Measured::default().wall(), 0.0);
     }

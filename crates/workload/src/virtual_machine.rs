@@ -1,14 +1,17 @@
-//! The subsystem on the virtual machine, as a system to run programs on: all times are *simulated*.
+//! The subsystem on the virtual machine, as a system for programs: all times are *simulated*.
 //!
-//! A worker is a simulated CPU. All begin their work at one moment, when all are there. What a program prepares and checks, and what workers do
-//! aside, is off the machine's books: after a run its [`accounts`](Virtual::accounts) and [hottest places](Virtual::hottest) are those of
-//! the work alone, if it ran nothing before. User time is what a CPU spends in the program, with page walks; all else is
-//! system time, waiting for other CPUs too.
+//! A worker is a simulated CPU. All start their work at the same moment, when all have arrived.
+//! Preparation, checks and work done aside are not accounted: after a run on an unused machine, its
+//! [`accounts`](Virtual::accounts) and [hottest places](Virtual::hottest) are those of the work
+//! alone. User time is the time of a CPU in the program, with page walks. All other time is system
+//! time, including waits for other CPUs.
 //!
-//! The same program with the same seed gives the same figures, to the last digit. For that a program may wait for another worker in
-//! [`Task::rest`] alone; what it keeps in memory of the host (counts, flags) is free of charge.
+//! The same program with the same seed gives the same figures, to the last digit. A program must
+//! therefore wait for another worker only in [`Task::rest`]. Data in memory of the host (counts,
+//! flags) has no simulated cost.
 //!
-//! Files are in memory from the start, so no fault on them reads; those of numbers are on a disk.
+//! Files are in memory from the start, so faults on them do not read, except for files of numbers,
+//! which are on a disk.
 
 use crate::file::{Contents, FileSpec};
 use crate::program::Program;
@@ -32,7 +35,7 @@ impl From<Stop> for Failure {
     }
 }
 
-/// The failure of an access.
+/// Returns the failure of an access.
 #[cold]
 fn access(access: &'static str, stop: Stop) -> Failure {
     match stop.into() {
@@ -46,19 +49,19 @@ fn access(access: &'static str, stop: Stop) -> Failure {
 pub struct VirtualTask<'t, 'a> {
     cpu: &'t mut VirtualCpu<'a>,
     files: &'t [File],
-    /// When the crew's time is up, in picoseconds of the CPU's clock.
+    /// The time limit of the crew, in picoseconds of the CPU's clock.
     deadline: u64,
     aside: Aside,
-    /// What allocations took, in picoseconds.
+    /// The times of allocations, in picoseconds.
     allocations: Vec<u64>,
     footprint: Footprint,
 }
 
-/// What a worker did off the clock.
+/// Work of a worker off the clock.
 #[derive(Debug, Default)]
 struct Aside {
     picoseconds: u64,
-    /// What its CPU counted.
+    /// The counts of its CPU.
     counts: Vec<u64>,
 }
 
@@ -176,7 +179,7 @@ impl Task for VirtualTask<'_, '_> {
     }
 }
 
-/// What was counted since `before`, by name.
+/// Returns the counts since `before`, by name.
 fn since(now: &[(&'static str, u64)], before: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
     now.iter().zip(before).map(|((name, now), (_, before))| (*name, now - before)).collect()
 }
@@ -199,14 +202,14 @@ impl System for Virtual {
     }
 }
 
-/// Makes a file.
+/// Creates a file.
 fn open(system: &Virtual, spec: &FileSpec) -> Result<File, Failure> {
     if spec.contents == Contents::Numbers {
         return Ok(system.stored_file(spec.bytes)?);
     }
     let file = system.file(spec.bytes)?;
     if spec.contents == Contents::Code {
-        // Nobody runs the functions: a fetch reads nothing.
+        // The functions are never executed: a fetch reads no data.
         let loader = system.process()?;
         let written = system.alone(&loader, |cpu| {
             let all = (0, spec.bytes);
@@ -222,7 +225,7 @@ fn open(system: &Virtual, spec: &FileSpec) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// Runs the program in processes of its own.
+/// Runs the program in new processes.
 fn run<P: Program>(
     system: &Virtual,
     program: &P,
@@ -236,7 +239,7 @@ fn run<P: Program>(
     let ran = in_processes(system, program, crew, files, &processes);
     processes.into_iter().for_each(|process| system.exit(process));
     let (mut measured, before) = ran?;
-    // What was mapped ahead and not used is seen when the processes end.
+    // Unused prefaulted pages are detected when the processes end.
     let ended = since(&system.counters(), &before);
     for (name, count) in &mut measured.counters {
         if *name == Counter::PrefaultWasted.name() {
@@ -252,7 +255,7 @@ fn named(counts: &[(&'static str, u64)], name: &str) -> u64 {
     counts.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count)
 }
 
-/// What a run came to, and what had been counted before it.
+/// The results of a run, and the counts before it.
 type Ran = (Measured, Vec<(&'static str, u64)>);
 
 fn in_processes<P: Program>(
@@ -322,13 +325,13 @@ fn in_processes<P: Program>(
     Ok((measured, before))
 }
 
-/// What the TLBs counted since `before`, by name, of what workers did aside, too.
+/// Returns the counts of the TLBs since `before`, by name, including work done aside.
 fn tlb_since(system: &Virtual, before: &TlbStats) -> Vec<(&'static str, u64)> {
     let now = system.tlb_stats().named();
     now.into_iter().zip(before.named()).map(|((name, now), (_, then))| (name, now - then)).collect()
 }
 
-/// Seconds in the program and in the system, since `before`.
+/// Returns the seconds in the program and in the system since `before`.
 fn times(now: &Accounts, before: &Accounts) -> (f64, f64) {
     let spent = |on: Spent| now.spent[on as usize] - before.spent[on as usize];
     let all: u64 = Spent::ALL.map(spent).iter().sum();

@@ -13,12 +13,13 @@ fn odd(program: Odd, mode: Mode) -> Result<(), Failure> {
     common::odd(&Linux::new(), program, mode)
 }
 
-/// Runs it with 1 and 2 workers and expects `operations` and at least `faults` of each worker.
+/// Runs a workload with 1 and 2 workers and expects `operations` and at least `faults` of each
+/// worker.
 fn check(name: &str, arguments: &str, operations: u64, faults: u64) {
     for threads in 1..=2 {
         let outcome = run(name, &format!("{arguments} threads={threads}"));
         assert_eq!(outcome.operations, operations * threads, "{name}, {threads} threads");
-        // A few more are the workers' own stacks and the like, but not many.
+        // The workers' own stacks and similar memory cause a few more faults.
         let faults = faults * threads;
         let range = faults..=faults + faults / 10 + 100 * threads;
         assert!(range.contains(&outcome.faults), "{name}: {} not in {range:?}", outcome.faults);
@@ -53,7 +54,8 @@ fn page_faults_of_files() {
     }
 }
 
-/// A fault maps some pages around its own: 16, or on newer kernels all of a large folio, which is 2 MiB at most.
+/// A fault maps some surrounding pages: 16, or on newer kernels a whole large folio of at most 2
+/// MiB.
 #[test]
 fn text() {
     for (mode, mappings) in [("processes", 2), ("threads", 1)] {
@@ -103,7 +105,7 @@ fn discard() {
     }
 }
 
-/// What each chunk needs before its turn is in no figure.
+/// The figures exclude the preparation of each chunk.
 #[test]
 fn vma() {
     for order in ["private", "shuffled"] {
@@ -148,8 +150,8 @@ fn forks() {
         let outcome = run("forks", &arguments);
         assert_eq!(outcome.operations, 5 * threads);
         assert_eq!(outcome.extra("pages_touched"), Some((5 * threads * 24) as f64));
-        // A child's writes are a copy or a fresh page each. Its stack and its program's data, and the
-        // parent's after it, are more.
+        // A child's writes are a copy or a fresh page each. Its stack and its program's data, and
+        // the parent's afterwards, cause more faults.
         let faults = 5 * threads * 24;
         assert!(
             (faults..faults + 5 * threads * 100).contains(&outcome.faults),

@@ -1,5 +1,5 @@
-//! Every workload on the native machine in checked mode, under every locking, with exact accounts at
-//! the end.
+//! Every workload on the native machine in checked mode, under every locking, with exact accounts
+//! at the end.
 
 mod common;
 
@@ -8,7 +8,7 @@ use faultless::{AnonVmaCheck, HugeText, Locking, Setting};
 use faultless_native::{Checked, Config, Native};
 use faultless_workload::{Crew, Failure, Mode, Outcome, System, Workload, all};
 
-/// A machine on which each page that is touched is a fault.
+/// Creates a machine on which each touched page is a fault.
 fn native() -> Native {
     let config =
         Config { memory_bytes: 64 << 20, cpus: 3, checked: Checked::Panic, ..Config::default() };
@@ -17,7 +17,7 @@ fn native() -> Native {
     native
 }
 
-/// Nothing is left behind: no frame, and no violation of law 1.
+/// Checks the end state: no leaked frame, and no violation of law 1.
 fn end(native: Native) {
     native.audit(&[]).expect("every frame is accounted for");
     assert_eq!(native.machine().violation_count(), 0);
@@ -63,7 +63,7 @@ fn every_workload_under_every_locking() {
                 for threads in 1..=2 {
                     let arguments = format!("{arguments} threads={threads}");
                     let outcome = common::run(&native, name, &arguments);
-                    // These share one area; of the others each worker has its own.
+                    // These workloads share an area. Otherwise each worker has a separate area.
                     let shared = matches!(name, "pft" | "page_fault_read" | "page_fault1_churn");
                     let factor = if shared { 1 } else { threads };
                     assert_eq!(outcome.operations, operations * factor, "{name} {arguments}");
@@ -76,7 +76,7 @@ fn every_workload_under_every_locking() {
     end(native);
 }
 
-/// What a round needs is made off the clock: in time, faults and calls.
+/// The preparation of a round is off the clock: its time, faults and calls.
 #[test]
 fn preparations_are_in_no_figure() {
     let native = native();
@@ -124,7 +124,7 @@ fn who_gives_back_takes_nothing_from_who_touches() {
     end(native);
 }
 
-/// What the file has in memory is one copy for all who map it; a private copy is nobody else's.
+/// The pages of a file in memory are shared by all its mappings; private copies are not shared.
 #[test]
 fn pages_of_a_file_are_shared_by_who_maps_it() {
     let native = native();
@@ -142,8 +142,8 @@ fn pages_of_a_file_are_shared_by_who_maps_it() {
     end(native);
 }
 
-/// Code in pages of 4 KiB that is larger than the second level of the TLBs makes every call of every pass a walk. Where it is not,
-/// and in pages of 2 MiB, the first pass has them all.
+/// With code in pages of 4 KiB that exceeds the second level of the TLBs, every call of every pass
+/// is a walk. With smaller code, and in pages of 2 MiB, only the first pass has walks.
 #[test]
 fn calls_of_a_large_program_are_walks_for_instructions() {
     let native = native();
@@ -163,7 +163,7 @@ fn calls_of_a_large_program_are_walks_for_instructions() {
         let second = counter(&outcome, "itlb_misses.stlb_hit");
         assert!(walked + second <= outcome.operations, "{text:?} {size}: {second}");
     }
-    // Only where it is asked for.
+    // Only with the advice.
     native.vm().set(Setting::HugeText(HugeText::Madvise));
     for (advise, mapped) in [("no", 0), ("huge", 2)] {
         let outcome = common::run(&native, "text", &format!("size=4M passes=1 advise={advise}"));
@@ -179,8 +179,9 @@ fn read_faults_of_small_allocs_take_no_lock() {
     native.vm().set(Setting::AnonVmaCheck(AnonVmaCheck::Late));
     let outcome = common::run(&native, "small_allocs", "size=4M threads=2");
     assert_eq!(counter(&outcome, "mmap_lock_read"), 0);
-    // A thread that maps next to the other's area merges with it, and overtakes a fault there now and
-    // then. That one takes a range lock on its page, and nothing wider.
+    // A thread that maps next to the area of another thread merges with this area, and sometimes
+    // invalidates a concurrent fault there. The fault then takes a range lock on the page, and no
+    // wider lock.
     let changed = counter(&outcome, "spf_vma_changed");
     assert_eq!(counter(&outcome, "read_fault_locked"), changed);
     assert_eq!(counter(&outcome, "range_lock_fault"), changed);
@@ -214,7 +215,7 @@ fn pages_mapped_ahead_are_no_faults_of_the_classic_row() {
     end(native);
 }
 
-/// A page that was mapped ahead and that nobody used is seen when the process ends.
+/// Unused prefaulted pages are detected at the end of the process.
 #[test]
 fn waste_is_counted_to_the_end_of_the_processes() {
     let native = native();
@@ -234,7 +235,7 @@ fn waste_is_counted_to_the_end_of_the_processes() {
 fn a_time_limit_ends_every_workload() {
     let native = native();
     for info in all() {
-        // On a busy host workers begin late, and the limit does not wait for them.
+        // On a busy host workers may start late, and the limit does not wait for them.
         let arguments = format!("{} seconds=0.1 threads=2", small(info.name));
         let outcome = common::run(&native, info.name, &arguments);
         let ran = outcome.wall + outcome.workers[0].aside;
@@ -282,7 +283,8 @@ fn a_machine_too_small_says_so() {
         matches!(failure, Err(Failure::Refused { call: "clone", errno: 11, .. })),
         "{failure:?}"
     );
-    // As much memory as there is, and twice that. Where one of the threads that meet fails, the other ends.
+    // The same amount as the memory, and twice as much. If a thread fails, the thread that waits
+    // for it at a meeting ends.
     for (name, size) in [
         ("pft", "size=128M"),
         ("vma_fault", "chunk=64M chunks=1 threads=2"),

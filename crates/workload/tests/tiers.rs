@@ -1,11 +1,11 @@
-//! Workloads in memory of two nodes, with deferred flushes and without, on simulated CPUs.
+//! Workloads in memory of two nodes, with and without deferred flushes, on simulated CPUs.
 
 mod common;
 
 use faultless_virtual::{Config, Profile, Virtual};
 use faultless_workload::{Outcome, Workload};
 
-/// A run of `name` on `cpus` simulated CPUs with the memory that it asks for.
+/// Runs `name` on `cpus` simulated CPUs with its required memory.
 fn run(name: &str, arguments: &str, cpus: usize, deferred: bool) -> Outcome {
     let profile = Profile::bundled("two-socket").expect("it is bundled");
     let workload = Workload::parse(name, arguments.split_whitespace()).expect("good arguments");
@@ -23,7 +23,7 @@ fn counter(outcome: &Outcome, name: &str) -> u64 {
     outcome.counter(name).unwrap_or_else(|| panic!("no counter {name}"))
 }
 
-/// Without deferral and with it.
+/// Runs without deferral and with deferral.
 fn both(name: &str, arguments: &str, cpus: usize) -> [Outcome; 2] {
     [false, true].map(|deferred| run(name, arguments, cpus, deferred))
 }
@@ -79,7 +79,8 @@ fn sizes_that_do_not_do_are_refused() {
     }
 }
 
-/// What a run counts, and how long it takes, does not depend on another before it in the same process, whose memory it may get.
+/// The counts and times of a run do not depend on an earlier run in the same process, whose memory
+/// the run may reuse.
 #[test]
 fn runs_are_the_same_after_another() {
     let simulate = |ratio: &str| {

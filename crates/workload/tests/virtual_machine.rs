@@ -1,5 +1,5 @@
-//! Every workload on the virtual machine: the same figures again and again, wherever the host puts things, and exact
-//! accounts at the end.
+//! Every workload on the virtual machine: reproducible figures, independent of addresses on the
+//! host, and exact accounts at the end.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn system(seed: u64, settings: &[&str]) -> Virtual {
     system
 }
 
-/// All that a run tells.
+/// All results of a run.
 #[derive(Debug, PartialEq)]
 struct Figures {
     outcome: Outcome,
@@ -25,7 +25,8 @@ struct Figures {
     hottest: Vec<HotPlace>,
 }
 
-/// Runs `name` on a new machine. `disturb` makes things on the host's heap in between, of which no figure may know.
+/// Runs `name` on a new machine. `disturb` allocates on the host's heap in between, which must not
+/// affect any figure.
 fn figures(name: &str, arguments: &str, seed: u64, settings: &[&str], disturb: usize) -> Figures {
     let mut kept: Vec<Vec<u8>> = Vec::new();
     let mut disturb = |salt: usize| {
@@ -68,7 +69,7 @@ fn every_workload_gives_the_same_figures_again() {
                 let spent: u64 = first.accounts.spent.iter().sum();
                 let workers = &first.outcome.workers;
                 let told: f64 = workers.iter().map(|worker| worker.user + worker.system).sum();
-                // Some picoseconds are lost where seconds are floating-point numbers.
+                // Conversion to seconds in floating-point numbers loses some picoseconds.
                 assert!((spent as f64 * 1e-12 - told).abs() < 1e-9 + told * 0.02, "{}", info.name);
             }
         }
@@ -95,7 +96,8 @@ fn every_workload_does_its_work_under_every_locking() {
             let Figures { outcome, accounts, .. } = figures(name, &arguments, 0, &settings, 0);
             assert_eq!(outcome.operations, operations, "{name} {arguments} {policy}");
             assert!(outcome.faults >= faults, "{name} {policy}: {} faults", outcome.faults);
-            // What is made ready off the clock is in no figure: who only unmaps takes no fault, and makes no access.
+            // The figures exclude preparation off the clock: a worker that only unmaps has no
+            // fault, and makes no access.
             let program = accounts.spent[Spent::Program as usize];
             let touches = name != "vma_unmap";
             assert_eq!((outcome.faults > 0, program > 0), (touches, touches), "{name} {policy}");
@@ -103,7 +105,7 @@ fn every_workload_does_its_work_under_every_locking() {
     }
 }
 
-/// A limit is of simulated time.
+/// The limit is in simulated time.
 #[test]
 fn a_time_limit_ends_every_workload() {
     for info in all() {

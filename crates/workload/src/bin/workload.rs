@@ -1,11 +1,11 @@
-//! `workload NAME [PARAMETER=VALUE…]`: runs one workload on the kernel beneath and prints what it came
-//! to, one figure a line: `NAME VALUE`. Built as a static program it runs on any kernel that has Linux's
-//! calls.
+//! `workload NAME [PARAMETER=VALUE…]`: runs one workload on the kernel of this process and prints
+//! the results, one figure per line: `NAME VALUE`. Built as a static program it runs on any kernel
+//! with Linux's calls.
 
 use faultless_workload::{Linux, Outcome, PFT_HEADER, Workload, all};
 use std::process::ExitCode;
 
-/// What is printed where no workload is named.
+/// Returns the text printed without the name of a workload.
 fn usage() -> String {
     let mut text = String::from("usage: workload NAME [PARAMETER=VALUE…]\n");
     for info in all() {

@@ -1,20 +1,21 @@
-//! The kernel beneath this process, as a system to run programs on.
+//! The kernel of this process, as a system for programs.
 //!
-//! Each run has a process of its own, so that neither what this process has mapped nor what an
-//! earlier run left is in the way:
+//! Each run has a new process, so that mappings of this process and remains of an earlier run do
+//! not interfere:
 //!
 //! ```text
 //! this process ── fork ── subject ─┬─ threads of it          (Mode::Threads)
 //!                                  └─ fork: one process each (Mode::Processes)
 //! ```
 //!
-//! The subject prepares, its workers gather, all begin on one signal, and each leaves its report in
-//! memory that it shares with this process ([`shared`]). Files are made before, and their descriptors inherited. Huge pages are off in all of them, so that a
-//! fault is a fault of 4 KiB. Faults and times are the kernel's own (`getrusage` of each thread,
-//! `wait4` of each forked child), between the common start and each worker's end: neither
-//! preparation nor the making of threads is in them.
+//! The subject prepares, its workers gather, all start on one signal, and each stores its report in
+//! memory shared with this process ([`shared`]). Files are created before, and their descriptors
+//! inherited. Huge pages are off in all of these processes, so that each fault maps 4 KiB. Faults
+//! and times are the kernel's own (`getrusage` of each thread, `wait4` of each forked child),
+//! between the common start and each worker's end. They exclude preparation and the creation of
+//! threads.
 //!
-//! A fork copies this process's page tables: run programs before mapping much, or map it with
+//! A fork copies this process's page tables. Run programs before mapping much memory, or use
 //! `MADV_DONTFORK`.
 
 mod shared;
@@ -42,7 +43,7 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// The kernel that runs now.
+    /// Creates the system of the running kernel.
     pub fn new() -> Self {
         Self { machine: machine(&kernel_release()) }
     }
@@ -54,7 +55,7 @@ impl Default for Linux {
     }
 }
 
-/// The running kernel's release, such as `6.12.9-amd64`.
+/// Returns the running kernel's release, such as `6.12.9-amd64`.
 fn kernel_release() -> String {
     // SAFETY: a `utsname` of zeros is valid, and the call fills it.
     let name = unsafe {
@@ -62,11 +63,12 @@ fn kernel_release() -> String {
         libc::uname(&raw mut name);
         name
     };
-    // SAFETY: `release` is an array of zeros, or ends in one as uname(2) says.
+    // SAFETY: `release` is an array of zeros, or ends with a zero according to uname(2).
     unsafe { CStr::from_ptr(name.release.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// The machine's name for a kernel release: its first two numbers, or that of the bare machine, whose kernel is of no Linux.
+/// Returns the machine's name for a kernel release: its first two numbers, or `bare` for the bare
+/// machine, whose kernel is not Linux.
 fn machine(release: &str) -> String {
     if release.ends_with("-faultless") {
         return "bare".into();
@@ -107,18 +109,18 @@ impl System for Linux {
 
 /// Runs `body` in a forked process, and returns the process's id.
 ///
-/// This process may have threads. Of the C library, fork makes sure that the allocator works in the
-/// child; of ours, nothing that another thread could have locked is used there.
+/// This process may have threads. In the C library, fork ensures that the allocator works in the
+/// child. The child uses no data of this crate that another thread could have locked.
 fn spawn(body: impl FnOnce()) -> Result<libc::pid_t, Failure> {
-    // SAFETY: the child runs `body` alone, as said above, and never returns from here.
+    // SAFETY: the child runs only `body`, under the conditions above, and never returns from here.
     match unsafe { libc::fork() } {
         -1 => Err(refused("fork", 0, 0)),
         0 => {
-            // SAFETY: plain calls; they cannot fail in a way that matters here.
+            // SAFETY: plain calls, whose failures have no effect here.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
-                // An interrupt ends the run, whatever this process had arranged for itself.
+                // An interrupt ends the run, regardless of this process's signal handlers.
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -127,14 +129,14 @@ fn spawn(body: impl FnOnce()) -> Result<libc::pid_t, Failure> {
                 Ok(()) => 0,
                 Err(_) => PANICKED,
             };
-            // SAFETY: ends the process, without the exit handlers of the one it was forked from.
+            // SAFETY: ends the process, without the exit handlers of its parent.
             unsafe { libc::_exit(status) }
         }
         pid => Ok(pid),
     }
 }
 
-/// One run of one program, as its processes see it.
+/// A run of a program, as seen by the processes.
 struct Run<'a, P> {
     program: &'a P,
     crew: &'a Crew,
@@ -151,7 +153,7 @@ impl<P: Program> Run<'_, P> {
         LinuxTask::new(self.start(), self.files, failure)
     }
 
-    /// The subject's part where the workers are its threads.
+    /// Runs the subject if the workers are its threads.
     fn threads(&self) -> Result<(), Failure> {
         let count = self.crew.workers;
         let mut task = self.task(&self.shared.coordinator);
@@ -174,7 +176,7 @@ impl<P: Program> Run<'_, P> {
         self.program.finish(&mut task, &state, Worker { index: 0, count: 1 })
     }
 
-    /// The subject's part where each worker is a process.
+    /// Runs the subject if each worker is a process.
     fn processes(&self) -> Result<(), Failure> {
         let count = self.crew.workers;
         let mut children = Vec::with_capacity(count);
@@ -199,7 +201,7 @@ impl<P: Program> Run<'_, P> {
                 if libc::WIFSIGNALED(status) {
                     failed = Some(Failure::Killed { signal: libc::WTERMSIG(status) });
                 }
-                // Who ended in good order has counted itself done.
+                // A worker without a failure has counted itself as done.
                 dead += usize::from(status != 0);
                 false
             });
@@ -210,13 +212,13 @@ impl<P: Program> Run<'_, P> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// A worker that is a process.
+    /// Runs a worker that is a process.
     fn process(&self, worker: Worker) {
         let slot = &self.shared.workers()[worker.index];
         let mut task = self.task(slot);
         match self.program.prepare(&mut task) {
             Ok(state) => {
-                // A failure of the work says more than what `finish` would make of it.
+                // A failure of the work is more specific than an error of `finish`.
                 if self.work(&state, worker)
                     && let Err(failure) = self.program.finish(&mut task, &state, worker)
                 {
@@ -230,7 +232,7 @@ impl<P: Program> Run<'_, P> {
         }
     }
 
-    /// A worker: waits for the others, works, and reports. Whether all went well.
+    /// Runs a worker: waits for the others, works, and reports. Returns whether the work succeeded.
     fn work(&self, state: &P::State, worker: Worker) -> bool {
         let slot = &self.shared.workers()[worker.index];
         let mut task = self.task(slot);

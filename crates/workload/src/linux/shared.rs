@@ -1,8 +1,9 @@
-//! Memory that the processes of one run share: the signals of the start and the end, and a slot for
+//! Memory shared by the processes of one run: the signals of the start and the end, and a slot for
 //! each worker's report.
 //!
-//! A report is plain memory without pointers, but for `&'static str`s, which mean the same in every
-//! process forked from one. A slot has one writer at a time, and is read when that writer has ended.
+//! A report is plain memory without pointers, except for `&'static str`s, which are valid in every
+//! process forked from the same parent. A slot has one writer at a time, and is read after the end
+//! of this writer.
 
 use super::task::refused;
 use crate::start::Start;
@@ -13,11 +14,11 @@ use std::mem::size_of;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// A place for one result, on cache lines of its own.
+/// A place for one result, on separate cache lines.
 #[repr(align(128))]
 pub(super) struct Slot<T>(UnsafeCell<Option<Result<T, Failure>>>);
 
-// SAFETY: as the module says, whoever puts and whoever takes are ordered by the end of the first.
+// SAFETY: as documented for the module, the end of the writer orders its put before any take.
 unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T: Copy> Slot<T> {
@@ -25,30 +26,32 @@ impl<T: Copy> Slot<T> {
         Self(UnsafeCell::new(None))
     }
 
-    /// Leaves `result`.
+    /// Stores `result`.
     pub(super) fn put(&self, result: Result<T, Failure>) {
-        // SAFETY: one writer at a time, and no reader while it lives, as the module says.
+        // SAFETY: there is one writer at a time, and no reader while the writer lives, as
+        // documented for the module.
         unsafe { *self.0.get() = Some(result) }
     }
 
-    /// The result that was left.
+    /// Takes the stored result.
     ///
     /// # Safety
-    /// Who puts has ended.
+    /// The writer has ended.
     pub(super) unsafe fn take(&self) -> Option<Result<T, Failure>> {
-        // SAFETY: by the contract nobody writes now.
+        // SAFETY: by the contract there is no writer now.
         unsafe { (*self.0.get()).take() }
     }
 }
 
-/// Why a forked child of a worker failed; what a [`LinuxTask`](super::LinuxTask) needs of a slot.
+/// The failure of a forked child of a worker, which is the part of a slot used by a
+/// [`LinuxTask`](super::LinuxTask).
 pub(super) trait ChildFailure: Sync {
-    /// Leaves the failure for the parent.
+    /// Stores the failure for the parent.
     fn leave(&self, failure: Failure);
-    /// The failure that the child left.
+    /// Takes the failure stored by the child.
     ///
     /// # Safety
-    /// The child has ended, and nobody else puts.
+    /// The child has ended, and there is no other writer.
     unsafe fn find(&self) -> Option<Failure>;
 }
 
@@ -58,29 +61,29 @@ impl<T: Copy + Send> ChildFailure for Slot<T> {
     }
 
     unsafe fn find(&self) -> Option<Failure> {
-        // SAFETY: handed on.
+        // SAFETY: the contract is passed on to the caller.
         unsafe { self.take() }.and_then(Result::err)
     }
 }
 
-/// What a worker leaves: its report, and its page faults.
+/// The result of a worker: the report, and the page faults.
 pub(super) type WorkerReport = (Report, u64);
 
 /// The head of the shared memory.
 pub(super) struct Head {
-    /// When to start and to stop.
+    /// The signals to start and to stop.
     pub(super) start: Start,
-    /// What the subject itself has to say.
+    /// The result of the subject itself.
     pub(super) coordinator: Slot<()>,
     workers: usize,
 }
 
-/// The shared memory: a [`Head`] and behind it the slots. Unmapped where it is dropped.
+/// The shared memory: a [`Head`] followed by the slots. Unmapped on drop.
 pub(super) struct Shared {
     head: NonNull<Head>,
 }
 
-// SAFETY: it is a pointer to `Sync` things that live as long as it does.
+// SAFETY: the pointer refers to `Sync` data that lives as long as `self`.
 unsafe impl Sync for Shared {}
 
 impl fmt::Debug for Shared {
@@ -90,19 +93,19 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Shared memory for `workers` workers.
+    /// Creates shared memory for `workers` workers.
     pub(super) fn new(workers: usize) -> Result<Self, Failure> {
         let len = Self::len(workers);
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, where nothing is.
+        // SAFETY: a new mapping at an unused address.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
         let Some(head) = NonNull::new(start.cast::<Head>()).filter(|_| start != libc::MAP_FAILED)
         else {
             return Err(refused("mmap", 0, len as u64));
         };
-        // SAFETY: the mapping is page-aligned and long enough for the head and the slots, and it is
-        // this process's alone as yet.
+        // SAFETY: the mapping is page-aligned and long enough for the head and the slots, and not
+        // shared with any other process yet.
         unsafe {
             head.write(Head { start: Start::default(), coordinator: Slot::new(), workers });
             let slots = head.add(1).cast::<Slot<WorkerReport>>();
@@ -117,20 +120,21 @@ impl Shared {
         size_of::<Head>() + workers * size_of::<Slot<WorkerReport>>()
     }
 
-    /// The workers' slots.
+    /// Returns the workers' slots.
     pub(super) fn workers(&self) -> &[Slot<WorkerReport>] {
-        // SAFETY: `new` has made so many behind the head, both aligned to the same 128 bytes.
+        // SAFETY: `new` has initialised this number of slots behind the head, both aligned to the
+        // same 128 bytes.
         unsafe { std::slice::from_raw_parts(self.head.add(1).cast().as_ptr(), self.workers) }
     }
 
-    /// All reports, or the failure that comes first.
+    /// Returns all reports, or the most specific failure.
     ///
     /// # Safety
     /// The subject and all workers have ended.
     pub(super) unsafe fn collect(&self) -> Result<Measured, Failure> {
-        // SAFETY: nobody writes, by the contract; so below.
+        // SAFETY: by the contract there is no writer; the same applies below.
         let coordinator = unsafe { self.coordinator.take() };
-        // A worker's own failure says more than what the subject made of it.
+        // A worker's own failure is more specific than the failure of the subject.
         let reports: Result<Vec<_>, _> = self
             .workers()
             .iter()
@@ -155,7 +159,7 @@ impl Deref for Shared {
     type Target = Head;
 
     fn deref(&self) -> &Head {
-        // SAFETY: `new` wrote it, and it stays mapped until `self` is dropped.
+        // SAFETY: `new` initialised the head, which stays mapped until `self` is dropped.
         unsafe { self.head.as_ref() }
     }
 }
@@ -186,7 +190,7 @@ mod tests {
                     slot.put(result);
                 }
             }
-            // SAFETY: this thread wrote them.
+            // SAFETY: this thread was the only writer.
             unsafe { shared.collect() }
         };
         let report = Report::default();

@@ -1,4 +1,4 @@
-//! One thread's calls and accesses: the kernel's and the processor's own.
+//! One thread's calls and accesses, made directly to the kernel and the processor.
 
 use super::shared::ChildFailure;
 use crate::file::RUNS;
@@ -14,17 +14,17 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 /// A thread on Linux.
 ///
-/// Only [`Linux`](super::Linux) makes one, for a [`Program`](crate::Program), in a process that is
-/// that program's own.
+/// Only [`Linux`](super::Linux) creates tasks, for a [`Program`](crate::Program), in a process that
+/// belongs to this program.
 pub struct LinuxTask<'a> {
     start: &'a Start,
     /// The files of the run.
     files: &'a [File],
-    /// Where a forked child leaves its failure.
+    /// The place for the failure of a forked child.
     failure: &'a dyn ChildFailure,
-    /// What forked children have used.
+    /// The usage of forked children.
     children: Usage,
-    /// What was used off the clock, and the seconds that it took.
+    /// The usage off the clock, and its seconds.
     aside: Usage,
     aside_wall: f64,
 }
@@ -41,31 +41,31 @@ impl<'a> LinuxTask<'a> {
         Self { start, files, failure, children: none, aside: none, aside_wall: 0.0 }
     }
 
-    /// What this thread has used since `before` on the clock, with its forked children.
+    /// Returns the usage of this thread since `before` on the clock, including its forked children.
     pub(super) fn used_since(&self, before: Usage) -> Usage {
         let mut usage = thread_usage().since(before).since(self.aside);
         usage += self.children;
         usage
     }
 
-    /// Seconds off the clock.
+    /// Returns the seconds off the clock.
     pub(super) fn aside_wall(&self) -> f64 {
         self.aside_wall
     }
 }
 
-/// The failure of `call`, which has just set `errno`.
+/// Returns the failure of `call`, which has just set `errno`.
 pub(super) fn refused(call: &'static str, addr: u64, len: u64) -> Failure {
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     Failure::Refused { call, addr, len, errno }
 }
 
-/// `result`, or for -1 the failure of `call`.
+/// Returns `Ok`, or for a `result` of -1 the failure of `call`.
 fn checked(result: i32, call: &'static str, addr: u64, len: u64) -> Result<(), Failure> {
     if result == -1 { Err(refused(call, addr, len)) } else { Ok(()) }
 }
 
-/// Waits for the child `pid`: how it ended, and what it used.
+/// Waits for the child `pid`. Returns the status and the usage of the child.
 pub(super) fn wait(pid: libc::pid_t) -> Result<(i32, Usage), Failure> {
     let mut status = 0;
     // SAFETY: an `rusage` of zeros is valid.
@@ -83,7 +83,7 @@ pub(super) fn wait(pid: libc::pid_t) -> Result<(i32, Usage), Failure> {
     }
 }
 
-/// How the child `pid` ended, where it has; with `block`, waits for that.
+/// Returns the status of the child `pid` if the child has ended. With `block`, waits for its end.
 pub(super) fn try_wait(pid: libc::pid_t, block: bool) -> Option<i32> {
     if block {
         return wait(pid).ok().map(|(status, _)| status);
@@ -98,7 +98,7 @@ fn pointer(addr: u64) -> *mut libc::c_void {
     with_exposed_provenance_mut(addr as usize)
 }
 
-/// `mmap` of `fd`, or without a file where it is -1.
+/// Calls `mmap` of `fd`, or without a file if `fd` is -1.
 #[inline]
 fn map(
     (addr, len): (u64, u64),
@@ -109,7 +109,7 @@ fn map(
 ) -> Result<u64, Failure> {
     let (prot, flags) = (prot.bits() as i32, flags.bits() as i32);
     let offset = offset as libc::off_t;
-    // SAFETY: a `Program` maps over nothing but memory of its own.
+    // SAFETY: a `Program` maps only over its own memory.
     let start = unsafe { libc::mmap(pointer(addr), len as usize, prot, flags, fd, offset) };
     if start == libc::MAP_FAILED {
         return Err(refused("mmap", addr, len));
@@ -137,13 +137,13 @@ impl Task for LinuxTask<'_> {
 
     #[inline]
     fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure> {
-        // SAFETY: a `Program` unmaps nothing but memory of its own.
+        // SAFETY: a `Program` unmaps only its own memory.
         checked(unsafe { libc::munmap(pointer(addr), len as usize) }, "munmap", addr, len)
     }
 
     #[inline]
     fn mprotect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Failure> {
-        // SAFETY: a `Program` changes nothing but memory of its own.
+        // SAFETY: a `Program` changes only its own memory.
         let result = unsafe { libc::mprotect(pointer(addr), len as usize, prot.bits() as i32) };
         checked(result, "mprotect", addr, len)
     }
@@ -157,7 +157,7 @@ impl Task for LinuxTask<'_> {
 
     fn mremap(&mut self, addr: u64, len: u64, new_len: u64) -> Result<u64, Failure> {
         let flags = libc::MREMAP_MAYMOVE;
-        // SAFETY: as for `mprotect`; it moves to where nothing is.
+        // SAFETY: as for `mprotect`. The kernel moves the mapping to an unused address.
         let start = unsafe { libc::mremap(pointer(addr), len as usize, new_len as usize, flags) };
         if start == libc::MAP_FAILED {
             return Err(refused("mremap", addr, len));
@@ -167,9 +167,9 @@ impl Task for LinuxTask<'_> {
 
     #[inline]
     fn brk(&mut self, addr: u64) -> u64 {
-        // The kernel's own call: the C library's remembers the break for its heap, and must find it
-        // again where it left it, as a `Program` promises.
-        // SAFETY: what lies between is given and taken by the program alone.
+        // Uses the kernel's call, because the C library records the break for its heap. The C
+        // library requires an unchanged break, which a `Program` restores.
+        // SAFETY: only the program uses the memory between the breaks.
         let end: libc::c_long = unsafe { libc::syscall(libc::SYS_brk, addr) };
         end as u64
     }
@@ -177,14 +177,14 @@ impl Task for LinuxTask<'_> {
     #[inline]
     fn load(&mut self, addr: u64) -> Result<u64, Failure> {
         let word = with_exposed_provenance::<u64>(addr as usize);
-        // SAFETY: the word is the program's own, and no other worker stores to it now.
+        // SAFETY: the word belongs to the program, and no other worker stores to the word now.
         Ok(unsafe { word.read_volatile() })
     }
 
     #[inline]
     fn store(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
         let word = with_exposed_provenance_mut::<u64>(addr as usize);
-        // SAFETY: the word is the program's own, and no other worker accesses it now.
+        // SAFETY: the word belongs to the program, and no other worker accesses the word now.
         unsafe { word.write_volatile(value) };
         Ok(())
     }
@@ -195,8 +195,8 @@ impl Task for LinuxTask<'_> {
             with_exposed_provenance_mut::<u8>(to as usize),
             with_exposed_provenance::<u8>(from as usize),
         );
-        // SAFETY: both are the program's own, they do not overlap, and no other worker stores to the
-        // one or accesses the other now.
+        // SAFETY: both ranges belong to the program and do not overlap. No other worker stores to
+        // the source or accesses the destination now.
         unsafe { to.copy_from_nonoverlapping(from, len as usize) };
         Ok(())
     }
@@ -208,13 +208,15 @@ impl Task for LinuxTask<'_> {
             return Err(Failure::Access { access: "call", addr, reason });
         }
         let function = with_exposed_provenance::<()>(addr as usize);
-        // SAFETY: a `Program` calls only functions of its files of code, which take nothing, and return at once.
+        // SAFETY: a `Program` calls only functions of its files of code, which have no parameters,
+        // and return at once.
         unsafe { std::mem::transmute::<*const (), extern "C" fn()>(function)() };
         Ok(())
     }
 
     fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure> {
-        // SAFETY: the child runs `child` alone, which does not allocate, and never returns from here.
+        // SAFETY: the child runs only `child`, which does not allocate, and never returns from
+        // here.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(refused("fork", 0, 0)),
             0 => {
@@ -238,7 +240,7 @@ impl Task for LinuxTask<'_> {
         }
         match libc::WEXITSTATUS(status) {
             0 => Ok(()),
-            // SAFETY: the child has ended, and this worker puts nothing before its work is done.
+            // SAFETY: the child has ended, and this worker stores a result only after its work.
             _ => Err(unsafe { self.failure.find() }.unwrap_or(Failure::Lost { worker: 0 })),
         }
     }

@@ -1,8 +1,8 @@
 //! `brk1` of will-it-scale: brk increase and decrease of one page.
 //!
-//! Each task asks for the program break once, then raises it by a page and lowers it again for ever;
-//! each of the two calls is an iteration. As threads all move the same break between the same two
-//! places, so that some calls find nothing to do: so it is in the original.
+//! Each task queries the program break once, then repeatedly raises the break by a page and lowers
+//! it again; each of the two calls is an iteration. Threads all move the same break between the
+//! same two addresses, so some calls have no effect, as in the original.
 
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
@@ -22,7 +22,7 @@ pub struct Brk1 {
     passes: Passes,
 }
 
-// SAFETY: no memory is accessed; every pass ends with the break where `prepare` found it.
+// SAFETY: `work` accesses no memory, and every pass restores the break of `prepare`.
 unsafe impl Program for Brk1 {
     const NAME: &'static str = "brk1";
     const SUMMARY: &'static str = "threads raise the program break by one page and lower it";
@@ -56,7 +56,7 @@ unsafe impl Program for Brk1 {
     }
 
     fn finish<T: Task>(&self, task: &mut T, low: &u64, _: Worker) -> Result<(), Failure> {
-        // The memory that a raised break gives is there, and zero, whatever was there before.
+        // The memory of a raised break is accessible and zero, regardless of earlier contents.
         let page = faultless::page_up(*low).unwrap_or(*low);
         let high = page + PAGE_SIZE;
         Failure::check("the raised break", high, high, task.brk(high))?;

@@ -1,12 +1,12 @@
-//! `discard`: the heap of a language run time, each thread with a part of its own.
+//! `discard`: the heap of a language runtime, with a part for each thread.
 //!
-//! The heaps of Go and Java, and those of jemalloc and tcmalloc, are one mapping. A thread that has freed enough
-//! of its part gives it back with `MADV_DONTNEED`, while others touch theirs. All of that is of one VMA, and
-//! no two threads ever name the same page.
+//! The heaps of Go, Java, jemalloc and tcmalloc are a single mapping. A thread with enough freed
+//! memory in its part discards pages with `MADV_DONTNEED`, while other threads touch their parts.
+//! All operations are in the same VMA, and two threads never use the same page.
 //!
-//! Every thread touches a piece of its part and gives it back, piece after piece (`role=both`); or half of
-//! the threads touch theirs, and the others do nothing but give back pieces of theirs until the first
-//! are done (`role=split`).
+//! Every thread touches a piece of its part and discards the piece, piece after piece
+//! (`role=both`). With `role=split`, half of the threads touch their parts, and the second half
+//! only discards pieces of separate parts until the first half is done.
 
 use super::touch::{map, part, sweep, touch, touch_all, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -44,42 +44,43 @@ static REFILL: Param = Param {
            must be flushed",
 };
 
-/// `discard`: touch one's part of a heap, and give it back.
+/// `discard`: touch a part of a heap, and discard it.
 #[derive(Clone, Copy, Debug)]
 pub struct Discard {
     threads: usize,
     size: u64,
     piece: u64,
     passes: Passes,
-    /// Threads that touch, from the first on; the others give back.
+    /// The number of touching threads, starting with the first. The remaining threads discard.
     touching: usize,
     refill: bool,
 }
 
-/// What the threads know in common.
+/// The data shared by the threads.
 #[derive(Debug)]
 pub struct State {
     heap: VirtRange,
-    /// Touching threads that are done: written once by each, watched by those who only give back.
+    /// The number of touching threads that are done: written once by each, and read by the
+    /// discarding threads.
     done: AtomicUsize,
 }
 
 impl Discard {
-    /// The extra result with the pieces that were given back.
+    /// The name of the extra result with the number of discarded pieces.
     pub const DISCARDS: &'static str = "discards";
 
     fn splits(&self) -> bool {
         self.touching < self.threads
     }
 
-    /// The pieces of `part`; the last may be smaller.
+    /// Returns the pieces of `part`; the last may be smaller.
     fn pieces(&self, part: VirtRange) -> impl Iterator<Item = VirtRange> + Clone + use<> {
         let piece = self.piece;
         let starts = (part.start..part.end).step_by(piece as usize);
         starts.map(move |start| VirtRange::new(start, part.end.min(start + piece)))
     }
 
-    /// Touches each piece of `part` and gives it back.
+    /// Touches and discards each piece of `part`.
     fn touch_and_discard<T: Task>(&self, task: &mut T, part: VirtRange) -> Result<Tally, Failure> {
         let (mut tally, mut passes) = (Tally::default(), 0);
         while self.passes.more(task, passes) {
@@ -93,7 +94,7 @@ impl Discard {
         Ok(tally)
     }
 
-    /// Gives back pieces of `part` until nobody touches any more.
+    /// Discards pieces of `part` until all touching threads are done.
     fn discard<T: Task>(
         &self,
         task: &mut T,
@@ -115,7 +116,8 @@ impl Discard {
     }
 }
 
-// SAFETY: workers touch and give back pages of their own parts of the heap of `prepare`, which stays.
+// SAFETY: workers touch and discard pages of their own parts of the heap of `prepare`, which stays
+// mapped.
 unsafe impl Program for Discard {
     const NAME: &'static str = "discard";
     const SUMMARY: &'static str =
@@ -168,13 +170,14 @@ unsafe impl Program for Discard {
             return self.discard(task, part, state);
         }
         let swept = sweep(task, part, Access::Write, self.passes, |_, _| Ok(()));
-        // Also on failure, or the others would give back for ever.
+        // Also on failure, or the others would never stop.
         state.done.fetch_add(1, Ordering::Relaxed);
         swept.map(|(operations, _)| Tally { operations, extra: 0 })
     }
 
     fn finish<T: Task>(&self, task: &mut T, state: &State, _: Worker) -> Result<(), Failure> {
-        // What was given back last reads as zero, and what only others gave back around it is as it was left.
+        // Parts with a final discard read as zero. Parts between the discarded parts of other
+        // threads keep their contents.
         (0..self.threads).try_for_each(|index| {
             let part = part(state.heap, Worker { index, count: self.threads });
             let touched = self.splits() && index < self.touching;

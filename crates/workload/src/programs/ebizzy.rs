@@ -1,10 +1,10 @@
 //! `ebizzy`: the web application server of Valerie Henson (2006), as run with `-m`.
 //!
-//! A few large chunks of records hold the data. For each request a thread picks one at random, maps
-//! memory for a copy, copies the chunk, looks a random record up in the copy by binary search, and
-//! unmaps it: one record. With `touch=yes` (the original's `-T`) it writes to every page of the new
-//! memory instead of copying and searching; that is how the published `-mTt` figures were made. The
-//! original runs for 10 seconds and prints records per second.
+//! A few large chunks of records hold the data. For each request a thread selects a random chunk,
+//! maps memory for a copy, copies the chunk, finds a random record in the copy by binary search,
+//! and unmaps the copy: one record. With `touch=yes` (the original's `-T`) the thread writes to
+//! every page of the new memory instead of copying and searching, as for the published `-mTt`
+//! figures. The original runs for 10 seconds and prints records per second.
 
 use super::random::Random;
 use super::touch::{map, unmap};
@@ -43,7 +43,7 @@ pub struct Ebizzy {
 }
 
 impl Ebizzy {
-    /// Finds `key` in the sorted records of `copy`: a binary search, one load a step.
+    /// Finds `key` in the sorted records of `copy` by binary search, with one load per step.
     #[inline]
     fn search<T: Task>(task: &mut T, copy: VirtRange, key: u64) -> Result<u64, Failure> {
         let (mut low, mut high) = (0, copy.len() / RECORD);
@@ -59,9 +59,9 @@ impl Ebizzy {
     }
 }
 
-// SAFETY: the chunks of `prepare` stay and are stored to only there; a copy is its worker's own, and
-// every address in it lies below its length (`search` ends beyond it only when the key is not there,
-// which the keys exclude: they are checked against what is found before anything else).
+// SAFETY: the chunks of `prepare` stay mapped, and only `prepare` stores to them. A copy belongs to
+// its worker, and every address in a copy lies below its length (`search` ends beyond the length
+// only for a missing key, and all keys exist, which is checked first).
 unsafe impl Program for Ebizzy {
     const NAME: &'static str = "ebizzy";
     const SUMMARY: &'static str = "threads allocate, copy, search and free chunks of data";
@@ -80,7 +80,7 @@ unsafe impl Program for Ebizzy {
     }
 
     fn needs(&self, crew: &Crew) -> Needs {
-        // The chunks of each process, and a copy of one for each worker.
+        // The chunks of each process, and a copy of a chunk for each worker.
         let chunks = self.chunks * crew.processes() as u64 + crew.workers as u64;
         Needs::written(self.chunk.saturating_mul(chunks))
     }
@@ -132,7 +132,7 @@ unsafe impl Program for Ebizzy {
         chunks: &Vec<VirtRange>,
         _: Worker,
     ) -> Result<(), Failure> {
-        // Copies were written beside the chunks, never to them.
+        // Copies were written to separate memory, never to the chunks.
         for chunk in chunks {
             for record in (0..chunk.len() / RECORD).step_by(64) {
                 let addr = chunk.start + record * RECORD;

@@ -1,11 +1,11 @@
-//! `forks`: short-lived single-threaded processes, the shape of a kernel build.
+//! `forks`: short-lived single-threaded processes, as in a kernel build.
 //!
-//! A build is a shell or make, single-threaded, with some megabytes of its own, that forks again and
-//! again; each child reads some of what it inherited, writes to some (a copy each), maps and writes
-//! memory of its own, and ends. The parent then goes on writing to what it has back for itself. No
-//! thread ever shares a space with another, so this shows what single-threaded programs pay for what
-//! threads gain. (There is no `exec`: its work is files.) Workers are independent such parents, as
-//! `make -j` has.
+//! A build is a shell or make, single-threaded, with some megabytes of memory, which forks
+//! repeatedly. Each child reads some inherited pages, writes to some (a copy each), maps and writes
+//! new memory, and exits. The parent then writes to pages that it no longer shares. No thread ever
+//! shares a space with another, so this shows the cost for single-threaded programs of
+//! optimisations for threads. (There is no `exec`, whose work is files.) Workers are independent
+//! parents of this kind, as with `make -j`.
 
 use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -47,16 +47,16 @@ pub struct Forks {
     passes: Passes,
 }
 
-/// Where in its pages a child leaves its mark, and the parent its own.
+/// The offsets in its pages of the marks of a child, and of the parent.
 const CHILDS: u64 = 8;
 const PARENTS: u64 = 16;
 
 impl Forks {
-    /// The extra result with the pages that children touched first: copied, or their own.
+    /// The name of the extra result with the pages touched first by children: copied, or new.
     pub const PAGES: &'static str = "pages_touched";
 }
 
-/// A child, and what it knows.
+/// A child, and its data.
 struct Short {
     image: VirtRange,
     dirty: u64,
@@ -83,8 +83,8 @@ impl Child for Short {
     }
 }
 
-// SAFETY: every address lies in the image of `prepare`, which stays, or in an area that the same
-// child has just mapped; processes have one thread.
+// SAFETY: every address lies in the image of `prepare`, which stays mapped, or in an area just
+// mapped by the same child. Processes have one thread.
 unsafe impl Program for Forks {
     const NAME: &'static str = "forks";
     const SUMMARY: &'static str =

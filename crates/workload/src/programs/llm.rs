@@ -1,10 +1,13 @@
-//! `llm`: processes that read models from files larger than memory, again and again.
+//! `llm`: processes that repeatedly read models from files larger than memory.
 //!
-//! After servers of large language models: each process maps the file of one of three models, read-only and shared, and generates tokens, each of which reads the whole model in order. Processes
-//! that serve the same model begin at different places; where there are fewer processes than models, they take turns with several. All files
-//! together take five quarters of both nodes' memory, so pages move to the slow node, leave memory and are read again.
+//! Modelled on servers of large language models: each process maps the file of one of three models,
+//! read-only and shared, and generates tokens, each of which reads the whole model in order.
+//! Processes with the same model start at different places. With fewer processes than models, each
+//! process alternates between several. All files together are five quarters of both nodes' memory,
+//! so pages are demoted to the slow node, evicted and read again.
 //!
-//! The processes' CPUs do in turns what a thread of the system would: they move pages between the nodes, and evict pages where memory is short.
+//! The processes' CPUs take turns with the work of a system thread: they move pages between the
+//! nodes, and evict pages when memory is short.
 
 use super::tiered::{FAST, Fresh, RATIO, SEED, moments, random, tend, tiers};
 use crate::file::{Contents, FileSpec};
@@ -20,9 +23,10 @@ static PASSES: Param = Param {
     help: "how often a process reads its models",
 };
 
-/// Models that are served.
+/// The number of models.
 const MODELS: usize = 3;
-/// Pages that a process reads between two times that some CPU tends to memory, and pages that come back each time.
+/// The pages read by a process between two calls of `tend` on any CPU, and the pages promoted per
+/// call.
 const TENDED: u64 = 16;
 const PROMOTED: u64 = 8;
 
@@ -35,7 +39,7 @@ pub struct Llm {
     seed: u64,
 }
 
-/// What a process has.
+/// The data of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
     models: [VirtRange; MODELS],
@@ -43,18 +47,20 @@ pub struct State {
 }
 
 impl Llm {
-    /// Pages of a model.
+    /// Returns the pages of a model.
     const fn pages(&self) -> u64 {
         self.tiers.bytes() / PAGE_SIZE * 5 / 4 / MODELS as u64
     }
 
-    /// How many models one of `processes` reads at most: with as many processes as models or more, one.
+    /// Returns the number of models for each of `processes`: 1 with at least as many processes as
+    /// models.
     fn models_of(processes: usize) -> usize {
         if processes < MODELS { MODELS } else { 1 }
     }
 }
 
-/// Which of a model's `pages` a `worker` reads first: they are spread over the model, and with a seed each is somewhere in its part.
+/// Returns the page of a model's `pages` that a `worker` reads first. The workers are spread over
+/// the model; with a seed, each starts at a random page in its part.
 fn begin(pages: u64, seed: u64, worker: Worker) -> u64 {
     let (index, count) = (worker.index as u64, worker.count.max(1) as u64);
     let first = pages * index / count;
@@ -64,7 +70,8 @@ fn begin(pages: u64, seed: u64, worker: Worker) -> u64 {
     }
 }
 
-// SAFETY: a process loads from mappings of its own, which stay, and stores to fresh pages of its own.
+// SAFETY: a process loads from its own mappings, which stay mapped, and stores to its own fresh
+// pages.
 unsafe impl Program for Llm {
     const NAME: &'static str = "llm";
     const SUMMARY: &'static str = "processes read model files larger than memory, again and again";

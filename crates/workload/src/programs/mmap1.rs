@@ -1,8 +1,8 @@
 //! `mmap1` of will-it-scale: anonymous mmap and munmap of 128 MiB.
 //!
-//! Each task maps 128 MiB of private anonymous memory and unmaps it untouched; a pair is an
-//! iteration. As threads all do this in one address space, in places that the system picks: they
-//! share nothing but the space.
+//! Each task maps 128 MiB of private anonymous memory and unmaps the untouched memory; a pair is an
+//! iteration. Threads work in the same address space, at addresses chosen by the system, and share
+//! only the space.
 
 use super::touch::{touch, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -19,8 +19,8 @@ static PASSES: Param = Param {
     help: "how often they are mapped and unmapped",
 };
 
-/// A system may refuse a larger mapping than it has memory for. Memory for this much is there; beyond it the mapping has
-/// `MAP_NORESERVE`.
+/// The size up to which memory is reserved. A system may refuse a mapping larger than its memory,
+/// so larger mappings have `MAP_NORESERVE`.
 const RESERVED: u64 = 1 << 30;
 
 fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
@@ -37,7 +37,7 @@ pub struct Mmap1 {
     passes: Passes,
 }
 
-// SAFETY: only `finish` touches memory: pages of the area that it has just mapped.
+// SAFETY: only `finish` touches memory: pages of an area that it has just mapped.
 unsafe impl Program for Mmap1 {
     const NAME: &'static str = "mmap1";
     const SUMMARY: &'static str = "threads map an area and unmap it untouched";

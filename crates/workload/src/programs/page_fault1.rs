@@ -1,7 +1,7 @@
 //! `page_fault1` of will-it-scale: anonymous memory page fault.
 //!
-//! Each task maps 128 MiB of private anonymous memory, writes to every page, unmaps it, and begins
-//! again; a page is an iteration. Here the size is a parameter.
+//! Each task repeatedly maps 128 MiB of private anonymous memory, writes to every page, and unmaps
+//! the memory; a page is an iteration. Here the size is a parameter.
 
 use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};

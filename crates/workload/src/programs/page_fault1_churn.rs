@@ -1,9 +1,9 @@
-//! `page_fault1_churn`: faults while the same address space changes elsewhere.
+//! `page_fault1_churn`: faults during unrelated changes of the same address space.
 //!
-//! Threads touch their part of one area, as in `pft`, while one of them maps and unmaps an unrelated
-//! range: between its own faults (`churner=touching`, one pair to every so many pages), or doing
-//! nothing else until the others are done (`churner=alone`). Under a lock of the whole space every
-//! fault waits for every such call; the faults and the calls have nothing to do with each other.
+//! Threads touch their part of one area, as in `pft`, while one of them maps and unmaps an
+//! unrelated range: between its own faults (`churner=touching`, one pair per `every` pages), or
+//! exclusively until the others are done (`churner=alone`). Under a lock of the whole space every
+//! fault waits for every such call, although the faults and the calls are independent.
 
 use super::touch::{map, part, sweep, touch, unmap, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -63,16 +63,17 @@ pub struct PageFault1Churn {
     churn_touch: bool,
 }
 
-/// What the threads know in common.
+/// The data shared by the threads.
 #[derive(Debug)]
 pub struct State {
     area: VirtRange,
-    /// Touching threads that are done: written once by each, watched by a churner of its own.
+    /// The number of touching threads that are done: written once by each, and read by an exclusive
+    /// churner.
     done: AtomicUsize,
 }
 
 impl PageFault1Churn {
-    /// The extra result with the mappings and unmappings of the unrelated range.
+    /// The name of the extra result with the pairs of mapping and unmapping the unrelated range.
     pub const PAIRS: &'static str = "churn_pairs";
 
     /// Maps and unmaps the unrelated range.
@@ -85,7 +86,7 @@ impl PageFault1Churn {
         unmap(task, range)
     }
 
-    /// Touches `part`, with a pair to every so many pages where `churns`.
+    /// Touches `part`. If `churns`, maps and unmaps the unrelated range once per `every` pages.
     fn touch<T: Task>(
         &self,
         task: &mut T,
@@ -104,8 +105,8 @@ impl PageFault1Churn {
     }
 }
 
-// SAFETY: workers touch their own parts of the area of `prepare`, which stays, and ranges that they
-// mapped themselves in the same breath.
+// SAFETY: workers touch their own parts of the area of `prepare`, which stays mapped, and ranges
+// that they map and unmap themselves.
 unsafe impl Program for PageFault1Churn {
     const NAME: &'static str = "page_fault1_churn";
     const SUMMARY: &'static str =
@@ -159,7 +160,7 @@ unsafe impl Program for PageFault1Churn {
             return Ok(tally);
         };
         let tally = self.touch(task, part(state.area, Worker { index, count: touching }), false);
-        // Also on failure, or the churner would wait for ever.
+        // Also on failure, or the churner would never stop.
         state.done.fetch_add(1, Ordering::Relaxed);
         tally
     }

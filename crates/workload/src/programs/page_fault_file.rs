@@ -1,9 +1,11 @@
-//! `page_fault2` and `page_fault3` of will-it-scale: page faults of a private, and of a shared, file mapping.
+//! `page_fault2` and `page_fault3` of will-it-scale: page faults of a private, and of a shared,
+//! file mapping.
 //!
-//! Each task has a temporary file of 128 MiB, a hole. It maps the file, writes to every page, unmaps it, and begins again; a
-//! page is an iteration. A write to a private mapping copies the file's page; one to a shared mapping is made to it. Here
-//! the size is a parameter, and it is checked that what was written to a private mapping did not come to the file,
-//! and that what was written to a shared one did.
+//! Each task has a temporary file of 128 MiB, a hole. It repeatedly maps the file, writes to every
+//! page, and unmaps the file; a page is an iteration. A write to a private mapping copies the
+//! file's page. A write to a shared mapping changes it. Here the size is a parameter. Checks
+//! confirm that writes to a private mapping did not change the file, and that writes to a shared
+//! mapping did.
 
 use super::touch::{probe, unmap};
 use crate::file::{Contents, FileSpec};
@@ -33,7 +35,8 @@ pub type PageFault2 = PageFaultFile<false>;
 /// `page_fault3`: in a shared mapping.
 pub type PageFault3 = PageFaultFile<true>;
 
-/// What is stored to the page at `offset` in a file: never 0, as the file's own pages are.
+/// Returns the value stored to the page at `offset` in a file: never 0, the contents of the file's
+/// own pages.
 const fn mark(offset: u64) -> u64 {
     offset | 1
 }
@@ -46,7 +49,8 @@ impl<const SHARED: bool> PageFaultFile<SHARED> {
     }
 }
 
-// SAFETY: every address lies in the area that the same worker has just mapped, and each worker has a file of its own.
+// SAFETY: every address lies in the area just mapped by the same worker, and each worker has a
+// separate file.
 unsafe impl<const SHARED: bool> Program for PageFaultFile<SHARED> {
     const NAME: &'static str = if SHARED { "page_fault3" } else { "page_fault2" };
     const SUMMARY: &'static str = if SHARED {

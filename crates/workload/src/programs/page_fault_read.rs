@@ -1,8 +1,9 @@
-//! `page_fault_read`: read faults alone.
+//! `page_fault_read`: read faults only.
 //!
-//! As `pft`, but by loads: every page of untouched anonymous memory is the shared zero page, so
-//! nothing is zeroed and what remains is the way into the fault and out of it. This is where a lock
-//! shows most. (will-it-scale has no such case; its `page_fault1` zeroes a page with every fault.)
+//! Like `pft`, with loads: every page of untouched anonymous memory is the shared zero page, so no
+//! page is zeroed, and the cost is the entry and exit of the fault. This case shows the effect of a
+//! lock most clearly. (will-it-scale has no such case; its `page_fault1` zeroes a page with every
+//! fault.)
 
 use super::touch::{map, part, sweep, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};

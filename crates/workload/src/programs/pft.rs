@@ -1,13 +1,14 @@
 //! `pft`: the page fault test of Christoph Lameter (2004).
 //!
-//! Threads touch their part of some gigabytes of anonymous memory, one write to a page, and the
-//! time that takes is set against the pages. The original prints a row
-//! `Gb Rep Threads CLine User System Wall flt/cpu/s fault/wsec`, and so does
-//! [`Outcome::pft_row`](crate::Outcome::pft_row), whose head says pages: with prefault a fault serves several.
+//! Threads touch their part of some gigabytes of anonymous memory, one write per page, and the
+//! result is the rate of pages. The original prints a row
+//! `Gb Rep Threads CLine User System Wall flt/cpu/s fault/wsec`, as does
+//! [`Outcome::pft_row`](crate::Outcome::pft_row), whose head shows pages: with prefault a fault
+//! serves several.
 //!
-//! Here the memory is mapped before the clock starts, and unmapped by the end of the process, so one
-//! repetition measures faults alone. Between repetitions each thread gives its part back with
-//! `MADV_DONTNEED`, and that is measured.
+//! Here the memory is mapped before the clock starts, and unmapped by the end of the process, so
+//! one repetition measures only faults. Between repetitions each thread frees its part with
+//! `MADV_DONTNEED`, which is measured too.
 
 use super::touch::{map, part, sweep, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -36,11 +37,11 @@ pub struct Pft {
 }
 
 impl Pft {
-    /// The extra result with the size of the memory, in GiB.
+    /// The name of the extra result with the size of the memory, in GiB.
     pub const GIGABYTES: &'static str = "gigabytes";
-    /// The extra result with the repetitions that the first thread made.
+    /// The name of the extra result with the repetitions of the first thread.
     pub const REPETITIONS: &'static str = "repetitions";
-    /// Cache lines that are written of each page.
+    /// The number of written cache lines per page.
     pub const CACHE_LINES: u32 = 1;
 }
 

@@ -1,6 +1,6 @@
-//! Numbers of chance, the same in every run.
+//! Random numbers, the same in every run.
 
-/// A small generator of good numbers (SplitMix64).
+/// A small generator of good quality (SplitMix64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -8,7 +8,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x0065_6269_7a7a_7921)
     }
 
-    /// A number below `bound`, near enough to evenly.
+    /// Returns a number below `bound`, almost uniformly distributed.
     #[inline]
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -19,7 +19,7 @@ impl Random {
         ((u128::from(mixed) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Puts `items` in an order of chance (Fisher and Yates).
+    /// Shuffles `items` (Fisher and Yates).
     pub(crate) fn shuffle<I>(&mut self, items: &mut [I]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end as u64 + 1) as usize);
@@ -41,7 +41,7 @@ mod tests {
         let items = shuffled(1);
         assert_eq!(items, shuffled(1));
         assert_ne!(items, shuffled(2));
-        // Of a thousand, about one stays where it was.
+        // On average, a single item of a thousand keeps its place.
         assert!(items.iter().zip(0..).filter(|&(item, at)| *item == at).count() < 20);
         let mut sorted = items;
         sorted.sort_unstable();

@@ -1,40 +1,41 @@
-//! Rounds of which a part is measured: what they begin with is made off the clock.
+//! Rounds with a measured part, whose preparation is off the clock.
 //!
-//! What an operation needs, another one made: who unmaps a touched page has mapped it and touched it. Where
-//! one of them alone is to be measured, threads work in rounds: one of them prepares for all, each prepares
-//! for itself, and when all are ready they do what is measured, side by side. They wait for each other between
-//! those parts, so that the clock stops and goes on for all at once.
+//! Some operations need the result of another operation: unmapping a touched page requires a
+//! mapping and a touch. To measure such an operation alone, threads work in rounds. The first
+//! thread prepares for all, then each thread prepares for itself, and when all are ready, they do
+//! the measured part concurrently. The threads wait for each other between these parts, so the
+//! clock stops and continues for all at the same time.
 
 use crate::program::Passes;
 use crate::system::{Failure, Task, Worker};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Where the threads of one run meet.
+/// The meetings of the threads of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
-    /// How often any of them has come to a meeting.
+    /// The number of arrivals of all threads at meetings.
     arrived: AtomicUsize,
-    /// Whether the first of them began no other round.
+    /// Whether the first thread ended the rounds.
     over: AtomicBool,
-    /// Whether one of them will not come any more, because it failed.
+    /// Whether a thread has failed and will not arrive any more.
     broken: AtomicBool,
 }
 
-/// What a thread does in a round, told how many there have been.
+/// The parts of a thread in a round. `round` is the number of earlier rounds.
 pub(crate) trait Round<T> {
-    /// Prepares for all: the first thread alone.
+    /// Prepares for all threads; called on the first thread only.
     ///
     /// # Errors
-    /// What the system refused, or answered wrongly; so in all of them.
+    /// A refused call or a wrong result of the system; the same applies to all methods.
     fn prepare(&mut self, task: &mut T, round: u64) -> Result<(), Failure>;
 
-    /// Prepares for itself, side by side with the others.
+    /// Prepares for this thread, concurrently with the others.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
     fn ready(&mut self, task: &mut T, round: u64) -> Result<(), Failure>;
 
-    /// Does what is measured.
+    /// Does the measured part.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -42,10 +43,11 @@ pub(crate) trait Round<T> {
 }
 
 impl Rounds {
-    /// The rounds of one of the threads: so many as `passes` say. Where another thread fails they end early.
+    /// Runs the rounds of one thread, `passes` in number. If another thread fails, the rounds end
+    /// early.
     ///
     /// # Errors
-    /// The first of `what`.
+    /// The first error of `what`.
     pub(crate) fn run<T: Task>(
         &self,
         task: &mut T,
@@ -59,7 +61,7 @@ impl Rounds {
                 break;
             }
             what.act(task, round)?;
-            // On the clock: it stops for all when the last has done its share.
+            // On the clock, which stops for all when the last thread has done its part.
             if !part.meet(task) {
                 break;
             }
@@ -74,12 +76,12 @@ struct Part<'a> {
     rounds: &'a Rounds,
     worker: Worker,
     met: usize,
-    /// Whether it left as all did.
+    /// Whether the thread left together with all others.
     left: bool,
 }
 
 impl Part<'_> {
-    /// Begins a round, and waits until all have. Whether there is one.
+    /// Begins a round, and waits until all threads have. Returns whether there is another round.
     fn begin<T: Task>(
         &mut self,
         task: &mut T,
@@ -101,7 +103,7 @@ impl Part<'_> {
         Ok(self.meet(task))
     }
 
-    /// Waits for the others. Whether all have come.
+    /// Waits for the other threads. Returns whether all have arrived.
     fn meet<T: Task>(&mut self, task: &mut T) -> bool {
         self.met += 1;
         let all = self.met * self.worker.count;
@@ -120,7 +122,7 @@ impl Part<'_> {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        // Also in a panic, or the others would wait for ever.
+        // Also in a panic, or the others would wait without end.
         if !self.left {
             self.rounds.broken.store(true, Ordering::Relaxed);
         }

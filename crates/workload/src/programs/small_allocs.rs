@@ -1,10 +1,10 @@
 //! `small_allocs`: the case `small-allocs-mt` of vm-scalability.
 //!
-//! The original runs `usemem -t CPUS --readonly --unit 10-PAGES`: each thread maps small areas, one
-//! after the other, and reads every page of each; nothing is written, nothing is unmapped before the
-//! end. So all areas could do without reverse-map state, and Linux became three times as fast here
-//! when read faults stopped asking for it. Where there is more than one pass, each thread unmaps its
-//! areas in between, one by one.
+//! The original runs `usemem -t CPUS --readonly --unit 10-PAGES`: each thread maps small
+//! areas, one after the other, and reads every page. No page is written, and no area is unmapped
+//! before the end. No area therefore needs reverse-map state, and Linux became three times as fast
+//! here when read faults stopped preparing this state. With more than one pass, each thread unmaps
+//! its areas between passes, one by one.
 
 use super::touch::{map, touch_all, unmap};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -32,11 +32,11 @@ pub struct SmallAllocs {
 }
 
 impl SmallAllocs {
-    /// The extra result with the areas that were mapped.
+    /// The name of the extra result with the number of mapped areas.
     pub const AREAS: &'static str = "areas";
 }
 
-// SAFETY: each worker loads from areas that it mapped itself and has not unmapped.
+// SAFETY: each worker loads only from areas that it mapped itself and has not unmapped.
 unsafe impl Program for SmallAllocs {
     const NAME: &'static str = "small_allocs";
     const SUMMARY: &'static str = "threads map many small areas and read every page, writing none";

@@ -1,10 +1,11 @@
-//! `text`: a program whose code is larger than the instruction TLB reaches.
+//! `text`: a program whose code exceeds the reach of the instruction TLB.
 //!
-//! Databases, browsers and compilers have tens to hundreds of megabytes of code, and spend a part of their time in walks for
-//! instructions. Here the code is a file of functions that return at once, mapped for execution at an address that is congruent to
-//! its offset modulo 2 MiB, as linkers lay out programs for huge pages. A pass calls one function of each page, in
-//! an order in which neighbours in time are far apart, so that of each TLB that is too small nothing is ever used
-//! again before it was replaced. Processes run one file; threads share one mapping of it.
+//! Databases, browsers and compilers have tens to hundreds of megabytes of code, and spend part of
+//! their time in page walks for instructions. Here the code is a file of functions that return at
+//! once, mapped for execution at an address congruent to its offset modulo 2 MiB, as linkers lay
+//! out programs for huge pages. A pass calls one function of each page, in an order in which
+//! consecutive calls are far apart. In a TLB that is too small, every entry is therefore replaced
+//! before its next use. Processes run one file; threads share one mapping of the file.
 
 use crate::file::{Contents, FUNCTION, FUNCTIONS, FileSpec};
 use crate::param::{Kind, Param, ParamError, Settings};
@@ -37,8 +38,8 @@ pub struct Text {
     advise: bool,
 }
 
-/// How many pages further the next call is: near the golden section of them all, and without a common divisor, so
-/// that a pass comes to each page once.
+/// Returns the distance in pages to the next call: near the golden section of the number of pages,
+/// and without a common divisor, so that a pass reaches each page once.
 fn stride(pages: u64) -> u64 {
     let gcd = |mut a: u64, mut b: u64| {
         while b != 0 {
@@ -51,8 +52,8 @@ fn stride(pages: u64) -> u64 {
     (near.max(1)..).find(|&stride| gcd(stride, pages) == 1).unwrap_or(1)
 }
 
-// SAFETY: what is loaded and called lies in the mapping that `prepare` made, of code; nothing is stored. What is given back in
-// `prepare` is around it, and was reserved there.
+// SAFETY: loads and calls are in the mapping of code made by `prepare`, and there are no stores.
+// `prepare` unmaps only memory around the mapping, which it reserved itself.
 unsafe impl Program for Text {
     const NAME: &'static str = "text";
     const SUMMARY: &'static str = "processes call functions all over a large program";
@@ -68,7 +69,7 @@ unsafe impl Program for Text {
     }
 
     fn needs(&self, _: &Crew) -> Needs {
-        // The pages of the file, whoever maps them.
+        // The pages of the file, independent of the number of mappings.
         Needs { written: self.size, largest: self.size.saturating_add(HUGE), ..Needs::default() }
     }
 

@@ -1,5 +1,5 @@
-//! What programs have in common that use more memory than the fast node has: the sizes of the nodes, and fresh pages that are
-//! allocated in between.
+//! Common parts of programs that use more memory than the fast node has: the sizes of the nodes,
+//! and fresh pages allocated during the run.
 
 use super::random::Random;
 use super::touch::{map, part};
@@ -14,31 +14,32 @@ pub(super) static FAST: Param = Param {
     default: 64 << 20,
     help: "memory of the fast node, at least 1M",
 };
-/// The fast node to the slow one.
+/// The ratio of the fast node to the slow node.
 pub(super) static RATIO: Param = Param {
     name: "ratio",
     kind: Kind::Choice(&["1:1", "1:2.3", "1:4", "1:8", "1:99"]),
     default: 2,
     help: "the fast node's memory to the slow one's",
 };
-/// Another run of the same kind.
+/// The number of another run of the same kind.
 pub(super) static SEED: Param = Param {
     name: "seed",
     kind: Kind::Count(0, 1 << 32),
     default: 0,
     help: "another run of the same kind: other places, or other beginnings",
 };
-/// Tenths of the fast node that the slow one has, by the choices of [`RATIO`].
+/// The size of the slow node in tenths of the fast node, by the choices of [`RATIO`].
 const TENTHS: [u64; 5] = [10, 23, 40, 80, 990];
-/// A smaller node has no room for what CPUs keep.
+/// The smallest size of a node, which leaves room for the reserves of CPUs.
 const LEAST: u64 = 1 << 20;
 
-/// The part of all memory that fresh pages take, at most: one in so many; and how many they are, at most: they are written, so their moves are flushed at once.
+/// The divisor of all memory that gives the largest size of the fresh pages. `MOST` is their
+/// largest number: they are written, so their moves are flushed at once.
 const PART: u64 = 64;
 const MOST: u64 = 1024;
 
-/// Tends to memory if it is the worker's turn: one of them does after each so many things that it used, one after the other, as a thread of the
-/// system runs now on one CPU and now on another.
+/// Tends memory if it is the worker's turn. The workers take turns, after every `each` uses, like a
+/// system thread that runs on changing CPUs.
 #[inline]
 pub(super) fn tend<T: Task>(task: &mut T, worker: Worker, (used, each): (u64, u64), promoted: u64) {
     if used.is_multiple_of(each) && (used / each) % worker.count as u64 == worker.index as u64 {
@@ -46,17 +47,17 @@ pub(super) fn tend<T: Task>(task: &mut T, worker: Worker, (used, each): (u64, u6
     }
 }
 
-/// Numbers of chance for the worker of that `index`.
+/// Returns random numbers for the worker with this `index`.
 pub(super) fn random(seed: u64, index: usize) -> Random {
     Random::new((seed << 24) + index as u64 + 1)
 }
 
-/// Others for that worker.
+/// Returns different random numbers for this worker.
 pub(super) fn moments(seed: u64, index: usize) -> Random {
     random(seed, index + (1 << 23))
 }
 
-/// The nodes that `settings` ask for.
+/// Returns the nodes of `settings`.
 pub(super) fn tiers(settings: &Settings) -> Result<Tiers, ParamError> {
     let fast = settings.get(&FAST);
     if fast < LEAST {
@@ -67,7 +68,7 @@ pub(super) fn tiers(settings: &Settings) -> Result<Tiers, ParamError> {
     Ok(Tiers { fast, slow: slow / PAGE_SIZE * PAGE_SIZE })
 }
 
-/// Pages that workers allocate one by one: each has its part.
+/// Pages allocated one by one by the workers, with a part for each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fresh {
     pages: VirtRange,
@@ -75,7 +76,7 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    /// The parts of `mine` of all `workers`, each of which uses `used` things.
+    /// Maps the parts of `mine` of all `workers`, each of which makes `used` uses.
     pub(super) fn map<T: Task>(
         task: &mut T,
         tiers: Tiers,
@@ -84,12 +85,12 @@ impl Fresh {
     ) -> Result<Self, Failure> {
         let each = ((tiers.bytes() / PAGE_SIZE / PART).min(MOST) / workers).clamp(1, used);
         let pages = map(task, mine * each * PAGE_SIZE)?;
-        // Each by a fault of its own.
+        // Each page has its own fault.
         task.madvise(pages.start, pages.len(), Advice::Random)?;
         Ok(Self { pages, every: used / each })
     }
 
-    /// The part of `worker`, which allocates when `random` says.
+    /// Returns the part of `worker`, which allocates at times chosen by `random`.
     pub(super) fn of(self, worker: Worker, random: Random) -> Own {
         let part = part(self.pages, worker);
         let mut own = Own { next: part.start, end: part.end, every: self.every, due: 0, random };
@@ -98,23 +99,24 @@ impl Fresh {
     }
 }
 
-/// One worker's part of them. It allocates one in each so many uses, at a random moment: otherwise all workers, which use things at the same pace, would allocate at the same time.
+/// One worker's part of the pages. Allocates one page per `every` uses, at a random time: otherwise
+/// all workers, which work at the same pace, would allocate at the same time.
 pub(super) struct Own {
     next: u64,
     end: u64,
     every: u64,
-    /// After how many uses the next is due.
+    /// The number of uses after which the next allocation is due.
     due: u64,
     random: Random,
 }
 
 impl Own {
-    /// A moment in the so many uses after `begin`.
+    /// Returns a random time in the `every` uses after `begin`.
     fn within(&mut self, begin: u64) -> u64 {
         begin + 1 + self.random.below(self.every)
     }
 
-    /// Allocates a page, if it is time after so many uses.
+    /// Allocates a page if an allocation is due after `used` uses.
     #[inline]
     pub(super) fn after<T: Task>(&mut self, task: &mut T, used: u64) -> Result<(), Failure> {
         if used == self.due {

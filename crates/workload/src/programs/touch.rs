@@ -1,8 +1,8 @@
-//! Touching pages, and knowing that the right page was touched.
+//! Touches pages, with checks that the right page was touched.
 //!
-//! A written page holds its own address in its first word, so that a page mapped twice or in the
-//! wrong place is noticed. That a page was zero is seen in another of its words, read after the
-//! write: to read before it would make a read fault of the write fault.
+//! A written page holds its own address in its first word, which reveals pages mapped twice or at
+//! the wrong address. Another word of the page shows that the page was zero. This word is read
+//! after the write, because a read before the write would turn the write fault into a read fault.
 
 use crate::program::Passes;
 use crate::system::{Failure, Task, Worker};
@@ -11,7 +11,7 @@ use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, VirtRange};
 /// Words of 8 bytes in a page.
 const WORDS: u64 = PAGE_SIZE / 8;
 
-/// Maps `len` bytes of private zeros, wherever.
+/// Maps `len` bytes of private zeros, at any address.
 #[inline]
 pub(crate) fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
     let start =
@@ -25,7 +25,7 @@ pub(crate) fn unmap<T: Task>(task: &mut T, range: VirtRange) -> Result<(), Failu
     task.munmap(range.start, range.len())
 }
 
-/// `worker`'s part of `range`: together they have all its pages, each one once.
+/// Returns `worker`'s part of `range`. The parts of all workers cover each page exactly once.
 pub(crate) fn part(range: VirtRange, worker: Worker) -> VirtRange {
     let page_at = |index: usize| {
         let pages = u128::from(range.pages()) * index as u128 / worker.count.max(1) as u128;
@@ -34,8 +34,8 @@ pub(crate) fn part(range: VirtRange, worker: Worker) -> VirtRange {
     VirtRange::new(page_at(worker.index), page_at(worker.index + 1))
 }
 
-/// Touches the page at `page`, which was never touched before. `salt` picks the word that is seen
-/// to be zero, so that in the course of the passes every word is.
+/// Touches the untouched page at `page`. `salt` selects the word that is checked for zero, so that
+/// the passes check every word.
 #[inline]
 pub(crate) fn touch<T: Task>(
     task: &mut T,
@@ -49,14 +49,15 @@ pub(crate) fn touch<T: Task>(
     probe(task, page, salt)
 }
 
-/// Sees that a word of the page at `page` is zero: never the first, and another one for another `salt`.
+/// Checks that a word of the page at `page` is zero: never the first word, and a different word for
+/// each `salt`.
 #[inline]
 pub(crate) fn probe<T: Task>(task: &mut T, page: u64, salt: u64) -> Result<(), Failure> {
     let word = page + 8 + salt % (WORDS - 1) * 8;
     Failure::check("a word of a fresh page", word, 0, task.load(word)?)
 }
 
-/// [`touch`]es all pages of `range` and returns how many.
+/// [`touch`]es all pages of `range` and returns their number.
 #[inline]
 pub(crate) fn touch_all<T: Task>(
     task: &mut T,
@@ -72,8 +73,8 @@ pub(crate) fn touch_all<T: Task>(
     Ok(range.pages())
 }
 
-/// Touches all pages of `part`, again and again for `passes`, and gives them back in between. After
-/// each page `between` hears how many there have been. Returns the pages touched and the passes.
+/// Touches all pages of `part` in each of `passes`, and frees them in between. Calls `between`
+/// after each page with the number of pages so far. Returns the touched pages and the passes.
 #[inline]
 pub(crate) fn sweep<T, B>(
     task: &mut T,
@@ -103,7 +104,7 @@ where
     Ok((touched, done))
 }
 
-/// Checks that the page at `page` is as [`touch`] left it.
+/// Checks that the page at `page` has the contents left by [`touch`].
 pub(crate) fn verify<T: Task>(task: &mut T, page: u64, access: Access) -> Result<(), Failure> {
     let expected = if access == Access::Write { page } else { 0 };
     Failure::check("the first word of a touched page", page, expected, task.load(page)?)

@@ -1,14 +1,15 @@
-//! `vma_mmap`, `vma_mmap_touch`, `vma_fault`, `vma_unmap`, `vma_unmap_untouched`: each operation by itself, every
-//! thread in its own part of one region.
+//! `vma_mmap`, `vma_mmap_touch`, `vma_fault`, `vma_unmap`, `vma_unmap_untouched`: single
+//! operations, with every thread in a separate part of one region.
 //!
-//! These are the five microbenchmarks of CortenMM (SOSP 2025): a region is divided into small chunks, each
-//! thread has as many of them as the others, and does one thing to each: maps it, maps it and touches its pages,
-//! touches pages of the one mapping that is there, or unmaps it from that mapping, touched before or not. The
-//! chunks of a thread are neighbours (`order=private`), or lie between those of the others in an order of chance
-//! (`order=shuffled`): so that all work in the same page tables and VMAs, and still never on the same page.
+//! These are the five microbenchmarks of CortenMM (SOSP 2025). A region is divided into small
+//! chunks, in equal numbers for each thread. The thread does one operation on each chunk: map, map
+//! and touch the pages, touch the pages in an existing mapping, or unmap from an existing mapping,
+//! touched or untouched. The chunks of a thread are adjacent (`order=private`), or randomly placed
+//! between the chunks of other threads (`order=shuffled`). With the latter, all threads work in the
+//! same page tables and VMAs, but never on the same page.
 //!
-//! What an operation finds is made anew for each round, off the clock ([`rounds`](super::rounds)): it alone is
-//! measured, and neither the mapping nor the touching that it needs.
+//! The initial state of an operation is created for each round, off the clock
+//! ([`rounds`](super::rounds)). Only the operation is measured, without its mapping and touching.
 
 use super::random::Random;
 use super::rounds::{Round, Rounds};
@@ -43,10 +44,10 @@ static PASSES: Param = Param {
     help: "rounds: how often each chunk's turn comes",
 };
 
-/// What there is where the chunks are.
+/// The state of the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum There {
-    /// Nothing.
+    /// No mapping.
     Hole,
     /// A mapping without pages.
     Untouched,
@@ -54,27 +55,27 @@ pub enum There {
     Touched,
 }
 
-/// One of the five.
+/// One of the five programs.
 pub trait Case: Copy + Debug + Sync + 'static {
     /// The program's name.
     const NAME: &'static str;
-    /// What it does, in one line.
+    /// A summary of the work, in one line.
     const SUMMARY: &'static str;
-    /// What it counts: a plural.
+    /// The counted unit, in the plural.
     const UNIT: &'static str;
-    /// What a round finds.
+    /// The state before a round.
     const BEFORE: There;
-    /// What it leaves.
+    /// The state after a round.
     const AFTER: There;
 
-    /// Does it to one chunk, and returns how many of the unit that was.
+    /// Does the operation on one chunk, and returns the number of units.
     ///
     /// # Errors
-    /// What the system refused, or answered wrongly.
+    /// A refused call or a wrong result of the system.
     fn act<T: Task>(task: &mut T, chunk: VirtRange, round: u64) -> Result<u64, Failure>;
 }
 
-/// Maps `range`, where nothing is.
+/// Maps the unmapped `range`.
 #[inline]
 fn map_at<T: Task>(task: &mut T, range: VirtRange) -> Result<(), Failure> {
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED_NOREPLACE;
@@ -132,7 +133,7 @@ cases! {
         Untouched => Touched,
         |task, chunk, round| touch_all(task, chunk, Access::Write, round),
     }
-    /// `vma_unmap`: unmap each chunk of one mapping whose pages are all there.
+    /// `vma_unmap`: unmap each chunk of one fully touched mapping.
     VmaUnmap = UnmapCase {
         "vma_unmap", "threads unmap small chunks of one touched mapping", "unmappings",
         Touched => Hole,
@@ -157,12 +158,12 @@ pub struct Vma<C> {
     case: PhantomData<C>,
 }
 
-/// What the threads know in common.
+/// The data shared by the threads.
 #[derive(Debug)]
 pub struct State {
-    /// All chunks by number, in the order of their turns: first those of the first thread.
+    /// All chunks by number, in the order of use, starting with those of the first thread.
     turns: Vec<u32>,
-    /// Where the region is in this round: written while nobody acts.
+    /// The start of the region in this round, written while all other threads wait.
     region: AtomicU64,
     rounds: Rounds,
 }
@@ -173,7 +174,7 @@ impl<C: Case> Vma<C> {
         VirtRange::new(start, start + (self.chunks * self.threads) as u64 * self.chunk)
     }
 
-    /// The turns of `worker`.
+    /// Returns the turns of `worker`.
     fn turns_of(&self, worker: Worker) -> Range<usize> {
         worker.index * self.chunks..(worker.index + 1) * self.chunks
     }
@@ -209,7 +210,7 @@ impl<C: Case, T: Task> Round<T> for Turns<'_, C> {
         if C::BEFORE == There::Hole {
             unmap(task, region)?;
         }
-        // They meet before they look.
+        // A meeting precedes every read.
         self.state.region.store(region.start, Ordering::Relaxed);
         Ok(())
     }
@@ -233,9 +234,9 @@ impl<C: Case, T: Task> Round<T> for Turns<'_, C> {
     }
 }
 
-// SAFETY: workers access chunks of their own, while they are mapped: the region of the round is mapped by
-// `prepare` of the first, or its chunks are by their owners, over nothing; it is unmapped by their owners, or as a
-// whole by the first, when all have met.
+// SAFETY: workers access their own chunks while these are mapped. `prepare` of the first worker
+// maps the region of the round, or the owners map its chunks over unmapped addresses. The owners
+// unmap the chunks, or the first worker unmaps the region after a meeting of all.
 unsafe impl<C: Case> Program for Vma<C> {
     const NAME: &'static str = C::NAME;
     const SUMMARY: &'static str = C::SUMMARY;
@@ -263,14 +264,14 @@ unsafe impl<C: Case> Program for Vma<C> {
     }
 
     fn needs(&self, _: &Crew) -> Needs {
-        // `new` has seen to it that this is a size.
+        // `new` has checked that this does not overflow.
         let region = self.chunk * (self.chunks * self.threads) as u64;
         let touched = C::BEFORE == There::Touched || C::AFTER == There::Touched;
         if touched { Needs::written(region) } else { Needs::mapped(region) }
     }
 
     fn prepare<T: Task>(&self, _: &mut T) -> Result<State, Failure> {
-        // At most 2^30 of them.
+        // At most 2^30 chunks.
         let mut turns: Vec<u32> = (0..(self.chunks * self.threads) as u32).collect();
         if self.shuffled {
             Random::new(self.threads as u64).shuffle(&mut turns);
@@ -288,7 +289,7 @@ unsafe impl<C: Case> Program for Vma<C> {
     fn finish<T: Task>(&self, task: &mut T, state: &State, _: Worker) -> Result<(), Failure> {
         let region = self.region(state);
         if C::AFTER == There::Hole {
-            // Nothing is there, or this is refused.
+            // Succeeds only if the region is unmapped.
             map_at(task, region)?;
         }
         let access = if C::AFTER == There::Touched { Access::Write } else { Access::Read };

@@ -1,10 +1,13 @@
-//! `xsbench`: random lookups in a table that the fast node of memory cannot hold.
+//! `xsbench`: random lookups in a table that exceeds the fast memory node.
 //!
-//! After XSBench, the proxy of a Monte Carlo neutron transport code: threads look up energies in a large table of cross sections. Each lookup bisects the
-//! table, so that some of its pages are used by all lookups, and then gathers from places at random. The table takes three quarters of both nodes' memory. It is filled
-//! at first, and then read (`access=read`), or each lookup stores to what it gathers (`access=write`).
+//! Modelled on XSBench, the proxy of a Monte Carlo neutron transport code: threads look up energies
+//! in a large table of cross sections. Each lookup bisects the table, so all lookups use some
+//! common pages, and then gathers from random places. The table takes three quarters of both nodes'
+//! memory. It is filled first, and then read (`access=read`), or each lookup stores to the gathered
+//! places (`access=write`).
 //!
-//! The workers' CPUs do in turns what a thread of the system would: they make room in the fast node, and bring back what is used.
+//! The workers' CPUs take turns with the work of a system thread: they make room in the fast node,
+//! and promote used pages.
 
 use super::tiered::{FAST, Fresh, RATIO, SEED, moments, random, tend, tiers};
 use super::touch::map;
@@ -32,10 +35,10 @@ static ACCESS: Param = Param {
     help: "whether lookups store to what they gather",
 };
 
-/// Steps of a bisection, and places that a lookup gathers from.
+/// Steps of a bisection, and places gathered by a lookup.
 const STEPS: u32 = 8;
 const GATHERED: u64 = 5;
-/// Lookups of a worker between two times that some CPU tends to memory, and pages that come back each time.
+/// Lookups of a worker between two calls of `tend` on any CPU, and the pages promoted per call.
 const TENDED: u64 = 64;
 const PROMOTED: u64 = 32;
 
@@ -50,7 +53,7 @@ pub struct XsBench {
     seed: u64,
 }
 
-/// What the threads know in common.
+/// The data shared by the threads.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
     table: VirtRange,
@@ -58,19 +61,20 @@ pub struct State {
 }
 
 impl XsBench {
-    /// Pages of the table.
+    /// Returns the pages of the table.
     const fn pages(&self) -> u64 {
         self.tiers.bytes() / PAGE_SIZE * 3 / 4
     }
 
-    /// The page at `number`, whose first word is its address.
+    /// Reads the page with this `number`, whose first word is its address.
     fn look<T: Task>(&self, task: &mut T, table: VirtRange, number: u64) -> Result<(), Failure> {
         let page = table.start + number * PAGE_SIZE;
         Failure::check("the first word of a page of the table", page, page, task.load(page)?)
     }
 }
 
-// SAFETY: workers load from the table of `prepare`, which stays, and store to words of it that are theirs alone; and to fresh pages, of which each has its part.
+// SAFETY: workers load from the table of `prepare`, which stays mapped, store to their own words of
+// the table, and store to their own parts of the fresh pages.
 unsafe impl Program for XsBench {
     const NAME: &'static str = "xsbench";
     const SUMMARY: &'static str =
@@ -115,7 +119,8 @@ unsafe impl Program for XsBench {
         let mut random = random(self.seed, worker.index);
         let mut own = state.fresh.of(worker, moments(self.seed, worker.index));
         let mut tally = Tally::default();
-        // A word of each page for each worker; with more workers than words some have none, and only read.
+        // Each worker has a word in each page. With more workers than words, some have no word, and
+        // only read.
         let word = 8 * (worker.index as u64 + 1);
         let writes = self.writes && word < PAGE_SIZE;
         while self.passes.more(task, tally.extra) {

@@ -1,4 +1,4 @@
-//! Programs that try every call and fail in every way, and how tests run things.
+//! Programs that use every call and fail in every way, and functions to run them.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -11,7 +11,8 @@ use std::time::Duration;
 
 pub const PAGE: u64 = 4096;
 
-/// Runs `name` with space-separated `arguments` on `system`, and checks what holds of any outcome.
+/// Runs `name` with space-separated `arguments` on `system`, and checks the properties of any
+/// outcome.
 pub fn run<S: System>(system: &S, name: &str, arguments: &str) -> Outcome {
     let workload = Workload::parse(name, arguments.split_whitespace()).expect("good arguments");
     let outcome = workload.run(system).unwrap_or_else(|failure| panic!("{name}: {failure}"));
@@ -26,11 +27,11 @@ pub fn run<S: System>(system: &S, name: &str, arguments: &str) -> Outcome {
     outcome
 }
 
-/// A program that tries all calls, or fails in one way.
+/// A program that uses all calls, or fails in one way.
 #[derive(Clone, Copy, Debug)]
 pub enum Odd {
     Calls,
-    /// Maps 64 pages, writes to the first 20 and leaves them to the end of the process.
+    /// Maps 64 pages, writes to the first 20 and keeps them until the end of the process.
     StopsShort,
     Refused,
     Wrong,
@@ -43,11 +44,11 @@ pub enum Odd {
     FailInFinish,
 }
 
-/// What the failing programs fail with.
+/// The failure of the failing programs.
 pub const WRONG: Failure = Failure::Wrong { what: "test", addr: 1, expected: 2, found: 3 };
 
-// SAFETY: `Calls` and `StopsShort` access what they map. The others access nothing, or an address that nothing is
-// ever mapped at, on purpose: the process ends there.
+// SAFETY: `Calls` and `StopsShort` access their own mappings. The others access no memory, or
+// intentionally an address that is never mapped, which ends the process.
 unsafe impl Program for Odd {
     const NAME: &'static str = "odd";
     const SUMMARY: &'static str = "fails";
@@ -118,7 +119,7 @@ impl Child for Forked {
     }
 }
 
-/// Every call of `Task` once or twice.
+/// Uses every call of `Task` once or twice.
 fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
     let rw = Prot::READ | Prot::WRITE;
     let at = task.mmap(0, 4 * PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::POPULATE)?;
@@ -161,7 +162,7 @@ pub fn odd<S: System>(system: &S, program: Odd, mode: Mode) -> Result<(), Failur
     system.run(&program, &crew).map(|measured| assert_eq!(measured.workers.len(), 2))
 }
 
-/// Small arguments for the workload `name`.
+/// Returns small arguments for the workload `name`.
 pub fn small(name: &str) -> &'static str {
     match name {
         "small_allocs" => "size=64K unit=8K",
