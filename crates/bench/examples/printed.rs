@@ -1,12 +1,14 @@
-//! `printed FILE`: whether `faultless compare` prints the instructions that are counted now. FILE is what `bench instructions --json FILE` wrote.
+//! `printed FILE`: checks whether `faultless compare` prints the currently counted instructions.
+//! FILE is written by `bench instructions --json FILE`.
 //!
-//! This is a program of its own: more code in `bench` would be compiled together with the subsystem, and change what is counted.
+//! This is a separate program, because more code in `bench` would be compiled together with the
+//! subsystem, and change the counts.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// How far a printed figure may be from what is counted: one part in so many of it.
+/// The largest accepted relative difference of a printed figure from the count.
 const CURRENT: f64 = 0.02;
 
 fn main() -> ExitCode {
@@ -24,7 +26,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Compares, and says whether all are current.
+/// Compares the figures, and returns whether all are current.
 fn judge(file: &str) -> Result<bool, String> {
     let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
     let lines: Result<Vec<Value>, _> = text.lines().map(serde_json::from_str).collect();

@@ -1,18 +1,20 @@
-//! Threads in their own parts of one mapping, on the native machine: how much does each slow down the other?
+//! Threads in separate parts of one mapping, on the native machine: the mutual slowdown.
 //!
-//! - *Faults during discards.* One thread touches pages in the lower half of one mapping; the other discards
-//!   64 KiB at a time in the upper half, where nothing was touched, so that no TLB has to be flushed. They have
-//!   no page in common: the faults should be as fast as alone. Two controls: the faults while the other
-//!   thread does the same in another space, which shows the interference of the host's CPUs, and the number of faults
-//!   that retried, or took a lock, for each discard.
-//! - *Two threads against one*: what the workloads `discard` and `vma_*` do to pieces of 64 and 16 KiB, each thread in its
-//!   own part of one region. Its pieces are contiguous, or interleaved with those of the other.
+//! - *Faults during discards.* One thread touches pages in the lower half of one mapping. The other
+//!   discards 64 KiB at a time in the untouched upper half, so no TLB has to be flushed. The
+//!   threads share no page, so the faults should be as fast as alone. Two controls: the faults
+//!   while the other thread does the same in another space, which shows the interference of the
+//!   host's CPUs, and the number of faults per discard that retried or took a lock.
+//! - *Two threads compared with one*: the operations of the workloads `discard` and `vma_*` on
+//!   pieces of 64 and 16 KiB, each thread in a separate part of one region. The pieces of a thread
+//!   are contiguous, or interleaved with the pieces of the other thread.
 //!
-//! Figures are computed as in [`scaling`](crate::scaling): each round measures the thread alone before and after the
-//! run with company; a round in which the two differ does not count; the medians of the rounds' ratios
-//! are reported and checked. All is counted in laps ([`window`](crate::window)), which are prepared before they start.
-//! Threads that wait for each other yield their processors: if other processes use these, every lap of such threads is
-//! disturbed, and there is no figure.
+//! Figures are computed as in [`scaling`](crate::scaling). Each round measures the thread alone
+//! before and after the run with company. A round does not count if the two measurements alone
+//! differ. The medians of the rounds' ratios are reported and checked. All work is counted in laps
+//! ([`window`](crate::window)), which are prepared before they start. Threads that wait for each
+//! other yield their processors. If other processes use these processors, every lap of such threads
+//! is disturbed, and there is no figure.
 
 use crate::report::{Report, Spread};
 use crate::scaling::steady;
@@ -21,16 +23,17 @@ use faultless::{Access, Advice, Counter, Locking, MapFlags, PAGE_SIZE, Prot, Set
 use faultless_native::{Config, Native, NativeCpu, Process, Stop};
 use std::time::{Duration, Instant};
 
-/// Pages that one course touches, of a lap, and between two looks at the window.
+/// The pages touched in a course, the pages of a lap, and the pages between two checks of the
+/// window.
 const PAGES: u64 = 8192;
 const LAP: u64 = 512;
 const CHUNK: u64 = 16;
-/// What is discarded at a time.
+/// The size of a discard, in bytes.
 const DISCARD: u64 = 64 << 10;
 
-/// Faults beside discards, at least so many of those alone.
+/// The least speed of faults beside discards, relative to faults alone.
 const BESIDE: f64 = 0.97;
-/// Operations of two threads, at least so many times those of one.
+/// The least speed of two threads, relative to one.
 const TWO: f64 = 1.8;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -39,18 +42,18 @@ const FIXED: MapFlags = PRIVATE.union(MapFlags::FIXED_NOREPLACE);
 
 /// Laps of a course in which each operation is measured by itself.
 const LAPS: u64 = 8;
-/// Where the regions of the laps are, and from one to the next: more than two threads' pieces.
+/// The start of the regions of the laps, and their distance: more than two threads' pieces.
 const REGIONS: u64 = 1 << 40;
 const REGION: u64 = 64 << 20;
-/// An odd number that scatters neighbours.
+/// An odd number that scatters consecutive numbers.
 const SCATTER: u64 = 0x9e37_79b1;
 
-/// Something measured alone and in company.
+/// Measurements alone and in company.
 #[derive(Debug, Default)]
 struct Paired {
     alone: Vec<f64>,
     together: Vec<f64>,
-    /// The median in company over the median alone, of each round that counts.
+    /// The median in company over the median alone, for each round that counts.
     ratio: Vec<f64>,
 }
 
@@ -75,7 +78,7 @@ struct Faults {
     locking: Locking,
     same_space: Paired,
     elsewhere: Paired,
-    /// Discards beside faults in their space, and what was counted meanwhile.
+    /// Discards beside faults in their space, and the counts during the faults.
     discards: u64,
     faults: u64,
     aborts: u64,
@@ -113,7 +116,7 @@ impl Faults {
 
     fn gate(&self, report: &mut Report) {
         let (beside, elsewhere) = (self.same_space.ratio(), self.elsewhere.ratio());
-        // What the host's CPUs cost each other is not the subsystem's.
+        // Interference between the host's CPUs is not caused by the subsystem.
         let bar = BESIDE * elsewhere.median.min(1.0);
         let promise = format!(
             "{}: at least {BESIDE} of the faults alone, or of those beside discards elsewhere",
@@ -130,7 +133,7 @@ impl Faults {
     }
 }
 
-/// What each thread does in its own part: as the workloads of the same names.
+/// The work of each thread in its own part, as in the workloads of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Discard,
@@ -162,12 +165,12 @@ impl Work {
         }
     }
 
-    /// Bytes of a piece: what one operation is about.
+    /// Returns the bytes of a piece, which is the subject of one operation.
     const fn piece(self) -> u64 {
         if matches!(self, Self::Discard) { DISCARD } else { 16 << 10 }
     }
 
-    /// Pieces of one thread in a lap, a power of two: some tenths of a millisecond.
+    /// Returns the pieces of one thread in a lap, a power of two: some tenths of a millisecond.
     const fn share(self) -> u64 {
         match self {
             Self::Discard => 32,
@@ -177,16 +180,16 @@ impl Work {
         }
     }
 
-    /// Whether there is a mapping before.
+    /// Returns whether the pieces are mapped before.
     const fn is_mapped(self) -> bool {
         !matches!(self, Self::Mmap | Self::MmapTouch)
     }
 }
 
-/// One kind of work, with one thread and with two.
+/// A kind of work, with one thread and with two.
 struct Scaled {
     work: Work,
-    /// Whether the pieces of a thread lie among those of the other.
+    /// Whether the pieces of a thread are interleaved with the pieces of the other thread.
     shuffled: bool,
     pair: Paired,
 }
@@ -215,15 +218,15 @@ impl Scaled {
     }
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
 /// The machine's error as text.
 pub fn run(quick: bool) -> Result<Report, String> {
-    // Two threads' memory of any of them, with its tables.
+    // Enough memory for two threads of any kind of work, with page tables.
     let config = Config { memory_bytes: 112 << 20, cpus: 2, populate: true, ..Config::default() };
     let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
-    // Every page is to be a fault.
+    // Every page must be a fault.
     native.vm().set(Setting::PrefaultMaxOrder(0));
     let mut faults = Vec::new();
     for access in [Access::Write, Access::Read] {
@@ -259,7 +262,7 @@ pub fn run(quick: bool) -> Result<Report, String> {
     Ok(report)
 }
 
-/// Pieces a second of all threads, lap by lap.
+/// Returns the pieces per second of all threads, by lap.
 fn worked(native: &Native, work: Work, shuffled: bool, threads: usize) -> Result<Vec<f64>, Stop> {
     let process = native.process()?;
     let (share, all) = (work.share(), threads as u64 * work.share());
@@ -302,7 +305,7 @@ fn worked(native: &Native, work: Work, shuffled: bool, threads: usize) -> Result
     Ok(course.speeds(&laps).iter().map(|each| each.iter().sum()).collect())
 }
 
-/// The number of the piece whose turn it is: each of `all`, a power of two, comes once.
+/// Returns the number of the piece for this turn: each of `all`, a power of two, occurs once.
 const fn number(turn: u64, all: u64, shuffled: bool) -> u64 {
     if shuffled { turn * SCATTER % all } else { turn }
 }
@@ -313,7 +316,7 @@ fn touch(cpu: &NativeCpu<'_, '_>, piece: u64, len: u64) -> Result<(), Stop> {
     pages.try_for_each(|page| Ok(cpu.touch(page, Access::Write)?))
 }
 
-/// Where the other thread gives memory back.
+/// The space in which the other thread discards memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Nobody,
@@ -321,7 +324,7 @@ enum Beside {
     Elsewhere,
 }
 
-/// One round of `faults`.
+/// Runs one round of `faults`.
 fn sample(native: &Native, faults: &mut Faults) -> Result<(), Stop> {
     let access = faults.access;
     let (before, ..) = touched(native, access, Beside::Nobody)?;
@@ -337,8 +340,8 @@ fn sample(native: &Native, faults: &mut Faults) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Pages a second, lap by lap, of a thread that touches them beside another that gives memory back; how often that
-/// one did, and what the machine counted.
+/// Returns the pages per second, by lap, of a thread that touches them beside another that discards
+/// memory, the number of discards, and the counts of the machine.
 fn touched(
     native: &Native,
     access: Access,
@@ -384,7 +387,7 @@ fn touched(
     Ok((speeds, discards.unwrap_or(0), counted))
 }
 
-/// Gives back pieces of the half at `upper` while the other thread touches, and tells how many.
+/// Discards pieces of the half at `upper` while the other thread touches, and returns their number.
 fn give_back(
     cpu: &mut NativeCpu<'_, '_>,
     course: &Course,
@@ -440,14 +443,14 @@ mod tests {
             let mut sorted = numbers.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..all), "{all}");
-            // Half of the first thread's are in the half that would be the second's.
+            // Half of the first thread's pieces are in the half that would belong to the second.
             let (mine, _) = numbers.split_at(all as usize / 2);
             let beyond = mine.iter().filter(|number| **number >= all / 2).count() as u64;
             assert!(beyond.abs_diff(all / 4) <= all / 32, "{all}: {beyond}");
         }
     }
 
-    /// What a lap does to its pieces is done to each once, by its thread.
+    /// Each thread does the work of a lap once on each of its pieces.
     #[test]
     fn every_kind_of_work_is_done() {
         let config = Config { memory_bytes: 80 << 20, cpus: 2, ..Config::default() };
@@ -456,7 +459,7 @@ mod tests {
         for work in Work::ALL {
             for shuffled in [false, true] {
                 let before = native.vm().totals();
-                // With one thread every lap is run to its end.
+                // With one thread every lap runs to its end.
                 let speeds = worked(&native, work, shuffled, 1).unwrap();
                 assert!(speeds.len() < LAPS as usize && speeds.iter().all(|speed| *speed > 0.0));
                 let faults = native.vm().totals().since(&before).get(Counter::Faults);

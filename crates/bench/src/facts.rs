@@ -1,11 +1,12 @@
-//! What a figure was measured on, for the record.
+//! The host of the measurements, for the record.
 
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The host: processor, cores, kernel, compiler, and the time now. What cannot be found out is null.
+/// Returns the host: processor, cores, kernel, compiler, and the current time. Unknown facts are
+/// null.
 pub fn facts() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo
@@ -28,7 +29,7 @@ pub fn facts() -> Value {
     })
 }
 
-/// The first line that a command prints.
+/// Returns the first line printed by a command.
 pub(crate) fn said(command: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(command).args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -1,23 +1,24 @@
-//! The heap of the builds that count lines: what is allocated shares its lines with nothing else, and is not given
-//! out again while a [`Keep`] lives.
+//! The heap of the builds that count lines. Allocations share no cache lines, and are not reused
+//! while a [`Keep`] lives.
 //!
-//! So a line that two CPUs write is one object's, and not that of two which happen to be neighbours, or to have had
-//! the same place one after the other; and counts do not depend on where the host's allocator puts things.
+//! A line written by two CPUs thus belongs to one object, and not to two adjacent objects, or to
+//! two objects that had the same address one after the other. Counts do not depend on the addresses
+//! of the host's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const LINE: usize = 64;
 
-/// How many want all to be kept.
+/// The number of live [`Keep`] values.
 static KEEPING: AtomicUsize = AtomicUsize::new(0);
 
-/// While it lives nothing that is freed is given out again.
+/// Prevents the reuse of freed memory until it is dropped.
 #[derive(Debug)]
 pub struct Keep(());
 
 impl Keep {
-    /// From now on.
+    /// Starts to keep all freed memory.
     pub fn all() -> Self {
         KEEPING.fetch_add(1, Ordering::Relaxed);
         Self(())
@@ -32,15 +33,16 @@ impl Drop for Keep {
 
 struct Lines;
 
-/// `layout` in whole lines; none where that is more than there can be.
+/// Returns `layout` in whole lines; `None` if the size is too large.
 fn whole(layout: Layout) -> Option<Layout> {
     Some(layout.align_to(LINE).ok()?.pad_to_align())
 }
 
-// SAFETY: the system's allocator, asked for more and with a larger alignment, the same when it is given back.
+// SAFETY: calls the system's allocator with a larger size and alignment, which are the same for the
+// deallocation.
 unsafe impl GlobalAlloc for Lines {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: not smaller than the caller's, which is not zero.
+        // SAFETY: not smaller than the caller's layout, which is not zero.
         whole(layout).map_or(std::ptr::null_mut(), |layout| unsafe { System.alloc(layout) })
     }
 

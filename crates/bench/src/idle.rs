@@ -1,13 +1,13 @@
-//! The store of a file that is measured.
+//! The backing store of a measured file.
 
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 
-/// A store that leaves the pages as they are, so that what is counted is the subsystem's.
+/// A store without any change to pages, so only the subsystem is counted.
 #[derive(Debug)]
 pub struct Idle {
     /// The length of the file, in pages.
     pub pages: u64,
-    /// How many pages it prefers to read at once.
+    /// The preferred number of pages per read.
     pub preferred: usize,
 }
 

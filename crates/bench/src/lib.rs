@@ -1,16 +1,17 @@
-//! What the subsystem promises, measured.
+//! Measurements of the subsystem's promises.
 //!
-//! | bench | what it measures |
+//! | bench | measurement |
 //! |---|---|
-//! | [`instructions`] | instructions a fault, counted by callgrind |
-//! | `lines` | shared cache lines that a fault or a call writes, counted by an instrumented build (feature `observe`) |
-//! | [`scaling`] | two threads beside one, with and without an address space that changes meanwhile |
-//! | [`beside`] | what calls of one thread cost those of another in its own part of the same mapping |
+//! | [`instructions`] | instructions per fault, counted by callgrind |
+//! | `lines` | shared cache lines written by a fault or a call, counted by an instrumented build (feature `observe`) |
+//! | [`scaling`] | two threads compared with one, with and without concurrent changes of the address space |
+//! | [`beside`] | the slowdown of one thread's calls by another thread in a separate part of the same mapping |
 //! | [`prefault`] | prefault: faults and time saved, and its cost for threads with random or sparse accesses |
-//! | [`zeroing`] | what a zeroed page costs, and whom: in the fault, ahead, on a busy machine |
+//! | [`zeroing`] | the cost of a zeroed page: in the fault, ahead, on a busy machine |
 //! | [`peers`] | the same work through `memory_set` behind a `RwLock` |
 //!
-//! Each gives figures and gates: a gate is a promise that is met or not. Nothing here is simulated.
+//! Each bench reports figures and gates: a gate is a promise with the result of its check. All
+//! figures are measured, and none is simulated.
 
 #[cfg(not(feature = "observe"))]
 pub mod beside;

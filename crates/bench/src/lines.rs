@@ -1,24 +1,24 @@
-//! Shared cache lines that a successful fault writes, counted; those of a fault that maps a huge leaf are in [`huge`], those of calls in
-//! [`calls`].
+//! Counts the shared cache lines written by a successful fault. See [`huge`] for faults that map a
+//! huge leaf, and [`calls`] for calls.
 //!
-//! The subsystem is built with its atomics reporting every write (feature `observe`); what is not
-//! atomic is never written by two CPUs. Two CPUs run one space and fault, in turn, on pages of *the
-//! same* area and *the same* leaf table, each page's entry on a cache line of its own. Each line that
-//! a fault writes is told apart by where it is and by who else writes it, not by what the code says it
-//! is:
+//! The subsystem is built with atomics that report every write (feature `observe`); other data is
+//! never written by two CPUs. Two CPUs run one space and fault, in turn, on pages of *the same*
+//! area and *the same* leaf table, with each page's entry on a separate cache line. Each line
+//! written by a fault is classified by address and by other writers, not by the writing code:
 //!
-//! - [`Line::Entry`]: in the machine's memory, so in a page table, of the space or of a memory object;
-//! - [`Line::Installed`]: the metadata of the frame that the entry holds afterwards. It belongs to the
-//!   CPU that allocated the frame, until the entry is stored;
-//! - [`Line::Source`]: the metadata of the frame that the entry held before (copy-on-write), or of the
-//!   file's frame that is mapped or copied;
-//! - [`Line::Own`]: of the CPU alone: written by more than one of its faults, and by none of the other
-//!   CPU's, although these are faults on the same area and table;
-//! - [`Line::Other`]: all the rest, which can only be shared.
+//! - [`Line::Entry`]: in the machine's memory, thus in a page table, of the space or of a memory
+//!   object;
+//! - [`Line::Installed`]: the metadata of the frame in the entry after the fault. The metadata
+//!   belongs to the CPU that allocated the frame until the entry is stored;
+//! - [`Line::Source`]: the metadata of the frame in the entry before the fault (copy-on-write), or
+//!   of the file's frame that is mapped or copied;
+//! - [`Line::Own`]: private to the CPU: written by several of its faults, and by no fault of the
+//!   other CPU, although these faults are on the same area and table;
+//! - [`Line::Other`]: all remaining lines, which can only be shared.
 //!
-//! Entry, source and the rest are shared. Metadata are an array of lines: that a line is the metadata
-//! of a frame is concluded from its distance from the first line being that of the frame number, for
-//! one base that serves all faults on both CPUs.
+//! Entries, sources and remaining lines are shared. Metadata are an array of lines. A line is
+//! recognised as the metadata of a frame by its distance from the first line, which equals the
+//! frame number, with one base for all faults on both CPUs.
 
 pub mod calls;
 pub mod huge;
@@ -38,28 +38,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
-/// Entries on a cache line: pages whose entries are on lines of their own are so far apart.
+/// Entries on a cache line: the distance of pages with entries on separate lines.
 const STRIDE: u64 = 8;
 /// Faults of each CPU; both CPUs' entries are one leaf table.
 const FAULTS: u64 = 32;
-/// Pages of a fault that maps ahead.
+/// Pages of a fault with prefault.
 pub const WINDOW: usize = 8;
-/// One in so many of such faults has to fetch frames: the CPUs' lists are filled 64 frames at a time.
+/// The number of such faults per refill of a CPU's list of frames: the lists are filled 64 frames
+/// at a time.
 pub const FETCH: usize = 64 / WINDOW;
 const TABLE_BYTES: u64 = 512 * PAGE_SIZE;
 
-/// What a written line is.
+/// The class of a written line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Line {
-    /// Of a page table.
+    /// An entry of a page table.
     Entry,
     /// Metadata of the frame installed.
     Installed,
-    /// Metadata of the frame that was there before, or that the file has there.
+    /// Metadata of the frame mapped before, or of the file's frame.
     Source,
-    /// Of the faulting CPU alone.
+    /// A line private to the faulting CPU.
     Own,
-    /// Of anything else.
+    /// Any other line.
     Other,
 }
 
@@ -90,11 +91,11 @@ pub enum Kind {
     PooledWrite,
     /// The first read of a page.
     Read,
-    /// A write to a page that a child shares.
+    /// A write to a page shared with a child.
     Copy,
-    /// A write to a page that a child shared, and is gone.
+    /// A write to a page that was shared with a child, which has exited.
     Reuse,
-    /// The first read of a page of a file, without those around it.
+    /// The first read of a page of a file, without fault-around.
     FileRead,
     /// The first write to a page of a file, shared.
     FileWrite,
@@ -147,32 +148,32 @@ impl Kind {
     }
 }
 
-/// How many lines of each sort a fault wrote.
+/// The number of lines of each class written by a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written(BTreeMap<Line, usize>);
 
 impl Written {
-    /// Lines of one sort.
+    /// Returns the number of lines of one class.
     pub fn of(&self, line: Line) -> usize {
         self.0.get(&line).copied().unwrap_or(0)
     }
 
-    /// Lines that other CPUs may be using.
+    /// Returns the number of lines possibly used by other CPUs.
     pub fn shared(&self) -> usize {
         Line::ALL.into_iter().filter(|line| line.is_shared()).map(|line| self.of(line)).sum()
     }
 }
 
-/// What one fault did.
+/// The accesses of one fault.
 struct Seen {
     cpu: usize,
     lines: BTreeSet<usize>,
-    /// The frames of the page's entry before and after, and of those mapped with it.
+    /// The frames of the page's entry before and after, and of the pages mapped with it.
     pages: Vec<(u64, u64)>,
 }
 
 impl Seen {
-    /// The frame of the page that faulted, where it is another now.
+    /// Returns the frame of the page that faulted, if the frame has changed.
     fn fresh(&self) -> Option<u64> {
         self.pages.first().filter(|(before, after)| after != before).map(|(_, after)| *after)
     }
@@ -183,14 +184,14 @@ impl Seen {
 }
 
 thread_local! {
-    /// The lines written, while this thread listens.
+    /// The written lines, while this thread listens.
     static HEARD: RefCell<Option<Heard>> = const { RefCell::new(None) };
 }
 
-/// Lines by number, and which source files wrote them.
+/// Lines by number, and the writing source files.
 type Heard = BTreeMap<usize, BTreeSet<&'static str>>;
 
-/// The hook is the process's; each thread hears its own writes.
+/// The hook, which belongs to the process. Each thread receives its own writes.
 fn hear(address: usize, bytes: usize, _: observe::Write, at: &'static Location<'static>) {
     HEARD.with_borrow_mut(|heard| {
         if let Some(heard) = heard {
@@ -201,17 +202,17 @@ fn hear(address: usize, bytes: usize, _: observe::Write, at: &'static Location<'
     });
 }
 
-/// What `act` gives, and the lines that it wrote.
+/// Returns the result of `act`, and the lines written by `act`.
 fn listening<R>(act: impl FnOnce() -> R) -> (R, Heard) {
-    // SAFETY: it notes what it hears.
+    // SAFETY: the hook only records the writes.
     unsafe { observe::install(Some(hear)) };
     HEARD.set(Some(Heard::new()));
     let result = act();
     (result, HEARD.take().unwrap_or_default())
 }
 
-/// Makes faults of `kind` under `locking`, and tells what each wrote, in steady state: the table is
-/// there, and the CPUs have free frames at hand.
+/// Makes faults of `kind` under `locking`, and returns the lines written by each, in steady state:
+/// the table exists, and the CPUs have free frames in their lists.
 ///
 /// # Errors
 /// A fault that failed, or was served in another way.
@@ -226,7 +227,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         cpus[0].zero_ahead(512);
     }
     let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
-    // Three tables' worth hold one whole table, and pages to warm up with below it.
+    // An area of three tables contains one whole table, and pages for the warm-up below it.
     let mapped = if kind.is_of_file() {
         vm.set(Setting::FaultAroundPages(1));
         map_file(&cpus[0], &space, kind)
@@ -261,7 +262,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         }
     }
     if kind.is_of_file() {
-        // A page that is read is in the page cache, and not dirty.
+        // A page that is read is in the page cache, and clean.
         let mirrored = if kind == Kind::StoredWrite { Access::Read } else { Access::Write };
         for addr in (0..FAULTS).flat_map(both) {
             touch(0, mirror + (addr - area), mirrored)?;
@@ -271,10 +272,10 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         if matches!(kind, Kind::Read | Kind::FileRead) { Access::Read } else { Access::Write };
     let mut seen = Vec::new();
     for (number, cpu) in cpus.iter().enumerate() {
-        // One after the other: a copy asks all CPUs that run the space to flush, and nobody would
-        // answer for the one that is not on.
+        // One CPU after the other: a copy requests a flush from all CPUs running the space, and an
+        // idle CPU would not respond.
         space.activate(cpu);
-        // Half a batch of frames is at hand now, which is enough for all faults that count.
+        // The CPU now has half a batch of frames, which suffices for all counted faults.
         touch(number, table + PAGE_SIZE * (3 + number as u64), Access::Write)?;
         for at in 0..FAULTS {
             let addr = page(number, at);
@@ -304,8 +305,9 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     Ok(sorted)
 }
 
-/// Makes both CPUs write consecutive pages, each in its half of the same table, and tells what each fault wrote
-/// that mapped [`WINDOW`] pages: their entries are one line. With `pooled`, there are zeroed frames for all.
+/// Lets both CPUs write consecutive pages, each in its half of the same table, and returns the
+/// lines written by each fault that mapped [`WINDOW`] pages, whose entries are on one line. With
+/// `pooled`, all pages have pre-zeroed frames.
 ///
 /// # Errors
 /// The operation's error as text.
@@ -354,8 +356,8 @@ pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
     Ok(sorted)
 }
 
-/// Maps a file as `kind` wants it, and once more, shared: the pages of the second mapping tell which
-/// frames the file has.
+/// Maps a file for `kind`, and a second time as shared: the second mapping shows the frames of the
+/// file.
 fn map_file(
     cpu: &Cpu<'_, BareMachine>,
     space: &Space<BareMachine>,
@@ -379,8 +381,8 @@ fn map_file(
     Ok((area, mirror, Some(object)))
 }
 
-/// The number of the frame that the leaf entry of `addr` names; 0 where it names none. The walk is
-/// the hardware's.
+/// Returns the number of the frame in the leaf entry of `addr`; 0 if the entry is empty. Walks like
+/// the hardware.
 fn frame_at(vm: &Vm<BareMachine>, space: &Space<BareMachine>, addr: u64) -> u64 {
     let leaf = vm.machine().leaf(space.root(), addr);
     leaf.map_or(0, |leaf| leaf.load(Ordering::Acquire) & FRAME) / PAGE_SIZE
@@ -419,13 +421,13 @@ fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
         .collect()
 }
 
-/// Where the metadata of frame 0 would be, in lines: the one base for which every fault that
-/// installed a frame wrote the line of that frame.
+/// Returns the position of the metadata of frame 0, in lines: the only base for which every fault
+/// that installed a frame wrote the line of this frame.
 fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usize> {
     let fresh: Vec<_> = seen.iter().filter(|fault| fault.fresh().is_some()).collect();
-    // Where a file's frames are mapped none is fresh, but all are counted.
+    // Mapped frames of a file are not fresh, but all faults are counted.
     let installing = if fresh.is_empty() { seen.iter().collect() } else { fresh };
-    // The zero page is installed by all of them, and written by none.
+    // All faults install the zero page, and no fault writes it.
     let [first, second, ..] = &installing[..] else { return None };
     if first.after() == second.after() {
         return None;
@@ -440,9 +442,9 @@ fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usiz
     })
 }
 
-/// How many shared lines a speculative fault of a kind may write: its entry's, and for a copy the
-/// count of the frame that it copies, for a file that of the frame that it maps or copies; and where it makes a page of a store dirty, the
-/// object's entry.
+/// Returns the largest number of shared lines written by a speculative fault of a kind: the
+/// entry's; for a copy the count of the copied frame; for a file the count of the mapped or copied
+/// frame; and the object's entry if the fault makes a page of a store dirty.
 pub const fn promised(kind: Kind) -> usize {
     match kind {
         Kind::StoredWrite => 3,
@@ -454,7 +456,7 @@ pub const fn promised(kind: Kind) -> usize {
 /// Counts all kinds under all policies.
 ///
 /// # Errors
-/// What [`count`] gives.
+/// The errors of [`count`].
 pub fn run() -> Result<Report, String> {
     let mut report = Report::default();
     for kind in Kind::ALL {

@@ -1,8 +1,8 @@
-//! A machine with nothing but memory: what is measured on it is the subsystem alone.
+//! A machine that consists only of memory, so that measurements contain only the subsystem.
 //!
-//! Its TLBs hold nothing, so there is nothing to invalidate and no CPU to interrupt. Zeroing and
-//! copying a page are functions of their own with plain names, by which a profile tells them apart.
-//! On x86-64 they are `rep stosq` and `rep movsq`, 512 steps a page, as in a kernel.
+//! Its TLBs are empty, so there are no invalidations and no interrupts of CPUs. Separate functions
+//! with plain names zero and copy a page, which makes both visible in a profile. On x86-64 they are
+//! `rep stosq` and `rep movsq`, 512 steps per page, as in a kernel.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -14,11 +14,11 @@ pub const ZERO: &str = "faultless_bench_zero";
 /// The symbol under which the bare machine copies a page.
 pub const COPY: &str = "faultless_bench_copy";
 
-/// Of an entry: whether it maps a page, whether the page was accessed, and whether it is a huge leaf.
+/// Bits of an entry: present, accessed, and huge leaf.
 const PRESENT: u64 = 1;
 const ACCESSED: u64 = 1 << 5;
 const HUGE: u64 = 1 << 7;
-/// The frame that an entry names.
+/// The bits of an entry with the frame.
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 const WORDS: usize = PAGE_SIZE as usize / 8;
@@ -43,12 +43,13 @@ impl fmt::Debug for BareMachine {
 }
 
 impl BareMachine {
-    /// A machine of `cpus` CPUs and `frames` frames, of which the first, numbered 0, is unused.
+    /// Creates a machine of `cpus` CPUs and `frames` frames. The first frame, number 0, is unused.
     pub fn new(cpus: usize, frames: u32) -> Self {
         Self::of_nodes(cpus, &[frames])
     }
 
-    /// One with so many frames in each node of memory, of which the first frame of all is unused.
+    /// Creates a machine with this number of frames in each memory node. The very first frame is
+    /// unused.
     pub fn of_nodes(cpus: usize, nodes: &[u32]) -> Self {
         let frames: u32 = nodes.iter().sum();
         let memory = (0..frames).map(|_| Page(UnsafeCell::new([0; WORDS]))).collect();
@@ -67,13 +68,15 @@ impl BareMachine {
         Self { cpus, memory, regions }
     }
 
-    /// The physical address of the byte that the host has at `address`, if it is of this memory.
+    /// Returns the physical address of the byte at host `address`, if the byte belongs to this
+    /// memory.
     pub fn phys_of(&self, address: usize) -> Option<u64> {
         let offset = address.checked_sub(self.memory.as_ptr().addr())?;
         (offset < size_of_val(self.memory.as_slice())).then_some(offset as u64)
     }
 
-    /// The page-table entry at physical address `phys`, which must be of this memory and aligned.
+    /// Returns the page-table entry at physical address `phys`, which must be in this memory and
+    /// aligned.
     pub fn entry(&self, phys: u64) -> &AtomicU64 {
         let page = &self.memory[(phys / PAGE_SIZE) as usize];
         let word = (phys % PAGE_SIZE / 8) as usize;
@@ -82,8 +85,8 @@ impl BareMachine {
         unsafe { AtomicU64::from_ptr(page.0.get().cast::<u64>().add(word)) }
     }
 
-    /// The leaf entry of `addr` in the tables below `root`, found as the hardware's walk finds it; none where a
-    /// table is missing.
+    /// Returns the leaf entry of `addr` in the tables below `root`, with a walk like the
+    /// hardware's; `None` if a table is missing.
     pub fn leaf(&self, root: FrameNumber, addr: u64) -> Option<&AtomicU64> {
         let index = |level: u32| 8 * (addr >> (12 + 9 * level) & 511);
         let mut table = root.phys();
@@ -96,7 +99,7 @@ impl BareMachine {
         Some(self.entry(table + index(0)))
     }
 
-    /// The number of the frame that the huge leaf of `addr` names; none where there is no huge leaf.
+    /// Returns the number of the frame in the huge leaf of `addr`; `None` without a huge leaf.
     pub fn huge_leaf(&self, root: FrameNumber, addr: u64) -> Option<u64> {
         let entry = (1..4).rev().try_fold(root.phys(), |table, level| {
             let index = 8 * (addr >> (12 + 9 * level) & 511);
@@ -106,8 +109,8 @@ impl BareMachine {
         (entry & HUGE != 0).then_some((entry & FRAME) / PAGE_SIZE)
     }
 
-    /// An access to `addr` as the hardware makes it: whether a page is mapped there, which is marked accessed
-    /// then.
+    /// Accesses `addr` like the hardware. Returns whether a page is mapped there, and marks the
+    /// page accessed.
     pub fn access(&self, root: FrameNumber, addr: u64) -> bool {
         let mapped = |entry: &&AtomicU64| entry.load(Ordering::Acquire) & PRESENT != 0;
         let entry = self.leaf(root, addr).filter(mapped);
@@ -161,7 +164,7 @@ unsafe fn faultless_bench_copy(to: *mut u64, from: *const u64) {
     }
 }
 
-// SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is
+// SAFETY: `memory` has a separate page for each frame of the one region and never moves. There is
 // no TLB to invalidate and no program to interrupt.
 unsafe impl Machine for BareMachine {
     type Predictor = faultless::prefault::Streams;
@@ -176,8 +179,8 @@ unsafe impl Machine for BareMachine {
 
     #[inline(always)]
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
-        // As in a kernel, physical memory is mapped at an offset. The numbers are the subsystem's,
-        // which got them from `regions`.
+        // As in a kernel, physical memory is mapped at an offset. The subsystem received the
+        // numbers from `regions`.
         self.memory.as_ptr().wrapping_add(frame.0 as usize).cast_mut().cast()
     }
 
@@ -190,7 +193,7 @@ unsafe impl Machine for BareMachine {
 
     #[inline(always)]
     unsafe fn zero_frame(&self, frame: FrameNumber) {
-        // SAFETY: a page of memory that the caller owns.
+        // SAFETY: a page of memory owned by the caller.
         unsafe { faultless_bench_zero(self.frame_bytes(frame).cast()) };
     }
 

@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Measures what the subsystem promises.
+/// Measures the subsystem's promises.
 #[derive(Debug, Parser)]
 #[command(
     name = "bench",
@@ -26,52 +26,52 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct Options {
-    /// End with status 1 when a promise is not met.
+    /// Exit with status 1 if a promise is not met.
     #[arg(long, global = true)]
     check: bool,
     /// Measure less.
     #[arg(long, global = true)]
     quick: bool,
-    /// Write the figures to FILE, one JSON object a line.
+    /// Write the figures to FILE, one JSON object per line.
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the figures to FILE below a line that says what they were measured on.
+    /// Write the figures to FILE, after a line with a description of the host.
     #[arg(long, global = true, value_name = "FILE")]
     record: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum Bench {
-    /// Instructions a fault, counted by callgrind.
+    /// Count instructions per fault with callgrind.
     #[cfg(not(feature = "observe"))]
     Instructions {
-        /// Say where the instructions of a workload go.
+        /// Print the distribution of the instructions of a workload.
         #[arg(long, value_name = "WORKLOAD", num_args = 0..=1,
               default_missing_value = "anonymous_write_fault")]
         explain: Option<String>,
     },
-    /// Shared cache lines that faults and calls write.
+    /// Count shared cache lines written by faults and calls.
     #[cfg(feature = "observe")]
     Lines,
-    /// Two threads compared with one.
+    /// Compare two threads with one.
     #[cfg(not(feature = "observe"))]
     Scaling,
-    /// Threads in parts of one mapping: faults during discards, and two threads compared with one.
+    /// Compare threads in parts of one mapping: faults during discards, and two threads with one.
     #[cfg(not(feature = "observe"))]
     Beside,
-    /// What prefault saves, and what it costs threads with random or sparse accesses.
+    /// Measure the savings of prefault, and its cost for threads with random or sparse accesses.
     #[cfg(not(feature = "observe"))]
     Prefault,
-    /// What it costs to zero a page, in the fault and in advance.
+    /// Measure the cost of zeroing a page, in the fault and in advance.
     #[cfg(not(feature = "observe"))]
     Zeroing,
-    /// The same work through `memory_set` behind a `RwLock`.
+    /// Measure the same work through `memory_set` behind a `RwLock`.
     #[cfg(not(feature = "observe"))]
     Peers,
-    /// All that promise something.
+    /// Run all benches with promises.
     #[cfg(not(feature = "observe"))]
     All,
-    /// What is run under callgrind.
+    /// Run as the program under callgrind.
     #[cfg(not(feature = "observe"))]
     #[command(hide = true, name = faultless_bench::instructions::CHILD)]
     Counted,

@@ -1,21 +1,23 @@
-//! What prefault saves, and what it costs threads with random or sparse accesses, on the native machine.
+//! The savings of prefault, and its cost for threads with random or sparse accesses, on the native
+//! machine.
 //!
-//! *Sequential.* In the page fault test `pft`, written once for all systems, one thread writes one page after
-//! the other. The number of faults is a count, and exact. What a page costs is the thread's processor
-//! time over its pages: of the faults, of zeroing the frame where that is done in the fault, and of the
-//! program's own store and load, which find the frame cold or warm as it was left. There are more pages than
-//! the caches hold. Where there is a pool it is filled before the clock starts, as idle CPUs do; what
-//! that takes is a row of its own.
+//! *Sequential.* In the page fault test `pft`, written once for all systems, one thread writes one
+//! page after the other. The number of faults is an exact count. The cost of a page is the thread's
+//! processor time per page: the faults, the zeroing of the frame if done in the fault, and the
+//! program's store and load, which find the frame cold or warm. The pages exceed the size of the
+//! caches. A pool is filled before the clock starts, as idle CPUs do, and the time to fill the pool
+//! is a separate row.
 //!
-//! *Scattered and sparse.* One thread writes pages in no order of an area of many times as many, or one
-//! page in 16, or in 64, upwards: prefault can save little here, as streams that leave pages out are detected up to a
-//! stride of 32. Measured is the cost in time and in resident pages, which are counted, and
-//! exact.
+//! *Scattered and sparse.* One thread writes pages in random order in an area of many times their
+//! number, or one page in 16, or in 64, upwards. Prefault can save little here, because streams
+//! that skip pages are detected up to a stride of 32. The measurement is the cost in time and in
+//! resident pages, which are counted exactly.
 //!
-//! Within a round all settings take turns, since the host's clock changes from one second to the next, and what
-//! is compared are the medians of the *ratios* within rounds. A scattered lap runs between two with
-//! prefault off. Time is the thread's own on the processor. A busy host still adds noise: a target on time counts as missed
-//! only if the sample shows it by twice the median's standard error.
+//! Within a round all settings alternate, since the host's clock changes within seconds. The
+//! comparison uses the medians of the *ratios* within rounds. A scattered lap runs between two laps
+//! with prefault off. Time is the thread's own time on the processor. A busy host still adds noise:
+//! a target on time counts as missed only if the sample exceeds the target by twice the median's
+//! standard error.
 
 use crate::report::{Report, Spread};
 use crate::window::processor_time;
@@ -24,30 +26,33 @@ use faultless_native::{Config, Native, Stop};
 use faultless_workload::{Outcome, Workload};
 use std::time::{Duration, Instant};
 
-/// Bytes that a sequential lap touches: more than the caches hold.
+/// Bytes touched in a sequential lap: more than the caches hold.
 const SEQUENTIAL: u64 = 64 << 20;
-/// Pages that a scattered lap touches.
+/// Pages touched in a scattered lap.
 const PAGES: u64 = 4096;
-/// Frames beyond those touched: tables, what CPUs keep, and what makes memory not short.
+/// Frames beyond the touched ones: for page tables, for the CPUs' reserves, and to avoid memory
+/// pressure.
 const SPARE: u64 = 4096;
 
-/// `prefault_max_order`, and how many times fewer faults than pages it must come to.
+/// `prefault_max_order`, and the least factor by which faults must be fewer than pages.
 const FEWER: [(u8, f64); 2] = [(3, 7.9), (5, 31.0)];
-/// The most that a page may cost with all means, of what it costs with none.
+/// The largest cost of a page with both means, relative to the cost without them.
 const QUARTER: f64 = 0.25;
-/// The most that prefault may add to the time and memory of threads with random or sparse accesses.
+/// The largest relative increase of time and memory by prefault for threads with random or sparse
+/// accesses.
 const HARM: f64 = 0.01;
 
-/// `prefault_max_order`, and whether there are pre-zeroed frames. The first is what others are compared with.
+/// `prefault_max_order`, and whether there are pre-zeroed frames. The first is the base of the
+/// comparison.
 const MEANS: [(u8, bool); 6] =
     [(0, false), (0, true), (3, false), (3, true), (5, false), (5, true)];
 
-/// In which order pages are touched that are worth no window.
+/// An order of page touches for which a window has no benefit.
 #[derive(Clone, Copy, Debug)]
 enum Pattern {
-    /// One page in so many of an area, in no order.
+    /// One page per this number of pages of an area, in random order.
     Scattered(u64),
-    /// One page in so many, upwards.
+    /// One page per this number of pages, upwards.
     Sparse(u64),
 }
 
@@ -67,7 +72,7 @@ impl Pattern {
         PAGES * among
     }
 
-    /// The `at`th page, another one for each.
+    /// Returns the page at position `at`, different for each position.
     const fn page(self, at: u64) -> u64 {
         match self {
             Self::Scattered(_) => scattered(at, self.area().ilog2()),
@@ -75,23 +80,25 @@ impl Pattern {
         }
     }
 
-    /// Whether there is never anything beside a page. Of one page in 16, in no order, an eighth come to lie
-    /// beside another, and are looked at as the beginning of a stream.
+    /// Returns whether no page has a touched page beside it. With one page in 16, in random order,
+    /// an eighth of the pages are beside another touched page, and are treated as the start of a
+    /// stream.
     const fn is_judged(self) -> bool {
         !matches!(self, Self::Scattered(16))
     }
 }
 
-/// The `at`th number below 2^`bits`, in no order: each comes once. At least 2 bits.
+/// Returns the number below 2^`bits` at position `at` of a random order: each number occurs once.
+/// At least 2 bits.
 pub(crate) const fn scattered(at: u64, bits: u32) -> u64 {
     let mask = (1 << bits) - 1;
-    // Multiplied by odd numbers and folded: each step can be undone.
+    // Multiplied by odd numbers and folded: each step is invertible.
     let mixed = at.wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask;
     let mixed = (mixed ^ mixed >> (bits / 2)).wrapping_mul(0xbf58_476d_1ce4_e5b9) & mask;
     mixed ^ mixed >> (bits / 2)
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
 /// The machine's error as text.
@@ -106,7 +113,7 @@ pub fn run(quick: bool) -> Result<Report, String> {
     Ok(report)
 }
 
-/// A machine of one CPU with memory for `pages`.
+/// Creates a machine of one CPU with memory for `pages`.
 fn machine(pages: u64) -> Result<Native, String> {
     // Prefault is suspended when less than a sixteenth of memory is left.
     let memory_bytes = (pages + pages / 8 + SPARE) * PAGE_SIZE;
@@ -170,7 +177,7 @@ fn sequential(report: &mut Report, time: Duration) -> Result<(), String> {
     Ok(())
 }
 
-/// Nanoseconds of the worker's processor time.
+/// Returns the worker's processor time per page, in nanoseconds.
 fn per_page(outcome: &Outcome) -> f64 {
     (outcome.user + outcome.system) * 1e9 / outcome.operations as f64
 }
@@ -179,7 +186,7 @@ fn setting((order, pooled): (u8, bool)) -> String {
     format!("prefault_max_order={order}{}", if pooled { ", zeroed frames" } else { "" })
 }
 
-/// Threads that prefault cannot serve.
+/// Measures threads without a benefit from prefault.
 fn unserved(
     report: &mut Report,
     native: &Native,
@@ -224,21 +231,22 @@ fn unserved(
     Ok(())
 }
 
-/// Twice the standard error of a sample's median, if it is spread as noise mostly is.
+/// Returns twice the standard error of a sample's median, for the usual distribution of noise.
 fn blur(sample: Spread) -> f64 {
-    // Between the tenths lie 2.56 standard deviations, and a median errs by 1.25 times as much as a mean.
+    // The range between the tenths is 2.56 standard deviations, and the error of a median is 1.25
+    // times the error of a mean.
     2.0 * 1.25 * (sample.high - sample.low) / 2.56 / (sample.size.max(1) as f64).sqrt()
 }
 
-/// What a lap came to.
+/// The results of a lap.
 struct Lap {
-    /// Nanoseconds of processor time a page.
+    /// Nanoseconds of processor time per page.
     cost: f64,
-    /// Pages that were resident in the end.
+    /// Resident pages at the end.
     resident: u64,
 }
 
-/// A new process touches [`PAGES`] pages.
+/// Runs a new process that touches [`PAGES`] pages.
 fn lap(native: &Native, pattern: Pattern, order: u8) -> Result<Lap, String> {
     native.vm().set(Setting::PrefaultMaxOrder(order));
     let process = native.process().map_err(|error| error.to_string())?;

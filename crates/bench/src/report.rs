@@ -1,4 +1,4 @@
-//! What the benches found, and which promises it keeps.
+//! The figures of the benches, and the checked promises.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -7,33 +7,33 @@ use std::io::{self, Write};
 /// One figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What it was measured on: `native`, always; nothing here is simulated.
+    /// The measured machine: always `native`, because all figures are measured.
     pub machine: &'static str,
-    /// What was run.
+    /// The workload.
     pub workload: String,
-    /// CPUs that ran it.
+    /// The CPUs used.
     pub cpus: usize,
-    /// The settings it ran under.
+    /// The settings of the run.
     pub setting: String,
-    /// What was measured.
+    /// The measured quantity.
     pub metric: String,
     /// The unit of `value`.
     pub unit: &'static str,
     /// The figure.
     pub value: f64,
-    /// The sample that the figure is the median of.
+    /// The sample whose median is the figure.
     #[serde(skip)]
     pub spread: Option<Spread>,
 }
 
-/// A promise, and what came of it.
+/// A promise, and the result of its check.
 #[derive(Clone, Debug)]
 pub struct Gate {
     /// The promise in words.
     pub promise: String,
-    /// What was measured, in words.
+    /// The measured result in words.
     pub found: String,
-    /// Whether it is kept.
+    /// Whether the promise is kept.
     pub met: bool,
 }
 
@@ -83,24 +83,24 @@ impl Report {
         self.gates.push(Gate { promise: promise.into(), found: found.into(), met });
     }
 
-    /// Adds what is printed below the figures, in words or as a table.
+    /// Adds a text or table that is printed below the figures.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    /// Takes over everything from another report.
+    /// Adds the contents of another report.
     pub fn absorb(&mut self, other: Self) {
         self.rows.extend(other.rows);
         self.notes.extend(other.notes);
         self.gates.extend(other.gates);
     }
 
-    /// The gates.
+    /// Returns the gates.
     pub fn gates(&self) -> &[Gate] {
         &self.gates
     }
 
-    /// Whether every promise is kept.
+    /// Returns whether every promise is kept.
     pub fn met(&self) -> bool {
         self.gates.iter().all(|gate| gate.met)
     }
@@ -108,7 +108,7 @@ impl Report {
     /// Prints figures, notes and gates.
     ///
     /// # Errors
-    /// What `to` answers.
+    /// The errors of `to`.
     pub fn print(&self, to: &mut impl Write) -> io::Result<()> {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
@@ -144,10 +144,10 @@ impl Report {
         Ok(())
     }
 
-    /// Writes the figures, one JSON object a line.
+    /// Writes the figures, one JSON object per line.
     ///
     /// # Errors
-    /// What `to` answers.
+    /// The errors of `to`.
     pub fn write_json(&self, to: &mut impl Write) -> io::Result<()> {
         for row in &self.rows {
             serde_json::to_writer(&mut *to, row)?;
@@ -165,7 +165,7 @@ impl Report {
     }
 }
 
-/// A figure with as many digits as it deserves.
+/// Formats a figure with an appropriate number of digits.
 pub fn show(value: f64) -> String {
     if value.abs() >= 10_000.0 {
         let digits = format!("{value:.0}");
@@ -194,24 +194,24 @@ pub struct Spread {
     pub low: f64,
     /// A tenth of the sample is above.
     pub high: f64,
-    /// How large the sample is.
+    /// The size of the sample.
     pub size: usize,
 }
 
 impl Spread {
-    /// Of `sample`; of nothing, zeros.
+    /// Computes the spread of `sample`; zeros without values.
     pub fn of(sample: &[f64]) -> Self {
         let mut sorted = sample.to_vec();
         sorted.sort_by(f64::total_cmp);
         let at = |part: f64| {
             let last = sorted.len().saturating_sub(1);
-            // Samples are small: exact, and within them.
+            // Samples are small, so the index is exact and in range.
             sorted.get((last as f64 * part).round() as usize).copied().unwrap_or(0.0)
         };
         Self { median: at(0.5), low: at(0.1), high: at(0.9), size: sorted.len() }
     }
 
-    /// The median of ratios that were found in rounds, and in how many.
+    /// Describes the median of ratios found in rounds, and the number of rounds.
     pub fn words(&self) -> String {
         match self.size {
             0 => "no round counts".into(),

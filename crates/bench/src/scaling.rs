@@ -1,21 +1,23 @@
-//! Two threads beside one, on the native machine.
+//! Two threads compared with one, on the native machine.
 //!
 //! Threads touch disjoint parts of one area of one process: page faults, served by the subsystem,
 //! of programs that run on the software MMU. In the `churn` case one of the threads maps and unmaps
-//! an unrelated range of 64 KiB to every 16 pages that it touches. Beside that, the same threads zero
-//! as many private pages of plain host memory: what the machine's memory itself lets two threads do.
+//! an unrelated range of 64 KiB per 16 touched pages. For comparison, the same threads zero the
+//! same number of private pages of plain host memory, which shows the limit of the machine's memory
+//! for two threads.
 //!
-//! # How the figures are formed
+//! # Computation of the figures
 //!
-//! A sample is a lap of well under a millisecond ([`window`]); laps in which the host took the
-//! processor from one of the threads are thrown away, all others count. In one run, every case, policy
-//! and number of threads is taken in turn, round after round, for a time that is set beforehand. In a
-//! round the threads run alone, together, and alone again, within a few milliseconds, because the host's
-//! clock may change by a factor of two from one second to the next; a round in which it did, so that
-//! the threads alone were not equally fast before and after, does not count. The *scaling* of a lap together is
-//! the sum of each thread's speed over the median speed of the same thread, doing the same, alone, in
-//! the same round: 2 is perfect. Only time in which both threads were at work counts. What is reported
-//! and gated is the median over the rounds' medians; the tenths and the number of rounds are beside it.
+//! A sample is a lap of well under a millisecond ([`window`]). Laps in which the host preempted one
+//! of the threads are discarded, and all others count. In one run, every case, policy and number of
+//! threads alternate, round after round, for a fixed time. In a round the threads run alone,
+//! together, and alone again, within a few milliseconds, because the host's clock may change by a
+//! factor of two within seconds. A round in which the threads alone were not equally fast before
+//! and after does not count. The *scaling* of a lap together is the sum, over the threads, of the
+//! speed of the thread relative to the median speed of the same thread with the same work, alone,
+//! in the same round: 2 is perfect. Only time in which both threads were working counts. The
+//! reported and checked value is the median over the rounds' medians, with the tenths and the
+//! number of rounds beside it.
 //!
 //! [`window`]: crate::window
 
@@ -27,31 +29,33 @@ use faultless_native::{Config, Memory, Native, NativeCpu, Stop};
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-/// Pages that a thread touches or zeroes in one course at most: more than the caches hold.
+/// The largest number of pages that a thread touches or zeroes in one course: more than the caches
+/// hold.
 const PAGES: u64 = 8192;
-/// Pages of a lap that zeroes them, and of one that does not.
+/// Pages of a lap with zeroing, and of a lap without.
 const LAP_PAGES: [u64; 2] = [512, 2048];
-/// Pages between two looks at the window, and for one mapping and unmapping where there is churn.
+/// Pages between two checks of the window, and per mapping and unmapping in the churn case.
 const CHUNK: u64 = 16;
 /// The unrelated range.
 const CHURN_BYTES: u64 = 64 << 10;
-/// How far below the area the unrelated range is: not its neighbour, which it would merge with.
+/// The distance of the unrelated range below the area: not adjacent, to prevent a merge.
 const CHURN_BELOW: u64 = 4 << 30;
 
-/// A round counts if its threads are as fast alone after it as before, but for this part.
+/// The largest relative difference of the speeds alone, before and after, of a round that counts.
 const STEADY: f64 = 0.05;
 
-/// Read faults of two threads, at least so many times those of one.
+/// The least speed of read faults of two threads, relative to one.
 const READ_SCALING: f64 = 1.9;
-/// Write faults scale at least so well as zeroing alone does.
+/// The least scaling of write faults, relative to zeroing alone.
 const WRITE_SCALING: f64 = 0.95;
-/// Under one lock of the space, at most so much of the speculative faults a second with churn.
+/// The largest speed of faults with churn under one lock of the space, relative to speculative
+/// faults.
 const BEHIND: f64 = 0.9;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
-/// What the threads do.
+/// The work of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Fault { locking: Locking, access: Access, churn: bool },
@@ -62,9 +66,9 @@ enum Work {
 #[derive(Debug)]
 struct Series {
     work: Work,
-    /// Pages a second, of each of the two threads alone.
+    /// Pages per second, of each of the two threads alone.
     alone: [Vec<f64>; 2],
-    /// Pages a second of both threads together.
+    /// Pages per second of both threads together.
     pair: Vec<[f64; 2]>,
     /// The median scaling of each round.
     scaling: Vec<f64>,
@@ -75,8 +79,8 @@ impl Series {
         Self { work, alone: Default::default(), pair: Vec::new(), scaling: Vec::new() }
     }
 
-    /// Adds what a round found: laps of each thread alone (of one, where both do the same), before and
-    /// after laps of both.
+    /// Adds the results of a round: laps of each thread alone (of one thread, if both do the same),
+    /// before and after laps of both.
     fn add(&mut self, alone: [[Vec<f64>; 2]; 2], pair: Vec<[f64; 2]>) {
         let [before, after] = &alone;
         let steady = before.iter().zip(after).all(|(before, after)| steady(before, after));
@@ -122,13 +126,14 @@ impl Series {
     }
 }
 
-/// Whether what was measured before and after something else is the same, but for a small part.
+/// Returns whether the measurements before and after another measurement agree, except for a small
+/// difference.
 pub(crate) fn steady(before: &[f64], after: &[f64]) -> bool {
     let (before, after) = (Spread::of(before).median, Spread::of(after).median);
     (before - after).abs() <= STEADY * before.max(after)
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
 /// The machine's error as text.
@@ -163,7 +168,7 @@ fn every_series() -> Vec<Series> {
             for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
                 all.push(Series::new(Work::Fault { locking, access, churn }));
             }
-            // Amid the faults that it is compared with, and twice as often.
+            // Among the faults with which it is compared, and twice as often.
             if access == Access::Write && !churn {
                 all.push(Series::new(Work::Zero));
             }
@@ -226,7 +231,7 @@ impl Bench {
         let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
         let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
         let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
-        // Every page is to be a fault.
+        // Every page must be a fault.
         native.vm().set(Setting::PrefaultMaxOrder(0));
         let mut plain = Memory::new((2 * PAGES + 1) * PAGE_SIZE, 1)
             .map_err(|errno| format!("memory to zero: {errno:?}"))?;
@@ -259,7 +264,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Pages a second, lap by lap, of threads that touch, and churn where they say so.
+    /// Returns the pages per second, by lap, of threads that touch, and also churn if `churns`
+    /// contains true.
     fn faults(&self, access: Access, churns: &[bool]) -> Result<Vec<Vec<f64>>, Stop> {
         let threads = churns.len();
         let process = self.native.process()?;
@@ -273,7 +279,7 @@ impl Bench {
         Ok(pages(&course, &laps))
     }
 
-    /// Pages a second, lap by lap, of threads that zero private pages.
+    /// Returns the pages per second, by lap, of threads that zero private pages.
     fn zero(&self, threads: usize) -> Vec<Vec<f64>> {
         let course = course(threads, true);
         let run = |number: usize| {
@@ -284,7 +290,7 @@ impl Bench {
                 |chunk| {
                     for page in first + chunk * CHUNK..first + (chunk + 1) * CHUNK {
                         let bytes = self.plain.frame_bytes(FrameNumber(page as u32));
-                        // SAFETY: a page of the mapping; each is of one thread only.
+                        // SAFETY: a page of the mapping; each page belongs to one thread only.
                         unsafe { bytes.write_bytes(0, PAGE_SIZE as usize) };
                     }
                     Ok::<_, std::convert::Infallible>(())
@@ -343,11 +349,12 @@ fn touch(
     )
 }
 
-/// Areas that a thread of `small_allocs` maps, and their pages.
+/// The number of areas mapped by a thread of `small_allocs`, and their pages.
 const AREAS: u64 = 4096;
 const AREA_PAGES: u64 = 10;
 
-/// Threads map small areas and read them: which faults take a lock of the whole space?
+/// Maps small areas in threads and reads them, to find the faults that take a lock of the whole
+/// space.
 fn small_allocs(report: &mut Report) -> Result<(), String> {
     let policies = [
         (Locking::Speculative, AnonVmaCheck::Late),

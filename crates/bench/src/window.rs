@@ -1,11 +1,11 @@
-//! Threads that work at the same time, and how fast each of them was while all did.
+//! Concurrent threads, and their speeds.
 //!
 //! A [`Course`] is a number of laps. All threads begin a lap together; when the first has done its
-//! share of it, all stop, and begin the next. Each one's speed in a lap is what it did over the time
-//! from the first one's begin to the last one's end, so a thread that came late or was not running for
-//! a while counts as slow. Laps are short, a millisecond and less, so that on a busy host some are
-//! run in peace; a lap in which one of the threads waited for a processor is thrown
-//! away, and so is the first, which finds the caches as others left them.
+//! share, all stop, and begin the next lap. The speed of a thread in a lap is its work divided by
+//! the time from the first start to the last end, so a late or interrupted thread counts as slow.
+//! Laps take a millisecond or less, so that some laps are undisturbed even on a busy host. A lap in
+//! which one of the threads waited for a processor is discarded, as is the first lap, whose caches
+//! are in an unknown state.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Laps of threads that work side by side.
+/// Laps of threads that work concurrently.
 #[derive(Debug)]
 pub struct Course {
     laps: Vec<Window>,
@@ -21,17 +21,17 @@ pub struct Course {
 }
 
 impl Course {
-    /// A course of `laps` laps of `chunks` chunks for `threads` threads, each of which must call
-    /// [`run`](Self::run).
+    /// Creates a course of `laps` laps of `chunks` chunks for `threads` threads, each of which must
+    /// call [`run`](Self::run).
     pub fn new(threads: usize, laps: u64, chunks: u64) -> Self {
         Self { laps: (0..laps).map(|_| Window::new(threads)).collect(), chunks }
     }
 
-    /// Runs the course: calls `chunk` with the number of each chunk that is reached, and `poll`
-    /// while it waits for the others.
+    /// Runs the course: calls `chunk` with the number of each chunk, and `poll` while the thread
+    /// waits for the others.
     ///
     /// # Errors
-    /// The first that `chunk` gave; no thread runs another lap then.
+    /// The first error of `chunk`; no thread runs another lap then.
     pub fn run<E>(
         &self,
         poll: impl Fn(),
@@ -40,8 +40,8 @@ impl Course {
         self.laps(self.chunks, poll, |_| Ok(()), |lap, at| chunk(lap * self.chunks + at))
     }
 
-    /// Runs the course: as [`run`](Self::run), but before each lap calls `prepare` with its number, and `chunk` with that and
-    /// the number of the chunk in the lap.
+    /// Runs the course like [`run`](Self::run), but calls `prepare` before each lap with the number
+    /// of the lap, and `chunk` with the numbers of the lap and of the chunk in the lap.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -54,8 +54,8 @@ impl Course {
         self.laps(self.chunks, poll, prepare, chunk)
     }
 
-    /// Runs beside the others: as [`run`](Self::run), but the lap ends when another has done its share. `chunk` is told
-    /// how many it has done in the lap.
+    /// Runs beside the other threads like [`run`](Self::run), but the lap ends when another thread
+    /// has done its share. `chunk` receives the number of its chunks so far in the lap.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -82,8 +82,8 @@ impl Course {
         laps.collect::<Result<_, _>>().inspect_err(|_| self.laps.iter().for_each(Window::abandon))
     }
 
-    /// Chunks a second of each thread in each lap that counts, of what [`run`](Self::run) gave in
-    /// each thread.
+    /// Returns the chunks per second of each thread in each lap that counts. `threads` contains the
+    /// result of [`run`](Self::run) in each thread.
     pub fn speeds(&self, threads: &[Vec<Lap>]) -> Vec<Vec<f64>> {
         (1..self.laps.len())
             .map(|at| threads.iter().filter_map(|laps| laps.get(at).copied()).collect())
@@ -93,7 +93,7 @@ impl Course {
     }
 }
 
-/// A time in which threads work side by side.
+/// A time in which threads work concurrently.
 #[derive(Debug)]
 struct Window {
     threads: usize,
@@ -101,27 +101,28 @@ struct Window {
     over: AtomicBool,
 }
 
-/// What one thread did in a window.
+/// The work of one thread in a window.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
     done: u64,
     begin: Instant,
     end: Instant,
-    /// Whether the host let the thread run whenever it could have.
+    /// Whether the host always let the thread run when it was runnable.
     in_peace: bool,
 }
 
-/// A thread is in peace while it waits for a processor for at most one part in so many of a lap.
+/// The divisor of the time of a lap that gives the longest wait of an undisturbed thread for a
+/// processor.
 pub(crate) const PEACE: u32 = 50;
 
-/// What this thread has had of the processor.
+/// Returns the processor time of this thread.
 pub(crate) fn processor_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
-    // Neither is negative.
+    // Both values are nonnegative.
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// How long this thread has waited for a processor: the second figure of its `schedstat`.
+/// The time for which this thread has waited for a processor: the second figure of its `schedstat`.
 struct Waits(Option<File>);
 
 impl Waits {
@@ -129,7 +130,7 @@ impl Waits {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
-    /// The time so far; always the same where the host does not tell.
+    /// Returns the time so far; a constant if the host does not report the time.
     fn so_far(&self) -> Duration {
         let mut text = [0; 80];
         let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
@@ -145,10 +146,10 @@ impl Window {
     }
 
     /// Waits for the others, then calls `chunk` with 0, 1, ... up to `chunks` times, until one of
-    /// the threads is done. While it waits it calls `poll`.
+    /// the threads is done. Calls `poll` during the wait.
     ///
     /// # Errors
-    /// The first that `chunk` gave; the other threads stop.
+    /// The first error of `chunk`; the other threads stop.
     fn lap<E>(
         &self,
         chunks: u64,
@@ -171,14 +172,14 @@ impl Window {
         result.map(|()| Lap { done, begin, end, in_peace })
     }
 
-    /// Lets nobody wait any more.
+    /// Ends all waits.
     fn abandon(&self) {
         self.over.store(true, Ordering::Relaxed);
         self.arrived.store(self.threads, Ordering::Release);
     }
 }
 
-/// Waits until `threads` threads have come here.
+/// Waits until `threads` threads have arrived.
 pub fn meet(arrived: &AtomicUsize, threads: usize, poll: impl Fn()) {
     arrived.fetch_add(1, Ordering::AcqRel);
     let mut looks = 0u32;
@@ -192,7 +193,7 @@ pub fn meet(arrived: &AtomicUsize, threads: usize, poll: impl Fn()) {
     }
 }
 
-/// Chunks a second of each thread.
+/// Returns the chunks per second of each thread.
 fn speeds(laps: &[Lap]) -> Vec<f64> {
     let begin = laps.iter().map(|lap| lap.begin).min();
     let end = laps.iter().map(|lap| lap.end).max();
@@ -225,12 +226,12 @@ mod tests {
                     Ok::<_, ()>(())
                 },
             );
-            // Whoever is faster is so to the end.
+            // The faster thread stays faster until the end.
             assert_eq!(reached, (0..30).collect::<Vec<_>>());
             [fast.unwrap(), slow.join().unwrap().unwrap()]
         });
         let speeds = course.speeds(&laps);
-        // Of a busy host none may count.
+        // On a busy host possibly no lap counts.
         assert!(speeds.len() <= 2);
         assert!(speeds.iter().all(|both| both[0] > both[1]));
     }
@@ -289,7 +290,7 @@ mod tests {
     fn a_failure_stops_all() {
         let course = Course::new(2, 3, 10);
         std::thread::scope(|scope| {
-            // It would wait for ever in the second lap.
+            // The thread would wait without end in the second lap.
             scope.spawn(|| {
                 course.run(
                     || (),

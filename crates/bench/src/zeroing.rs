@@ -1,25 +1,27 @@
-//! What it costs to zero a page, in the fault and in advance.
+//! The cost of zeroing a page, in the fault and in advance.
 //!
-//! A page must be zero when a program first touches it. If the fault zeroes it, the program waits for that;
-//! if it was pre-zeroed, another thread spends the time, and the page may or may not be in the caches. All
-//! variants are measured on the same host memory, in one run, variant by variant and round after round, since
-//! the host's clock changes from one second to the next: what is to be compared are the medians of the
-//! *ratios* within rounds.
+//! A page must be zero when a program first touches it. If the fault zeroes the page, the program
+//! waits for the zeroing. If the page was pre-zeroed, another thread spends the time, and the page
+//! may or may not be in the caches. All variants are measured on the same host memory, in one run,
+//! variant by variant and round after round, since the host's clock changes within seconds. The
+//! comparison uses the medians of the *ratios* within rounds.
 //!
 //! - *in the fault*: each page is zeroed by ordinary stores, and then used;
-//! - *ahead, cached*: as many pages as a pool holds are zeroed by ordinary stores, and then used;
+//! - *ahead, cached*: the pages of a pool are zeroed by ordinary stores, and then used;
 //! - *ahead, non-temporal*: the same by stores that bypass the caches.
 //!
-//! Pools are of 64 pages, which stay in the caches of one core, and of 4,096, which do not. The page is
-//! used as little as may be (its first line is written) and as much (all its lines are). The same core does
-//! the pre-zeroing, as when it has been idle; the time it takes is a row of its own, and not part of a ratio.
+//! Pools have 64 pages, which stay in the caches of one core, or 4,096, which do not. The use of
+//! the page is minimal (its first line is written) or complete (all its lines are written). The
+//! same core does the pre-zeroing, as after an idle time. The time of pre-zeroing is a separate
+//! row, and not part of a ratio.
 //!
-//! *On a busy machine* one thread reads memory at random while another pre-zeroes without pause: memory
-//! that fits into the shared cache, and memory that does not. The cost of a zeroed page to the
-//! reader is the time that the reader lost, divided by the pages zeroed meanwhile; times in which the host
-//! preempted the reader do not count.
+//! *On a busy machine* one thread reads memory at random while another pre-zeroes continuously:
+//! memory that fits into the shared cache, and memory that does not. The cost of a zeroed page to
+//! the reader is the time lost by the reader, divided by the pages zeroed in that time. Times in
+//! which the host preempted the reader do not count.
 //!
-//! Last, the complete path: write faults of a program on the native machine, without pools and with.
+//! Finally, the complete path: write faults of a program on the native machine, without pools and
+//! with pools.
 
 use crate::report::{Report, Spread};
 use crate::window::{PEACE, processor_time};
@@ -30,22 +32,22 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages of the memory that is zeroed: more than the caches hold.
+/// Pages of the zeroed memory: more than the caches hold.
 const PAGES: u32 = 32768;
 /// Pages of a lap.
 const LAP: u32 = 4096;
-/// How far ahead.
+/// The sizes of pools, in pages.
 const POOLS: [u32; 2] = [64, LAP];
 /// Frames between two fences, as in the subsystem.
 const RUN: u32 = faultless::ZEROED_RUN as u32;
 const LINE: usize = 64;
-/// The most that a write fault may take that finds a zeroed frame, of one that does not.
+/// The largest cost of a write fault with a zeroed frame, relative to a write fault without.
 const POOLED: f64 = 0.35;
-/// Words that the busy thread reads in a lap, and pages of its memory.
+/// Words read by the busy thread in a lap, and pages of its memory.
 const READS: u64 = 3000;
 const READ_PAGES: [u32; 2] = [2048, 16384];
 
-/// By which stores.
+/// The kind of stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stores {
     Cached,
@@ -80,7 +82,7 @@ impl Stores {
     }
 }
 
-/// How much of a page the program uses.
+/// The part of a page used by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Using {
     FirstLine,
@@ -101,21 +103,21 @@ impl Using {
         let bytes = memory.frame_bytes(FrameNumber(page));
         let step = if self == Self::FirstLine { PAGE_SIZE as usize } else { LINE };
         for at in (0..PAGE_SIZE as usize).step_by(step) {
-            // SAFETY: within a page of the mapping, of this thread only. Volatile: a program's store is
-            // not merged with the zeroing.
+            // SAFETY: within a page of the mapping, used by this thread only. Volatile, because a
+            // program's store is not merged with the zeroing.
             unsafe { bytes.add(at).cast::<u64>().write_volatile(at as u64 + 1) };
         }
     }
 }
 
-/// Nanoseconds a page: of pre-zeroing, and of the program.
+/// Nanoseconds per page: of pre-zeroing, and of the program.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     ahead: f64,
     program: f64,
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
 /// The machine's error as text.
@@ -133,7 +135,7 @@ pub fn run(quick: bool) -> Result<Report, String> {
     Ok(report)
 }
 
-/// The parts of memory that laps use one after the other, so that each finds its pages cold.
+/// The parts of memory used by successive laps, so each lap finds cold pages.
 struct Laps<'m> {
     memory: &'m Memory,
     next: u32,
@@ -176,15 +178,16 @@ fn per_page(time: Duration) -> f64 {
     time.as_secs_f64() * 1e9 / f64::from(LAP)
 }
 
-/// What is compared within one lap of each: using pages that were zeroed in the fault, or as told.
+/// A variant compared within one lap of each: uses pages zeroed in the fault, or in the given way.
 struct Series {
     using: Using,
     how: Option<(Stores, u32)>,
     costs: Vec<Cost>,
-    /// Over what the program takes where it zeroes in the fault: the program, and it with whoever zeroed.
+    /// Relative to the program's time with zeroing in the fault: the time of the program, and of
+    /// the program plus the zeroing.
     program: Vec<f64>,
     both: Vec<f64>,
-    /// What zeroing ahead takes by these stores, over what it takes by cached ones.
+    /// The time of zeroing ahead by these stores, relative to cached stores.
     over_cached: Vec<f64>,
 }
 
@@ -195,13 +198,13 @@ impl Series {
     }
 }
 
-/// One thread.
+/// Measures one thread.
 fn alone(report: &mut Report, memory: &Memory, time: Duration) {
     let mut all = Vec::new();
     for using in Using::ALL {
         all.push(Series::new(using, None));
         for pool in POOLS {
-            // Cached ones first, with which the others are compared.
+            // Cached stores first, as the base of the comparison.
             all.extend(Stores::ALL.map(|stores| Series::new(using, Some((stores, pool)))));
         }
     }
@@ -255,7 +258,7 @@ fn alone(report: &mut Report, memory: &Memory, time: Duration) {
     }
 }
 
-/// A thread that is bound by memory, and one that zeroes ahead.
+/// Measures a thread bound by memory, beside a thread that zeroes ahead.
 fn busy(report: &mut Report, memory: &Memory, pages: u32, time: Duration) -> Result<(), String> {
     let mut own = Memory::new(u64::from(pages) * PAGE_SIZE, 1)
         .map_err(|errno| format!("memory to read: {errno:?}"))?;
@@ -313,21 +316,22 @@ fn busy(report: &mut Report, memory: &Memory, pages: u32, time: Duration) -> Res
     Ok(())
 }
 
-/// Reads at random, one read after the other, and says how long it took.
+/// Reads at random, one read after the other, and returns the time.
 fn read(memory: &Memory, pages: u32) -> Duration {
     let begin = processor_time();
     let mut at = 1u64;
     for _ in 0..READS {
         at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let word = (at >> 33) % (u64::from(pages) * PAGE_SIZE / 8);
-        // The next address depends on what was read: 0.
+        // The next address depends on the value read, which is 0.
         at = at.wrapping_add(memory.load::<u64>(word * 8));
     }
     black_box(at);
     processor_time() - begin
 }
 
-/// Write faults through the subsystem, each page written whole afterwards or only touched.
+/// Measures write faults through the subsystem, with each page then written completely or only
+/// touched.
 fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
     let pages = u64::from(LAP);
     let config = Config {
@@ -337,7 +341,7 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
         ..Config::default()
     };
     let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
-    // Every page is to be a fault.
+    // Every page must be a fault.
     native.vm().set(Setting::PrefaultMaxOrder(0));
     let settings = [0, pages].map(|pool| (pool, format!("zeroed_pool={pool}")));
     let end = Instant::now() + time;

@@ -1,5 +1,5 @@
-//! The third law, counted: a successful speculative fault writes one shared cache line, that of the
-//! entry. And the counting of what calls write.
+//! The third law, counted: a successful speculative fault writes one shared cache line, the line of
+//! the entry. Also checks the counts of lines written by calls.
 #![cfg(feature = "observe")]
 
 use faultless::Locking;
@@ -44,7 +44,8 @@ fn a_first_store_to_a_page_of_a_store_writes_two_entries() {
     });
 }
 
-/// The entry above the last level, and the first frame of the folio, where its leaves are counted. The first leaf refers to every frame.
+/// The entry above the last level, and the first frame of the folio, which counts its leaves. The
+/// first leaf adds a reference to every frame.
 #[test]
 fn a_huge_leaf_writes_its_entry_and_the_count_of_its_folio() {
     let Leaves { first, more } = huge::count(Locking::Speculative).unwrap();
@@ -90,8 +91,8 @@ fn under_a_lock_it_is_more() {
     }
 }
 
-/// The counting itself: a write fault writes its own frame's metadata and its CPU's counters, which
-/// are found, and told apart from the shared line.
+/// Checks the counting: a write fault writes its own frame's metadata and its CPU's counters, which
+/// are detected and distinguished from the shared line.
 #[test]
 fn what_is_not_shared_is_seen_and_told_apart() {
     each(Kind::Write, Locking::Speculative, |written| {
@@ -109,8 +110,8 @@ fn the_bench_says_so_too() {
     assert!(report.met(), "{:?}", report.gates());
 }
 
-/// Calls are counted where each CPU works in its own part: what they share is the same each time, and what is
-/// not shared is told apart.
+/// Counts calls with each CPU in its own part: their shared lines are the same each time, and
+/// private lines are distinguished.
 #[test]
 fn what_calls_write_is_counted_exactly() {
     for call in Call::ALL {
@@ -120,15 +121,16 @@ fn what_calls_write_is_counted_exactly() {
             assert_eq!(written, count(), "{call:?}, {vmas} VMAs");
             assert_eq!(written.len(), 64);
             for written in written {
-                // The claim and the counters are the CPU's own, at the least.
+                // At least the claim and the counters are private to the CPU.
                 assert!(written.lines >= written.shared() + 2, "{call:?}, {vmas}: {written:?}");
             }
         }
     }
 }
 
-/// Calls of two CPUs on VMAs of their own write no common line of the tree: each CPU has its shard. What both write is a word of the set of
-/// CPUs that may have claims, as here they leave the space between their calls; and an epoch now and then.
+/// Calls of two CPUs on separate VMAs write no common line of the tree, because each CPU has its
+/// own shard. Both write a word of the set of CPUs that may have claims, because here they leave
+/// the space between their calls, and sometimes an epoch.
 #[test]
 fn calls_on_vmas_of_their_own_share_no_line_of_the_tree() {
     for call in Call::ALL.into_iter().filter(|call| !call.name().ends_with("_touched")) {
@@ -139,12 +141,12 @@ fn calls_on_vmas_of_their_own_share_no_line_of_the_tree() {
             }
         }
     }
-    // Halves of one VMA that one table maps are in one shard.
+    // Halves of one VMA mapped by one table are in one shard.
     let halves = calls::count(Call::MunmapSplitting, Locking::Speculative, 1).unwrap();
     assert!(halves.iter().any(|written| written.shared.contains_key("space/tree.rs")));
 }
 
-/// One lock for all is a line that every call shares, and the file that writes it tells so.
+/// A global lock is a line shared by every call, and the file that writes the line shows this.
 #[test]
 fn calls_under_one_lock_share_its_line() {
     for call in Call::ALL {

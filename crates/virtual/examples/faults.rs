@@ -1,5 +1,6 @@
-//! Page faults of many CPUs in one address space, under each locking policy, *simulated*: throughput, where the time goes, and the
-//! places where CPUs wait for each other's cache lines.
+//! Page faults of many CPUs in one address space, under each locking policy, *simulated*:
+//! throughput, the distribution of time, and the places at which CPUs wait for cache lines of other
+//! CPUs.
 //!
 //! `cargo run --release -p faultless-virtual --example faults [-- PROFILE [CPUS...]]`
 
@@ -7,14 +8,14 @@ use faultless::{MapFlags, PAGE_SIZE, Prot};
 use faultless_virtual::{Config, Profile, Spent, Virtual};
 use std::error::Error;
 
-/// Pages that each CPU writes to.
+/// Pages written by each CPU.
 const PAGES: u64 = 2048;
 /// Places to print.
 const PLACES: usize = 5;
 
 fn run(profile: &Profile, cpus: usize, policy: &str, order: u32) -> Result<f64, Box<dyn Error>> {
     let bytes = cpus as u64 * PAGES * PAGE_SIZE;
-    // Such machines have more, but of this much the metadata fits into the host.
+    // Such machines have more memory, but the metadata of this amount fits into the host.
     let memory_bytes = (bytes + bytes / 4).max(cpus as u64 * (128 << 20)) + (64 << 20);
     let system = Virtual::new(profile, Config { cpus, memory_bytes, slow_bytes: 0, seed: 0 })
         .map_err(|errno| format!("{cpus} CPUs: {errno:?}"))?;

@@ -1,11 +1,12 @@
-//! Pairs of operations on many simulated CPUs in one address space, each seed under another schedule, each pair judged by the sequential orders of its
-//! operations, and the audit.
+//! Pairs of operations on many simulated CPUs in one address space. Each seed has another schedule.
+//! Each pair is checked against the sequential orders of its operations, followed by the audit.
 //!
-//! `cargo run --release -p faultless-virtual --example pairs [-- SEEDS] [--seed NUMBER] [--cpus NUMBER] [--cases NUMBER]
-//! [--policy speculative|per_vma|mmap_lock|all] [--case NUMBER]`: 100 seeds of 64 CPUs under all policies. `SEEDS` are a number of them, `--seed` is one
-//! alone, as a failure names it; with its `--case` the CPU that led this case leads no other.
+//! `cargo run --release -p faultless-virtual --example pairs [-- SEEDS] [--seed NUMBER] [--cpus NUMBER] [--cases NUMBER] [--policy speculative|per_vma|mmap_lock|all] [--case NUMBER]`:
+//! 100 seeds of 64 CPUs under all policies. `SEEDS` is the number of seeds, and `--seed` a single
+//! seed, as named by a failure. With the failure's `--case`, the CPU that led this case leads no
+//! other.
 
-// The checks are written over the subsystem; here it is the one of the virtual machine.
+// The checks are written for the subsystem; here they use the virtual machine's copy.
 extern crate faultless_observed as faultless;
 
 #[path = "../tests/crowd/mod.rs"]
@@ -19,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Failures of a seed that are shown in full.
+/// The number of failures of a seed shown in full.
 const SHOWN: usize = 2;
 
 struct Arguments {
@@ -61,7 +62,7 @@ fn arguments() -> Result<Arguments, String> {
     }
 }
 
-/// Runs one seed. `None` when it panicked, which was printed.
+/// Runs one seed. Returns `None` after a panic, which was printed.
 fn run(crowd: &Crowd<'_>, done: u64) -> Option<Ran> {
     let watched = std::io::stderr().is_terminal();
     let progress = |rounds| {

@@ -1,6 +1,8 @@
-//! Storms of calls and accesses on many simulated CPUs, each under another schedule, with checks of all that CPUs find, and the audit.
+//! Storms of calls and accesses on many simulated CPUs, each under another schedule, with checks of
+//! all results, and the audit.
 //!
-//! `cargo run --release -p faultless-virtual --example storm [-- SEEDS [CPUS [POLICY]]]`: 100 seeds of 64 CPUs, `speculative`. Seeds as `FIRST..END`.
+//! `cargo run --release -p faultless-virtual --example storm [-- SEEDS [CPUS [POLICY]]]`:
+//! 100 seeds of 64 CPUs, `speculative`. Seeds as `FIRST..END`.
 
 #[path = "../tests/storm/mod.rs"]
 mod storm;
@@ -14,7 +16,7 @@ fn seeds(text: &str) -> Result<Range<u64>, Box<dyn Error>> {
     let (first, end) = text.split_once("..").unwrap_or(("1", text));
     let end: u64 = end.parse().map_err(|error| format!("seeds {text}: {error}"))?;
     let first = first.parse().map_err(|error| format!("seeds {text}: {error}"))?;
-    // A number of them, or a range.
+    // The number of seeds, or a range.
     Ok(first..if text.contains("..") { end } else { end + 1 })
 }
 

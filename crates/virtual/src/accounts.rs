@@ -1,8 +1,8 @@
-//! What CPUs spent their time on.
+//! The use of CPU time.
 
 use crate::profile::Time;
 
-/// What CPUs spend their time on.
+/// A use of CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Spent {
@@ -16,14 +16,14 @@ pub enum Spent {
     Entry,
     /// Sending and taking interrupts, dropping translations.
     Flushes,
-    /// Waiting for other CPUs: looking at what they must change, or parked.
+    /// Waiting for other CPUs: in a wait loop, or parked.
     Waiting,
     /// In the program: accesses, and page walks.
     Program,
 }
 
 impl Spent {
-    /// All of them.
+    /// All uses.
     pub const ALL: [Self; 7] = [
         Self::Instructions,
         Self::Lines,
@@ -34,7 +34,7 @@ impl Spent {
         Self::Program,
     ];
 
-    /// Its name in tables.
+    /// Returns the name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Instructions => "instructions",
@@ -48,16 +48,17 @@ impl Spent {
     }
 }
 
-/// What one CPU, or several together, did.
+/// The activity of one CPU, or of several together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accounts {
     /// Time by [`Spent`].
     pub spent: [Time; Spent::ALL.len()],
-    /// Accesses that the subsystem reported in operations: between two of them are the instructions of [`Rates`](crate::rates).
+    /// Accesses reported by the subsystem in operations. The instructions of
+    /// [`Rates`](crate::rates) are between two accesses.
     pub accesses: u64,
-    /// Lines that came from another CPU, or whose copies other CPUs lost.
+    /// Lines transferred from another CPU, or invalidated in other CPUs.
     pub transfers: u64,
-    /// Lines that came from memory.
+    /// Lines fetched from memory.
     pub fetches: u64,
     /// Interrupts sent.
     pub interrupts: u64,

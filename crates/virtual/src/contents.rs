@@ -1,22 +1,22 @@
-//! The contents of frames: bytes of the host only where there must be some.
+//! The contents of frames, with host memory only on demand.
 //!
-//! A benchmark stores one word to each page of much more memory than the host has. So a frame that no byte of the host was ever
-//! used for may have one word in a table beside, and zeros else. The first other store, or whoever asks for the frame's bytes, makes bytes
-//! of it.
+//! A benchmark stores one word to each page of much more memory than the host has. A frame without
+//! host memory so far may therefore have one word in a separate table, and zeros otherwise. The
+//! first store to another word, or a request for the bytes, moves the contents to host memory.
 
 use core::cell::RefCell;
 use faultless_native::Memory;
 
 const PAGE: u64 = 4096;
-/// Zeros, and no byte of the host was used.
+/// Zeros, without any use of host memory.
 const UNTOUCHED: u16 = 0;
 /// In the host's memory.
 const BYTES: u16 = u16::MAX;
 
-/// All frames' contents.
+/// The contents of all frames.
 ///
-/// *Invariant (zeros beneath):* the host's bytes of a frame are zeros unless its state is [`BYTES`]. A state in between says which word, from 1
-/// on, is in `words` instead.
+/// *Invariant (zeros beneath):* the host's bytes of a frame are zeros unless its state is
+/// [`BYTES`]. A state in between is the number of the word, from 1 on, which is in `words` instead.
 #[derive(Debug)]
 pub(crate) struct Contents {
     memory: Memory,
@@ -27,7 +27,7 @@ pub(crate) struct Contents {
 impl Contents {
     pub(crate) fn new(memory: Memory) -> Self {
         let frames = memory.frames() as usize;
-        // Both are of zeros, so the host backs what is used.
+        // Both vectors contain zeros, so the host only backs used parts.
         let (states, words) = (RefCell::new(vec![0; frames]), RefCell::new(vec![0; frames]));
         Self { memory, states, words }
     }
@@ -36,7 +36,7 @@ impl Contents {
         &self.memory
     }
 
-    /// Sees to it that the frame's contents are in the host's memory, all of them.
+    /// Moves the frame's complete contents to host memory.
     pub(crate) fn make_bytes(&self, frame: u32) {
         let state = core::mem::replace(&mut self.states.borrow_mut()[frame as usize], BYTES);
         if state != UNTOUCHED && state != BYTES {
@@ -69,7 +69,7 @@ impl Contents {
         }
     }
 
-    /// The word at `phys`, a multiple of 8.
+    /// Loads the word at `phys`, a multiple of 8.
     pub(crate) fn load(&self, phys: u64) -> u64 {
         let frame = (phys / PAGE) as usize;
         match self.states.borrow()[frame] {
@@ -95,7 +95,7 @@ impl Contents {
     }
 }
 
-/// The address of the word that a state names.
+/// Returns the address of the word of a state.
 fn word_of(frame: u32, state: u16) -> u64 {
     u64::from(frame) * PAGE + (u64::from(state) - 1) * 8
 }

@@ -1,4 +1,5 @@
-//! Between the types of the two copies of the subsystem: programs, and the TLBs, are written over the plain one.
+//! Conversions between the types of the two copies of the subsystem. Programs and the TLBs use the
+//! plain copy.
 
 use faultless_observed as observed;
 

@@ -1,7 +1,8 @@
 //! One simulated CPU running a program: its accesses and its calls.
 //!
-//! As on the native machine, an access takes a waiting interrupt, looks into the TLB, and else walks the tables; a page fault goes to
-//! the subsystem, and the access is tried again. Entering the kernel takes what the profile says.
+//! As on the native machine, an access first takes a pending interrupt, then looks up the TLB, and
+//! otherwise walks the tables. A page fault calls the subsystem, and the access is retried. The
+//! profile contains the cost of entering the kernel.
 
 use crate::accounts::Spent;
 use crate::convert;
@@ -19,25 +20,25 @@ pub use faultless_observed::{FaultError, ThreadStreams};
 
 type Cpu<'v> = faultless_observed::Cpu<'v, VirtualMachine>;
 
-/// Why a program's step failed.
+/// The reason for a failed step of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// A call failed.
     Refused {
         /// The call, by its Linux name.
         call: &'static str,
-        /// The address it was asked for.
+        /// The requested address.
         addr: u64,
-        /// The bytes it was asked for.
+        /// The requested bytes.
         len: u64,
         /// Linux's error number.
         errno: i32,
     },
-    /// An access got a signal.
+    /// An access received a signal.
     Signal {
         /// The address.
         addr: u64,
-        /// How its fault ended, which says which signal.
+        /// The error of its fault, which determines the signal.
         error: FaultError,
     },
 }
@@ -50,7 +51,7 @@ impl From<Error> for Stop {
 }
 
 impl Stop {
-    /// The name of a signal.
+    /// Returns the name of a signal.
     pub const fn reason(error: FaultError) -> &'static str {
         match error {
             FaultError::Segv { mapped: true } => "SIGSEGV (SEGV_ACCERR)",
@@ -75,7 +76,7 @@ impl fmt::Display for Stop {
 
 impl core::error::Error for Stop {}
 
-/// A thread of a process, on a CPU of its own.
+/// A thread of a process, on a separate CPU.
 pub struct VirtualCpu<'a> {
     cpu: &'a Cpu<'a>,
     process: &'a Process,
@@ -83,7 +84,7 @@ pub struct VirtualCpu<'a> {
     system: &'a Virtual,
 }
 
-/// A CPU that runs no process at the moment.
+/// A CPU that does not run a process.
 pub struct Idle<'a> {
     cpu: &'a Cpu<'a>,
     system: &'a Virtual,
@@ -100,12 +101,12 @@ impl<'a> Idle<'a> {
         Self { cpu, system }
     }
 
-    /// The CPU's time, in picoseconds.
+    /// Returns the CPU's time, in picoseconds.
     pub fn now(&self) -> u64 {
         self.system.machine().simulation.now()
     }
 
-    /// Waits for another CPU, off the books: a CPU without work.
+    /// Waits for another CPU without accounting, as a CPU without work.
     pub fn rest(&self, looks: u32) {
         let simulation = &self.system.machine().simulation;
         let before = simulation.set_aside(true);
@@ -116,8 +117,9 @@ impl<'a> Idle<'a> {
         simulation.set_aside(before);
     }
 
-    /// Runs `body` in `process`, as a thread that ran before and may run again: `thread` is what its faults so far let expect. When it
-    /// ends, it [says so](VirtualCpu::end_thread).
+    /// Runs `body` in `process`, as a thread that ran before and may run again. `thread` contains
+    /// the stream history of its faults. The end of the thread must be
+    /// [reported](VirtualCpu::end_thread).
     pub fn run_as<R>(
         &self,
         process: &Process,
@@ -127,7 +129,7 @@ impl<'a> Idle<'a> {
         body(&mut VirtualCpu::enter(self.system, self.cpu, process, thread))
     }
 
-    /// A process with nothing mapped.
+    /// Creates an empty process.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -152,7 +154,7 @@ impl fmt::Debug for VirtualCpu<'_> {
 
 impl Drop for VirtualCpu<'_> {
     fn drop(&mut self) {
-        // SAFETY: what is dropped makes no access any more.
+        // SAFETY: the dropped CPU makes no further access.
         unsafe { self.process.deactivate(self.cpu) };
     }
 }
@@ -169,7 +171,7 @@ impl<'a> VirtualCpu<'a> {
         Self { cpu, process, thread, system }
     }
 
-    /// Runs `body` as a thread of its own, from its begin to its end.
+    /// Runs `body` as a new thread, from start to end.
     pub(crate) fn whole_life<R>(
         system: &'a Virtual,
         cpu: &'a Cpu<'a>,
@@ -183,7 +185,7 @@ impl<'a> VirtualCpu<'a> {
         result
     }
 
-    /// The thread ends.
+    /// Ends the thread.
     pub fn end_thread(&self) {
         self.space().thread_leaves(self.cpu, self.thread);
     }
@@ -192,15 +194,16 @@ impl<'a> VirtualCpu<'a> {
         &self.process.space
     }
 
-    /// The CPU and the space that it runs, as the subsystem has them: for calls that programs do not make.
+    /// Returns the CPU and its space in the subsystem's types, for calls not made by programs.
     ///
     /// # Safety
-    /// What is reached through them stays on this thread.
+    /// All data reached from here must stay on this thread.
     pub unsafe fn parts(&self) -> (&'a Cpu<'a>, &'a Space<VirtualMachine>) {
         (self.cpu, self.space())
     }
 
-    /// Does `what` as a kernel does it for this thread: its calls of the subsystem take the time of one system call's instructions and lines.
+    /// Runs `what` in the kernel for this thread: its calls of the subsystem cost the instructions
+    /// and lines of one system call.
     pub fn in_kernel<R>(&self, what: impl FnOnce() -> R) -> R {
         self.call(Operation::Map, |_| what())
     }
@@ -209,17 +212,17 @@ impl<'a> VirtualCpu<'a> {
         self.system.machine()
     }
 
-    /// The CPU's number.
+    /// Returns the CPU's number.
     pub fn id(&self) -> CpuId {
         self.cpu.id()
     }
 
-    /// The CPU's time, in picoseconds.
+    /// Returns the CPU's time, in picoseconds.
     pub fn now(&self) -> u64 {
         self.machine().simulation.now()
     }
 
-    /// Takes a waiting interrupt. Every access and call does so too.
+    /// Takes a pending interrupt. Every access and call does this, too.
     #[inline]
     pub fn poll(&self) {
         let simulation = &self.machine().simulation;
@@ -229,26 +232,26 @@ impl<'a> VirtualCpu<'a> {
         }
     }
 
-    /// The program waits for another thread, for which it has looked `looks` times, and looks again a little later: the later, the
-    /// oftener it has looked.
+    /// Waits for another thread of the program, after `looks` checks. The wait grows with the
+    /// number of checks.
     pub fn rest(&self, looks: u32) {
         self.machine().simulation.rest(looks);
         self.poll();
     }
 
-    /// Waits until all CPUs of the meeting are here. They go on from one moment.
+    /// Waits until all CPUs of the meeting have arrived. All continue at the same time.
     pub fn meet(&self, meeting: &Meeting) {
         self.poll();
         self.machine().simulation.meet(meeting, || self.poll());
     }
 
-    /// Whether what follows is off the books: its time passes, but is in no account, and the lines that it waits for heat no place. What was so
-    /// before is returned.
+    /// Sets whether subsequent work is excluded from the accounts: time passes without being
+    /// accounted, and waits for lines add no heat. Returns the earlier setting.
     pub fn set_aside(&self, aside: bool) -> bool {
         self.machine().simulation.set_aside(aside)
     }
 
-    /// What the subsystem counted on this CPU so far, by name.
+    /// Returns the subsystem's counters of this CPU so far, by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.system.counters_of(self.cpu.id().index())
     }
@@ -263,7 +266,7 @@ impl<'a> VirtualCpu<'a> {
         result
     }
 
-    /// Enters the kernel, which takes so long, for an operation whose latency counts.
+    /// Enters the kernel, at the cost `entry`, for an operation whose latency is recorded.
     fn serve<R>(&self, operation: Operation, entry: Time, what: impl FnOnce() -> R) -> R {
         let simulation = &self.machine().simulation;
         let begin = simulation.now();
@@ -280,19 +283,21 @@ impl<'a> VirtualCpu<'a> {
         self.serve(operation, entry, || self.cpu.for_thread(self.thread, || call(self.space())))
     }
 
-    /// Does `what` as a thread of the kernel does on this CPU: its calls of the subsystem take the time of one call's instructions and lines.
+    /// Runs `what` as a kernel thread on this CPU: its calls of the subsystem cost the instructions
+    /// and lines of one call.
     pub fn as_kernel<R>(&self, what: impl FnOnce(&Cpu<'_>) -> R) -> R {
         self.call(Operation::Map, |_| what(self.cpu))
     }
 
-    /// Frames of the machine's memory that are not free.
+    /// Returns the frames of the machine's memory that are not free.
     pub fn used_frames(&self) -> u64 {
         self.system.used_frames()
     }
 
     // Accesses
 
-    /// Where the access leads. Good until an interrupt is taken or the subsystem called.
+    /// Returns the physical address of the access, which is valid until an interrupt is taken or
+    /// the subsystem is called.
     fn translate(&self, addr: u64, access: Access) -> Result<u64, Stop> {
         let machine = self.machine();
         let simulation = &machine.simulation;
@@ -340,7 +345,7 @@ impl<'a> VirtualCpu<'a> {
     /// Loads the 8 bytes at `addr`, a multiple of 8.
     ///
     /// # Errors
-    /// The signal that the program would get; so for all accesses.
+    /// The signal for the program; the same applies to all accesses.
     pub fn load(&self, addr: u64) -> Result<u64, Stop> {
         self.poll();
         Ok(self.machine().contents.load(self.translate(addr, Access::Read)?))
@@ -366,7 +371,7 @@ impl<'a> VirtualCpu<'a> {
         self.translate(addr, Access::Execute).map(|_| ())
     }
 
-    /// Makes an access, of no matter what.
+    /// Makes an access without a value.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -375,7 +380,7 @@ impl<'a> VirtualCpu<'a> {
         self.translate(addr, access).map(|_| ())
     }
 
-    /// Translations to load from `from` and to store to `to`, good at the same time.
+    /// Returns translations to load from `from` and to store to `to`, both valid at the same time.
     fn translate_both(&self, to: u64, from: u64) -> Result<(u64, u64), Stop> {
         loop {
             let source = self.translate(from, Access::Read)?;
@@ -383,17 +388,17 @@ impl<'a> VirtualCpu<'a> {
             let canonical = to < faultless::format::CANONICAL_END;
             match canonical.then(|| tlb.lookup(to, Access::Write)).flatten() {
                 Some(target) => return Ok((target.phys(to), source)),
-                // A fault may take the source away: afterwards both are looked up again.
+                // A fault may remove the source, so both are looked up again afterwards.
                 None => self.translate(to, Access::Write)?,
             };
         }
     }
 
-    /// Copies `len` bytes from `from` to `to`; all are multiples of 8. Pages are found once for each part of one, and the copy is
-    /// charged by its bytes.
+    /// Copies `len` bytes from `from` to `to`; all are multiples of 8. Each part within a page is
+    /// translated once, and the cost of the copy depends on its bytes.
     ///
     /// # Errors
-    /// As for [`load`](Self::load); what comes before the address is done.
+    /// As for [`load`](Self::load); bytes before the failing address have been copied.
     pub fn copy(&self, to: u64, from: u64, len: u64) -> Result<(), Stop> {
         let frame = |phys: u64| (phys / PAGE_SIZE) as u32;
         let left = |addr: u64| PAGE_SIZE - addr % PAGE_SIZE;
@@ -415,27 +420,28 @@ impl<'a> VirtualCpu<'a> {
 
     // Calls
 
-    /// Where the heap begins, if it is empty: what a program's loader says.
+    /// Sets the start of an empty heap, as a program's loader does.
     pub fn set_heap_start(&self, start: u64) {
-        // A heap that is not empty stays where it is.
+        // A heap that is not empty stays unchanged.
         let _ = self.call(Operation::Break, |space| space.set_heap_start(self.cpu, start));
     }
 
-    /// Frames of the machine's memory.
+    /// Returns the frames of the machine's memory.
     pub fn frames(&self) -> u64 {
         self.system.frames()
     }
 
-    /// As `Space::mmap` of the subsystem; the address of the mapping.
+    /// Calls `Space::mmap` of the subsystem, and returns the address of the mapping.
     ///
     /// # Errors
-    /// Linux's; so for all calls.
+    /// Linux's; the same applies to all calls.
     pub fn mmap(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Stop> {
         let (prot, flags) = (convert::prot(prot), convert::map_flags(flags));
         Ok(self.call(Operation::Map, |space| space.mmap(self.cpu, addr, len, prot, flags))?)
     }
 
-    /// As `Space::mmap_object`: `len` bytes of `file`, from byte `offset` of it on, a multiple of the page size.
+    /// Calls `Space::mmap_object`: maps `len` bytes of `file`, from byte `offset` on, a multiple of
+    /// the page size.
     ///
     /// # Errors
     /// Linux's.
@@ -454,7 +460,7 @@ impl<'a> VirtualCpu<'a> {
         })?)
     }
 
-    /// As `Space::munmap`.
+    /// Calls `Space::munmap`.
     ///
     /// # Errors
     /// Linux's.
@@ -462,7 +468,7 @@ impl<'a> VirtualCpu<'a> {
         Ok(self.call(Operation::Map, |space| space.munmap(self.cpu, addr, len))?)
     }
 
-    /// As `Space::mprotect`.
+    /// Calls `Space::mprotect`.
     ///
     /// # Errors
     /// Linux's.
@@ -471,7 +477,7 @@ impl<'a> VirtualCpu<'a> {
         Ok(self.call(Operation::Protect, |space| space.mprotect(self.cpu, addr, len, prot))?)
     }
 
-    /// As `Space::mremap`; `new_addr` is where it is to be with `FIXED`.
+    /// Calls `Space::mremap`; `new_addr` is the target with `FIXED`.
     ///
     /// # Errors
     /// Linux's.
@@ -487,7 +493,7 @@ impl<'a> VirtualCpu<'a> {
         Ok(self.call(Operation::Map, call)?)
     }
 
-    /// As `Space::madvise`.
+    /// Calls `Space::madvise`.
     ///
     /// # Errors
     /// Linux's.
@@ -497,12 +503,12 @@ impl<'a> VirtualCpu<'a> {
         Ok(self.call(Operation::Map, |space| space.madvise(self.cpu, addr, len, advice))?)
     }
 
-    /// As `Space::brk`; the break afterwards.
+    /// Calls `Space::brk`, and returns the new break.
     pub fn brk(&self, end: u64) -> u64 {
         self.call(Operation::Break, |space| space.brk(self.cpu, end))
     }
 
-    /// Forks: a process that is a copy of this one.
+    /// Forks the process, and returns the copy.
     ///
     /// # Errors
     /// Linux's.
@@ -512,7 +518,7 @@ impl<'a> VirtualCpu<'a> {
         Ok(Process::new(self.system, space))
     }
 
-    /// A process with nothing mapped.
+    /// Creates an empty process.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -521,13 +527,13 @@ impl<'a> VirtualCpu<'a> {
         Ok(Process::new(self.system, space))
     }
 
-    /// Runs `body` in another process on this CPU, and comes back.
+    /// Runs `body` in another process on this CPU, and switches back.
     pub fn switch<R>(
         &mut self,
         process: &Process,
         body: impl FnOnce(&mut VirtualCpu<'_>) -> R,
     ) -> R {
-        // SAFETY: this program goes on when the other's body has ended, below.
+        // SAFETY: this program continues only after the end of `body`, below.
         unsafe { self.process.deactivate(self.cpu) };
         let result = VirtualCpu::whole_life(self.system, self.cpu, process, body);
         self.process.activate(self.cpu);

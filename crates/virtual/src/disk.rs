@@ -1,6 +1,7 @@
-//! A disk: files whose pages are read when they are needed.
+//! A disk: files whose pages are read on demand.
 //!
-//! A read takes as long as copying the pages does: what is measured is the memory that they are read to, and not the disk. Nothing is written.
+//! A read takes the time of copying the pages, because the measurement concerns memory and not the
+//! disk. Writes are not simulated.
 
 use crate::accounts::Spent;
 use crate::profile::Time;
@@ -15,7 +16,7 @@ pub(crate) struct Disk {
     bytes: u64,
 }
 
-// SAFETY: as the machine that it is part of, it stays on the thread that made it (one thread).
+// SAFETY: the disk stays on the creating thread, like the machine (one thread).
 unsafe impl Send for Disk {}
 // SAFETY: as above.
 unsafe impl Sync for Disk {}
@@ -59,7 +60,7 @@ impl BackingStore for Disk {
     }
 
     fn set_len(&self, _: u64) -> Result<(), Errno> {
-        // Deleting a file cuts it; what the disk has stays.
+        // Deleting a file truncates it; the contents of the disk stay.
         Ok(())
     }
 }

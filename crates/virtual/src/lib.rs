@@ -1,19 +1,21 @@
-//! The virtual machine of faultless: the subsystem on N simulated CPUs, on one thread, the same on every run.
+//! The virtual machine of faultless: the subsystem on N simulated CPUs, on one thread, with the
+//! same results in every run.
 //!
-//! - [`profile`]: what the hardware costs, each number with its source;
-//! - `simulation`: CPUs as coroutines, each with its clock; who runs next;
+//! - [`profile`]: hardware costs, each number with its source;
+//! - `simulation`: CPUs as coroutines, each with a clock; the selection of the next CPU;
 //! - `lines`: the directory of cache lines: hits, transfers, invalidations, queues;
-//! - `log`: the lines that operations use, and what they take;
+//! - `log`: the lines used by operations, and their times;
 //! - [`rates`]: instructions between two accesses;
-//! - `contents`: frames whose contents take the host a word;
-//! - `recent`: which frames' contents are in caches;
-//! - `machine`: what the subsystem asks of all that;
+//! - `contents`: frames whose contents need one word on the host;
+//! - `recent`: frames whose contents are in caches;
+//! - `machine`: the platform interface of the subsystem;
 //! - [`cpu`]: the accesses and calls of programs;
-//! - [`process`]: processes, runs, and what they took;
-//! - [`published`]: figures that others measured on real machines.
+//! - [`process`]: processes, runs, and their times;
+//! - [`published`]: published figures of real machines.
 //!
-//! The subsystem is compiled once more for it (`faultless-observed`), with atomics that report each access. Other machines'
-//! builds contain none of this. All times are *simulated*.
+//! The subsystem is compiled a second time for this machine (`faultless-observed`), with atomics
+//! that report each access. Builds of other machines contain none of this. All times are
+//! *simulated*.
 //!
 //! ```
 //! use faultless::{MapFlags, Prot};

@@ -1,23 +1,28 @@
-//! Cache lines: who has a copy, what it takes to get one, and which lines are fought over.
+//! Cache lines: their holders, the cost of transfers, and contended lines.
 //!
 //! # Protocol
 //!
-//! A line is in one of three states, as in the MESI protocol with exclusive and modified taken together: nobody's (in
-//! memory), one CPU's, or shared by several CPUs for reading. A load of a line that the CPU has costs a hit. Another load brings
-//! a copy from the nearest CPU that has one, or from memory, and shares the line. A write invalidates all other copies and
-//! makes the line the writer's own. A line serves one transfer after another: who asks for a busy line waits for it. A
-//! plain store waits in the CPU's store buffer, so the CPU goes on; its next read-modify-write waits until the
-//! buffer is empty.
+//! A line has three states, as in the MESI protocol with exclusive and modified combined: without a
+//! holder (in memory), held by one CPU, or shared by several CPUs for reading. A load of a line
+//! held by the CPU costs a hit. Any other load transfers a copy from the nearest holder, or from
+//! memory, and makes the line shared. A write invalidates all other copies and makes the writer the
+//! only holder. A line serves one transfer after another: a CPU that requests a busy line waits. A
+//! plain store waits in the CPU's store buffer, so the CPU continues; its next read-modify-write
+//! waits until the buffer is empty.
 //!
-//! A CPU's caches keep the lines that it used last: a line that it has not used for as many transfers as its caches have lines comes
-//! from memory again, or, where a profile tells what the last-level cache keeps, from there. Where lines at home are matters: a transfer between two CPUs of one socket costs as much as one between sockets if
-//! the line's memory is in another socket. The home is the socket of the CPU that allocated the line, or first used it.
+//! A CPU's caches hold the most recently used lines. If the number of transfers since the last use
+//! of a line reaches the number of lines in the caches, the next use fetches the line from memory,
+//! or from the last-level cache if the profile describes this cache. The home of a line matters: a
+//! transfer between two CPUs of one socket costs as much as a transfer between sockets if the
+//! line's memory is in another socket. The home is the socket of the CPU that allocated or first
+//! used the line.
 //!
 //! # Names of lines
 //!
-//! Results must not depend on where the host's allocator puts things, so lines have numbers of their own. Each value that the
-//! subsystem allocates ([`Lines::made`]) starts on a line of its own, as a kernel's slab caches place them. A small one belongs to the CPU that
-//! allocated it; a large one, which is made with the machine, to nobody. What was never announced keeps the host's lines.
+//! Results must not depend on addresses of the host's allocator, so lines have their own numbers.
+//! Each value allocated by the subsystem ([`Lines::made`]) starts on a new line, as in a kernel's
+//! slab caches. A small value belongs to the CPU that allocated it. A large value is created with
+//! the machine and has no owner. Values that were never announced keep the host's lines.
 
 use crate::profile::{Costs, Time};
 use core::panic::Location;
@@ -26,20 +31,20 @@ use rustc_hash::FxHashMap;
 
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
-/// The host's allocator aligns to so many bytes.
+/// The alignment of the host's allocator in bytes.
 pub(crate) const GRANULE: usize = 16;
-/// The home of a line that was allocated before any CPU ran, until the first uses it.
+/// The home of a line allocated before the first run of a CPU, until the first use.
 const NOWHERE: u16 = u16::MAX;
 /// Lines of a first-level cache of 32 KiB.
 const NEAR_LINES: u64 = 512;
 
-/// CPUs that have a copy.
+/// CPUs with a copy.
 #[derive(Clone, Debug, Default)]
 enum Holders {
     #[default]
     None,
     One(u16),
-    /// A set, and how many are in it: at least two.
+    /// A set, and its size of at least two.
     Many(Box<[u64; 16]>, u16),
 }
 
@@ -90,59 +95,59 @@ impl Holders {
 #[derive(Clone, Debug)]
 struct Line {
     holders: Holders,
-    /// Until then it serves another transfer.
+    /// The end of the current transfer.
     free_at: Time,
-    /// How many lines its only holder had fetched when it last used this one.
+    /// The number of lines fetched by the only holder at the last use of this line.
     used: u64,
     /// The socket of its memory.
     home: u16,
-    /// What it is part of: a number of [`Lines::kinds`].
+    /// The type that contains the line: an index of [`Lines::kinds`].
     kind: u16,
 }
 
-/// Which line an access is to.
+/// The line of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LineId(u32);
 
 impl LineId {
-    /// Its number.
+    /// Returns the number of the line.
     pub(crate) const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// What an access to a line takes.
+/// The times of an access to a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// When the line begins to move, if it is busy now.
+    /// The start of the transfer, delayed if the line is busy.
     pub(crate) begin: Time,
-    /// How long it moves.
+    /// The duration of the transfer.
     pub(crate) takes: Time,
-    /// Whether it came from another CPU, or took copies from other CPUs.
+    /// Whether the transfer was from another CPU, or invalidated copies in other CPUs.
     pub(crate) from_cpu: bool,
 }
 
-/// A place in the source that moves lines.
+/// The transfers of lines at a place in the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heat {
     /// Transfers of a line from another CPU.
     pub transfers: u64,
-    /// The time that CPUs waited for them.
+    /// The time for which CPUs waited for the lines.
     pub waited: Time,
 }
 
-/// All lines that were ever used.
+/// All lines used so far.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     ids: FxHashMap<usize, u32>,
-    /// The lines of all else, by their first byte.
+    /// All other lines, by their first byte.
     whole: FxHashMap<usize, u32>,
-    /// The first line of each value that was ever allocated, by its address and its lines.
+    /// The first line of each value allocated so far, by address and number of lines.
     values: FxHashMap<(usize, u32), u32>,
     lines: Vec<Line>,
     kinds: Vec<&'static str>,
     heat: FxHashMap<(u16, &'static Location<'static>), Heat>,
-    /// Begin, end and kind.
+    /// Start, end and kind.
     arrays: Vec<(usize, usize, u16)>,
 }
 
@@ -159,7 +164,7 @@ impl Lines {
         }) as u16
     }
 
-    /// Memory of `bytes` bytes at `address` was allocated for a `what`, by `cpu` if a CPU runs.
+    /// Registers an allocation of `bytes` bytes at `address` for a `what`, by `cpu` if a CPU runs.
     pub(crate) fn made(
         &mut self,
         costs: &Costs,
@@ -185,19 +190,20 @@ impl Lines {
         } else {
             self.lines[first as usize..][..count as usize].fill(line);
         }
-        // All of them: values of other types may have been here meanwhile.
+        // All granules, because values of other types may have used this memory since.
         for offset in (0..bytes).step_by(GRANULE) {
             self.ids.insert((address + offset) / GRANULE, first + (offset / LINE) as u32);
         }
     }
 
-    /// What is in `bytes` bytes at `address`, which nobody has yet.
+    /// Names the contents of `bytes` bytes at `address`, which have no holder yet.
     pub(crate) fn name(&mut self, address: usize, bytes: usize, what: &'static str) {
         let kind = self.kind(what);
         self.name_array(address, bytes, kind);
     }
 
-    /// Remembers where an array is, whose lines are counted from there, and forgets what was there before.
+    /// Records the address of an array, from which its lines are counted, and removes earlier lines
+    /// there.
     fn name_array(&mut self, address: usize, bytes: usize, kind: u16) {
         let all = address..address + bytes;
         forget(&mut self.ids, all.start / GRANULE..all.end.div_ceil(GRANULE), 1);
@@ -205,7 +211,7 @@ impl Lines {
         self.arrays.push((all.start, all.end, kind));
     }
 
-    /// The line of `address`.
+    /// Returns the line of `address`.
     pub(crate) fn find(&mut self, costs: &Costs, address: usize, cpu: u16) -> LineId {
         if let Some(id) = self.ids.get(&(address / GRANULE)) {
             return LineId(*id);
@@ -213,7 +219,7 @@ impl Lines {
         let next = self.lines.len() as u32;
         let array =
             self.arrays.iter().rev().find(|(start, end, _)| (*start..*end).contains(&address));
-        // What no value is keeps the host's line.
+        // Memory outside any value keeps the host's line.
         let (first, kind) = array.map_or((0, 0), |(start, _, kind)| (*start, *kind));
         let id = *self.whole.entry(address - (address - first) % LINE).or_insert(next);
         if id == next {
@@ -224,7 +230,7 @@ impl Lines {
         LineId(id)
     }
 
-    /// What a hit costs, if `cpu` has what it needs of the line.
+    /// Returns the cost of a hit, if `cpu` holds the line in the required state.
     #[inline]
     pub(crate) fn hit(
         &mut self,
@@ -237,7 +243,7 @@ impl Lines {
         let line = &mut self.lines[id.0 as usize];
         match (&line.holders, intent) {
             (Holders::One(one), _) if *one == cpu => {}
-            // How long ago it was used is known of the only holder alone.
+            // The time of the last use is only known for a single holder.
             (Holders::Many(..), Intent::Load | Intent::Read) if line.holders.has(cpu) => {
                 return Some(costs.own);
             }
@@ -257,7 +263,7 @@ impl Lines {
         }
     }
 
-    /// Brings the line to `cpu` at `now`.
+    /// Transfers the line to `cpu` at `now`.
     pub(crate) fn fetch(
         &mut self,
         costs: &Costs,
@@ -305,7 +311,7 @@ impl Lines {
         Transfer { begin, takes, from_cpu: others != 0 }
     }
 
-    /// Notes that a CPU waited for a line.
+    /// Records the wait of a CPU for a line.
     pub(crate) fn waited(&mut self, id: LineId, at: &'static Location<'static>, waited: Time) {
         let kind = self.lines[id.0 as usize].kind;
         let heat = self.heat.entry((kind, at)).or_default();
@@ -313,12 +319,13 @@ impl Lines {
         heat.waited += waited;
     }
 
-    /// Forgets what was waited for so far.
+    /// Clears the recorded waits.
     pub(crate) fn cool(&mut self) {
         self.heat.clear();
     }
 
-    /// The places by the time waited there, the hottest first: what the line is part of, where it was accessed.
+    /// Returns the places by waiting time, the hottest first: the type that contains the line, and
+    /// the location of the access.
     pub(crate) fn hottest(&self) -> Vec<(&'static str, &'static Location<'static>, Heat)> {
         let mut all: Vec<_> = self
             .heat
@@ -332,7 +339,7 @@ impl Lines {
     }
 }
 
-/// Removes the keys in `range`, of which only those at multiples of `step` from its begin can be there.
+/// Removes the keys in `range`. Only multiples of `step` from its start can exist.
 fn forget(known: &mut FxHashMap<usize, u32>, range: core::ops::Range<usize>, step: usize) {
     if known.len() < range.len() / step {
         known.retain(|key, _| !range.contains(key));
@@ -347,7 +354,8 @@ pub(crate) fn socket(costs: &Costs, cpu: u16) -> u16 {
     (usize::from(cpu) / costs.per_socket) as u16
 }
 
-/// What it takes to move a line from one CPU to another, if its memory is in the socket `home`.
+/// Returns the cost of a transfer from one CPU to another, with the line's memory in the socket
+/// `home`.
 fn between(costs: &Costs, to: u16, from: u16, home: u16) -> Time {
     if usize::from(to) / costs.per_complex == usize::from(from) / costs.per_complex {
         return costs.complex;
@@ -363,7 +371,7 @@ mod tests {
 
     const AT: usize = 0x10_0010;
 
-    /// Wherever an array begins, and whatever was there before.
+    /// The count does not depend on the start of an array, or on earlier values there.
     #[test]
     fn lines_of_an_array_are_counted_from_its_begin() {
         let costs = Costs::new(&Profile::bundled("two-socket").expect("it is bundled"));

@@ -1,4 +1,4 @@
-//! What a simulation keeps of operations: the cache lines that they use, and how long they take.
+//! The log of operations in a simulation: their cache lines, and their times.
 
 use crate::lines::LineId;
 use crate::profile::Time;
@@ -14,23 +14,23 @@ pub struct LineUse {
     pub cpu: u16,
     /// The line's number on this machine.
     pub line: u32,
-    /// Whether it was written, or tried to.
+    /// Whether it was written, or a write was attempted.
     pub written: bool,
-    /// Where in the subsystem's source.
+    /// The location in the subsystem's source.
     pub at: &'static Location<'static>,
 }
 
-/// What is kept.
+/// The log.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     /// The accesses of operations, while they are collected.
     uses: RefCell<Option<Vec<LineUse>>>,
-    /// What each operation took.
+    /// The times of operations, by kind.
     latencies: RefCell<[Vec<Time>; Operation::ALL.len()]>,
 }
 
 impl Log {
-    /// Collects a use of a line, where uses are collected.
+    /// Records a use of a line, if uses are collected.
     #[inline]
     pub(crate) fn used(
         &self,
@@ -45,17 +45,17 @@ impl Log {
         }
     }
 
-    /// The uses since the last call; the first begins to collect them.
+    /// Returns the uses since the last call. The first call starts the collection.
     pub(crate) fn take_uses(&self) -> Vec<LineUse> {
         self.uses.replace(Some(Vec::new())).unwrap_or_default()
     }
 
-    /// An operation took so long.
+    /// Records the time of an operation.
     pub(crate) fn took(&self, operation: Operation, time: Time) {
         self.latencies.borrow_mut()[operation as usize].push(time);
     }
 
-    /// What each operation of this kind took.
+    /// Returns the times of the operations of this kind.
     pub(crate) fn latencies(&self, operation: Operation) -> Vec<Time> {
         self.latencies.borrow()[operation as usize].clone()
     }

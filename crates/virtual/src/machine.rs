@@ -1,4 +1,4 @@
-//! What the subsystem asks of the machine beneath it, charged to the running CPU's clock.
+//! The platform interface of the subsystem, charged to the running CPU's clock.
 
 use crate::accounts::Spent;
 use crate::contents::Contents;
@@ -15,14 +15,15 @@ use faultless_observed::{
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// How many times as long as one to other memory an access to a slow node takes. Memory behind CXL has about twice the latency of a CPU's own (Maruf et al., *TPP*, ASPLOS
-/// 2023; Li et al., *Pond*, ASPLOS 2023).
+/// The factor of the time of an access to a slow node over other memory. Memory behind CXL has
+/// about twice the latency of a CPU's own memory (Maruf et al., *TPP*, ASPLOS 2023; Li et al.,
+/// *Pond*, ASPLOS 2023).
 const SLOWER: Time = 2;
 
-/// One CPU's TLBs, those of the native machine.
+/// A CPU's TLBs, of the same type as in the native machine.
 pub(crate) struct CpuTlb {
     pub(crate) tlb: Tlb,
-    /// The space whose translations are there.
+    /// The space of the cached translations.
     space: Cell<u64>,
 }
 
@@ -32,13 +33,13 @@ pub struct VirtualMachine {
     pub(crate) contents: Contents,
     recent: Option<Recent>,
     regions: Vec<MemoryRegion>,
-    /// Nodes that CPUs are near to: a slow one is behind them.
+    /// The number of nodes near CPUs. A slow node, if any, follows them.
     fast: usize,
     cpus: Vec<CpuTlb>,
 }
 
-// SAFETY: the machine, the subsystem over it, and all that runs on it stay on the thread that made them (one thread): they are reached
-// through `Virtual` alone, which is not `Send`.
+// SAFETY: the machine, its subsystem, and all code running on the machine stay on the creating
+// thread (one thread), because all access is through `Virtual`, which is not `Send`.
 unsafe impl Send for VirtualMachine {}
 // SAFETY: as above.
 unsafe impl Sync for VirtualMachine {}
@@ -68,7 +69,7 @@ impl VirtualMachine {
         Self { simulation, contents, recent, regions, fast, cpus }
     }
 
-    /// The node of a frame.
+    /// Returns the node of a frame.
     fn node_of(&self, frame: u32) -> usize {
         let has = |region: &&MemoryRegion| {
             (region.first.0..region.first.0 + region.frames).contains(&frame)
@@ -76,13 +77,14 @@ impl VirtualMachine {
         self.regions.iter().find(has).map_or(0, |region| usize::from(region.node))
     }
 
-    /// The first socket that is nearest to the memory of a frame.
+    /// Returns the first socket nearest to the memory of a frame.
     pub(crate) fn socket_of(&self, frame: u32) -> usize {
         let node = self.node_of(frame).min(self.fast - 1);
         (node * self.simulation.sockets()).div_ceil(self.fast)
     }
 
-    /// Charges what a program's access to a frame takes more where there are tiers: the data is in no cache, or it would not matter where it is.
+    /// Charges the additional cost of a program's access to a frame in tiered memory. The data is
+    /// assumed to be in no cache, because otherwise its node would not matter.
     pub(crate) fn charge_tier(&self, frame: u32) {
         if self.regions.len() == self.fast {
             return;
@@ -91,14 +93,14 @@ impl VirtualMachine {
         self.simulation.spend(self.simulation.costs.memory * times, Spent::Program);
     }
 
-    /// What the TLBs of all CPUs have done so far.
+    /// Returns the TLB statistics of all CPUs so far.
     pub(crate) fn tlb_stats(&self) -> TlbStats {
         let mut total = TlbStats::default();
         self.cpus.iter().for_each(|cpu| total += cpu.tlb.stats());
         total
     }
 
-    /// Where the contents of a frame are, which the running CPU uses now.
+    /// Returns the cache level of the contents of a frame, which the running CPU uses now.
     fn nearness(&self, frame: u32) -> Nearness {
         let used = self.recent.as_ref().zip(self.simulation.moment());
         used.map_or(Nearness::Memory, |(recent, now)| recent.used(frame, now))
@@ -113,7 +115,7 @@ impl VirtualMachine {
         self.simulation.move_bytes(self.socket_of(frame), takes, PAGE_SIZE, through);
     }
 
-    /// Charges the copying of `part` bytes of a frame, which are read, and written.
+    /// Charges the copying of `part` bytes of a frame, which are read and written.
     pub(crate) fn charge_copying(&self, to: u32, from: u32, part: u64) {
         let costs = &self.simulation.costs;
         let there = [self.nearness(from), self.nearness(to)];
@@ -128,7 +130,7 @@ impl VirtualMachine {
         &self.cpus[cpu.index()]
     }
 
-    /// The CPU loads the tables of a space, as a write of CR3 does.
+    /// Loads the tables of a space on the CPU, like a write of CR3.
     pub(crate) fn load_space(&self, cpu: CpuId, space: SpaceId) {
         let cpu = self.tlb(cpu);
         if cpu.space.replace(space.0) != space.0 {
@@ -138,7 +140,7 @@ impl VirtualMachine {
     }
 }
 
-/// What a page takes that is there: of `far` in memory.
+/// Returns the cost of a page at this cache level; `far` is the cost in memory.
 fn page_takes(there: Nearness, cached: Option<[Time; 2]>, far: Time) -> Time {
     match (there, cached) {
         (Nearness::Own, Some([own, _])) => own,
@@ -148,13 +150,16 @@ fn page_takes(there: Nearness, cached: Option<[Time; 2]>, far: Time) -> Time {
 }
 
 // SAFETY: by the trait's points:
-// - CPUs and regions never change; regions are those of the native machine's memory, which nothing else uses.
-// - `frame_bytes` makes the frame's contents bytes of that memory before it gives them out, and from then on they stay bytes; programs
-//   reach the same contents through `Contents`.
-// - A TLB drops what is asked (may forget, never lies, as the native machine's). Walks are the subsystem's own, and end before the CPU does
-//   anything else.
-// - `interrupt` sets the time from which on the CPU's next access takes it; all CPUs are of one thread, so order needs nothing.
-// - A parked CPU does nothing.
+// - CPUs and regions never change; regions are those of the native machine's memory, which has no
+//   other user.
+// - `frame_bytes` moves the frame's contents to this memory before it returns them, and they stay
+//   there afterwards; programs reach the same contents through `Contents`.
+// - A TLB drops the requested translations (it may drop more, and never returns wrong ones, like
+//   the native machine's). Walks are the subsystem's own, and end before the CPU does any other
+//   work.
+// - `interrupt` sets the time from which the CPU's next access takes the interrupt. All CPUs are on
+//   one thread, so no ordering is required.
+// - A parked CPU does no work.
 unsafe impl Machine for VirtualMachine {
     type Predictor = Streams;
 

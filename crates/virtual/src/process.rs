@@ -1,7 +1,7 @@
-//! The virtual machine with its subsystem: processes, files, and the threads that run in them.
+//! The virtual machine with its subsystem: processes, files, and their threads.
 //!
-//! Values of the subsystem that it does not allocate itself (the `Vm`, a `Space`) are boxed here, and named, so that they have cache lines of
-//! their own wherever the host puts them.
+//! Values not allocated by the subsystem (the `Vm`, a `Space`) are boxed and named here, to have
+//! separate cache lines at any host address.
 
 use crate::accounts::Accounts;
 use crate::contents::Contents;
@@ -23,28 +23,29 @@ use faultless_observed::{
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What files are called in listings of a space.
+/// The tag of files in listings of a space.
 const FILE_TAG: u64 = 1;
 
-/// How a virtual machine is built.
+/// The configuration of a virtual machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// CPUs, `1..=1024`.
     pub cpus: usize,
     /// Bytes of physical memory. The host has less: see [`Virtual`].
     pub memory_bytes: u64,
-    /// Bytes of a slow node of memory; 0: there is none. Where there is one, all other memory is one node, that of all CPUs.
+    /// Bytes of a slow memory node; 0 for no slow node. With a slow node, all other memory is one
+    /// node, shared by all CPUs.
     pub slow_bytes: u64,
-    /// Which schedule; 0 is the one without random delays.
+    /// The number of the schedule; 0 has no random delays.
     pub seed: u64,
 }
 
-/// A machine of N simulated CPUs, with the subsystem over it.
+/// A machine of N simulated CPUs, with the subsystem.
 ///
-/// Memory that programs store at most one word of each page to takes the host 74 bytes a page, so a run may touch more memory
-/// than the host has.
+/// If programs store at most one word to each page, memory uses 74 bytes of the host per page, so a
+/// run may touch more memory than the host has.
 ///
-/// All of it is used on one thread, and the same calls give the same results and the same times.
+/// The machine is used on one thread, and the same calls give the same results and the same times.
 pub struct Virtual {
     vm: Box<Vm<VirtualMachine>>,
     rates: Rates,
@@ -61,7 +62,7 @@ impl fmt::Debug for Virtual {
 /// An address space.
 pub struct Process {
     pub(crate) space: Box<Space<VirtualMachine>>,
-    /// How many CPUs run it.
+    /// The number of CPUs running the process.
     pub(crate) running: Cell<u32>,
 }
 
@@ -81,11 +82,11 @@ impl Process {
     /// As [`Space::deactivate`].
     pub(crate) unsafe fn deactivate(&self, cpu: &Cpu<'_, VirtualMachine>) {
         self.running.set(self.running.get() - 1);
-        // SAFETY: handed on.
+        // SAFETY: the contract is passed on to the caller.
         unsafe { self.space.deactivate(cpu) };
     }
 
-    /// Its space, as the subsystem has it.
+    /// Returns the space in the subsystem's type.
     ///
     /// # Safety
     /// As for [`VirtualCpu::parts`].
@@ -94,7 +95,8 @@ impl Process {
     }
 }
 
-/// A file in memory, as those of tmpfs: of zeros, until something is stored to it; or one of a [disk](Virtual::stored_file).
+/// A file in memory, as in tmpfs, with zeros until the first store; or a file on a
+/// [disk](Virtual::stored_file).
 #[derive(Debug)]
 pub struct File {
     pub(crate) object: Shared<Object>,
@@ -106,36 +108,37 @@ impl fmt::Debug for Process {
     }
 }
 
-/// A place where CPUs wait for lines of other CPUs.
+/// A place at which CPUs wait for lines of other CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotPlace {
-    /// The type that the line is part of, or `other`.
+    /// The type that contains the line, or `other`.
     pub of: String,
     /// The source file, from the subsystem's `src/` on.
     pub file: String,
-    /// The line there.
+    /// The line in the source file.
     pub line: u32,
-    /// How often a line moved there.
+    /// The number of transfers of cache lines.
     pub transfers: u64,
-    /// How long CPUs waited for it, in picoseconds.
+    /// The waiting time of CPUs, in picoseconds.
     pub waited: Time,
 }
 
 impl Virtual {
-    /// A machine with the costs of `profile`. With more CPUs than the profile has, it has more sockets of the same kind.
+    /// Creates a machine with the costs of `profile`. With more CPUs than the profile has, the
+    /// machine has more sockets of the same kind.
     ///
     /// # Errors
-    /// `EINVAL` for a configuration out of range, `ENOMEM` when there is too little memory.
+    /// `EINVAL` for a configuration out of range, `ENOMEM` if memory is insufficient.
     pub fn new(profile: &Profile, config: Config) -> Result<Self, faultless::Errno> {
         if config.cpus == 0 || config.cpus > MAX_CPUS {
             return Err(faultless::Errno::EINVAL);
         }
         let simulation = Rc::new(Simulation::new(profile, config.cpus, config.seed));
-        // Each socket has its part of the memory, unless there are too many of them.
+        // Each socket has a part of the memory, up to the maximum number of nodes.
         let nodes = if config.slow_bytes == 0 { simulation.sockets().min(MAX_NODES) } else { 1 };
         let memory = Memory::tiered(config.memory_bytes, nodes, config.slow_bytes)?;
         let contents = Contents::new(memory);
-        // What the subsystem accesses in frames are tables.
+        // The subsystem only accesses frames that are tables.
         for region in contents.memory().regions() {
             let (at, bytes) =
                 (contents.memory().frame_bytes(region.first), region.frames as usize * 4096);
@@ -151,7 +154,7 @@ impl Virtual {
         Ok(Self { vm, rates, profile, one_thread: PhantomData })
     }
 
-    /// The name of its profile.
+    /// Returns the name of its profile.
     pub fn profile(&self) -> &str {
         &self.profile
     }
@@ -164,7 +167,7 @@ impl Virtual {
         &self.rates
     }
 
-    /// How many CPUs there are.
+    /// Returns the number of CPUs.
     pub fn cpus(&self) -> usize {
         faultless_observed::Machine::cpus(self.machine())
     }
@@ -172,39 +175,40 @@ impl Virtual {
     /// Sets a knob, as `name=value`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Describes an invalid setting.
     pub fn set(&self, setting: &str) -> Result<(), String> {
         let setting: Setting = setting.parse().map_err(|error| format!("{setting}: {error}"))?;
         self.vm.set(setting);
         Ok(())
     }
 
-    /// What the subsystem counted so far, by name.
+    /// Returns the subsystem's counters so far, by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         named(&self.vm.totals())
     }
 
-    /// What it counted on one CPU.
+    /// Returns the subsystem's counters of one CPU.
     pub fn counters_of(&self, cpu: usize) -> Vec<(&'static str, u64)> {
         named(&self.vm.totals_of(CpuId(cpu as u16)))
     }
 
-    /// Lets CPUs that do nothing zero as many free frames ahead as the knob `zeroed_pool` allows.
+    /// Lets idle CPUs zero free frames in advance, up to the knob `zeroed_pool`.
     pub fn zero_ahead(&self) {
         self.quietly(|cpu| while cpu.zero_ahead(usize::MAX) != 0 {});
     }
 
-    /// Frames of memory.
+    /// Returns the number of frames of memory.
     pub fn frames(&self) -> u64 {
         self.vm.total_frames()
     }
 
     fn cpu(&self, number: usize) -> Cpu<'_, VirtualMachine> {
-        // SAFETY: `run` and `alone`, which cannot run at the same time (one thread), have one `Cpu` of each number.
+        // SAFETY: `run` and `alone`, which cannot run at the same time (one thread), have one `Cpu`
+        // of each number.
         unsafe { self.vm.cpu(CpuId(number as u16)) }
     }
 
-    /// A process with nothing mapped.
+    /// Creates an empty process.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -217,7 +221,7 @@ impl Virtual {
         self.quietly(|cpu| process.space.exit(cpu));
     }
 
-    /// A file of `bytes` bytes, whole pages, of zeros.
+    /// Creates a file of `bytes` bytes, in whole pages, of zeros.
     ///
     /// # Errors
     /// `EFBIG`, `ENOMEM`.
@@ -226,8 +230,8 @@ impl Virtual {
         made.map(|object| File { object }).map_err(|errno| refused_file(bytes, errno))
     }
 
-    /// A file of `bytes` bytes, whole pages, on a disk: its pages are read when they are needed, and leave memory when it is short.
-    /// Each begins with its number in the file.
+    /// Creates a file of `bytes` bytes, in whole pages, on a disk. Its pages are read on demand,
+    /// and evicted when memory is short. Each page starts with its number in the file.
     ///
     /// # Errors
     /// `EFBIG`, `ENOMEM`.
@@ -237,28 +241,29 @@ impl Virtual {
         made.map(|object| File { object }).map_err(|errno| refused_file(bytes, errno))
     }
 
-    /// What the TLBs of all CPUs have done so far.
+    /// Returns the TLB statistics of all CPUs so far.
     pub fn tlb_stats(&self) -> TlbStats {
         self.machine().tlb_stats()
     }
 
-    /// Frames that are not free.
+    /// Returns the frames that are not free.
     pub fn used_frames(&self) -> u64 {
         self.vm.total_frames() - self.vm.free_frames()
     }
 
-    /// Deletes a file, which no process maps any more.
+    /// Deletes a file that no process maps any more.
     pub fn delete(&self, file: File) {
         self.quietly(|cpu| Object::release(file.object, cpu));
     }
 
-    /// Does `what` on a CPU that takes no time for it.
+    /// Runs `what` on a CPU without advancing time.
     fn quietly<R>(&self, what: impl FnOnce(&Cpu<'_, VirtualMachine>) -> R) -> R {
         assert!(!self.machine().simulation.is_running(), "a call from outside while CPUs run");
         self.machine().simulation.enter(|| what(&self.cpu(0)))
     }
 
-    /// Runs one thread in `process` off the books: what a program prepares, or checks. Its time passes, but is in no account.
+    /// Runs one thread in `process` without accounting, for preparation and checks of a program.
+    /// The time passes without being accounted.
     pub fn alone<R>(&self, process: &Process, body: impl FnOnce(&mut VirtualCpu<'_>) -> R) -> R {
         let simulation = &self.machine().simulation;
         let whole = || {
@@ -272,11 +277,11 @@ impl Virtual {
         simulation.run(vec![Box::new(whole) as Box<dyn FnOnce() -> R + '_>]).remove(0)
     }
 
-    /// Runs `threads` threads, all from one moment on, each on a CPU of its own; thread `number` in `process(number)`. Results are in
-    /// the order of the numbers.
+    /// Runs `threads` threads, all from the same time on, each on a separate CPU; thread `number`
+    /// runs in `process(number)`. Results are in the order of the numbers.
     ///
     /// # Panics
-    /// With more threads than CPUs, and when all CPUs wait for each other.
+    /// With more threads than CPUs, and if all CPUs wait for each other.
     pub fn run<'a, R: 'a>(
         &'a self,
         threads: usize,
@@ -288,7 +293,8 @@ impl Virtual {
         })
     }
 
-    /// Runs `cpus` CPUs, all from one moment on, which enter and leave processes as `body` has it. Results are in the order of the numbers.
+    /// Runs `cpus` CPUs, all from the same time on, which enter and leave processes in `body`.
+    /// Results are in the order of the numbers.
     ///
     /// # Panics
     /// As [`run`](Self::run).
@@ -317,34 +323,37 @@ impl Virtual {
         self.machine().simulation.run(bodies.collect())
     }
 
-    /// What all CPUs did so far.
+    /// Returns the activity of all CPUs so far.
     pub fn accounts(&self) -> Accounts {
         let mut all = Accounts::default();
         (0..self.cpus()).for_each(|cpu| all += self.machine().simulation.accounts(cpu));
         all
     }
 
-    /// What one CPU did so far.
+    /// Returns the activity of one CPU so far.
     pub fn accounts_of(&self, cpu: usize) -> Accounts {
         self.machine().simulation.accounts(cpu)
     }
 
-    /// What each operation of this kind took, in picoseconds, its entry into the kernel included; not in order.
+    /// Returns the times of operations of this kind, in picoseconds, including kernel entry;
+    /// unsorted.
     pub fn latencies(&self, operation: Operation) -> Vec<Time> {
         self.machine().simulation.log.latencies(operation)
     }
 
-    /// The accesses of operations to cache lines since the last call, in order; the first call begins to collect them.
+    /// Returns the accesses of operations to cache lines since the last call, in order. The first
+    /// call starts the collection.
     pub fn take_line_uses(&self) -> Vec<LineUse> {
         self.machine().simulation.log.take_uses()
     }
 
-    /// Forgets which places were hot.
+    /// Clears the recorded hot places.
     pub fn cool(&self) {
         self.machine().simulation.lines().cool();
     }
 
-    /// The places where CPUs waited longest for lines of other CPUs, since [`cool`](Self::cool).
+    /// Returns the places of the longest waits of CPUs for lines of other CPUs, since
+    /// [`cool`](Self::cool).
     pub fn hottest(&self, most: usize) -> Vec<HotPlace> {
         let lines = self.machine().simulation.lines();
         let hot = lines.hottest().into_iter().take(most);
@@ -362,18 +371,18 @@ impl Virtual {
         .collect()
     }
 
-    /// Checks the subsystem's books, when no thread runs. `processes` are all there are.
+    /// Runs the subsystem's audit while no thread runs. `processes` are all existing processes.
     ///
     /// # Errors
-    /// What does not add up.
+    /// Describes an inconsistency.
     pub fn audit(&self, processes: &[&Process]) -> Result<(), String> {
         self.audit_with(processes, &[])
     }
 
-    /// As [`audit`](Self::audit), where there are shares of `objects`.
+    /// Audits like [`audit`](Self::audit), with existing references to `objects`.
     ///
     /// # Errors
-    /// What does not add up.
+    /// Describes an inconsistency.
     pub fn audit_with(
         &self,
         processes: &[&Process],
@@ -397,7 +406,7 @@ fn named(totals: &Totals) -> Vec<(&'static str, u64)> {
     totals.iter().map(|(counter, count)| (counter.name(), count)).collect()
 }
 
-/// A type's name without the paths in it.
+/// Returns a type's name without its paths.
 fn short_name(name: &str) -> String {
     let mut short = String::new();
     let mut word = String::new();

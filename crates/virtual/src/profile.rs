@@ -1,7 +1,8 @@
-//! Profiles: what the hardware beneath the simulated CPUs costs, each number with its source.
+//! Profiles: the hardware costs of the simulated CPUs, each number with its source.
 //!
-//! A profile is a TOML file; the bundled ones are in `profiles/`. Times are in nanoseconds there, and picoseconds inside: all
-//! arithmetic of the simulation is on integers, so that a run gives the same figures everywhere.
+//! A profile is a TOML file; the bundled profiles are in `profiles/`. Times are in nanoseconds in
+//! files, and in picoseconds internally. The simulation uses integer arithmetic only, so a run
+//! gives the same figures on every host.
 
 use core::fmt;
 use serde::Deserialize;
@@ -13,14 +14,14 @@ pub type Time = u64;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Number {
-    /// The number, in the unit that its key says.
+    /// The number, in the unit of its key.
     pub value: f64,
-    /// Where it was published, or how it was derived or measured.
+    /// The publication, derivation or measurement of the number.
     pub source: String,
 }
 
 impl Number {
-    /// Nanoseconds as simulated time.
+    /// Converts nanoseconds to simulated time.
     fn time(&self) -> Time {
         (self.value * 1000.0).round() as Time
     }
@@ -64,7 +65,7 @@ macro_rules! sections {
         #[derive(Clone, Debug, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Profile {
-            /// Its name.
+            /// The name.
             pub name: String,
             /// A description of the machine, in one line.
             pub summary: String,
@@ -94,7 +95,7 @@ macro_rules! sections {
                 ]
             }
 
-            /// Every number, with its name: `section.key`.
+            /// Returns every number, with its name: `section.key`.
             pub fn numbers(&self) -> Vec<(String, &Number)> {
                 let mut all = vec![$($((key!($name.$field).to_owned(), &self.$name.$field),)*)*];
                 if let Some($more) = &self.$more {
@@ -244,15 +245,15 @@ sections! {
     }
 }
 
-/// Why a profile cannot be used.
+/// The reason for which a profile cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// It is not of the form of a profile.
+    /// The text does not have the form of a profile.
     #[error("{name}: {what}")]
     Form {
         /// The profile's file or name.
         name: String,
-        /// What the parser says.
+        /// The message of the parser.
         what: String,
     },
     /// A number is out of range.
@@ -260,14 +261,14 @@ pub enum ProfileError {
     Value {
         /// The profile's name.
         name: String,
-        /// Which number.
+        /// The name of the number.
         key: String,
-        /// Its value, as it is printed.
+        /// The printed value.
         value: String,
-        /// What it must be.
+        /// The valid range.
         must: &'static str,
     },
-    /// There is no bundled profile of this name.
+    /// No bundled profile has this name.
     #[error("{0}: no such file, and no profile of that name; there are {names}", names = BUNDLED.map(|(name, _)| name).join(", "))]
     Unknown(String),
 }
@@ -280,7 +281,7 @@ pub const BUNDLED: [(&str, &str); 3] = [
 ];
 
 impl Profile {
-    /// The bundled profile of this name.
+    /// Returns the bundled profile of this name.
     ///
     /// # Errors
     /// [`ProfileError::Unknown`].
@@ -290,7 +291,7 @@ impl Profile {
         Self::parse(name, text)
     }
 
-    /// The profile that `text` is; `name` is what errors call it.
+    /// Parses the profile in `text`; `name` is the name in errors.
     ///
     /// # Errors
     /// [`ProfileError::Form`], and [`ProfileError::Value`].
@@ -341,7 +342,8 @@ impl Profile {
         Ok(())
     }
 
-    /// CPUs of the machine. A simulation may have more: then there are more sockets of the same kind.
+    /// Returns the CPUs of the machine. A simulation may have more, on additional sockets of the
+    /// same kind.
     pub fn cpus(&self) -> usize {
         let topology = &self.topology;
         (topology.sockets.value
@@ -349,7 +351,8 @@ impl Profile {
             * topology.cpus_per_complex.value) as usize
     }
 
-    /// The profile as a file, which [`parse`](Self::parse) reads; `remarks` are comments at its top, a line each.
+    /// Returns the profile as a file readable by [`parse`](Self::parse). `remarks` are comment
+    /// lines at its top.
     pub fn to_toml(&self, remarks: &[&str]) -> String {
         let quoted = |text: &str| toml::Value::from(text).to_string();
         let mut text: String = remarks.iter().map(|remark| format!("# {remark}\n")).collect();
@@ -374,14 +377,15 @@ impl fmt::Display for Profile {
     }
 }
 
-/// What pages cost that are in caches, in the CPU's own and in the last level; and lines of the last level.
+/// The costs of pages in caches, in the CPU's own and in the last-level cache, and of lines in the
+/// last-level cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cached {
     pub(crate) zero: [Time; 2],
     pub(crate) copy: [Time; 2],
     /// A line of the last level.
     pub(crate) line: Time,
-    /// Lines that the last level keeps.
+    /// Lines held by the last-level cache.
     pub(crate) lines: u64,
 }
 
@@ -396,14 +400,14 @@ impl Cached {
     }
 }
 
-/// A profile's numbers as the simulation uses them.
+/// A profile's numbers in the form used by the simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
     pub(crate) per_complex: usize,
     pub(crate) per_socket: usize,
     pub(crate) pause: Time,
     pub(crate) own: Time,
-    /// Of a program, which its TLB serves.
+    /// A program's access with a TLB hit.
     pub(crate) access: Time,
     pub(crate) far: Time,
     pub(crate) allocate: Time,
@@ -422,14 +426,14 @@ pub(crate) struct Costs {
     pub(crate) deliver: Time,
     pub(crate) handle: Time,
     pub(crate) walk: Time,
-    /// After a fault. Where instructions were measured with the path, they contain it.
+    /// The walk after a fault. Zero if the measured instructions of the path include the walk.
     pub(crate) walk_again: Time,
     pub(crate) flush_page: Time,
     pub(crate) flush_all: Time,
     pub(crate) zero_page: Time,
     pub(crate) copy_page: Time,
     pub(crate) cached: Option<Cached>,
-    /// Of a page, through the memory of a socket.
+    /// A page through the memory of a socket.
     pub(crate) page_through_memory: Time,
     pub(crate) park: Time,
     pub(crate) wake: Time,

@@ -1,4 +1,4 @@
-//! Figures that others published, which simulated ones are printed beside.
+//! Published figures, which are printed beside simulated figures.
 
 use serde::Deserialize;
 
@@ -6,19 +6,19 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
-    /// The table that it belongs to.
+    /// The table of the figure.
     pub table: String,
-    /// The machine that it was measured on.
+    /// The measured machine.
     pub machine: String,
-    /// What was measured.
+    /// The measured quantity.
     pub row: String,
-    /// Threads or processes that ran, one for each CPU.
+    /// Threads or processes, one for each CPU.
     pub cpus: usize,
-    /// Of the value.
+    /// The unit of the value.
     pub unit: String,
     /// The figure.
     pub value: f64,
-    /// Who published it, and where.
+    /// The publication.
     pub source: String,
 }
 
@@ -28,7 +28,7 @@ struct Rows {
     rows: Vec<Published>,
 }
 
-/// All figures of `profiles/published.toml`.
+/// Returns all figures of `profiles/published.toml`.
 pub fn all() -> Vec<Published> {
     let rows: Rows = toml::from_str(include_str!("../profiles/published.toml"))
         .expect("published.toml is well-formed; a test reads it");

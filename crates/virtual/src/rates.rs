@@ -1,17 +1,18 @@
-//! How many instructions the subsystem executes between two accesses that it reports.
+//! The number of instructions executed by the subsystem between two reported accesses.
 //!
-//! The accesses of an operation are observed; its instructions are not, as the simulation runs the subsystem natively. But `bench
-//! instructions` counts them, in the same paths on one CPU. So each kind of operation has a rate: its instructions by its accesses. A
-//! path that makes more accesses than the measured one, since it tries again or works on more pages, is charged in
-//! proportion.
+//! The accesses of an operation are observed. Its instructions are not, because the simulation runs
+//! the subsystem natively; `bench instructions` counts them in the same paths on one CPU. Each
+//! kind of operation therefore has a rate: its instructions divided by its accesses. A path with
+//! more accesses than the measured one, due to retries or more pages, is charged in proportion.
 //!
-//! `instructions.toml` holds both numbers. `bench instructions --check` fails if the instructions there are not those that it
-//! counts, and a test of this crate if the accesses are not those that are observed.
+//! `instructions.toml` holds both numbers. `bench instructions --check` fails if its counts
+//! differ from the instructions in this file, and a test of this crate fails if the observed
+//! accesses differ from the accesses in this file.
 
 use crate::profile::{Profile, Time};
 use serde::Deserialize;
 
-/// What a CPU executes.
+/// The kind of operation executed by a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Operation {
@@ -28,10 +29,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Fault, Self::Map, Self::Break, Self::Protect, Self::Fork];
 
-    /// Its name in results.
+    /// Returns the name in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fault => "fault",
@@ -52,9 +53,9 @@ pub struct Path {
     /// Whether another CPU runs the space, too.
     #[serde(default)]
     pub shared: bool,
-    /// Instructions that it counts.
+    /// Instructions counted in the case.
     pub instructions: f64,
-    /// Accesses that the subsystem reports in the same path.
+    /// Accesses reported by the subsystem in the same path.
     pub accesses: f64,
 }
 
@@ -62,19 +63,19 @@ pub struct Path {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Paths {
-    /// Of [`Operation::Fault`].
+    /// [`Operation::Fault`].
     pub fault: Path,
-    /// Of [`Operation::Map`], by the owner of the space.
+    /// [`Operation::Map`], by the owner of the space.
     pub map: Path,
-    /// Of [`Operation::Map`], in a space that other CPUs run, too.
+    /// [`Operation::Map`], in a space run by several CPUs.
     pub map_shared: Path,
-    /// Of [`Operation::Break`], by the owner of the space.
+    /// [`Operation::Break`], by the owner of the space.
     pub brk: Path,
-    /// Of [`Operation::Break`], in a space that other CPUs run, too.
+    /// [`Operation::Break`], in a space run by several CPUs.
     pub brk_shared: Path,
-    /// Of [`Operation::Protect`].
+    /// [`Operation::Protect`].
     pub protect: Path,
-    /// Of [`Operation::Fork`].
+    /// [`Operation::Fork`].
     pub fork: Path,
 }
 
@@ -82,13 +83,15 @@ pub struct Paths {
 pub const MEASURED: &str = include_str!("../instructions.toml");
 
 impl Paths {
-    /// Those of `instructions.toml`.
+    /// Returns the paths of `instructions.toml`.
     pub fn measured() -> Self {
         toml::from_str(MEASURED).expect("instructions.toml is well-formed; a test reads it")
     }
 
-    /// The path that stands for an operation in a space that one CPU runs, or several. (The mprotect of one page is counted for the owner
-    /// only, as it would have to flush the other CPUs. With others it is charged as other changes of VMAs.)
+    /// Returns the path that represents an operation, in a space run by one CPU or by several. (The
+    /// mprotect of one page is counted for the owner only, because a shared space would require a
+    /// flush of the other CPUs. With several CPUs, mprotect is charged like the remaining changes
+    /// of VMAs.)
     pub const fn of(&self, operation: Operation, shared: bool) -> &Path {
         match (operation, shared) {
             (Operation::Fault, _) => &self.fault,
@@ -102,7 +105,7 @@ impl Paths {
     }
 }
 
-/// Instructions a cycle of an operation.
+/// Returns the instructions per cycle of an operation.
 fn per_cycle(profile: &Profile, operation: Operation) -> f64 {
     let number = match (&profile.measured, operation) {
         (None, _) => &profile.cpu.instructions_per_cycle,
@@ -115,7 +118,7 @@ fn per_cycle(profile: &Profile, operation: Operation) -> f64 {
     number.value
 }
 
-/// The time between two accesses, by operation: in spaces that one CPU runs, and in shared ones.
+/// The time between two accesses, by operation: in spaces run by one CPU, and in shared spaces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates([[Time; Operation::ALL.len()]; 2]);
 

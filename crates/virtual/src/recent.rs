@@ -1,12 +1,13 @@
-//! Which frames' contents are in caches: those that were written or copied a short while ago.
+//! Frames whose contents are in caches, because they were recently written or copied.
 //!
-//! Time is counted in lines that came to CPUs, as for [lines](crate::lines): a page that was last written before as many lines came to
-//! the CPU as its caches have is in the next level.
+//! Time is counted in lines transferred to CPUs, as for [lines](crate::lines). A page is in the
+//! next cache level once the number of lines transferred to the CPU since the last use reaches the
+//! size of the CPU's caches.
 
 use crate::profile::Costs;
 use core::cell::RefCell;
 
-/// Where a page's contents are.
+/// The cache level of a page's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Nearness {
     /// In the CPU's own caches.
@@ -17,7 +18,7 @@ pub(crate) enum Nearness {
     Memory,
 }
 
-/// When something happens: on which CPU, after how many lines that came to it, and to all CPUs.
+/// The time of an event: its CPU, and the number of lines transferred to this CPU, and to all CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) cpu: u16,
@@ -25,7 +26,7 @@ pub(crate) struct Moment {
     pub(crate) all_lines: u64,
 }
 
-/// When each frame was last used.
+/// The last use of each frame.
 #[derive(Debug)]
 pub(crate) struct Recent {
     last: RefCell<Vec<Option<Moment>>>,
@@ -34,7 +35,7 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Of so many frames; `None` where pages in caches cost what others cost.
+    /// Creates the records of `frames` frames; `None` if pages in caches have no separate cost.
     pub(crate) fn new(costs: &Costs, frames: usize) -> Option<Self> {
         let cached = costs.cached?;
         Some(Self {
@@ -44,7 +45,8 @@ impl Recent {
         })
     }
 
-    /// A frame is used, and is in the CPU's own caches from now on. Where it was is returned.
+    /// Records a use of a frame, which moves the contents to the CPU's own caches. Returns the
+    /// earlier cache level.
     pub(crate) fn used(&self, frame: u32, now: Moment) -> Nearness {
         match self.last.borrow_mut()[frame as usize].replace(now) {
             Some(last) if last.cpu == now.cpu && now.lines - last.lines <= self.own_lines => {

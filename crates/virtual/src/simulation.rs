@@ -1,20 +1,23 @@
-//! The simulation: CPUs as coroutines, each with a clock of its own, on one thread of the host.
+//! The simulation: CPUs as coroutines, each with its own clock, on one thread of the host.
 //!
-//! A CPU runs until it is about to do something that others may notice: to access a cache line that it does not have, to look again
-//! in a wait loop, to park, or to take an interrupt. If another CPU is behind it in time then, that one runs first. So lines
-//! move in the order of simulated time, and each access is made as a whole when its turn comes: what
-//! the subsystem does is one of the orders that real CPUs could have done it in. Accesses to lines that a CPU has need no turn, as no other
-//! CPU can notice them.
+//! A CPU runs until its next action is visible to other CPUs: an access to a cache line of another
+//! holder, another iteration of a wait loop, parking, or taking an interrupt. If another CPU is
+//! behind in time at this point, the other CPU runs first. Lines therefore move in the order of
+//! simulated time, and each access is executed atomically at its turn, so every result of the
+//! subsystem is possible on real CPUs. Accesses to lines held by the CPU need no turn, because they
+//! are invisible to other CPUs.
 //!
-//! Between two accesses a CPU executes instructions: [`Rates`](crate::rates::Rates) says how many, for each kind of operation.
+//! Between two accesses a CPU executes instructions: [`Rates`](crate::rates::Rates) gives their
+//! number, for each kind of operation.
 //!
-//! With a *seed* other than 0, CPUs are delayed at random and CPUs at the same time run in random order: each seed is another schedule, and
-//! the same seed is the same schedule again.
+//! With a *seed* other than 0, CPUs are delayed at random and CPUs with equal times run in random
+//! order: each seed is another schedule, and the same seed gives the same schedule.
 //!
-//! What a program prepares and checks is *off the books*: its time passes, and is in no account; the lines that it waits for heat no place.
+//! Preparation and checks of a program are *off the books*: their time passes without being
+//! accounted, and their waits for lines add no heat.
 //!
-//! *Invariant (one thread):* a `Simulation` is used by the thread that called [`Simulation::run`], and by no other meanwhile: it is
-//! reached through [`CURRENT`], which is the thread's, or by code that runs in its coroutines.
+//! *Invariant (one thread):* only the thread that called [`Simulation::run`] uses a `Simulation`
+//! during the run: through [`CURRENT`], which is thread-local, or by code in its coroutines.
 
 use crate::accounts::{Accounts, Spent};
 use crate::lines::{GRANULE, LINE, LineId, Lines, socket};
@@ -34,41 +37,44 @@ use faultless_observed::PAGE_SIZE;
 use faultless_observed::observe::{self, Intent, Watch};
 use std::collections::BinaryHeap;
 
-/// Bytes of a CPU's stack: the subsystem's calls are deep in builds without optimisation.
+/// Bytes of a CPU's stack. The subsystem's calls are deep in builds without optimisation.
 const STACK: usize = 256 << 10;
-/// How far a program may run ahead of the CPU that is furthest behind before it looks for interrupts: 0.2 µs.
+/// The time by which a program may run ahead of the slowest CPU without a check for interrupts: 0.2
+/// µs.
 const AHEAD: Time = 200_000;
-/// One access in so many is delayed under a seed.
+/// The number of accesses per delayed access under a seed.
 const DELAYED: u64 = 16;
 /// The longest such delay: 1 µs.
 const DELAY: u64 = 1_000_000;
-/// The most pauses between two looks of a program.
+/// The largest number of pauses between two checks of a waiting program.
 const PAUSES: Time = 32;
-/// No CPU is waited for so long in vain: looks of one CPU while no other CPU can run.
+/// The number of checks of a waiting CPU without any other runnable CPU after which the simulation
+/// is stuck.
 const PATIENCE: u32 = 1 << 20;
 
-/// A CPU as the simulation sees it.
+/// The simulated state of a CPU.
 struct Clock {
     now: Cell<Time>,
-    /// What the instructions between two accesses take.
+    /// The time of the instructions between two accesses.
     rate: Cell<Time>,
-    /// When its store buffer is empty.
+    /// The time at which its store buffer is empty.
     stored: Cell<Time>,
-    /// Lines that came to it.
+    /// Lines transferred to the CPU.
     fetched: Cell<u64>,
-    /// When it is to take an interrupt.
+    /// The time from which an interrupt is pending.
     interrupted: Cell<Time>,
-    /// It has taken one in a wait, which may have ended before what that asks for was looked at.
+    /// The CPU has taken an interrupt in a wait, which may have ended before its request was
+    /// served.
     unserved: Cell<bool>,
     parked: Cell<bool>,
     permit: Cell<bool>,
-    /// Looks since another CPU last ran.
+    /// Checks since another CPU last ran.
     looks: Cell<u32>,
     yielder: Cell<*const Yielder<(), ()>>,
     accounts: Cell<Accounts>,
-    /// What it does now is in no account.
+    /// Whether current work is excluded from the accounts.
     aside: Cell<bool>,
-    /// The same in every run: what lies on it keeps its cache lines.
+    /// The stack, kept between runs to preserve the cache lines of data on the stack.
     stack: Cell<Option<DefaultStack>>,
 }
 
@@ -78,18 +84,18 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// Where CPUs of a run wait for each other, and go on from one moment.
+/// A meeting at which CPUs of a run wait for each other, and continue at the same time.
 #[derive(Debug)]
 pub struct Meeting {
     crew: usize,
-    /// Who waits.
+    /// The waiting CPUs.
     here: RefCell<Vec<u16>>,
-    /// How often all have met.
+    /// The number of completed meetings.
     times: Cell<usize>,
 }
 
 impl Meeting {
-    /// A meeting of `crew` CPUs.
+    /// Creates a meeting of `crew` CPUs.
     pub const fn of(crew: usize) -> Self {
         Self { crew, here: RefCell::new(Vec::new()), times: Cell::new(0) }
     }
@@ -117,7 +123,7 @@ impl Clock {
         }
     }
 
-    /// Enters something in its accounts, unless it is off the books.
+    /// Updates the accounts, unless the CPU is off the books.
     #[inline]
     fn note(&self, enter: impl FnOnce(&mut Accounts)) {
         if !self.aside.get() {
@@ -138,11 +144,11 @@ impl Clock {
 }
 
 thread_local! {
-    /// The simulation that this thread runs.
+    /// The simulation run by this thread.
     static CURRENT: Cell<*const Simulation> = const { Cell::new(ptr::null()) };
 }
 
-/// Whom the subsystem's atomics tell.
+/// The callbacks of the subsystem's atomics.
 static WATCH: Watch = Watch {
     before: |address, bytes, intent, at| {
         if let Some(simulation) = current() {
@@ -157,7 +163,8 @@ static WATCH: Watch = Watch {
 };
 
 fn current<'a>() -> Option<&'a Simulation> {
-    // SAFETY: what is current is alive: `enter` sets it, and unsets it before the simulation's borrow ends.
+    // SAFETY: the current simulation is alive: `enter` sets the pointer, and resets it before the
+    // simulation's borrow ends.
     unsafe { CURRENT.get().as_ref() }
 }
 
@@ -168,14 +175,14 @@ pub(crate) struct Simulation {
     cpus: Box<[Clock]>,
     lines: RefCell<Lines>,
     pub(crate) log: Log,
-    /// CPUs that can run: time, order among those of one time, number.
+    /// Runnable CPUs: time, order among CPUs with the same time, number.
     ready: RefCell<BinaryHeap<Reverse<(Time, u64, u16)>>>,
-    /// The time of the first of them.
+    /// The time of the first runnable CPU.
     soonest: Cell<Time>,
     running: Cell<u16>,
-    /// When the memory of each socket is free again.
+    /// The time at which the memory of each socket is free again.
     memory: Box<[Cell<Time>]>,
-    /// Lines that came to all CPUs.
+    /// Lines transferred to all CPUs.
     fetched: Cell<u64>,
     random: Cell<u64>,
     seeded: bool,
@@ -186,7 +193,7 @@ impl Simulation {
     pub(crate) fn new(profile: &Profile, cpus: usize, seed: u64) -> Self {
         let costs = Costs::new(profile);
         let sockets = cpus.div_ceil(costs.per_socket);
-        // SAFETY: the watch does not call the subsystem, and switches stacks between CPUs alone.
+        // SAFETY: the watch does not call the subsystem, and only switches stacks between CPUs.
         unsafe { observe::watch(Some(&WATCH)) };
         Self {
             costs,
@@ -198,14 +205,14 @@ impl Simulation {
             running: Cell::new(NOBODY),
             memory: (0..sockets).map(|_| Cell::new(0)).collect(),
             fetched: Cell::new(0),
-            // Not 0, from which xorshift does not come away.
+            // Not 0, which is a fixed point of xorshift.
             random: Cell::new(seed ^ 0x9e37_79b9_7f4a_7c15),
             seeded: seed != 0,
             turns: Cell::new(0),
         }
     }
 
-    /// Does `what` with the simulation as the one that hears of accesses.
+    /// Runs `what` with this simulation as the current one, which receives the accesses.
     pub(crate) fn enter<R>(&self, what: impl FnOnce() -> R) -> R {
         struct Restore(*const Simulation);
         impl Drop for Restore {
@@ -217,12 +224,12 @@ impl Simulation {
         what()
     }
 
-    /// How many sockets there are.
+    /// Returns the number of sockets.
     pub(crate) fn sockets(&self) -> usize {
         self.memory.len()
     }
 
-    /// The socket of a CPU.
+    /// Returns the socket of a CPU.
     pub(crate) fn socket(&self, cpu: u16) -> u16 {
         socket(&self.costs, cpu)
     }
@@ -240,12 +247,12 @@ impl Simulation {
         self.cpus.get(usize::from(self.running.get()))
     }
 
-    /// Whether a CPU runs.
+    /// Returns whether a CPU runs.
     pub(crate) fn is_running(&self) -> bool {
         self.clock().is_some()
     }
 
-    /// The running CPU's time, or 0.
+    /// Returns the running CPU's time, or 0.
     pub(crate) fn now(&self) -> Time {
         self.clock().map_or(0, |cpu| cpu.now.get())
     }
@@ -254,35 +261,39 @@ impl Simulation {
         self.cpus[cpu].accounts.get()
     }
 
-    /// The running CPU spends time.
+    /// Spends time on the running CPU.
     pub(crate) fn spend(&self, time: Time, on: Spent) {
         if let Some(cpu) = self.clock() {
             cpu.spend(time, on);
         }
     }
 
-    /// What the running CPU does from now on is in the accounts, or is not. What was so before is returned.
+    /// Sets whether work of the running CPU is excluded from the accounts. Returns the earlier
+    /// setting.
     pub(crate) fn set_aside(&self, aside: bool) -> bool {
         self.clock().is_some_and(|cpu| cpu.aside.replace(aside))
     }
 
-    /// The running CPU executes an operation whose instructions take `rate` between two accesses. What it executed before is returned.
+    /// Starts an operation on the running CPU, whose instructions take `rate` between two accesses.
+    /// Returns the earlier rate.
     pub(crate) fn execute(&self, rate: Time) -> Time {
         self.clock().map_or(0, |cpu| cpu.rate.replace(rate))
     }
 
     // Running
 
-    /// Runs `bodies`, each as one CPU, the first as CPU 0, from one moment on, and returns what they return.
+    /// Runs `bodies`, each as one CPU, the first as CPU 0, all from the same time on, and returns
+    /// their results.
     ///
     /// # Panics
-    /// When all CPUs wait for each other; and with what a body panics with.
+    /// If all CPUs wait for each other, or a body panics.
     pub(crate) fn run<'a, R: 'a>(&'a self, bodies: Vec<Box<dyn FnOnce() -> R + 'a>>) -> Vec<R> {
         assert!(bodies.len() <= self.cpus.len(), "more bodies than CPUs");
         assert!(self.running.get() == NOBODY, "a simulation inside itself");
         let begin = self.cpus.iter().map(|cpu| cpu.now.get()).max().unwrap_or(0);
         let mut results: Vec<Option<R>> = bodies.iter().map(|_| None).collect();
-        // A panic of one body leaves the others where they are, for good: they cannot be unwound in the middle of a call.
+        // After a panic of one body, the remaining bodies stay suspended permanently, because
+        // unwinding is impossible in the middle of a call.
         let mut coroutines: ManuallyDrop<Vec<_>> = ManuallyDrop::new(Vec::new());
         let all = bodies.into_iter().enumerate().map(|(number, body)| {
             let clock = &self.cpus[number];
@@ -293,8 +304,8 @@ impl Simulation {
                 clock.yielder.set(yielder);
                 body()
             };
-            // SAFETY: what the body borrows lives for `'a`, longer than this call; after it the coroutine has returned, or is
-            // never resumed nor dropped.
+            // SAFETY: the borrows of the body live for `'a`, longer than this call. Afterwards the
+            // coroutine has returned, or is neither resumed nor dropped.
             unsafe { Coroutine::with_stack_unchecked(stack, body) }
         });
         coroutines.extend(all);
@@ -353,14 +364,16 @@ impl Simulation {
         );
     }
 
-    /// Lets the CPUs that are behind the running one run.
+    /// Runs the CPUs behind the running CPU.
     fn pause(&self, cpu: &Clock) {
         cpu.looks.set(0);
-        // SAFETY: the running CPU's coroutine has set it, and is suspended by nobody else (one thread).
+        // SAFETY: the running CPU's coroutine has set the pointer, and is suspended only here (one
+        // thread).
         unsafe { &*cpu.yielder.get() }.suspend(());
     }
 
-    /// Lets CPUs run that are behind by more than a little: called by programs, between two of their instructions.
+    /// Runs CPUs that are behind by more than a little. Called by programs between two of their
+    /// instructions.
     pub(crate) fn keep_pace(&self) {
         if let Some(cpu) = self.clock()
             && cpu.now.get() > self.soonest.get().saturating_add(AHEAD)
@@ -371,12 +384,12 @@ impl Simulation {
 
     // Accesses
 
-    /// Names what is at `value`.
+    /// Names the contents of `value`.
     pub(crate) fn made_one<T>(&self, value: &T, what: &'static str) {
         self.made(core::ptr::from_ref(value).addr(), size_of::<T>(), what);
     }
 
-    /// Names what is in `bytes` bytes at `address`, which are aligned to lines.
+    /// Names the contents of `bytes` bytes at `address`, which are aligned to lines.
     pub(crate) fn name(&self, address: usize, bytes: usize, what: &'static str) {
         self.lines.borrow_mut().name(address, bytes, what);
     }
@@ -387,7 +400,7 @@ impl Simulation {
         self.lines.borrow_mut().made(&self.costs, address, bytes, what, cpu);
     }
 
-    /// The running CPU is about to access memory of the subsystem.
+    /// Handles an access of the running CPU to memory of the subsystem, before the access.
     fn access(&self, address: usize, bytes: usize, intent: Intent, at: &'static Location<'static>) {
         let Some(cpu) = self.clock() else { return };
         cpu.spend(cpu.rate.get(), Spent::Instructions);
@@ -399,7 +412,8 @@ impl Simulation {
             cpu.spend(self.random() % DELAY, Spent::Waiting);
             self.pause(cpu);
         }
-        // Where its lines begin does not depend on the host's address, so each granule is asked for its line.
+        // The start of its lines does not depend on the host's address, so the line of each granule
+        // is looked up.
         let mut last = None;
         let end = address + bytes.max(1);
         let mut address = address;
@@ -413,14 +427,14 @@ impl Simulation {
         }
     }
 
-    /// The running CPU has done an operation that began at `begin`.
+    /// Records an operation of the running CPU that began at `begin`.
     pub(crate) fn completed(&self, operation: Operation, begin: Time) {
         if let Some(cpu) = self.clock().filter(|cpu| !cpu.aside.get()) {
             self.log.took(operation, cpu.now.get() - begin);
         }
     }
 
-    /// Accesses the line of `address`, if it is not the `last`.
+    /// Accesses the line of `address`, unless it is the `last`.
     fn access_line(
         &self,
         cpu: &Clock,
@@ -455,7 +469,7 @@ impl Simulation {
                 accounts.transfers += u64::from(moved.from_cpu);
             });
             if intent == Intent::Store {
-                // It waits in the store buffer, behind earlier ones.
+                // The store waits in the store buffer, behind earlier stores.
                 cpu.stored.set(cpu.stored.get().max(done));
                 cpu.spend(self.costs.own, Spent::Lines);
             } else {
@@ -468,27 +482,27 @@ impl Simulation {
         }
     }
 
-    /// The places that CPUs waited at for lines of other CPUs, the hottest first.
+    /// Returns the lines, with the places at which CPUs waited for lines of other CPUs.
     pub(crate) fn lines(&self) -> core::cell::RefMut<'_, Lines> {
         self.lines.borrow_mut()
     }
 
-    // What the machine does
+    // Operations of the machine
 
-    /// So many lines came to a CPU.
+    /// Counts lines transferred to a CPU.
     fn came(&self, cpu: &Clock, lines: u64) {
         cpu.fetched.set(cpu.fetched.get() + lines);
         self.fetched.set(self.fetched.get() + lines);
     }
 
-    /// When the running CPU does what it does now, in lines.
+    /// Returns the current time of the running CPU, in lines.
     pub(crate) fn moment(&self) -> Option<Moment> {
         let lines = self.clock()?.fetched.get();
         Some(Moment { cpu: self.running.get(), lines, all_lines: self.fetched.get() })
     }
 
-    /// The running CPU writes `bytes` bytes, or reads and writes them. So many as are `through` pass the memory of `socket`; the others
-    /// are in caches.
+    /// Charges writing, or reading and writing, `bytes` bytes on the running CPU. `through` of them
+    /// pass the memory of `socket`; the others are in caches.
     pub(crate) fn move_bytes(&self, socket: usize, takes: Time, bytes: u64, through: u64) {
         let Some(cpu) = self.clock() else { return };
         let memory = &self.memory[socket];
@@ -504,17 +518,19 @@ impl Simulation {
         if through > 0 {
             cpu.wait_until(until, Spent::Pages);
         }
-        // The bytes' lines push others out of the caches.
+        // The lines of the moved bytes evict cached lines.
         self.came(cpu, bytes / LINE as u64);
     }
 
-    /// The running CPU looks again. It takes interrupts meanwhile: what they ask for is in memory, where it looks.
+    /// Repeats a wait loop on the running CPU. The CPU takes interrupts during the wait; the wait
+    /// loop finds their requests in memory.
     pub(crate) fn look_again(&self) {
         self.take_in_wait();
         self.look_after(self.costs.pause);
     }
 
-    /// A program on the running CPU looks again, having looked for `looks` times: the more often, the later. An interrupt comes in between.
+    /// Waits in a program on the running CPU after `looks` checks. The wait grows with the number
+    /// of checks. An interrupt ends it early.
     pub(crate) fn rest(&self, looks: u32) {
         let Some(cpu) = self.clock() else { return };
         let pauses = Time::from(looks / 4).clamp(1, PAUSES);
@@ -534,7 +550,7 @@ impl Simulation {
         }
     }
 
-    /// The running CPU parks.
+    /// Parks the running CPU.
     pub(crate) fn park(&self) {
         let Some(cpu) = self.clock() else { return };
         if self.soonest.get() < cpu.now.get() {
@@ -551,7 +567,7 @@ impl Simulation {
                 }
                 let before = cpu.now.get();
                 self.pause(cpu);
-                // Whoever woke it has set its clock.
+                // The waker has set the clock of this CPU.
                 let waited = cpu.now.get() - before;
                 cpu.note(|accounts| accounts.spent[Spent::Waiting as usize] += waited);
                 self.take_in_wait();
@@ -560,8 +576,8 @@ impl Simulation {
         }
     }
 
-    /// The running CPU waits until all of the meeting's crew are there, and does `meanwhile` when it is interrupted. They go on from one
-    /// moment.
+    /// Waits on the running CPU until the meeting's whole crew has arrived, and calls `meanwhile`
+    /// on an interrupt. All continue at the same time.
     pub(crate) fn meet(&self, meeting: &Meeting, meanwhile: impl Fn()) {
         let Some(cpu) = self.clock() else { return };
         let times = meeting.times.get();
@@ -581,7 +597,7 @@ impl Simulation {
         while meeting.times.get() == times {
             match cpu.interrupted.get() {
                 NEVER => cpu.parked.set(true),
-                // One is on its way, and nobody else rouses it.
+                // An interrupt is pending, without another wake-up.
                 until => cpu.wait_until(until, Spent::Waiting),
             }
             self.pause(cpu);
@@ -597,14 +613,14 @@ impl Simulation {
         }
     }
 
-    /// The running CPU wakes another.
+    /// Wakes another CPU from the running CPU.
     pub(crate) fn wake(&self, number: u16) {
         self.spend(self.costs.wake, Spent::Waiting);
         self.cpus[usize::from(number)].permit.set(true);
         self.rouse(number, self.now() + self.costs.woken);
     }
 
-    /// The running CPU interrupts another.
+    /// Interrupts another CPU from the running CPU.
     pub(crate) fn interrupt(&self, number: u16) {
         self.spend(self.costs.send, Spent::Flushes);
         if let Some(cpu) = self.clock() {
@@ -616,15 +632,16 @@ impl Simulation {
         self.rouse(number, at);
     }
 
-    /// Whether the running CPU is to take an interrupt now, or has taken one in a wait: then it is to serve what was asked for.
+    /// Returns whether the running CPU takes an interrupt now, or has taken one in a wait. The
+    /// caller must then serve the request.
     pub(crate) fn take_interrupt(&self) -> bool {
         let Some(cpu) = self.clock() else { return false };
         let unserved = cpu.unserved.replace(false);
         self.take(cpu) || unserved
     }
 
-    /// The running CPU, which waits inside the subsystem, takes an interrupt if it is to. The wait serves what was asked for if it goes on,
-    /// and else the program does.
+    /// Takes a pending interrupt on the running CPU, which waits inside the subsystem. The wait
+    /// serves the request if it continues; otherwise the program does.
     fn take_in_wait(&self) -> bool {
         let Some(cpu) = self.clock() else { return false };
         let taken = self.take(cpu);

@@ -1,4 +1,5 @@
-//! The virtual machine: the same run again and again, the subsystem's laws on many CPUs, and what the costs do to results.
+//! The virtual machine: reproducible runs, the subsystem's laws on many CPUs, and the effect of
+//! costs on results.
 
 use faultless::{Advice, MapFlags, PAGE_SIZE, Prot};
 use faultless_virtual::profile::BUNDLED;
@@ -20,7 +21,8 @@ fn system(cpus: usize, seed: u64, settings: &[&str]) -> Virtual {
     system
 }
 
-/// Each thread maps, touches, discards, touches, protects and unmaps, and checks what it loads.
+/// Maps, touches, discards, touches, protects and unmaps in each thread, and checks the loaded
+/// values.
 fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
     let begin = cpu.now();
     for round in 0..3u64 {
@@ -45,7 +47,8 @@ fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
     Ok(cpu.now() - begin)
 }
 
-/// A CPU that comes to a meeting while an interrupt is on its way takes it there: the other waits for that.
+/// A CPU takes an interrupt pending at its arrival at a meeting. The other CPU waits for the
+/// arrival.
 #[test]
 fn an_interrupt_reaches_a_meeting() {
     let (system, meeting) = (system(2, 0, &[]), Meeting::of(2));
@@ -105,7 +108,7 @@ fn published_figures_say_where_they_are_from() {
     }
 }
 
-/// `two-socket` with a section of what was measured.
+/// Returns `two-socket` with a section of measured numbers.
 fn measured(zero_own: f64, map_ipc: f64) -> Profile {
     let more = format!(
         "[measured]\n{}",
@@ -149,7 +152,8 @@ fn a_profile_that_is_written_is_read_again() {
     assert!(all(&again).iter().any(|(name, ..)| name == "measured.shared_lines"));
 }
 
-/// How long one CPU takes to write again and again to pages that it gives back in between, and for pairs of calls, in picoseconds.
+/// Returns the time of one CPU for repeated writes to pages discarded in between, and for pairs of
+/// calls, in picoseconds.
 fn alone(profile: &Profile) -> [u64; 2] {
     let config = Config { cpus: 1, memory_bytes: 64 << 20, slow_bytes: 0, seed: 0 };
     let system = Virtual::new(profile, config).unwrap();
@@ -190,7 +194,7 @@ fn what_was_measured_is_what_is_charged() {
     assert!(slow > fast, "{slow} {fast}");
 }
 
-/// A copy finds each page once, and takes the time of its bytes.
+/// A copy translates each page once, and takes the time of its bytes.
 #[test]
 fn a_copy_is_charged_by_its_bytes() {
     let system = system(1, 0, &[]);
@@ -255,7 +259,7 @@ fn the_laws_hold_under_each_policy_and_schedule() {
     }
 }
 
-/// How long 32 CPUs take to write to 64 pages each of a mapping that they share, in picoseconds.
+/// Returns the time of 32 CPUs to write 64 pages each of a shared mapping, in picoseconds.
 fn faults_side_by_side(policy: &str) -> u64 {
     const CPUS: u64 = 32;
     const PAGES: u64 = 64;
@@ -333,7 +337,7 @@ fn a_child_has_what_its_parent_had_and_neither_sees_the_others_stores() {
     system.exit(process);
 }
 
-/// Accesses that `what` makes, once it was done often enough for all that it needs to be there.
+/// Returns the accesses of `what`, after enough calls for all one-time allocations.
 fn accesses(system: &Virtual, mut what: impl FnMut()) -> f64 {
     const TIMES: u32 = 64;
     (0..TIMES).for_each(|_| what());
@@ -389,7 +393,7 @@ fn instructions_are_charged_by_the_accesses_that_are_observed() {
             [fault, pair, brk, protect, fork]
         },
     );
-    // The other CPU runs the space, and does nothing.
+    // The other CPU runs the space, and is idle.
     let meeting = Meeting::of(2);
     let shared = system.run(
         2,

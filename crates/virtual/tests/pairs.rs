@@ -1,7 +1,7 @@
-//! Pairs of operations on many simulated CPUs, under some seeds; `cargo run --release -p faultless-virtual --example pairs` runs as many as are asked
-//! for.
+//! Pairs of operations on many simulated CPUs, under some seeds.
+//! `cargo run --release -p faultless-virtual --example pairs` runs any number of seeds.
 
-// The checks are written over the subsystem; here it is the one of the virtual machine.
+// The checks are written for the subsystem; here they use the virtual machine's copy.
 extern crate faultless_observed as faultless;
 
 mod crowd;

@@ -1,4 +1,5 @@
-//! Storms under some seeds; `cargo run --release -p faultless-virtual --example storm` runs as many as are asked for.
+//! Storms under some seeds. `cargo run --release -p faultless-virtual --example storm` runs
+//! any number of seeds.
 
 #[path = "storm/mod.rs"]
 mod storm;
@@ -17,7 +18,7 @@ fn storms(policy: &str, cpus: usize, seeds: std::ops::Range<u64>) {
         if seed == 1 && policy == "speculative" {
             let count = |name| counters.iter().find(|(known, _)| *known == name).unwrap().1;
             assert!(count("range_lock_write") > cpus as u64 * 10, "{counters:?}");
-            // The same once more, to the last picosecond.
+            // A second run takes the same time, to the last picosecond.
             assert_eq!(storm.run(&settings).0, took);
         }
     }

@@ -1,25 +1,25 @@
-//! The profiles that callgrind writes, as far as they are needed: what each function costs by
-//! itself and in all, and what each source line costs, inlined or not.
+//! Reads the required parts of callgrind's profiles: the cost of each function by itself and in
+//! total, and the cost of each source line, inlined or not.
 
 use std::collections::HashMap;
 
-/// What one function costs.
+/// The cost of one function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Function {
-    /// Instructions of its own, what was inlined into it included.
+    /// Instructions of the function itself, including inlined functions.
     pub own: u64,
-    /// Instructions of the functions it called.
+    /// Instructions of called functions.
     pub called: u64,
-    /// How often it was called from functions that were counted.
+    /// The number of calls from counted functions.
     pub calls: u64,
-    /// Instructions of those calls in all.
+    /// Total instructions of these calls.
     pub in_calls: u64,
 }
 
 /// One part of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// All instructions counted.
+    /// All counted instructions.
     pub total: u64,
     /// Functions by name.
     pub functions: HashMap<String, Function>,
@@ -31,7 +31,7 @@ impl Profile {
     /// Reads a part.
     ///
     /// # Errors
-    /// What is not as callgrind writes it, with its line.
+    /// The line that does not have callgrind's format.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut reader = Reader::default();
         for (at, line) in text.lines().enumerate() {
@@ -45,7 +45,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// What `name` costs; nothing if it was never called.
+    /// Returns the cost of `name`; zeros if it was never called.
     pub fn function(&self, name: &str) -> Function {
         self.functions.get(name).cloned().unwrap_or_default()
     }
@@ -54,12 +54,12 @@ impl Profile {
 #[derive(Default)]
 struct Reader {
     profile: Profile,
-    /// Names are written out once and numbered from then on.
+    /// Names are written in full once and by number afterwards.
     files: HashMap<u64, String>,
     names: HashMap<u64, String>,
     file: String,
     function: String,
-    /// The function called, and how often, where the next cost is a call's.
+    /// The called function, and the number of calls, if the next cost belongs to a call.
     call: Option<(String, u64)>,
     callee: String,
     /// The line of the cost before, to which lines are relative.
@@ -75,7 +75,7 @@ impl Reader {
         if let Some(total) = line.strip_prefix("totals:").or(line.strip_prefix("summary:")) {
             self.profile.total = total.trim().parse().ok()?;
         } else if let Some(events) = line.strip_prefix("events:") {
-            // Nothing but instructions is asked for.
+            // Only instructions were requested.
             (events.trim() == "Ir").then_some(())?;
         } else if let Some(calls) = line.strip_prefix("calls=") {
             let calls = calls.split(' ').next()?.parse().ok()?;
@@ -115,7 +115,7 @@ impl Reader {
     }
 }
 
-/// A name as written, `(7) name` the first time and `(7)` from then on.
+/// Returns a name, written as `(7) name` the first time and as `(7)` afterwards.
 fn named(known: &mut HashMap<u64, String>, text: &str) -> Option<String> {
     let Some((number, name)) = text.strip_prefix('(').and_then(|rest| rest.split_once(')')) else {
         return Some(text.into());

@@ -1,9 +1,9 @@
-//! What is counted: faults and calls on the bare machine, on one CPU.
+//! The counted cases: faults and calls on the bare machine, on one CPU.
 //!
-//! Each case prepares a space, then makes its faults or calls through the [functions](COUNTED)
-//! on which the profiler's collection is toggled, and ends in
-//! [one](CASE_END) at which the profiler writes a part. That the faults were served in
-//! the way that the case is about is checked against the counters.
+//! Each case prepares a space, then makes its faults or calls through the [functions](COUNTED) on
+//! which the profiler's collection is toggled, and ends in [a function](CASE_END) at which the
+//! profiler writes a part. The counters confirm that the faults were served in the way intended by
+//! the case.
 
 use super::run::{BareSpace, Run, faultless_bench_case_end};
 use crate::idle::Idle;
@@ -17,30 +17,30 @@ use std::sync::Arc;
 
 /// Pages of a case.
 pub const PAGES: u64 = 4096;
-/// Calls of a case that makes calls of which each is one operation.
+/// Calls of a case in which each call is one operation.
 pub(super) const CALLS: u64 = 1000;
-/// Pages that a store reads at once.
+/// Pages per read of a store.
 pub(super) const RUN: u64 = 16;
-/// Pages that a huge leaf maps.
+/// Pages mapped by a huge leaf.
 const HUGE: u64 = 512;
-/// Pages of the area that such a call maps.
+/// Pages of the area mapped by such a call.
 pub(super) const CALL_PAGES: u64 = 16;
 /// The symbols between whose entry and return instructions are counted.
 pub const COUNTED: [&str; 3] =
     ["faultless_bench_fault", "faultless_bench_fault_of", "faultless_bench_call"];
-/// The symbol at whose return a case is over.
+/// The symbol whose return ends a case.
 pub const CASE_END: &str = "faultless_bench_case_end";
 
-/// Where files are mapped, so that blocks of pages are whole.
+/// The address of file mappings, aligned to whole blocks of pages.
 const MAPPED_AT: u64 = 1 << 30;
 
-/// A scattered case touches one page in so many.
+/// The number of pages per touched page in a scattered case.
 const SPARSE: u64 = 16;
 
 pub(super) const RW: Prot = Prot::READ.union(Prot::WRITE);
 pub(super) const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
-/// What a case does.
+/// The operation of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// First writes to consecutive pages.
@@ -59,54 +59,58 @@ pub enum What {
         /// The knob.
         order: u8,
     },
-    /// Stores of a thread to one page in 16, upwards: there is nothing beside any of them.
+    /// Stores of a thread to one page in 16, upwards, so that no page has a touched neighbour.
     Sparse {
         /// The knob.
         order: u8,
     },
     /// First reads of consecutive pages.
     Read,
-    /// Writes to pages that were only read so far.
+    /// Writes to pages with earlier reads only.
     WriteAfterRead,
-    /// Writes to pages that were shared with a child that is gone.
+    /// Writes to pages that were shared with a child, which has exited.
     Reuse,
-    /// Writes to pages that are shared with a child.
+    /// Writes to pages shared with a child.
     Copy,
-    /// First writes to areas of one page each, each of which gets its anon_vma.
+    /// First writes to areas of one page each, each of which gets a new anon_vma.
     WriteFirst,
-    /// First reads of a shared mapping of a file whose pages are there; they map the pages around, too.
+    /// First reads of a shared mapping of a file with resident pages, including fault-around.
     FileRead,
-    /// The same, each for its own page.
+    /// First reads of such a mapping, each for its own page only.
     FileReadOne,
     /// First writes to such a mapping.
     FileWrite,
     /// First writes to a private mapping of such a file.
     FileCopy,
-    /// First reads of a shared mapping of a file with a store, whose pages are read in runs of 16; the store's own work is none.
+    /// First reads of a shared mapping of a file with a store, whose pages are read in runs of 16.
+    /// The store itself does no work.
     FileMajor,
-    /// First writes to a shared mapping of such a file, whose pages are in the page cache: each is noted.
+    /// First writes to a shared mapping of such a file, whose pages are in the page cache: each
+    /// write is recorded.
     StoredWrite,
     /// First writes to a private mapping of such a file.
     StoredCopy,
-    /// Paging out the clean pages of such a file, which one space maps, all in one call.
+    /// Eviction of the clean pages of such a file, mapped by one space, all in one call.
     Evict,
-    /// Paging out written private pages, which a swap area takes, all in one call; the store's own work is none.
+    /// Paging out written private pages to a swap area, all in one call. The store itself does no
+    /// work.
     SwapOut,
-    /// First fetches from a mapping of text in a file with a store, of which nothing was read: each reads and maps 512 pages.
+    /// First fetches from a mapping of text in an unread file with a store: each reads and maps 512
+    /// pages.
     HugeRead,
-    /// The same of text that another space has mapped so.
+    /// The same for text that another space has already mapped with huge leaves.
     HugeMap,
     /// Unmapping touched pages, all in one call.
     Unmap,
     /// Mapping 16 pages and unmapping them untouched, in the space of a small program.
     MapUnmap,
-    /// Mapping 16 pages, writing to one and unmapping them, in the space of a small program.
+    /// Mapping 16 pages, writing to one and unmapping all, in the space of a small program.
     MapTouchUnmap,
     /// Growing the heap of a small program by a page, and shrinking it again.
     Break,
-    /// Forbidding stores to one page in the middle of 16 written ones, and allowing them again.
+    /// Removing write permission from a page in the middle of 16 written pages, and restoring it.
     Protect,
-    /// Moving touched pages to another node of memory, all in one call.
+    /// Moving touched pages to another memory node, all in one call.
     Migrate,
     /// Forking a space of touched pages.
     Fork,
@@ -114,19 +118,19 @@ pub enum What {
     ForkExit,
 }
 
-/// What is done, and under which settings.
+/// The operation, and the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What.
+    /// The operation.
     pub what: What,
     /// The locking policy.
     pub locking: Locking,
     /// With `early`, faults on areas without an anon_vma abort their speculation: the
     /// locked fallback.
     pub check: AnonVmaCheck,
-    /// Whether another CPU runs the space, too: so none owns it.
+    /// Whether another CPU runs the space, too, so that the space has no owner.
     pub shared: bool,
-    /// Whether a promise hangs on it.
+    /// Whether a promise depends on the case.
     pub gated: bool,
 }
 
@@ -174,7 +178,7 @@ pub fn all(quick: bool) -> Vec<Case> {
 }
 
 impl Case {
-    /// The name of what it does.
+    /// Returns the name of the operation.
     pub const fn workload(&self) -> &'static str {
         match self.what {
             What::Write => "anonymous_write_fault",
@@ -209,7 +213,7 @@ impl Case {
         }
     }
 
-    /// Its settings, as the knobs spell them.
+    /// Returns its settings, in the form of the knobs.
     pub fn setting(&self) -> String {
         let (locking, check) = (self.locking.name(), self.check.name());
         match (self.what, self.check) {
@@ -229,7 +233,7 @@ impl Case {
         }
     }
 
-    /// How many frames the pool may hold.
+    /// Returns the number of frames that the pool may hold.
     const fn pool(&self) -> u64 {
         match self.what {
             What::PooledWrite | What::Ahead { pooled: true, .. } => PAGES + 64,
@@ -237,7 +241,7 @@ impl Case {
         }
     }
 
-    /// How many operations it counts.
+    /// Returns the number of counted operations.
     pub const fn operations(&self) -> u64 {
         match self.what {
             What::MapUnmap | What::MapTouchUnmap | What::Break | What::Protect => CALLS,
@@ -245,7 +249,8 @@ impl Case {
         }
     }
 
-    /// How many pages an operation zeroes or copies besides what it is charged for.
+    /// Returns the number of pages zeroed or copied by an operation, which are subtracted from the
+    /// cost.
     pub const fn pages_filled(&self) -> u64 {
         match self.what {
             What::Write
@@ -263,23 +268,23 @@ impl Case {
         }
     }
 
-    /// Runs it.
+    /// Runs the case.
     ///
     /// # Errors
-    /// What went another way than the case is about.
+    /// The faults were not served in the intended way.
     pub fn run(&self) -> Result<(), String> {
-        // Two pages a page for copies, and tables.
+        // Two frames per page for copies, and page tables.
         let frames = 2 * PAGES as u32 + 512;
         let nodes: &[_] = if self.what == What::Migrate { &[frames; 2] } else { &[frames] };
         let vm = Vm::new(BareMachine::of_nodes(if self.shared { 2 } else { 1 }, nodes))
             .map_err(|errno| format!("the machine: {errno:?}"))?;
         vm.set(Setting::Locking(self.locking));
         vm.set(Setting::AnonVmaCheck(self.check));
-        // What maps ahead says so.
+        // Cases with prefault set the order themselves.
         vm.set(Setting::PrefaultMaxOrder(0));
-        // SAFETY: the one `Cpu` of this CPU.
+        // SAFETY: the only `Cpu` of this CPU.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
-        // SAFETY: likewise, of a CPU of the machine if it is used.
+        // SAFETY: as above, for a CPU of the machine if used.
         let other = self.shared.then(|| unsafe { vm.cpu(CpuId(1)) });
         vm.set(Setting::ZeroedPool(self.pool()));
         cpu.zero_ahead(usize::MAX);
@@ -310,7 +315,7 @@ impl Case {
         Ok(())
     }
 
-    /// The counter of the way in which all `faults` faults are to be served.
+    /// Returns the counter of the expected path of all `faults` faults, and the expected value.
     const fn served_by(&self, faults: u64) -> (Counter, u64) {
         match (self.locking, self.check) {
             (Locking::Speculative, AnonVmaCheck::Early) => (Counter::RangeLockFault, PAGES),
@@ -320,7 +325,8 @@ impl Case {
         }
     }
 
-    /// How often faults under a VMA's lock have to take the space's lock, for an anon_vma.
+    /// Returns the number of faults under a VMA's lock that must take the space's lock, for an
+    /// anon_vma.
     const fn roots_locked(&self, faults: u64) -> u64 {
         match self.what {
             What::Read
@@ -329,9 +335,10 @@ impl Case {
             | What::FileReadOne
             | What::FileWrite
             | What::StoredWrite => 0,
-            // Those of the other space alone, half of which find that the pages must be read.
+            // The faults of the other space only, half of which find that the pages must be read.
             What::HugeMap => faults,
-            // Under the space's lock it is found that the page must be read, and then that it is there.
+            // Once under the space's lock to find that the page must be read, and once to find the
+            // page.
             What::FileMajor | What::HugeRead => 2 * faults,
             What::WriteFirst | What::MapTouchUnmap => faults,
             // The area's anon_vma, and the advice.
@@ -341,7 +348,7 @@ impl Case {
         }
     }
 
-    /// Does the work; says which counter must have counted how much.
+    /// Does the work. Returns the counter to check and its expected value.
     fn work(&self, run: &Run<'_, '_>) -> Result<(Counter, u64), String> {
         let faults = match self.what {
             What::Write | What::PooledWrite => {
@@ -523,7 +530,7 @@ impl Case {
             What::Evict => (Access::Read, 1, (Counter::PageStolen, PAGES)),
             What::FileMajor => (Access::Read, RUN, (Counter::MajorFault, PAGES / RUN)),
             What::FileWrite | What::StoredWrite => (Access::Write, 1, (Counter::SharedPage, PAGES)),
-            // The other space's count, too.
+            // Includes the other space's count.
             What::HugeMap => (Access::Execute, HUGE, (Counter::ThpFileMapped, 2 * PAGES / HUGE)),
             What::HugeRead => (Access::Execute, HUGE, (Counter::ThpFileMapped, PAGES / HUGE)),
             _ => (Access::Write, 1, (Counter::CowCopy, PAGES)),

@@ -1,12 +1,12 @@
-//! Instructions a fault, counted by callgrind.
+//! Instructions per fault, counted by callgrind.
 //!
-//! This program runs itself under `valgrind --tool=callgrind`, with collection toggled at the entry
-//! and return of the function that makes one fault, so that nothing but the subsystem is counted:
-//! from the fault's entry to its return, the call itself and the tables and anon_vmas that
-//! the faults needed included, over 4,096 fresh pages. What filling the page itself takes is known
-//! to the instruction from the same profile (zeroing and copying are functions of their own, called
-//! with each page alike) and subtracted; the zeroing of page tables is not. The figures repeat to
-//! the instruction on one build.
+//! This program runs itself under `valgrind --tool=callgrind`, with collection toggled at the
+//! entry and return of the function that makes one fault, so that only the subsystem is counted:
+//! from the fault's entry to its return, including the call itself and the tables and anon_vmas
+//! needed by the faults, over 4,096 fresh pages. The cost of filling the page is known exactly from
+//! the same profile (separate functions zero and copy, and are called in the same way for each
+//! page) and is subtracted; the zeroing of page tables is not. The figures are exactly reproducible
+//! on one build.
 
 pub mod callgrind;
 pub mod cases;
@@ -23,8 +23,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::Command;
 
-/// The most instructions that a speculative fault of each kind may take besides filling its page; for
-/// reads of files and prefault, each page that they map.
+/// The largest number of instructions of a speculative fault of each kind, besides filling its
+/// page; for reads of files and prefault, per mapped page.
 const MOST: [(What, Option<f64>); 16] = [
     (What::Write, Some(250.0)),
     (What::Read, None),
@@ -44,12 +44,13 @@ const MOST: [(What, Option<f64>); 16] = [
     (What::Ahead { order: 5, pooled: true }, Some(122.0)),
 ];
 
-/// What the host's allocator takes is not the subsystem's: its functions that a call may reach.
+/// Functions of the host's allocator that a call may reach. Their cost does not belong to the
+/// subsystem.
 const HEAP: [&str; 5] = ["malloc", "free", "posix_memalign", "aligned_alloc", "calloc"];
 
-/// The most instructions that calls of the subsystem may take, the heap's not among them: a third of what
-/// Linux 6.12 takes, less what is needed around the call (entry and return, the heap, the fault's own
-/// exception). The last two in a space that another CPU runs, too.
+/// The largest number of instructions of calls of the subsystem, without the heap: a third of Linux
+/// 6.12's cost, less the cost around the call (entry and return, the heap, the fault's own
+/// exception). The last two are in a space that another CPU runs, too.
 const CALLS: [(What, bool, f64); 9] = [
     (What::Unmap, false, 115.0),
     (What::MapUnmap, false, 2000.0),
@@ -62,13 +63,13 @@ const CALLS: [(What, bool, f64); 9] = [
     (What::Break, true, 5200.0),
 ];
 
-/// The hidden argument by which this program is told to be the one that is measured.
+/// The hidden argument for starting this program as the measured program.
 pub const CHILD: &str = "counted";
 
-/// Counts; says where the instructions go of the workload that `explain` names.
+/// Runs the counts. Prints the distribution of instructions of the workload named by `explain`.
 ///
 /// # Errors
-/// What valgrind lacks or says, and what went another way than a case is about.
+/// An error or missing feature of valgrind, or a fault that was not served in the intended way.
 pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
     if said("valgrind", &["--version"]).is_none() {
         return Err("instructions are counted by valgrind, which is not installed; \
@@ -112,7 +113,7 @@ pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
     Ok(report)
 }
 
-/// What the virtual machine takes a path's instructions to be.
+/// The instructions of a path in the virtual machine's profile.
 #[derive(serde::Deserialize)]
 struct Simulated {
     case: String,
@@ -121,10 +122,10 @@ struct Simulated {
     instructions: f64,
 }
 
-/// How far they may be from what is counted.
+/// The largest accepted relative difference from the counts.
 const CURRENT: f64 = 0.02;
 
-/// Whether the virtual machine charges the instructions that are counted now.
+/// Checks whether the virtual machine charges the currently counted instructions.
 fn simulated(
     report: &mut Report,
     counted: &[(&Case, f64)],
@@ -151,7 +152,7 @@ fn simulated(
     Ok(())
 }
 
-/// Instructions an operation that the host's allocator took.
+/// Returns the instructions of the host's allocator per operation.
 fn heap(case: &Case, profile: &Profile) -> f64 {
     let spent: u64 = HEAP.iter().map(|name| profile.function(name).in_calls).sum();
     spent as f64 / case.operations() as f64
@@ -163,7 +164,7 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)], profiles: &[Profile]) {
             case.what == what && case.locking == locking && case.check == AnonVmaCheck::Late
         })?;
         let (case, all) = counted[at];
-        // What the host's allocator takes depends on what it was asked for before, and on no policy.
+        // The cost of the host's allocator depends on earlier requests, and not on the policy.
         Some((case, all, all - heap(case, &profiles[at])))
     };
     for (what, most) in MOST {
@@ -184,12 +185,12 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)], profiles: &[Profile]) {
     }
 }
 
-/// Instructions an operation, besides filling the page it is about.
+/// Returns the instructions per operation, besides filling the page.
 fn besides(case: &Case, profile: &Profile, all: &[Profile]) -> f64 {
     let copies = matches!(case.what, What::Copy | What::FileCopy | What::Migrate);
     let filler = if copies { COPY } else { ZERO };
-    // A page takes the same always. Among the calls of a part are some of before, of which nothing was counted:
-    // the part with the fewest of them tells.
+    // The cost of a page is constant. The calls of a part include some uncounted earlier calls. The
+    // part with the fewest uncounted calls determines the cost.
     let page = all.iter().map(|profile| {
         let filler = profile.function(filler);
         filler.in_calls as f64 / filler.calls.max(1) as f64
@@ -230,10 +231,10 @@ fn read_part(parts: &Path, part: usize) -> Result<Profile, String> {
     Ok(profile)
 }
 
-/// The functions and source lines that take most, an operation.
+/// Returns the functions and source lines with the highest cost, per operation.
 fn explained(profile: &Profile, operations: u64) -> String {
     let each = |cost: u64| cost as f64 / operations as f64;
-    // Those that cost nothing of their own only led to what is counted.
+    // Functions without a cost of their own only led to the counted code.
     let mut functions: Vec<_> =
         profile.functions.iter().filter(|(_, function)| function.own != 0).collect();
     functions.sort_by_key(|(name, function)| (Reverse(function.own + function.called), *name));
@@ -261,7 +262,7 @@ fn explained(profile: &Profile, operations: u64) -> String {
     text
 }
 
-/// The end of a path that says enough.
+/// Returns the significant end of a path.
 fn short(file: &str) -> &str {
     file.find("crates/").or_else(|| file.find("library/")).map_or(file, |at| &file[at..])
 }

@@ -1,4 +1,4 @@
-//! How a case makes its faults and calls: in one space, on one CPU.
+//! The faults and calls of a case: in one space, on one CPU.
 
 use super::cases::{CALL_PAGES, CALLS, PAGES, PRIVATE, RUN, RW};
 use crate::idle::Idle;
@@ -10,15 +10,15 @@ use faultless::{
 use std::hint::black_box;
 use std::sync::Arc;
 
-/// Where a small program lies.
+/// The address of a small program.
 const PROGRAM: u64 = 0x40_0000;
-/// Where its stack lies.
+/// The address of its stack.
 const STACK: u64 = 0x7fff_fff0_0000;
 
 pub(super) type BareSpace = Space<BareMachine>;
 pub(super) type BareCpu<'v> = Cpu<'v, BareMachine>;
 
-/// One fault, as a machine's trap handler would ask for it.
+/// Makes one fault, as a machine's trap handler would.
 #[inline(never)]
 #[unsafe(no_mangle)]
 fn faultless_bench_fault(
@@ -30,7 +30,7 @@ fn faultless_bench_fault(
     space.fault(cpu, addr, access)
 }
 
-/// One fault of a thread that maps ahead.
+/// Makes one fault of a thread with prefault.
 #[inline(never)]
 #[unsafe(no_mangle)]
 fn faultless_bench_fault_of(
@@ -42,7 +42,7 @@ fn faultless_bench_fault_of(
     space.fault_of(cpu, thread, addr, Access::Write)
 }
 
-/// One call of the subsystem.
+/// Makes one call of the subsystem.
 #[inline(never)]
 #[unsafe(no_mangle)]
 fn faultless_bench_call(call: &mut dyn FnMut()) {
@@ -56,7 +56,7 @@ pub(super) fn faultless_bench_case_end() {
     black_box(());
 }
 
-/// Where a case runs.
+/// The space and CPU of a case.
 pub(super) struct Run<'a, 'v> {
     pub(super) space: &'a BareSpace,
     pub(super) cpu: &'a BareCpu<'v>,
@@ -65,7 +65,7 @@ pub(super) struct Run<'a, 'v> {
 impl Run<'_, '_> {
     pub(super) fn map(&self, pages: u64) -> Result<u64, String> {
         self.space
-            // More than there is memory for: of a large area only some pages are touched.
+            // More than the memory: only some pages of a large area are touched.
             .mmap(self.cpu, 0, pages * PAGE_SIZE, RW, PRIVATE | MapFlags::NORESERVE)
             .map_err(|error| error.to_string())
     }
@@ -75,7 +75,7 @@ impl Run<'_, '_> {
         unmapped.map_err(|error| error.to_string())
     }
 
-    /// Maps what a small program has when it starts: calls seldom find a space empty.
+    /// Maps the initial areas of a small program, because calls rarely find an empty space.
     pub(super) fn load_program(&self) -> Result<(), String> {
         let text = Prot::READ | Prot::EXEC;
         let areas = [Prot::READ, text, Prot::READ, RW, text, Prot::READ, RW];
@@ -95,7 +95,7 @@ impl Run<'_, '_> {
         self.space.fault(self.cpu, addr, access).map(drop).map_err(|error| format!("{error:?}"))
     }
 
-    /// Makes a call once, so that later ones find what they need, and then [`CALLS`] times, counted.
+    /// Makes a call once to create its prerequisites, and then [`CALLS`] times, counted.
     pub(super) fn calls(&self, call: &dyn Fn() -> Result<(), String>) -> Result<(), String> {
         call()?;
         for _ in 0..CALLS {
@@ -105,12 +105,12 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Faults [`PAGES`] pages in, each `step` pages above the one before; counted.
+    /// Faults [`PAGES`] pages in, at a distance of `step` pages; counted.
     pub(super) fn fault_each(&self, area: u64, step: u64, access: Access) -> Result<(), String> {
         self.fault_some(area, PAGES, step, access)
     }
 
-    /// Faults `count` pages in, each `step` pages above the one before; counted.
+    /// Faults `count` pages in, at a distance of `step` pages; counted.
     pub(super) fn fault_some(
         &self,
         area: u64,
@@ -126,8 +126,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Stores of one thread to [`PAGES`] pages of an area of `pages`, in the order of `place`, with up to
-    /// 2^`order` pages a fault; the faults are counted.
+    /// Stores to [`PAGES`] pages of an area of `pages` by one thread, in the order of `place`, with
+    /// up to 2^`order` pages per fault. The faults are counted.
     pub(super) fn write_ahead(
         &self,
         order: u8,
@@ -153,7 +153,7 @@ impl Run<'_, '_> {
         Ok((Counter::AnonPage, faults))
     }
 
-    /// A file of [`PAGES`] pages, all of them there.
+    /// Creates a file of [`PAGES`] resident pages.
     pub(super) fn file(&self) -> Result<Shared<Object>, String> {
         let refused = |errno| format!("a file: {errno:?}");
         let object = Object::try_new(self.cpu, PAGES, 1).map_err(refused)?;
@@ -163,7 +163,7 @@ impl Run<'_, '_> {
         Ok(object)
     }
 
-    /// A file of [`PAGES`] pages in a store.
+    /// Creates a file of [`PAGES`] pages in a store.
     pub(super) fn stored(&self) -> Result<Shared<Object>, String> {
         Object::of_store(self.cpu, Arc::new(Idle { pages: PAGES, preferred: RUN as usize }), 1)
             .map_err(|errno| format!("a file: {errno:?}"))

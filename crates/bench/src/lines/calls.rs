@@ -1,18 +1,20 @@
-//! Shared cache lines that calls write, each CPU in its own part of one space.
+//! Shared cache lines written by calls, with each CPU in its own part of one space.
 //!
-//! Two CPUs make the same call in turn, on pages, tables and mappings that the other never names: in the halves
-//! of one VMA, or in VMAs of their own among none or many others. All that both of them write is there for
-//! no other reason than that the space is one, and is what keeps such calls from running side by side: a line
-//! is *shared* if calls of both CPUs write it. Which file of the subsystem wrote a line tells what it is: the
-//! queue of the range lock, the root of the tree, a VMA.
+//! Two CPUs make the same call in turn, on separate pages, tables and mappings: in the halves of
+//! one VMA, or in separate VMAs among no or many others. Lines written by both are written only
+//! because the CPUs share the space, and prevent such calls from running in parallel. A line is
+//! *shared* if calls of both CPUs write it. The file of the subsystem that writes a line identifies
+//! the line: the queue of the range lock, the root of the tree, a VMA.
 //!
-//! What a call allocates is its CPU's, and so counts as shared only when the other CPU writes it later: here
-//! each allocation has lines of its own ([`heap`](crate::heap)), and none is given out twice. As with faults, only
-//! what is atomic is seen: what a call writes into a node or a VMA before anybody else knows it is in no count,
-//! nor is what a lock protects, beyond the lock's own line. One CPU runs the space at a time, so no call waits for the
-//! other CPU nor interrupts it. Such a CPU would own the space and change it in place (`edit_in_place`); that is off here,
-//! since CPUs that run the space at the same time make versions. A third CPU runs the space all the time and does nothing, as the
-//! tree is parted only if several CPUs run the space; not with calls that flush, since they would wait for it.
+//! Memory allocated by a call belongs to its CPU, and counts as shared only if the other CPU writes
+//! it later. Here each allocation has separate lines ([`heap`](crate::heap)), and no memory is
+//! reused. As with faults, only atomics are observed: writes into a node or a VMA before its
+//! publication are not counted, nor is data protected by a lock, except the lock's own line. One
+//! CPU runs the space at a time, so no call waits for the other CPU or interrupts it. Such a CPU
+//! would own the space and change the tree in place (`edit_in_place`); this is off here, since CPUs
+//! that run the space at the same time create versions. A third, idle CPU runs the space all the
+//! time, because the tree is parted into shards only if several CPUs run the space. It does not run
+//! with calls that flush, since they would wait for it.
 
 use super::{Heard, listening};
 use crate::heap::Keep;
@@ -24,46 +26,48 @@ use faultless::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Calls of each CPU that count, and those before them.
+/// Counted calls of each CPU, and calls before them.
 const CALLS: usize = 32;
 const WARM: usize = 8;
-/// Bytes of a VMA, from one to the next, and what a call is about.
+/// Bytes of a VMA, the distance of VMAs, and the size of a call's range.
 const AREA: u64 = 2 << 20;
 const STRIDE: u64 = 4 << 20;
 const PART: u64 = 64 << 10;
-/// Where the first VMA is: tables of all levels begin there.
+/// The address of the first VMA, at which tables of all levels begin.
 const BASE: u64 = 1 << 40;
 
-/// Frees spin locks; by whom they are taken tells which they are.
+/// The source file with the release of spin locks. A lock is identified by the file that takes the
+/// lock.
 const SPIN: &str = "sync/spin.rs";
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FIXED: MapFlags =
     MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED_NOREPLACE);
 
-/// How many VMAs there are: one is both CPUs', of two or more each CPU works in one.
+/// The numbers of VMAs: with 1 both CPUs work in it, and with 2 or more each CPU works in a
+/// separate VMA.
 pub const VMAS: [u64; 3] = [1, 2, 64];
 
-/// A call, and what it is about.
+/// A call, and its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `mmap` away from any VMA.
     Mmap,
-    /// `munmap` of a VMA, untouched.
+    /// `munmap` of an untouched VMA.
     Munmap,
     /// `munmap` of a VMA with its pages.
     MunmapTouched,
-    /// `mmap` that closes a hole in a VMA, which becomes one again.
+    /// `mmap` that closes a hole in a VMA, and merges the parts.
     MmapMerging,
     /// `munmap` that splits a VMA.
     MunmapSplitting,
     /// `mprotect` that splits a VMA.
     MprotectSplitting,
-    /// `mprotect` that makes a VMA one again.
+    /// `mprotect` that merges the parts of a VMA.
     MprotectMerging,
     /// `MADV_DONTNEED` of untouched pages.
     Dontneed,
-    /// `MADV_DONTNEED` of pages that are there.
+    /// `MADV_DONTNEED` of resident pages.
     DontneedTouched,
 }
 
@@ -81,12 +85,12 @@ impl Call {
         Self::DontneedTouched,
     ];
 
-    /// Whether it takes pages away, which CPUs that run the space must flush.
+    /// Returns whether the call removes pages, which requires a flush on CPUs that run the space.
     const fn flushes(self) -> bool {
         matches!(self, Self::MunmapTouched | Self::DontneedTouched)
     }
 
-    /// As results name it.
+    /// Returns the name in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mmap => "mmap",
@@ -102,17 +106,17 @@ impl Call {
     }
 }
 
-/// What one call wrote.
+/// The lines written by one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// All lines.
     pub lines: usize,
-    /// Lines that calls of the other CPU write too, by the files that write them.
+    /// Lines also written by calls of the other CPU, by writing file.
     pub shared: BTreeMap<String, usize>,
 }
 
 impl Written {
-    /// Lines that calls of the other CPU write too.
+    /// Returns the number of lines also written by calls of the other CPU.
     pub fn shared(&self) -> usize {
         self.shared.values().sum()
     }
@@ -126,18 +130,18 @@ struct Parts<'v> {
 }
 
 impl Parts<'_> {
-    /// The number of the VMA in whose neighbourhood a CPU works.
+    /// Returns the number of the VMA in or near which a CPU works.
     fn area(&self, cpu: u64) -> u64 {
         self.vmas / 4 + cpu * (self.vmas / 2)
     }
 
-    /// Pages in a CPU's VMA, or in its half of the only one.
+    /// Returns the address of pages in a CPU's VMA, or in its half of the only VMA.
     fn inside(&self, cpu: u64) -> u64 {
         let half = if self.vmas == 1 { cpu * AREA / 2 } else { 0 };
         BASE + self.area(cpu) * STRIDE + half + AREA / 4
     }
 
-    /// Pages beyond a CPU's VMA, in a table where nothing else is.
+    /// Returns the address of pages beyond a CPU's VMA, in an otherwise empty table.
     fn outside(&self, cpu: u64) -> u64 {
         let next = if self.vmas == 1 { cpu * STRIDE } else { 0 };
         BASE + self.area(cpu) * STRIDE + next + AREA + AREA / 2
@@ -158,7 +162,8 @@ impl Parts<'_> {
         })
     }
 
-    /// What CPU `number`'s `call` wrote; before it and after it all is as it was.
+    /// Returns the lines written by `call` on CPU `number`. The state before the call is restored
+    /// after it.
     fn call(&self, call: Call, number: usize) -> Result<Heard, String> {
         let cpu = &self.cpus[number];
         let (inside, outside) = (self.inside(number as u64), self.outside(number as u64));
@@ -197,10 +202,11 @@ impl Parts<'_> {
     }
 }
 
-/// Makes calls of a kind under `locking`, in a space of `vmas` VMAs, and tells what each wrote, in steady state.
+/// Makes calls of a kind under `locking`, in a space of `vmas` VMAs, and returns the lines written
+/// by each, in steady state.
 ///
 /// # Errors
-/// What was refused.
+/// The refused call.
 pub fn count(call: Call, locking: Locking, vmas: u64) -> Result<Vec<Written>, String> {
     let _keep = Keep::all();
     let vm = Vm::new(BareMachine::new(3, 2048)).map_err(|errno| format!("{errno:?}"))?;
@@ -261,7 +267,8 @@ fn sort(seen: &[(usize, Heard)]) -> Vec<Written> {
     seen.iter().map(|(_, heard)| written(heard)).collect()
 }
 
-/// What a line is, by the files that write it: a lock is freed by its own code, and taken by whom it serves.
+/// Returns the name of a line, according to the writing files: the lock's own code frees a lock,
+/// and the using code takes the lock.
 fn name(files: &BTreeSet<&str>) -> String {
     let short = |file: &&str| file.rsplit_once("src/").map_or(*file, |(_, file)| file).to_owned();
     let (locks, rest): (Vec<_>, Vec<_>) = files.iter().map(short).partition(|file| file == SPIN);
@@ -272,7 +279,7 @@ fn name(files: &BTreeSet<&str>) -> String {
 /// Counts all calls in all spaces.
 ///
 /// # Errors
-/// What [`count`] gives.
+/// The errors of [`count`].
 pub fn run() -> Result<Report, String> {
     let mut report = Report::default();
     let mut table = Table::new();
@@ -311,7 +318,8 @@ pub fn run() -> Result<Report, String> {
     Ok(report)
 }
 
-/// The shared lines of all calls, by the files that write them: how many a call writes, where that is not one.
+/// Returns the shared lines of all calls, by writing file, with the number per call if different
+/// from 1.
 fn by_file(calls: &[Written]) -> String {
     let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for file in calls.iter().flat_map(|call| call.shared.keys()) {

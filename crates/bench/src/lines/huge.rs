@@ -1,8 +1,10 @@
-//! Shared cache lines that a fault writes which maps a huge leaf.
+//! Shared cache lines written by a fault that maps a huge leaf.
 //!
-//! Two CPUs run one space and fault in turn, each in mappings of its own of the same two folios of a file; the entries of their leaves are in one
-//! table, each on a cache line of its own. Other leaves of the folios are there, as where another process runs the same text: the count of a
-//! folio's leaves is in the metadata of its first frame. The first leaf of a folio refers to each of its frames, which [`first`] counts.
+//! Two CPUs run one space and fault in turn, each in separate mappings of the same two folios of a
+//! file. The entries of their leaves are in one table, each on a separate cache line. Other leaves
+//! of the folios exist, as when another process runs the same text. The count of a folio's leaves
+//! is in the metadata of its first frame. The first leaf of a folio adds a reference to each of its
+//! frames, counted in [`first`].
 
 use super::{FAULTS, STRIDE, Seen, Written, listening, sort};
 use crate::idle::Idle;
@@ -14,27 +16,28 @@ use faultless::{
 };
 use std::sync::Arc;
 
-/// Pages that a huge leaf maps, and its bytes.
+/// Pages mapped by a huge leaf, and its bytes.
 const PAGES: u64 = 512;
 const BYTES: u64 = PAGES * PAGE_SIZE;
-/// What a table of leaves maps. The second one is where the faults that count are.
+/// Bytes mapped by a table of leaves. The counted faults are in the second table.
 const TABLE: u64 = 512 * BYTES;
-/// Folios of the file. Faults in turn map one and the other, so that the metadata of their frames are told from other lines.
+/// Folios of the file. Faults alternate between the folios, to distinguish the metadata of their
+/// frames from other lines.
 const FOLIOS: u64 = 2;
 
-/// How many shared lines a speculative fault may write that maps a huge leaf: its entry's, and that of the folio's first frame, where leaves are
-/// counted.
+/// The largest number of shared lines written by a speculative fault for a huge leaf: the line of
+/// the entry, and the line of the folio's first frame, which counts the leaves.
 pub const PROMISED: usize = 2;
 
-/// What it writes if it is the first leaf of its folio: it refers to each frame.
+/// The number of lines for the first leaf of its folio, which adds a reference to each frame.
 pub const FIRST: usize = 1 + PAGES as usize;
 
-/// What faults wrote that map huge leaves.
+/// The lines written by faults that map huge leaves.
 #[derive(Debug)]
 pub struct Leaves {
-    /// The first of a folio.
+    /// The first leaf of a folio.
     pub first: Written,
-    /// Those that find others.
+    /// Further leaves.
     pub more: Vec<Written>,
 }
 
@@ -52,7 +55,7 @@ fn map(
     mapped.map(drop).map_err(|error| error.to_string())
 }
 
-/// A fetch, by which there is a huge leaf at `at`.
+/// Fetches, which creates a huge leaf at `at`.
 fn fetch(cpu: &Cpu<'_, BareMachine>, space: &Space<BareMachine>, at: u64) -> Result<(), String> {
     match space.fault(cpu, at + 5 * PAGE_SIZE, Access::Execute) {
         Ok(FaultKind::Huge) => Ok(()),
@@ -60,12 +63,12 @@ fn fetch(cpu: &Cpu<'_, BareMachine>, space: &Space<BareMachine>, at: u64) -> Res
     }
 }
 
-/// Makes faults that map huge leaves under `locking`, and tells what each wrote.
+/// Makes faults that map huge leaves under `locking`, and returns the lines written by each.
 ///
 /// # Errors
 /// A call or fault that failed, or was served in another way.
 pub fn count(locking: Locking) -> Result<Leaves, String> {
-    // In the table of those that count, between their lines.
+    // In the table of the counted leaves, between their lines.
     let warm = |cpu: u64, folio: u64| TABLE + (1 + cpu * FOLIOS + folio) * BYTES;
     let place = |cpu: u64, at: u64| TABLE + (2 * at + cpu) * STRIDE * BYTES;
     let vm = Vm::new(BareMachine::new(2, 2048 + (FOLIOS * PAGES) as u32));
@@ -76,7 +79,7 @@ pub fn count(locking: Locking) -> Result<Leaves, String> {
     let new_space = || Space::new(&cpus[0]).map_err(|error| error.to_string());
     let store = Arc::new(Idle { pages: FOLIOS * PAGES, preferred: PAGES as usize });
     let file = Object::of_store(&cpus[0], store, 1).map_err(|errno| format!("{errno:?}"))?;
-    // The folios are read, and none has a leaf.
+    // The folios are read, and have no leaf.
     let reader = new_space()?;
     for folio in 0..FOLIOS {
         map(&cpus[0], &reader, &file, folio, warm(0, folio))?;
@@ -98,7 +101,7 @@ pub fn count(locking: Locking) -> Result<Leaves, String> {
     for (cpu, this) in cpus.iter().enumerate() {
         let number = cpu as u64;
         space.activate(this);
-        // The first leaf of a folio refers to all of its frames.
+        // The first leaf of a folio adds a reference to each of its frames.
         let warm = (0..FOLIOS).map(|folio| (warm(number, folio), PAGES));
         let places = (0..FAULTS).map(|at| (place(number, at), 1));
         for (at, frames) in warm.chain(places) {
@@ -117,14 +120,14 @@ pub fn count(locking: Locking) -> Result<Leaves, String> {
     let warm = FOLIOS as usize;
     let each_cpu = written.chunks(warm + FAULTS as usize);
     let more = each_cpu.flat_map(|of_cpu| of_cpu.iter().skip(warm)).cloned().collect();
-    // That of the first folio has made tables, too.
+    // The leaf of the first folio has also created tables.
     Ok(Leaves { first: written[warm - 1].clone(), more })
 }
 
 /// Counts under all policies.
 ///
 /// # Errors
-/// What [`count`] gives.
+/// The errors of [`count`].
 pub fn run() -> Result<Report, String> {
     let mut report = Report::default();
     for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {

@@ -1,26 +1,27 @@
-//! The same work through `memory_set` 0.4 behind a `RwLock`, in one run beside ours.
+//! The same work through `memory_set` 0.4 behind a `RwLock`, in one run beside the subsystem.
 //!
-//! Why the comparison is fair to it:
-//! - its page table is as deep as ours and takes new tables and entries by atomic operations, so
-//!   that faults need the lock only to read: as much as its API allows (`fault_lock=read`). As its
-//!   backend changes the page table through `&mut`, many users would lock to write; that is measured
-//!   too (`fault_lock=write`). The gates are against the better of the two;
-//! - its lock is the spinning `RwLock` that kernels use, which wastes no time on going to sleep;
-//! - frames come from a list of each thread's own, behind a lock that is always free, and from the
-//!   same kind of host memory, backed before the run and zeroed by the same instructions;
-//! - it flushes no TLB, keeps no reverse map, counts nothing, and frees no page tables; ours does
-//!   all of that;
-//! - each thread maps near an address of its own, where its search ends at once; where there are
-//!   1,000 other areas, as a real program has, they lie elsewhere;
-//! - both are called directly from a thread, fault by fault; no software MMU is between.
+//! Reasons for which the comparison is fair to `memory_set`:
+//! - its page table is as deep as the subsystem's and gets new tables and entries by atomic
+//!   operations, so that faults need only the read lock: the best that its API allows
+//!   (`fault_lock=read`). Because its backend changes the page table through `&mut`, many users
+//!   would take the write lock; this is measured too (`fault_lock=write`). The gates compare with
+//!   the better of the two;
+//! - its lock is the spinning `RwLock` used by kernels, which wastes no time on going to sleep;
+//! - frames come from a separate list for each thread, behind a lock that is always free, and from
+//!   the same kind of host memory, backed before the run and zeroed by the same instructions;
+//! - it flushes no TLB, keeps no reverse map, counts no events, and frees no page tables; the
+//!   subsystem does all of this;
+//! - each thread maps near a separate address, at which its search ends at once; the 1,000 other
+//!   areas of a real program, if any, are elsewhere;
+//! - both are called directly from a thread, fault by fault, without a software MMU in between.
 //!
-//! All comparisons are reported; gated are those of two threads that fault, and of mapping beside
-//! other areas. A lone thread, and mapping in an empty space, are where a map behind a lock has
-//! nothing to lose.
+//! All comparisons are reported. The gates cover two faulting threads, and mapping beside other
+//! areas. For a single thread, and for mapping in an empty space, a lock around the map has no
+//! cost.
 //!
-//! Speeds are sums over the threads while all of them were at work, in laps of less than a
-//! millisecond that are taken in turn and in which no thread lost its processor
-//! ([`window`](crate::window)); medians, with the tenths beside them.
+//! Speeds are sums over the threads while all of them were working, in laps of less than a
+//! millisecond, which alternate, and in which no thread was preempted ([`window`](crate::window));
+//! medians, with the tenths beside them.
 
 mod peer;
 
@@ -32,31 +33,32 @@ use peer::{FaultLock, Frames, Peer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages that a thread touches in one course at most: more than the caches hold.
+/// The largest number of pages touched by a thread in one course: more than the caches hold.
 const PAGES: u64 = 16384;
-/// Faults, or pairs, between two looks at the window.
+/// Faults, or pairs, between two checks of the window.
 const CHUNK: u64 = 16;
-/// Pairs of mapping and unmapping in one course at most.
+/// The largest number of pairs of mapping and unmapping in one course.
 const PAIRS: u64 = 2048;
-/// Bytes that a pair maps.
+/// Bytes mapped by a pair.
 const PAIR_BYTES: u64 = 64 << 10;
-/// A sample that says something.
+/// The smallest meaningful sample.
 const ENOUGH: usize = 20;
-/// Where thread 0 maps; the others map above, each at a distance of [`APART`].
+/// The address of the mappings of thread 0. Other threads map above, each at a distance of
+/// [`APART`].
 const BASE: u64 = 0x2000_0000_0000;
 const APART: u64 = 1 << 33;
-/// Where the other areas are.
+/// The address of the other areas.
 const OTHERS: u64 = 0x1000_0000_0000;
 const MANY: u64 = 1000;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
-/// What is compared.
+/// The compared work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Faults(Access),
-    /// Mapping and unmapping beside so many other areas.
+    /// Mapping and unmapping beside this number of other areas.
     Pairs {
         others: u64,
     },
@@ -79,8 +81,8 @@ impl Work {
         }
     }
 
-    /// Whether it is promised to be no slower: what threads of a real program do. One thread in an
-    /// empty space has no use for what ours keeps ready for others.
+    /// Returns whether a promise covers this case, as typical for threads of a real program. A
+    /// single thread in an empty space does not need the subsystem's support for other threads.
     fn is_gated(self, threads: usize) -> bool {
         match self {
             Self::Faults(_) => threads > 1,
@@ -96,7 +98,7 @@ impl Work {
     }
 }
 
-/// Whose address space.
+/// The implementation of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Ours,
@@ -115,7 +117,7 @@ impl Who {
     }
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
 /// The machine's error as text.
@@ -187,7 +189,7 @@ impl Bench {
         let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
         let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
         let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
-        // Every page is to be a fault.
+        // Every page must be a fault.
         native.vm().set(Setting::PrefaultMaxOrder(0));
         let mut memory =
             Memory::new(bytes, 1).map_err(|errno| format!("the peer's memory: {errno:?}"))?;
@@ -221,7 +223,7 @@ impl Bench {
                         let base = BASE + number as u64 * APART;
                         let lap = course
                             .run(|| (), |chunk| peer_chunk(peer, work, base, chunk).ok_or(()));
-                        // Back on the list that they came from.
+                        // Back on the list from which they came.
                         peer.unmap(base as usize, (PAGES * PAGE_SIZE) as usize)?;
                         lap.ok()
                     })
@@ -242,13 +244,13 @@ fn course(work: Work, threads: usize) -> Course {
     Course::new(threads, all / lap, lap / CHUNK)
 }
 
-/// The areas that are there before.
+/// Returns the areas that exist before the run.
 fn areas(work: Work, threads: usize) -> Vec<(u64, u64)> {
     match work {
         Work::Faults(_) => {
             (0..threads as u64).map(|at| (BASE + at * APART, PAGES * PAGE_SIZE)).collect()
         }
-        // Not each other's neighbours, so that they do not merge.
+        // Not adjacent, to prevent a merge.
         Work::Pairs { others } => {
             (0..others).map(|at| (OTHERS + 2 * at * PAIR_BYTES, PAIR_BYTES)).collect()
         }
@@ -276,7 +278,7 @@ fn our_chunk(
                 cpu.poll();
                 let addr = base + page * PAGE_SIZE;
                 if process.space().fault(cpu.cpu(), addr, access).is_err() {
-                    // The access gets the signal that the fault was answered with.
+                    // The access receives the signal of the fault.
                     cpu.touch(addr, access)?;
                 }
             }

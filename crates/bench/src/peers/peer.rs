@@ -1,5 +1,5 @@
-//! An address space as a user of `memory_set` builds it: the set and a page table behind a
-//! `RwLock`, frames mapped by its backend.
+//! An address space built by a user of `memory_set`: the set and a page table behind a `RwLock`,
+//! with frames mapped by the backend.
 
 use faultless::FrameNumber;
 use faultless::locks::Padded;
@@ -14,32 +14,32 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const PAGE: usize = 4096;
 const SPAN: usize = 512;
-/// In an entry: present. Its frame number is above.
+/// The present bit of an entry. The frame number is above.
 const PRESENT: u64 = 1;
-/// In an entry: stores are allowed.
+/// The bit of an entry that permits stores.
 const WRITABLE: u64 = 2;
 
-/// What an area allows: bit 0 loads, bit 1 stores.
+/// The permissions of an area: bit 0 loads, bit 1 stores.
 pub const READ_WRITE: u8 = 3;
 
 thread_local! {
-    /// Which list of free frames this thread uses.
+    /// The list of free frames of this thread.
     static LIST: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Makes the calling thread the `number`th.
+/// Assigns the list `number` to the calling thread.
 pub fn enlist(number: usize) {
     LIST.set(number);
 }
 
-/// Frames, with a list of free ones for each thread: its lock is always free.
+/// Frames, with a list of free frames for each thread, whose lock is always free.
 pub struct Frames {
     memory: Memory,
     lists: Vec<Padded<Mutex<Vec<u32>>>>,
 }
 
 impl Frames {
-    /// All frames of `memory` but one, shared out among `threads` threads.
+    /// Distributes all frames of `memory` except the first two among `threads` threads.
     pub fn new(memory: Memory, threads: usize) -> Self {
         // Frame 0 is unused; frame 1 is the zero page.
         let each = (memory.frames() - 2) / threads as u32;
@@ -81,8 +81,8 @@ impl Default for Leaf {
     }
 }
 
-/// A page table of four levels. Tables appear and entries change by atomic operations, so that a
-/// fault needs no more than shared access.
+/// A page table of four levels. Tables are added and entries change by atomic operations, so a
+/// fault needs only shared access.
 #[derive(Default)]
 pub struct PageTable(Upper<Upper<Upper<Leaf>>>);
 
@@ -104,7 +104,7 @@ impl PageTable {
         third.0[index(addr, 1)].get_mut().map(|leaf| &mut **leaf)
     }
 
-    /// Empties the entries of a range and tells of each that was present.
+    /// Clears the entries of a range and calls `tell` for each present entry.
     fn clear(&mut self, start: usize, size: usize, mut tell: impl FnMut(u64)) {
         let mut at = start;
         while at < start + size {
@@ -122,7 +122,7 @@ impl PageTable {
     }
 }
 
-/// Maps frames when they are touched.
+/// A backend that maps frames on the first touch.
 #[derive(Clone)]
 struct OnDemand(Arc<Frames>);
 
@@ -149,7 +149,7 @@ impl MappingBackend for OnDemand {
     }
 
     fn protect(&self, _: VirtAddr, _: usize, _: u8, _: &mut PageTable) -> bool {
-        // The bench protects nothing.
+        // The bench does not change protections.
         false
     }
 }
@@ -160,12 +160,12 @@ struct Inner {
     table: PageTable,
 }
 
-/// Which way faults take the lock.
+/// The way in which faults take the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultLock {
-    /// Shared: as far as the API allows, with a page table made for it.
+    /// Shared: the best mode possible with the API, with a page table made for this mode.
     Read,
-    /// Alone: as with a page table that is changed through `&mut`, like the one of the backend.
+    /// Exclusive: required with a page table changed through `&mut`, like the backend's.
     Write,
 }
 
@@ -177,7 +177,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// An empty space over `frames`.
+    /// Creates an empty space over `frames`.
     pub fn new(frames: Arc<Frames>, fault_lock: FaultLock) -> Self {
         Self { inner: RwLock::default(), frames, fault_lock }
     }
@@ -193,14 +193,15 @@ impl Peer {
         Some(start.as_usize())
     }
 
-    /// Unmaps what is mapped there.
+    /// Unmaps the mappings in this range.
     pub fn unmap(&self, start: usize, size: usize) -> Option<()> {
         let mut inner = self.inner.write();
         let Inner { set, table } = &mut *inner;
         set.unmap(start.into(), size, table).ok()
     }
 
-    /// Serves a page fault; `None`: nothing is mapped there, or no frame is left.
+    /// Serves a page fault. Returns `None` without a mapping at the address, or without a free
+    /// frame.
     pub fn fault(&self, addr: usize, write: bool) -> Option<()> {
         match self.fault_lock {
             FaultLock::Read => self.serve(&self.inner.read(), addr, write),
@@ -221,7 +222,7 @@ impl Peer {
         }
         if !write {
             let zero = u64::from(ZERO_FRAME) << 12 | PRESENT;
-            // Whoever was faster has served the fault.
+            // A faster thread has already served the fault.
             let _ = entry.compare_exchange(seen, zero, Ordering::AcqRel, Ordering::Relaxed);
             return Some(());
         }

@@ -1,25 +1,35 @@
-//! Pairs of operations on many simulated CPUs in one address space, each judged by the sequential orders of its operations: see `pairs`.
+//! Pairs of operations on many simulated CPUs in one address space, each checked against the
+//! sequential orders of its operations: see `pairs`.
 //!
-//! Each CPU has an arena of the space, and leads a case there: it makes the starting state, and looks at what came of it. CPUs are in twos, and
-//! the two of a case are those of a two: first both do their sides of the case that one leads, then those of the other's. Nobody waits for other
-//! twos, so operations of a case meet with those of some dozen other cases, with what others prepare and look at, and with
-//! forks of the whole space. The orders are worked out on a machine of its own, with one CPU. After a few cases of each CPU all stop, before they look at
-//! what came of the last: then is the audit.
+//! Each CPU has an arena of the space, and leads a case there: the CPU creates the starting state,
+//! and checks the result. CPUs form fixed pairs, which share their cases: first both do their sides
+//! of the case led by one CPU, then of the case led by the other. No pair waits for another pair,
+//! so operations of a case run concurrently with those of some dozen other cases, with preparations
+//! and checks of others, and with forks of the whole space. The orders are computed on a separate
+//! machine with one CPU. After a few cases of each CPU all stop, before the checks of the last
+//! case, for the audit.
 //!
-//! # What is drawn
+//! # Selection of cases
 //!
-//! All of the matrix: any two kinds, from any starting state, at any two spans of a window of eight pages; one in three has a third operation. But:
+//! The whole matrix: any two kinds, from any starting state, at any two spans of a window of eight
+//! pages; one in three cases has a third operation. Exceptions:
 //!
-//! - *Tables.* In every other block of eight arenas windows are 2 MiB apart, so each last-level table is shared by two neighbours, and all of a
-//!   block by unmappings, which claim 2 MiB at most beyond their range. Huge leaves do not fit there; they are drawn in the other blocks, where
-//!   arenas are 64 MiB apart. All arenas are below one entry of the root table.
-//! - *Placement* chooses anywhere, and 64 CPUs want the highest hole. What goes outside of the arena is judged by itself: its VMAs, contents, and that
-//!   nobody else has it. That a placed mapping lands beside something else of its case is left to checks of one pair.
-//! - *The heap* is in one CPU's arena: only there are operations on it drawn.
-//! - *Whole spaces.* While pages of an object leave the spaces that map it, these are all there are (`may_meet`), and a fork copies all arenas. So cases that
-//!   fork, end a space or list one alternate with those that truncate and punch, for all CPUs at once. Children are judged in the arena.
-//! - *The limit of VMAs* is one for all, so there is no [`Base::Full`]. The machine has no device memory.
-//! - *Prefault* is off, as pages that nobody asked for are not promised. Slow files have one device, a CPU besides, which runs no case.
+//! - *Tables.* In every other block of eight arenas windows are 2 MiB apart, so each last-level
+//!   table is shared by two adjacent arenas, and all tables of a block by unmappings, which claim
+//!   at most 2 MiB beyond their range. Huge leaves do not fit there; they are selected in the other
+//!   blocks, in which arenas are 64 MiB apart. All arenas are below one entry of the root table.
+//! - *Placement* may choose any address, and 64 CPUs compete for the highest hole. Mappings outside
+//!   the arena are checked separately: their VMAs, contents, and exclusive use. Checks of a single
+//!   pair cover a placed mapping adjacent to another mapping of its case.
+//! - *The heap* is in one CPU's arena: operations on the heap are selected only there.
+//! - *Whole spaces.* While pages of an object are removed from the spaces that map it, these must
+//!   be all spaces (`may_meet`), and a fork copies all arenas. Cases that fork, end or list a space
+//!   therefore alternate with cases that truncate and punch, for all CPUs at once. Children are
+//!   checked in the arena.
+//! - *The limit of VMAs* is common to all CPUs, so there is no [`Base::Full`]. The machine has no
+//!   device memory.
+//! - *Prefault* is off, because pages beyond the requested one are not guaranteed. Slow files have
+//!   one device, which is an additional CPU without cases.
 
 #[path = "../../../faultless/tests/pairs/mod.rs"]
 pub mod pairs;
@@ -40,12 +50,13 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Where the arenas are: far below where placement starts, and the regions of CPUs.
+/// The address of the arenas: far below the start of placement, and the regions of CPUs.
 const ORIGIN: u64 = 0x1000_0000_0000;
 /// Arenas of a block, and its bytes.
 const BLOCK: usize = 8;
 const BLOCK_BYTES: u64 = 1 << 30;
-/// Between the windows of a block, and pages around them: of a narrow one, and of a wide one.
+/// The distance of the windows of a block, and the pages around them, in a narrow and in a wide
+/// block.
 const NARROW: (u64, i64) = (2 << 20, 128);
 const WIDE: (u64, i64) = (64 << 20, 640);
 
@@ -53,9 +64,10 @@ const WIDE: (u64, i64) = (64 << 20, 640);
 const TRIES: u64 = 4;
 /// Cases of a CPU between two audits.
 const CASES: u64 = 2;
-/// The bits of a case's number that name its CPU.
+/// The bits of a case's number that contain its CPU.
 const CPU_BITS: u32 = 10;
-/// A round that takes longer than this does not end: simulated picoseconds. Behind one lock for all it takes some 40 ms.
+/// The time after which a round is stuck, in simulated picoseconds. Behind one global lock a round
+/// takes some 40 ms.
 const STUCK: u64 = 500_000_000_000;
 
 /// A thread of a process, in an arena.
@@ -67,7 +79,7 @@ pub struct Thread<'t, 'a> {
 
 impl<'a> Thread<'_, 'a> {
     fn parts(&self) -> (&'a Cpu<'a, VirtualMachine>, &'a Space<VirtualMachine>) {
-        // SAFETY: all here is of one thread.
+        // SAFETY: all of this code runs on one thread.
         unsafe { self.cpu.parts() }
     }
 }
@@ -120,12 +132,12 @@ impl Hand for Thread<'_, '_> {
     }
 
     fn space_of(child: &Process) -> &Space<VirtualMachine> {
-        // SAFETY: all here is of one thread.
+        // SAFETY: all of this code runs on one thread.
         unsafe { child.space() }
     }
 }
 
-/// What to run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd<'a> {
     pub profile: &'a Profile,
@@ -135,33 +147,33 @@ pub struct Crowd<'a> {
     pub locking: &'a str,
     /// Cases of each CPU.
     pub cases: u64,
-    /// The CPU that has led this case leads no other.
+    /// The only case to lead for the CPU that led this case.
     pub only: Option<u64>,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ran {
-    /// Pairs that were judged.
+    /// The number of checked pairs.
     pub rounds: u64,
     /// Simulated picoseconds.
     pub took: u64,
     pub counters: Vec<(&'static str, u64)>,
-    /// What is wrong, the first first.
+    /// The failures, in order.
     pub bad: Vec<String>,
 }
 
 impl Crowd<'_> {
-    /// The arena of a CPU.
+    /// Returns the arena of a CPU.
     fn arena(&self, cpu: usize) -> Arena {
         let (block, at) = (cpu / BLOCK, (cpu % BLOCK) as u64);
         let (apart, margin) = if block.is_multiple_of(2) { NARROW } else { WIDE };
-        // Above the first are the places that its moves come from and go to.
+        // The sources and targets of moves are above the first window.
         let boundary = ORIGIN + (block as u64) * BLOCK_BYTES + WIDE.0 + at * apart;
         Arena::at(boundary, margin, cpu == 0, (cpu * 4) as u8)
     }
 
-    /// Case `number` of the seed: the lower bits are the CPU.
+    /// Returns case `number` of the seed: the lower bits are the CPU.
     pub fn case(&self, number: u64) -> Case {
         let (cpu, turn) = (number as usize & ((1 << CPU_BITS) - 1), number >> CPU_BITS);
         let arena = self.arena(cpu);
@@ -177,10 +189,11 @@ impl Crowd<'_> {
         draw(&mut |below| random.usize(..below), kinds, bases).beside_others()
     }
 
-    /// Runs it, until all is done or something is bad; tells `progress` of the rounds that were judged so far.
+    /// Runs until all cases are done or a check fails; calls `progress` with the rounds checked so
+    /// far.
     ///
     /// # Panics
-    /// When the subsystem does, and when all CPUs wait for each other.
+    /// If the subsystem panics, or all CPUs wait for each other.
     pub fn run(&self, mut progress: impl FnMut(u64)) -> Ran {
         let Self { cpus, seed, locking, .. } = *self;
         assert!(cpus.is_multiple_of(2) && cpus < 1 << CPU_BITS, "twos of CPUs");
@@ -241,14 +254,14 @@ impl Crowd<'_> {
             system.exit(process);
             system.exit(aside);
         } else {
-            // What is wrong may make their end go wrong, too.
+            // After a failure, dropping them may fail, too.
             core::mem::forget((stage.slots, process, aside));
         }
         ran
     }
 }
 
-/// A case, and what every order of it gives.
+/// A case, and the outcome of every order of its operations.
 #[derive(Debug)]
 struct Drawn {
     number: u64,
@@ -256,7 +269,7 @@ struct Drawn {
     orders: Vec<(Order, Outcome)>,
 }
 
-/// One round of it.
+/// One round of a case.
 #[derive(Debug)]
 struct Round {
     drawn: Rc<Drawn>,
@@ -264,15 +277,15 @@ struct Round {
     returned: [RefCell<Vec<Ret>>; 2],
 }
 
-/// What a CPU leads.
+/// The case led by a CPU.
 #[derive(Debug)]
 struct Slot {
     arena: Arena,
     random: RefCell<Rng>,
     now: RefCell<Option<Round>>,
-    /// Both may be at it: the device reads for them.
+    /// Whether both CPUs may be executing the case, so that the device must read for them.
     running: Cell<bool>,
-    /// When its CPU began a round.
+    /// The time at which its CPU began a round.
     since: Cell<u64>,
 }
 
@@ -289,26 +302,26 @@ impl Slot {
     }
 }
 
-/// What CPUs tell each other beside the machine.
+/// Data shared by CPUs outside the machine.
 struct Stage<'s> {
     crowd: &'s Crowd<'s>,
-    /// Where the orders are worked out.
+    /// The machine that computes the orders.
     model: &'s Virtual,
     alone: &'s Process,
     /// By CPU.
     slots: Vec<Slot>,
     twos: Vec<Meeting>,
     device: RefCell<Rng>,
-    /// CPUs that need the device.
+    /// The number of CPUs that need the device.
     working: Cell<usize>,
-    /// Whose read the device completes now.
+    /// The CPU whose read the device completes now.
     served: Cell<Option<usize>>,
     ran: RefCell<Ran>,
 }
 
 impl Stage<'_> {
-    /// What one CPU does: it leads a case in each turn, some rounds of it. What comes of the last round it leaves to the next turns, and begins with
-    /// what the last ones left.
+    /// Runs one CPU, which leads a case in each turn, for several rounds. The results of the last
+    /// round are checked at the start of the next turns.
     fn lead(&self, cpu: &VirtualCpu<'_>, number: usize, turns: Range<u64>) {
         let slot = &self.slots[number];
         let hand = Thread { cpu, arena: slot.arena, random: &slot.random };
@@ -334,7 +347,7 @@ impl Stage<'_> {
         self.working.set(self.working.get() - 1);
     }
 
-    /// What the device does: it completes reads, which threads that wait for them may have completed before.
+    /// Runs the device, which completes reads. Waiting threads may have completed reads before.
     fn serve(&self, cpu: &VirtualCpu<'_>) {
         let mut looks = 0;
         while self.working.get() != 0 {
@@ -358,7 +371,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Panics where a round does not end, which no CPU says of itself.
+    /// Panics if a round does not end, which no CPU detects itself.
     fn find_stuck(&self, now: u64) {
         let eldest = self.slots.iter().min_by_key(|slot| slot.since.get());
         if let Some(slot) = eldest.filter(|slot| now.saturating_sub(slot.since.get()) > STUCK) {
@@ -371,18 +384,18 @@ impl Stage<'_> {
         }
     }
 
-    /// Does something on the machine where the orders are worked out.
+    /// Runs `what` on the machine that computes the orders.
     fn on_model<R>(&self, arena: Arena, what: impl FnOnce(&Thread<'_, '_>) -> R) -> R {
         self.model.alone(self.alone, |cpu| {
             let random = RefCell::new(Rng::with_seed(0));
             let hand = Thread { cpu, arena, random: &random };
-            // A folio needs frames that are neighbours.
+            // A folio needs contiguous frames.
             hand.cpu().drain();
             what(&hand)
         })
     }
 
-    /// The case of a turn.
+    /// Returns the case of a turn.
     fn draw(&self, arena: Arena, cpu: usize, turn: u64) -> Drawn {
         let cpu = cpu as u64;
         let only = self.crowd.only.filter(|number| number & ((1 << CPU_BITS) - 1) == cpu);
@@ -403,7 +416,7 @@ impl Stage<'_> {
         slot.running.set(true);
     }
 
-    /// Both sides of the case are done.
+    /// Ends the round after both sides of the case.
     fn end(&self, hand: &Thread<'_, '_>, number: usize) {
         let slot = &self.slots[number];
         slot.running.set(false);
@@ -417,7 +430,7 @@ impl Stage<'_> {
         hand.cpu.in_kernel(|| drawn.case.end(hand, besides));
     }
 
-    /// Looks at what came of the round, if there was one.
+    /// Checks the results of the round, if there was one.
     fn judge(&self, hand: &Thread<'_, '_>, slot: &Slot) {
         let Some(Round { drawn, besides, returned }) = slot.now.take() else { return };
         let Drawn { number, case, orders } = &*drawn;
@@ -429,7 +442,7 @@ impl Stage<'_> {
         ran.bad.extend(judged.err().map(|wrong| format!("--case {number}: {wrong}")));
     }
 
-    /// Checks the books, with all that cases have now.
+    /// Runs the audit, with all objects currently held by cases.
     fn audit(&self, system: &Virtual, processes: &[&Process]) -> Result<(), String> {
         let rounds: Vec<_> = self.slots.iter().map(|slot| slot.now.borrow()).collect();
         let all = || rounds.iter().filter_map(|round| Some(&round.as_ref()?.besides));
@@ -444,13 +457,13 @@ impl Stage<'_> {
     }
 }
 
-/// Does one side of the case that is led in `slot`.
+/// Does one side of the case led in `slot`.
 fn take_side(slot: &Slot, hand: &Thread<'_, '_>, side: usize) {
     let now = slot.now.borrow();
     let Round { drawn, besides, returned } = now.as_ref().expect("it was prepared");
     let hand = Thread { arena: slot.arena, ..*hand };
     if hand.random(2) == 0 {
-        // An operation takes about as long as some dozen to some hundred looks.
+        // An operation takes about as long as some dozen to some hundred iterations.
         let most = 1 << hand.random(9);
         (0..hand.random(most)).for_each(|_| hand.cpu.rest(0));
     }

@@ -1,9 +1,11 @@
 //! A storm of calls and accesses of many CPUs in one address space, under a seed's schedule.
 //!
-//! Each CPU has *chunks* of a few pages of one area, which lie among those of all others: so CPUs work in the same VMAs and tables, and never on the
-//! same page. What a CPU finds in its chunks, and what its calls return, depends on its own calls alone: that is checked exactly, after each.
-//! It also maps memory where the subsystem chooses, which nobody else may have meanwhile; and it does anything to a place that all share, where only
-//! the books are checked. At the end, the audit.
+//! Each CPU has *chunks* of a few pages of one area, interleaved with those of all other CPUs. CPUs
+//! therefore work in the same VMAs and tables, and never on the same page. The contents of a CPU's
+//! chunks, and the results of its calls, depend only on its own calls. Both are checked exactly,
+//! after each call. A CPU also maps memory at addresses chosen by the subsystem, which no other CPU
+//! may have at the same time, and makes arbitrary calls on a range shared by all CPUs, for which
+//! only the audit applies. The run ends with the audit.
 
 use faultless::{Advice, MapFlags, PAGE_SIZE, Prot, RemapFlags};
 use faultless_virtual::{Config, Profile, Stop, Virtual, VirtualCpu};
@@ -17,18 +19,19 @@ const FIXED: MapFlags = PRIVATE.union(MapFlags::FIXED);
 /// Pages of a chunk, and chunks of a CPU.
 const PAGES: usize = 3;
 const CHUNKS: usize = 4;
-/// Where the chunks are, and what all share: in a table of its own, and in part of that of the first chunks.
+/// The address of the chunks, and of the shared range: in a separate table, and in part of the
+/// table of the first chunks.
 const AREA: u64 = 0x1000_0000_0000;
 const SHARED: u64 = AREA - 6 * PAGE_SIZE;
 const SHARED_PAGES: u64 = 6;
-/// Automatic mappings of a CPU at one time.
+/// The largest number of simultaneous automatic mappings of a CPU.
 const PLACED: usize = 3;
 
-/// What a page is to the CPU that owns it.
+/// The state of a page for its owner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Page {
     Unmapped,
-    /// Mapped, with what is stored there, and whether stores are allowed.
+    /// Mapped, with the stored value, and whether stores are allowed.
     Mapped(u64, bool),
 }
 
@@ -38,9 +41,9 @@ struct Part<'a> {
     number: usize,
     random: u64,
     chunks: [[Page; PAGES]; CHUNKS],
-    /// Where it has automatic mappings, with their pages.
+    /// The automatic mappings, with their pages.
     placed: Vec<(u64, u64)>,
-    /// Those of all CPUs, by their start.
+    /// The automatic mappings of all CPUs, by their start.
     all_placed: &'a RefCell<BTreeMap<u64, u64>>,
     stored: u64,
 }
@@ -59,7 +62,7 @@ impl Part<'_> {
         AREA + ((chunk * self.cpus + self.number) * PAGES + page) as u64 * PAGE_SIZE
     }
 
-    /// A part of a chunk.
+    /// Returns a part of a chunk.
     fn span(&mut self) -> (usize, std::ops::Range<usize>) {
         let (chunk, first) = (self.below(CHUNKS), self.below(PAGES));
         (chunk, first..first + 1 + self.below(PAGES - first))
@@ -79,7 +82,7 @@ impl Part<'_> {
         }
     }
 
-    /// Does something to its own pages.
+    /// Makes a call on its own pages.
     fn own(
         &mut self,
         cpu: &mut VirtualCpu<'_>,
@@ -103,7 +106,7 @@ impl Part<'_> {
                 let prot = if writable { RW } else { Prot::READ };
                 let done = cpu.mprotect(start, len, prot);
                 assert_eq!(done.is_ok(), mapped, "{done:?}");
-                // What lies below a hole is changed all the same.
+                // Pages below a hole are changed nevertheless.
                 for page in &mut self.chunks[chunk][pages.clone()] {
                     let Page::Mapped(_, allowed) = page else { break };
                     *allowed = writable;
@@ -119,7 +122,7 @@ impl Part<'_> {
                 }
             }
             4 if pages.len() == 1 && mapped => {
-                // To another of its pages, in place of what is there.
+                // To another of its pages, replacing the mapping there.
                 let (to_chunk, to_page) = (self.below(CHUNKS), self.below(PAGES));
                 if (to_chunk, to_page) != (chunk, pages.start) {
                     let to = self.addr(to_chunk, to_page);
@@ -148,7 +151,7 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// What is in a page is what this CPU left there.
+    /// Checks that a page has the contents left by this CPU.
     fn check(&self, cpu: &VirtualCpu<'_>, chunk: usize, page: usize) {
         let addr = self.addr(chunk, page);
         let found = cpu.load(addr);
@@ -162,7 +165,7 @@ impl Part<'_> {
         }
     }
 
-    /// Maps memory where the subsystem chooses, or unmaps it.
+    /// Maps memory at an address chosen by the subsystem, or unmaps it.
     fn place(&mut self, cpu: &mut VirtualCpu<'_>) -> Result<(), Stop> {
         if self.placed.len() == PLACED || (!self.placed.is_empty() && self.below(3) == 0) {
             let at = self.below(self.placed.len());
@@ -170,7 +173,7 @@ impl Part<'_> {
             for page in (start..start + len).step_by(PAGE_SIZE as usize) {
                 assert_eq!(cpu.load(page), Ok(page ^ self.number as u64));
             }
-            // From before it is free until then it is nobody's.
+            // Removed before the memory becomes free, because another CPU may get it afterwards.
             self.all_placed.borrow_mut().remove(&start);
             return cpu.munmap(start, len);
         }
@@ -190,7 +193,7 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// Does anything to what all share: whatever comes of it.
+    /// Makes any call on the shared range, with any result.
     fn share(&mut self, cpu: &mut VirtualCpu<'_>) {
         let first = self.below(SHARED_PAGES as usize) as u64;
         let pages = 1 + self.below((SHARED_PAGES - first) as usize) as u64;
@@ -207,7 +210,7 @@ impl Part<'_> {
     }
 }
 
-/// What a storm does.
+/// The parameters of a storm.
 #[derive(Clone, Copy, Debug)]
 pub struct Storm<'a> {
     pub profile: &'a Profile,
@@ -218,10 +221,11 @@ pub struct Storm<'a> {
 }
 
 impl Storm<'_> {
-    /// Runs it under the knobs `settings`. Returns the simulated time, in picoseconds, and what was counted.
+    /// Runs the storm under the knobs `settings`. Returns the simulated time, in picoseconds, and
+    /// the counters.
     ///
     /// # Panics
-    /// When a CPU finds what it did not leave, or the books do not balance.
+    /// If a CPU finds wrong contents, or the audit fails.
     pub fn run(self, settings: &[&str]) -> (u64, Vec<(&'static str, u64)>) {
         let Self { profile, cpus, seed, steps } = self;
         let config = Config {
