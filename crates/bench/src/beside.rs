@@ -410,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_counts_where_what_is_alone_was_the_same_twice() {
+    fn round_counts_if_both_measurements_alone_agree() {
         let mut paired = Paired::default();
         paired.add(&[100.0, 90.0, 110.0], &[49.0, 50.0, 60.0], &[101.0, 100.0]);
         assert_eq!(paired.ratio, [0.5]);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn each_page_is_touched_once_and_the_other_thread_gives_back() {
+    fn each_page_is_touched_once_while_the_other_thread_discards() {
         let config = Config { memory_bytes: 80 << 20, cpus: 2, ..Config::default() };
         let native = Native::new(config).unwrap();
         native.vm().set(Setting::PrefaultMaxOrder(0));
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn shuffled_pieces_are_all_pieces_and_lie_among_the_others() {
+    fn shuffled_pieces_are_an_interleaved_permutation() {
         for all in [32, 64, 128, 1024] {
             let numbers: Vec<_> = (0..all).map(|turn| number(turn, all, true)).collect();
             let mut sorted = numbers.clone();

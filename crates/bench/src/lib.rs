@@ -3,10 +3,10 @@
 //! | bench | measurement |
 //! |---|---|
 //! | [`instructions`] | instructions per fault, counted by callgrind |
-//! | `lines` | shared cache lines written by a fault or a call, counted by an instrumented build (feature `observe`) |
-//! | [`scaling`] | two threads compared with one, with and without concurrent changes of the address space |
-//! | [`beside`] | the slowdown of one thread's calls by another thread in a separate part of the same mapping |
-//! | [`prefault`] | prefault: faults and time saved, and its cost for threads with random or sparse accesses |
+//! | `lines` | shared cache lines written by faults and calls (builds with feature `observe`) |
+//! | [`scaling`] | two threads compared with one, with and without concurrent `mmap` calls |
+//! | [`beside`] | slowdown by another thread in a separate part of the same mapping |
+//! | [`prefault`] | savings of prefault, and its cost for random or sparse accesses |
 //! | [`zeroing`] | the cost of a zeroed page: in the fault, ahead, on a busy machine |
 //! | [`peers`] | the same work through `memory_set` behind a `RwLock` |
 //!

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scattered_numbers_are_all_numbers() {
+    fn scattered_is_a_permutation() {
         for bits in [2, 5, 13, 16] {
             let mut numbers: Vec<_> = (0..1 << bits).map(|at| scattered(at, bits)).collect();
             numbers.sort_unstable();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn without_mapping_ahead_what_is_touched_is_resident() {
+    fn without_prefault_touched_pages_are_resident() {
         let native = machine(PAGES).unwrap();
         for pattern in Pattern::ALL {
             assert_eq!(lap(&native, pattern, 0).unwrap().resident, PAGES, "{pattern:?}");

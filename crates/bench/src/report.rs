@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_promise_broken_is_enough() {
+    fn one_broken_promise_fails_the_report() {
         let mut report = Report::default();
         report.gate("a", "1", true);
         assert!(report.met());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_four_figures() {
+    fn sample_is_written_as_four_figures() {
         let mut report = Report::default();
         report.median(("w", 1, ""), ("m", "u"), Spread::of(&[1.0, 2.0, 3.0]));
         let mut json = Vec::new();

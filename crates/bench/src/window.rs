@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_stop_with_the_first_and_begin_again() {
+    fn all_threads_stop_with_the_first_and_begin_again() {
         let course = Course::new(2, 3, 10);
         let laps = std::thread::scope(|scope| {
             let slow = scope.spawn(|| {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_processor_is_seen() {
+    fn waiting_for_a_processor_is_detected() {
         let waits = Waits::open();
         if waits.0.is_none() {
             return;
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_beside_ends_no_lap() {
+    fn beside_thread_does_not_end_a_lap() {
         let course = Course::new(2, 3, 10);
         let done = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_stops_all() {
+    fn failure_stops_all_threads() {
         let course = Course::new(2, 3, 10);
         std::thread::scope(|scope| {
             // The thread would wait without end in the second lap.

@@ -16,7 +16,7 @@ fn each(kind: Kind, locking: Locking, check: impl Fn(&Written)) {
 }
 
 #[test]
-fn a_speculative_fault_writes_the_entrys_line_alone() {
+fn speculative_fault_writes_only_the_line_of_the_entry() {
     for kind in [Kind::Write, Kind::PooledWrite, Kind::Read, Kind::Reuse] {
         each(kind, Locking::Speculative, |written| {
             assert_eq!(written.of(Line::Entry), 1, "{kind:?}: {written:?}");
@@ -26,7 +26,7 @@ fn a_speculative_fault_writes_the_entrys_line_alone() {
 }
 
 #[test]
-fn a_copy_or_a_files_page_writes_the_count_of_its_frame_too() {
+fn copy_or_file_fault_also_writes_the_count_of_its_frame() {
     for kind in [Kind::Copy, Kind::FileRead, Kind::FileWrite, Kind::FileCopy] {
         each(kind, Locking::Speculative, |written| {
             let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
@@ -37,7 +37,7 @@ fn a_copy_or_a_files_page_writes_the_count_of_its_frame_too() {
 
 /// The entries of the page in the page table and in the memory object, which has the dirty bit.
 #[test]
-fn a_first_store_to_a_page_of_a_store_writes_two_entries() {
+fn first_write_to_a_stored_page_writes_two_entries() {
     each(Kind::StoredWrite, Locking::Speculative, |written| {
         let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
         assert_eq!((shared, written.shared()), ([2, 1], 3), "{written:?}");
@@ -47,7 +47,7 @@ fn a_first_store_to_a_page_of_a_store_writes_two_entries() {
 /// The entry above the last level, and the first frame of the folio, which counts its leaves. The
 /// first leaf adds a reference to every frame.
 #[test]
-fn a_huge_leaf_writes_its_entry_and_the_count_of_its_folio() {
+fn huge_leaf_writes_its_entry_and_the_count_of_its_folio() {
     let Leaves { first, more } = huge::count(Locking::Speculative).unwrap();
     assert_eq!(more.len(), 64);
     for written in more {
@@ -59,7 +59,7 @@ fn a_huge_leaf_writes_its_entry_and_the_count_of_its_folio() {
 }
 
 #[test]
-fn a_window_writes_the_line_of_its_entries_and_seldom_the_allocators() {
+fn window_writes_the_line_of_its_entries_and_rarely_the_allocator() {
     for pooled in [false, true] {
         let faults = count_ahead(pooled).unwrap();
         assert!(faults.len() > 40, "{pooled}: {}", faults.len());
@@ -74,7 +74,7 @@ fn a_window_writes_the_line_of_its_entries_and_seldom_the_allocators() {
 }
 
 #[test]
-fn under_a_lock_it_is_more() {
+fn faults_under_a_lock_write_more_lines() {
     for kind in Kind::ALL {
         for locking in [Locking::MmapLock, Locking::PerVma] {
             each(kind, locking, |written| {
@@ -94,7 +94,7 @@ fn under_a_lock_it_is_more() {
 /// Checks the counting: a write fault writes its own frame's metadata and its CPU's counters, which
 /// are detected and distinguished from the shared line.
 #[test]
-fn what_is_not_shared_is_seen_and_told_apart() {
+fn private_lines_are_detected_and_distinguished() {
     each(Kind::Write, Locking::Speculative, |written| {
         assert_eq!(written.of(Line::Installed), 1, "{written:?}");
         assert!(written.of(Line::Own) >= 2, "{written:?}");
@@ -105,7 +105,7 @@ fn what_is_not_shared_is_seen_and_told_apart() {
 }
 
 #[test]
-fn the_bench_says_so_too() {
+fn bench_gates_are_met() {
     let report = run().unwrap();
     assert!(report.met(), "{:?}", report.gates());
 }
@@ -113,7 +113,7 @@ fn the_bench_says_so_too() {
 /// Counts calls with each CPU in its own part: their shared lines are the same each time, and
 /// private lines are distinguished.
 #[test]
-fn what_calls_write_is_counted_exactly() {
+fn lines_of_calls_are_counted_exactly() {
     for call in Call::ALL {
         for vmas in calls::VMAS {
             let count = || calls::count(call, Locking::Speculative, vmas).unwrap();
@@ -132,7 +132,7 @@ fn what_calls_write_is_counted_exactly() {
 /// own shard. Both write a word of the set of CPUs that may have claims, because here they leave
 /// the space between their calls, and sometimes an epoch.
 #[test]
-fn calls_on_vmas_of_their_own_share_no_line_of_the_tree() {
+fn calls_on_separate_vmas_share_no_line_of_the_tree() {
     for call in Call::ALL.into_iter().filter(|call| !call.name().ends_with("_touched")) {
         for vmas in [2, 64] {
             for written in calls::count(call, Locking::Speculative, vmas).unwrap() {

@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fault_on_a_file_maps_those_around() {
+    fn file_fault_maps_surrounding_pages() {
         let file = [map(64, Backing::File)];
         let faults = [3, 4, 15, 16].map(|page| fault(page, Access::Exec));
         let got = census(&[&file[..], &faults, &[fault(5, Access::Write)]].concat());
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_were_given_back_are_told_from_new_ones() {
+    fn freed_pages_differ_from_new_pages() {
         let w = Access::Write;
         let len = 8 * PAGE_SIZE;
         let forget = Kind::Advise { start: START, len, advice: MADV_DONTNEED };
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn the_census_of_a_real_program_agrees_with_its_summary() {
+    fn census_of_a_real_program_matches_its_summary() {
         for name in ["python", "sort", "gcc"] {
             let trace = crate::recordings::find(name).unwrap().trace().unwrap();
             let (census, summary) = (Census::of(&trace).unwrap(), trace.summary());

@@ -602,7 +602,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_that_the_kernel_did_not_serve_is_seen_by_the_next() {
+    fn unserved_fault_is_detected_by_the_next_fault() {
         let fault = |kernel, present| Kind::Fault {
             page: PAGE_SIZE,
             access: Access::Read,

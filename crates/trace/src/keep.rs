@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_was_freed_is_used_again() {
+    fn freed_block_is_reused() {
         let mut events = vec![map(0, 65)];
         events.extend(touch(0, 40));
         events.extend([unmap(0, 65), map(500, 50)]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_are_free_are_one() {
+    fn adjacent_free_parts_are_merged() {
         let mut events = vec![map(0, 65), map(100, 65), map(200, 65)];
         events.extend(touch(0, 65).chain(touch(100, 65)));
         events.extend([unmap(0, 65), unmap(100, 65), map(1000, 130)]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_grows_moves_unless_it_is_the_last() {
+    fn growing_block_moves_unless_it_is_the_last() {
         let (old, old_len) = (START, 65 * PAGE_SIZE);
         let grown = |new: u64| Kind::Remap {
             old,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_above_a_break_that_went_down_stay() {
+    fn pages_above_a_lowered_break_stay_resident() {
         let brk = |pages: u64| Kind::Brk { end: START + pages * PAGE_SIZE };
         let mut events = vec![brk(0), brk(32)];
         events.extend(touch(0, 32));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn arenas_of_other_allocators_are_left_out() {
+    fn arenas_of_other_allocators_are_ignored() {
         let mut events = vec![map(0, 256)];
         events.extend(touch(0, 256));
         events.extend([unmap(0, 256), map(0, 256)]);

@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sets_and_states_are_those_of_plain_maps(
+        fn sets_and_states_match_plain_maps(
             steps in proptest::collection::vec((0u64..200, 0u64..300, 0u8..4), 0..60),
         ) {
             let (mut set, mut plain) = (PageSet::default(), BTreeSet::new());

@@ -468,7 +468,7 @@ mod tests {
         ["exceptions/page_fault_user", "syscalls/sys_enter_mmap", "raw_syscalls/sys_enter"];
 
     #[test]
-    fn a_privileged_user_records_all() {
+    fn privileged_user_gets_a_full_recording() {
         let dir = tracefs("all", &ALL);
         let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
         assert_eq!(setup.extent(), Extent::Full);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_remedy() {
+    fn missing_requirements_are_reported_with_remedies() {
         let none = tracefs("none", &[]);
         let Err(RecordError::Missing(missing)) =
             Setup::choose(&system(none.clone(), 2, false), false)
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_syscalls_stand_in_and_are_filtered() {
+    fn raw_syscalls_replace_missing_tracepoints() {
         let dir = tracefs("raw", &[ALL[0], ALL[2]]);
         let setup = Setup::choose(&system(dir.clone(), -1, false), false).unwrap();
         let args = setup.arguments(Path::new("out"), &["a".into()]);
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named_before_perf_runs() {
+    fn missing_program_is_reported_before_perf_runs() {
         let dir = tracefs("program", &ALL);
         let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
         for name in ["/no/such/program", "no-such-program-at-all", ""] {
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_program_begins_with_no_signal_blocked() {
+    fn recorded_program_starts_without_blocked_signals() {
         // Held twice, as if the caller held them too.
         let _held = [Signals::hold(), Signals::hold()];
         let mut command = Command::new("cat");
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_read_from_the_status_file() {
+    fn capabilities_are_parsed_from_the_status_file() {
         assert!(has_privilege("Name:\tx\nCapEff:\t0000004000000000\n"));
         assert!(!has_privilege("CapEff:\t0000000000000400\n"));
     }

@@ -178,7 +178,7 @@ mod tests {
     const NONE: Prot = Prot::empty();
 
     #[test]
-    fn a_heap_that_grows_is_told_from_one_that_is_whole_at_first() {
+    fn growing_heap_differs_from_initially_complete_heap() {
         let got = of(&[
             map(0, 256 * MIB, NONE),
             map(0, 8 * MIB, RW),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn arenas_are_known_by_their_place() {
+    fn arenas_are_recognised_by_alignment() {
         let end = 128 * MIB;
         let arena = [
             map(16 * MIB, end, NONE),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_usable_or_small_or_code_is_left_out() {
+    fn unusable_small_and_code_mappings_are_ignored() {
         let exec = RW | Prot::EXEC;
         let got = of(&[
             map(0, 64 * MIB, NONE),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_java_program_has_a_heap() {
+    fn recorded_java_program_has_a_heap() {
         let trace = crate::recordings::find("java").unwrap().trace().unwrap();
         let all = reserved(&trace).unwrap();
         let heap = all.iter().max_by_key(|one| one.usable).unwrap();

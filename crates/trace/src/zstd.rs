@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn damage_is_found_at_its_block_and_a_cut_is_told_from_it() {
+    fn damage_is_located_by_block_and_differs_from_truncation() {
         // Three blocks of 128 KiB with low compressibility.
         let body: Vec<u8> = (0..3u32 << 17).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
         let good = pack(&body);

@@ -69,7 +69,7 @@ fn changes() -> impl Strategy<Value = Vec<(usize, u8)>> {
 }
 
 #[test]
-fn every_byte_of_the_structure_may_be_anything() {
+fn any_byte_of_the_structure_does_not_panic() {
     for file in [FULL, PACKED] {
         let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
         let after_data = word(40) + word(48);
@@ -90,7 +90,7 @@ fn every_byte_of_the_structure_may_be_anything() {
 }
 
 #[test]
-fn a_cut_file_is_refused_with_its_place() {
+fn truncated_file_is_rejected_with_its_offset() {
     for file in [FULL, PACKED] {
         for len in (0..file.len()).step_by(97) {
             let error = parse(Path::new("cut"), &file[..len]).unwrap_err();
@@ -105,7 +105,7 @@ fn a_cut_file_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_compact_file_with_one_wrong_bit_is_refused() {
+fn compact_file_with_a_flipped_bit_is_rejected() {
     let file = recordings::find("redis").unwrap().bytes;
     for bit in (0..file.len() * 8).step_by(61) {
         let mut bytes = file.to_vec();
@@ -118,7 +118,7 @@ fn a_compact_file_with_one_wrong_bit_is_refused() {
 }
 
 #[test]
-fn a_bomb_is_refused() {
+fn decompression_bomb_is_rejected() {
     // A body larger than its claimed size, and a body smaller than its claimed size.
     let zeros = packed(&vec![0; 8 << 20]);
     for len in [16u64, 200 << 20, u64::MAX] {
@@ -160,7 +160,8 @@ fn body_of(name: &str) -> Vec<u8> {
 /// Returns the body of a recording with one fault, whose fields after the page are `rest`.
 /// `recorded` are the bits of the header.
 fn one_fault(recorded: u64, rest: &[u8]) -> Vec<u8> {
-    // Four empty strings, pages of 4,096 bytes, one CPU, no event lost, no note, one process, one thread, one event.
+    // Four empty strings, pages of 4,096 bytes, one CPU, no event lost, no note, one process, one
+    // thread, one event.
     let mut body =
         vec![0, 0, 0, 0, 0x80, 0x20, 1, recorded as u8 & 0x7f | 0x80, (recorded >> 7) as u8];
     body.extend([0, 0, 1, 0, 1, 0, 0, 1, 0x40, 0, 2]);
@@ -169,7 +170,7 @@ fn one_fault(recorded: u64, rest: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_instruction_is_a_place_in_a_page_and_needs_version_2() {
+fn instruction_offset_is_checked_and_needs_version_2() {
     use faultless_trace::Kind;
     let (with, without) = (1 | 1 << 11, 1);
     let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
@@ -196,7 +197,7 @@ fn an_instruction_is_a_place_in_a_page_and_needs_version_2() {
 }
 
 #[test]
-fn a_trace_with_an_instruction_says_so_and_has_it_within_a_page() {
+fn trace_with_instructions_is_marked_and_checked() {
     use faultless_trace::Kind;
     use faultless_trace::event::Recorded;
     let mut trace = parse(Path::new("one"), &sealed(&one_fault(1 | 1 << 11, &[1]))).unwrap();
@@ -219,13 +220,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn a_changed_perf_data_is_survived(changes in changes()) {
+    fn changed_perf_data_does_not_panic(changes in changes()) {
         survive(&changed(FULL, &changes));
         survive(&changed(PACKED, &changes));
     }
 
     #[test]
-    fn records_of_a_perf_data_may_say_anything(changes in changes()) {
+    fn arbitrary_perf_records_do_not_panic(changes in changes()) {
         // In the data section, which contains the records.
         let word = |at: usize| u64::from_le_bytes(FULL[at..at + 8].try_into().unwrap()) as usize;
         let (start, len) = (word(40), word(48));
@@ -234,14 +235,14 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_compact_body_may_say_anything(changes in changes(), cut in any::<usize>()) {
+    fn arbitrary_compact_body_does_not_panic(changes in changes(), cut in any::<usize>()) {
         let body = body_of("redis");
         survive(&sealed(&changed(&body, &changes)));
         survive(&sealed(&body[..cut % body.len()]));
     }
 
     #[test]
-    fn noise_is_refused(noise in proptest::collection::vec(any::<u8>(), 0..512)) {
+    fn noise_is_rejected(noise in proptest::collection::vec(any::<u8>(), 0..512)) {
         survive(&noise);
         survive(&sealed(&noise));
         survive(&[b"PERFILE2".as_slice(), &104u64.to_le_bytes(), &noise].concat());

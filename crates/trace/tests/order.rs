@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn the_compact_form_gives_back_what_it_got(trace in trace()) {
+    fn compact_form_round_trips(trace in trace()) {
         let path = Path::new("random.fltrace");
         let bytes = compact::encode(path, &trace).unwrap();
         prop_assert_eq!(parse(path, &bytes).unwrap(), trace);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn in_turn_there_is_one_order_and_it_is_permitted(trace in trace()) {
+    fn in_turn_gives_one_permitted_order(trace in trace()) {
         let only = |ready| {
             assert_eq!(ready, 1, "threads that may go on");
             0
@@ -200,7 +200,7 @@ proptest! {
 }
 
 #[test]
-fn threads_that_share_nothing_wait_for_nothing() {
+fn independent_threads_do_not_wait() {
     let mut events: Vec<Event> = (1..THREADS)
         .map(|child| Event {
             time_us: 0,

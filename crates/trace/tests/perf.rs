@@ -77,7 +77,7 @@ fn attributes(bytes: &[u8]) -> Vec<usize> {
 }
 
 #[test]
-fn a_sampled_recording_is_refused_with_the_right_command() {
+fn sampled_recording_is_rejected_with_the_right_command() {
     for name in ["exceptions:page_fault_user", "syscalls:sys_enter_mmap", "task:task_newtask"] {
         let attr = attribute(FULL, name);
         assert_eq!(word(FULL, attr + SAMPLE_PERIOD), 1, "{name}");
@@ -114,7 +114,7 @@ fn lost_events_and_throttling_are_counted() {
 }
 
 #[test]
-fn samples_of_guests_are_left_out() {
+fn samples_of_guests_are_excluded() {
     let all = faults(&read(FULL).unwrap());
     let mut bytes = FULL.to_vec();
     let samples = records(FULL, SAMPLE);
@@ -129,7 +129,7 @@ fn samples_of_guests_are_left_out() {
 
 /// Without a mark of `exec`, the processes look like those of `perf record -p`.
 #[test]
-fn a_recording_of_a_running_process_says_so() {
+fn recording_of_a_running_process_has_a_note() {
     let note = |bytes: &[u8]| {
         let header = read(bytes).unwrap().header;
         header.notes.iter().find(|note| note.contains("before the recording began")).cloned()
@@ -205,7 +205,7 @@ fn attributes_of_older_kernels_are_read() {
 
 /// A file is read in parts from a disk, and as a whole from a pipe or if compressed.
 #[test]
-fn a_file_and_its_bytes_are_the_same_recording() {
+fn file_and_bytes_give_the_same_recording() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("some.data");
     for bytes in [FULL, &FULL[..FULL.len() - 100], &FULL[..64], &FULL[..5]] {
@@ -222,7 +222,7 @@ fn a_file_and_its_bytes_are_the_same_recording() {
 
 /// perf up to Linux 3.10 writes a table of event names besides the description of the events.
 #[test]
-fn a_file_of_perf_3_8_is_read() {
+fn file_of_perf_3_8_is_readable() {
     let mut bytes = FULL.to_vec();
     let mut table = 7u64.to_le_bytes().to_vec();
     table.extend(b"page-faults");
@@ -257,7 +257,7 @@ fn other_formats_of_perf_are_named() {
 }
 
 #[test]
-fn a_lackey_log_of_two_processes_is_refused() {
+fn lackey_log_of_two_processes_is_rejected() {
     let log = b"==7== Lackey, an example Valgrind tool\nI  0401ab70,3\n==8== \nI  0401ab73,3\n";
     let read = |log| Addresses::of_bytes(Path::new("t"), log).accesses().unwrap().count();
     let mut addresses = Addresses::of_bytes(Path::new("t"), log);

@@ -232,7 +232,7 @@ fn recordings_are_small_and_survive_a_round_trip() {
 }
 
 #[test]
-fn the_fixture_shows_each_trap() {
+fn fixture_contains_each_special_case() {
     use faultless_trace::event::{Birth, Kind};
     let trace = fixture("fixture.perf.data");
     assert_eq!(trace.header.program, "fixture");
@@ -286,7 +286,7 @@ fn the_fixture_shows_each_trap() {
 }
 
 #[test]
-fn a_lesser_compressed_recording_says_what_it_assumes() {
+fn incomplete_recording_reports_its_assumptions() {
     let trace = fixture("fixture-faults-z.perf.data");
     let summary = trace.summary();
     assert!(summary.user_faults > 60 && summary.kernel_faults > 5, "{summary}");

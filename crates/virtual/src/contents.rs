@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn contents_are_as_of_plain_memory(
+        fn contents_match_plain_memory(
             steps in prop::collection::vec((0u8..5, 1u32..4, 0u64..6, any::<u64>()), 1..60),
         ) {
             let contents = Contents::new(Memory::new(4 * PAGE, 1).unwrap());

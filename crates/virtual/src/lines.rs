@@ -373,7 +373,7 @@ mod tests {
 
     /// The count does not depend on the start of an array, or on earlier values there.
     #[test]
-    fn lines_of_an_array_are_counted_from_its_begin() {
+    fn lines_of_an_array_are_counted_from_its_start() {
         let costs = Costs::new(&Profile::bundled("two-socket").expect("it is bundled"));
         let mut lines = Lines::new();
         lines.made(&costs, AT, 64, "value", Some((1, 0)));

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_leaves_the_caches_as_lines_come() {
+    fn page_leaves_the_caches_after_line_transfers() {
         let recent =
             Recent { last: RefCell::new(vec![None; 2]), own_lines: 100, shared_lines: 1000 };
         let at = |cpu, lines, all_lines| Moment { cpu, lines, all_lines };

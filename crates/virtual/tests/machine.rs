@@ -50,7 +50,7 @@ fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
 /// A CPU takes an interrupt pending at its arrival at a meeting. The other CPU waits for the
 /// arrival.
 #[test]
-fn an_interrupt_reaches_a_meeting() {
+fn interrupt_is_taken_at_a_meeting() {
     let (system, meeting) = (system(2, 0, &[]), Meeting::of(2));
     let process = system.process().unwrap();
     let at = 1 << 40;
@@ -88,7 +88,7 @@ fn run(cpus: usize, seed: u64, settings: &[&str]) -> Run {
 }
 
 #[test]
-fn bundled_profiles_are_well_formed_and_say_where_their_numbers_are_from() {
+fn bundled_profiles_are_valid_and_have_sources() {
     for (name, _) in BUNDLED {
         let profile = Profile::bundled(name).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(profile.name, name);
@@ -97,7 +97,7 @@ fn bundled_profiles_are_well_formed_and_say_where_their_numbers_are_from() {
 }
 
 #[test]
-fn published_figures_say_where_they_are_from() {
+fn published_figures_have_sources() {
     let rows = published::all();
     assert!(rows.len() > 50);
     for row in rows {
@@ -134,7 +134,7 @@ fn measured(zero_own: f64, map_ipc: f64) -> Profile {
 }
 
 #[test]
-fn a_profile_that_is_written_is_read_again() {
+fn profile_round_trips() {
     let mut profile = measured(80.0, 1.5);
     profile.summary = "said \"so\" \\ and so".into();
     profile.number_mut("line.own_ns").unwrap().value = 0.125;
@@ -184,7 +184,7 @@ fn alone(profile: &Profile) -> [u64; 2] {
 }
 
 #[test]
-fn what_was_measured_is_what_is_charged() {
+fn measured_costs_are_charged() {
     let [cold, slow] = alone(&Profile::bundled("two-socket").unwrap());
     let [hot, _] = alone(&measured(80.0, 1.2));
     let [hotter, fast] = alone(&measured(40.0, 2.4));
@@ -196,7 +196,7 @@ fn what_was_measured_is_what_is_charged() {
 
 /// A copy translates each page once, and takes the time of its bytes.
 #[test]
-fn a_copy_is_charged_by_its_bytes() {
+fn copy_is_charged_by_its_bytes() {
     let system = system(1, 0, &[]);
     let process = system.process().unwrap();
     let (half, whole) = system.run(
@@ -226,7 +226,7 @@ fn a_copy_is_charged_by_its_bytes() {
 }
 
 #[test]
-fn bad_profiles_are_refused_with_the_key() {
+fn bad_profiles_are_rejected_with_the_key() {
     let (_, good) = BUNDLED[0];
     let line = good.lines().find(|line| line.starts_with("occupancy")).unwrap();
     for (bad, says) in [
@@ -243,7 +243,7 @@ fn bad_profiles_are_refused_with_the_key() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_figures() {
+fn same_seed_gives_the_same_figures() {
     for seed in [0, 7] {
         assert_eq!(run(8, seed, &[]), run(8, seed, &[]), "seed {seed}");
     }
@@ -251,7 +251,7 @@ fn the_same_seed_gives_the_same_figures() {
 }
 
 #[test]
-fn the_laws_hold_under_each_policy_and_schedule() {
+fn laws_hold_under_each_policy_and_schedule() {
     for policy in ["locking=speculative", "locking=per_vma", "locking=mmap_lock"] {
         for seed in 0..4 {
             run(16, seed, &[policy]);
@@ -287,14 +287,14 @@ fn faults_side_by_side(policy: &str) -> u64 {
 }
 
 #[test]
-fn a_lock_that_all_faults_take_costs_more_than_none() {
+fn global_lock_for_faults_costs_more_than_no_lock() {
     let [free, per_vma, locked] = ["speculative", "per_vma", "mmap_lock"]
         .map(|policy| faults_side_by_side(&format!("locking={policy}")));
     assert!(2 * free < per_vma && 2 * free < locked, "{free}, {per_vma}, {locked} ps");
 }
 
 #[test]
-fn a_thousand_cpus_fault_in_one_space() {
+fn thousand_cpus_fault_in_one_space() {
     let system = system(1024, 0, &[]);
     let process = system.process().unwrap();
     let area = system.run(1, |_| &process, |cpu, _| cpu.mmap(0, 1024 * 4 * PAGE_SIZE, RW, PRIVATE));
@@ -315,7 +315,7 @@ fn a_thousand_cpus_fault_in_one_space() {
 }
 
 #[test]
-fn a_child_has_what_its_parent_had_and_neither_sees_the_others_stores() {
+fn child_has_its_parents_pages_and_stores_stay_private() {
     let system = system(2, 0, &[]);
     let process = system.process().unwrap();
     system.run(
@@ -349,7 +349,7 @@ fn accesses(system: &Virtual, mut what: impl FnMut()) -> f64 {
 // Assertions of debug builds access shared memory, too.
 #[cfg_attr(debug_assertions, ignore = "of builds without debug assertions")]
 #[test]
-fn instructions_are_charged_by_the_accesses_that_are_observed() {
+fn instructions_are_charged_by_observed_accesses() {
     let system = system(2, 0, &["prefault_max_order=0"]);
     let process = system.process().unwrap();
     let pair = |cpu: &VirtualCpu<'_>| {

@@ -18,7 +18,7 @@ fn pairs(locking: &str, cpus: usize, seed: u64, cases: u64) -> Ran {
 }
 
 #[test]
-fn pairs_of_64_cpus_have_an_order() {
+fn pairs_of_64_cpus_are_serializable() {
     let ran = pairs("speculative", 64, 1, 1);
     let count = |name| ran.counters.iter().find(|(known, _)| *known == name).unwrap().1;
     assert!(
@@ -29,13 +29,13 @@ fn pairs_of_64_cpus_have_an_order() {
 }
 
 #[test]
-fn those_of_a_few_have_one_under_the_baselines() {
+fn pairs_of_few_cpus_are_serializable_under_the_baselines() {
     pairs("per_vma", 8, 2, 4);
     pairs("mmap_lock", 8, 3, 4);
 }
 
 #[test]
-fn a_seed_is_one_schedule() {
+fn seed_determines_the_schedule() {
     let [first, again] = [(); 2].map(|()| pairs("speculative", 8, 4, 2));
     // To the last picosecond.
     assert_eq!(first, again);

@@ -25,12 +25,12 @@ fn storms(policy: &str, cpus: usize, seeds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn cpus_find_what_they_left() {
+fn cpus_find_their_own_contents() {
     storms("speculative", 16, 0..6);
 }
 
 #[test]
-fn so_they_do_under_the_baselines() {
+fn cpus_find_their_own_contents_under_the_baselines() {
     storms("per_vma", 8, 1..3);
     storms("mmap_lock", 8, 1..3);
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_shorter_than_a_tick_has_taken_time() {
+    fn work_shorter_than_a_tick_is_measured() {
         for _ in 0..100 {
             let before = thread_usage();
             (0..100_000).for_each(|n: u32| _ = std::hint::black_box(n));

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_division_by_zero() {
+    fn empty_measurement_does_not_divide_by_zero() {
         let crew = Crew { workers: 0, mode: Mode::Threads, limit: None };
         let outcome = Outcome::new::<Pft>("test".into(), &crew, Vec::new(), Measured::default());
         assert_eq!(outcome.wall, 0.0);

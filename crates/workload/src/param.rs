@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_given_once_and_defaults_stay() {
+    fn parameters_are_given_once_and_keep_defaults() {
         let error = Settings::parse("w", &[&SIZE], ["size=4K", "size=8K"]).expect_err("twice");
         assert_eq!(error.to_string(), "w: size is given twice");
         let settings = Settings::parse("w", &[&SIZE], ["size=8K"]).expect("it is good");
@@ -275,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_answered(text in ".*") {
+        fn any_text_is_parsed_without_a_panic(text in ".*") {
             for kind in [Kind::Size, Kind::Seconds, Kind::Count(0, 9), Kind::Choice(&["é"])] {
                 if let Some(value) = kind.parse(&text) {
                     prop_assert_eq!(kind.parse(&kind.show(value)), Some(value));
@@ -284,7 +284,7 @@ mod tests {
         }
 
         #[test]
-        fn sizes_come_back(pages in 1u64..1 << 34) {
+        fn sizes_round_trip(pages in 1u64..1 << 34) {
             let size = pages * 4096;
             prop_assert_eq!(Kind::Size.parse(&Kind::Size.show(size)), Some(size));
         }

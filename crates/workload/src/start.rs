@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_works_before_all_are_there() {
+    fn work_starts_after_all_have_arrived() {
         let start = Start::default();
         let working = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_does_not_hold_up_who_is_done() {
+    fn limit_does_not_delay_finished_workers() {
         let (start, begin) = (Start::default(), Instant::now());
         start.absent();
         start.conduct(Some(Duration::from_secs(100)), || 1, || ());

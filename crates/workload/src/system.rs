@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_do_aside_is_in_nobodys_time() {
+    fn time_aside_is_excluded_from_wall_time() {
         let worker = |begin, end, aside| Report { span: (begin, end), aside, ..Report::default() };
         let workers = vec![worker(1.0, 6.0, 2.0), worker(1.5, 6.0, 2.0)];
         let measured = Measured { workers, ..Measured::default() };

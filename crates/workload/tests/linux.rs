@@ -162,7 +162,7 @@ fn forks() {
 }
 
 #[test]
-fn a_time_limit_ends_every_workload() {
+fn time_limit_ends_every_workload() {
     for info in all() {
         let small = small(info.name);
         let outcome = run(info.name, &format!("{small} seconds=0.2 threads=2"));
@@ -173,7 +173,7 @@ fn a_time_limit_ends_every_workload() {
 }
 
 #[test]
-fn every_failure_comes_out() {
+fn every_failure_is_returned() {
     for mode in [Mode::Threads, Mode::Processes] {
         let killed = Err(Failure::Killed { signal: 11 });
         for good in [Odd::Calls, Odd::StopsShort] {

@@ -28,7 +28,7 @@ fn counter(outcome: &Outcome, name: &str) -> u64 {
 }
 
 #[test]
-fn every_workload_under_every_locking() {
+fn every_workload_runs_under_every_locking() {
     let native = native();
     for locking in Locking::ALL {
         for check in [AnonVmaCheck::Early, AnonVmaCheck::Late] {
@@ -78,7 +78,7 @@ fn every_workload_under_every_locking() {
 
 /// The preparation of a round is off the clock: its time, faults and calls.
 #[test]
-fn preparations_are_in_no_figure() {
+fn figures_exclude_preparation() {
     let native = native();
     for order in ["private", "shuffled"] {
         for (name, faults, units) in [
@@ -104,7 +104,7 @@ fn preparations_are_in_no_figure() {
 
 /// Half of the threads only touch, half only give back: the pages are those of the first.
 #[test]
-fn who_gives_back_takes_nothing_from_who_touches() {
+fn discards_do_not_affect_touching_threads() {
     let native = native();
     for locking in Locking::ALL {
         native.vm().set(Setting::Locking(locking));
@@ -126,7 +126,7 @@ fn who_gives_back_takes_nothing_from_who_touches() {
 
 /// The pages of a file in memory are shared by all its mappings; private copies are not shared.
 #[test]
-fn pages_of_a_file_are_shared_by_who_maps_it() {
+fn mappings_of_a_file_share_its_pages() {
     let native = native();
     let left = |name: &str, arguments: &str| {
         let outcome = common::run(&native, name, arguments);
@@ -196,7 +196,7 @@ fn read_faults_of_small_allocs_take_no_lock() {
 }
 
 #[test]
-fn pages_mapped_ahead_are_no_faults_of_the_classic_row() {
+fn classic_row_counts_no_faults_for_prefaulted_pages() {
     let native = native();
     let mut faults = Vec::new();
     for order in [0, 3, 5] {
@@ -217,7 +217,7 @@ fn pages_mapped_ahead_are_no_faults_of_the_classic_row() {
 
 /// Unused prefaulted pages are detected at the end of the process.
 #[test]
-fn waste_is_counted_to_the_end_of_the_processes() {
+fn waste_is_counted_until_the_end_of_the_processes() {
     let native = native();
     for order in [3, 5] {
         native.vm().set(Setting::PrefaultMaxOrder(order));
@@ -232,7 +232,7 @@ fn waste_is_counted_to_the_end_of_the_processes() {
 }
 
 #[test]
-fn a_time_limit_ends_every_workload() {
+fn time_limit_ends_every_workload() {
     let native = native();
     for info in all() {
         // On a busy host workers may start late, and the limit does not wait for them.
@@ -245,7 +245,7 @@ fn a_time_limit_ends_every_workload() {
 }
 
 #[test]
-fn every_failure_comes_out() {
+fn every_failure_is_returned() {
     let native = native();
     for mode in [Mode::Threads, Mode::Processes] {
         assert_eq!(common::odd(&native, Odd::Calls, mode), Ok(()), "{mode:?}");
@@ -275,7 +275,7 @@ fn every_failure_comes_out() {
 }
 
 #[test]
-fn a_machine_too_small_says_so() {
+fn too_small_machine_reports_out_of_memory() {
     let native = native();
     let workload = Workload::parse("pft", ["threads=4"]).expect("valid");
     let failure = workload.run(&native);

@@ -29,7 +29,7 @@ fn both(name: &str, arguments: &str, cpus: usize) -> [Outcome; 2] {
 }
 
 #[test]
-fn a_table_that_is_only_read_moves_with_few_interrupts() {
+fn read_only_table_moves_with_few_interrupts() {
     let [off, on] = both("xsbench", "threads=8 fast=8M lookups=4000", 8);
     for outcome in [&off, &on] {
         assert_eq!(outcome.operations, 8 * 4000);
@@ -43,14 +43,14 @@ fn a_table_that_is_only_read_moves_with_few_interrupts() {
 }
 
 #[test]
-fn a_table_that_is_written_has_no_deferred_flush() {
+fn written_table_has_no_deferred_flush() {
     let [off, on] = both("xsbench", "threads=4 fast=4M lookups=1000 access=write", 4);
     assert_eq!(counter(&on, "flush_deferred"), 0);
     assert!(counter(&off, "tlb_flush") > 0 && counter(&on, "tlb_flush") > 0);
 }
 
 #[test]
-fn models_are_evicted_and_read_again_whoever_many_processes_there_are() {
+fn models_are_evicted_and_read_again_with_any_number_of_processes() {
     for threads in [1, 2, 4] {
         let [off, on] = both("llm", &format!("threads={threads} fast=2M passes=2"), 4);
         for outcome in [&off, &on] {
@@ -63,13 +63,13 @@ fn models_are_evicted_and_read_again_whoever_many_processes_there_are() {
 }
 
 #[test]
-fn runs_repeat() {
+fn runs_are_reproducible() {
     let run = || run("xsbench", "threads=4 fast=4M lookups=500", 4, true);
     assert_eq!(run(), run());
 }
 
 #[test]
-fn sizes_that_do_not_do_are_refused() {
+fn invalid_sizes_are_rejected() {
     for (arguments, why) in [("fast=4K", "from 1M on"), ("ratio=1:5", "1:2.3"), ("fast=1", "fast")]
     {
         for name in ["xsbench", "llm"] {
@@ -82,7 +82,7 @@ fn sizes_that_do_not_do_are_refused() {
 /// The counts and times of a run do not depend on an earlier run in the same process, whose memory
 /// the run may reuse.
 #[test]
-fn runs_are_the_same_after_another() {
+fn runs_do_not_depend_on_earlier_runs() {
     let simulate = |ratio: &str| {
         let outcome = run("llm", &format!("threads=6 fast=2M passes=2 ratio={ratio}"), 6, false);
         (outcome.counters, outcome.wall, outcome.allocations)

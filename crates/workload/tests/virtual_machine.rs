@@ -55,7 +55,7 @@ fn modes(name: &str) -> &'static [Mode] {
 }
 
 #[test]
-fn every_workload_gives_the_same_figures_again() {
+fn every_workload_is_reproducible() {
     for info in all() {
         for mode in modes(info.name) {
             for seed in [0, 5] {
@@ -107,7 +107,7 @@ fn every_workload_does_its_work_under_every_locking() {
 
 /// The limit is in simulated time.
 #[test]
-fn a_time_limit_ends_every_workload() {
+fn time_limit_ends_every_workload() {
     for info in all() {
         let arguments = format!("{} seconds=0.0005 threads={CPUS}", small(info.name));
         let Figures { outcome, .. } = figures(info.name, &arguments, 0, &[], 0);
@@ -117,7 +117,7 @@ fn a_time_limit_ends_every_workload() {
 }
 
 #[test]
-fn every_failure_comes_out() {
+fn every_failure_is_returned() {
     for mode in [Mode::Threads, Mode::Processes] {
         let odd = |odd| common::odd(&system(0, &[]), odd, mode);
         assert_eq!(odd(Odd::Calls), Ok(()), "{mode:?}");
@@ -136,7 +136,7 @@ fn every_failure_comes_out() {
 }
 
 #[test]
-fn a_machine_too_small_says_so() {
+fn too_small_machine_reports_out_of_memory() {
     let run = |arguments: &str| {
         let workload = Workload::parse("pft", arguments.split_whitespace()).expect("valid");
         workload.run(&system(0, &[])).expect_err("it cannot fit")

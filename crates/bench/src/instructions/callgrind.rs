@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_add_up_is_refused() {
+    fn inconsistent_profile_is_rejected() {
         assert!(Profile::parse(&PART.replace("409", "410")).is_err());
         assert!(Profile::parse("events: Ir Dr\n").unwrap_err().contains("line 1"));
         assert!(Profile::parse("events: Ir\nfn=(3)\n").is_err());

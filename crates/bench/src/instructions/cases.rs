@@ -575,7 +575,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_goes_the_way_it_is_about() {
+    fn every_case_takes_its_intended_path() {
         for case in all(false) {
             case.run().unwrap();
         }

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_maps_faults_and_unmaps() {
+    fn peer_maps_faults_and_unmaps() {
         let frames = Arc::new(Frames::new(Memory::new(64 << 12, 1).unwrap(), 1));
         let free = || frames.with_list(|list| list.len());
         let before = free();

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_maps_the_aligned_folio_around_it() {
+    fn store_maps_the_aligned_folio_around_it() {
         let w = Access::Write;
         let got = with(&[2], &[map(0, 16), touch(5, w), touch(4, w), touch(7, w), touch(8, w)]);
         assert_eq!((got.outcome.faults, got.outcome.left, got.mapped[2]), (4, 2, 2));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_folio_that_fits_is_mapped() {
+    fn largest_fitting_folio_is_mapped() {
         let w = Access::Write;
         // The mapping starts in the middle of a block of 8, and the next block has a page.
         let got = with(&[1, 3], &[map(4, 20), touch(5, w), touch(9, w), touch(17, w)]);
@@ -137,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn a_load_maps_the_zero_page_alone() {
+    fn load_maps_only_the_zero_page() {
         let got = with(&[9], &[map(0, 512), touch(0, Access::Read), touch(1, Access::Write)]);
         assert_eq!((got.mapped[0], got.mapped[9]), (2, 0), "{got:?}");
     }
 
     #[test]
-    fn memory_that_asks_for_huge_pages_gets_those_of_madvise() {
+    fn advised_memory_gets_the_orders_of_madvise() {
         let advise = |page: u64, pages: u64, advice| {
             let (start, len) = (START + page * PAGE_SIZE, pages * PAGE_SIZE);
             Kind::Advise { start, len, advice }

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instruction_tells_a_buffer_from_a_single_page() {
+    fn instruction_distinguishes_a_buffer_from_a_single_page() {
         let of = |instructions| predicted(&trace(), 4, 0.8, instructions).unwrap();
         let (without, with) = (of(false), of(true));
         assert_eq!((without.faults, with.faults), (200 * 17, 200 * 17));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_threshold_saves_less_and_leaves_less_unused() {
+    fn higher_threshold_saves_less_and_wastes_less() {
         let trace = crate::recordings::find("redis").unwrap().trace().unwrap();
         let [bold, shy] = [0.7, 0.95].map(|at| predicted(&trace, 5, at, true).unwrap());
         assert!(bold.left < shy.left && bold.wasted > shy.wasted, "{bold:?} {shy:?}");

@@ -44,7 +44,7 @@ fn four(events: &[(u32, Kind)]) -> Outcome {
 }
 
 #[test]
-fn pages_mapped_ahead_spare_faults_or_are_wasted() {
+fn prefaulted_pages_save_faults_or_are_wasted() {
     let w = Access::Write;
     let out = four(&[map(600), fault(0, 0, w), fault(1, 1, w), fault(0, 3, w), fault(0, 8, w)]);
     let want =
@@ -54,7 +54,7 @@ fn pages_mapped_ahead_spare_faults_or_are_wasted() {
 }
 
 #[test]
-fn a_store_to_the_page_of_zeros_still_faults() {
+fn store_to_the_zero_page_still_faults() {
     let (r, w) = (Access::Read, Access::Write);
     let out = four(&[map(600), fault(0, 0, r), fault(0, 1, w), fault(0, 2, r)]);
     // The second fault is a copy, and maps page 4 too.
@@ -62,7 +62,7 @@ fn a_store_to_the_page_of_zeros_still_faults() {
 }
 
 #[test]
-fn what_is_taken_away_untouched_is_wasted_and_faults_again() {
+fn untouched_removed_pages_are_wasted_and_fault_again() {
     let w = Access::Write;
     let part = (0, Kind::Unmap { start: START, len: 2 * PAGE_SIZE });
     let advice = MADV_DONTNEED;
@@ -87,7 +87,7 @@ fn moved_pages_stay_mapped() {
 }
 
 #[test]
-fn a_forked_child_has_what_was_touched_and_copies_the_rest() {
+fn forked_child_has_touched_pages_and_faults_on_others() {
     let w = Access::Write;
     let fork = (0, Kind::Spawn { child: 2, birth: Birth::Fork });
     let out = four(&[map(600), fault(0, 0, w), fork, fault(2, 1, w), fault(0, 1, w)]);
@@ -99,20 +99,20 @@ fn a_forked_child_has_what_was_touched_and_copies_the_rest() {
 }
 
 #[test]
-fn a_trace_that_does_not_hold_together_is_refused() {
+fn inconsistent_trace_is_rejected() {
     let error = predicted::<Streams>(&trace(&[(7, Kind::Exec)]), 5).unwrap_err();
     assert_eq!(error.to_string(), "event 0: its thread is not in the table");
 }
 
 #[test]
-fn order_zero_avoids_nothing() {
+fn order_zero_avoids_no_fault() {
     let trace = recordings::find("redis").unwrap().trace().unwrap();
     let out = predicted::<Streams>(&trace, 0).unwrap();
     assert_eq!((out.left, out.ahead, out.wasted), (out.faults, 0, 0));
 }
 
 #[test]
-fn the_recordings_keep_what_they_reach() {
+fn recordings_keep_their_prefault_results() {
     let all: Vec<_> = recordings::all()
         .iter()
         .map(|recording| {

@@ -65,7 +65,7 @@ proptest! {
 
     /// Within one VMA and table the bound equals the savings of the best policy.
     #[test]
-    fn the_bound_is_reached_by_the_best_policy(
+    fn best_policy_reaches_the_bound(
         steps in proptest::collection::vec(
             prop_oneof![3 => (0..5u64).prop_map(Step::Touch), 1 => (0..5u64).prop_map(Step::Forget)],
             0..9,
@@ -78,7 +78,7 @@ proptest! {
 }
 
 #[test]
-fn a_window_may_leave_pages_out() {
+fn window_may_omit_pages() {
     let steps: Vec<_> = (0..32).map(|n| Step::Touch(16 * n)).collect();
     assert_eq!(bound_of(512, &steps, 3), Bound { touches: 32, saved: 28 });
     // A window stays in its table.
@@ -87,14 +87,14 @@ fn a_window_may_leave_pages_out() {
 }
 
 #[test]
-fn order_zero_saves_nothing() {
+fn order_zero_saves_no_fault() {
     let steps: Vec<_> = (0..9).map(Step::Touch).collect();
     assert_eq!(bound_of(9, &steps, 0), Bound { touches: 9, saved: 0 });
 }
 
 /// Adjacent VMAs of the same protection may have merged, and a fault reaches both.
 #[test]
-fn neighbours_count_as_one_where_they_may_have_merged() {
+fn mergeable_adjacent_vmas_count_as_one() {
     let steps: Vec<_> = (0..8).map(Step::Touch).collect();
     let saved = |prot| {
         let mut trace = trace(8, &steps);

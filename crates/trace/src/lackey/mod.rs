@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_accesses_and_valgrinds_own_are_not() {
+    fn valgrind_lines_are_no_accesses() {
         let access = |kind, addr, size| Access { kind, addr, size };
         let expected = [
             access(Kind::Fetch, 0x0401_ab70, 3),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_again_from_the_start() {
+    fn accesses_restart_from_the_first() {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, GOOD.as_bytes()).unwrap();
         let mut addresses = Addresses::of_file(Path::new("t"), file);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn errors_contain_the_line() {
         for (line, reason) in [
             ("I 0,1", "expected `I  ADDRESS,SIZE`"),
             (" X 0,1", "expected `I  ADDRESS,SIZE`"),
@@ -361,13 +361,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_are_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             recognise(&bytes);
             let _ = read(leaked(bytes));
         }
 
         #[test]
-        fn numbers_are_read_as_they_are_written(addr in 0u64..u64::MAX - 4096, size in 1u64..=4096) {
+        fn numbers_round_trip(addr in 0u64..u64::MAX - 4096, size in 1u64..=4096) {
             let read = read(leaked(format!(" M {addr:08x},{size}\n"))).unwrap();
             prop_assert_eq!(read, [Access { kind: Kind::Modify, addr, size }]);
         }

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_file_gives_its_own_fields_in_order() {
+    fn format_file_gives_its_own_fields_in_order() {
         let text = "name: sys_enter_clone3\nID: 1\nformat:\n\
             \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
             \tfield:int __syscall_nr;\toffset:8;\tsize:4;\tsigned:1;\n\
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_that_is_cut_gives_what_was_whole() {
+    fn truncated_section_gives_its_complete_layouts() {
         assert!(layouts(b"\x17\x08\x44tracing0.6\0\0\x08").is_empty());
     }
 }

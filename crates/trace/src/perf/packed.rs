@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_may_be_cut_anywhere_and_need_not_end() {
+    fn frames_may_be_split_anywhere_and_lack_an_end() {
         let records = [record(9, 1), record(RECORD_FINISHED_ROUND, 2), record(9, 3)].concat();
         let stream = frame(&[&records[..5], &records[5..]]);
         let want = [record(9, 1), record(9, 3)].concat();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_the_record() {
+    fn errors_contain_the_record() {
         let broken = [&frame(&[&record(9, 1)])[..], &[7, 0, 0]].concat();
         let (at, why) = read(&broken, 20).unwrap_err();
         assert!(at == 101 && why.contains("(zstd) is damaged"), "{at}: {why}");

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_are_on_are_told() {
+    fn enabled_sizes_are_found() {
         let dir = std::env::temp_dir().join(format!("faultless-huge-{}", std::process::id()));
         let write = |name: &str, text: &str| {
             let file = dir.join(name);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hides_touches_is_said_with_what_to_do() {
+    fn hidden_touches_are_reported_with_a_remedy() {
         let note = |sizes: &[u64], off| HugePages { sizes: sizes.to_vec(), off }.note();
         assert_eq!(note(&[], true), None);
         assert_eq!(note(&[], false), None);

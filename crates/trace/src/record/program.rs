@@ -88,7 +88,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_cannot_be_run_is_said_as_the_kernel_says_it() {
+    fn find_returns_the_error_of_execve() {
         let dir = std::env::temp_dir().join(format!("faultless-run-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let file = |name: &str, text: &str, mode| {

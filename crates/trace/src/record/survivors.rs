@@ -68,7 +68,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_process_that_runs_on_is_named() {
+    fn surviving_process_is_named() {
         let survivors = Survivors::watch();
         // The shell ends at once; the sleep has no parent then.
         let mut shell = Command::new("sh");

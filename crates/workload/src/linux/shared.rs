@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_failure_that_says_most_comes_out() {
+    fn most_specific_failure_is_returned() {
         let wrong = Failure::Wrong { what: "test", addr: 0, expected: 0, found: 1 };
         let killed = Failure::Killed { signal: 9 };
         let collect = |coordinator, workers: [Option<Result<WorkerReport, Failure>>; 2]| {

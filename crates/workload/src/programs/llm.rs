@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_process_begins_in_its_part_of_the_model() {
+    fn every_process_starts_in_its_part_of_the_model() {
         let begins = |seed| {
             let begin = |index| begin(1000, seed, Worker { index, count: 16 });
             (0..16).map(begin).collect::<Vec<_>>()

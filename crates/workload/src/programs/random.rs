@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shuffled_is_all_of_it_and_the_same_again() {
+    fn shuffle_is_a_reproducible_permutation() {
         let shuffled = |seed| {
             let mut items: Vec<u32> = (0..1000).collect();
             Random::new(seed).shuffle(&mut items);

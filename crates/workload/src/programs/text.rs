@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_comes_to_each_page_once() {
+    fn pass_reaches_each_page_once() {
         for pages in (1..200).chain([512, 987, 1974, 4096, 117_954]) {
             let stride = stride(pages);
             assert!(pages <= 2 || stride < pages, "{pages}: {stride}");
