@@ -127,7 +127,8 @@ fn accel(args: &BootArgs) -> Result<Chosen, CliError> {
     let counted = args.clock == ClockArg::Deterministic;
     let (accel, why) = match args.accel {
         AccelArg::Kvm if counted => {
-            let why = "--accel kvm counts no instructions, as --clock deterministic asks: give one of them";
+            let why =
+                "--accel kvm cannot count instructions for --clock deterministic: give one of them";
             return Err(CliError::Usage(why.into()));
         }
         AccelArg::Kvm => {

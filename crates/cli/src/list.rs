@@ -39,7 +39,7 @@ pub fn knobs() -> Result<(), CliError> {
         table.add_row([name, values, default.as_str(), meaning]);
     }
     writeln!(out, "{}", table.trim_fmt())?;
-    writeln!(out, "\nSet with --set KNOB=VALUE, on every command that runs something.")?;
+    writeln!(out, "\nSet a knob with --set KNOB=VALUE, in every command that runs something.")?;
     Ok(())
 }
 
@@ -57,7 +57,7 @@ pub fn counters() -> Result<(), CliError> {
     writeln!(out, "{}", table.trim_fmt())?;
     writeln!(
         out,
-        "\n`stat`, `replay` and `boot` print those that counted something; --json has all of them.\n\
+        "\n`stat`, `replay` and `boot` print the counters above zero; --json has all counters.\n\
          `spf` is `speculative_pgfault` where a program prints all totals, as the event of the original patches.\n\
          `stat` simulates TLBs on the native machine, with the sizes of {PROCESSOR}; simulated CPUs have those of their profile (`compare xsbench`)."
     )?;

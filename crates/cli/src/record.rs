@@ -57,7 +57,7 @@ pub fn setup(lesser: bool) -> Result<Setup, CliError> {
         let hint = if lesser {
             ""
         } else {
-            "\n--lesser accepts a recording without what needs permission, where perf can make one"
+            "\n--lesser accepts a recording without the events that need permission, if perf can make one"
         };
         CliError::Failed(format!("{missing}{hint}"))
     })?;

@@ -53,13 +53,13 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
             let written = workload.needs().written;
             if workload.needs().tiers.is_some() {
                 say!(
-                    "faultless: the host's memory stays as it is: fast and ratio say how much of it is used"
+                    "faultless: the host's memory stays unchanged: fast and ratio only set how much of it is used"
                 );
             }
             host::afford(&title, written.saturating_add(written / PAGE_TABLES))?;
             let outcome = run::on_linux(&workload).map_err(|error| match error {
                 CliError::Failed(_) if interrupt::requested() => {
-                    let why = "interrupted; Linux tells its counts at a workload's end, seconds=N sets one";
+                    let why = "interrupted; Linux reports its counts only at the end of a workload: limit it with seconds=N";
                     CliError::failed(&title, why)
                 }
                 error => error,
@@ -107,12 +107,13 @@ fn page(
     let mut page = Page::new(workload);
     page.plot(
         "Where the time goes",
-        &format!("What each operation of a short run takes on {on}, simulated ({PROFILE}), by what a CPU does in that time."),
+        &format!("Time of each operation of a short run on {on}, simulated ({PROFILE}), divided by the activity of the CPU."),
         &time(&runs, subject.unit(), &on)?,
     );
     for (operation, name) in [(Operation::Fault, "faults"), (Operation::Map, "mmap and munmap")] {
         if let Some(picture) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
-            let meaning = "The share of them that take at most so long in the same run.";
+            let meaning =
+                "Share of operations that take at most the time on the axis, in the same run.";
             page.plot(&format!("Latencies: {name}"), meaning, &picture);
         }
     }

@@ -25,7 +25,7 @@ pub static SECONDS: Param = Param {
     name: "seconds",
     kind: Kind::Seconds,
     default: 0,
-    help: "run for this long instead of a number of passes; 0 for the passes",
+    help: "duration of the run; 0: run the number of passes instead",
 };
 
 /// A benchmark: its preparation, the work of each worker, and the final checks.

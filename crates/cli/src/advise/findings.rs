@@ -142,7 +142,7 @@ impl Findings {
         let settings = Settings::new(&[]);
         let effects = ahead::effects(source, &settings, &[PREFAULT])?;
         progress.advance(REPLAYS);
-        progress.begin("counts faults by what they are for");
+        progress.begin("counts faults by their cause");
         let census = Census::of(trace).map_err(wrong)?;
         let all = census.with_huge_shared(census.huge_shared);
         let with_shmem = match shmem.mode {

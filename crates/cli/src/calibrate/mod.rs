@@ -173,8 +173,8 @@ fn print(
     }
     writeln!(out, "{paths}")?;
     if fitted.iter().any(|path| !path.fits()) {
-        let apart = "* Could not be fitted: no number within its bounds makes the path take as long simulated. Other programs may have been running while it was \
-                     measured. What is simulated with this profile is off for such paths.";
+        let apart = "* Not fitted: no number within the bounds gives the measured time in simulation. Other programs may have run during the measurement. \
+                     Simulations with this profile are inaccurate for such paths.";
         writeln!(out, "{}", filled(apart, style.width))?;
     }
     Ok(())

@@ -178,7 +178,7 @@ fn map<T: Task>(task: &mut T, pages: u64) -> Result<u64, Failure> {
 // to the area, and moves the break, which it restores.
 unsafe impl Program for Probe {
     const NAME: &'static str = "calibrate";
-    const SUMMARY: &'static str = "one path of the subsystem again and again";
+    const SUMMARY: &'static str = "one path of the subsystem, repeated";
     const UNIT: &'static str = "times";
     const PARAMS: &'static [&'static Param] = &[];
 

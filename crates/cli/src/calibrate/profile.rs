@@ -91,8 +91,7 @@ fn taken(number: &mut Number, why: &str) {
 
 fn cpus(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-    let one =
-        "one group of CPUs: what lies where is not told to a guest, and two CPUs cannot measure it";
+    let one = "one group of CPUs: the host does not report the topology to a guest, and two CPUs cannot measure it";
     let topology = &mut profile.topology;
     topology.sockets = number(1.0, one);
     topology.complexes_per_socket = number(1.0, one);
@@ -107,19 +106,20 @@ fn cpus(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliE
 
 fn lines(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), CliError> {
     let line = &mut profile.line;
-    let in_instructions = "a hit in the first level is part of the instructions a cycle that were measured with the path";
+    let in_instructions =
+        "a hit in the first level is included in the instructions per cycle measured with the path";
     line.own_ns = number(0.0, in_instructions);
     match hardware::cached_lines() {
         Some(lines) => {
             let source = format!("the second-level cache, in lines: {SECOND_LEVEL}");
             line.cached_lines = number(lines as f64, source);
         }
-        None => taken(&mut line.cached_lines, "the host does not tell the size of its caches"),
+        None => taken(&mut line.cached_lines, "the host does not report the size of its caches"),
     }
     let own = line.cached_lines.value as usize * 64;
     line.far_ns = number(
         hardware::chase(effort, own / 2),
-        "measured: one line of half the second-level cache after another, each read when the one before is there",
+        "measured: the lines of half the second-level cache, each read after the previous one has arrived",
     );
     let memory = hardware::chase(effort, 128 << 20);
     line.memory_ns = number(
@@ -151,7 +151,7 @@ fn transfer(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(
     let interrupt = &mut profile.interrupt;
     let flag = "derived: the line of the target's interrupt flag, a line.complex_ns";
     interrupt.send_ns = number(took, flag);
-    let part = "as interrupt.deliver_ns, of which it is a part: the flag is where the target looks";
+    let part = "included in interrupt.deliver_ns: the target reads the flag";
     interrupt.handle_ns = number(0.0, part);
     Ok(())
 }

@@ -19,7 +19,7 @@ pub fn page(
     (tiers, style): (&[tiers::Rows], Style),
     text: &str,
 ) -> Result<Page, CliError> {
-    let mut page = Page::new("What page faults without a lock change");
+    let mut page = Page::new("Page faults with and without a lock");
     let (names, groups) = faults.places();
     if !groups.is_empty() {
         let groups = parts(groups);
@@ -27,16 +27,16 @@ pub fn page(
         let frame = frame("Instructions of a first write to a page, by module", "instructions", "");
         page.plot(
             "Where a fault's instructions go",
-            "Counted in all, and divided by the accesses to shared memory that each module of the subsystem makes in the fault.",
+            "The total is counted. It is divided between the modules of the subsystem in proportion to their accesses to shared memory in the fault.",
             &bars(&frame, &names, &groups, true)?,
         );
     }
     let (policies, rows) = many.ratios();
     if !rows.is_empty() {
-        let frame = frame("Operations a second, simulated", "to the best lock", "");
+        let frame = frame("Simulated operations per second", "to the best lock", "");
         page.plot(
             "Many CPUs",
-            "What each policy does in a second, as many times what the best locking policy does.",
+            "Operations per second of each policy, relative to the best locking policy.",
             &bars(&frame, &policies, &parts(rows), false)?,
         );
     }
@@ -50,8 +50,8 @@ pub fn page(
         let frame = frame("Time of a replay on this machine", "to the first policy", "");
         page.plot(
             "Real programs",
-            "The median time of a program's faults and calls under each policy; the line on a bar is the range in which it lies (95 %). If \
-             the ranges of two bars overlap there is no difference within the noise.",
+            "The median time of a program's faults and calls under each policy; the line on a bar is its 95 % interval. If \
+             the intervals of two bars overlap, the difference is within the noise.",
             &bars(&frame, &names, &groups, false)?,
         );
     }
@@ -68,7 +68,7 @@ pub fn of_tiers(tiers: &[tiers::Rows], style: Style) -> Result<Option<Page>, Cli
     if tiers.is_empty() {
         return Ok(None);
     }
-    let mut page = Page::new("What deferred flushes change where memory is in tiers");
+    let mut page = Page::new("Effect of deferred flushes on tiered memory");
     add_tiers(&mut page, tiers, style)?;
     Ok(Some(page))
 }

@@ -174,7 +174,7 @@ pub fn run(args: &ReplayArgs, name: &str, mut trace: Addresses) -> Result<(), Cl
     ];
     if let Some((_, what)) = given.iter().find(|(given, _)| *given) {
         return Err(CliError::Usage(format!(
-            "{what} is of no use for {name}: it is a trace of addresses, which has no faults and calls"
+            "{what} cannot be used with {name}: a trace of addresses has no faults and calls"
         )));
     }
     let mut json = Json::open(&args.json, &[&args.recording])?;

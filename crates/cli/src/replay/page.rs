@@ -138,13 +138,13 @@ pub fn page(
     let runs: Vec<_> = runs.iter().map(|(name, ran)| (name.clone(), ran)).collect();
     if let Some(picture) = latencies(&runs, Operation::Fault, "Latency of faults")? {
         let meaning = format!(
-            "The share of faults that take at most so long, on simulated CPUs ({PROFILE}), one for each thread."
+            "Share of faults that take at most the time on the axis, on simulated CPUs ({PROFILE}), one per thread."
         );
         page.plot("Latencies", &meaning, &picture);
     }
     page.plot(
         "Where the time goes",
-        "What each operation takes on simulated CPUs, by what a CPU does in that time.",
+        "Time of each operation on simulated CPUs, divided by the activity of the CPU.",
         &time(&runs, "operations", &source.name)?,
     );
     page.text("In figures", text);

@@ -22,7 +22,7 @@ const NANOSECOND: f64 = 1000.0;
 pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
     let mut page = Page::new(format!("{}, simulated", scaled.name));
     let meaning =
-        "Operations a second over CPUs, both axes logarithmic. All figures are simulated.";
+        "Operations per second over CPUs, both axes logarithmic. All figures are simulated.";
     page.plot("Throughput over CPUs", meaning, &plot::draw(scaled, false)?);
     let most = scaled.points.iter().map(|point| point.cpus).max().unwrap_or(1);
     let last: Vec<_> = scaled.points.iter().filter(|point| point.cpus == most).collect();
@@ -31,13 +31,12 @@ pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
     let on = plural(most as u64, "CPU");
     page.plot(
         "Where the time goes",
-        &format!("What each operation takes on {on}, by what a CPU does in that time."),
+        &format!("Time of each operation on {on}, divided by the activity of the CPU."),
         &time(&runs, scaled.unit, &on)?,
     );
     for (operation, name) in [(Operation::Fault, "faults"), (Operation::Map, "mmap and munmap")] {
         if let Some(picture) = latencies(&runs, operation, &format!("Latency of {name} on {on}"))? {
-            let meaning =
-                "The share of them that take at most so long, entry into the kernel included.";
+            let meaning = "Share of operations that take at most the time on the axis, including the entry into the kernel.";
             page.plot(&format!("Latencies: {name}"), meaning, &picture);
         }
     }

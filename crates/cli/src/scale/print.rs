@@ -48,13 +48,13 @@ pub fn print(
     writeln!(out, "{}", figures(scaled, style))?;
     writeln!(
         out,
-        "\nAll figures are simulated. Linear: as much on each CPU as on those of the policy's first row. Line transfers: lines that came from another CPU."
+        "\nAll figures are simulated. Linear: throughput per CPU, relative to the policy's first row. Line transfers: cache lines received from another CPU."
     )?;
     writeln!(
         out,
-        "The last columns are what CPUs do until each ends its part, in percent: execute instructions of the subsystem (instr.), wait for cache \
-         lines (lines), zero and copy pages (pages), enter and leave the kernel (entry), send and take interrupts and drop translations \
-         (flushes), wait for what another CPU must do, such as to release a lock or a range (waits; the delays of --seed are there, too), and run the program (program)."
+        "The last columns divide the time of the CPUs until each ends its part, in percent: execute instructions of the subsystem (instr.), wait for cache \
+         lines (lines), zero and copy pages (pages), enter and leave the kernel (entry), send and receive interrupts and invalidate translations \
+         (flushes), wait for another CPU, for example until it releases a lock or a range (waits, including the delays of --seed), and run the program (program)."
     )?;
     for points in scaled.policies() {
         let last = points.len() - 1;

@@ -199,7 +199,7 @@ fn prefault(figures: &Figures) -> Table {
     Table {
         name: "prefault",
         title: "prefault, 32 GB in one address space (512-CPU SGI machine, 2004)",
-        differs: "4 MiB for each CPU, where all shared 32 GB; pages of 4 KiB, which were of 16; up to order 3; eight sockets of today's kind.",
+        differs: "4 MiB per CPU, not 32 GB shared by all; pages of 4 KiB, not 16 KiB; up to order 3; eight sockets of a current kind.",
         rows,
     }
 }
@@ -222,7 +222,7 @@ fn ebizzy(figures: &Figures) -> Table {
     Table {
         name: "ebizzy",
         title: "ebizzy -mTt (24-CPU x86, and a POWER8 guest of 1,024 CPUs; 2019)",
-        differs: "2 records for each of 24 CPUs, one of 16 KiB for each of 1,024, where the published runs took seconds; 1,024 CPUs are 16 sockets of the profile's kind.",
+        differs: "2 records for each of 24 CPUs, one of 16 KiB for each of 1,024; the published runs took seconds; 1,024 CPUs are 16 sockets of the profile's kind.",
         rows,
     }
 }
@@ -243,7 +243,7 @@ fn page_fault(figures: &Figures) -> Table {
     Table {
         name: "page_fault",
         title: "page_fault1, 2 and 3 of will-it-scale as threads (72-CPU Skylake, 2019)",
-        differs: "2 passes over 512 KiB for each CPU, where a pass took 128 MiB; the base is the same kernel with the change switched off.",
+        differs: "2 passes over 512 KiB per CPU, not over 128 MiB; the base is the same kernel with the change switched off.",
         rows,
     }
 }
@@ -258,7 +258,7 @@ fn small_allocs(figures: &Figures) -> Table {
     Table {
         name: "small_allocs",
         title: "small_allocs (224 threads of the kernel test robot, 2024)",
-        differs: "one pass over 200 KiB for each CPU, where it was 80 MiB; no absolute figure was published.",
+        differs: "one pass over 200 KiB per CPU, not over 80 MiB; no absolute figure was published.",
         rows: vec![
             row("base", &[PER_VMA, "anon_vma_check=early", OFF]),
             row("anon_vma checked late", &[PER_VMA, OFF]).ratio(least).against(1),
@@ -312,7 +312,7 @@ fn vma(figures: &Figures) -> Table {
     Table {
         name: "vma",
         title: "mmap, munmap and faults on 384 CPUs (2 × EPYC 9965, CortenMM against Linux 6.13, 2025)",
-        differs: "1 pass over 4 chunks of 16 KiB for each CPU, mmap1: 4 pairs; per_vma stands for Linux; the published ratios are those of CortenMM (adv), of which\nonly the smallest and the largest of all threads are told.",
+        differs: "1 pass over 4 chunks of 16 KiB per CPU, mmap1: 4 pairs; per_vma represents Linux; the published ratios are those of CortenMM (adv), of which\nonly the smallest and the largest of all threads are known.",
         rows,
     }
 }

@@ -13,7 +13,7 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 40),
     default: 30_000,
-    help: "how often the break goes up and down",
+    help: "number of times that the break is raised and lowered",
 };
 
 /// `brk1`: raise the program break by a page, and lower it.

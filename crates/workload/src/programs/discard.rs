@@ -16,18 +16,18 @@ use faultless::{Access, Advice, VirtRange};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static SIZE: Param =
-    Param { name: "size", kind: Kind::Size, default: 16 << 20, help: "the part of one thread" };
+    Param { name: "size", kind: Kind::Size, default: 16 << 20, help: "memory of one thread" };
 static PIECE: Param = Param {
     name: "piece",
     kind: Kind::Size,
     default: 64 << 10,
-    help: "what is given back at a time",
+    help: "size of the range that one call discards",
 };
 static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
     default: 4,
-    help: "how often a part is touched",
+    help: "number of times that the memory is touched",
 };
 static ROLE: Param = Param {
     name: "role",

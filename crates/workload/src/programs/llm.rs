@@ -20,7 +20,7 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
     default: 4,
-    help: "how often a process reads its models",
+    help: "number of times that a process reads its models",
 };
 
 /// The number of models.
@@ -74,7 +74,7 @@ fn begin(pages: u64, seed: u64, worker: Worker) -> u64 {
 // pages.
 unsafe impl Program for Llm {
     const NAME: &'static str = "llm";
-    const SUMMARY: &'static str = "processes read model files larger than memory, again and again";
+    const SUMMARY: &'static str = "processes repeatedly read model files larger than memory";
     const UNIT: &'static str = "pages";
     const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &PASSES, &SEED];
     const MODES: &'static [Mode] = &[Mode::Processes];

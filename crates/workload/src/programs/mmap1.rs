@@ -11,12 +11,12 @@ use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
 use faultless::{Access, MapFlags, PAGE_SIZE, Prot, VirtRange, is_page_aligned};
 
 static SIZE: Param =
-    Param { name: "size", kind: Kind::Size, default: 128 << 20, help: "bytes mapped" };
+    Param { name: "size", kind: Kind::Size, default: 128 << 20, help: "size of the area" };
 static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 40),
     default: 20_000,
-    help: "how often they are mapped and unmapped",
+    help: "number of times that the area is mapped and unmapped",
 };
 
 /// The size up to which memory is reserved. A system may refuse a mapping larger than its memory,

@@ -15,7 +15,7 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
     default: 4,
-    help: "how often it is mapped, written and unmapped",
+    help: "number of times that the memory is mapped, written and unmapped",
 };
 
 /// `page_fault1`: map, write every page, unmap.

@@ -22,13 +22,13 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 20),
     default: 1,
-    help: "how often it is touched",
+    help: "number of times that the memory is touched",
 };
 static ACCESS: Param = Param {
     name: "access",
     kind: Kind::Choice(&["write", "read"]),
     default: 0,
-    help: "how the pages are touched",
+    help: "type of access to the pages",
 };
 static CHURNER: Param = Param {
     name: "churner",
@@ -40,10 +40,14 @@ static EVERY: Param = Param {
     name: "every",
     kind: Kind::Count(1, 1 << 30),
     default: 16,
-    help: "pages that a touching churner touches for one mapping and unmapping",
+    help: "pages that a touching churner touches per mapping and unmapping",
 };
-static CHURN_SIZE: Param =
-    Param { name: "churn_size", kind: Kind::Size, default: 64 << 10, help: "the unrelated range" };
+static CHURN_SIZE: Param = Param {
+    name: "churn_size",
+    kind: Kind::Size,
+    default: 64 << 10,
+    help: "size of the unrelated range",
+};
 static CHURN_TOUCH: Param = Param {
     name: "churn_touch",
     kind: Kind::Choice(&["no", "yes"]),

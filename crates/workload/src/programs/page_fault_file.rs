@@ -20,7 +20,7 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
     default: 4,
-    help: "how often it is mapped, written and unmapped",
+    help: "number of times that the file is mapped, written and unmapped",
 };
 
 /// Map a file, write every page, unmap.

@@ -21,7 +21,7 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 20),
     default: 1,
-    help: "how often it is read",
+    help: "number of times that the memory is read",
 };
 
 /// `page_fault_read`: threads each read their part of one large untouched area.

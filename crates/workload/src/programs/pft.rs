@@ -26,7 +26,7 @@ static REPETITIONS: Param = Param {
     name: "repetitions",
     kind: Kind::Count(1, 1 << 20),
     default: 1,
-    help: "how often it is touched",
+    help: "number of times that the memory is touched",
 };
 
 /// `pft`: threads each write their part of one large area.

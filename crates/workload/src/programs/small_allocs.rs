@@ -15,12 +15,12 @@ use faultless::Access;
 static SIZE: Param =
     Param { name: "size", kind: Kind::Size, default: 80 << 20, help: "memory of one thread" };
 static UNIT: Param =
-    Param { name: "unit", kind: Kind::Size, default: 40 << 10, help: "one small area" };
+    Param { name: "unit", kind: Kind::Size, default: 40 << 10, help: "size of one small area" };
 static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 20),
     default: 1,
-    help: "how often the areas are mapped and read",
+    help: "number of times that the areas are mapped and read",
 };
 
 /// `small_allocs`: map small areas and read them.

@@ -13,12 +13,13 @@ use crate::program::{Passes, Program};
 use crate::system::{Crew, Failure, Mode, Needs, Tally, Task, Worker};
 use faultless::{Advice, MapFlags, PAGE_SIZE, Prot, VirtRange};
 
-static SIZE: Param = Param { name: "size", kind: Kind::Size, default: 32 << 20, help: "code" };
+static SIZE: Param =
+    Param { name: "size", kind: Kind::Size, default: 32 << 20, help: "size of the code" };
 static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
     default: 8,
-    help: "how often a function of each page is called",
+    help: "number of calls to a function of each page",
 };
 static ADVISE: Param = Param {
     name: "advise",

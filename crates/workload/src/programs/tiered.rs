@@ -19,14 +19,14 @@ pub(super) static RATIO: Param = Param {
     name: "ratio",
     kind: Kind::Choice(&["1:1", "1:2.3", "1:4", "1:8", "1:99"]),
     default: 2,
-    help: "the fast node's memory to the slow one's",
+    help: "memory of the fast node to memory of the slow node",
 };
 /// The number of another run of the same kind.
 pub(super) static SEED: Param = Param {
     name: "seed",
     kind: Kind::Count(0, 1 << 32),
     default: 0,
-    help: "another run of the same kind: other places, or other beginnings",
+    help: "seed of the random choices: places looked up, or pages where processes start",
 };
 /// The size of the slow node in tenths of the fast node, by the choices of [`RATIO`].
 const TENTHS: [u64; 5] = [10, 23, 40, 80, 990];

@@ -41,7 +41,7 @@ static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
     default: 16,
-    help: "rounds: how often each chunk's turn comes",
+    help: "number of rounds through all chunks",
 };
 
 /// The state of the chunks.

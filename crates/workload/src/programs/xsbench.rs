@@ -22,17 +22,13 @@ static LOOKUPS: Param = Param {
     default: 20_000,
     help: "lookups of one thread in a pass",
 };
-static PASSES: Param = Param {
-    name: "passes",
-    kind: Kind::Count(1, 1 << 30),
-    default: 1,
-    help: "how often it looks up so many",
-};
+static PASSES: Param =
+    Param { name: "passes", kind: Kind::Count(1, 1 << 30), default: 1, help: "number of passes" };
 static ACCESS: Param = Param {
     name: "access",
     kind: Kind::Choice(&["read", "write"]),
     default: 0,
-    help: "whether lookups store to what they gather",
+    help: "lookups only read the table, or also write to it",
 };
 
 /// Steps of a bisection, and places gathered by a lookup.

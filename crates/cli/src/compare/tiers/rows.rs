@@ -16,7 +16,7 @@ const PLOTTED: [(&str, Figure); 4] = [
     ("allocation, 99th percentile", P99),
 ];
 
-const ONE_SEED: &str = "With one seed, a change cannot be told from chance.";
+const ONE_SEED: &str = "With one seed, a change cannot be distinguished from chance.";
 
 const PERCENTILES: &str = "p50, p99, p99.9: of the allocations of all seeds.";
 
@@ -34,7 +34,8 @@ impl Rows {
     /// # Errors
     /// The output is closed.
     pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
-        let title = format!("{}: without deferred flushes, and what they change", self.title);
+        let title =
+            format!("{}: figures without deferred flushes, and the change with them", self.title);
         writeln!(out, "\n{}", filled(&title, style.width))?;
         let head =
             std::iter::once("fast:slow").chain(self.runs.iter().map(|(ratio, _)| ratio.as_str()));
@@ -56,7 +57,7 @@ impl Rows {
             writeln!(out, "{}", filled(PERCENTILES, style.width))?;
         }
         if all().any(|(figure, runs)| figure.is_unknown(runs)) {
-            let none = "-: fewer allocations than it takes to tell the slowest one in so many.";
+            let none = "-: too few allocations for this percentile.";
             writeln!(out, "{}", filled(none, style.width))?;
         }
         writeln!(out, "{}", filled(&self.verdict(), style.width))?;
@@ -128,7 +129,7 @@ impl Rows {
         let groups: Vec<(String, Vec<Bar>)> = PLOTTED.iter().map(bar).collect();
         let names: Vec<_> = self.runs.iter().map(|(ratio, _)| ratio.as_str()).collect();
         let frame = Frame {
-            title: "With deferred flushes, to without",
+            title: "Deferred flushes, relative to no deferral",
             x: "",
             y: "ratio to no deferral",
             show_x: &|_| String::new(),
@@ -139,13 +140,13 @@ impl Rows {
         let seeds = if self.is_of_one_seed() {
             ONE_SEED
         } else {
-            "A bar is the mean of all seeds, or the percentile of all their allocations, and the line on it reaches from the least to the most of one seed."
+            "A bar is the mean of all seeds, or the percentile of all their allocations. Its line is the range from the lowest to the highest seed."
         };
         page.plot(
             &self.title,
             &format!(
-                "What deferred flushes leave of each figure, at each ratio of fast to slow memory: 1 is as much as without them. {seeds} \
-                 There is no bar where the figure was too small without them."
+                "Each figure with deferred flushes, relative to no deferral, at each ratio of fast to slow memory; 1 is no change. {seeds} \
+                 A bar is missing if the figure without deferral was too small."
             ),
             &bars(&frame, &names, &groups, false)?,
         );
