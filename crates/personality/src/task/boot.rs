@@ -1,4 +1,4 @@
-//! The start of the program that the machine was started for.
+//! The start of the first program.
 
 use super::exec::{self, Loaded, Strings};
 use super::process::{Family, Process, TABLE};
@@ -15,10 +15,10 @@ use faultless_bare::{percpu, report};
 use faultless_collections::{Arc, Slot, Vec};
 use linux_raw_sys::general as nr;
 
-/// Fills the file system from `archive`, and starts the program that it names. Called once, by the boot CPU,
-/// when everything else works.
+/// Fills the file system from `archive`, and starts the program named in the archive. The boot CPU
+/// calls this function once, after the start of all other parts.
 ///
-/// If the program cannot be started, the machine reports why and ends.
+/// If the program cannot be started, the machine reports the reason and ends.
 pub fn boot(archive: &[u8]) {
     if let Err(why) = fs::mount(archive) {
         stop(&"the archive of files cannot be read", why);
@@ -40,7 +40,7 @@ pub fn boot(archive: &[u8]) {
 }
 
 fn stop(what: &dyn Display, why: &str) -> ! {
-    /// The exit status of a shell for a program that it cannot run.
+    /// The exit status of a shell if a program cannot be run.
     const CANNOT_RUN: u8 = 126;
     report!("message {what}: {why}");
     power_off(CANNOT_RUN)

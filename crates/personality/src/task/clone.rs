@@ -19,17 +19,19 @@ use linux_raw_sys::general as nr;
 pub struct Request {
     /// `CLONE_*`, without the signal.
     pub flags: u32,
-    /// Whether the child has no handlers: `CLONE_CLEAR_SIGHAND`.
+    /// Set if the child has no handlers: `CLONE_CLEAR_SIGHAND`.
     pub clear_handlers: bool,
-    /// The signal that the parent gets when the child ends; 0: none.
+    /// The signal to the parent at the end of the child; 0: no signal.
     pub exit_signal: u32,
-    /// The child's stack pointer; 0: that of the parent.
+    /// The child's stack pointer; 0: the parent's stack pointer.
     pub stack: u64,
     /// The child's FS base, if `CLONE_SETTLS`.
     pub tls: u64,
-    /// Where to store the child's number for the parent, if `CLONE_PARENT_SETTID`.
+    /// The address that receives the child's number in the parent's memory, if
+    /// `CLONE_PARENT_SETTID`.
     pub parent_tid: u64,
-    /// Where the child's number goes in its memory, if `CLONE_CHILD_SETTID` or `CLONE_CHILD_CLEARTID`.
+    /// The address that receives the child's number in the child's memory, if `CLONE_CHILD_SETTID`
+    /// or `CLONE_CHILD_CLEARTID`.
     pub child_tid: u64,
 }
 
@@ -61,8 +63,8 @@ impl Request {
     }
 }
 
-/// Makes a thread that starts with the registers `frame`, in the running process or in a new one, and returns its
-/// number.
+/// Makes a thread with the initial registers `frame`, in the running process or in a new one, and
+/// returns the thread number.
 ///
 /// # Errors
 /// As Linux: `EINVAL` (incompatible flags, or namespaces), `ENOMEM`, `EAGAIN`.
@@ -102,7 +104,8 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
 
 fn copy(parent: &Current, memory: &Memory) -> Result<Arc<Memory>> {
     let copy = lack::with_memory(|| memory.try_fork())?;
-    // Every page is shared from now on, and the next faults copy: what was predicted before is of no use.
+    // The fork makes every page shared, and the next faults copy pages. The recorded streams do not
+    // predict these faults.
     parent.task.streams.reset();
     Ok(copy)
 }
@@ -178,21 +181,24 @@ fn new_thread(
     Ok(child)
 }
 
-/// The memory of an entry in the table of threads, and of one in that of processes for a new one.
+/// Preallocated entries: one for the table of threads, and one for the table of processes if the
+/// process is new.
 type Slots = (Slot<u32, Arc<Thread>>, Option<Slot<u32, Arc<Process>>>);
 
-/// Lists `child`, and its process if it is new and so has a slot, and queues it.
+/// Lists `child`, and its process if the process is new (then there is a slot), and queues the
+/// child.
 fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request) -> Result<()> {
     {
         let mut table = TABLE.lock();
         let process = &child.process;
         let new = slots.1.is_some();
-        // Whoever kills all that use this memory has killed the parent, or will find the child.
+        // A CPU that kills all users of this memory has either marked the parent, or will find the
+        // child.
         if new && request.has(nr::CLONE_VM) && parent.must_end() {
             return Err(Errno::EAGAIN);
         }
         if let Some(slot) = slots.1 {
-            // The parent, or the parent's; that was there when the parent last looked, or the first is.
+            // With `CLONE_PARENT`, the grandparent (if still listed); otherwise the parent.
             let guardian = if request.has(nr::CLONE_PARENT) {
                 let number = parent.process.parent();
                 table.processes.get(&number).cloned()
@@ -205,7 +211,8 @@ fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request
             table.processes.insert(slot, process.pid, process.clone());
         }
         let mut threads = process.threads.lock();
-        // A thread that ends all others has asked this one, or will find the new one.
+        // A thread that ends all other threads has either marked this thread, or will find the new
+        // one.
         if !new && parent.must_end() {
             return Err(Errno::EAGAIN);
         }

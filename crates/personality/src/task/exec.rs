@@ -1,9 +1,10 @@
 //! Programs: from a file to a space that is ready to run.
 //!
-//! [`load`] makes the new memory beside the old: it maps the program, runs the new space on this CPU while it
-//! writes the stack, and then runs the old one again. A failure so far leaves the caller as it was.
-//! [`exec`] then ends the other threads, and cannot fail any more: the new memory replaces the
-//! old, and the only thread, which gets the process's number, starts the program.
+//! [`load`] makes the new memory while the old memory is still in place: it maps the program, runs
+//! the new space on this CPU to write the stack, and then runs the old space again. A failure up to
+//! this point does not change the caller. [`exec`] then ends the other threads, and cannot fail
+//! after this step: the new memory replaces the old, and the only thread, which gets the process's
+//! number, starts the program.
 
 use super::exit;
 use super::lack;
@@ -25,21 +26,21 @@ use faultless_bare::percpu;
 use faultless_collections::{Arc, Slot, String, Vec};
 use linux_raw_sys::{auxvec as aux, general as nr};
 
-/// The most bytes of arguments and environment together, with their pointers: a quarter of what the
-/// stack may have, within these bounds.
+/// Bounds, in bytes, for the total size of arguments, environment and their pointers. Within these
+/// bounds the limit is a quarter of the stack limit.
 const STRINGS: Range<u64> = 128 << 10..6 << 20;
-/// The most bytes of one string.
+/// The maximum size of one string, in bytes.
 pub const STRING_MAX: usize = 128 << 10;
-/// Bytes that Linux maps for a new stack beyond its contents.
+/// The size in bytes of the space that Linux maps for a new stack beyond its contents.
 const STACK: u64 = 128 << 10;
 /// Bytes of the header of an ELF file.
 const HEADER: u64 = 64;
-/// The longest line that names an interpreter.
+/// The maximum length of a script's first line.
 const LINE: usize = 256;
-/// How deep scripts may be interpreters of scripts.
+/// The maximum nesting of scripts as interpreters.
 const SCRIPTS: usize = 5;
 
-/// Arguments, or an environment: strings, each with its NUL.
+/// Arguments or an environment: strings, each with its NUL.
 #[derive(Debug, Default)]
 pub struct Strings {
     bytes: Vec<u8>,
@@ -47,7 +48,7 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// The strings of `bytes`, each ended by a NUL (the last may lack it).
+    /// Returns the strings of `bytes`, each ended by a NUL (the last NUL may be missing).
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -63,7 +64,7 @@ impl Strings {
     /// Adds a string without a NUL.
     ///
     /// # Errors
-    /// `E2BIG`: it is too long, or all strings together. `ENOMEM`.
+    /// `E2BIG`: the string, or the total of all strings, is too long. `ENOMEM`.
     pub fn push(&mut self, string: &[u8]) -> Result<()> {
         self.grow(string.len())?;
         // Reserved for both.
@@ -81,12 +82,13 @@ impl Strings {
         Ok(())
     }
 
-    /// Its bytes, with its pointers.
+    /// Returns the size of the strings with their pointers, in bytes.
     fn size(&self) -> u64 {
         (self.bytes.len() + self.count * size_of::<u64>()) as u64
     }
 
-    /// Reads the strings of the NULL-terminated array of pointers at `array` in the program's memory.
+    /// Reads the strings of the NULL-terminated array of pointers at `array` in the program's
+    /// memory.
     ///
     /// # Errors
     /// `EFAULT`, and as [`push`](Self::push).
@@ -116,7 +118,7 @@ impl Strings {
         self.bytes.split(|&byte| byte == 0).take(self.count)
     }
 
-    /// The strings with `first` in place of the first.
+    /// Returns the strings with the first one replaced by `first`.
     fn behind(&self, first: &[&[u8]]) -> Result<Self> {
         let mut strings = Self::default();
         let rest = self.iter().skip(1);
@@ -125,7 +127,7 @@ impl Strings {
     }
 }
 
-/// The limit of the stack of the running thread's process; none at boot.
+/// Returns the stack limit of the running thread's process; `None` at boot.
 fn stack_limit() -> Option<u64> {
     try_current().map(|thread| thread.process.limits.soft(nr::RLIMIT_STACK))
 }
@@ -134,23 +136,23 @@ fn strings_max() -> u64 {
     (stack_limit().unwrap_or(8 << 20) / 4).clamp(STRINGS.start, STRINGS.end)
 }
 
-/// A program in its memory, ready to start.
+/// A loaded program, ready to start.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Its memory.
+    /// The memory of the program.
     pub memory: Arc<Memory>,
-    /// Its initial registers.
+    /// The initial registers.
     pub frame: TrapFrame,
     /// See `frame`.
     pub fpu: FpuState,
-    /// Its name.
+    /// The name of the program.
     pub name: String,
 }
 
-/// Loads the program at `path`, as the running thread's process sees it.
+/// Loads the program at `path`, as seen by the running thread's process.
 ///
 /// # Errors
-/// As `execve`; nothing has changed then.
+/// As `execve`; nothing is changed on errors.
 pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Result<Loaded> {
     if arguments.count == 0 {
         arguments.push(b"")?;
@@ -177,12 +179,12 @@ pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Resul
     Err(Errno::ELOOP)
 }
 
-/// The interpreter in the first line of a script, and its argument. A line that is `cut` off has
-/// its argument as far as it goes, but no interpreter whose name may go on.
+/// Returns the interpreter in the first line of a script, and its argument. If the line is `cut`
+/// off, the argument may be incomplete, but an interpreter name that may be incomplete is an error.
 fn interpreter(line: &[u8], cut: bool) -> Result<(&[u8], Option<&[u8]>)> {
     let is_blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
     let end = line.iter().position(|&byte| byte == b'\n');
-    // As on Linux, the last byte that was read does not count.
+    // As on Linux, the last byte of a line cut off is ignored.
     let most = if cut { line.len() - 1 } else { line.len() };
     let ends = |byte: &u8| is_blank(byte) || *byte == 0;
     let name_ends = |line: &[u8]| line.trim_ascii_start().iter().any(ends);
@@ -224,7 +226,8 @@ fn plan(file: &Regular) -> Result<Plan> {
     header.plan(&table[..read], file.length())?.ok_or(Errno::ENOEXEC)
 }
 
-/// The interpreter that a plan of the program in `file` names, and its plan. On Linux its errors are others than the program's.
+/// Returns the interpreter named in a plan of the program in `file`, and its plan. Linux reports
+/// other errors for an interpreter than for a program.
 fn interpreter_plan(file: &Regular, name: &Range<u64>) -> Result<(Arc<Inode>, Plan)> {
     let mut bytes = Vec::try_filled(0, (name.end - name.start) as usize)?;
     read_at(file, name.start, &mut bytes)?;
@@ -240,7 +243,7 @@ fn interpreter_plan(file: &Regular, name: &Range<u64>) -> Result<(Arc<Inode>, Pl
     Ok((file, plan))
 }
 
-/// Has the pages of the file read that are zeroed in part when they are mapped.
+/// Reads the pages of the file that mapping will zero in part.
 fn fetch_tails(file: &Regular, plan: &Plan) -> Result<()> {
     for segment in plan.segments.iter().filter(|segment| segment.tail < segment.zeros) {
         let last = segment.page + (segment.tail - segment.start) / PAGE_SIZE;
@@ -272,7 +275,7 @@ fn load_file(
     if let Some(limit) = stack_limit() {
         memory.space().set_stack_limit(limit);
     }
-    // From here on nothing sleeps.
+    // The code from here to the end of the visit does not sleep.
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;
     memory.space().set_heap_start(percpu::cpu(), mapped.end)?;
@@ -326,7 +329,7 @@ fn load_file(
     Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
 }
 
-/// Where a position-independent program goes besides another.
+/// Chooses the address of a second, position-independent program in the same space.
 fn place(memory: &Memory, plan: &Plan) -> Result {
     let start = plan.segments.first().map_or(0, |segment| segment.start);
     let len = plan.segments.last().map_or(0, |segment| segment.end) - start;
@@ -367,7 +370,7 @@ fn map_segment(memory: &Memory, file: &Regular, segment: &Segment, bias: u64) ->
     Ok(())
 }
 
-/// The processor's features, as Linux passes them in `AT_HWCAP`: a word of CPUID.
+/// Returns the processor's features as Linux passes them in `AT_HWCAP`: a word of CPUID.
 fn capabilities() -> u64 {
     u64::from(core::arch::x86_64::__cpuid(1).edx)
 }
@@ -381,8 +384,8 @@ struct Stack<'a> {
 }
 
 impl Stack<'_> {
-    /// Maps the stack and writes it, in Linux's layout. Returns the stack pointer, and the addresses of the
-    /// arguments and the environment. This CPU runs the space.
+    /// Maps and writes the stack in Linux's layout. Returns the stack pointer, and the addresses of
+    /// the arguments and the environment. This CPU runs the space.
     fn write(&self, memory: &Memory, executable: bool) -> Result<(u64, VirtRange, VirtRange)> {
         const PLATFORM: &[u8] = b"x86_64\0";
         let Self { path, arguments, environment, auxiliary } = self;
@@ -436,10 +439,10 @@ impl Stack<'_> {
     }
 }
 
-/// Runs `loaded` in place of the running thread's program, whose registers are `frame`.
+/// Runs `loaded` in place of the running thread's program, with the registers `frame`.
 ///
 /// # Errors
-/// `ENOMEM`; [`RESTART`](Errno::RESTART): the thread must end. Nothing has changed then.
+/// `ENOMEM`; [`RESTART`](Errno::RESTART): the thread must end. Nothing is changed on errors.
 pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     let thread = current();
     let process = &thread.process;
@@ -449,13 +452,14 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
         let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
         Thread::try_new(process.pid, process.clone(), loaded.frame, fpu, signals, affinity)
     };
-    // The only thread has the process's number: if this is not the first thread, a new one replaces it.
+    // The only thread has the process's number. If this is not the first thread, a new thread with
+    // this number replaces the running one.
     let successor = if thread.is_leader() { None } else { Some((fresh()?, Slot::try_new()?)) };
     process.files().prepare_exec()?;
     if !exit::end_other_threads() {
         return Err(Errno::RESTART);
     }
-    // It was set for the old program.
+    // Fault injection was requested for the old program.
     FailNth::default().set();
     let Loaded { memory, frame: start, fpu, name } = loaded;
     exit::say_goodbye(&thread);

@@ -1,13 +1,14 @@
-//! The end of threads and of processes, and how parents learn of it.
+//! The end of threads and processes, and the notification of parents.
 //!
-//! Only a thread itself ends it: by `exit`, `exit_group`, a fatal signal, or in
-//! [`attention`](super::upcalls::attention) if it [must](super::Thread::must_end). It releases its futexes in
-//! its memory, leaves the space, and only then leaves its process's list: the only thread left in that
-//! list may replace or free the memory. The last one ends the process: memory and files are freed, [process
-//! 1](super::init) adopts the children, and a zombie stays until the parent waits for it.
+//! Only the thread itself ends a thread: by `exit`, `exit_group`, a fatal signal, or in
+//! [`attention`](super::upcalls::attention) if it [must](super::Thread::must_end). The thread first
+//! releases its futexes in user memory, leaves the space, and only then leaves its process's list.
+//! So the only thread remaining in this list may replace or free the memory. The last thread ends
+//! the process: it frees memory and files, [process 1](super::init) adopts the children, and a
+//! zombie remains until the parent waits for the process.
 //!
-//! When the program that the machine was started for ends, all other processes are killed, and
-//! [the machine](super::finish) stops.
+//! When the first program ends, all other processes are killed, and [the machine](super::finish)
+//! stops.
 
 use super::memory::Memory;
 use super::process::{Process, TABLE};
@@ -24,7 +25,8 @@ use faultless_bare::{machine, percpu};
 use faultless_collections::{Arc, Slot};
 use linux_raw_sys::general as nr;
 
-/// Ends the running thread. If it is the first, `code` is that of the process unless something else decides.
+/// Ends the running thread. For the first thread, `code` is also the exit code of the process,
+/// unless another status is set.
 pub fn exit(code: u8) -> ! {
     let thread = current();
     if thread.is_leader() {
@@ -33,13 +35,13 @@ pub fn exit(code: u8) -> ! {
     end_thread()
 }
 
-/// Ends the running thread and all others of its process.
+/// Ends all threads of the running process, including the running thread.
 pub fn exit_group(status: ExitStatus) -> ! {
     kill(&current().process, status);
     end_thread()
 }
 
-/// Makes all threads of `process` end, with `status` unless another is set already.
+/// Makes all threads of `process` end, with `status` unless a status is already set.
 pub fn kill(process: &Process, status: ExitStatus) {
     process.end.status.lock().get_or_insert(status);
     for thread in process.threads.lock().iter() {
@@ -53,8 +55,8 @@ fn ask_to_end(thread: &Arc<Thread>) {
     scheduler::notify(thread);
 }
 
-/// Ends all other threads of the running thread's process. False: another thread does the same, and this one
-/// must end instead.
+/// Ends all other threads of the running thread's process. False: another thread does the same, and
+/// the caller must end instead.
 pub fn end_other_threads() -> bool {
     let thread = current();
     let process = &thread.process;
@@ -72,7 +74,7 @@ pub fn end_other_threads() -> bool {
     wait_in_any_case(&process.threads_changed, alone) && !thread.must_end()
 }
 
-/// Ends the running thread. Values that the caller owns are never dropped.
+/// Ends the running thread. Values owned by the caller are never dropped.
 pub fn end_thread() -> ! {
     let last = {
         let thread = current();
@@ -80,7 +82,8 @@ pub fn end_thread() -> ! {
         say_goodbye(&thread);
         machine::run_none();
         let last = {
-            // From both lists in one step: a thread that is alone then may take the number.
+            // Removes the thread from both lists in one step: the only remaining thread may then
+            // take the number.
             let mut table = TABLE.lock();
             let mut threads = process.threads.lock();
             table.threads.remove(&thread.tid);
@@ -102,8 +105,8 @@ pub fn end_thread() -> ! {
     scheduler::end()
 }
 
-/// Ends the thread's use of its memory: wakes waiters of its robust futexes, and of its end. Also called
-/// before `execve` replaces the memory.
+/// Ends the thread's use of its memory: wakes the waiters for its robust futexes and for its end.
+/// Also called before `execve` replaces the memory.
 pub(super) fn say_goodbye(thread: &Current) {
     if let Some(memory) = thread.process.memory() {
         memory.space().thread_leaves(percpu::cpu(), &thread.task.streams);
@@ -113,7 +116,7 @@ pub(super) fn say_goodbye(thread: &Current) {
         futex::release_robust(robust, thread.tid);
     }
     let clear = thread.clear_tid.swap(0, Ordering::Relaxed);
-    // As on Linux, nothing is stored in memory that no other thread uses.
+    // As on Linux, the store is omitted if no other thread uses the memory.
     let alone = || thread.process.memory().is_none_or(|memory| Arc::strong_count(&memory) == 2);
     if clear != 0 && (thread.process.threads.lock().len() > 1 || !alone()) {
         // A bad address is no error: the thread ends.
@@ -121,8 +124,8 @@ pub(super) fn say_goodbye(thread: &Current) {
     }
 }
 
-/// Ends a process whose last thread, the running one, has left it. `counted` is the part of that thread's
-/// time that the process has counted already.
+/// Ends a process after its last thread, the running one, has left the process. `counted` is the
+/// part of this thread's time already counted by the process.
 fn end_process(process: &Arc<Process>, counted: Times) {
     let status = *process
         .end
@@ -139,7 +142,7 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         init::end_all(process);
         finish::finish(status);
     }
-    // With the table locked no parent ends or waits in between.
+    // The locked table excludes the end of a parent, and waits by a parent, during these steps.
     let mut noted;
     let parent = {
         let mut table = TABLE.lock();
@@ -178,7 +181,8 @@ fn end_process(process: &Arc<Process>, counted: Times) {
     }
 }
 
-/// Replaces the memory of the running thread's process by `new`, and drops the old when no CPU runs it.
+/// Replaces the memory of the running thread's process with `new`, and drops the old memory once no
+/// CPU runs its space.
 pub(super) fn replace_memory(new: Arc<Memory>) {
     let process = current().process.clone();
     process.ids.execute();
@@ -189,13 +193,13 @@ pub(super) fn replace_memory(new: Arc<Memory>) {
     process.memory_changed.wake_all();
 }
 
-/// Ends the running thread, the only one of its process, and starts `successor` in its place; `slot` is for its entry
-/// in the table.
+/// Ends the running thread, the only thread of its process, and starts `successor` in its place;
+/// `slot` is for its entry in the table.
 pub(super) fn succeed(successor: Arc<Thread>, slot: Slot<u32, Arc<Thread>>) {
     let thread = current();
     let mut table = TABLE.lock();
     let mut threads = thread.process.threads.lock();
-    // A request to all threads to end, meanwhile, has missed this one.
+    // A concurrent request to all threads has not reached the successor, so copy the flag.
     successor.must_end.store(thread.must_end(), Ordering::SeqCst);
     threads.push(successor.clone());
     table.threads.insert(slot, successor.tid, successor.clone());

@@ -9,7 +9,7 @@ use faultless_bare::console::power_off;
 use faultless_bare::percpu;
 use faultless_bare::report;
 
-/// Ends the machine: its program ended with `status`, and no other process is left.
+/// Ends the machine after its program has ended with `status` and no other process exists.
 pub(super) fn finish(status: ExitStatus) -> ! {
     let vm = percpu::vm();
     let totals = vm.totals();
@@ -31,11 +31,11 @@ pub(super) fn finish(status: ExitStatus) -> ! {
     power_off(status.shell())
 }
 
-/// Checks that every frame is accounted for, now that no space is left. A function of its own, because only the audit makes
-/// allocations that must not fail.
+/// Checks that every frame is accounted for, now that no space exists. A separate function, because
+/// only the audit makes allocations that must not fail.
 #[inline(never)]
 fn check() {
-    // Reads that nobody waited for have frames, too.
+    // Reads without a waiter also hold frames.
     until(percpu::cpu(), || {
         faultless_disk::poll();
         faultless_disk::is_idle()
@@ -43,7 +43,7 @@ fn check() {
     fs::unmount();
     crate::ipc::clear();
     let cpu = percpu::cpu();
-    // What the swap area still has in memory is nobody's any more; its tables are accounted for.
+    // The memory part of the swap area has no user; the tables of the swap area are accounted for.
     cpu.reclaim(u64::MAX);
     scheduler::drain_all();
     if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {

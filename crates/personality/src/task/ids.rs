@@ -1,7 +1,7 @@
-//! The user and group ids of a process, and what they permit.
+//! The user and group ids of a process, and the permissions derived from the ids.
 //!
-//! Linux has them for each thread. Here they belong to the process: C libraries set the ids of all
-//! threads at once. The effective user id 0 has all capabilities, and others have none.
+//! Linux has ids for each thread. Here the ids belong to the process: C libraries set the ids of
+//! all threads at once. The effective user id 0 has all capabilities; other ids have no capability.
 
 use super::process::Process;
 use super::thread::{current, try_current};
@@ -24,9 +24,9 @@ pub const EXECUTE: u32 = 1;
 /// The user ids of a process, or the group ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Set {
-    /// The id of the user that started it.
+    /// The id of the user who started the process.
     pub real: u32,
-    /// The id for permissions.
+    /// The id for permission checks.
     pub effective: u32,
     /// An earlier effective id, to which the process may return.
     pub saved: u32,
@@ -112,7 +112,7 @@ pub struct Ids {
     /// The user ids and the group ids.
     sets: Mutex<[Set; 2]>,
     groups: Mutex<Vec<u32>>,
-    /// Whether the id for files is not that of root, for frequent reads.
+    /// Set if the id for files is not root's; an atomic for frequent reads.
     is_checked: AtomicBool,
 }
 
@@ -134,7 +134,7 @@ impl Ids {
         self.sets.lock()[1]
     }
 
-    /// Whether the process has all capabilities.
+    /// Returns whether the process has all capabilities.
     pub fn is_privileged(&self) -> bool {
         self.user().effective == ROOT
     }
@@ -181,7 +181,7 @@ impl Ids {
         Ok(())
     }
 
-    /// The ids change as `execve` has it.
+    /// Changes the ids as `execve` does.
     pub fn execute(&self) {
         let mut sets = self.sets.lock();
         for set in sets.iter_mut() {
@@ -190,8 +190,8 @@ impl Ids {
         self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
     }
 
-    /// Whether a file of `owner`, a user and a group, with the permissions `mode` permits `wanted`
-    /// to the user `user` of the group `group`.
+    /// Returns whether a file with the permissions `mode`, owned by `owner` (a user and a group),
+    /// permits `wanted` to the user `user` of the group `group`.
     fn permits(&self, user: u32, group: u32, owner: [u32; 2], mode: u32, wanted: u32) -> bool {
         let shift = if user == owner[0] {
             6
@@ -204,7 +204,7 @@ impl Ids {
     }
 }
 
-/// The owner of what the running process makes: a user and a group.
+/// Returns the owner of new objects of the running process: a user and a group.
 pub fn owner() -> [u32; 2] {
     match try_current() {
         Some(thread) if thread.process.ids.is_checked.load(Ordering::Relaxed) => {
@@ -231,7 +231,7 @@ pub fn permit(owner: [u32; 2], mode: u32, wanted: u32) -> Result<()> {
     if ids.permits(user, group, owner, mode, wanted) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
-/// As [`permit`], with the real ids, as `access` has it.
+/// Checks like [`permit`], but with the real ids, as `access` requires.
 ///
 /// # Errors
 /// `EACCES`.
@@ -261,20 +261,20 @@ pub fn privileged() -> Result<()> {
     if current().process.ids.is_privileged() { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Whether the running process may send signals to `process`.
+/// Returns whether the running process may send signals to `process`.
 pub fn may_signal(process: &Process) -> bool {
     let (own, its) = (current().process.ids.user(), process.ids.user());
     own.effective == ROOT
         || [own.effective, own.real].iter().any(|id| *id == its.real || *id == its.saved)
 }
 
-/// Whether the running process may change the scheduling of `process`.
+/// Returns whether the running process may change the scheduling of `process`.
 pub fn may_schedule(process: &Process) -> bool {
     let (own, its) = (current().process.ids.user().effective, process.ids.user());
     own == ROOT || own == its.real || own == its.effective
 }
 
-/// Whether the running process may look into `process`, and change its limits.
+/// Returns whether the running process may inspect `process` and change its limits.
 pub fn may_inspect(process: &Process) -> bool {
     if current().process.pid == process.pid {
         return true;

@@ -1,9 +1,9 @@
-//! Process 1: the parent of the program that the machine was started for, and of every orphan.
+//! Process 1: the parent of the first program and of every orphan.
 //!
-//! It is part of the kernel: it has no program, no memory and no files, and its only thread never runs, because
-//! the kernel does all that an init does. It ignores every signal, `SIGCHLD` included, so its children
-//! leave no zombies, and it need not wait for them. When the program ends, the machine ends:
-//! [`end_all`] kills all other processes, and `finish` reports.
+//! Process 1 is part of the kernel: it has no program, no memory and no files, and its only thread
+//! never runs, because the kernel performs all duties of an init. It ignores every signal,
+//! including `SIGCHLD`, so its children become no zombies and need no wait. When the program ends,
+//! the machine ends: [`end_all`] kills all other processes, and `finish` reports.
 
 use super::exit;
 use super::process::{self, Family, Process, TABLE, Table};
@@ -44,7 +44,8 @@ pub fn start() -> Result<Arc<Process>> {
     Ok(process)
 }
 
-/// The process that adopts the children of `process`: the nearest subreaper among its ancestors, or process 1.
+/// Returns the process that adopts the children of `process`: the nearest subreaper among its
+/// ancestors, or process 1.
 fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
     let mut ancestor = table.processes.get(&process.parent())?;
     while ancestor.pid != INIT && !ancestor.relatives.adopts.load(Ordering::Relaxed) {
@@ -53,8 +54,8 @@ fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
     Some(ancestor.clone())
 }
 
-/// Gives the children of `process`, which ends, to their new parent. Returns whether
-/// [signals were noted](signal::orphan).
+/// Moves the children of `process`, which is ending, to their new parent. Returns whether [signals
+/// were noted](signal::orphan).
 pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
     let mut children = core::mem::take(&mut process.family.lock().children);
     if children.is_empty() {
@@ -64,7 +65,7 @@ pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
         return false;
     };
     let mut noted = false;
-    // One by one: a child is linked in one family at a time.
+    // Child by child: a child can be linked in only one family at a time.
     while let Some(child) = children.pop() {
         child.relatives.parent.store(parent.pid, Ordering::Relaxed);
         child.family.lock().exit_signal = nr::SIGCHLD;

@@ -1,17 +1,22 @@
-//! Waiting for memory where it is out.
+//! Waiting for memory after an allocation failure.
 //!
-//! Memory is out when an operation finds no free frame and [reclaim](faultless) finds nothing to evict. Then a [victim](super::oom) is chosen and killed, and the
-//! thread that found no memory [waits](wait_for_memory) until the memory of a process is free. Then it does what it did again: a [page fault](fault), a
-//! [call of the subsystem](with_memory), or the system call whose copy [failed](resume). A thread that waits holds no lock.
+//! Memory is out when an operation finds no free frame and [reclaim](faultless) finds no page to
+//! evict. Then a [victim](super::oom) is chosen and killed, and the failed thread
+//! [waits](wait_for_memory) until the memory of a process is free. The thread then retries its
+//! operation: a [page fault](fault), a [call of the subsystem](with_memory), or the system call
+//! with the [failed](resume) copy. A waiting thread holds no lock.
 //!
-//! *One at a time.* Nobody is killed while the memory of a process that ends is not free yet. That memory may be in use beyond the end of its process, for
-//! somebody may read `/proc/PID/smaps` of it; so it is the end of the [`Memory`](super::memory::Memory) that is awaited. A thread that finds
-//! no memory after some was freed tries again before anyone is killed: it may have looked before, and got none.
+//! *One victim at a time.* No second process is killed before the memory of an ending process is
+//! free. This memory may be in use beyond the end of the process, for example by a reader of
+//! `/proc/PID/smaps`. So threads wait for the end of the [`Memory`](super::memory::Memory), not of
+//! the process. If memory was freed since the last failure of a thread, the thread retries before a
+//! victim is chosen: its failure may be older than the free.
 //!
-//! *Who shares memory* with the victim is killed with it, since it would not be free otherwise.
+//! *Processes that share the memory* of the victim are killed too. Otherwise the memory would not
+//! become free.
 //!
-//! *Nobody to kill.* Where every process is protected (`oom_score_adj` is -1000), Linux panics. Here no program stops the kernel: the
-//! process that needs memory is killed, protected or not.
+//! *No candidates.* If every process is protected (`oom_score_adj` is -1000), Linux panics. Here no
+//! program stops the kernel: the process that needs memory is killed, protected or not.
 
 use super::exit;
 use super::oom::{KILLS, Victim, choose, is_ending, uses};
@@ -29,10 +34,10 @@ use faultless_bare::sync::Mutex;
 use faultless_bare::{percpu, report};
 use linux_raw_sys::general as nr;
 
-/// What is waited for.
+/// The event that unblocks the waiting threads.
 #[derive(Debug)]
 enum Awaited {
-    /// Nothing: the next thread that finds no memory chooses.
+    /// No event: the next thread that finds no memory chooses a victim.
     Nothing,
     /// A thread is choosing.
     Choice,
@@ -43,16 +48,16 @@ enum Awaited {
 #[derive(Debug)]
 struct State {
     awaited: Awaited,
-    /// How many memories were freed.
+    /// The number of memories freed so far.
     freed: u64,
 }
 
-/// Its holder does not wait.
+/// The holder of this lock does not wait.
 static STATE: Mutex<State> = Mutex::new(State { awaited: Awaited::Nothing, freed: 0 });
 /// Woken when a memory is free.
 static CHANGED: WaitQueue = WaitQueue::new();
 
-/// The memory with this number is free now.
+/// Records that the memory with this number is free now.
 pub fn memory_is_free(number: u64) {
     {
         let mut state = STATE.lock();
@@ -64,8 +69,8 @@ pub fn memory_is_free(number: u64) {
     CHANGED.wake_all();
 }
 
-/// The running thread found no free memory. When this returns, it tries again, or ends: it may have been killed. The caller holds no lock, and
-/// no memory but its own process's.
+/// Waits for memory after the running thread found no free memory. On return, the thread retries or
+/// ends: it may have been killed. The caller holds no lock, and no memory except its own process's.
 pub fn wait_for_memory() {
     let thread = current();
     if is_killed(&thread) {
@@ -92,7 +97,7 @@ pub fn wait_for_memory() {
             process.memory().map(|memory| Victim { process: process.clone(), memory, points: 0 })
         };
         let victim = choose().or_else(own);
-        // While it is held: its end comes after this.
+        // The victim's memory is held here, so it ends after this store.
         STATE.lock().awaited = match &victim {
             Some(victim) => Awaited::Memory(victim.memory.space().id().0),
             None => Awaited::Nothing,
@@ -102,14 +107,16 @@ pub fn wait_for_memory() {
         }
     }
     let _ = wait_unless_killed(&CHANGED, || (STATE.lock().freed != freed).then_some(()));
-    // First, so that the next copy finds it full. What is missing is taken back later.
+    // Refill before the retry, so that the next copy finds the reserve full. Missing frames are
+    // taken back later.
     reserve::fill();
 }
 
-/// Calls `call`, which holds nothing when it returns, and calls it again after memory was freed as long as it finds none.
+/// Calls `call`, which must hold no resource on return, and retries after memory was freed while
+/// `call` fails for lack of memory.
 ///
 /// # Errors
-/// What `call` returns. `ENOMEM`: for another reason, or the thread is killed.
+/// The errors of `call`. `ENOMEM`: for another reason, or the thread is killed.
 pub fn with_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
     loop {
         percpu::cpu().take_starved();
@@ -122,12 +129,13 @@ pub fn with_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
     }
 }
 
-/// A page fault of the running program found no memory: when this returns, the program makes its access again, or ends.
+/// Handles a page fault of the running program that found no memory: on return, the program repeats
+/// its access or ends.
 pub(super) fn fault() {
     if reserve::is_lack() { wait_for_memory() } else { end_own() }
 }
 
-/// Kills the running process, whose page cannot be mapped however much memory there is.
+/// Kills the running process, whose page cannot be mapped even with free memory.
 fn end_own() {
     let process = &current().process;
     if let Some(memory) = process.memory() {
@@ -135,13 +143,13 @@ fn end_own() {
     }
 }
 
-/// Called on the return to the program with the registers `frame`, whose copies lacked memory. Waits for memory; a system call that failed
-/// for that reason begins again.
+/// Handles a lack of memory in copies, on the return to the program with the registers `frame`.
+/// Waits for memory; a system call that failed for lack of memory is restarted.
 pub(super) fn resume(frame: &mut TrapFrame, lack: Lack) {
     match lack {
         Lack::None => return,
         Lack::Hopeless => return end_own(),
-        // Unless there is memory again.
+        // The reserve could be filled: memory is available again.
         Lack::Lent | Lack::Failed if reserve::fill() => {}
         Lack::Lent | Lack::Failed => wait_for_memory(),
     }
@@ -173,7 +181,8 @@ fn end(victim: &Victim) {
             process.oom_score_adj.load(Ordering::Relaxed),
         );
     }
-    // The second time for a process that another one made meanwhile. From then on nobody who uses the memory makes any.
+    // The second pass finds a process made during the first one. After the second pass no user of
+    // the memory makes another process.
     for _ in 0..2 {
         process::each(|process| {
             if uses(process, memory) {

@@ -1,13 +1,14 @@
 //! Threads and processes: scheduling, waiting, parents and children.
 //!
-//! A [`Thread`] is what runs; the [scheduler] decides where and when. A [`Process`] is what its
-//! threads share: [memory](memory::Memory), files, signal handlers, children. [`wait`] is how a thread
-//! waits for anything.
+//! A [`Thread`] is the unit of execution; the [scheduler] decides when and on which CPU a thread
+//! runs. A [`Process`] contains the resources shared by its threads: [memory](memory::Memory),
+//! files, signal handlers, children. [`wait`] contains the waiting of threads for events.
 //!
-//! A thread enters the kernel by a trap, whose registers stay at the top of its kernel stack, and returns to user mode
-//! through [`attention`](upcalls::attention) if it has something to do first: give the CPU away, take a
-//! signal, or end. Only the thread itself does these things; others request them by setting the
-//! `attention` flag of the CPU that it runs on.
+//! A thread enters the kernel by a trap, with its registers at the top of its kernel stack. Before
+//! the thread returns to user mode, [`attention`](upcalls::attention) handles pending requests:
+//! switch to another thread, deliver a signal, or end. Only the thread itself performs these
+//! actions; other CPUs request an action by setting the `attention` flag of the CPU that runs the
+//! thread.
 
 pub mod boot;
 pub mod clone;
@@ -41,14 +42,15 @@ pub use thread::{Current, Thread, current};
 
 use crate::signal;
 
-/// Lets other threads run, between two steps of a long system call. Returns whether the
-/// call continues; if not, a signal is pending. The caller holds no lock.
+/// Lets other threads run, between two steps of a long system call. Returns whether the call
+/// continues; if not, a signal is pending. The caller holds no lock.
 pub fn breathe() -> bool {
     give_turn();
     !signal::pending(&current())
 }
 
-/// As [`breathe`], for a system call that only the end of the thread, or a `SIGKILL`, interrupts.
+/// Yields like [`breathe`], for a system call that only the end of the thread, or a `SIGKILL`,
+/// interrupts.
 pub fn breathe_unless_killed() -> bool {
     give_turn();
     !wait::is_killed(&current())

@@ -1,4 +1,4 @@
-//! A process: what its threads share.
+//! Processes: the state shared by the threads of a process.
 
 use super::collapse::TextScan;
 use super::ids::Ids;
@@ -21,37 +21,38 @@ use faultless_collections::{Arc, Chain, Link, Linked, Map, String};
 
 /// A process.
 pub struct Process {
-    /// Its process number (PID).
+    /// The process number (PID).
     pub pid: u32,
-    /// The numbers of its parent, group and session.
+    /// The numbers of parent, group and session.
     pub relatives: Relatives,
-    /// Its memory, until it ends. Process 1 has none.
+    /// The memory; `None` after the end of the process, and in process 1.
     pub memory: OwnMemory,
-    /// Its text that may be collapsed.
+    /// The state of the collapse of text.
     pub text: TextScan,
-    /// Woken when it gets other memory or ends: for the caller of `vfork`.
+    /// Woken when the process replaces its memory or ends: for the caller of `vfork`.
     pub memory_changed: WaitQueue,
-    /// Its descriptors and directories. The type is defined in [`fs`](crate::fs), which imports this module.
+    /// The descriptors and directories. The type is defined in [`fs`](crate::fs), which imports
+    /// this module.
     pub(crate) files: Box<dyn Any + Send + Sync>,
-    /// Its signal handlers, and the signals that are pending for the process.
+    /// The signal handlers, and the signals pending for the process.
     pub signals: ProcessSignals,
     /// Its timers.
     pub timers: ProcessTimers,
-    /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
+    /// The name shown by `ps`: set by `PR_SET_NAME`, or the file name of the program.
     pub name: Mutex<String>,
     /// The value of `/proc/PID/oom_score_adj`.
     pub oom_score_adj: AtomicI32,
-    /// Whether it was made by `vfork`.
+    /// Set if the process was made by `vfork`.
     pub by_vfork: AtomicBool,
-    /// Its children. A parent's family is locked before a child's.
+    /// The children. A parent's family is locked before a child's.
     pub family: Mutex<Family>,
-    /// Its place among the children of its parent.
+    /// The link in the parent's chain of children.
     sibling: Link<Self>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,
-    /// Woken when it continues after a stop.
+    /// Woken when the process continues after a stop.
     pub goes_on: WaitQueue,
-    /// Its threads that have not ended.
+    /// The threads that have not ended.
     pub threads: Mutex<Chain<Thread, Siblings>>,
     /// Woken when a thread ends.
     pub threads_changed: WaitQueue,
@@ -61,9 +62,9 @@ pub struct Process {
     pub used: Used,
     /// Its limits.
     pub limits: Limits,
-    /// Its user and group ids.
+    /// The user and group ids.
     pub ids: Ids,
-    /// Nanoseconds since boot at its start.
+    /// The start time, in nanoseconds since boot.
     pub started: u64,
 }
 
@@ -78,12 +79,12 @@ unsafe impl Linked<Children> for Process {
     }
 }
 
-/// The children of a process, and what its own parent gets.
+/// The children of a process, and the signal to its own parent.
 #[derive(Debug, Default)]
 pub struct Family {
-    /// The children that were not waited for yet.
+    /// The children that have not been waited for.
     pub children: Chain<Process, Children>,
-    /// The signal that the parent gets at its end.
+    /// The signal sent to the parent when this process ends.
     pub exit_signal: u32,
 }
 
@@ -136,20 +137,20 @@ impl Process {
         self.relatives.parent.load(Ordering::Relaxed)
     }
 
-    /// Its memory; none once it has ended, or in process 1.
+    /// Returns the memory; `None` after the end of the process, and for process 1.
     pub fn memory(&self) -> Option<Arc<Memory>> {
         self.memory.get()
     }
 
-    /// The usage of its threads so far.
+    /// Returns the usage of the threads so far.
     pub fn usage(&self) -> Usage {
         let threads = self.threads.lock();
         let ended = *self.used.by_ended.lock();
         threads.iter().fold(ended, |sum, thread| sum + thread.usage())
     }
 
-    /// [`usage`](Self::usage), with the peak of the present memory. The caller holds no lock: its reference to the memory
-    /// may become the last one.
+    /// Returns [`usage`](Self::usage) with the peak of the present memory. The caller holds no
+    /// lock, because the reference to the memory may become the last one.
     pub fn usage_now(&self) -> Usage {
         let present = self.memory().map_or(0, |memory| memory.note_peaks()[1]);
         let mut used = self.usage();
@@ -157,14 +158,14 @@ impl Process {
         used
     }
 
-    /// Counts the pages of its memory, which it is about to leave.
+    /// Counts the pages of the memory, before the process leaves its memory.
     pub(super) fn note_memory(&self) {
         let peak = self.memory().map_or(0, |memory| memory.note_peaks()[1]);
         let mut ended = self.used.by_ended.lock();
         ended.most_resident = ended.most_resident.max(peak);
     }
 
-    /// How long its threads ran so far.
+    /// Returns the CPU time of the threads so far.
     pub fn times(&self) -> Times {
         let threads = self.threads.lock();
         let ended = self.used.by_ended.lock().times;
@@ -172,9 +173,9 @@ impl Process {
     }
 }
 
-/// The processes and threads that exist, by number. Zombies are processes too.
+/// The existing processes and threads, by number. Zombies are processes too.
 ///
-/// The parent of a process changes only while the table is locked. So a process that ends finds the
+/// The parent of a process changes only with the table locked. So an ending process finds the
 /// parent that will reap it.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -183,7 +184,7 @@ pub struct Table {
     /// By thread number.
     pub threads: Map<u32, Arc<Thread>>,
     last: u32,
-    /// Whether the numbers have wrapped around, so that the next may be in use.
+    /// Set if the numbers have wrapped around, so that the next number may be in use.
     used_up: bool,
 }
 

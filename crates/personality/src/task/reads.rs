@@ -1,8 +1,9 @@
 //! Waiting for pages that are read from the disk.
 //!
-//! A thread that needs such a page sleeps in one of a few queues, and the end of the read wakes that queue. Copies from and to user memory,
-//! which may hold locks, wait on their CPU instead (`faultless_bare::trap`); so what a system call copies of a file is
-//! [fetched](fetch) first.
+//! A thread that needs such a page sleeps in one of a few queues, and the end of the read wakes
+//! this queue. Copies from and to user memory may hold locks, so they wait on their CPU
+//! (`faultless_bare::trap`). A system call therefore [fetches](fetch) the pages of a file before it
+//! copies from the file.
 
 use super::thread::{WaitQueue, try_current};
 use super::wait;
@@ -14,18 +15,19 @@ use faultless::{Object, PendingRead, Shared, ThreadStreams};
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 
-/// Of the pages that are needed, how many are read at a time.
+/// The maximum number of needed pages to read at a time.
 const AHEAD: u64 = 64;
 
-/// The threads that wait for reads, by the names of the reads. A thread may be woken for another read, and then waits again.
+/// The queues of threads waiting for reads, hashed by the name of the read. A thread may be woken
+/// for another read, and then waits again.
 static QUEUES: [WaitQueue; 16] = [const { WaitQueue::new() }; 16];
 
 fn queue(read: u64) -> &'static WaitQueue {
-    // Names are addresses, of which the last bits are alike.
+    // Names are addresses, and their low bits are always equal.
     &QUEUES[(read >> 5) as usize % QUEUES.len()]
 }
 
-/// Wakes the threads that wait for a read, which has ended.
+/// Wakes the threads that wait for a completed read.
 pub fn wake(read: u64) {
     queue(read).wake_all();
 }
@@ -51,26 +53,26 @@ pub fn wait(pending: &PendingRead) -> Result<()> {
     outcome.map_err(|_| Errno::EIO)
 }
 
-/// What an open file is expected to read next, in the pages of its object.
+/// The read-ahead state of an open file, in pages of its object.
 #[derive(Debug)]
 pub struct Reader {
     streams: Mutex<ThreadStreams>,
-    /// The program says that it reads in no order (`POSIX_FADV_RANDOM`).
+    /// Set if the program reads in random order (`POSIX_FADV_RANDOM`).
     at_random: AtomicBool,
 }
 
 impl Reader {
-    /// Of an open file that nobody has read, and of which nothing is said.
+    /// Returns the state of an open file without reads and without advice.
     pub const fn new() -> Self {
         Self { streams: Mutex::new(ThreadStreams::new()), at_random: AtomicBool::new(false) }
     }
 
-    /// From now on the open file is read in no order, or in one that may be expected.
+    /// Sets whether future reads of the open file are in random order.
     pub fn at_random(&self, at_random: bool) {
         self.at_random.store(at_random, Ordering::Relaxed);
     }
 
-    /// Begins to read those of `pages` that are not there, and with them what is expected to be needed next.
+    /// Begins to read the missing pages of `pages`, and the pages predicted to be needed next.
     fn begin(
         &self,
         object: &Shared<Object>,
@@ -84,11 +86,12 @@ impl Reader {
     }
 }
 
-/// Waits until `pages` of `object` are there; those that its open file's `reader` expects behind them begin to be read. Returns how many from
-/// the first on are there. The caller holds no lock.
+/// Waits until `pages` of `object` are present, and begins to read the following pages predicted by
+/// the open file's `reader`. Returns the number of present pages at the start of the range. The
+/// caller holds no lock.
 ///
 /// # Errors
-/// Why the first is not: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
+/// The error of the first page: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
 pub fn fetch(object: &Shared<Object>, pages: Range<u64>, reader: Option<&Reader>) -> Result {
     for index in pages.clone() {
         match fetch_page(object, index, pages.end, reader) {
@@ -108,8 +111,9 @@ fn fetch_page(
 ) -> Result<()> {
     let is_missing = || object.is_stored() && !object.has_page(percpu::cpu(), index);
     if is_missing() {
-        // Once: where many pages cannot be read at a time, the page is read by itself below. What hinders this hinders that, or is of a
-        // later page, whose turn comes.
+        // A single attempt: if a read of many pages fails, the loop below reads the needed page by
+        // itself. An error of the attempt either appears again below, or belongs to a later page,
+        // which is tried in its turn.
         let pages = index..end.min(index + AHEAD);
         let _ = match reader {
             Some(reader) => reader.begin(object, pages),

@@ -10,21 +10,21 @@ pub const PROGRAM: u32 = 2;
 /// The relatives of a process.
 #[derive(Debug)]
 pub struct Relatives {
-    /// The parent's number; 0 for process 1. It changes when the parent ends, with the table and the parent's family
-    /// locked.
+    /// The parent's number; 0 for process 1. Changes when the parent ends, with the table and the
+    /// parent's family locked.
     pub parent: AtomicU32,
-    /// Its process group and session.
+    /// The process group and session.
     pub group: AtomicU32,
     /// See `group`.
     pub session: AtomicU32,
-    /// The signal that it gets when the parent ends (0: none): `PR_SET_PDEATHSIG`.
+    /// The signal to this process when its parent ends (0: no signal): `PR_SET_PDEATHSIG`.
     pub death_signal: AtomicU32,
-    /// Whether it adopts the orphans among its descendants: `PR_SET_CHILD_SUBREAPER`.
+    /// Set if the process adopts the orphans among its descendants: `PR_SET_CHILD_SUBREAPER`.
     pub adopts: AtomicBool,
 }
 
 impl Relatives {
-    /// The relatives of process `pid`, which has its own group and session.
+    /// Returns the relatives of process `pid`, which has its own group and session.
     pub const fn new(pid: u32) -> Self {
         Self {
             parent: AtomicU32::new(0),

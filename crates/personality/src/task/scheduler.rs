@@ -1,22 +1,23 @@
-//! Which thread runs where, and when.
+//! The scheduler: when and on which CPU each thread runs.
 //!
-//! Each CPU has a run queue, first in, first out, and takes threads from the other queues
-//! when its own is empty. A CPU without a thread idles in the kernel's own page tables, so that no
-//! flush interrupts it. Threads are preempted in user mode only, by the tick.
+//! Each CPU has a FIFO run queue, and takes threads from the other queues when its own is empty. A
+//! CPU without a thread idles in the kernel's own page tables, so that no flush interrupts the CPU.
+//! Threads are preempted in user mode only, by the tick.
 //!
-//! *Sleep and wake-up.* A thread that is about to wait is `BLOCKED` from [`block`] on, while it still
-//! checks whether it must. [`wake`] makes it `RUNNABLE` and queues it at once, although its CPU may
-//! still use its stack; the CPU that takes it from the queue waits until `on_cpu` is clear. Only the change of
-//! the state from `BLOCKED` queues, so a thread is in at most one queue, once.
+//! *Sleep and wake-up.* A thread that is about to wait is `BLOCKED` from [`block`] on, while it
+//! checks whether it has to wait. [`wake`] makes the thread `RUNNABLE` and queues it at once,
+//! although its CPU may still use its stack; the CPU that takes the thread from the queue waits
+//! until `on_cpu` is clear. Only the change of the state from `BLOCKED` queues, so a thread is in
+//! at most one queue, once.
 //!
-//! *Switching.* The switch from a thread is completed by what runs next on that CPU, on another stack:
-//! it clears `on_cpu`, and drops the reference to an ended thread. Only the idle loop, after its own switch is
-//! complete, waits for another CPU to leave a stack. Otherwise two CPUs, each still on the stack of
-//! the thread that the other waits for, would wait for ever.
+//! *Switching.* The switch from a thread is completed by the next code on this CPU, on another
+//! stack: this code clears `on_cpu`, and drops the reference to an ended thread. Only the idle
+//! loop, after its own switch is complete, waits until another CPU has left a stack. Otherwise two
+//! CPUs could deadlock, each on the stack of the thread that the other CPU waits for.
 //!
-//! *Attention.* To make a thread act, a CPU first stores the request, and then checks whether the thread is on a CPU;
-//! a switch first puts the thread on the CPU, and then makes it check for requests. So either
-//! the CPU is interrupted, or the thread sees the request by itself.
+//! *Attention.* To make a thread act, a CPU first stores the request, and then checks whether the
+//! thread is on a CPU; a switch first puts the thread on the CPU, and then makes it check for
+//! requests. So either the CPU is interrupted, or the thread sees the request by itself.
 
 use super::thread::{BLOCKED, ENDED, RUNNABLE, Thread, current, try_current};
 use super::wait_queue::Wake;
@@ -48,21 +49,22 @@ unsafe impl Linked<Ready> for Thread {
     }
 }
 
-/// The scheduler's per-CPU data. All CPUs use `ready` and the atomics; only this CPU uses the cells.
+/// The scheduler's per-CPU data. All CPUs use `ready` and the atomics; only the CPU itself uses the
+/// cells.
 struct Local {
     ready: Mutex<Chain<Thread, Ready>>,
     /// The length of `ready`, for readers without the lock.
     length: AtomicU32,
-    /// It found nothing to run. The CPU that clears this interrupts it.
+    /// Set while the CPU is idle. The CPU that clears this flag sends the interrupt.
     idle: AtomicBool,
     /// The running thread's time slice is over.
     turn_over: AtomicBool,
     /// A time slice has ended since the running thread last returned to user mode.
     slice_ended: AtomicBool,
-    /// How long it ran threads.
+    /// The time spent in threads.
     busy: CpuTime,
     running: Cell<Option<Arc<Thread>>>,
-    /// The thread that the current switch leaves.
+    /// The thread that ran before the current switch.
     previous: Cell<Option<Arc<Thread>>>,
     /// The idle loop, while a thread runs.
     idle_context: UnsafeCell<Context>,
@@ -71,7 +73,8 @@ struct Local {
 /// The data of all CPUs, made at boot.
 struct Locals(UnsafeCell<Vec<Padded<Local>>>);
 
-// SAFETY: written once, by `init`, before the other CPUs start; only the CPU itself uses the cells in it.
+// SAFETY: written once, by `init`, before the other CPUs start; only the CPU itself uses the cells
+// of its entry.
 unsafe impl Sync for Locals {}
 
 static LOCALS: Locals = Locals(UnsafeCell::new(Vec::new()));
@@ -106,11 +109,11 @@ pub unsafe fn init(cpus: usize) {
         })
     };
     let all = Vec::try_from_iter((0..cpus).map(local)).expect("the heap is empty yet");
-    // SAFETY: by the contract nothing else accesses it.
+    // SAFETY: by the contract, there is no concurrent access.
     unsafe { *LOCALS.0.get() = all };
 }
 
-/// What each CPU does from the end of its start on.
+/// Runs the idle loop of a CPU, from the end of its start.
 pub fn idle_loop() -> ! {
     let own = local();
     let mut drained = false;
@@ -122,16 +125,17 @@ pub fn idle_loop() -> ! {
             DRAINED.fetch_add(1, Ordering::SeqCst);
         }
         if let Some(next) = next() {
-            // Its last CPU may still be on its stack.
+            // The previous CPU may still be on the stack of this thread.
             until(percpu::cpu(), || !next.on_cpu.load(Ordering::Acquire));
             time::begin_turn();
             switch_to(Some(next));
             continue;
         }
-        // Either a CPU that queues a thread now sees this one idle and interrupts it, or this one sees the thread.
+        // Either a CPU that queues a thread now sees this CPU idle and interrupts it, or this CPU
+        // sees the thread.
         own.idle.store(true, Ordering::SeqCst);
         if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
-            // Not during the audit.
+            // The audit requires that no frames are zeroed in advance.
             if !drained && percpu::cpu().zero_ahead(ZEROED_RUN) != 0 {
                 arch::serve_interrupts();
             } else {
@@ -143,12 +147,11 @@ pub fn idle_loop() -> ! {
     }
 }
 
-/// How many CPUs have returned their cached frames, once [`DRAIN`] is set.
+/// The number of CPUs that have returned their cached frames after [`DRAIN`] was set.
 static DRAINED: AtomicUsize = AtomicUsize::new(0);
 static DRAIN: AtomicBool = AtomicBool::new(false);
 
-/// Makes every CPU return its cached frames, for the audit. The running thread is the last one,
-/// and this is called once.
+/// Makes every CPU return its cached frames, for the audit. Called once, by the last thread.
 pub(super) fn drain_all() {
     DRAIN.store(true, Ordering::SeqCst);
     let here = percpu::id();
@@ -166,7 +169,7 @@ pub fn start(thread: Arc<Thread>) {
     enqueue(thread);
 }
 
-/// Marks the running thread as about to wait: from now on [`wake`] has an effect.
+/// Marks the running thread as about to wait; from this point [`wake`] has an effect.
 pub(super) fn block() {
     current().state.store(BLOCKED, Ordering::SeqCst);
 }
@@ -177,7 +180,7 @@ pub(super) fn unblock() {
     let taken =
         thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if taken.is_err() {
-        // Woken, and so in a queue, from which it continues.
+        // A wake-up has queued the thread, which continues from the queue.
         leave();
     }
 }
@@ -188,9 +191,9 @@ pub(super) fn sleep() {
     leave();
 }
 
-/// Makes `thread` run again if it waits.
+/// Makes `thread` runnable if it waits.
 pub fn wake(thread: &Arc<Thread>) {
-    // Sequentially consistent with `block`, and with the condition that waiter and waker access.
+    // Sequentially consistent with `block`, and with the condition accessed by waiter and waker.
     let woken =
         thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if woken.is_ok() {
@@ -204,7 +207,7 @@ impl Wake for Thread {
     }
 }
 
-/// Makes the CPU that runs `thread`, if one does, check for requests to it.
+/// Makes the CPU that runs `thread`, if any, check for requests to the thread.
 pub fn notify(thread: &Thread) {
     if thread.on_cpu.load(Ordering::SeqCst) {
         interrupt(thread.last_cpu());
@@ -222,7 +225,7 @@ pub fn yield_now() {
     leave();
 }
 
-/// Gives the CPU away if the running thread's time slice is over, or if its affinity excludes this CPU.
+/// Yields the CPU if the running thread's time slice is over, or if its affinity excludes this CPU.
 pub(super) fn give_way() {
     if local().turn_over.swap(false, Ordering::Relaxed) || !allowed(&current(), percpu::id()) {
         yield_now();
@@ -250,7 +253,8 @@ pub(super) fn tick() {
     }
 }
 
-/// A time slice ends, in which `thread` runs here: from now on its time counts as the kernel's, or as the program's.
+/// Accounts for the end of a time slice, with `thread` running on this CPU: from now on its time is
+/// counted as the kernel's, or as the program's.
 pub fn sample(thread: &Thread, kernel: bool) {
     thread.cpu_time.sample(kernel);
     let own = local();
@@ -260,17 +264,17 @@ pub fn sample(thread: &Thread, kernel: bool) {
     percpu::this().attention.store(true, Ordering::Relaxed);
 }
 
-/// Whether a time slice has ended since this was last asked on this CPU.
+/// Returns whether a time slice has ended on this CPU since the last call.
 pub(super) fn take_slice_end() -> bool {
     local().slice_ended.swap(false, Ordering::Relaxed)
 }
 
-/// How long a CPU has run threads.
+/// Returns the time that a CPU has spent in threads.
 pub fn busy(cpu: CpuId) -> Times {
     locals()[cpu.index()].busy.times()
 }
 
-/// How many threads run or are ready.
+/// Returns the number of running and ready threads.
 pub fn runnable() -> usize {
     let count = |local: &Padded<Local>| {
         local.length.load(Ordering::Relaxed) as usize
@@ -291,11 +295,11 @@ fn interrupt(cpu: CpuId) {
     }
 }
 
-/// Queues a runnable thread on its last CPU, or on an idle one.
+/// Queues a runnable thread on its last CPU, or on an idle CPU.
 fn enqueue(thread: Arc<Thread>) {
     let last = thread.last_cpu();
     let cpus = || (0..locals().len() as u16).map(CpuId).filter(|&cpu| allowed(&thread, cpu));
-    // An idle CPU is claimed, so that the next thread goes to another.
+    // Claims an idle CPU, so that the next thread goes to another CPU.
     let claim = |cpu: CpuId| {
         let idle = &locals()[cpu.index()].idle;
         idle.load(Ordering::SeqCst)
@@ -333,7 +337,7 @@ fn enqueue(thread: Arc<Thread>) {
     }
 }
 
-/// Whether a thread in some queue may run here.
+/// Returns whether any queue contains a thread that may run here.
 fn could_run_something() -> bool {
     let here = percpu::id();
     locals().iter().any(|local| {
@@ -342,8 +346,8 @@ fn could_run_something() -> bool {
     })
 }
 
-/// The thread to run next here, from this CPU's queue or another. Called by a thread, it returns only one whose
-/// stack no other CPU still uses.
+/// Returns the thread to run next here, from this CPU's queue or another. In a call by a thread,
+/// skips threads with a stack in use by another CPU.
 fn next() -> Option<Arc<Thread>> {
     let here = percpu::id();
     let current = try_current();
@@ -365,7 +369,8 @@ fn next() -> Option<Arc<Thread>> {
     })
 }
 
-/// Switches from the running thread, which is queued, waits, or has ended, to another or to idle.
+/// Switches from the running thread, which is queued, waits, or has ended, to another thread or to
+/// the idle loop.
 fn leave() {
     switch_to(next());
     finish_switch();
@@ -403,7 +408,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
     };
     let to = match &next {
         Some(thread) => {
-            // A CPU that sees `on_cpu` must also see this.
+            // A CPU that sees `on_cpu` must also see this store.
             thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
             thread.on_cpu.store(true, Ordering::SeqCst);
             thread.cpu_time.start(now);
@@ -413,8 +418,8 @@ fn switch_to(next: Option<Arc<Thread>>) {
             unsafe { registers.load() };
             context::set_kernel_stack(thread.task.stack.top());
             run_space_of(thread);
-            // A new thread goes straight to user mode, and completes the switch on its way; others check
-            // for requests that came meanwhile.
+            // A new thread goes straight to user mode, and completes the switch on its way; an old
+            // thread must check for requests made since it last ran.
             own.turn_over.store(false, Ordering::Relaxed);
             here.attention.store(true, Ordering::Relaxed);
             registers.context.get().cast_const()
@@ -427,20 +432,20 @@ fn switch_to(next: Option<Arc<Thread>>) {
             own.idle_context.get().cast_const()
         }
     };
-    // SAFETY: this CPU drops its reference to the thread only when another runs.
+    // SAFETY: this CPU drops its reference to the thread only when another thread runs.
     unsafe { set_current(here, next.as_ref().map_or(ptr::null(), Thread::task_of)) };
     own.running.set(next);
     own.previous.set(previous);
-    // SAFETY: `from` is the context of the running code. No other CPU runs `to`: it is the idle loop of
-    // this CPU, or a thread whose `on_cpu` was clear.
+    // SAFETY: `from` is the context of the running code. No other CPU runs `to`, which is the idle
+    // loop of this CPU, or a thread whose `on_cpu` was clear.
     unsafe { context::switch(from, to) };
 }
 
 fn run_space_of(thread: &Thread) {
     let space = thread.process.memory.space();
     if percpu::this().space.get() != space {
-        // SAFETY: the process has threads, so its memory with the space exists until it is
-        // replaced, by its own thread, which runs another space first.
+        // SAFETY: the process has threads, so its memory with the space exists until the memory is
+        // replaced, by the process's own thread, which runs another space first.
         match unsafe { space.as_ref() } {
             // SAFETY: as above: this CPU then runs another space.
             Some(space) => unsafe { machine::run(space) },
@@ -449,7 +454,7 @@ fn run_space_of(thread: &Thread) {
     }
 }
 
-/// Completes the switch that led here.
+/// Completes the switch to the running code.
 pub(super) fn finish_switch() {
     if let Some(previous) = local().previous.take() {
         previous.on_cpu.store(false, Ordering::Release);

@@ -4,27 +4,27 @@ use core::sync::atomic::{AtomicBool, AtomicU8};
 use faultless_bare::sync::Mutex;
 use linux_raw_sys::general as nr;
 
-/// How a process ended, as `wait4` encodes it.
+/// The status of an ended process, as `wait4` encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitStatus(pub u32);
 
 impl ExitStatus {
-    /// It called `exit` with this code.
+    /// Returns the status of a process that called `exit` with this code.
     pub const fn exited(code: u8) -> Self {
         Self((code as u32) << 8)
     }
 
-    /// A signal killed it.
+    /// Returns the status of a process killed by a signal.
     pub const fn killed(signal: u32) -> Self {
         Self(signal)
     }
 
-    /// The signal that killed it; 0 if it exited; 0x7f if it stopped or continued.
+    /// Returns the fatal signal; 0 after an exit; 0x7f for a stop or a continue.
     const fn low(self) -> u32 {
         self.0 & 0x7f
     }
 
-    /// `si_code` of its `SIGCHLD`.
+    /// Returns `si_code` of the process's `SIGCHLD`.
     pub const fn child_code(self) -> u32 {
         match self.low() {
             0 => nr::CLD_EXITED,
@@ -34,7 +34,7 @@ impl ExitStatus {
         }
     }
 
-    /// `si_status` of its `SIGCHLD`: the code or the signal.
+    /// Returns `si_status` of the process's `SIGCHLD`: the code or the signal.
     pub const fn child_status(self) -> u32 {
         match self.low() {
             0x7f if self.0 == 0xffff => nr::SIGCONT,
@@ -43,7 +43,7 @@ impl ExitStatus {
         }
     }
 
-    /// The signal that killed it.
+    /// Returns the fatal signal, if any.
     pub const fn signal(self) -> Option<u32> {
         if self.low() == 0 { None } else { Some(self.low()) }
     }
@@ -57,10 +57,11 @@ impl ExitStatus {
 /// The end of a process.
 #[derive(Debug, Default)]
 pub struct End {
-    /// How it ended, or will end: set once.
+    /// The present or future status of the end: set once.
     pub status: Mutex<Option<ExitStatus>>,
-    /// The `exit` code of its first thread: how it ends unless something else decides.
+    /// The `exit` code of the first thread: the exit code of the process unless another status is
+    /// set.
     pub leader_code: AtomicU8,
-    /// Whether all of its threads have ended: it is a zombie until it is waited for.
+    /// Set when all threads have ended: the process is a zombie until the parent waits for it.
     pub done: AtomicBool,
 }

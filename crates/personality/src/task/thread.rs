@@ -1,4 +1,4 @@
-//! A thread: its kernel stack, its registers while it does not run, and its state for signals and futexes.
+//! Threads: kernel stack, saved registers, and the state for signals and futexes.
 
 use super::Process;
 use super::futex::Waiter;
@@ -24,11 +24,11 @@ use faultless_bare::sync::Mutex;
 use faultless_bare::task::Task;
 use faultless_collections::{Arc, Link, Linked};
 
-/// It runs, or is in a queue of the scheduler.
+/// The thread runs, or is in a run queue.
 pub(super) const RUNNABLE: u8 = 0;
-/// It waits, or is about to.
+/// The thread waits, or is about to wait.
 pub(super) const BLOCKED: u8 = 1;
-/// It will not run again.
+/// The thread has ended and will not run again.
 pub(super) const ENDED: u8 = 2;
 
 /// A queue of waiting threads.
@@ -36,61 +36,64 @@ pub type WaitQueue = wait_queue::WaitQueue<Thread>;
 
 /// A thread.
 pub struct Thread {
-    /// Its thread number (TID); that of the process for the first one.
+    /// The thread number (TID); for the first thread, the number of the process.
     pub tid: u32,
-    /// Its process.
+    /// The process.
     pub process: Arc<Process>,
-    /// Its signal state.
+    /// The signal state.
     pub signals: ThreadSignals,
-    /// Where its number is stored when it first runs; 0: nowhere.
+    /// The address that receives the thread number when the thread first runs; 0: no store.
     pub(super) set_tid: Cell<u64>,
-    /// Where a zero is stored, and a futex woken, when it ends; 0: nowhere.
+    /// The address that receives a zero, with a futex wake-up, when the thread ends; 0: no store.
     pub clear_tid: AtomicU64,
-    /// The head of its list of robust futexes; 0: none.
+    /// The head of the list of robust futexes; 0: no list.
     pub robust_list: AtomicU64,
-    /// Its page faults that waited for a page to be read.
+    /// The number of page faults that waited for a page to be read.
     pub(super) major_faults: AtomicU64,
-    /// The CPUs it may run on, as bits.
+    /// The allowed CPUs, as bits.
     pub affinity: AtomicU64,
-    /// From which nodes the memory comes that it maps.
+    /// The memory policy: the nodes for memory mapped by the thread.
     pub mem_policy: Cell<MemPolicy>,
-    /// Its scheduling policy and nice value.
+    /// The scheduling policy and nice value.
     pub schedule: Mutex<Schedule>,
-    /// How long it ran.
+    /// The CPU time.
     pub cpu_time: CpuTime,
-    /// Its voluntary and involuntary context switches.
+    /// The numbers of voluntary and involuntary context switches.
     pub switches: [AtomicU64; 2],
-    /// The futex that it waits for.
+    /// The state of a wait for a futex.
     pub(super) futex: Waiter,
-    /// Its place in the bucket of that futex.
+    /// The link in the bucket of this futex.
     pub(super) futex_link: Link<Self>,
-    /// Its place in a run queue.
+    /// The link in a run queue.
     pub(super) ready: Link<Self>,
-    /// Its place among the threads of its process.
+    /// The link in the process's chain of threads.
     sibling: Link<Self>,
-    /// The memory for its deadline while it waits.
+    /// The memory for the deadline of a wait.
     alarm: Arc<Alarm>,
     /// [`RUNNABLE`], [`BLOCKED`] or [`ENDED`].
     pub(super) state: AtomicU8,
-    /// Whether a CPU still uses its stack: it may be in a run queue, but no other CPU may run it yet.
+    /// Set while a CPU still uses the stack: the thread may be in a run queue, but no other CPU may
+    /// run it yet.
     pub(super) on_cpu: AtomicBool,
-    /// The CPU that it runs on or ran on last.
+    /// The CPU that runs the thread or ran it last.
     pub(super) last_cpu: AtomicU16,
-    /// Which of its next allocations fails (`fail-nth`); valid while it does not run.
+    /// The index of the allocation that fails next (`fail-nth`); valid while the thread does not
+    /// run.
     pub(super) fail_nth: Cell<FailNth>,
-    /// The rest of the previous `fail-nth` when it was last set: 0 if that allocation has failed.
+    /// The remainder of the previous `fail-nth` when the setting last changed: 0 if the selected
+    /// allocation has failed.
     pub fail_left: Cell<u64>,
-    /// Whether it must end at the next opportunity: its process ends, or another thread of it calls
-    /// `execve`.
+    /// Set if the thread must end at the next opportunity: its process ends, or another thread of
+    /// the process calls `execve`.
     pub(super) must_end: AtomicBool,
-    /// How many memories had been freed when it last found no free memory.
+    /// The number of memories freed before this thread last found no free memory.
     pub(super) freed_seen: Cell<u64>,
-    /// Its part in the machine: stack, registers, predictor state.
+    /// The machine part of the thread: stack, registers, predictor state.
     pub task: Task,
 }
 
-// SAFETY: the cells are accessed by the creator before the thread is queued, and then by
-// the CPU that runs it or is switching to it; by `on_cpu` that is one at a time.
+// SAFETY: the cells are accessed by the creator before the thread is queued, and then by the CPU
+// that runs the thread or is switching to it; `on_cpu` admits one CPU at a time.
 unsafe impl Sync for Thread {}
 // SAFETY: as above.
 unsafe impl Send for Thread {}
@@ -113,8 +116,8 @@ impl fmt::Debug for Thread {
 }
 
 impl Thread {
-    /// A thread of `process` that starts in user mode with the registers `frame`. It is neither
-    /// in the process's list nor in a run queue.
+    /// Makes a thread of `process` that starts in user mode with the registers `frame`. The new
+    /// thread is in neither the process's list nor a run queue.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -160,39 +163,40 @@ impl Thread {
         })?)
     }
 
-    /// The address of its task, from which [`around`](Self::around) finds it again.
+    /// Returns the address of the thread's task; the inverse of [`around`](Self::around).
     pub(super) fn task_of(this: &Arc<Self>) -> *const Task {
         Arc::as_ptr(this).wrapping_byte_add(offset_of!(Self, task)).cast()
     }
 
-    /// The thread whose task this is.
+    /// Returns the thread that contains this task.
     #[inline(always)]
     pub(super) const fn around(task: *const Task) -> *const Self {
         task.wrapping_byte_sub(offset_of!(Self, task)).cast()
     }
 
-    /// The memory for its deadline while it waits.
+    /// Returns the memory for the deadline of a wait.
     pub const fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }
 
-    /// The CPU that it runs on or ran on last.
+    /// Returns the CPU that runs the thread or ran it last.
     pub fn last_cpu(&self) -> CpuId {
         CpuId(self.last_cpu.load(Ordering::Relaxed))
     }
 
-    /// Whether it is the first thread of its process.
+    /// Returns whether this is the first thread of its process.
     pub fn is_leader(&self) -> bool {
         self.tid == self.process.pid
     }
 
-    /// Its usage so far.
+    /// Returns the usage so far.
     pub fn usage(&self) -> Usage {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let major_faults = load(&self.major_faults);
         Usage {
             times: self.cpu_time.times(),
-            // After it has waited, the access is made again, and its fault served.
+            // A major fault waits, and the repeated access then faults again and is served: the
+            // second fault is not minor.
             minor_faults: self.task.faults().saturating_sub(major_faults),
             major_faults,
             switches: self.switches.each_ref().map(load),
@@ -200,17 +204,17 @@ impl Thread {
         }
     }
 
-    /// Nanoseconds that it ran so far.
+    /// Returns the CPU time so far, in nanoseconds.
     pub fn run_time(&self) -> u64 {
         self.cpu_time.ran()
     }
 
-    /// Whether it waits, or has ended.
+    /// Returns whether the thread waits or has ended.
     pub fn waits(&self) -> bool {
         self.state.load(Ordering::Relaxed) != RUNNABLE
     }
 
-    /// Whether it must end instead of continuing.
+    /// Returns whether the thread must end instead of continuing.
     pub fn must_end(&self) -> bool {
         self.must_end.load(Ordering::SeqCst)
     }
@@ -219,7 +223,8 @@ impl Thread {
 /// The running thread. The value cannot leave the thread, which exists while its code runs.
 pub struct Current(*const Thread, PhantomData<*const ()>);
 
-/// The running thread. Must not be called where none runs: at boot, in idle, in interrupts of idle.
+/// Returns the running thread. Must not be called without a running thread: at boot, in idle, in
+/// interrupts of idle.
 #[inline]
 pub fn current() -> Current {
     let task = faultless_bare::task::current(percpu::this());
@@ -227,7 +232,7 @@ pub fn current() -> Current {
     Current(Thread::around(task), PhantomData)
 }
 
-/// The running thread, if one runs.
+/// Returns the running thread, if any.
 #[inline]
 pub fn try_current() -> Option<Current> {
     let task = faultless_bare::task::current(percpu::this());
@@ -235,12 +240,12 @@ pub fn try_current() -> Option<Current> {
 }
 
 impl Current {
-    /// Whether it is this one.
+    /// Returns whether `thread` is the running thread.
     pub fn is(&self, thread: &Arc<Thread>) -> bool {
         ptr::eq(self.0, Arc::as_ptr(thread))
     }
 
-    /// A reference to it.
+    /// Returns a reference to the running thread.
     pub fn arc(&self) -> Arc<Thread> {
         // SAFETY: the scheduler holds a reference to the running thread.
         unsafe { Arc::another(self.0) }
@@ -252,8 +257,8 @@ impl Deref for Current {
 
     #[inline]
     fn deref(&self) -> &Thread {
-        // SAFETY: the scheduler holds a reference to the thread while its code runs, and this value cannot
-        // leave that code.
+        // SAFETY: the scheduler holds a reference to the thread while its code runs, and this value
+        // cannot leave its thread.
         unsafe { &*self.0 }
     }
 }

@@ -1,4 +1,4 @@
-//! The machine's upcalls for a thread: its return to user mode, exceptions, interrupts.
+//! The machine's upcalls for a thread: return to user mode, exceptions, interrupts.
 
 use super::{current, exit, lack, reads, scheduler, tend};
 use crate::errno::Errno;
@@ -10,8 +10,8 @@ use faultless_bare::arch::{TrapFrame, user};
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
-/// Handles a thread's requests on its return to user mode, when its CPU's `attention` is set. The caller cleared
-/// it, and calls again if it is set once more.
+/// Handles a thread's requests on its return to user mode, if its CPU's `attention` is set. The
+/// caller clears the flag first, and calls again if the flag is set again.
 pub fn attention(frame: &mut TrapFrame) {
     scheduler::finish_switch();
     let thread = current();
@@ -35,7 +35,7 @@ pub fn attention(frame: &mut TrapFrame) {
     signal::deliver(frame);
 }
 
-/// Sends the signal of a page fault that cannot be served; where memory is out, waits for some.
+/// Sends the signal of a page fault that cannot be served; if memory is out, waits for memory.
 pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
     match error {
         FaultError::Segv { mapped } => {
@@ -54,7 +54,7 @@ pub fn pending(frame: &mut TrapFrame, addr: u64) {
     let Some(read) = percpu::cpu().pending_read() else { return };
     fs::cache::make_room();
     match reads::wait(&read) {
-        // A thread that is killed ends on its return.
+        // A killed thread ends on its return.
         Ok(()) | Err(Errno::EINTR) => {}
         Err(_) => page_fault(frame, addr, FaultError::Bus),
     }

@@ -6,15 +6,15 @@ use faultless_bare::sync::Mutex;
 /// Resource usage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// How long they ran.
+    /// CPU times.
     pub times: Times,
-    /// Page faults that were served at once.
+    /// Page faults served at once.
     pub minor_faults: u64,
     /// Page faults that waited for a page to be read.
     pub major_faults: u64,
     /// Voluntary and involuntary context switches.
     pub switches: [u64; 2],
-    /// The most pages that were resident at a time.
+    /// The peak number of resident pages.
     pub most_resident: u64,
 }
 
@@ -33,11 +33,11 @@ impl core::ops::Add for Usage {
     }
 }
 
-/// The usage of what has ended.
+/// The usage of ended threads and processes.
 #[derive(Debug, Default)]
 pub struct Used {
-    /// The usage of its ended threads.
+    /// The usage of ended threads.
     pub by_ended: Mutex<Usage>,
-    /// The usage of children that were waited for, and of those that these had waited for.
+    /// The usage of reaped children, including the children which these had reaped.
     pub by_children: Mutex<Usage>,
 }

@@ -6,8 +6,9 @@ use super::thread::try_current;
 use core::marker::PhantomData;
 use faultless_bare::machine;
 
-/// Until this is dropped, this CPU runs another space than that of its thread, so that copies from and to user memory
-/// access that space. The thread must not give the CPU away meanwhile.
+/// A visit to another space: until this value is dropped, this CPU runs another space than its
+/// thread's, so copies from and to user memory access this other space. The thread must not yield
+/// the CPU before the drop.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit<'a>(PhantomData<&'a Memory>);
@@ -15,8 +16,8 @@ pub struct Visit<'a>(PhantomData<&'a Memory>);
 impl<'a> Visit<'a> {
     /// Runs the space of `memory`.
     pub fn to(memory: &'a Memory) -> Self {
-        // SAFETY: `memory` is borrowed until the visit ends, and then the CPU runs another space. (Visits
-        // end in the function that they begin in, and are never forgotten.)
+        // SAFETY: `memory` is borrowed until the visit ends, and then the CPU runs another space.
+        // (A visit ends in the function that began it, and is never forgotten.)
         unsafe { machine::run(memory.space()) };
         Self(PhantomData)
     }

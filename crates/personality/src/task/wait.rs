@@ -1,10 +1,11 @@
 //! Waiting: for a pipe, a child, a lock, a time, a signal.
 //!
-//! A waiter puts itself into the [queues](WaitQueue) of what it waits for, marks itself as blocked, and
-//! only then checks whether it still has to wait. A waker first changes the condition, and then wakes
-//! the queue. So either the waiter sees the change, or the waker sees the waiter.
+//! A waiter links itself into the [queues](WaitQueue) of the awaited events, marks itself as
+//! blocked, and only then checks whether it still has to wait. A waker first changes the condition,
+//! and then wakes the queue. So either the waiter sees the change, or the waker sees the waiter.
 //!
-//! Waiting needs no memory: a thread's [`Place`]s in queues lie on its stack, and it unlinks them before it continues.
+//! Waiting needs no memory: a thread's [`Place`]s in queues lie on its stack, and the thread
+//! unlinks its places before it continues.
 
 use super::scheduler;
 pub use super::thread::WaitQueue;
@@ -38,13 +39,13 @@ impl<'a> Place<'a> {
 /// Announces changes of a file: a queue, and a count of announcements.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// The threads that wait for one.
+    /// The threads waiting for a change.
     pub queue: WaitQueue,
     count: AtomicU64,
 }
 
 impl Changes {
-    /// Announces a change that was made.
+    /// Announces a completed change.
     pub fn announce(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         self.queue.wake_all();
@@ -65,11 +66,11 @@ pub enum Stop {
     Signal,
 }
 
-/// Waits until `ready` returns something; it is called again whenever one of `queues` is woken. `deadline`
-/// is in nanoseconds since boot. The caller holds no lock.
+/// Waits until `ready` returns a result; `ready` is called again whenever one of `queues` is woken.
+/// `deadline` is in nanoseconds since boot. The caller holds no lock.
 ///
 /// # Errors
-/// Why the wait ended early.
+/// The reason for an early end of the wait.
 pub fn wait_until<const N: usize, R>(
     queues: &[&WaitQueue; N],
     deadline: Option<u64>,
@@ -78,10 +79,10 @@ pub fn wait_until<const N: usize, R>(
     wait_at(&queues.map(Place::at), deadline, ready)
 }
 
-/// As [`wait_until`], in given places.
+/// Waits like [`wait_until`], in given places.
 ///
 /// # Errors
-/// Why the wait ended early.
+/// The reason for an early end of the wait.
 pub fn wait_at<R>(
     places: &[Place<'_>],
     deadline: Option<u64>,
@@ -90,10 +91,11 @@ pub fn wait_at<R>(
     wait(places, deadline, |thread| thread.must_end() || signal::pending(thread), ready)
 }
 
-/// As [`wait_until`], but only the end of the thread, or a `SIGKILL`, ends it early, with [`Stop::Signal`].
+/// Waits like [`wait_until`], but only the end of the thread, or a `SIGKILL`, ends the wait early,
+/// with [`Stop::Signal`].
 ///
 /// # Errors
-/// Why the wait ended early.
+/// The reason for an early end of the wait.
 pub fn wait_unless_killed<R>(
     queue: &WaitQueue,
     ready: impl FnMut() -> Option<R>,
@@ -101,12 +103,12 @@ pub fn wait_unless_killed<R>(
     wait(&[Place::at(queue)], None, |thread| is_killed(thread), ready)
 }
 
-/// Whether `thread` must end, or has a pending `SIGKILL`.
+/// Returns whether `thread` must end, or has a pending `SIGKILL`.
 pub fn is_killed(thread: &Thread) -> bool {
     thread.must_end() || signal::killed(thread)
 }
 
-/// As [`wait_until`], and nothing ends it early: for conditions that are sure to come soon.
+/// Waits like [`wait_until`], without any early end: for conditions that become true soon.
 pub fn wait_in_any_case<R>(queue: &WaitQueue, mut ready: impl FnMut() -> Option<R>) -> R {
     let place = [Place::at(queue)];
     loop {
@@ -128,8 +130,8 @@ fn wait<R>(
     let thread = current().arc();
     loop {
         for Place { queue, entry } in places {
-            // SAFETY: `places` is borrowed, and `thread` exists, until they are unlinked below; nothing in between
-            // leaves this function.
+            // SAFETY: `places` is borrowed, and `thread` exists, until the entries are unlinked
+            // below; no code in between leaves this function.
             unsafe { queue.link(entry, &thread) };
         }
         scheduler::block();

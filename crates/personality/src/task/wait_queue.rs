@@ -1,19 +1,20 @@
-//! Wait queues: which threads wait for one thing.
+//! Wait queues: the threads waiting for an event.
 //!
-//! Generic over the thread, so that threads and processes can contain queues. Waiting itself is in [`wait`](super::wait).
+//! Queues are generic over the thread, so that threads and processes can contain queues. Waiting
+//! itself is in [`wait`](super::wait).
 
 use core::cell::Cell;
 use core::{fmt, ptr};
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 
-/// What can wait in a queue.
+/// A waiter in a queue.
 pub trait Wake {
-    /// Makes it run again if it waits.
+    /// Makes the waiter run again if it waits.
     fn wake(this: &Arc<Self>);
 }
 
-/// The threads that wait for one thing.
+/// A queue of the threads waiting for an event.
 pub struct WaitQueue<T> {
     ends: Mutex<Ends<T>>,
 }
@@ -21,20 +22,21 @@ pub struct WaitQueue<T> {
 /// The first and the last entry of a queue; null if there is none.
 struct Ends<T>([*const Entry<T>; 2]);
 
-// SAFETY: entries are accessed only while the queue is locked; they contain only pointers to references to `T`.
+// SAFETY: entries are accessed only with the queue locked; they contain only pointers to references
+// to `T`.
 unsafe impl<T: Send + Sync> Send for Ends<T> {}
 
-/// The entry of a waiting thread. While it is linked, it does not move, the queue may access it, and
-/// the reference that it points to exists.
+/// The entry of a waiting thread. While the entry is linked, it does not move, the queue may access
+/// it, and the reference in `thread` exists.
 #[derive(Debug)]
 pub(super) struct Entry<T> {
     thread: Cell<*const Arc<T>>,
-    /// The entries before and after it; null at the ends.
+    /// The previous and the next entry; null at the ends.
     neighbours: [Cell<*const Self>; 2],
 }
 
 impl<T> Entry<T> {
-    /// An entry of no queue.
+    /// Returns an unlinked entry.
     pub(super) const fn new() -> Self {
         let neighbours = [const { Cell::new(ptr::null()) }; 2];
         Self { thread: Cell::new(ptr::null()), neighbours }
@@ -50,7 +52,8 @@ impl<T> WaitQueue<T> {
     /// Links an entry at the end.
     ///
     /// # Safety
-    /// It is in no queue. It and `thread` do not move until it is [unlinked](Self::unlink).
+    /// `entry` is in no queue. `entry` and `thread` do not move until the entry is
+    /// [unlinked](Self::unlink).
     pub(super) unsafe fn link(&self, entry: &Entry<T>, thread: &Arc<T>) {
         let mut ends = self.ends.lock();
         entry.thread.set(thread);
@@ -64,10 +67,10 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// Takes an entry out.
+    /// Unlinks an entry.
     ///
     /// # Safety
-    /// It is in this queue.
+    /// `entry` is in this queue.
     pub(super) unsafe fn unlink(&self, entry: &Entry<T>) {
         let mut ends = self.ends.lock();
         for (at, end) in ends.0.iter_mut().enumerate() {
@@ -82,7 +85,7 @@ impl<T> WaitQueue<T> {
 }
 
 impl<T: Wake> WaitQueue<T> {
-    /// Wakes all threads in it. What they wait for has changed already.
+    /// Wakes all threads in the queue. The caller has already changed the awaited condition.
     pub fn wake_all(&self) {
         let ends = self.ends.lock();
         let mut at = ends.0[0];

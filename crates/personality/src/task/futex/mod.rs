@@ -1,15 +1,15 @@
 //! Futexes: waiting for a word of memory to change.
 //!
-//! A waiter is in the bucket of its word's [`Key`]. It reads the word with the bucket locked; a thread that
-//! changes the word wakes waiters afterwards, with the bucket locked. So the waiter sees the change, or the waker
-//! sees the waiter. The read may fault with the bucket locked: a fault never blocks, and CPUs that wait for
-//! the bucket meanwhile serve flush requests.
+//! A waiter is in the bucket of its word's [`Key`]. It reads the word with the bucket locked; a
+//! thread that changes the word wakes waiters afterwards, with the bucket locked. So the waiter
+//! sees the change, or the waker sees the waiter. The read may fault with the bucket locked: a
+//! fault never blocks, and CPUs that wait for the bucket serve flush requests.
 //!
-//! The key of a word in shared memory is its object and place, so that processes may map it at different
-//! addresses; any other key is the space and the address.
+//! The key of a word in shared memory is its object and offset, so that processes may map the
+//! object at different addresses; any other key is the space and the address.
 //!
-//! A waiter that times out removes itself from its present bucket, which its thread
-//! stores: the waiter may be moved only while its bucket is locked.
+//! A waiter that times out removes itself from its present bucket, whose number is stored in its
+//! thread: the waiter may be moved only with this bucket locked.
 
 mod waiter;
 
@@ -45,7 +45,7 @@ static TABLE: [Mutex<Bucket>; BUCKETS] = [const { Mutex::new(Chain::new()) }; BU
 /// `deadline` is in nanoseconds since boot.
 ///
 /// # Errors
-/// `EAGAIN`: it is not `expected`. `ETIMEDOUT`. `EFAULT`, `EINVAL`: the address is bad.
+/// `EAGAIN`: the word is not `expected`. `ETIMEDOUT`. `EFAULT`, `EINVAL`: the address is bad.
 /// [`RESTART`](Errno::RESTART): a signal.
 pub fn wait(
     addr: u64,
@@ -73,7 +73,7 @@ pub fn wait(
         return Ok(());
     };
     if !take_out(&thread) {
-        // It was woken in between.
+        // A wake-up came after the end of the wait.
         return Ok(());
     }
     Err(match stop {
@@ -82,7 +82,7 @@ pub fn wait(
     })
 }
 
-/// Removes `thread` from its bucket. False: it was woken.
+/// Removes `thread` from its bucket. False: the thread was woken.
 fn take_out(thread: &Arc<Thread>) -> bool {
     loop {
         let at = thread.futex.bucket.load(Ordering::Relaxed);
@@ -94,10 +94,11 @@ fn take_out(thread: &Arc<Thread>) -> bool {
     }
 }
 
-/// Wakes up to `count` threads that wait for the word at `addr` with one of `bits`. Returns their number.
+/// Wakes up to `count` threads that wait for the word at `addr` with one of `bits`. Returns the
+/// number of woken threads.
 ///
 /// # Errors
-/// `EFAULT`, `EINVAL`: of the address.
+/// `EFAULT`, `EINVAL`: the address is bad.
 pub fn wake(addr: u64, private: bool, count: u32, bits: u32) -> Result {
     let key = Key::of(addr, private)?;
     Ok(wake_in(&mut TABLE[key.bucket()].lock(), key, count, bits))
@@ -118,11 +119,12 @@ fn wake_in(bucket: &mut Bucket, key: Key, count: u32, bits: u32) -> u64 {
     woken
 }
 
-/// If the word at `addr` is `expected`, wakes up to `count` threads that wait for it, and makes up to `more` others wait
-/// for the word at `target` instead. Returns the numbers of threads woken and moved.
+/// If the word at `addr` is `expected`, wakes up to `count` threads waiting for the word, and moves
+/// up to `more` other waiters to the word at `target`. Returns the numbers of threads woken and
+/// moved.
 ///
 /// # Errors
-/// `EAGAIN`: the word is not `expected`. `EFAULT`, `EINVAL`: of the addresses.
+/// `EAGAIN`: the word is not `expected`. `EFAULT`, `EINVAL`: an address is bad.
 pub fn requeue(
     addr: u64,
     target: u64,
@@ -161,12 +163,12 @@ pub fn requeue(
     with_both(from.bucket(), to.bucket(), move_all)
 }
 
-/// Changes the word at `target` by `operation`, wakes up to `count` threads that wait for the word at `addr`, and,
-/// if the old value at `target` meets the comparison in `operation`, up to `more` that wait there. Returns how
-/// many were woken.
+/// Changes the word at `target` by `operation` and wakes up to `count` threads waiting for the word
+/// at `addr`. If the old value at `target` meets the comparison in `operation`, also wakes up to
+/// `more` threads waiting for the word at `target`. Returns the number of woken threads.
 ///
 /// # Errors
-/// `ENOSYS`: there is no such `operation`. `EFAULT`, `EINVAL`: an address is bad.
+/// `ENOSYS`: `operation` is unknown. `EFAULT`, `EINVAL`: an address is bad.
 pub fn wake_op(
     addr: u64,
     target: u64,
@@ -228,7 +230,8 @@ fn compares(old: u32, operation: u32) -> Result<bool> {
     })
 }
 
-/// Locks two buckets, the lower first, and passes them to `act`; only the first if they are the same.
+/// Locks two buckets, the lower first, and passes both to `act`; only the first if both are the
+/// same.
 fn with_both<R>(
     first: usize,
     second: usize,
@@ -246,8 +249,8 @@ fn with_both<R>(
     }
 }
 
-/// Marks the futexes of a robust list, which thread `tid` held when it ended, with `FUTEX_OWNER_DIED`, and wakes a waiter
-/// of each. The list lies in user memory, and may contain anything.
+/// Marks the futexes of a robust list, held by thread `tid` at its end, with `FUTEX_OWNER_DIED`,
+/// and wakes a waiter of each. The list lies in user memory and may contain arbitrary data.
 pub(super) fn release_robust(head: u64, tid: u32) {
     /// Linux's limit.
     const LIMIT: usize = 2048;
@@ -284,7 +287,7 @@ fn mark_dead(addr: u64, tid: u32, pending: bool) -> Result<()> {
     loop {
         let old = user::load_u32(addr)?;
         if pending && old == 0 {
-            // It was released, but perhaps no waiter was woken yet.
+            // The owner released the futex, but possibly without waking a waiter.
             wake(addr, false, 1, u32::MAX)?;
             return Ok(());
         }

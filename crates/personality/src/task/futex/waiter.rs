@@ -1,4 +1,4 @@
-//! What names a futex word, and what a waiting thread stores.
+//! The key of a futex word, and the state of a waiting thread.
 
 use crate::errno::{Errno, Result};
 use core::cell::Cell;
@@ -7,15 +7,15 @@ use faultless::{Prot, Space, VirtRange};
 use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
 
-/// How many buckets there are.
+/// The number of buckets.
 pub(super) const BUCKETS: usize = 256;
 
-/// The name of a futex word, the same for all threads that can access it.
+/// The key of a futex word, the same for all threads that can access the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The number of the space, or the identity of the object.
     home: u64,
-    /// The address in it.
+    /// The address in the space, or the offset in the object.
     place: u64,
     shared: bool,
 }
@@ -29,8 +29,8 @@ impl Key {
         if addr >= faultless::USER_END {
             return Err(Errno::EFAULT);
         }
-        // SAFETY: a thread runs, so this CPU runs the space of its process, which exists at least as
-        // long as the system call.
+        // SAFETY: a thread runs, so this CPU runs the space of its process. The space exists at
+        // least until the end of the system call.
         let space = unsafe { &*percpu::this().space.get() };
         let shared = if private { None } else { space.shared_place(percpu::cpu(), addr) };
         if !private {
@@ -49,8 +49,8 @@ impl Key {
     }
 }
 
-/// Checks that a word without `FUTEX_PRIVATE_FLAG` can be accessed: Linux refers to its page. A
-/// private page must be writable, since a page that others may get does not name the word.
+/// Checks that a word without `FUTEX_PRIVATE_FLAG` can be accessed: Linux takes a reference to its
+/// page. A private page must be writable, since a copy-on-write page does not identify the word.
 fn check_access(space: &Space<Bare>, addr: u64) -> Result<()> {
     let mut allowed = false;
     space.each_area(percpu::cpu(), VirtRange::page(faultless::page_down(addr)), |area| {
@@ -61,13 +61,13 @@ fn check_access(space: &Space<Bare>, addr: u64) -> Result<()> {
     if allowed { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// What a thread stores while it waits for a futex.
+/// The state of a thread waiting for a futex.
 #[derive(Debug, Default)]
 pub struct Waiter {
-    /// The number of its bucket.
+    /// The number of the thread's bucket.
     pub(super) bucket: AtomicUsize,
     pub(super) woken: AtomicBool,
-    /// Its word, and the bits that wake it: changed with its bucket locked.
+    /// The key of the word, and the bits for wake-ups: changed with the bucket locked.
     pub(super) key: Cell<Option<Key>>,
     pub(super) bits: Cell<u32>,
 }
