@@ -1,6 +1,8 @@
-//! The files of `/proc/sys` and `/sys`: one value each. They lie in directories in memory; what is read is made then.
+//! The files of `/proc/sys` and `/sys`, with one value each. The files lie in directories in
+//! memory; the text is made on each read.
 //!
-//! As on Linux, one that cannot be written is not even opened for that: a program that changes a setting learns that it has no effect.
+//! As on Linux, opening a read-only file for writing fails: a program that changes a setting learns
+//! that the setting has no effect.
 
 use super::directory::{Directory, Item};
 use super::inode::{Body, Inode, Name, Target};
@@ -13,32 +15,32 @@ use faultless::try_box;
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;
 
-/// What reading one gives.
+/// The source of the text of a file.
 #[derive(Debug)]
 pub(super) enum Shown {
-    /// It cannot be read.
+    /// The file cannot be read.
     Nothing,
     /// This text.
     Fixed(String),
-    /// What the function writes.
+    /// The text written by this function.
     Made(fn(&mut Text) -> fmt::Result),
-    /// What the function writes about a memory node.
+    /// The text written by this function about a memory node.
     OfNode(fn(u8, &mut Text) -> fmt::Result, u8),
 }
 
-/// Takes what is written to one.
+/// Consumes the bytes of a write.
 pub(super) type Store = fn(&mut Transfer<'_>) -> Result;
 
 /// A file with one value.
 #[derive(Debug)]
 pub(super) struct Attribute {
     pub shown: Shown,
-    /// None: it cannot be written.
+    /// `None`: the file is read-only.
     pub store: Option<Store>,
 }
 
 impl Attribute {
-    /// One that only shows `text`.
+    /// Returns a read-only file with the text `text`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -47,7 +49,7 @@ impl Attribute {
         Self { shown: Shown::Fixed(text), store: None }.inode()
     }
 
-    /// Its inode, without a name.
+    /// Returns the inode, without a name.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -72,7 +74,7 @@ impl Live for Attribute {
         if refused { Err(Errno::EACCES) } else { Ok(()) }
     }
 
-    /// Its directory knows it.
+    /// The directory contains the name.
     fn name(&self) -> Result<Name> {
         Ok(Name::new())
     }

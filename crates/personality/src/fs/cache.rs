@@ -1,6 +1,7 @@
-//! The page cache of the files on the disk: it gives frames back when few are free.
+//! The page cache of the files on the disk, which frees frames when few are free.
 //!
-//! The subsystem knows which pages were not used for long, and evicts those that nothing was stored to: the disk is only read.
+//! The subsystem tracks the use of pages, and evicts clean pages that have not been used recently:
+//! the disk is only read.
 
 use super::inode::next_tagged;
 use super::regular::Regular;
@@ -20,19 +21,20 @@ fn each_file(mut then: impl FnMut(&Regular)) {
     }
 }
 
-/// Calls `tell` for each page of files on the disk that is in memory, with whether anything was stored to it.
+/// Calls `tell` for each resident page of files on the disk, with a flag for pages that have been
+/// stored to.
 pub fn each_page(mut tell: impl FnMut(FrameNumber, bool)) {
     each_file(|regular| regular.each_resident(&mut tell));
 }
 
-/// Drops all pages that are as on the disk, and that nobody maps or uses. The caller holds no lock.
+/// Drops all clean pages that have no mapping and no user. The caller holds no lock.
 pub fn drop_clean() {
     each_file(|regular| {
         regular.drop_clean_within(0, u64::MAX);
     });
 }
 
-/// Evicts pages if few frames are free: those that were not used for the longest time. The caller holds no lock.
+/// Evicts the least recently used pages if few frames are free. The caller holds no lock.
 pub fn make_room() {
     percpu::cpu().reclaim_ahead();
 }

@@ -1,4 +1,4 @@
-//! The file state of a process: its descriptors, its root and its working directory.
+//! The file state of a process: descriptors, root and working directory.
 //!
 //! Descriptors, and root with working directory, may each be shared by `clone`.
 
@@ -16,7 +16,7 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as linux;
 
-/// The most descriptors, whatever the limit of the process.
+/// The maximum number of descriptors, independent of the limit of the process.
 const MOST: usize = 1 << 20;
 
 /// A descriptor.
@@ -29,7 +29,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Table {
     slots: Vec<Option<Slot>>,
-    /// All descriptors below it are used.
+    /// All descriptors below this number are used.
     full_below: usize,
 }
 
@@ -66,7 +66,7 @@ impl Table {
         if slot.is_some() {
             self.full_below = self.full_below.min(at);
         }
-        // The table ends with a used slot, so that the copies of `fork` are as long as needed.
+        // The table ends with a used slot, so that `fork` makes copies of the minimum length.
         while let Some(None) = self.slots.last() {
             self.slots.pop();
         }
@@ -88,13 +88,13 @@ struct Context {
 /// The file state of a process.
 #[derive(Debug)]
 pub struct ProcessFiles {
-    /// None once the process has ended.
+    /// `None` after the end of the process.
     descriptors: Mutex<Option<Arc<Descriptors>>>,
     context: Mutex<Arc<Context>>,
 }
 
 impl Process {
-    /// Its descriptors and directories.
+    /// Returns the descriptors and directories.
     pub fn files(&self) -> &ProcessFiles {
         let files = self.files.downcast_ref();
         files.expect("a process is made with its files")
@@ -102,10 +102,11 @@ impl Process {
 }
 
 impl ProcessFiles {
-    /// The state of the first program: the console, and the working directory `here`, or the root if it is empty.
+    /// Returns the state of the first program: the console, and the working directory `here`, or
+    /// the root if `here` is empty.
     ///
     /// # Errors
-    /// `ENOENT` and others of a bad path; `ENOTDIR`.
+    /// `ENOENT` and other errors of a bad path; `ENOTDIR`.
     pub fn first(here: &[u8]) -> Result<Self> {
         let open = |device: Device, flags| -> Result<_> {
             let inode = Inode::numbered(1, Body::Device(device), 0o600)?;
@@ -172,7 +173,7 @@ impl ProcessFiles {
         Ok(())
     }
 
-    /// The part of `execve` that may fail: unshares the table.
+    /// Unshares the table: the part of `execve` that may fail.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -182,7 +183,7 @@ impl ProcessFiles {
         if is_shared { self.unshare(true, false) } else { Ok(()) }
     }
 
-    /// The part of `execve` that cannot fail: closes what is marked close-on-exec.
+    /// Closes the descriptors marked close-on-exec: the part of `execve` that cannot fail.
     pub fn close_on_exec(&self) {
         if let Ok(descriptors) = self.descriptors() {
             descriptors.close(0, usize::MAX, |slot| slot.close_on_exec);
@@ -195,7 +196,10 @@ impl ProcessFiles {
         drop(old);
     }
 
-    /// The table; none once the process has ended.
+    /// Returns the table.
+    ///
+    /// # Errors
+    /// `EBADF`: the process has ended.
     fn descriptors(&self) -> Result<Arc<Descriptors>> {
         self.descriptors.lock().clone().ok_or(Errno::EBADF)
     }
@@ -239,7 +243,7 @@ impl ProcessFiles {
         Ok(at as u64)
     }
 
-    /// Makes `fd` refer to `file`, and closes what it referred to.
+    /// Makes `fd` refer to `file`, and closes the previous file of `fd`.
     ///
     /// # Errors
     /// `EBADF`: beyond the limit. `ENOMEM`.
@@ -264,7 +268,8 @@ impl ProcessFiles {
         old.map(|old| descriptors.closed(old)).ok_or(Errno::EBADF)
     }
 
-    /// Closes, or with `mark` marks close-on-exec, all from `first` to `last`.
+    /// Closes all descriptors from `first` to `last`, or with `mark` marks these descriptors
+    /// close-on-exec.
     pub fn close_range(&self, first: usize, last: usize, mark: bool) {
         let Ok(descriptors) = self.descriptors() else { return };
         if !mark {
@@ -276,7 +281,7 @@ impl ProcessFiles {
         slots.iter_mut().flatten().for_each(|slot| slot.close_on_exec = true);
     }
 
-    /// Whether `execve` closes `fd`.
+    /// Returns whether `execve` closes `fd`.
     ///
     /// # Errors
     /// `EBADF`.
@@ -296,7 +301,7 @@ impl ProcessFiles {
     /// Calls `tell` for each open descriptor, with the table locked.
     ///
     /// # Errors
-    /// Those of `tell`.
+    /// The errors of `tell`.
     pub fn each_open(&self, tell: impl FnMut(i32) -> Result<()>) -> Result<()> {
         let Ok(descriptors) = self.descriptors() else { return Ok(()) };
         let table = descriptors.0.lock();
@@ -309,7 +314,7 @@ impl ProcessFiles {
         self.descriptors().map_or(0, |descriptors| descriptors.place())
     }
 
-    /// Whether any descriptor refers to `file`.
+    /// Returns whether any descriptor refers to `file`.
     pub fn get_any(&self, file: &Arc<File>) -> bool {
         let Ok(descriptors) = self.descriptors() else { return false };
         let table = descriptors.0.lock();
@@ -323,12 +328,12 @@ impl ProcessFiles {
         table.slots.iter().flatten().count()
     }
 
-    /// Where paths start.
+    /// Returns the start directories of path walks.
     pub fn start(&self) -> Start {
         self.context().start.lock().clone()
     }
 
-    /// Changes where paths start.
+    /// Changes the start directories of path walks.
     pub fn set_start(&self, change: impl FnOnce(&mut Start)) {
         let context = self.context();
         let mut start = context.start.lock();
@@ -338,12 +343,12 @@ impl ProcessFiles {
         drop(start);
     }
 
-    /// The permissions that new files do not get.
+    /// Returns the permissions withheld from new files.
     pub fn umask(&self) -> u32 {
         self.context().umask.load(Ordering::Relaxed)
     }
 
-    /// Sets them, and returns the old ones.
+    /// Sets the umask and returns the old one.
     pub fn set_umask(&self, umask: u32) -> u32 {
         self.context().umask.swap(umask & 0o777, Ordering::Relaxed)
     }
@@ -356,7 +361,7 @@ impl Drop for Descriptors {
 }
 
 impl Descriptors {
-    /// Its identity as an owner of locks.
+    /// Returns the identity of the table as an owner of locks.
     fn place(&self) -> usize {
         core::ptr::from_ref(self) as usize
     }
@@ -367,8 +372,8 @@ impl Descriptors {
         drop(slot);
     }
 
-    /// Closes those from `first` to `last` that are meant. One at a time: files are dropped without the lock, and a
-    /// list of them may be larger than the heap.
+    /// Closes the descriptors from `first` to `last` selected by `is_meant`. One at a time: files
+    /// are dropped without the lock, and a list of all files may be larger than the heap.
     fn close(&self, first: usize, last: usize, is_meant: impl Fn(&Slot) -> bool) {
         let mut from = first;
         loop {

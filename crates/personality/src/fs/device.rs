@@ -28,7 +28,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The device with these numbers.
+    /// Returns the device with these numbers.
     pub const fn numbered(major: u32, minor: u32) -> Option<Self> {
         Some(match (major, minor) {
             (1, 3) => Self::Null,
@@ -40,7 +40,7 @@ impl Device {
         })
     }
 
-    /// Its numbers on Linux, as in `st_rdev`.
+    /// Returns the device's numbers on Linux, as in `st_rdev`.
     pub const fn number(self) -> u64 {
         match self {
             Self::Null => 1 << 8 | 3,
@@ -51,12 +51,12 @@ impl Device {
         }
     }
 
-    /// Whether it is the console, which has no position.
+    /// Returns whether the device is the console, which has no position.
     pub const fn is_console(self) -> bool {
         matches!(self, Self::Console | Self::Complaints)
     }
 
-    /// The stream behind it.
+    /// Opens the stream of the device.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -65,7 +65,7 @@ impl Device {
     }
 }
 
-/// Bytes that are copied through the kernel at a time.
+/// The number of bytes copied through the kernel at a time.
 const BOUNCE: usize = 512;
 
 impl Stream for Device {
@@ -136,23 +136,22 @@ impl Stream for Device {
     }
 }
 
-/// Console input that was not read yet. The port does not interrupt: waiting threads poll it
-/// from time to time.
+/// Unread console input. The port raises no interrupts: waiting threads poll it periodically.
 #[derive(Debug)]
 struct Input {
     /// A ring: the first of the bytes is at `head`, and there are `len`.
     ring: [u8; MOST],
     head: usize,
     len: usize,
-    /// Whether the next byte is literal.
+    /// Set if the next byte is literal.
     literal: bool,
-    /// Whether the input has ended.
+    /// Set if the input has ended.
     ended: bool,
     /// When the last byte arrived, in nanoseconds since boot.
     last: u64,
 }
 
-/// The most bytes that are buffered.
+/// The maximum number of buffered bytes.
 const MOST: usize = 4096;
 
 static INPUT: Mutex<Input> =
@@ -168,7 +167,7 @@ impl Input {
     const END: u8 = 0x04;
     /// From the host: the next byte is literal.
     const LITERAL: u8 = 0x10;
-    /// Nanoseconds between two polls: without recent input, and with it.
+    /// Nanoseconds between two polls: without recent input, and with recent input.
     const PERIODS: [u64; 2] = [5_000_000, 100_000];
     /// Nanoseconds of busy polling after a byte.
     const SPIN: u64 = 50_000;
@@ -179,7 +178,7 @@ impl Input {
         now + Self::PERIODS[usize::from(now - self.last < 4 * Self::PERIODS[0])]
     }
 
-    /// Buffers what has arrived.
+    /// Buffers the arrived bytes.
     fn fill(&mut self) {
         let mut until = 0;
         while !self.ended && self.len < MOST {
@@ -213,7 +212,7 @@ impl Input {
         if !self.is_ready() && to.left() != 0 {
             return Err(Errno::EAGAIN);
         }
-        // In two pieces if it wraps around.
+        // Two pieces if the data wraps around.
         for _ in 0..2 {
             let end = MOST.min(self.head + self.len);
             let taken = to.put_bytes(&self.ring[self.head..end]) as usize;
@@ -224,8 +223,8 @@ impl Input {
     }
 }
 
-/// Fills `bytes` with pseudorandom numbers: SplitMix64 over a counter. For hash seeds and
-/// tests; they are predictable, so no secret may depend on them.
+/// Fills `bytes` with pseudorandom numbers: SplitMix64 over a counter. For hash seeds and tests;
+/// the numbers are predictable, so no secret may depend on them.
 pub fn fill_random(bytes: &mut [u8]) {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     static COUNTER: AtomicU64 = AtomicU64::new(0x5eed);

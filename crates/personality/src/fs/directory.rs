@@ -1,9 +1,8 @@
 //! Directories in memory, and changes of the tree of names.
 //!
-//! A directory's own lock is held for one lookup, or for one change of its entries. A change of the tree
-//! also holds [`TREE`], from its first lookup to its last change, so that no other change comes in between.
-//! Lookups never wait long. Inodes that lost their last name are
-//! dropped after the locks.
+//! A directory's own lock is held for one lookup, or for one change of its entries. A change of the
+//! tree also holds [`TREE`], from its first lookup to its last change, which excludes other
+//! changes. Lookups never wait long. Inodes without names are dropped after the locks.
 
 use super::inode::{Body, Inode, Name};
 use super::path::NAME_MAX;
@@ -26,14 +25,14 @@ impl Default for Directory {
     }
 }
 
-/// An entry, as a listing shows it.
+/// An entry of a listing.
 #[derive(Debug)]
 pub struct Item {
-    /// Its name.
+    /// The name.
     pub name: Name,
-    /// The number of its inode.
+    /// The inode number.
     pub number: u64,
-    /// The type of its inode, as bits of a mode.
+    /// The type of the inode, as bits of a mode.
     pub kind: u32,
 }
 
@@ -50,7 +49,7 @@ impl Item {
 /// The memory for a new entry.
 struct Room {
     slot: Slot<Name, Arc<Inode>>,
-    /// Its name, for the directory and for the inode.
+    /// The name, for the directory and for the inode.
     names: [Name; 2],
 }
 
@@ -62,7 +61,7 @@ impl Room {
 }
 
 impl Directory {
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.0.lock().as_ref().map_or(0, Map::len)
     }
@@ -107,7 +106,7 @@ impl Directory {
         self.0.lock().as_mut()?.remove(name)
     }
 
-    /// Removes the empty directory: no entry can be added any more.
+    /// Removes the directory, which is empty: entries can no longer be added.
     fn close(&self) -> Result<()> {
         let mut entries = self.0.lock();
         if entries.as_ref().is_some_and(|entries| !entries.is_empty()) {
@@ -118,7 +117,7 @@ impl Directory {
     }
 }
 
-/// Adds `inode` as `name` to a part of `/proc`, where programs cannot add anything.
+/// Adds `inode` as `name` to a part of `/proc`, in which programs cannot add entries.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -133,7 +132,7 @@ pub(super) fn put(
     Ok(())
 }
 
-/// The entries of a directory that can be changed.
+/// Returns the entries of a directory that can be changed.
 fn entries(directory: &Inode) -> Result<&Directory> {
     match &directory.body {
         Body::Directory(entries) => Ok(entries),
@@ -169,7 +168,7 @@ pub fn link(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<(
     Ok(())
 }
 
-/// Removes the entry `name` if `check` allows it for the inode that it leads to.
+/// Removes the entry `name` if `check` allows the removal for its inode.
 fn remove(
     directory: &Arc<Inode>,
     name: &[u8],
@@ -192,7 +191,7 @@ fn remove(
 /// Removes a name of an inode that is not a directory.
 ///
 /// # Errors
-/// `ENOENT`, `EISDIR`, `ENOTDIR`: the path says that it must be a directory.
+/// `ENOENT`, `EISDIR`, `ENOTDIR`: the path requires a directory.
 pub fn unlink(directory: &Arc<Inode>, name: &[u8], must_be_directory: bool) -> Result<()> {
     remove(directory, name, |inode| match inode.is_directory() {
         true => Err(Errno::EISDIR),
@@ -216,7 +215,7 @@ pub fn remove_directory(directory: &Arc<Inode>, name: &[u8]) -> Result<()> {
 /// How to move a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Replace what has the new name.
+    /// Replace the inode with the new name.
     Replace,
     /// Fail if something has the new name.
     Keep,
@@ -294,7 +293,7 @@ pub fn rename(
     Ok(())
 }
 
-/// Whether `inner` is `outer` or below it.
+/// Returns whether `inner` is `outer` or below `outer`.
 fn is_inside(inner: &Arc<Inode>, outer: &Arc<Inode>) -> bool {
     let mut here = inner.clone();
     loop {
@@ -336,10 +335,10 @@ fn relocate(from: &Arc<Inode>, to: &Arc<Inode>, name: Name, inode: &Arc<Inode>) 
     inode.enter(to, name);
 }
 
-/// Adds a name to an inode that has one.
+/// Adds a name to an inode that has a name.
 ///
 /// # Errors
-/// `EPERM`: a directory has one name only. `EMLINK`; otherwise as [`link`].
+/// `EPERM`: a directory has only one name. `EMLINK`; otherwise as [`link`].
 pub fn link_again(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<()> {
     if inode.is_directory() {
         return Err(Errno::EPERM);

@@ -1,14 +1,15 @@
 //! Sets of files to wait for (`epoll`).
 //!
-//! A set does not keep its files open. Edges are detected by a stream's count of announced
-//! changes: an edge-triggered file is reported once for each count.
+//! A set does not keep its files open. Edges are detected by a stream's count of announced changes:
+//! an edge-triggered file is reported once for each count.
 //!
-//! *Nested sets.* A query of a set also visits the sets in it. It uses a list of the sets still to visit,
-//! not recursion, since a set that was empty when it was added may have become as deep as there are
-//! descriptors. It visits each set once, since the number of paths through nested sets can be exponential.
-//! No set contains itself, so the locks of two sets are always taken in the same order: a thread that adds a set to
-//! another holds [`NESTING`] from the check to the change. A visit needs no memory: the sets still to visit
-//! are linked through their files, and visited sets are marked, by one visit at a time ([`LOOK`]).
+//! *Nested sets.* A query of a set also visits the nested sets. The visit uses a list of the sets
+//! still to visit, not recursion, because a set that was empty at its insertion may have become as
+//! deep as there are descriptors. Each set is visited once, because the number of paths through
+//! nested sets can be exponential. No set contains itself, so the locks of two sets are always
+//! taken in the same order: a thread that adds a set to another holds [`NESTING`] from the check to
+//! the change. A visit needs no memory: the sets still to visit are linked through their files, and
+//! visited sets are marked, by one visit at a time ([`LOOK`]).
 
 use super::file::File;
 use super::poll;
@@ -42,7 +43,7 @@ unsafe impl Linked<Nested> for File {
     }
 }
 
-/// A file by its descriptor and its address, which a weak reference keeps from being reused.
+/// A file by its descriptor and its address. A weak reference prevents the reuse of the address.
 type Key = (i32, usize);
 
 #[derive(Debug)]
@@ -52,7 +53,7 @@ struct Interest {
     data: u64,
     /// The count of changes at the last reported edge.
     told: Option<u64>,
-    /// Whether it was reported once, and is disabled (`EPOLLONESHOT`).
+    /// Set after a report of an `EPOLLONESHOT` file: the file is disabled.
     spent: bool,
 }
 
@@ -60,10 +61,12 @@ struct Interest {
 #[derive(Debug)]
 pub struct Epoll {
     interests: Mutex<Map<Key, Interest>>,
-    /// The deepest nesting of sets that ever contained it. Not lowered when one of them goes: a set does
-    /// not know which sets contain it. Changed under [`NESTING`].
+    /// The maximum nesting of sets that have contained this set. The value is not lowered when a
+    /// containing set is dropped: a set has no links to the sets containing it. Changed under
+    /// [`NESTING`].
     around: AtomicU32,
-    /// The number of its last visit, and the depth of that. Changed under [`LOOK`].
+    /// The number of the last visit to this set, and the depth of this visit. Changed under
+    /// [`LOOK`].
     seen: AtomicU64,
     depth: AtomicU32,
     /// Announces added and changed files.
@@ -73,9 +76,9 @@ pub struct Epoll {
 /// The report about a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
-    /// What it is ready for.
+    /// The ready events.
     pub events: u32,
-    /// The program's data for it.
+    /// The program's data for the file.
     pub data: u64,
 }
 
@@ -83,10 +86,10 @@ fn key(fd: i32, file: &Arc<File>) -> Key {
     (fd, Arc::as_ptr(file) as usize)
 }
 
-/// The set of an open file.
+/// Returns the set of an open file.
 ///
 /// # Errors
-/// `EINVAL`: it is none.
+/// `EINVAL`: the file is not a set.
 pub fn of(file: &File) -> Result<&Epoll> {
     let stream: &dyn Any = &**file.stream().ok_or(Errno::EINVAL)?;
     stream.downcast_ref().ok_or(Errno::EINVAL)
@@ -110,8 +113,8 @@ impl Epoll {
     /// Adds a file, or with `again` changes its events.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT`, `EPERM`: it is always ready; `EINVAL`, `ELOOP`: the set would contain itself;
-    /// `ENOMEM`.
+    /// `EEXIST`, `ENOENT`, `EPERM`: the file is always ready; `EINVAL`, `ELOOP`: the set would
+    /// contain itself; `ENOMEM`.
     pub fn set(&self, fd: i32, file: &Arc<File>, told: Told, again: bool) -> Result<()> {
         if file.stream().is_none() {
             return Err(Errno::EPERM);
@@ -168,10 +171,12 @@ impl Epoll {
         old.map(drop).ok_or(Errno::ENOENT)
     }
 
-    /// Waits until files are ready, and reports up to `most`. Returns how many: none if the deadline passed.
+    /// Waits until files are ready, and reports up to `most` files. Returns the number of reported
+    /// files, 0 if the deadline passed.
     ///
     /// # Errors
-    /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`. The error of `tell` for the first file.
+    /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`. The error of `tell` for the first
+    /// file.
     pub fn wait(
         &self,
         most: usize,
@@ -179,7 +184,7 @@ impl Epoll {
         mut tell: impl FnMut(u64, Told) -> Result<()>,
     ) -> Result {
         loop {
-            // Files that are added from here on are announced.
+            // Files added after this point are announced.
             let version = self.changes.count();
             let mut changes = Vec::new();
             self.watch(&mut changes)?;
@@ -196,12 +201,12 @@ impl Epoll {
         }
     }
 
-    /// Whether it contains `other`, at any depth.
+    /// Returns whether the set contains `other`, at any depth.
     fn holds(&self, other: &Self) -> bool {
         !self.visit(false, |file, _| of(file).is_ok_and(|inner| core::ptr::eq(inner, other)))
     }
 
-    /// The depth of the sets in it.
+    /// Returns the depth of the nested sets.
     fn depth(&self) -> u32 {
         let mut deepest = 0;
         self.visit(false, |file, depth| {
@@ -211,9 +216,10 @@ impl Epoll {
         deepest
     }
 
-    /// Calls `found` for each file in it, and in its nested sets, with the depth; or, with `wanted`, only for files,
-    /// other than sets, that are ready for their events, and so make this set ready. Stops
-    /// when `found` returns true, and returns whether it never did.
+    /// Calls `found` for each file in the set and in its nested sets, with the depth. With
+    /// `wanted`, calls `found` only for files, other than sets, that are ready for their events,
+    /// and so make this set ready. Stops when `found` returns true, and returns whether `found`
+    /// never did.
     fn visit(&self, wanted: bool, mut found: impl FnMut(&File, u32) -> bool) -> bool {
         // In this order: the links are dropped before the lock is released.
         let mut look = None;
@@ -224,7 +230,7 @@ impl Epoll {
             let depth = inside.map_or(0, |set| set.depth.load(Ordering::Relaxed));
             let set = inside.unwrap_or(self);
             let mut last = None;
-            // Without the lock of the set: files may be closed meanwhile, and are dropped here.
+            // Without the lock of the set: files may be closed concurrently, and are dropped here.
             while let Some((key, file, events)) = set.open_after(last, wanted) {
                 last = Some(key);
                 let inner_set = of(&file).ok();
@@ -257,7 +263,8 @@ impl Epoll {
         }
     }
 
-    /// The first open file after `last`, and its events; with `wanted`, without disabled ones.
+    /// Returns the first open file after `last`, and its events; with `wanted`, skips disabled
+    /// files.
     fn open_after(&self, mut last: Option<Key>, wanted: bool) -> Option<(Key, Arc<File>, Events)> {
         let interests = self.interests.lock();
         loop {
@@ -269,12 +276,13 @@ impl Epoll {
         }
     }
 
-    /// Reports the ready files, by number, and records that. Returns how many they are.
+    /// Reports the ready files, with their index, and records the reports. Returns the number of
+    /// reported files.
     fn collect(&self, most: usize, tell: &mut impl FnMut(u64, Told) -> Result<()>) -> Result {
         let mut count = 0;
         let mut last = None;
         while count < most as u64 {
-            // It may have been closed meanwhile: dropped after the lock.
+            // The file may have been closed concurrently: drop it after the lock.
             let (told, file) = {
                 let mut interests = self.interests.lock();
                 let Some(key) = interests.after(last.as_ref()).map(|(&key, _)| key) else { break };

@@ -7,11 +7,11 @@ use crate::task::wait::Changes;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 
-/// A counter; reads wait until it is not 0.
+/// A counter; reads wait until the value is not 0.
 #[derive(Debug)]
 pub struct EventCounter {
     count: Mutex<u64>,
-    /// Whether a read takes one rather than all.
+    /// Set if a read decrements the counter by 1 instead of taking the whole value.
     semaphore: bool,
     changes: Arc<Changes>,
 }
@@ -50,7 +50,7 @@ impl Stream for EventCounter {
         if from.left() < 8 {
             return Err(Errno::EINVAL);
         }
-        // Read without consuming it: the write may be repeated later.
+        // Read without consuming the bytes: the write may be repeated later.
         let mut bytes = [0; 8];
         if from.ahead().take_bytes(&mut bytes) != 8 {
             return Err(Errno::EFAULT);

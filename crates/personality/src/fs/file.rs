@@ -17,13 +17,13 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Link, Vec};
 use linux_raw_sys::general as linux;
 
-/// How it is read and written.
+/// The way an open file is read and written.
 pub enum Kind {
     /// As a regular file.
     Regular,
-    /// As a directory: its listing, made when it is read from the start.
+    /// As a directory: the listing is made by a read from the start.
     Directory(Mutex<Vec<Item>>),
-    /// As a text of `/proc`, made when it is read from the start.
+    /// As a text of `/proc`: the text is made by a read from the start.
     Text(Mutex<Vec<u8>>),
     /// As the memory of a process, by address.
     Memory(Opened),
@@ -49,20 +49,20 @@ impl fmt::Debug for Kind {
 /// An open file.
 #[derive(Debug)]
 pub struct File {
-    /// What was opened.
+    /// The opened inode.
     pub inode: Arc<Inode>,
-    /// How it is read and written.
+    /// The way the file is read and written.
     pub kind: Kind,
     /// The flags of `F_GETFL`: access and status.
     flags: AtomicU32,
     position: Mutex<u64>,
-    /// What it is expected to read next, if it lies on the disk.
+    /// The read-ahead state, if the file lies on the disk.
     reader: Option<Box<Reader>>,
-    /// Its place among the epoll sets still to visit.
+    /// The link in the list of epoll sets still to visit.
     pub(super) nested: Link<Self>,
 }
 
-/// The flags that `F_SETFL` changes.
+/// The flags changed by `F_SETFL`.
 pub const CHANGEABLE: u32 =
     linux::O_APPEND | linux::O_NONBLOCK | linux::O_DIRECT | linux::O_NOATIME | linux::FASYNC;
 /// The flags that only affect opening.
@@ -79,8 +79,9 @@ impl File {
     /// Opens an inode.
     ///
     /// # Errors
-    /// `EISDIR`, `ELOOP`: it is a symbolic link; `ENXIO`; `EACCES`; `EPERM`: it is sealed;
-    /// [`Errno::RESTART`]: a signal came before the other end of a pipe was opened; `ENOMEM`.
+    /// `EISDIR`, `ELOOP`: the inode is a symbolic link; `ENXIO`; `EACCES`; `EPERM`: the file is
+    /// sealed; [`Errno::RESTART`]: a signal came before the other end of a pipe was opened;
+    /// `ENOMEM`.
     pub fn open(inode: &Arc<Inode>, flags: u32) -> Result<Arc<Self>> {
         if faultless_bare::heap::tight() {
             return Err(Errno::ENOMEM);
@@ -127,7 +128,7 @@ impl File {
         Ok(Arc::try_new(Self { inode, kind, flags, position, reader, nested: Link::new() })?)
     }
 
-    /// Says whether it is read in no order (`POSIX_FADV_RANDOM`).
+    /// Sets whether the file is read in random order (`POSIX_FADV_RANDOM`).
     pub fn read_at_random(&self, at_random: bool) {
         if let Some(reader) = &self.reader {
             reader.at_random(at_random);
@@ -145,22 +146,22 @@ impl File {
         self.flags.store(kept | flags & CHANGEABLE, Ordering::Relaxed);
     }
 
-    /// Whether it is non-blocking.
+    /// Returns whether the file is non-blocking.
     pub fn at_once(&self) -> bool {
         self.flags() & linux::O_NONBLOCK != 0
     }
 
-    /// Whether it was opened for reading.
+    /// Returns whether the file was opened for reading.
     pub fn reads(&self) -> bool {
         !matches!(self.kind, Kind::Path) && self.flags() & linux::O_ACCMODE != linux::O_WRONLY
     }
 
-    /// Whether it was opened for writing.
+    /// Returns whether the file was opened for writing.
     pub fn writes(&self) -> bool {
         !matches!(self.kind, Kind::Path) && self.flags() & linux::O_ACCMODE != linux::O_RDONLY
     }
 
-    /// The stream, if it is one.
+    /// Returns the stream, if the file is a stream.
     pub fn stream(&self) -> Option<&Arc<dyn Stream>> {
         match &self.kind {
             Kind::Stream(stream) => Some(stream),
@@ -168,7 +169,7 @@ impl File {
         }
     }
 
-    /// What it is ready for.
+    /// Returns the ready events.
     pub fn ready(&self) -> Events {
         match &self.kind {
             Kind::Stream(stream) => stream.ready(),
@@ -177,7 +178,7 @@ impl File {
         }
     }
 
-    /// Whether it has a position.
+    /// Returns whether the file has a position.
     pub fn seekable(&self) -> bool {
         match (&self.kind, &self.inode.body) {
             (Kind::Stream(_), Body::Device(device)) => !device.is_console(),
@@ -186,7 +187,7 @@ impl File {
         }
     }
 
-    /// Reads from `offset`, or from the position, which it advances.
+    /// Reads from `offset`, or from the position, which then advances.
     ///
     /// # Errors
     /// As `read` and `pread`.
@@ -216,7 +217,8 @@ impl File {
         }
     }
 
-    /// Moves bytes at `offset`, or at the position, which it advances then. Meanwhile it does not hold the position's lock.
+    /// Moves bytes at `offset`, or at the position, which then advances. The position's lock is not
+    /// held during the move.
     fn at_position(&self, offset: Option<u64>, go: impl FnOnce(u64) -> Result) -> Result {
         let moved = go(offset.unwrap_or_else(|| *self.position.lock()))?;
         if offset.is_none() {
@@ -225,7 +227,8 @@ impl File {
         Ok(moved)
     }
 
-    /// As [`read`](Self::read), of a regular file: piece by piece, each once its pages are there.
+    /// Reads like [`read`](Self::read) from a regular file, in pieces. Each piece is read once its
+    /// pages are present.
     fn read_regular(&self, to: &mut Transfer<'_>, offset: Option<u64>) -> Result {
         let regular = self.inode.regular().ok_or(Errno::EINVAL)?;
         loop {
@@ -266,7 +269,7 @@ impl File {
                     return result;
                 }
                 if offset == 0 || text.lock().is_empty() {
-                    // Made without the lock: this accesses other files.
+                    // Made without the lock, because this accesses other files.
                     let made = node.text()?;
                     *text.lock() = made;
                 }
@@ -280,7 +283,7 @@ impl File {
         }
     }
 
-    /// Writes at `offset`, or at the position, which it advances.
+    /// Writes at `offset`, or at the position, which then advances.
     ///
     /// # Errors
     /// As `write` and `pwrite`.
@@ -307,7 +310,8 @@ impl File {
         }
     }
 
-    /// As [`write`](Self::write), to a regular file: piece by piece, each once what the file keeps of the pages is there.
+    /// Writes like [`write`](Self::write) to a regular file, in pieces. Each piece is written once
+    /// the pages that keep other bytes are present.
     fn write_regular(
         &self,
         regular: &Regular,
@@ -338,7 +342,7 @@ impl File {
             let before = from.moved();
             let start = match regular.write(from, at, piece) {
                 Err(Errno::EAGAIN) => continue,
-                // What was written before counts.
+                // A partial write succeeds.
                 Err(_) if before != 0 => return Ok(()),
                 start => start?,
             };
@@ -391,11 +395,11 @@ impl File {
         Ok(*position)
     }
 
-    /// Calls `tell` for the entries of a directory from the position on, `.` and `..` included, until it returns
-    /// false. It also gets the position after each entry.
+    /// Calls `tell` for the entries of a directory from the position on, including `.` and `..`,
+    /// until `tell` returns false. The second argument is the position after each entry.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ENOENT`: it was removed. `ENOMEM`.
+    /// `ENOTDIR`, `ENOENT`: the directory was removed. `ENOMEM`.
     pub fn list(&self, mut tell: impl FnMut(&Item, u64) -> bool) -> Result<()> {
         let Kind::Directory(listing) = &self.kind else {
             return Err(if let Kind::Path = self.kind { Errno::EBADF } else { Errno::ENOTDIR });

@@ -22,7 +22,7 @@ use linux_raw_sys::general as linux;
 /// A name in a directory, as bytes.
 pub type Name = Vec<u8>;
 
-/// The kind of an inode, and its contents.
+/// The kind and contents of an inode.
 #[derive(Debug)]
 pub enum Body {
     /// A directory in memory.
@@ -31,7 +31,7 @@ pub enum Body {
     Regular(Regular),
     /// A symbolic link.
     Link(Vec<u8>),
-    /// A named pipe, or one without a name.
+    /// A named or anonymous pipe.
     Pipe(Arc<Pipe>),
     /// A device.
     Device(Device),
@@ -44,9 +44,9 @@ pub enum Body {
 /// The target of a link.
 #[derive(Debug)]
 pub enum Target {
-    /// What this path leads to.
+    /// The target of this path.
     Path(Vec<u8>),
-    /// This inode, whatever its path.
+    /// This inode, independent of its path.
     Inode(Arc<Inode>),
 }
 
@@ -59,15 +59,15 @@ pub struct Meta {
     pub uid: u32,
     /// The owning group.
     pub gid: u32,
-    /// How many names it has.
+    /// The number of names.
     pub links: u32,
-    /// When it was read; here and below in nanoseconds since 1970.
+    /// Access time; here and below in nanoseconds since 1970.
     pub accessed: u64,
-    /// When its contents were changed.
+    /// Time of the last change of the contents.
     pub modified: u64,
-    /// When its contents or metadata were changed.
+    /// Time of the last change of contents or metadata.
     pub changed: u64,
-    /// When it was made.
+    /// Time of creation.
     pub born: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Meta {
 struct Place {
     directory: Weak<Inode>,
     name: Name,
-    /// Whether it has left it.
+    /// Set if the inode has left this place.
     left: bool,
 }
 
@@ -84,7 +84,7 @@ struct Place {
 pub struct Inode {
     /// Its number.
     pub number: u64,
-    /// Its kind and contents.
+    /// The kind and contents.
     pub body: Body,
     meta: Mutex<Meta>,
     place: Mutex<Place>,
@@ -99,7 +99,7 @@ impl fmt::Debug for Inode {
 /// The regular files, by the tags of their objects.
 static TAGGED: Mutex<Map<u64, Weak<Inode>>> = Mutex::new(Map::new());
 
-/// The path of the regular file whose object has this tag; none if no file's has.
+/// Returns the path of the regular file whose object has this tag; `None` for an unknown tag.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -115,7 +115,8 @@ pub fn path_of_tag(tag: u64) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// The regular file with the first tag after `tag`, and that tag; `None` in its place if it ends just now.
+/// Returns the first tag after `tag`, and its regular file; the file is `None` if it is being
+/// dropped.
 pub fn next_tagged(tag: u64) -> Option<(u64, Option<Arc<Inode>>)> {
     let tagged = TAGGED.lock();
     tagged.after(Some(&tag)).map(|(&tag, inode)| (tag, inode.upgrade()))
@@ -191,7 +192,7 @@ impl Inode {
         *self.meta.lock()
     }
 
-    /// Changes its metadata.
+    /// Changes the metadata.
     pub fn change(&self, change: impl FnOnce(&mut Meta)) {
         let mut meta = self.meta.lock();
         change(&mut meta);
@@ -207,12 +208,12 @@ impl Inode {
         ids::permit([meta.uid, meta.gid], meta.mode, wanted)
     }
 
-    /// Notes that the contents were changed.
+    /// Records that the contents were changed.
     pub fn touch(&self) {
         self.change(|meta| meta.modified = wall::now());
     }
 
-    /// Its contents, if it is a regular file.
+    /// Returns the contents of a regular file.
     pub const fn regular(&self) -> Option<&Regular> {
         match &self.body {
             Body::Regular(regular) => Some(regular),
@@ -220,7 +221,7 @@ impl Inode {
         }
     }
 
-    /// Its type, as bits of a mode.
+    /// Returns the type, as bits of a mode.
     pub fn kind(&self) -> u32 {
         match &self.body {
             Body::Directory(_) => linux::S_IFDIR,
@@ -234,22 +235,22 @@ impl Inode {
         }
     }
 
-    /// Whether it is a directory.
+    /// Returns whether the inode is a directory.
     pub fn is_directory(&self) -> bool {
         self.kind() == linux::S_IFDIR
     }
 
-    /// Whether it is a symbolic link.
+    /// Returns whether the inode is a symbolic link.
     pub fn is_link(&self) -> bool {
         self.kind() == linux::S_IFLNK
     }
 
-    /// Whether it has any execute permission.
+    /// Returns whether the inode has any execute permission.
     pub fn is_executable(&self) -> bool {
         self.meta().mode & 0o111 != 0
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     pub fn length(&self) -> u64 {
         match &self.body {
             Body::Regular(regular) => regular.length(),
@@ -259,7 +260,7 @@ impl Inode {
         }
     }
 
-    /// The blocks of 512 bytes that it takes.
+    /// Returns the number of used blocks of 512 bytes.
     pub fn blocks(&self) -> u64 {
         match &self.body {
             Body::Regular(regular) => regular.pages() * (PAGE_SIZE / 512),
@@ -267,10 +268,10 @@ impl Inode {
         }
     }
 
-    /// Its target.
+    /// Returns the target of a link.
     ///
     /// # Errors
-    /// `EINVAL`: it is no link. `ENOENT`: its process has ended.
+    /// `EINVAL`: the inode is no link. `ENOENT`: its process has ended.
     pub fn target(&self) -> Result<Target> {
         match &self.body {
             Body::Link(path) => Ok(Target::Path(path.try_clone()?)),
@@ -291,10 +292,10 @@ impl Inode {
         }
     }
 
-    /// Its parent directory; the root is its own parent.
+    /// Returns the parent directory; the root is its own parent.
     ///
     /// # Errors
-    /// `ENOENT`: it has none any more. `ENOMEM`.
+    /// `ENOENT`: the parent is gone. `ENOMEM`.
     pub fn parent(this: &Arc<Self>) -> Result<Arc<Self>> {
         if let Body::Proc(node) = &this.body
             && let Some(parent) = node.parent()?
@@ -304,14 +305,14 @@ impl Inode {
         this.place.lock().directory.upgrade().ok_or(Errno::ENOENT)
     }
 
-    /// Records its new place.
+    /// Records a new place.
     pub fn enter(&self, directory: &Arc<Self>, name: Name) {
         let directory = Arc::downgrade(directory);
         let old = mem::replace(&mut *self.place.lock(), Place { directory, name, left: false });
         drop(old);
     }
 
-    /// Records that it left this place.
+    /// Records that the inode has left this place.
     pub fn leave(&self, directory: &Arc<Self>, name: &[u8]) {
         let mut place = self.place.lock();
         if place.directory.as_ptr() == Arc::as_ptr(directory) && *place.name == *name {
@@ -319,15 +320,15 @@ impl Inode {
         }
     }
 
-    /// Names an inode that has no place in the tree, or, with `left`, has none any more.
+    /// Names an inode outside the tree; `left` is set if the inode was in the tree before.
     pub fn call(&self, name: Name, left: bool) {
         *self.place.lock() = Place { directory: Weak::new(), name, left };
     }
 
-    /// Its path, or its last one.
+    /// Returns the present or last path.
     ///
     /// # Errors
-    /// `ENAMETOOLONG`: directories may be nested deeper than a path is long. `ENOMEM`.
+    /// `ENAMETOOLONG`: the nesting of directories exceeds the maximum path length. `ENOMEM`.
     pub fn path(this: &Arc<Self>) -> Result<Vec<u8>> {
         let written = |text| Ok(String::try_format(text)?.into_bytes());
         match &this.body {

@@ -1,7 +1,8 @@
-//! The list of the initial files that lie on the disk.
+//! The list of the initial files on the disk.
 //!
-//! The archive has the names and modes of such files, and none of their bytes. Its file `.boot/disk` says where the bytes are, with a line for each
-//! file: the number of the first page on the disk, the file's length in bytes, and its path in the archive.
+//! The archive contains the names and modes of such files, but no contents. Its file `.boot/disk`
+//! has a line for each file: the number of the first page on the disk, the file's length in bytes,
+//! and its path in the archive.
 
 use cpio_reader::iter_files;
 use faultless::PAGE_SIZE;
@@ -9,7 +10,7 @@ use faultless_bare::report;
 use faultless_collections::Map;
 use faultless_disk::Extent;
 
-/// Where the list is.
+/// The path of the list.
 const LIST: &str = ".boot/disk";
 
 /// The files on the disk: the first page and the length of each, by their paths.
@@ -17,10 +18,10 @@ const LIST: &str = ".boot/disk";
 pub struct Listing<'a>(Map<&'a [u8], (u64, u64)>);
 
 impl<'a> Listing<'a> {
-    /// Reads the list in `archive`. Without one, no file is on the disk.
+    /// Reads the list in `archive`. Without a list, no file is on the disk.
     ///
     /// # Errors
-    /// A line is not as it should be, or of something that the disk does not have, and is reported. There is no memory.
+    /// A malformed line, or a range beyond the disk; the problem is reported. Out of memory.
     pub fn read(archive: &'a [u8]) -> Result<Self, &'static str> {
         let mut files = Map::new();
         let list = iter_files(archive).find(|entry| entry.name() == LIST);

@@ -1,4 +1,5 @@
-//! The interface between directories in memory and `/proc` and `/sys`, whose contents are made when they are read.
+//! The interface between directories in memory and `/proc` and `/sys`, whose contents are made on
+//! each read.
 
 use super::directory::{Directory, Item};
 use super::inode::{Inode, Name, Target};
@@ -7,12 +8,12 @@ use crate::errno::Result;
 use core::fmt::Debug;
 use faultless_collections::{Arc, Vec};
 
-/// A file, directory or link whose contents are made when they are read.
+/// A file, directory or link with contents made on each read.
 pub trait Live: Debug + Send + Sync {
-    /// Its type, as bits of a mode.
+    /// Returns the type, as bits of a mode.
     fn kind(&self) -> u32;
 
-    /// Whether root may open it to read, or to write.
+    /// Checks whether root may open the file to read, or to write.
     ///
     /// # Errors
     /// `EACCES`.
@@ -20,54 +21,55 @@ pub trait Live: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The process whose memory it is, if it is one's.
+    /// Returns the process whose memory the file represents, if any.
     fn memory_of(&self) -> Option<u32> {
         None
     }
 
-    /// Its name in its directory.
+    /// Returns the name in the directory.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn name(&self) -> Result<Name>;
 
-    /// Its parent directory; none for `/proc` itself, and for what a directory in memory has.
+    /// Returns the parent directory; `None` for `/proc` itself, and for entries of a directory in
+    /// memory.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn parent(&self) -> Result<Option<Arc<Inode>>>;
 
-    /// Its permanent entries.
+    /// Returns the permanent entries.
     fn fixed(&self) -> Option<&Directory>;
 
-    /// Its target, if it is a link.
+    /// Returns the target of a link.
     ///
     /// # Errors
-    /// `EINVAL`: it is no link. `ENOENT`: its process has ended. `ENOMEM`.
+    /// `EINVAL`: the file is no link. `ENOENT`: its process has ended. `ENOMEM`.
     fn target(&self) -> Result<Target>;
 
-    /// The inode of `name` in it.
+    /// Returns the inode of `name` in this directory.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`.
     fn lookup(&self, name: &[u8]) -> Result<Arc<Inode>>;
 
-    /// Adds its entries to `items`.
+    /// Adds the entries to `items`.
     ///
     /// # Errors
-    /// `ENOENT`: its process has ended. `ENOTDIR`, `ENOMEM`.
+    /// `ENOENT`: the process has ended. `ENOTDIR`, `ENOMEM`.
     fn list(&self, items: &mut Vec<Item>) -> Result<()>;
 
-    /// Its text.
+    /// Returns the text.
     ///
     /// # Errors
-    /// `ESRCH`: its process has ended. `EINVAL`: it has no text. `ENOMEM`.
+    /// `ESRCH`: the process has ended. `EINVAL`: the file has no text. `ENOMEM`.
     fn text(&self) -> Result<Vec<u8>>;
 
-    /// Reads from `offset`, if it is not a text but made piece by piece.
+    /// Reads from `offset`, if the contents are made piece by piece instead of as a text.
     fn read(&self, to: &mut Transfer<'_>, offset: u64) -> Option<Result>;
 
-    /// Writes to it.
+    /// Writes to the file.
     ///
     /// # Errors
     /// `EINVAL`, `EIO`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.

@@ -1,13 +1,14 @@
 //! Locks on files: on ranges (`fcntl`) and on whole files (`flock`), which are independent of each
-//! other. They are advisory: only a thread that takes a lock waits.
+//! other. The locks are advisory: only a thread that takes a lock waits.
 //!
-//! *Owners.* An open file owns the locks of `flock`, and those of `fcntl` for open file descriptions, until it is
-//! closed everywhere. All other locks of `fcntl` belong to a descriptor table, and so to a process, until it
-//! closes any descriptor of the file. Both, and the locked file, are identified by their address in memory, which
-//! cannot be reused while they own anything.
+//! *Owners.* An open file owns the locks of `flock`, and the locks of `fcntl` for open file
+//! descriptions, until all its descriptors are closed. All other locks of `fcntl` belong to a
+//! descriptor table, and so to a process, until this process closes any descriptor of the file.
+//! Owners and locked files are identified by their address in memory, which cannot be reused while
+//! a lock exists.
 //!
-//! *Waiting.* All waiters are in one queue, and try again whenever a lock is released. Deadlocks
-//! are not detected.
+//! *Waiting.* All waiters are in one queue, and retry whenever a lock is released. Deadlocks are
+//! not detected.
 
 use super::file::File;
 use crate::errno::{Errno, Result};
@@ -17,7 +18,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Vec};
 
-/// The owner of a lock, and its kind.
+/// The owner of a lock, and the kind of the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A table of descriptors, through `fcntl`.
@@ -33,19 +34,19 @@ pub enum Owner {
 pub struct Lock {
     /// Its owner.
     pub owner: Owner,
-    /// The bytes that are locked.
+    /// The locked bytes.
     pub range: RangeInclusive<u64>,
-    /// Whether it is exclusive.
+    /// Set for an exclusive lock.
     pub writes: bool,
-    /// The process that took it.
+    /// The process that took the lock.
     pub pid: u32,
 }
 
-/// The locks of all files that have any, by the address of the inode.
+/// The locks of all locked files, by the address of the inode.
 static LOCKS: Mutex<Map<usize, Vec<Lock>>> = Mutex::new(Map::new());
-/// The number of such files, so that closing files is fast without locks.
+/// The number of locked files, so that closing a file is fast if no locks exist.
 static LOCKED: AtomicUsize = AtomicUsize::new(0);
-/// The threads that wait for a lock.
+/// The threads waiting for a lock.
 static RELEASED: WaitQueue = WaitQueue::new();
 
 /// Every byte.
@@ -64,7 +65,7 @@ impl Owner {
 }
 
 impl Lock {
-    /// Whether the two conflict.
+    /// Returns whether two locks conflict.
     fn conflicts(&self, other: &Self) -> bool {
         let whole = |lock: &Self| matches!(lock.owner, Owner::Whole(_));
         self.owner != other.owner
@@ -77,7 +78,7 @@ impl Lock {
         self.range.start() <= range.end() && range.start() <= self.range.end()
     }
 
-    /// Its parts before and after `range`, which it overlaps.
+    /// Returns the parts of this lock before and after `range`, which overlaps the lock.
     fn around(&self, range: &RangeInclusive<u64>) -> [Option<RangeInclusive<u64>>; 2] {
         let (start, end) = (*self.range.start(), *self.range.end());
         let before = range.start().checked_sub(1).map(|last| start..=last);
@@ -90,10 +91,10 @@ fn place(file: &File) -> usize {
     Arc::as_ptr(&file.inode) as usize
 }
 
-/// Changes the locks of the file at `place`; with `begin` also if it has none yet.
+/// Changes the locks of the file at `place`; without `begin`, only if the file has locks.
 ///
 /// # Errors
-/// `ENOLCK`: there is no memory. Those of `change`.
+/// `ENOLCK`: out of memory. The errors of `change`.
 fn change<R: Default>(
     place: usize,
     begin: bool,
@@ -112,27 +113,28 @@ fn change<R: Default>(
     result
 }
 
-/// The first lock of the file that conflicts with `wanted`.
+/// Returns the first lock of the file that conflicts with `wanted`.
 pub fn obstacle(file: &File, wanted: &Lock) -> Option<Lock> {
     let all = LOCKS.lock();
     all.get(&place(file))?.iter().find(|lock| lock.conflicts(wanted)).cloned()
 }
 
-/// Takes a lock, which replaces those of its owner in the range; waits for it unless `at_once`.
+/// Takes a lock, which replaces other locks of the owner in the range; waits unless `at_once`.
 ///
 /// # Errors
-/// `EAGAIN`: another lock conflicts; [`Errno::RESTART`]: a signal came first; `ENOLCK`: there is no memory.
+/// `EAGAIN`: another lock conflicts; [`Errno::RESTART`]: a signal came first; `ENOLCK`: out of
+/// memory.
 pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
     if faultless_bare::heap::low() {
         return Err(Errno::ENOLCK);
     }
-    // Whether it was taken.
+    // Returns whether the lock was taken.
     let take = || {
         change(place(file), true, |locks| {
             if locks.iter().any(|lock| lock.conflicts(wanted)) {
                 return Ok(false);
             }
-            // For the new lock, and for one that is split.
+            // Memory for the new lock, and for splitting a lock.
             locks.try_reserve(2).map_err(|_| Errno::ENOLCK)?;
             release(locks, wanted.owner, &wanted.range)?;
             locks.try_push(wanted.clone()).map_err(|_| Errno::ENOLCK)?;
@@ -148,7 +150,7 @@ pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
         return Err(Errno::EAGAIN);
     }
     if let Owner::Whole(_) = wanted.owner {
-        // Two owners that both upgrade would wait for each other.
+        // Two owners that both upgrade their locks would deadlock.
         unlock(file, wanted.owner, &WHOLE)?;
     }
     let taken = || match take() {
@@ -170,7 +172,8 @@ fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) -> 
         match lock.around(range) {
             [Some(before), Some(after)] => {
                 let after = Lock { range: after, ..lock.clone() };
-                // No other lock of the owner overlaps the range, since none overlaps this one: nothing was changed yet.
+                // No other lock of the owner overlaps the range, because locks of one owner do not
+                // overlap. So on an error the list is unchanged.
                 locks.try_insert(at + 1, after).map_err(|_| Errno::ENOLCK)?;
                 locks[at].range = before;
                 return Ok(());
@@ -190,21 +193,22 @@ fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) -> 
 /// Releases the locks of `owner` in `range`.
 ///
 /// # Errors
-/// `ENOLCK`: there is no memory to split a lock; nothing has changed.
+/// `ENOLCK`: no memory to split a lock; the locks are unchanged.
 pub fn unlock(file: &File, owner: Owner, range: &RangeInclusive<u64>) -> Result<()> {
     change(place(file), false, |locks| release(locks, owner, range))?;
     RELEASED.wake_all();
     Ok(())
 }
 
-/// Releases locks on `file`, of which the descriptor table at `table` has closed a descriptor.
+/// Releases locks on `file` after the descriptor table at `table` has closed a descriptor of the
+/// file.
 pub fn closed(table: usize, file: &File) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
         forget(place(file), Owner::Table(table));
     }
 }
 
-/// Releases the locks that `file`, which is dropped, owns.
+/// Releases the locks owned by `file`, which is being dropped.
 pub fn file_ended(file: &File) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
         let at = core::ptr::from_ref(file) as usize;
@@ -213,7 +217,7 @@ pub fn file_ended(file: &File) {
     }
 }
 
-/// Releases the locks of the descriptor table at `table`, which is dropped.
+/// Releases the locks of the descriptor table at `table`, which is being dropped.
 pub fn table_ended(table: usize) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
         let mut last = None;

@@ -1,4 +1,4 @@
-//! What a path leads to, as the running thread's process sees it.
+//! Lookup of paths, as seen by the running thread's process.
 
 use super::inode::Inode;
 use super::root::root;
@@ -11,7 +11,8 @@ use crate::task::thread::try_current;
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;
 
-/// Where paths of the running thread's process start; the root before there is one.
+/// Returns the start directories for paths of the running thread's process; the root if no process
+/// runs yet.
 fn start() -> Start {
     match try_current() {
         Some(thread) => thread.process.files().start(),
@@ -19,10 +20,10 @@ fn start() -> Start {
     }
 }
 
-/// The program at `path`, as the running thread's process sees it.
+/// Returns the program at `path`, as seen by the running thread's process.
 ///
 /// # Errors
-/// `EACCES`: it is no regular file, or not executable. Those of [`walk`](fn@walk).
+/// `EACCES`: the file is not regular, or not executable. The errors of [`walk`](fn@walk).
 pub fn program(path: &[u8]) -> Result<Arc<Inode>> {
     let inode = walk(&start(), path, Links::Follow)?.existing()?;
     if inode.regular().is_none() || !inode.is_executable() {
@@ -32,10 +33,10 @@ pub fn program(path: &[u8]) -> Result<Arc<Inode>> {
     Ok(inode)
 }
 
-/// All bytes of a regular file.
+/// Returns all bytes of a regular file.
 ///
 /// # Errors
-/// `EINVAL`: it is no regular file; `ENOMEM`; `EIO`; those of [`walk`](fn@walk).
+/// `EINVAL`: the file is not regular; `ENOMEM`; `EIO`; the errors of [`walk`](fn@walk).
 pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     let inode = walk(&start(), path, Links::Follow)?.existing()?;
     let regular = inode.regular().ok_or(Errno::EINVAL)?;
@@ -46,7 +47,7 @@ pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A path that leads where `path` leads from the directory `fd`, for the `…at` calls.
+/// Returns a path equivalent to `path` relative to the directory `fd`, for the `…at` calls.
 ///
 /// # Errors
 /// `EBADF`; `ENOENT`: the path is empty, without `AT_EMPTY_PATH`.

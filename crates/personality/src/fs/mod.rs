@@ -1,17 +1,20 @@
 //! Files: a file system in memory, pipes and other streams, the console, `/proc`.
 //!
-//! A [walk](mod@walk) along a path leads to an [`Inode`]; opened, it becomes a [`File`]; a process refers to it by a
-//! descriptor ([`ProcessFiles`]). A [`Transfer`] copies bytes directly between user memory
-//! and their storage: the pages of a memory object, which programs can also map ([`regular`]),
-//! or the ring of a [`pipe`]. What may block is a [`stream`]; all waiting is there and in [`poll`].
+//! A [walk](mod@walk) along a path leads to an [`Inode`]; an opened inode is a [`File`]; a process
+//! refers to a file by a descriptor ([`ProcessFiles`]). A [`Transfer`] copies bytes directly
+//! between user memory and the storage of a file: the pages of a memory object, which programs can
+//! also map ([`regular`]), or the ring of a [`pipe`]. A file whose operations may block is a
+//! [`stream`]; all waiting is in that module and in [`poll`].
 //!
-//! *Locks*, from the outside in: the position of a file; the contents of a regular file, or the state of a
-//! stream; the tree of names; one directory; the metadata of an inode. None is held while waiting. They may be
-//! held during accesses to user memory, because a page fault takes none of them.
+//! *Locks*, from the outside in: the position of a file; the contents of a regular file, or the
+//! state of a stream; the tree of names; one directory; the metadata of an inode. A waiting thread
+//! holds no lock. Locks may be held during accesses to user memory, because a page fault takes no
+//! lock of this module.
 //!
-//! *Files on the disk* have their names and modes in memory, and are read page by page when they are needed ([`regular`], [`cache`]).
+//! *Files on the disk* have their names and modes in memory, and are read page by page on demand
+//! ([`regular`], [`cache`]).
 //!
-//! *Files of `/proc`* and `/sys` are texts, made when they are read from the start.
+//! *Files of `/proc`* and `/sys` are texts, made by a read from the start.
 
 mod attribute;
 pub mod cache;

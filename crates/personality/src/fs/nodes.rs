@@ -1,4 +1,4 @@
-//! `/sys/devices/system/node`: the memory nodes, and which CPUs are near them.
+//! `/sys/devices/system/node`: the memory nodes, and their nearest CPUs.
 
 use super::attribute::{Attribute, Shown};
 use super::inode::Inode;
@@ -11,18 +11,19 @@ use faultless::{CpuId, Machine};
 use faultless_bare::percpu;
 use faultless_collections::{Arc, String};
 
-/// The nodes, a bit for each. There are no others without memory, and all have been there from the start.
+/// Returns the nodes as a bit set. All nodes have memory, and exist from the start.
 pub(super) fn nodes() -> u64 {
     percpu::cpu().memory_nodes().bits().into()
 }
 
-/// The CPUs that a node is nearest to, a bit for each.
+/// Returns the CPUs nearest to a node as a bit set.
 fn cpus_of(node: u8) -> u64 {
     let near = |cpu: &usize| percpu::vm().machine().nearest_node(CpuId(*cpu as u16)) == node;
     (0..percpu::cpus()).filter(near).fold(0, |cpus, cpu| cpus | 1 << cpu)
 }
 
-/// How far one node is from another, in Linux's unit: 10 is no distance. Nodes are tiers, which follow each other.
+/// Returns the distance between two nodes, in Linux's unit: 10 is no distance. Nodes are tiers,
+/// ordered by cost.
 fn distance(from: u8, to: u8) -> u32 {
     let cost = |node| percpu::vm().machine().node_cost(node);
     10 * (1 + cost(from).abs_diff(cost(to)))

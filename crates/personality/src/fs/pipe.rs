@@ -1,7 +1,7 @@
 //! Pipes, named and anonymous, and connected sockets, which are pairs of pipes.
 //!
-//! A pipe is a ring of bytes. It is writable while `PIPE_BUF` bytes fit; a write of at most
-//! that many bytes is not split.
+//! A pipe is a ring of bytes. The pipe is writable while `PIPE_BUF` bytes fit; a write of at most
+//! this size is not split.
 
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
@@ -34,7 +34,8 @@ struct State {
     capacity: usize,
     readers: u32,
     writers: u32,
-    /// Ends opened so far, which the opener of the other end waits for.
+    /// The number of ends opened so far (readers, writers), for an opener waiting for the other
+    /// end.
     opened: [u64; 2],
 }
 
@@ -43,8 +44,8 @@ struct State {
 pub enum Kind {
     /// By name (`mkfifo`). Opening one end waits for the other.
     Named,
-    /// By a descriptor, in `/proc/PID/fd`. Both ends existed from the start, so
-    /// opening does not wait.
+    /// By a descriptor, in `/proc/PID/fd`. Both ends have existed from the start, so opening does
+    /// not wait.
     Anonymous,
 }
 
@@ -53,7 +54,8 @@ impl State {
         self.capacity - self.used
     }
 
-    /// Whether the other side of a reader, or else of a writer, is open, and how often it was opened.
+    /// Returns whether the other side of a reader, or else of a writer, is open, and the number of
+    /// times it was opened.
     const fn other_side(&self, of_reader: bool) -> (bool, u64) {
         if of_reader {
             (self.writers != 0, self.opened[1])
@@ -90,11 +92,11 @@ impl State {
         (&self.ring[self.head..self.head + first], &self.ring[..self.used - first])
     }
 
-    /// Reads into `to` what there is. As on Linux, of a part of [`PIPE_BUF`] bytes that `to` cannot
-    /// take whole nothing is read.
+    /// Reads the available bytes into `to`. As on Linux, a part of [`PIPE_BUF`] bytes that does not
+    /// fit into `to` as a whole is not read.
     ///
     /// # Errors
-    /// `EFAULT`: nothing was read.
+    /// `EFAULT`: no byte was read.
     fn read(&mut self, to: &mut Transfer<'_>) -> Result<()> {
         let (first, second) = self.filled();
         let (before, wanted) = (to.progress(), to.left().min(self.used as u64));
@@ -140,7 +142,7 @@ impl Pipe {
         Self::announcing(kind, Arc::try_new(Changes::default())?)
     }
 
-    /// One that announces its changes in `changes`.
+    /// Returns a pipe that announces its changes in `changes`.
     fn announcing(kind: Kind, changes: Arc<Changes>) -> Result<Arc<Self>> {
         let state = State {
             ring: Vec::new(),
@@ -154,7 +156,7 @@ impl Pipe {
         Ok(Arc::try_new(Self { kind, state: Mutex::new(state), changes })?)
     }
 
-    /// An end of it.
+    /// Returns an end of the pipe.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -162,8 +164,8 @@ impl Pipe {
         Ok(Self::enter(this, reads, writes)?.0)
     }
 
-    /// An end of it, and the state of the other side just before: whether it was open, and how often it was
-    /// opened.
+    /// Returns an end of the pipe, and the previous state of the other side: whether it was open,
+    /// and the number of times it was opened.
     fn enter(this: &Arc<Self>, reads: bool, writes: bool) -> Result<(Arc<End>, bool, u64)> {
         let (met, before) = {
             let mut state = this.state.lock();
@@ -174,9 +176,9 @@ impl Pipe {
             state.opened[1] += u64::from(writes);
             before
         };
-        // A reader of an anonymous pipe sees the end of file even if it came after that.
+        // A reader of an anonymous pipe sees the end of file even if it was opened later.
         let missed = if this.kind == Kind::Named && !met { before } else { 0 };
-        // Counted before the allocation: if that fails, dropping `end` undoes it.
+        // The end is counted before the allocation: if this fails, dropping `end` undoes the count.
         let end = End { pipe: this.clone(), reads, writes, missed };
         this.changes.announce();
         Ok((Arc::try_new(end)?, met, before))
@@ -194,7 +196,7 @@ impl Pipe {
         if at_once {
             return Err(Errno::ENXIO);
         }
-        // An end that was opened and closed meanwhile counts, too.
+        // An end that was opened and closed in between counts, too.
         let came = || {
             let (there, opened) = this.state.lock().other_side(reads);
             (there || opened != before).then_some(())
@@ -205,15 +207,15 @@ impl Pipe {
         }
     }
 
-    /// Bytes that it can hold.
+    /// Returns the capacity in bytes.
     pub fn capacity(&self) -> usize {
         self.state.lock().capacity
     }
 
-    /// Makes it hold at least `wanted` bytes, rounded up to a power of two of pages.
+    /// Sets the capacity to at least `wanted` bytes, rounded up to a power of two of pages.
     ///
     /// # Errors
-    /// `EBUSY`: it contains more. `EPERM`: above the limit. `ENOMEM`.
+    /// `EBUSY`: the pipe contains more bytes. `EPERM`: above the limit. `ENOMEM`.
     pub fn set_capacity(&self, wanted: usize) -> Result<usize> {
         let capacity = wanted.max(PIPE_BUF).checked_next_power_of_two().ok_or(Errno::EPERM)?;
         if capacity > MAX_CAPACITY {
@@ -267,10 +269,11 @@ impl Pipe {
         from.result()
     }
 
-    /// Copies up to `len` bytes without consuming them, and appends them to `bytes`; 0 at the end of file.
+    /// Copies up to `len` bytes without consuming them, and appends the bytes to `bytes`; 0 at the
+    /// end of file.
     ///
     /// # Errors
-    /// `EAGAIN`: there are none yet. `ENOMEM`.
+    /// `EAGAIN`: the pipe is empty. `ENOMEM`.
     pub fn look(&self, len: usize, bytes: &mut Vec<u8>) -> Result {
         let state = self.state.lock();
         if state.used == 0 {
@@ -318,14 +321,15 @@ impl Pipe {
     }
 }
 
-/// An end of a pipe, or both ends of a named one.
+/// An end of a pipe, or both ends of a named pipe.
 #[derive(Debug)]
 pub struct End {
     /// Its pipe.
     pub pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
-    /// For a named pipe whose other end was closed when this one was opened: how often it had been opened.
+    /// For a named pipe whose other end was closed when this one was opened: the number of times
+    /// the other end had been opened.
     missed: u64,
 }
 
@@ -364,7 +368,7 @@ impl Drop for End {
     }
 }
 
-/// One of two connected sockets: a pipe each way.
+/// One of two connected sockets, made of a pipe for each direction.
 #[derive(Debug)]
 pub struct Socket {
     input: Mutex<Option<Arc<End>>>,

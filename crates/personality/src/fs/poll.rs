@@ -8,8 +8,8 @@ use crate::time;
 use faultless_bare::heap::try_push;
 use faultless_collections::{Arc, Vec};
 
-/// Waits until `ready` returns something; it is called again whenever one of `files` changes. `None` if
-/// the deadline, in nanoseconds since boot, passed first.
+/// Waits until `ready` returns a result; `ready` is called again whenever one of `files` changes.
+/// `None` if the deadline, in nanoseconds since boot, passed first.
 ///
 /// # Errors
 /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`.
@@ -50,7 +50,7 @@ pub fn wait_for_changes<R>(
     }
 }
 
-/// The events of `file` among `wanted` and those that are always reported.
+/// Returns the events of `file`, limited to `wanted` and the events that are always reported.
 pub fn ready(file: &File, wanted: Events) -> Events {
     file.ready() & (wanted | Events::ALWAYS | Events::NVAL)
 }

@@ -26,7 +26,8 @@ pub(super) fn set_root(root: Arc<Inode>) -> Result<()> {
 
 /// Drops all files, when the machine ends and no process is left.
 pub fn unmount() {
-    // Without recursion, as trees may be deeper than the stack, and without a list, which would need memory.
+    // Without recursion, as trees may be deeper than the stack, and without a list, which would
+    // need memory.
     fn directory(inode: &Inode) -> Option<&Directory> {
         match &inode.body {
             Body::Directory(entries) => Some(entries),

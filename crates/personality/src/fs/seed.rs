@@ -1,4 +1,4 @@
-//! The initial files: those of the archive, and those that programs expect on any Linux.
+//! The initial files: the files of the archive, and files that programs expect on any Linux.
 
 use super::attribute::Attribute;
 use super::device::Device;
@@ -22,9 +22,10 @@ use faultless_bare::report;
 use faultless_collections::{Arc, Map, String, Vec};
 use linux_raw_sys::general as linux;
 
-/// Makes the file system, from a cpio archive in the "newc" form. Called once, before any thread runs.
+/// Makes the file system from a cpio archive in the "newc" format. Called once, before any thread
+/// runs.
 ///
-/// A file that cannot be made is reported and left out.
+/// A file that cannot be made is reported and skipped.
 ///
 /// # Errors
 /// The archive is damaged, or names files that are not on the disk; the place is reported.
@@ -33,7 +34,7 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     let root = Inode::numbered(1, Body::Directory(Directory::default()), 0o755);
     let root = root.map_err(|_| NO_MEMORY)?;
     root.change(|meta| meta.links = 2);
-    // It is its own parent.
+    // The root is its own parent.
     root.enter(&root, Name::new());
     set_root(root.clone()).map_err(|_| NO_MEMORY)?;
     let start = Start { root: root.clone(), here: root };
@@ -43,8 +44,8 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     result
 }
 
-/// Limits the pages of files that stay in memory: to half of the memory that the archive's files
-/// leave, as a `tmpfs` of Linux has it, unless the command line sets the knob.
+/// Limits the resident pages of files to half of the memory that remains after unpacking the
+/// archive, like Linux's `tmpfs`, unless the command line sets the knob.
 fn limit_files() {
     let vm = percpu::vm();
     if vm.knobs().file_limit() >= vm.total_frames() {
@@ -56,7 +57,7 @@ fn limit_files() {
 
 const NO_MEMORY: &str = "there is no memory";
 
-/// Why a file is left out.
+/// The reason for skipping a file.
 fn why(errno: Errno) -> &'static str {
     if matches!(errno, Errno::ENOMEM | Errno::ENOSPC) { NO_MEMORY } else { errno.name() }
 }
@@ -68,7 +69,7 @@ fn unpack(
 ) -> core::result::Result<(), &'static str> {
     let mut end = 0;
     let mut last = "the start";
-    // Other names of a file, with the same number, come before the one with its bytes.
+    // Other names of a file, with the same number, come before the entry with its bytes.
     let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
     for entry in iter_files(archive) {
         if let Err(errno) = unpack_one(start, &entry, on_disk, &mut linked) {
@@ -134,7 +135,7 @@ fn unpack_one(
     };
     let seconds = u64::from(u32::try_from(entry.mtime()).unwrap_or(0));
     let (parent, name) = place(start, name)?;
-    // Of two entries with one name the later counts.
+    // The later of two entries with the same name wins.
     match directory::unlink(&parent, &name, false) {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
@@ -160,7 +161,7 @@ fn place(start: &Start, path: &[u8]) -> Result<(Arc<Inode>, Name)> {
     Ok((parent, Vec::try_from_slice(name)?))
 }
 
-/// The directory at `path`; missing ones are made.
+/// Returns the directory at `path`; makes missing directories.
 fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
     let mut here = start.root.clone();
     let mut rest = path;
@@ -177,7 +178,7 @@ fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
     Ok(here)
 }
 
-/// Adds the files that programs expect, unless the archive has them.
+/// Adds the files that programs expect, unless the archive contains them.
 fn furnish(start: &Start) -> Result<()> {
     use Device::{Console, Full, Null, Random, Zero};
     let add = |path: &str, made: Result<Arc<Inode>>| {

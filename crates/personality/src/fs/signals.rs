@@ -1,7 +1,7 @@
 //! Signals as files (`signalfd`).
 //!
-//! A reader takes its own pending signals, so the events depend on the calling thread. All of these files share
-//! one announcement, for any signal to any process.
+//! A reader takes the pending signals of its own thread and process, so the events depend on the
+//! calling thread. All of these files share one announcement, for any signal to any process.
 
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;

@@ -1,8 +1,8 @@
 //! Streams, which have no position: pipes, events, the console, devices.
 //!
-//! The operations of a stream do not wait. [`read`] and [`write`](fn@write) wait for all of them, so that
-//! waiting is written once: a change of a stream is announced on its [`Changes`], and a
-//! waiter tries again after each announcement.
+//! The operations of a stream do not wait. [`read`] and [`write`](fn@write) wait for all streams,
+//! so that waiting is implemented once: a stream announces a change on its [`Changes`], and a
+//! waiter retries after each announcement.
 
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
@@ -20,7 +20,7 @@ bitflags::bitflags! {
     /// The events of a stream, in the bits of `poll`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Events: u32 {
-        /// There is something to read, or the end of file.
+        /// Bytes to read are available, or the end of file is reached.
         const IN = linux::POLLIN;
         /// A write would not block.
         const OUT = linux::POLLOUT;
@@ -34,7 +34,7 @@ bitflags::bitflags! {
         const RDNORM = linux::POLLRDNORM;
         /// As `OUT`.
         const WRNORM = linux::POLLWRNORM;
-        /// The other end of a socket will write no more.
+        /// The other end of a socket will write no more bytes.
         const RDHUP = linux::POLLRDHUP;
     }
 }
@@ -48,12 +48,12 @@ impl Events {
     pub const ALWAYS: Self = Self::ERR.union(Self::HUP);
 }
 
-/// A stream. Its operations do not wait, but fail with `EAGAIN`.
+/// A stream. The operations do not wait, but fail with `EAGAIN`.
 pub trait Stream: Any + fmt::Debug + Send + Sync {
-    /// Copies what is there to `to`; 0 at the end of file.
+    /// Copies the available bytes to `to`; 0 at the end of file.
     ///
     /// # Errors
-    /// `EAGAIN`: nothing is there yet. Others as `read`.
+    /// `EAGAIN`: no byte is available yet. Other errors as `read`.
     fn read(&self, to: &mut Transfer<'_>) -> Result {
         let _ = to;
         Err(Errno::EINVAL)
@@ -62,21 +62,21 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// Copies from `from` as many bytes as fit.
     ///
     /// # Errors
-    /// `EAGAIN`: nothing fits. Others as `write`.
+    /// `EAGAIN`: no byte fits. Other errors as `write`.
     fn write(&self, from: &mut Transfer<'_>) -> Result {
         let _ = from;
         Err(Errno::EINVAL)
     }
 
-    /// Its present events.
+    /// Returns the present events.
     fn ready(&self) -> Events;
 
-    /// Where changes of `ready` are announced; none if it never changes.
+    /// Returns the queue that announces changes of `ready`; `None` if the events never change.
     fn changes(&self) -> Option<&Arc<Changes>> {
         None
     }
 
-    /// As `changes`, for several.
+    /// Returns [`changes`](Self::changes) for streams with several queues.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -84,14 +84,14 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
         Ok(self.changes().cloned().map_or(Ok(()), |changes| try_push(all, changes))?)
     }
 
-    /// A count that grows with each edge, for edge-triggered epoll; none if there
-    /// are no edges.
+    /// Returns a count that grows with each edge, for edge-triggered epoll; `None` if there are no
+    /// edges.
     fn edges(&self) -> Option<u64> {
         self.changes().map(|changes| changes.count())
     }
 
-    /// When to check again without an announcement, in nanoseconds since boot. If this becomes
-    /// earlier, that is announced.
+    /// Returns the time of the next check without an announcement, in nanoseconds since boot. If
+    /// this time becomes earlier, the stream announces the change.
     fn look_again(&self) -> Option<u64> {
         None
     }
@@ -119,7 +119,8 @@ pub fn wait(stream: &dyn Stream, wanted: Events) -> Result<()> {
     wait_since(stream, wanted, None)
 }
 
-/// As [`wait`], and if a number of changes is given, until there were more: the stream may be ready, but not for as much as the caller has.
+/// Waits like [`wait`]. If `seen` is a number of changes, also waits for another change: the stream
+/// may be ready, but not for all bytes of the caller.
 fn wait_since(stream: &dyn Stream, wanted: Events, seen: Option<u64>) -> Result<()> {
     let changes = stream.changes();
     let place = changes.map(|changes| Place::at(&changes.queue));
@@ -134,10 +135,10 @@ fn wait_since(stream: &dyn Stream, wanted: Events, seen: Option<u64>) -> Result<
     })
 }
 
-/// As [`wait_at`], but `ready` is also called again at the times that `look_again` returns.
+/// Waits like [`wait_at`], but also calls `ready` at the times returned by `look_again`.
 ///
 /// # Errors
-/// Why the wait ended early.
+/// The reason for an early end of the wait.
 pub fn wait_and_look_again<R>(
     places: &[Place<'_>],
     deadline: Option<u64>,
@@ -158,7 +159,7 @@ pub fn wait_and_look_again<R>(
     }
 }
 
-/// Reads what is there; waits for something unless `at_once`.
+/// Reads the available bytes; waits for the first byte unless `at_once`.
 pub fn read(stream: &dyn Stream, to: &mut Transfer<'_>, at_once: bool) -> Result {
     loop {
         match stream.read(to) {
@@ -174,7 +175,7 @@ pub fn write(stream: &dyn Stream, from: &mut Transfer<'_>, at_once: bool) -> Res
     write_with(stream, from, at_once, true)
 }
 
-/// As [`write`](fn@write); `tell` enables `SIGPIPE`.
+/// Writes like [`write`](fn@write); `tell` enables `SIGPIPE`.
 pub fn write_with(
     stream: &dyn Stream,
     from: &mut Transfer<'_>,

@@ -1,8 +1,8 @@
 //! Timers as files (`timerfd`).
 //!
-//! Nothing happens when such a timer expires: a reader computes how often it has, and a waiter gets the time
-//! [when to check again](Stream::look_again). As on Linux, an expired timer reports no further edges until it is
-//! read.
+//! The expiry of such a timer triggers no action: a reader computes the number of expirations, and
+//! a waiter gets the time [of the next check](Stream::look_again). As on Linux, an expired timer
+//! reports no further edges until it is read.
 
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
@@ -13,26 +13,27 @@ use crate::time::{self, Clock};
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 
-/// A timer whose expirations are read.
+/// A timer with expirations to read.
 #[derive(Debug)]
 pub struct TimerFile {
     clock: Clock,
     state: Mutex<State>,
-    /// Announces that it is set.
+    /// Announces changes of the setting.
     changes: Arc<Changes>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// When it first expires after the last read, in nanoseconds since boot; none if it does not run.
+    /// The first expiry after the last read, in nanoseconds since boot; `None` if the timer does
+    /// not run.
     expiry: Option<u64>,
     interval: u64,
-    /// How often it was read, or set, after it had expired: one edge each.
+    /// The number of reads and settings after an expiry: one edge each.
     told: u64,
 }
 
 impl State {
-    /// How often it expired since it was read.
+    /// Returns the number of expirations since the last read.
     fn expirations(&self, now: u64) -> u64 {
         match self.expiry {
             Some(expiry) if now >= expiry => {
@@ -42,7 +43,7 @@ impl State {
         }
     }
 
-    /// When it expires next after `now`.
+    /// Returns the time of the next expiry after `now`.
     fn next(&self, now: u64) -> Option<u64> {
         match self.expirations(now) {
             0 => self.expiry,
@@ -57,7 +58,7 @@ impl State {
 }
 
 impl TimerFile {
-    /// A timer that does not run, on a clock other than CPU time.
+    /// Returns a stopped timer, on a clock other than CPU time.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -71,8 +72,8 @@ impl TimerFile {
         self.state.lock().setting(time::now())
     }
 
-    /// Sets it and returns its old setting. With `absolute`, `value` is a time of its clock rather
-    /// than a duration.
+    /// Changes the setting and returns the old one. With `absolute`, `value` is a time of the
+    /// timer's clock rather than a duration.
     pub fn set(&self, new: Setting, absolute: bool) -> Setting {
         let now = time::now();
         let expiry = match new.value {

@@ -1,7 +1,8 @@
-//! The memory that a call reads to or writes from: pieces of user memory, of this process or another, or one of kernel memory.
+//! The memory that a call reads to or writes from: pieces of user memory, of this process or
+//! another, or one piece of kernel memory.
 //!
-//! A transfer records its progress. An inaccessible page of user memory ends it: the bytes copied
-//! before count, and the call fails only if there are none.
+//! A transfer records its progress. An inaccessible page of user memory ends the transfer: the
+//! bytes copied before count, and the call fails only if there are no such bytes.
 
 use crate::errno::{Errno, Result};
 use core::marker::PhantomData;
@@ -15,23 +16,23 @@ use faultless_bare::percpu;
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Piece {
-    /// Where it starts.
+    /// The start address.
     pub base: u64,
-    /// Its bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// The most bytes of one call, as on Linux.
+/// The maximum number of bytes of one call, as on Linux.
 pub const MAX_BYTES: u64 = 0x7fff_f000;
 
-/// Whose memory it is.
+/// The owner of the memory.
 #[derive(Clone, Copy, Debug)]
 enum Place<'a> {
     /// The running program's.
     Program,
     /// The kernel's.
     Kernel,
-    /// That of a program which this CPU need not run.
+    /// A program in another space, which this CPU need not run.
     Other(&'a Space<Bare>),
 }
 
@@ -39,7 +40,7 @@ enum Place<'a> {
 #[derive(Debug)]
 pub struct Transfer<'a> {
     pieces: &'a [Piece],
-    /// Bytes of the first of `pieces` that are done.
+    /// The number of completed bytes in the first of `pieces`.
     done: u64,
     left: u64,
     moved: u64,
@@ -48,8 +49,8 @@ pub struct Transfer<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-/// Whether another process may be read there. As on Linux, memory that is only written is not,
-/// although the processor would read it.
+/// Returns whether another process may be read at this address. As on Linux, write-only memory is
+/// not readable, although the processor could read the page.
 fn may_read(space: &Space<Bare>, at: u64, len: u64) -> bool {
     let mut may = true;
     let range = VirtRange::new(at, at.saturating_add(len));
@@ -60,7 +61,7 @@ fn may_read(space: &Space<Bare>, at: u64, len: u64) -> bool {
     may
 }
 
-/// How far a transfer has come.
+/// The progress of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     pieces: &'a [Piece],
@@ -69,7 +70,7 @@ pub struct Progress<'a> {
 }
 
 impl Progress<'_> {
-    /// How many bytes it is beyond `before`.
+    /// Returns the number of bytes moved after `before`.
     pub const fn since(&self, before: &Self) -> u64 {
         self.moved - before.moved
     }
@@ -100,7 +101,7 @@ impl<'a> Transfer<'a> {
         Self::of_kernel(bytes.as_mut_ptr() as u64, bytes.len(), then)
     }
 
-    /// Calls `then` with a transfer from `bytes`, which it may only take from.
+    /// Calls `then` with a transfer from `bytes`, which may only be read.
     pub fn from_kernel<R>(bytes: &[u8], then: impl FnOnce(&mut Transfer<'_>) -> R) -> R {
         Self::of_kernel(bytes.as_ptr() as u64, bytes.len(), then)
     }
@@ -130,26 +131,26 @@ impl<'a> Transfer<'a> {
         Transfer { pieces: self.pieces, memory: PhantomData, ..*self }
     }
 
-    /// Does not count what was moved since `before`. A transfer that has stopped still has.
+    /// Takes back the count of the bytes moved since `before`. A stopped transfer remains stopped.
     pub const fn uncount(&mut self, before: &Progress<'a>) {
         (self.pieces, self.done) = (before.pieces, before.done);
         self.left += self.moved - before.moved;
         self.moved = before.moved;
     }
 
-    /// Counts `len` bytes as moved, of a transfer that has stopped.
+    /// Counts `len` bytes as moved, in a stopped transfer.
     pub const fn count(&mut self, len: u64) {
         self.moved += len;
         self.left -= len;
     }
 
-    /// Continues a transfer that has stopped.
+    /// Continues a stopped transfer.
     pub const fn resume(&mut self) {
         self.stopped = false;
     }
 
-    /// How many of the next `len` bytes can be read, as far as is known without a copy: from each
-    /// page one byte is read.
+    /// Returns the number of readable bytes among the next `len`, as far as known without a copy:
+    /// one byte of each page is read.
     pub fn readable(&self, len: u64) -> u64 {
         if !matches!(self.place, Place::Program) {
             return len;
@@ -168,7 +169,7 @@ impl<'a> Transfer<'a> {
         ahead.moved - self.moved
     }
 
-    /// The bytes up to the end of the page, or of the piece, that it has come to.
+    /// Returns the number of bytes up to the end of the current page or piece.
     fn left_in_page(&self) -> u64 {
         let Some(piece) = self.pieces.first().filter(|piece| self.done < piece.len) else {
             return 0;
@@ -180,7 +181,7 @@ impl<'a> Transfer<'a> {
         (piece.len - self.done).min(PAGE_SIZE - at % PAGE_SIZE)
     }
 
-    /// How far it has come.
+    /// Returns the progress.
     pub const fn progress(&self) -> Progress<'a> {
         Progress { pieces: self.pieces, done: self.done, moved: self.moved }
     }
@@ -190,7 +191,8 @@ impl<'a> Transfer<'a> {
         if self.moved == 0 && self.stopped { Err(Errno::EFAULT) } else { Ok(self.moved) }
     }
 
-    /// Copies up to `len` bytes at `from` into it. It has stopped if it took less than `len` and than was left.
+    /// Copies up to `len` bytes from `from` into the transfer. The transfer has stopped if the
+    /// result is less than `len` and less than the remaining size.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes.
@@ -203,7 +205,8 @@ impl<'a> Transfer<'a> {
                 // SAFETY: as above.
                 Place::Program => unsafe { user::copy_out(at, from, len) }.is_ok(),
                 Place::Kernel => {
-                    // SAFETY: the piece is a slice that exists as long as the transfer, which borrows it.
+                    // SAFETY: the piece is a slice that exists as long as the transfer, which
+                    // borrows the slice.
                     unsafe { ptr::copy_nonoverlapping(from, at as *mut u8, len) };
                     true
                 }
@@ -216,13 +219,13 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Copies the bytes of a slice into it.
+    /// Copies the bytes of a slice into the transfer.
     pub fn put_bytes(&mut self, bytes: &[u8]) -> u64 {
         // SAFETY: a slice is valid for its length.
         unsafe { self.put(bytes.as_ptr(), bytes.len() as u64) }
     }
 
-    /// Writes up to `len` zeros into it.
+    /// Writes up to `len` zeros into the transfer.
     pub fn put_zeros(&mut self, len: u64) -> u64 {
         self.each(len, |transfer, at, _, len| {
             match transfer.place {
@@ -237,7 +240,8 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Copies up to `len` bytes from it to `to`. It has stopped if it gave less than `len` and than was left.
+    /// Copies up to `len` bytes from the transfer to `to`. The transfer has stopped if the result
+    /// is less than `len` and less than the remaining size.
     ///
     /// # Safety
     /// `to` is valid for writes of `len` bytes.
@@ -264,7 +268,7 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Copies bytes from it to a slice.
+    /// Copies bytes from the transfer to a slice.
     pub fn take_bytes(&mut self, bytes: &mut [u8]) -> u64 {
         // SAFETY: a slice is valid for its length.
         unsafe { self.take(bytes.as_mut_ptr(), bytes.len() as u64) }
@@ -275,8 +279,9 @@ impl<'a> Transfer<'a> {
         self.each(len, |_, _, _, _| true)
     }
 
-    /// Copies up to `len` bytes: `go(address, offset, bytes)` returns whether it could. If not,
-    /// the bytes up to the next page boundary are tried, so that no accessible byte is missed.
+    /// Copies up to `len` bytes: `go(self, address, offset, bytes)` returns whether the copy
+    /// succeeded. After a failure, a second call tries only the bytes up to the next page boundary,
+    /// so that no accessible byte is missed.
     fn each(&mut self, len: u64, go: impl Fn(&Self, u64, u64, u64) -> bool) -> u64 {
         let len = len.min(self.left());
         let mut offset = 0;

@@ -1,4 +1,5 @@
-//! What memory is used for, as `/proc/meminfo`, `/proc/vmstat` and the files of the memory nodes tell it.
+//! The use of memory, as shown by `/proc/meminfo`, `/proc/vmstat` and the files of the memory
+//! nodes.
 
 use super::cache;
 use super::proc::Text;
@@ -6,21 +7,21 @@ use core::fmt::{self, Display, Write};
 use faultless::{Census, Machine, PAGE_SIZE};
 use faultless_bare::percpu;
 
-/// In pages, each counted at its own moment.
+/// The numbers are in pages, each counted at its own moment.
 pub(super) struct Usage {
     pub total: u64,
     pub free: u64,
     pub census: Census,
     /// Pages of files on the disk.
     pub on_disk: u64,
-    /// Those of them that were stored to.
+    /// Dirty pages of files on the disk.
     pub dirty: u64,
     /// Pages of the swap area.
     pub swap_cached: u64,
 }
 
 impl Usage {
-    /// Of one memory node, or of all memory.
+    /// Returns the use of one memory node, or of all memory.
     pub fn of(node: Option<u8>) -> Self {
         let vm = percpu::vm();
         let is_own = |frame| node.is_none_or(|node| vm.frame_node(frame) == Some(node));
@@ -45,17 +46,18 @@ impl Usage {
         self.census.shared - self.swap_cached
     }
 
-    /// Pages of files that are not on the disk: they are kept as Linux keeps them in tmpfs.
+    /// Returns the pages of files that are not on the disk, which correspond to Linux's tmpfs.
     pub const fn in_memory(&self) -> u64 {
         self.cached() - self.on_disk
     }
 
-    /// What can be had without swapping. What was stored to a file on the disk stays, for the disk is only read.
+    /// Returns the pages available without swapping. Dirty pages of files on the disk are not
+    /// available, because the disk is only read.
     pub const fn available(&self) -> u64 {
         self.free + self.on_disk - self.dirty
     }
 
-    /// Frames that somebody has, or that wait for a flush.
+    /// Returns the frames in use, or waiting for a flush.
     pub const fn in_use(&self) -> u64 {
         self.census.taken() - self.census.pooled - self.census.torn
     }
@@ -76,7 +78,7 @@ impl Usage {
         ]
     }
 
-    /// The rows about what pages are.
+    /// The rows with counts of pages by use.
     pub const fn pages(&self) -> [(&'static str, u64); 5] {
         [
             ("Dirty", self.dirty),

@@ -6,36 +6,36 @@ use crate::errno::{Errno, Result};
 use crate::task::ids::EXECUTE;
 use faultless_collections::{Arc, Vec};
 
-/// Where walks start.
+/// The start directories of walks.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// Where absolute paths start; `..` does not lead out of it.
+    /// The start of absolute paths; `..` does not lead out of this directory.
     pub root: Arc<Inode>,
-    /// Where relative paths start.
+    /// The start of relative paths.
     pub here: Arc<Inode>,
 }
 
-/// Whether to follow symbolic links.
+/// The treatment of symbolic links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// All of them.
+    /// Follow all links.
     Follow,
     /// All except at the end of the path.
     KeepLast,
-    /// None: any is an error.
+    /// Refuse all links: any link is an error.
     Refuse,
 }
 
-/// Where a path ends.
+/// The result of a walk.
 #[derive(Debug)]
 pub struct Found {
-    /// The directory that holds the last name.
+    /// The directory that contains the last name.
     pub directory: Arc<Inode>,
     /// The last name; empty for the root, and maybe `.` or `..`.
     pub name: Name,
     /// The inode of the last name, if it exists.
     pub inode: Option<Arc<Inode>>,
-    /// Whether the path ends in a slash, so that it must be a directory.
+    /// Set if the path ends in a slash, which requires a directory.
     pub slash: bool,
 }
 

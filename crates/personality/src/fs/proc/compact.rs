@@ -5,13 +5,13 @@ use crate::errno::{Errno, Result};
 use crate::fs::Transfer;
 use faultless_bare::percpu;
 
-/// How many blocks are made between two looks at what else there is to do.
+/// The number of blocks to make between two checks for other work.
 const STEP: u64 = 4;
 
-/// Makes all free blocks of 2 MiB that can be made.
+/// Makes as many free blocks of 2 MiB as possible.
 ///
 /// # Errors
-/// `EINVAL`: it is not 1, as on Linux. `ERANGE`: it exceeds 32 bits. `EFAULT`.
+/// `EINVAL`: the number is not 1, as on Linux. `ERANGE`: the number exceeds 32 bits. `EFAULT`.
 pub(super) fn write(from: &mut Transfer<'_>) -> Result {
     let (given, taken) = read_number(from)?;
     if given != 1 {

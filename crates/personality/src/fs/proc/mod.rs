@@ -1,7 +1,7 @@
 //! `/proc`: the state of the kernel, as names and texts in Linux's formats.
 //!
-//! A [`Node`] only identifies a file; its contents are
-//! made when it is read. The [settings] of `/proc/sys` are attributes in directories in memory.
+//! A [`Node`] only identifies a file; the contents are made on each read. The [settings] of
+//! `/proc/sys` are attributes in directories in memory.
 
 mod compact;
 pub(super) mod memory;
@@ -32,8 +32,8 @@ type SystemText = fn(&mut Text) -> core::fmt::Result;
 /// Writes a text about a process or thread.
 type ProcessText = fn(&Subject, &mut Text) -> Result<()>;
 
-/// A text that is being written. Programs determine its length, so the heap may be too small for it: then
-/// the rest is dropped, and reading the text fails as a whole.
+/// A text being written. Programs determine the length, so the text may be larger than the heap. In
+/// this case the rest is dropped, and the read of the text fails.
 #[derive(Debug, Default)]
 pub(super) struct Text {
     text: String,
@@ -41,7 +41,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// What `make` writes, as bytes.
+    /// Returns the output of `make` as bytes.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -56,7 +56,7 @@ impl Text {
     }
 
     fn push_str(&mut self, text: &str) {
-        // It remembers that it was cut.
+        // `Text` records an error.
         let _ = self.write_str(text);
     }
 
@@ -79,7 +79,7 @@ pub(super) struct Subject {
     process: Arc<Process>,
     /// The thread of the path, or the first thread.
     thread: Option<Arc<Thread>>,
-    /// Whether the path names a thread.
+    /// Set if the path names a thread.
     of_thread: bool,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Subject {
 pub enum Node {
     /// `/proc`, with its permanent entries.
     Root(Directory),
-    /// A text about the system, by its index in their table.
+    /// A text about the system, by its index in the table of texts.
     System(usize),
     /// `/proc/self`, and with `true` `/proc/thread-self`.
     Myself(bool),
@@ -98,7 +98,7 @@ pub enum Node {
     Tasks(u32),
     /// `/proc/PID/task/TID`
     Thread(u32, u32),
-    /// A text about a process or thread, by its index in their table.
+    /// A text about a process or thread, by its index in the table of texts.
     Text(u32, Option<u32>, usize),
     /// `cwd`, `root` or `exe` of a process.
     Way(u32, Way),
@@ -115,7 +115,7 @@ pub enum Node {
 /// The links of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Its working directory.
+    /// The working directory.
     Directory,
     /// Its root.
     Root,
@@ -194,12 +194,12 @@ fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
 }
 
 impl Node {
-    /// Whether writing to it has an effect.
+    /// Returns whether writes to the file have an effect.
     fn can_change(&self) -> bool {
         matches!(*self, Self::Text(_, _, at) if process::CHANGEABLE.contains(&process::TEXTS[at].0))
     }
 
-    /// The process that it is about.
+    /// Returns the process described by this node.
     const fn subject(&self) -> Option<u32> {
         match *self {
             Self::Process(pid)
@@ -215,14 +215,14 @@ impl Node {
         }
     }
 
-    /// Checks that the caller may look into the process that it is about.
+    /// Checks that the caller may inspect the process described by this node.
     fn inspect(&self) -> Result<()> {
         let subject = self.subject().and_then(find);
         let may = subject.is_none_or(|process| may_inspect(&process));
         if may { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Its inode number, unique at any time.
+    /// Returns the inode number, unique at any time.
     fn number(&self) -> u64 {
         let of = |id: u32, rest: u64| 1 << 62 | u64::from(id) << 32 | rest;
         match *self {
@@ -446,7 +446,7 @@ impl Live for Node {
 
     fn write(&self, from: &mut Transfer<'_>) -> Result {
         let &Self::Text(pid, tid, at) = self else {
-            // Linux has an error of its own for texts about the system.
+            // Linux has a separate error for texts about the system.
             return Err(if let Self::System(_) = self { Errno::EIO } else { Errno::EINVAL });
         };
         let process = || find(pid).ok_or(Errno::ESRCH);
@@ -485,8 +485,8 @@ impl Live for Node {
     }
 }
 
-/// Makes an allocation of the running thread fail, or, with a `+` after the number, that one and all later ones. Only if
-/// the kernel's command line allows this test.
+/// Makes an allocation of the running thread fail. With a `+` after the number, all later
+/// allocations fail, too. Allowed only if the kernel's command line enables this test.
 fn set_fail_nth(tid: Option<u32>, text: &[u8]) -> Result<()> {
     if !faultless_bare::boot::is_said("fail-nth") || tid.is_some_and(|tid| tid != current().tid) {
         return Err(Errno::EPERM);
@@ -512,8 +512,8 @@ fn text_named(name: &[u8]) -> Result<usize> {
     process::TEXTS.iter().position(|text| text.0.as_bytes() == name).ok_or(Errno::ENOENT)
 }
 
-/// One line `name:\tvalue` of a status file.
+/// Writes one line `name:\tvalue` of a status file.
 fn field(text: &mut Text, name: &str, value: impl core::fmt::Display) {
-    // It remembers that it was cut.
+    // `Text` records an error.
     let _ = writeln!(text, "{name}:\t{value}");
 }

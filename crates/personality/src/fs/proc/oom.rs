@@ -1,5 +1,5 @@
-//! `/proc/PID/oom_score`, `oom_score_adj` and `oom_adj`: the preference for processes to [kill](oom) when memory runs
-//! out. Written values are kept, and children inherit them.
+//! `/proc/PID/oom_score`, `oom_score_adj` and `oom_adj`: the preference for processes to
+//! [kill](oom) when memory is out. Written values are kept, and children inherit the values.
 
 use super::{Subject, Text};
 use crate::errno::{Errno, Result};
@@ -10,7 +10,7 @@ use crate::task::oom::{self, MOST};
 use core::fmt::Write;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The `oom_adj` of a process that is never killed, and of one that is killed first.
+/// The `oom_adj` of a process that is never killed, and of a process that is killed first.
 const NEVER: i32 = -17;
 const FIRST: i32 = 15;
 
@@ -29,7 +29,8 @@ pub(super) fn adj(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// The process's points: 0 to 1333; 667 for a process with little memory, and 0 for one that is not killed.
+/// Writes the process's points: 0 to 1333; 667 for a process with little memory, and 0 for a
+/// protected process.
 pub(super) fn score(of: &Subject, text: &mut Text) -> Result<()> {
     let (total, most) = (oom::total_pages(), i64::from(MOST));
     let memory = of.process.memory();
@@ -42,7 +43,7 @@ pub(super) fn score(of: &Subject, text: &mut Text) -> Result<()> {
 /// Sets `oom_score_adj`, or with `old` `oom_adj`.
 ///
 /// # Errors
-/// `EINVAL`: it is no number, or out of range. `ERANGE`: it exceeds 32 bits. `EFAULT`.
+/// `EINVAL`: not a number, or out of range. `ERANGE`: more than 32 bits. `EFAULT`.
 pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Result {
     let (given, taken) = read_number(from)?;
     let adjustment = match given {
@@ -61,12 +62,12 @@ pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Re
     Ok(taken)
 }
 
-/// The number written to a file, and how many bytes of it were read.
+/// Returns the number written to a file, and the number of bytes read.
 ///
 /// # Errors
-/// `EINVAL`: it is no number. `ERANGE`: it exceeds 32 bits. `EFAULT`.
+/// `EINVAL`: not a number. `ERANGE`: more than 32 bits. `EFAULT`.
 pub(super) fn read_number(from: &mut Transfer<'_>) -> Result<(i32, u64)> {
-    /// The most bytes that are read, as on Linux.
+    /// The maximum number of bytes to read, as on Linux.
     const LONGEST: usize = 12;
     let mut bytes = [0; LONGEST];
     let wanted = from.left().min(LONGEST as u64);
@@ -77,7 +78,8 @@ pub(super) fn read_number(from: &mut Transfer<'_>) -> Result<(i32, u64)> {
     Ok((number(&bytes[..taken as usize])?, taken))
 }
 
-/// A number in Linux's format: decimal, octal after `0`, hexadecimal after `0x`, with blanks around.
+/// Parses a number in Linux's format: decimal, octal after `0`, hexadecimal after `0x`, with blanks
+/// around the digits.
 fn number(text: &[u8]) -> Result<i32> {
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     let text = text.split('\0').next().unwrap_or_default();

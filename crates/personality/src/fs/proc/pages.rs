@@ -1,4 +1,4 @@
-//! `/proc/PID/pagemap`: eight bytes for each page of the address space, about its mapping.
+//! `/proc/PID/pagemap`: eight bytes for each page of the address space, describing its mapping.
 
 use super::super::transfer::Transfer;
 use crate::errno::{Errno, Result};
@@ -9,7 +9,8 @@ use faultless_bare::percpu;
 
 /// The page is present; the low bits are its frame number.
 const PRESENT: u64 = 1 << 63;
-/// The page is in the swap area: five low bits are the area's number, and those above the page's slot.
+/// The page is in the swap area: the five lowest bits are the area's number, and the bits above are
+/// the page's slot.
 const SWAPPED: u64 = 1 << 62;
 const AREA_BITS: u32 = 5;
 /// The page belongs to a file or to shared memory.
@@ -33,7 +34,7 @@ pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Re
     if !offset.is_multiple_of(ENTRY) || !to.left().is_multiple_of(ENTRY) {
         return Err(Errno::EINVAL);
     }
-    // A process that has ended has none.
+    // An ended process has no memory.
     let Some(memory) = find(pid).and_then(|process| process.memory()) else { return Ok(0) };
     let mut page = offset / ENTRY;
     while to.left() != 0 && page < USER_END.div_ceil(1 << PAGE_SHIFT) {

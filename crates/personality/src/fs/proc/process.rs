@@ -47,10 +47,10 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("fail-nth", fail_nth),
 ];
 
-/// Those of them to which one can write.
+/// The writable texts.
 pub(super) const CHANGEABLE: [&str; 4] = ["comm", "oom_score_adj", "oom_adj", "fail-nth"];
 
-/// The nodes that Linux could have: programs take the length of the mask for it.
+/// The maximum number of nodes on Linux: programs derive this number from the length of the mask.
 const MOST_NODES: u32 = 1024;
 /// Clock ticks per second.
 const TICK: u64 = 1_000_000_000 / 100;
@@ -78,13 +78,13 @@ pub(super) fn list_maps(memory: &Memory, text: &mut Text) -> Result<()> {
             None
         })
     };
-    // Text remembers that it was cut.
+    // `Text` records an error.
     let _ = write!(text, "{}", memory.space().maps_with(percpu::cpu(), label));
     failed.get()
 }
 
 fn maps(of: &Subject, text: &mut Text) -> Result<()> {
-    // A process that has ended has none.
+    // An ended process has no memory.
     memory(of).map_or(Ok(()), |memory| list_maps(&memory, text))
 }
 
@@ -120,7 +120,7 @@ fn sums(memory: &Memory) -> Sums {
     sums
 }
 
-/// The letter of its state, and the name.
+/// Returns the letter and the name of the process state.
 fn state(of: &Subject) -> (char, &'static str) {
     match &of.thread {
         None => ('Z', "zombie"),
@@ -336,7 +336,7 @@ fn comm(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// A limit as text.
+/// Returns a limit as text.
 struct Limit(u64);
 
 impl fmt::Display for Limit {
@@ -413,7 +413,8 @@ fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// The rest of the reading thread's previous `fail-nth` when it was last set.
+/// Writes the remainder of the reading thread's previous `fail-nth` at the last change of this
+/// setting.
 fn fail_nth(_: &Subject, text: &mut Text) -> Result<()> {
     let _ = writeln!(text, "{}", current().fail_left.get());
     Ok(())

@@ -1,4 +1,4 @@
-//! `/proc/sys`: how the kernel is set. Only what has an effect can be written.
+//! `/proc/sys`: the settings of the kernel. Only settings with an effect are writable.
 
 use super::super::attribute::{Attribute, Shown, Store};
 use super::super::cache;
@@ -11,7 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::Transfer;
 use faultless_collections::Arc;
 
-/// What cannot be changed, by its path.
+/// The read-only settings, by path.
 const FIXED: &[(&str, &str)] = &[
     ("kernel/pid_max", "4194304"),
     ("kernel/threads-max", "4194304"),
@@ -50,14 +50,14 @@ const FIXED: &[(&str, &str)] = &[
     ("fs/mqueue/msg_max", "10"),
 ];
 
-/// What can be changed, or done.
+/// The writable settings and the actions.
 const CHANGEABLE: [(&str, Shown, Store); 3] = [
     ("vm/speculative_page_fault", Shown::Made(switch::text), switch::write),
     ("vm/compact_memory", Shown::Nothing, compact::write),
     ("vm/drop_caches", Shown::Nothing, drop_caches),
 ];
 
-/// The directory with all of them.
+/// Returns the directory with all settings.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -86,11 +86,11 @@ fn put(top: &Arc<Inode>, path: &str, file: &Arc<Inode>) -> Result<()> {
     directory::link(&here, rest.as_bytes(), file)
 }
 
-/// `drop_caches`: 1 drops clean pages of files, 2 what Linux's slabs could give back, which is nothing here, and 3 both. 4 asks Linux to say no more
-/// about it.
+/// Serves `drop_caches`: 1 drops clean pages of files, 2 drops Linux's reclaimable slabs (no effect
+/// here), and 3 both. 4 disables Linux's log message (no effect here).
 ///
 /// # Errors
-/// `EINVAL`: it is none of these. `ERANGE`: it exceeds 32 bits. `EFAULT`.
+/// `EINVAL`: any other number. `ERANGE`: more than 32 bits. `EFAULT`.
 fn drop_caches(from: &mut Transfer<'_>) -> Result {
     const PAGES: i32 = 1;
     let (given, taken) = read_number(from)?;

@@ -1,4 +1,5 @@
-//! `/proc/PID/smaps` and `smaps_rollup`: what is resident of each area, and of all together.
+//! `/proc/PID/smaps` and `smaps_rollup`: the resident pages of each area, and of all areas
+//! together.
 
 use super::process::{list_maps, memory};
 use super::{Subject, Text};
@@ -10,28 +11,31 @@ use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
 use faultless_collections::Vec;
 
-/// A share of a page that several programs have is told in such parts of a byte, as Linux has it.
+/// The number of units per byte in which the share of a page with several mappings is counted, as
+/// on Linux.
 const PARTS: u64 = 1 << 12;
 
-/// Pages of an area, or of several, by what is said of them.
+/// Counts of the pages of one area or several areas.
 #[derive(Default)]
 struct Pages {
-    /// Those in memory.
+    /// Pages in memory.
     resident: u64,
-    /// Private ones, whatever lies below.
+    /// Private pages, in mappings with or without an object.
     anon: u64,
-    /// Those that other mappings have, too, and those that none has; and of each those that have to be kept.
+    /// Pages with other mappings, and pages with this mapping only; in each array the clean pages
+    /// come first, then the dirty pages.
     shared: [u64; 2],
     private: [u64; 2],
     referenced: u64,
     lazily_freed: u64,
-    /// Those that huge leaves map.
+    /// Pages mapped by huge leaves.
     huge: u64,
     swapped: u64,
     share: Shares,
 }
 
-/// Pages divided by how many mappings they have, in [`PARTS`] of bytes: dirty ones, those of each kind, those of locked areas, and those in the swap area.
+/// Sums of page sizes, each divided by the page's number of mappings, in units of 1/[`PARTS`] byte:
+/// dirty pages, pages of each kind, pages of locked areas, and swapped pages.
 #[derive(Default)]
 struct Shares {
     dirty: u64,
@@ -47,10 +51,10 @@ const fn is_private(area: &AreaInfo) -> bool {
 }
 
 impl Pages {
-    /// Adds those of an area.
+    /// Adds the pages of an area.
     fn add_area(&mut self, space: &Space<Bare>, area: &AreaInfo) {
         let locked = area.flags.contains(VmaFlags::LOCKED);
-        // Shared memory has no file that holds what is in it.
+        // Shared memory has no file with its contents.
         let is_memory = !is_private(area) && area.tag == 0;
         self.huge += area.huge;
         space.pages(percpu::cpu(), area.range, |_, place| match place {
@@ -87,8 +91,9 @@ impl Pages {
         shares.locked += if locked { share } else { 0 };
     }
 
-    /// Writes the rows that both texts have; the text about all together tells the kinds, too. A program with thousands of areas may read it often, so
-    /// the constant part is one string.
+    /// Writes the rows common to both texts; with `kinds`, also the kinds, for the text about all
+    /// areas. A program with thousands of areas may read the text often, so the constant part is
+    /// one string.
     fn tell(&self, text: &mut Text, kinds: bool) {
         const PAGE: u64 = PAGE_SIZE / 1024;
         let [shared_clean, shared_dirty] = self.shared.map(|pages| pages * PAGE);
@@ -109,7 +114,7 @@ impl Pages {
             ),
             false => Ok(()),
         });
-        // Text remembers that it was cut.
+        // `Text` records an error.
         let _ = write!(
             text,
             "Rss:            {resident:8} kB\n\
@@ -141,7 +146,7 @@ pub(super) fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
     let mut maps = Text::default();
     list_maps(&memory, &mut maps)?;
     let maps = maps.finish()?;
-    // The two listings are made at different times: an area that is missing in one is left out.
+    // The two listings are made at different times: skip an area that is missing in one of them.
     let mut areas = areas(memory.space())?.into_iter().peekable();
     for line in maps.lines() {
         let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok());

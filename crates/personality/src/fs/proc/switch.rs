@@ -1,5 +1,5 @@
-//! `/proc/sys/vm/speculative_page_fault`: whether page faults are served without a lock. The path is that of the
-//! original proposal.
+//! `/proc/sys/vm/speculative_page_fault`: enables page faults without a lock. The path is the path
+//! of the original proposal.
 
 use super::Text;
 use super::oom::read_number;
@@ -15,10 +15,10 @@ pub(super) fn text(text: &mut Text) -> fmt::Result {
     writeln!(text, "{}", u8::from(speculative))
 }
 
-/// Switches it on or off.
+/// Enables or disables faults without a lock.
 ///
 /// # Errors
-/// `EINVAL`: it is neither 0 nor 1. `ERANGE`: it exceeds 32 bits. `EFAULT`.
+/// `EINVAL`: neither 0 nor 1. `ERANGE`: more than 32 bits. `EFAULT`.
 pub(super) fn write(from: &mut Transfer<'_>) -> Result {
     let (given, taken) = read_number(from)?;
     let locking = match given {

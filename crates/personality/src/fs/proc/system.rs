@@ -36,7 +36,7 @@ pub(super) const TEXTS: &[(&str, SystemText)] = &[
     ("partitions", nothing),
 ];
 
-/// The version of Linux that programs see.
+/// The Linux version reported to programs.
 pub(super) const RELEASE: &str = "6.12.0-faultless";
 
 fn nothing(_: &mut Text) -> fmt::Result {
@@ -55,7 +55,7 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("nr_zone_inactive_anon", 0),
         ("nr_anon_pages", usage.census.anon),
         ("nr_mapped", usage.census.mapped),
-        // As on Linux, with those of the swap area.
+        // As on Linux, this count includes the pages of the swap area.
         ("nr_file_pages", usage.census.shared),
         ("nr_dirty", usage.dirty),
         ("nr_writeback", 0),
@@ -72,7 +72,7 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("oom_kill", oom::kills()),
         // The allocated bytes of the kernel's heap.
         ("heap_bytes", faultless_bare::heap::allocated()),
-        // CPUs, not threads, that waited for a disk, in nanoseconds.
+        // The time that CPUs (not threads) have waited for a disk, in nanoseconds.
         ("disk_wait_ns", faultless_disk::waited()),
     ];
     known.iter().try_for_each(|(name, value)| writeln!(text, "{name} {value}"))?;
@@ -138,7 +138,8 @@ fn interrupts(text: &mut Text) -> fmt::Result {
         write!(text, "{label}: ")?;
         for cpu in cpus() {
             let count = if label == "TLB" {
-                // As on Linux, each request counts, though one interrupt may serve several.
+                // As on Linux, each request counts, although one interrupt may serve several
+                // requests.
                 percpu::vm().totals_of(cpu).get(Counter::TlbShootdownReceived)
             } else {
                 percpu::interrupts(cpu)[at]
@@ -253,7 +254,7 @@ fn cpuinfo(text: &mut Text) -> fmt::Result {
     Ok(())
 }
 
-/// Linux's names of the bits of CPUID that programs ask for, of leaf 1 `edx`.
+/// Linux's names for the CPUID bits that programs check, of leaf 1 `edx`.
 const BASIC: &[(u32, &str)] = &[
     (0, "fpu"),
     (3, "pse"),
