@@ -14,7 +14,7 @@ pub const SECOND: u64 = 1_000_000_000;
 #[repr(transparent)]
 pub struct Abi<T>(pub T);
 
-// SAFETY: words, one after the other.
+// SAFETY: consecutive words.
 unsafe impl Plain for Abi<Timespec> {}
 // SAFETY: as above.
 unsafe impl Plain for Abi<nr::__kernel_itimerspec> {}
@@ -45,7 +45,7 @@ pub fn nanoseconds(time: &Timespec) -> Result {
 /// # Errors
 /// As [`nanoseconds`].
 pub fn nanoseconds_of_timeval(time: &Timeval) -> Result {
-    // What would overflow is also invalid as nanoseconds.
+    // A value that overflows is also invalid as nanoseconds.
     let tv_nsec = time.tv_usec.saturating_mul(1_000);
     nanoseconds(&Timespec { tv_sec: time.tv_sec, tv_nsec })
 }
@@ -63,10 +63,10 @@ pub const fn timeval(nanoseconds: u64) -> Abi<Timeval> {
     })
 }
 
-/// Nanoseconds of the `timespec` at `at` in the program's memory.
+/// Returns the nanoseconds of the `timespec` at `at` in the program's memory.
 ///
 /// # Errors
-/// `EFAULT`, and those of [`nanoseconds`].
+/// `EFAULT`, and the errors of [`nanoseconds`].
 pub fn read_timespec(at: u64) -> Result {
     nanoseconds(&user::read::<Abi<Timespec>>(at)?.0)
 }

@@ -18,9 +18,10 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Nanoseconds since 1970. A month or day that does not exist is replaced by one nearby.
+    /// Returns the nanoseconds since 1970. A month or day that does not exist is replaced by a
+    /// nearby date.
     pub fn nanoseconds(self) -> u64 {
-        // With years that start in March the leap day is the last day.
+        // Years that start in March have the leap day as their last day.
         let month = u64::from(self.month.clamp(1, 12));
         let year = u64::from(self.year.max(1970)) - u64::from(month <= 2);
         let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + u64::from(self.day.max(1)) - 1;
@@ -32,7 +33,7 @@ impl Moment {
     }
 }
 
-/// The number whose two decimal digits are the halves of `value`.
+/// Returns the number with the two decimal digits in the halves of `value`.
 pub const fn from_bcd(value: u8) -> u8 {
     (value >> 4) * 10 + (value & 15)
 }

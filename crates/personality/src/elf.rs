@@ -1,6 +1,7 @@
 //! ELF files: the layout of a program in memory.
 //!
-//! Every field may have any value. Unusual files fail: a program that no tool would make need not run.
+//! Fields may have arbitrary values. Unusual files are rejected: the kernel need not run programs
+//! that no tool would make.
 
 use core::ops::{Range, RangeInclusive};
 use elf::abi;
@@ -13,12 +14,12 @@ const PAGE: u64 = 4096;
 /// Bytes of the file header, and of each program header.
 const HEADER: usize = 64;
 const ENTRY: u64 = 56;
-/// The most program headers, as on Linux: the table has at most 64 KiB.
+/// The maximum number of program headers, as on Linux: the table has at most 64 KiB.
 pub const MOST_SEGMENTS: u64 = 65536 / ENTRY;
 /// The addresses for programs: above Linux's `mmap_min_addr`, and below mappings and
 /// the stack.
 pub const PROGRAMS: Range<u64> = 0x1_0000..0x7fff_f000_0000;
-/// The most bytes of an interpreter's name, with its NUL.
+/// The allowed sizes of an interpreter's name, with its NUL, in bytes.
 pub const INTERPRETER: RangeInclusive<u64> = 2..=PAGE;
 /// The address of a position-independent program: at two thirds of user space, as on Linux.
 const ANYWHERE: u64 = 0x5555_5555_4000;
@@ -32,18 +33,19 @@ pub struct Header {
     movable: bool,
 }
 
-/// A segment of a program: a private mapping of the file, and zeros after it.
+/// A segment of a program: a private mapping of the file, followed by zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The address of its pages of the file; page-aligned, without the bias.
+    /// The address of the pages of the file; page-aligned, without the bias.
     pub start: u64,
-    /// The end of its pages of the file, page-aligned, and so the start of its pages of zeros.
+    /// The end of the pages of the file, page-aligned, and so the start of the pages of zeros.
     pub zeros: u64,
-    /// The end of its pages of zeros, page-aligned.
+    /// The end of the pages of zeros, page-aligned.
     pub end: u64,
-    /// The page number of the first in the file.
+    /// The page number of the first page in the file.
     pub page: u64,
-    /// From where on its last page of the file must be zeroed; `zeros` if nowhere.
+    /// The start of the part of the last file page that must be zeroed; `zeros` without such a
+    /// part.
     pub tail: u64,
     /// `PF_R`, `PF_W`, `PF_X`.
     pub flags: u32,
@@ -52,19 +54,19 @@ pub struct Segment {
 /// The layout of a program in memory.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Its segments, in order of addresses.
+    /// The segments, in order of addresses.
     pub segments: Vec<Segment>,
-    /// Its entry point, without the bias.
+    /// The entry point, without the bias.
     pub entry: u64,
-    /// The address of its program headers, without the bias; 0 if they are not mapped.
+    /// The address of the program headers, without the bias; 0 if they are not mapped.
     pub table: u64,
-    /// The number of its program headers.
+    /// The number of program headers.
     pub count: u64,
-    /// What is added to its addresses by default; `None` if it is not position-independent.
+    /// The default offset of all addresses; `None` if the program is not position-independent.
     pub bias: Option<u64>,
-    /// The place of its interpreter's name in the file.
+    /// The place of the interpreter's name in the file.
     pub interpreter: Option<Range<u64>>,
-    /// Whether its stack is executable.
+    /// Set if the stack is executable.
     pub executable_stack: bool,
 }
 
@@ -98,7 +100,8 @@ impl Header {
         }
     }
 
-    /// The layout of a program in a file of `length` bytes with the program headers `table`; `None` if no kernel could run it.
+    /// Returns the layout of a program in a file of `length` bytes with the program headers
+    /// `table`; `None` if no kernel could run the program.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -107,7 +110,8 @@ impl Header {
         Ok(self.plan_in(room, table, length))
     }
 
-    /// As [`plan`](Self::plan), with an empty vector that has capacity for all segments.
+    /// Makes the plan like [`plan`](Self::plan), with an empty vector that has capacity for all
+    /// segments.
     fn plan_in(&self, segments: Vec<Segment>, table: &[u8], length: u64) -> Option<Plan> {
         let mut plan = Plan {
             segments,
@@ -165,7 +169,7 @@ impl Header {
 }
 
 impl Segment {
-    /// The segment of `header`; `Some(None)` if it is empty.
+    /// Returns the segment of `header`; `Some(None)` if the segment is empty.
     fn of(header: &ProgramHeader) -> Option<Option<Self>> {
         let &ProgramHeader { p_vaddr, p_offset, p_filesz, p_memsz, p_flags, .. } = header;
         if p_filesz > p_memsz || (p_vaddr ^ p_offset) % PAGE != 0 {

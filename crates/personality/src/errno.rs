@@ -15,7 +15,7 @@ macro_rules! errnos {
             $(#[doc = concat!("Linux's `", stringify!($name), "`.")]
             pub const $name: Self = Self(errno::$name as u16);)*
 
-            /// Linux's name for it; `?` for those that programs never see.
+            /// Returns Linux's name for the error; `?` for internal errors.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
@@ -34,16 +34,16 @@ errnos! {
 }
 
 impl Errno {
-    /// Internal: a signal interrupted the call. It is restarted, unless a handler
-    /// without `SA_RESTART` runs: then it returns `EINTR`.
+    /// Internal: a signal interrupted the call. The call is restarted, unless a handler without
+    /// `SA_RESTART` runs: then the call returns `EINTR`.
     pub const RESTART: Self = Self(512);
-    /// Internal: as [`RESTART`](Self::RESTART), but any handler causes `EINTR`.
+    /// Internal: like [`RESTART`](Self::RESTART), but any handler causes `EINTR`.
     pub const RESTART_UNHANDLED: Self = Self(514);
 }
 
 impl From<faultless::Errno> for Errno {
     fn from(errno: faultless::Errno) -> Self {
-        // All of them fit.
+        // All numbers fit.
         Self(errno.number() as u16)
     }
 }

@@ -16,7 +16,7 @@ pub struct Linux;
 
 impl Kernel for Linux {
     fn start(cpus: usize) {
-        // SAFETY: the first call here, on the boot CPU.
+        // SAFETY: the first call of this module, on the boot CPU.
         unsafe { scheduler::init(cpus) };
         wall::init();
         memory::watch(lack::memory_is_free);
@@ -64,7 +64,7 @@ impl Kernel for Linux {
         match interrupt {
             Interrupt::Timer => upcalls::tick(frame),
             Interrupt::Reschedule => upcalls::reschedule(),
-            // The machine serves it.
+            // The machine serves these interrupts.
             Interrupt::Flush | Interrupt::Device => {}
         }
     }
@@ -82,7 +82,7 @@ impl Kernel for Linux {
     }
 }
 
-/// Lets pages leave memory for the swap disk, which has started. Without it they stay.
+/// Enables swapping to the swap disk, which has started. Without this call, pages stay in memory.
 fn swap_on() {
     let area = SwapArea::try_new().and_then(try_box);
     let why = match area.map(|area| percpu::cpu().swap_on(area)) {

@@ -1,10 +1,10 @@
 //! Splitting paths into names.
 
-/// The longest path, with its NUL.
+/// The maximum length of a path, with its NUL.
 pub const PATH_MAX: usize = 4096;
-/// The longest name.
+/// The maximum length of a name.
 pub const NAME_MAX: usize = 255;
-/// The most symbolic links that a walk follows.
+/// The maximum number of symbolic links followed by a walk.
 pub const MAX_LINKS: u32 = 40;
 
 /// The first name of a path, and the rest.
@@ -12,12 +12,12 @@ pub const MAX_LINKS: u32 = 40;
 pub struct Step<'a> {
     /// The name: not empty, without a slash.
     pub name: &'a [u8],
-    /// What follows the name, including slashes.
+    /// The rest of the path after the name, including slashes.
     pub rest: &'a [u8],
 }
 
 impl<'a> Step<'a> {
-    /// The first step of `path`, if it has a name.
+    /// Returns the first step of `path`, if it has a name.
     pub fn of(path: &'a [u8]) -> Option<Self> {
         let start = path.iter().position(|&byte| byte != b'/')?;
         let path = &path[start..];
@@ -26,18 +26,18 @@ impl<'a> Step<'a> {
         Some(Self { name, rest })
     }
 
-    /// Whether no name follows.
+    /// Returns whether no name follows.
     pub fn is_last(&self) -> bool {
         self.rest.iter().all(|&byte| byte == b'/')
     }
 
-    /// Whether it is the last, and a slash follows, so that it must be a directory.
+    /// Returns whether this is the last step and a slash follows, which requires a directory.
     pub fn ends_in_slash(&self) -> bool {
         self.is_last() && !self.rest.is_empty()
     }
 }
 
-/// The last name of a path, or the empty one.
+/// Returns the last name of a path, or the empty name.
 pub fn file_name(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
 }

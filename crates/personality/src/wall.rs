@@ -27,7 +27,7 @@ pub fn at_boot() -> u64 {
 fn battery_clock() -> Moment {
     let (mut index, mut data) = (Port::<u8>::new(0x70), Port::<u8>::new(0x71));
     let mut register = |number: u8| {
-        // SAFETY: reading the RTC's registers changes nothing.
+        // SAFETY: reading the RTC's registers has no side effects.
         unsafe {
             index.write(number);
             data.read()
@@ -50,7 +50,7 @@ fn battery_clock() -> Moment {
         }
         seen = again;
     }
-    // One bit means 24-hour format, the other binary rather than BCD.
+    // One bit selects the 24-hour format, the other selects binary numbers instead of BCD.
     let format = register(0x0b);
     let plain = |value: u8| if format & 4 == 0 { from_bcd(value) } else { value };
     let afternoon = format & 2 == 0 && seen[2] & 0x80 != 0;

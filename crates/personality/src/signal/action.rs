@@ -8,7 +8,7 @@ use linux_raw_sys::general as linux;
 const DEFAULT: u64 = 0;
 const IGNORE: u64 = 1;
 
-/// The supported flags. Others are dropped, by which programs detect that they are not supported.
+/// The supported flags. Other flags are dropped, so that programs can detect the missing support.
 const FLAGS: u64 = (linux::SA_NOCLDSTOP
     | linux::SA_NOCLDWAIT
     | linux::SA_SIGINFO
@@ -27,7 +27,7 @@ pub struct Action {
     flags: u64,
     /// The address to which a handler returns.
     pub(super) restorer: u64,
-    /// What the handler blocks in addition.
+    /// The signals blocked in addition while the handler runs.
     mask: Set,
 }
 const _: () = assert!(size_of::<Action>() == size_of::<linux::kernel_sigaction>());
@@ -35,10 +35,10 @@ const _: () = assert!(size_of::<Action>() == size_of::<linux::kernel_sigaction>(
 // SAFETY: integers without padding.
 unsafe impl Plain for Action {}
 
-/// What an action does.
+/// The effect of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// Nothing.
+    /// The signal is ignored.
     Ignore,
     /// The process ends.
     Terminate,
@@ -57,12 +57,12 @@ impl Action {
         Self { flags: self.flags & FLAGS, mask: self.mask & !UNBLOCKABLE, ..self }
     }
 
-    /// Whether `flag` is set.
+    /// Returns whether `flag` is set.
     pub const fn has(&self, flag: u32) -> bool {
         self.flags & flag as u64 != 0
     }
 
-    /// What it does for `signal`.
+    /// Returns the effect of the action for `signal`.
     pub const fn disposition(&self, signal: u32) -> Disposition {
         match self.handler {
             IGNORE => Disposition::Ignore,
@@ -79,7 +79,7 @@ impl Action {
         }
     }
 
-    /// Whether it is `SIG_IGN`.
+    /// Returns whether the action is `SIG_IGN`.
     pub const fn is_ignored_on_purpose(&self) -> bool {
         self.handler == IGNORE
     }
@@ -92,7 +92,7 @@ impl Action {
         }
     }
 
-    /// What the handler of `signal` blocks in addition.
+    /// Returns the signals blocked in addition by the handler of `signal`.
     pub(super) const fn blocks(&self, signal: u32) -> Set {
         if self.has(linux::SA_NODEFER) { self.mask } else { self.mask | bit(signal) }
     }

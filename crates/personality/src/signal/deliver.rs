@@ -1,4 +1,4 @@
-//! Delivery of pending signals to a thread, when it returns to user mode.
+//! Delivery of pending signals to a thread, on its return to user mode.
 
 use super::action::{Action, Disposition};
 use super::mask::block;
@@ -11,7 +11,7 @@ use faultless_bare::arch::SYSTEM_CALL;
 use faultless_bare::arch::TrapFrame;
 use linux_raw_sys::general as linux;
 
-/// Delivers the pending signals of the running thread, whose registers are `frame`.
+/// Delivers the pending signals of the running thread with the registers `frame`.
 pub fn deliver(frame: &mut TrapFrame) {
     let thread = current();
     let signals = &thread.signals;
@@ -57,8 +57,9 @@ pub fn deliver(frame: &mut TrapFrame) {
                         send::force_segv(signal);
                     }
                 }
-                // This may repeat without end: a handler that cannot start causes another signal. So other threads
-                // run in between, one of which may kill the process.
+                // This loop may run for an unlimited time: a handler that cannot start causes
+                // another signal. So other threads run in between, one of which may kill the
+                // process.
                 let _ = breathe();
             }
         }
@@ -82,7 +83,7 @@ fn interrupted_call(frame: &TrapFrame) -> Option<Errno> {
         .find(|errno| frame.rax == (-i64::from(errno.0)) as u64)
 }
 
-/// Makes an interrupted call return `errno`, or restarts it.
+/// Makes an interrupted call return `errno`, or restarts the call.
 fn finish_call(frame: &mut TrapFrame, errno: Option<Errno>) {
     match errno {
         Some(errno) => frame.rax = (-i64::from(errno.0)) as u64,
@@ -90,7 +91,8 @@ fn finish_call(frame: &mut TrapFrame, errno: Option<Errno>) {
     }
 }
 
-/// Makes the program call again, on its return from the system call whose registers `frame` are.
+/// Makes the program repeat its call, on the return from the system call with the registers
+/// `frame`.
 pub fn restart_call(frame: &mut TrapFrame) {
     /// Bytes of the instruction.
     const SYSCALL: u64 = 2;

@@ -1,11 +1,10 @@
-//! Signal frames: what a handler finds on its stack, and how the program continues after it.
+//! Signal frames: the data on a handler's stack, and the return from a handler.
 //!
-//! From lower to higher addresses: the handler's return address, `ucontext`, `siginfo`, and the FPU's
-//! registers in XSAVE format, with Linux's magic numbers around the part that older programs do
-//! not know. A program may return with any frame. So `rt_sigreturn` restores only what user mode
-//! may change: general registers, user flags, an FPU
-//! state that the processor accepts, and no selector. A bad return address faults like any
-//! jump to it.
+//! From lower to higher addresses: the handler's return address, `ucontext`, `siginfo`, and the
+//! FPU's registers in XSAVE format, with Linux's magic numbers around the part unknown to older
+//! programs. A program may return with any frame. So `rt_sigreturn` restores only state that user
+//! mode may change: general registers, user flags, an FPU state accepted by the processor, and no
+//! selector. A bad return address faults like any jump to this address.
 
 use super::action::Action;
 use super::info::Info;
@@ -39,7 +38,7 @@ const MAGIC_2: u32 = 0x4650_5845;
 /// Offset in the first 512 bytes of the software-reserved part, which describes the extended part.
 const SOFTWARE_AT: usize = 464;
 
-/// `struct sigcontext`: the registers of the program that the handler interrupts.
+/// `struct sigcontext`: the registers of the program interrupted by the handler.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Context {
@@ -99,7 +98,7 @@ const _: () = {
     assert!(size_of::<Frame>() == 440 && offset_of!(Frame, info) == 312);
 };
 
-/// `struct _fpx_sw_bytes`: what comes after the first 512 bytes.
+/// `struct _fpx_sw_bytes`: the description of the state after the first 512 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Software {
@@ -115,7 +114,7 @@ const _: () = assert!(size_of::<Software>() == LEGACY_BYTES - SOFTWARE_AT);
 // SAFETY: integers without padding.
 unsafe impl Plain for Software {}
 
-/// The most bytes of a frame, for `AT_MINSIGSTKSZ` in the auxiliary vector.
+/// The maximum size of a frame in bytes, for `AT_MINSIGSTKSZ` in the auxiliary vector.
 pub fn frame_bytes() -> u64 {
     const ALIGNMENT: u64 = 64;
     size_of::<Frame>() as u64 + fpu_bytes(fpu::state_bytes() as u64) + RED_ZONE + ALIGNMENT
@@ -152,7 +151,7 @@ pub(super) fn push(
     let fpu_at = top.wrapping_sub(fpu_bytes(bytes.len() as u64)) & !63;
     // As after a call: 8 bytes below a multiple of 16.
     let at = (fpu_at.wrapping_sub(size_of::<Frame>() as u64) & !15).wrapping_sub(8);
-    // A handler does not start if its stack is too small, or if it has no return address.
+    // A handler does not start if its stack is too small, or if there is no return address.
     if (on_alternate || stack.holds(registers.rsp)) && !stack.spans(at)
         || !action.has(linux::SA_RESTORER)
     {
@@ -230,8 +229,8 @@ fn context(registers: &TrapFrame, trap: &Trap, fpu: u64, blocked: Set) -> Contex
     }
 }
 
-/// Restores the frame of the handler whose registers are `registers`, and returns
-/// the frame's `rax`. A bad frame causes `SIGSEGV`.
+/// Restores the frame of the handler with the registers `registers`, and returns the frame's `rax`.
+/// A bad frame causes `SIGSEGV`.
 pub fn restore(registers: &mut TrapFrame) -> u64 {
     // The handler's return has popped the address.
     let at = registers.rsp.wrapping_sub(size_of::<u64>() as u64);
@@ -273,13 +272,13 @@ fn try_restore(registers: &mut TrapFrame, at: u64) -> Result<()> {
     };
     registers.restrict();
     fpu::restore(&state);
-    // As by `sigaltstack`: a bad value changes nothing.
+    // As in `sigaltstack`, a bad value changes no state.
     let _ = set_stack(&from.stack, registers.rsp);
     block(from.blocked);
     Ok(())
 }
 
-/// The FPU state at `at` in the program's memory; the initial state if that is null.
+/// Reads the FPU state at `at` in the program's memory; the initial state if `at` is null.
 fn read_fpu(at: u64) -> Result<FpuState> {
     let mut state = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     if at == 0 {
@@ -298,10 +297,10 @@ fn read_fpu(at: u64) -> Result<FpuState> {
     Ok(state)
 }
 
-/// Sets the alternate stack of the running thread, whose stack pointer is `sp`.
+/// Sets the alternate stack of the running thread with the stack pointer `sp`.
 ///
 /// # Errors
-/// `EPERM` while it is used; `EINVAL`; `ENOMEM` if it is too small.
+/// `EPERM` if the stack is in use; `EINVAL`; `ENOMEM` if the new stack is too small.
 pub fn set_stack(new: &AlternateStack, sp: u64) -> Result<()> {
     let stack = &current().signals.stack;
     if stack.get().holds(sp) {

@@ -23,7 +23,7 @@ unsafe impl Plain for Info {}
 
 const _: () = {
     assert!(size_of::<Info>() == size_of::<siginfo_t>());
-    // The unions begin at `fields`, and their members are where the functions below put them.
+    // The unions begin at `fields`, with the members at the offsets used by the functions below.
     type Child = linux::__sifields__bindgen_ty_4;
     type Timer = linux::__sifields__bindgen_ty_2;
     type Queued = linux::__sifields__bindgen_ty_3;
@@ -37,7 +37,7 @@ const _: () = {
 /// Bytes of a `signalfd_siginfo`.
 pub const TOLD: usize = 128;
 
-/// The number and the real user id of a process, as `siginfo_t` has them.
+/// The number and the real user id of a process, as in `siginfo_t`.
 fn sender(process: &Process) -> u64 {
     u64::from(process.pid) | u64::from(process.ids.user().real) << 32
 }
@@ -60,7 +60,7 @@ impl Info {
         info
     }
 
-    /// A signal whose information did not fit the queue.
+    /// A signal without its information, which did not fit the queue.
     pub(super) const fn lost(signal: u32) -> Self {
         Self::new(signal, linux::SI_USER as i32)
     }
@@ -80,7 +80,7 @@ impl Info {
         info
     }
 
-    /// The number of the timer that it is from, and its overrun count.
+    /// Returns the number and the overrun count of the timer that sent the signal.
     pub(crate) const fn of_timer(&self) -> Option<(i32, i32)> {
         if self.code != linux::SI_TIMER {
             return None;
@@ -88,7 +88,7 @@ impl Info {
         Some((self.fields[0] as i32, (self.fields[0] >> 32) as i32))
     }
 
-    /// The timer that it is from expired `more` times again.
+    /// Adds `more` expirations of the timer that sent the signal.
     pub(super) const fn overrun_more(&mut self, more: i32) {
         let overrun = ((self.fields[0] >> 32) as i32).saturating_add(more);
         self.fields[0] = self.fields[0] as u32 as u64 | (overrun as u32 as u64) << 32;
@@ -148,7 +148,7 @@ impl Info {
         self.signal
     }
 
-    /// Why it was sent; only the kernel uses codes above 0.
+    /// Returns the reason for the signal; only the kernel uses codes above 0.
     pub const fn code(&self) -> i32 {
         self.code
     }

@@ -1,4 +1,4 @@
-//! Job control: whether a process is stopped, and what its parent has not seen of that yet.
+//! Job control: the stop state of a process, and the news for its parent.
 
 use crate::task::status::ExitStatus;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,25 +12,25 @@ pub(super) const GOES_ON: ExitStatus = ExitStatus(0xffff);
 pub struct Job {
     /// Changed with `news` locked.
     stopped: AtomicBool,
-    /// How often it got `SIGCONT`; changed with `news` locked.
+    /// The number of `SIGCONT`s so far; changed with `news` locked.
     continues: AtomicU64,
-    /// The last stop or continuation, until the parent has waited for it.
+    /// The last stop or continuation, until the parent has waited for this event.
     news: Mutex<Option<ExitStatus>>,
 }
 
 impl Job {
-    /// Whether the process is stopped.
+    /// Returns whether the process is stopped.
     #[inline]
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// How often the process got `SIGCONT`.
+    /// Returns the number of `SIGCONT`s so far.
     pub(super) fn continues(&self) -> u64 {
         self.continues.load(Ordering::SeqCst)
     }
 
-    /// Continues the process. False: it was not stopped.
+    /// Continues the process. False: the process was not stopped.
     pub(super) fn go_on(&self) -> bool {
         let mut last = self.news.lock();
         self.continues.fetch_add(1, Ordering::SeqCst);
@@ -41,7 +41,8 @@ impl Job {
         was_stopped
     }
 
-    /// Stops the process, unless it got `SIGCONT` since `continues` was read, or is stopped.
+    /// Stops the process, unless it is stopped, or has received `SIGCONT` since `continues` was
+    /// read.
     pub(super) fn stop(&self, continues: u64, news: ExitStatus) -> bool {
         let mut last = self.news.lock();
         let stops = self.continues() == continues && !self.stopped.swap(true, Ordering::SeqCst);
@@ -51,7 +52,8 @@ impl Job {
         stops
     }
 
-    /// The news for a parent that waits for stops or continuations; it is removed unless `keep`.
+    /// Returns the news for a parent that waits for stops or continuations; removes the news unless
+    /// `keep`.
     pub fn news(&self, of_stops: bool, of_going_on: bool, keep: bool) -> Option<ExitStatus> {
         let mut news = self.news.lock();
         let wanted = |news: &ExitStatus| if *news == GOES_ON { of_going_on } else { of_stops };

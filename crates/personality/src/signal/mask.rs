@@ -1,4 +1,4 @@
-//! Which signals a thread blocks or waits for, and which its process ignores or handles.
+//! The signals blocked or awaited by a thread, and ignored or handled by its process.
 
 use super::action::{Action, Disposition};
 use super::info::Info;
@@ -10,10 +10,10 @@ use crate::task::wait::{Stop, wait_until};
 use crate::task::{Process, current};
 use core::sync::atomic::Ordering;
 
-/// Sets the action of `process` for `signal`, and returns the old one.
+/// Sets the action of `process` for `signal`, and returns the old action.
 ///
 /// # Errors
-/// `EINVAL` if it cannot be changed.
+/// `EINVAL` if the action cannot be changed.
 pub fn set_action(process: &Process, signal: u32, new: Option<Action>) -> Result<Action> {
     if new.is_some() && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::EINVAL);
@@ -41,7 +41,8 @@ pub fn block(set: Set) {
     let set = set & !UNBLOCKABLE;
     let before = thread.signals.blocked.swap(set, Ordering::SeqCst);
     if set & !before != 0 {
-        // The sender of one of these to the process may have notified only this thread.
+        // A sender may have notified only this thread of a signal to the process that is blocked
+        // from now on.
         tell_others(&thread.process, &thread, set & !before);
     }
     if pending(&thread) {
@@ -49,18 +50,18 @@ pub fn block(set: Set) {
     }
 }
 
-/// Makes a system call with the mask `set`, as `sigsuspend`, `ppoll` and
-/// `pselect` do. If a signal interrupts the call, its handler runs with that mask.
+/// Makes a system call with the mask `set`, as `sigsuspend`, `ppoll` and `pselect` do. If a signal
+/// interrupts the call, its handler runs with this mask.
 ///
 /// # Errors
-/// Those of the call.
+/// The errors of the call.
 pub fn with_blocked<R>(set: Set, call: impl FnOnce() -> Result<R>) -> Result<R> {
     let before = current().signals.blocked();
     block(set);
     let result = call();
     match result {
         Err(Errno::RESTART | Errno::RESTART_UNHANDLED | Errno::EINTR) => {
-            // Delivery restores it.
+            // Delivery restores the mask.
             current().signals.saved.set(Some(before));
             faultless_bare::percpu::this().attention.store(true, Ordering::Relaxed);
         }
@@ -69,7 +70,7 @@ pub fn with_blocked<R>(set: Set, call: impl FnOnce() -> Result<R>) -> Result<R> 
     result
 }
 
-/// Waits for a signal of `set`, which the running thread blocks, and takes it.
+/// Waits for a signal of `set`, which the running thread blocks, and takes the signal.
 ///
 /// # Errors
 /// `EAGAIN` at the deadline; `EINTR` for a signal that is not in the set.
@@ -80,7 +81,7 @@ pub fn wait_for(set: Set, deadline: Option<u64>) -> Result<Info> {
     if let Some(info) = taken() {
         return Ok(info);
     }
-    // Not blocked meanwhile, so that a sender notifies this thread.
+    // Unblocked during the wait, so that a sender notifies this thread.
     let before = signals.blocked();
     signals.awaited.store(before & set, Ordering::SeqCst);
     signals.blocked.store(before & !set, Ordering::SeqCst);

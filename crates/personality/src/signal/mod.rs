@@ -1,20 +1,23 @@
 //! Signals.
 //!
 //! *Sending* ([`send`]) queues a signal for a thread or for a process, and makes a thread that
-//! accepts it check its queues: the thread is woken if it waits, its CPU interrupted if it runs. *Delivery*
-//! ([`deliver`](mod@deliver)) happens when the thread returns to user mode: it takes a pending signal
-//! that it does not block, and executes its action. A handler runs in user mode, on a [`frame`]
-//! with everything that `rt_sigreturn` restores.
+//! accepts the signal check its queues: a waiting thread is woken, and the CPU of a running thread
+//! is interrupted. *Delivery* ([`deliver`](mod@deliver)) happens when the thread returns to user
+//! mode: the thread takes a pending unblocked signal, and executes the action. A handler runs in
+//! user mode, on a [`frame`] with all state restored by `rt_sigreturn`.
 //!
-//! *No signal is lost.* The sender first queues the signal, and then checks where the thread is; the thread is first put on
-//! a CPU, or marked as blocked, and then checks its queues. Any thread of a process may take what is in the process's
-//! queue: a thread that was notified of such a signal, and blocks it or ends, notifies another.
+//! *No signal is lost.* The sender first queues the signal, and then checks the state of the
+//! thread; the thread is first put on a CPU, or marked as blocked, and then checks its queues. Any
+//! thread of a process may take a signal from the process's queue: a thread that was notified of
+//! such a signal, and then blocks the signal or ends, notifies another thread.
 //!
-//! *Restarts.* A system call that a signal interrupts returns [`Errno::RESTART`](crate::errno::Errno::RESTART)
-//! or [`RESTART_UNHANDLED`](crate::errno::Errno::RESTART_UNHANDLED), which no program sees: delivery
-//! replaces it by `EINTR`, or restarts the call.
+//! *Restarts.* A system call interrupted by a signal returns
+//! [`Errno::RESTART`](crate::errno::Errno::RESTART) or
+//! [`RESTART_UNHANDLED`](crate::errno::Errno::RESTART_UNHANDLED), which programs never see:
+//! delivery replaces the error with `EINTR`, or restarts the call.
 //!
-//! *Locks.* Those of the queues and of the handlers are leaves. State that only its thread accesses is in cells.
+//! *Locks.* The locks of the queues and of the handlers are leaves. State accessed only by its own
+//! thread is in cells.
 
 mod action;
 mod deliver;

@@ -1,8 +1,9 @@
-//! The signals that the end of a process causes: to its children that asked for one, and to stopped process
-//! groups that become orphaned.
+//! The signals caused by the end of a process: to children that requested one, and to stopped
+//! process groups that become orphaned.
 //!
-//! Parents are known while the process table is locked, but signals cannot be sent then, because sending may
-//! lock the table. So the signals are first noted, and [`send_noted`] sends them.
+//! Parents are known while the process table is locked, but signals cannot be sent under this lock,
+//! because sending may lock the table. So the signals are first noted, and [`send_noted`] sends the
+//! noted signals.
 
 use super::info::Info;
 use super::send::send_process;
@@ -13,9 +14,9 @@ use core::sync::atomic::Ordering;
 use faultless_collections::Arc;
 use linux_raw_sys::general as linux;
 
-/// Its group is orphaned, and a member was stopped.
+/// The group is orphaned, and a member was stopped.
 const GROUP: u32 = 1;
-/// Its parent has ended, and it asked for a signal in that case.
+/// The parent has ended, and the process requested a signal for this case.
 const PARENT: u32 = 2;
 
 /// Notes a reason to send `process` a signal.
@@ -31,12 +32,13 @@ fn session_of(process: &Process) -> u32 {
     process.relatives.session.load(Ordering::Relaxed)
 }
 
-/// Whether `parent` keeps the group of `child` from being orphaned: it is in another group of the same session.
+/// Returns whether `parent` keeps the group of `child` from being orphaned: the parent is in
+/// another group of the same session.
 fn connects(parent: &Process, child: &Process) -> bool {
     group_of(parent) != group_of(child) && session_of(parent) == session_of(child)
 }
 
-/// The members of a group that have not ended, without the process `but`.
+/// Returns the members of a group that have not ended, without the process `but`.
 fn members(table: &Table, group: u32, but: u32) -> impl Iterator<Item = &Process> {
     let live = move |it: &&Process| {
         group_of(it) == group && it.pid != but && !it.end.done.load(Ordering::SeqCst)
@@ -44,8 +46,8 @@ fn members(table: &Table, group: u32, but: u32) -> impl Iterator<Item = &Process
     table.processes.values().map(|process| &**process).filter(live)
 }
 
-/// Whether a group is orphaned, without the process `but` (0: with all). Process 1
-/// does not count as a parent, as on Linux.
+/// Returns whether a group is orphaned, without the process `but` (0: with all processes). As on
+/// Linux, process 1 does not count as a parent.
 pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
     !members(table, group, but).any(|process| {
         let parent = process.parent();
@@ -53,8 +55,8 @@ pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
     })
 }
 
-/// Notes the signals to send because `parent`, which ends, is not the parent of `child` any more. Returns
-/// whether there are any.
+/// Notes the signals to send because `parent`, which is ending, is no longer the parent of `child`.
+/// Returns whether there are any.
 pub fn child_left(table: &Table, parent: &Process, child: &Process) -> bool {
     let asked = child.relatives.death_signal.load(Ordering::Relaxed) != 0;
     if asked {
@@ -69,7 +71,8 @@ pub fn process_leaves(table: &Table, process: &Process) -> bool {
     parent.is_some_and(|parent| note_group(table, parent, process, process.pid))
 }
 
-/// Notes the signals for the group of `process`, if it is stopped, and only `parent` kept it from being orphaned.
+/// Notes the signals for the group of `process`, if the group is stopped, and only `parent` kept it
+/// from being orphaned.
 fn note_group(table: &Table, parent: &Process, process: &Process, but: u32) -> bool {
     let group = group_of(process);
     let stopped = |process: &Process| process.signals.job.is_stopped();

@@ -1,18 +1,18 @@
-//! Signals that are pending for a thread, and how it takes them.
+//! Signals pending for a thread, and their removal by the thread.
 
 use super::info::Info;
 use super::set::{Set, bit};
 use crate::task::{Thread, current};
 use linux_raw_sys::general as linux;
 
-/// Whether `thread` has a signal to deliver, or must end.
+/// Returns whether `thread` has a signal to deliver, or must end.
 #[inline]
 pub fn pending(thread: &Thread) -> bool {
     let waiting = thread.signals.queue.set() | thread.process.signals.queue.set();
     waiting & !thread.signals.blocked() != 0 || thread.must_end()
 }
 
-/// Whether `thread` has a pending `SIGKILL`.
+/// Returns whether `thread` has a pending `SIGKILL`.
 pub fn killed(thread: &Thread) -> bool {
     let waiting = thread.signals.waiting() | thread.process.signals.waiting();
     waiting & bit(linux::SIGKILL) != 0
@@ -23,7 +23,7 @@ pub fn take_waiting(set: Set) -> Option<Info> {
     take(&current(), set)
 }
 
-/// Whether `thread` accepts `signal` now.
+/// Returns whether `thread` accepts `signal` now.
 pub(super) fn takes(thread: &Thread, signal: u32) -> bool {
     thread.signals.blocked() & bit(signal) == 0 && !thread.must_end()
 }

@@ -1,6 +1,7 @@
-//! The queue of pending signals of a thread, or of a process.
+//! The queue of pending signals of a thread or a process.
 //!
-//! A signal below 32 is queued at most once, with its first information; real-time signals are queued each time.
+//! A signal below 32 is queued at most once, with its first information; real-time signals are
+//! queued each time.
 
 use super::info::Info;
 use super::set::{Set, bit};
@@ -21,14 +22,14 @@ const SYNCHRONOUS: Set = bit(linux::SIGSEGV)
 /// Pending signals.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Which signals are pending: changed with `infos` locked, read without.
+    /// The set of pending signals: changed with `infos` locked, read without the lock.
     set: AtomicU64,
-    /// Their information, in order of arrival.
+    /// The information of the signals, in order of arrival.
     infos: Mutex<Vec<Info>>,
 }
 
 impl Queue {
-    /// Which signals are pending.
+    /// Returns the set of pending signals.
     #[inline]
     pub(super) fn set(&self) -> Set {
         self.set.load(Ordering::SeqCst)
@@ -38,7 +39,7 @@ impl Queue {
     /// becomes pending without its information.
     ///
     /// # Errors
-    /// `EAGAIN` in that case, if a program supplied information with a real-time signal.
+    /// `EAGAIN` in this case, if a program supplied information with a real-time signal.
     pub(super) fn push(&self, info: Info, room: bool) -> Result<()> {
         let mut infos = self.infos.lock();
         let signal = info.signal();
@@ -49,12 +50,12 @@ impl Queue {
             && let Some(waiting) =
                 infos.iter_mut().find(|it| it.of_timer().is_some_and(|(id, _)| id == counted.0))
         {
-            // The pending one counts this expiration, too.
+            // The pending signal counts this expiration, too.
             waiting.overrun_more(counted.1.saturating_add(1));
             return Ok(());
         }
         if room && infos.try_push(info).is_ok() {
-            // It is pending with its information.
+            // The signal is pending with its information.
         } else if signal >= linux::SIGRTMIN && info.code() < 0 {
             return Err(Errno::EAGAIN);
         }
@@ -62,7 +63,7 @@ impl Queue {
         Ok(())
     }
 
-    /// How many signals wait with their information.
+    /// Returns the number of queued information records.
     pub(super) fn count(&self) -> u64 {
         self.infos.lock().len() as u64
     }

@@ -19,7 +19,7 @@ use linux_raw_sys::general as linux;
 
 /// Sends a signal to a process.
 pub fn send_process(process: &Arc<Process>, info: Info) {
-    // It becomes pending in any case, if not with all information.
+    // The signal becomes pending even if its information is dropped.
     let _ = queue_process(process, info);
 }
 
@@ -45,7 +45,7 @@ pub fn queue_thread(thread: &Arc<Thread>, info: Info) -> Result<()> {
     post(&thread.process, Some(thread), info)
 }
 
-/// Sends `parent` the signal that `child` has ended.
+/// Sends `parent` the signal for the end of `child`.
 pub fn child_ended(parent: &Arc<Process>, signal: u32, child: &Arc<Process>, status: ExitStatus) {
     send_process(parent, Info::child(signal, child, status));
 }
@@ -58,10 +58,10 @@ fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Res
     Ok(())
 }
 
-/// Announces every signal that is sent, to any process, while a `signalfd` exists.
+/// Announces every sent signal, to any process, while a `signalfd` exists.
 static SENT: Mutex<Weak<Changes>> = Mutex::new(Weak::new());
 
-/// Announces signals: one for all `signalfd`, since few exist.
+/// Returns the announcements of signals, shared by all `signalfd`, since few exist.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -94,9 +94,9 @@ fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<
     if ignored && kept & bit(signal) == 0 {
         return Ok(());
     }
-    // As on Linux, the limit is not for signals below the real-time signals from the kernel and
-    // from `kill`. It counts the signals of the process; Linux counts the signals of all processes
-    // of a user.
+    // As on Linux, the limit does not apply to signals below the real-time signals from the kernel
+    // and from `kill`. The limit counts the signals of the process; Linux counts the signals of all
+    // processes of a user.
     let room = signal < linux::SIGRTMIN && info.code() >= 0 || {
         let of_threads = threads.iter().map(|thread| thread.signals.queue.count());
         let waiting = process.signals.queue.count() + of_threads.sum::<u64>();
@@ -111,7 +111,7 @@ fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<
         }
         None => {
             process.signals.queue.push(info, room)?;
-            // The first thread if it accepts the signal, as on Linux.
+            // As on Linux, the first thread has priority if it accepts the signal.
             if let Some(taker) = threads.iter().find(|thread| takes(thread, signal)) {
                 tell(taker);
             }
@@ -126,7 +126,7 @@ pub(super) fn tell(thread: &Arc<Thread>) {
     scheduler::notify(thread);
 }
 
-/// Notifies other threads than `but` of the pending signals of the process that are in `set`.
+/// Notifies threads other than `but` of the process's pending signals in `set`.
 pub(super) fn tell_others(process: &Process, but: &Thread, set: Set) {
     let mut left = process.signals.queue.set() & set;
     if left == 0 {
@@ -141,13 +141,13 @@ pub(super) fn tell_others(process: &Process, but: &Thread, set: Set) {
     }
 }
 
-/// Leaves the pending signals of the process to its other threads, since `thread` ends.
+/// Passes the pending signals of the process to its other threads, because `thread` ends.
 pub fn thread_ends(thread: &Thread) {
     tell_others(&thread.process, thread, !0);
 }
 
-/// Sends the running thread the signal of an exception, whose registers are `frame`. If it is ignored or
-/// blocked, it kills the process.
+/// Sends the running thread, with the registers `frame`, the signal of an exception. If the signal
+/// is ignored or blocked, the process is killed.
 pub fn fault(frame: &mut TrapFrame, signal: u32, code: u32, addr: u64) {
     let thread = current();
     let trap = Trap { vector: frame.vector, error: frame.error, addr };
@@ -155,7 +155,7 @@ pub fn fault(frame: &mut TrapFrame, signal: u32, code: u32, addr: u64) {
     force(Info::fault(signal, code, addr));
 }
 
-/// Sends the running thread a signal that it cannot ignore.
+/// Sends the running thread a signal that cannot be ignored.
 pub(super) fn force(info: Info) {
     let thread = current().arc();
     let signal = info.signal();
@@ -172,8 +172,8 @@ pub(super) fn force(info: Info) {
     send_thread(&thread, info);
 }
 
-/// As [`force`] for `SIGSEGV`, when the frame of `signal` cannot be written, or is bad. If `signal` is
-/// `SIGSEGV` itself, the process is killed.
+/// Sends `SIGSEGV` like [`force`], if the frame of `signal` is bad or cannot be written. If
+/// `signal` is `SIGSEGV` itself, the process is killed.
 pub(super) fn force_segv(signal: u32) {
     if signal == linux::SIGSEGV {
         let process = &current().process;

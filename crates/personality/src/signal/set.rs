@@ -11,12 +11,12 @@ pub const LAST: u32 = 64;
 /// Signals that can be neither blocked, nor ignored, nor handled.
 pub const UNBLOCKABLE: Set = bit(linux::SIGKILL) | bit(linux::SIGSTOP);
 
-/// The set of one signal.
+/// Returns the set of one signal.
 pub const fn bit(signal: u32) -> Set {
     1 << (signal - 1)
 }
 
-/// The signal with this number, if it exists.
+/// Returns the signal with this number, if it exists.
 pub fn number(number: u64) -> Option<u32> {
     let number = number as u32;
     (1..=LAST).contains(&number).then_some(number)
@@ -26,12 +26,12 @@ pub fn number(number: u64) -> Option<u32> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AlternateStack {
-    /// Its lowest address.
+    /// The lowest address.
     pub start: u64,
     /// `SS_DISABLE`, or `SS_AUTODISARM`.
     pub flags: u32,
     pub(super) padding: u32,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: u64,
 }
 const _: () = assert!(size_of::<AlternateStack>() == size_of::<linux::stack_t>());
@@ -40,15 +40,15 @@ const _: () = assert!(size_of::<AlternateStack>() == size_of::<linux::stack_t>()
 unsafe impl Plain for AlternateStack {}
 
 impl AlternateStack {
-    /// There is none.
+    /// No alternate stack.
     pub const NONE: Self = Self { start: 0, flags: linux::SS_DISABLE, padding: 0, size: 0 };
 
-    /// Whether `sp` is on it, so that another handler stays on it.
+    /// Returns whether `sp` is on the stack and the next handler stays on this stack.
     pub const fn holds(&self, sp: u64) -> bool {
         self.flags & linux::SS_AUTODISARM == 0 && self.spans(sp)
     }
 
-    /// Whether `sp` is on it.
+    /// Returns whether `sp` is on the stack.
     pub(super) const fn spans(&self, sp: u64) -> bool {
         sp > self.start && sp - self.start <= self.size
     }

@@ -1,4 +1,4 @@
-//! The signal state of a thread, and that of a process.
+//! The signal state of threads and processes.
 
 use super::action::{Action, Disposition};
 use super::job::Job;
@@ -16,16 +16,16 @@ use linux_raw_sys::general as linux;
 pub struct ThreadSignals {
     /// The pending signals of the thread.
     pub(super) queue: Queue,
-    /// What it blocks; only the thread itself changes this.
+    /// The blocked signals; only the thread itself changes this set.
     pub(super) blocked: AtomicU64,
-    /// What it waits for in `rt_sigtimedwait`, although it blocks it.
+    /// The signals awaited by `rt_sigtimedwait`, although they are blocked.
     pub(super) awaited: AtomicU64,
     /// The mask to restore after a call with a temporary mask.
     pub(super) saved: Cell<Option<Set>>,
-    /// The stack of its handlers.
+    /// The alternate stack for handlers.
     pub(crate) stack: Cell<AlternateStack>,
     pub(super) trap: Cell<Trap>,
-    /// The deadline of a call that is restarted.
+    /// The deadline of a restarted call.
     pub(crate) resume: Cell<Option<u64>>,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Debug for ThreadSignals {
 }
 
 impl ThreadSignals {
-    /// The state of a new thread that the owner makes: it blocks the same signals.
+    /// Returns the state of a new thread made by the owner, with the same blocked signals.
     pub fn fork(&self, keeps_stack: bool) -> Self {
         let new = Self::default();
         new.blocked.store(self.blocked(), Ordering::Relaxed);
@@ -66,7 +66,7 @@ impl ThreadSignals {
         self.resume.set(None);
     }
 
-    /// The signals that the thread blocks.
+    /// Returns the blocked signals of the thread.
     pub fn blocked(&self) -> Set {
         self.blocked.load(Ordering::SeqCst)
     }
@@ -76,7 +76,7 @@ impl ThreadSignals {
         self.queue.set()
     }
 
-    /// The signals that stay pending even if they are ignored.
+    /// Returns the signals that stay pending even if they are ignored.
     pub(super) fn kept(&self) -> Set {
         self.blocked() | self.awaited.load(Ordering::SeqCst)
     }
@@ -84,13 +84,13 @@ impl ThreadSignals {
 
 /// The signal state of a process.
 pub struct ProcessSignals {
-    /// By signal. In a vector, because a new process is moved on a small stack.
+    /// Indexed by signal. In a vector, because a new process is moved on a small stack.
     pub(super) actions: Mutex<Vec<Action>>,
     /// The pending signals of the process.
     pub(super) queue: Queue,
-    /// Its job-control state.
+    /// The job-control state.
     pub job: Job,
-    /// The noted reasons to send it signals, as bits of [`orphan`](super::orphan).
+    /// The noted reasons for signals to the process, as bits of [`orphan`](super::orphan).
     pub(super) orphaned: AtomicU32,
 }
 
@@ -109,7 +109,7 @@ impl ProcessSignals {
         Self::with_actions(Vec::try_filled(Action::default(), LAST as usize)?)
     }
 
-    /// The state of process 1, which ignores all signals, even unblockable ones.
+    /// Returns the state of process 1, which ignores all signals, including unblockable ones.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -138,7 +138,8 @@ impl ProcessSignals {
         })
     }
 
-    /// Removes all handlers: those of the parent, or of the program that is replaced.
+    /// Removes all handlers: the parent's handlers in a child, or the handlers of the replaced
+    /// program.
     pub fn clear_handlers(&self) {
         for action in self.actions.lock().iter_mut() {
             *action = action.for_exec();
@@ -155,8 +156,7 @@ impl ProcessSignals {
         self.queue.set()
     }
 
-    /// The signals with `SIG_IGN`, and those with a handler: for
-    /// `/proc/self/status`.
+    /// Returns the signals with `SIG_IGN`, and the signals with a handler, for `/proc/self/status`.
     pub fn ignored_and_caught(&self) -> (Set, Set) {
         let (mut ignored, mut caught) = (0, 0);
         for (action, signal) in self.actions.lock().iter().zip(1..) {
@@ -169,7 +169,7 @@ impl ProcessSignals {
         (ignored, caught)
     }
 
-    /// Whether children that end leave no zombies, by the action for `SIGCHLD`.
+    /// Returns whether ended children leave no zombies, by the action for `SIGCHLD`.
     pub fn ignores_children(&self) -> bool {
         let action = self.action(linux::SIGCHLD);
         action.is_ignored_on_purpose() || action.has(linux::SA_NOCLDWAIT)

@@ -1,10 +1,12 @@
 //! Job control: stopping processes.
 //!
-//! The threads of a stopped process wait, before they return to user mode, for `SIGCONT` or the end.
+//! The threads of a stopped process wait, before they return to user mode, for `SIGCONT` or the
+//! end.
 //!
-//! *A stop signal sent before a `SIGCONT` has no effect after it*, even if a thread has already taken it out of the
-//! queue: `SIGCONT` first removes stop signals from the queues, then increments a count, and then continues the process. A thread that
-//! takes a stop signal reads the count first, and stops only if it has not changed since.
+//! *A stop signal sent before a `SIGCONT` has no effect after the `SIGCONT`*, even if a thread has
+//! already taken the stop signal out of the queue. `SIGCONT` first removes stop signals from the
+//! queues, then increments a count, and then continues the process. A thread that takes a stop
+//! signal reads the count first, and stops only if the count has not changed since.
 
 use super::info::Info;
 use super::job::GOES_ON;
@@ -22,8 +24,8 @@ use linux_raw_sys::general as linux;
 const STOPS: Set =
     bit(linux::SIGSTOP) | bit(linux::SIGTSTP) | bit(linux::SIGTTIN) | bit(linux::SIGTTOU);
 
-/// Called before `signal` is sent to `process`: `SIGCONT` continues it and removes pending stop
-/// signals; these remove a pending `SIGCONT`.
+/// Prepares for sending `signal` to `process`: `SIGCONT` continues the process and removes pending
+/// stop signals; a stop signal removes a pending `SIGCONT`.
 pub(super) fn before(process: &Arc<Process>, signal: u32) {
     let undone = match signal {
         linux::SIGCONT => STOPS,
@@ -38,8 +40,8 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
     }
 }
 
-/// Stops the running thread's process because of `signal`; `continues` was read before the signal was
-/// taken.
+/// Stops the running thread's process because of `signal`; `continues` was read before the signal
+/// was taken.
 pub(super) fn stop(signal: u32, continues: u64) {
     let process = current().process.clone();
     let group = process.relatives.group.load(Ordering::Relaxed);
@@ -64,7 +66,8 @@ pub(super) fn wait() {
     }
 }
 
-/// Tells the parent that there are news, which the job has: the parent may know them already, and newer ones.
+/// Notifies the parent of news in the job state. The parent may already have received these news,
+/// and newer ones.
 fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
     let Some(parent) = find(process.parent()) else { return };
     let action = parent.signals.action(linux::SIGCHLD);

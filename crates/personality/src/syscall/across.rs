@@ -16,7 +16,7 @@ pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_process_vm_writev, process_vm_writev),
 ];
 
-/// Bytes that are copied through the kernel at a time.
+/// The number of bytes copied through the kernel at a time.
 const BOUNCE: usize = 16 << 10;
 
 /// `process_vm_readv(pid, local, locals, remote, remotes, flags)`.
@@ -35,8 +35,8 @@ pub fn process_vm_writev(args: Args<'_>) -> Result {
     })
 }
 
-/// Copies bytes in pieces: `go` copies one buffer between the caller's memory and the other,
-/// and returns how many bytes it could. The bytes before an inaccessible page count. Signals do not
+/// Copies bytes in pieces: `go` copies one buffer between the caller's memory and the other, and
+/// returns the number of copied bytes. The bytes before an inaccessible page count. Signals do not
 /// interrupt the copy.
 fn move_bytes(
     args: &Args<'_>,
@@ -61,8 +61,9 @@ fn move_bytes(
     if moved == 0 { Err(Errno::EFAULT) } else { Ok(moved) }
 }
 
-/// Copies between the caller's memory and another's, through the kernel, and returns the number of bytes: `go` copies one buffer, and
-/// returns how many bytes it could. Threads run in between, so the caller holds no lock.
+/// Copies between the caller's memory and another's, through the kernel, and returns the number of
+/// bytes. `go` copies one buffer, and returns the number of copied bytes. Threads run in between,
+/// so the caller holds no lock.
 ///
 /// # Errors
 /// `ENOMEM`.

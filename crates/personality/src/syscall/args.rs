@@ -1,4 +1,4 @@
-//! The arguments of a system call, and its form in the table.
+//! The arguments of a system call, and the form of table entries.
 
 use crate::errno::{Errno, Result};
 use core::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ pub fn serve(frame: &mut TrapFrame, call: impl FnOnce(Args<'_>) -> Result) {
         Ok(value) => value,
         Err(errno) => {
             if errno.0 >= Errno::RESTART.0 {
-                // No program sees it: signal delivery replaces it.
+                // Programs never see this error: signal delivery replaces it.
                 percpu::this().attention.store(true, Ordering::Relaxed);
             }
             (-i64::from(errno.0)) as u64
@@ -38,7 +38,7 @@ pub fn serve(frame: &mut TrapFrame, call: impl FnOnce(Args<'_>) -> Result) {
 /// The arguments of a system call, in the program's registers.
 #[derive(Debug)]
 pub struct Args<'a> {
-    /// All registers: `clone`, `rt_sigreturn` and `execve` read or change them.
+    /// All registers, for `clone`, `rt_sigreturn` and `execve`.
     pub frame: &'a mut TrapFrame,
 }
 

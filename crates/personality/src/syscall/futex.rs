@@ -17,7 +17,7 @@ pub fn futex(args: Args<'_>) -> Result {
     let real = operation & nr::FUTEX_CLOCK_REALTIME != 0;
     let command = operation & !(nr::FUTEX_PRIVATE_FLAG | nr::FUTEX_CLOCK_REALTIME);
     let (word, value, second, third) = (args.a(), args.c() as u32, args.e(), args.f() as u32);
-    // Operations without a timeout use its register for a number.
+    // Operations without a timeout use this register for a number.
     let more = args.d() as u32;
     if real && !matches!(command, nr::FUTEX_WAIT | nr::FUTEX_WAIT_BITSET) {
         return Err(Errno::ENOSYS);
@@ -76,7 +76,7 @@ fn wait(
     };
     let waited = futex::wait(word, private, value, bits, deadline);
     match (waited, relative) {
-        // Restarted, it waits for the rest of the time.
+        // The restarted call waits for the rest of the time.
         (Err(Errno::RESTART), Some(deadline)) => Err(time::interrupted(deadline)),
         (waited, _) => waited.map(|()| 0),
     }

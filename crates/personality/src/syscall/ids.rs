@@ -95,7 +95,7 @@ pub fn getgroups(args: Args<'_>) -> Result {
 
 /// `setgroups(size, list)`.
 pub fn setgroups(args: Args<'_>) -> Result {
-    /// The most groups.
+    /// The maximum number of groups.
     const MOST: u32 = 65_536;
     privileged()?;
     let size = args.a() as u32;
@@ -113,7 +113,7 @@ pub fn setgroups(args: Args<'_>) -> Result {
 
 const CAPABILITIES: u32 = 0x2008_0522;
 
-/// `capget(header, data)`: root has all capabilities, and others have none.
+/// `capget(header, data)`: root has all capabilities, other users have no capability.
 pub fn capget(args: Args<'_>) -> Result {
     const ALL: [u32; 2] = [u32::MAX, 0x1ff];
     let version: u32 = user::read(args.a())?;
@@ -129,7 +129,8 @@ pub fn capget(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `capset(header, data)`: accepted from root, without effect. Others have no capabilities to set.
+/// `capset(header, data)`: accepted from root, without effect. Other users have no capabilities to
+/// set.
 pub fn capset(args: Args<'_>) -> Result {
     let version: u32 = user::read(args.a())?;
     if version != CAPABILITIES {

@@ -1,9 +1,11 @@
-//! `mbind`, `set_mempolicy` and `get_mempolicy`: from which memory nodes a program's new pages come.
+//! `mbind`, `set_mempolicy` and `get_mempolicy`: the memory nodes for a program's new pages.
 //!
-//! A VMA's policy is the subsystem's ([`MemPolicy`]). A thread's is here: what the thread maps, or grows its heap by, gets it. Linux asks for the thread's
-//! policy at each fault instead, in all memory that has none of its own. So here it says nothing of what was mapped before, of what `execve`
-//! maps, and of pages of files. `MPOL_BIND`, which never takes memory of other nodes, and `MPOL_WEIGHTED_INTERLEAVE` are `EINVAL`, and so are the
-//! flags of a mode: which nodes there are never changes.
+//! A VMA's policy belongs to the subsystem ([`MemPolicy`]). A thread's policy is implemented here:
+//! new mappings and heap growth of the thread get this policy. Linux instead applies the thread's
+//! policy at each fault, in all memory without its own policy. So here the thread's policy does not
+//! affect older mappings, mappings made by `execve`, or pages of files. `EINVAL` is returned for
+//! `MPOL_BIND`, which never takes memory of other nodes, for `MPOL_WEIGHTED_INTERLEAVE`, and for
+//! the flags of a mode, which describe changes of the set of nodes: this set is constant here.
 
 use super::memory::space;
 use super::numa::{PIECE, move_piece};
@@ -32,26 +34,29 @@ mod mode {
     pub const PREFERRED_MANY: u64 = 5;
 }
 
-/// Of `mbind`: pages that are elsewhere are an error.
+/// Flag of `mbind`: pages on other nodes are an error.
 const STRICT: u64 = 1;
-/// Of `mbind`: they move, those of other processes too with [`MOVE_ALL`].
+/// Flag of `mbind`: pages on other nodes move; with [`MOVE_ALL`] also pages shared with other
+/// processes.
 const MOVE: u64 = 2;
 const MOVE_ALL: u64 = 4;
 
-/// Of `get_mempolicy`: the node of a page, or of the next one.
+/// Flag of `get_mempolicy`: return the node of a page, or the next node.
 const OF_NODE: u64 = 1;
-/// Of `get_mempolicy`: the policy of an address.
+/// Flag of `get_mempolicy`: return the policy of an address.
 const OF_ADDR: u64 = 2;
-/// Of `get_mempolicy`: the nodes that the thread may name.
+/// Flag of `get_mempolicy`: return the nodes allowed to the thread.
 const ALLOWED: u64 = 4;
 
-/// The most nodes that Linux can have, and so the largest number that a list may name; and the largest length of a list, in bits.
+/// The maximum number of nodes on Linux, and so the bound of node numbers in a list; and the
+/// maximum length of a list, in bits.
 const NODES: u64 = 1024;
 const MOST_BITS: u64 = PAGE_SIZE * 8;
 /// Bits of a word of a list.
 const WORD: u64 = u64::BITS as u64;
 
-/// Reads a set of nodes, and whether it names any, also of those that no machine has here: `bits` bits at `list`, one less than the program says, as on Linux.
+/// Reads a set of nodes from the `bits` bits at `list` (as on Linux, one bit less than the program
+/// passes). Also returns whether the set names any node, including nodes that this machine lacks.
 fn read_nodes(list: u64, bits: u64) -> Result<(NodeSet, bool)> {
     let bits = bits.wrapping_sub(1);
     let (mut nodes, mut last) = (0, None);
@@ -76,7 +81,7 @@ fn read_nodes(list: u64, bits: u64) -> Result<(NodeSet, bool)> {
     Ok((NodeSet::of_bits(nodes), last.is_some()))
 }
 
-/// The policy that a program describes, of nodes that have memory.
+/// Returns the policy described by a program, limited to nodes with memory.
 fn policy(mode: u64, list: u64, bits: u64) -> Result<MemPolicy> {
     let (named, any) = read_nodes(list, bits)?;
     let memory = percpu::cpu().memory_nodes();
@@ -106,7 +111,7 @@ pub fn mbind(args: Args<'_>) -> Result {
         privileged()?;
     }
     let moves = flags & (MOVE | MOVE_ALL) != 0;
-    // As on Linux, strictness means nothing where there is no policy.
+    // As on Linux, strictness has no effect without a policy.
     let strict = flags & STRICT != 0 && policy != MemPolicy::Default;
     let aligned = addr & (PAGE_SIZE - 1) == 0;
     let end = faultless::page_up(len).and_then(|len| addr.checked_add(len)).filter(|_| aligned);
@@ -130,8 +135,8 @@ pub fn mbind(args: Args<'_>) -> Result {
     if strict && stayed != 0 { Err(Errno::EIO) } else { Ok(0) }
 }
 
-/// Calls `each` for the pages of `range` that are on other nodes than `policy` names for them, some at a time, with the node where each should be. Returns
-/// the sum of what it returns for each.
+/// Calls `each` for batches of the pages of `range` on other nodes than `policy` selects, with the
+/// selected node of each page. Returns the sum of the results.
 fn each_astray(
     range: VirtRange,
     policy: MemPolicy,
@@ -153,7 +158,7 @@ fn each_astray(
         for (page, node) in addrs[..count].iter().zip(found) {
             let Ok(node) = node else { continue };
             let wanted = match policy.nodes_for(*page) {
-                // The CPU's: all CPUs are near node 0.
+                // The node of the CPU: all CPUs are near node 0.
                 nodes if nodes.is_empty() => NodeSet::only(0),
                 nodes => nodes,
             };
@@ -180,11 +185,11 @@ pub fn set_mempolicy(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Gives what the caller has just mapped its policy.
+/// Applies the caller's policy to a new mapping of the caller.
 pub(super) fn bind_new(start: u64, len: u64) {
     let policy = current().mem_policy.get();
     if policy != MemPolicy::Default {
-        // If its VMA cannot be split, its pages come from the nearest node.
+        // If the VMA cannot be split, its pages come from the nearest node.
         let _ = space().mbind(percpu::cpu(), start, len, policy);
     }
 }
@@ -224,7 +229,8 @@ pub fn get_mempolicy(args: Args<'_>) -> Result {
         user::write(mode, &(number as u32))?;
     }
     if list != 0 {
-        // As many words as the program says; all but the first are zero. As on Linux, a length that wraps when it is rounded up is none.
+        // Writes as many words as the program requests; all but the first are zero. As on Linux, a
+        // length that wraps during rounding counts as 0.
         let words = bits.wrapping_sub(1).wrapping_add(WORD - 1) / WORD;
         if words > MOST_BITS / WORD {
             return Err(Errno::EINVAL);
@@ -248,12 +254,12 @@ fn described(policy: MemPolicy) -> (u64, NodeSet) {
     }
 }
 
-/// The node of the page at `page`, which is faulted in if need be.
+/// Returns the node of the page at `page`, after faulting the page in if necessary.
 fn node_of(page: u64) -> Result {
     let mut found = [Err(Why::EFAULT)];
     space().page_nodes(percpu::cpu(), &[page], &mut found);
     if found == [Err(Why::ENOENT)] {
-        // Through the program's own mapping: it may have to be read.
+        // Through the program's own mapping, because the page may have to be read.
         let _: u8 = user::read(page)?;
         space().page_nodes(percpu::cpu(), &[page], &mut found);
     }

@@ -1,7 +1,7 @@
 //! System calls, by Linux's numbers, with Linux's errors.
 //!
-//! One file for each family. Each system call is a function of its [`Args`], and each file lists its own by number. A missing
-//! one returns `ENOSYS`, and is reported once.
+//! There is one file for each family. Each system call is a function of its [`Args`], and each file
+//! lists its calls by number. A missing call returns `ENOSYS`, and is reported once.
 
 pub mod across;
 mod args;
@@ -29,7 +29,7 @@ use faultless_bare::report;
 use linux_raw_sys::general as nr;
 use syscalls::Sysno;
 
-/// Serves the system call of `frame`, whose `rax` is its number.
+/// Serves the system call of `frame`, with its number in `rax`.
 #[inline]
 pub fn dispatch(frame: &mut TrapFrame) {
     // As on Linux, the upper half of the register is ignored.
@@ -68,10 +68,10 @@ const CALLS: &[&[Entry]] = &[
 
 /// System calls with a constant result: all files are in memory.
 const ALWAYS: &[Entry] = calls![
-    // Only programs use this number: the kernel restarts calls under their own.
+    // Only programs use this number: the kernel restarts calls under their own number.
     (nr::__NR_restart_syscall, |_| Err(Errno::EINTR)),
     (nr::__NR_sync, |_| Ok(0)),
-    // Not reported: glibc always tries it, and works without.
+    // Not reported: glibc always tries this call, and works without it.
     (nr::__NR_rseq, |_| Err(Errno::ENOSYS)),
 ];
 
@@ -96,7 +96,7 @@ static TABLE: [Call; NUMBERS] = {
     table
 };
 
-/// The numbers that were reported, as bits; one more for all larger numbers.
+/// The reported numbers, as bits; one more bit stands for all larger numbers.
 static NAMED: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
 
 #[cold]

@@ -1,5 +1,5 @@
-//! `move_pages`: on which memory nodes pages are. New ones come from the node of the CPUs, node 0, while it has any, unless a [policy](super::mempolicy) says
-//! otherwise.
+//! `move_pages`: the memory nodes of pages. New pages come from node 0, the node of the CPUs, while
+//! it has free frames, unless a [policy](super::mempolicy) selects other nodes.
 
 use super::memory::space;
 use super::process::thread_or_own;
@@ -16,15 +16,17 @@ use linux_raw_sys::general as nr;
 /// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![(nr::__NR_move_pages, move_pages)];
 
-/// `MPOL_MF_MOVE`: pages that only this space maps move.
+/// `MPOL_MF_MOVE`: move pages mapped only by this space.
 const MOVE: u64 = 2;
-/// `MPOL_MF_MOVE_ALL`: shared pages do, too. Only root may ask for it.
+/// `MPOL_MF_MOVE_ALL`: also move shared pages. Only root may use this flag.
 const MOVE_ALL: u64 = 4;
 /// Pages for which the lists are read at a time.
 pub(super) const PIECE: usize = 64;
 
-/// `move_pages(pid, count, pages, nodes, status, flags)`: without `nodes` it tells where pages are. Returns how many pages could not be
-/// moved because they are in use, or because the node is full; unlike Linux's, it goes on with the others, and tells of each.
+/// `move_pages(pid, count, pages, nodes, status, flags)`: without `nodes`, stores the nodes of
+/// the pages. Returns the number of pages that could not be moved, because they are in use or the
+/// node is full. Unlike Linux, the call continues with the other pages after a failure, and stores
+/// a status for each page.
 pub fn move_pages(args: Args<'_>) -> Result {
     let (pid, count, pages, nodes, status) = (args.a(), args.b(), args.c(), args.d(), args.e());
     let flags = u64::from(args.f() as u32);
@@ -71,8 +73,8 @@ pub fn move_pages(args: Args<'_>) -> Result {
     }
 }
 
-/// Moves pages to the nodes `to`, one call for those that follow each other and go to the same, and tells of each at `status`. Returns how
-/// many stayed.
+/// Moves pages to the nodes `to`, with one call for consecutive pages with the same target, and
+/// stores the status of each page at `status`. Returns the number of pages that were not moved.
 pub(super) fn move_piece(
     space: &Space<Bare>,
     pages: &[u64],
@@ -105,7 +107,7 @@ fn read_list<T, const N: usize>(list: &mut [T], from: u64, number: fn([u8; N]) -
     Ok(())
 }
 
-/// Stores what became of pages: a node each, or an error.
+/// Stores the results for pages: a node, or an error.
 fn tell(results: &[core::result::Result<u8, Why>], status: u64) -> Result<()> {
     let mut bytes = [[0; 4]; PIECE];
     for (to, result) in bytes.iter_mut().zip(results) {

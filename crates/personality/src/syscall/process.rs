@@ -45,7 +45,7 @@ pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_prctl, prctl),
 ];
 
-/// The longest path, with its NUL.
+/// The maximum length of a path, with its NUL.
 const PATH_MAX: usize = 4096;
 
 /// `fork()`.
@@ -209,14 +209,14 @@ enum Wanted {
 /// News of a child.
 struct News {
     pid: u32,
-    /// Its real user.
+    /// The real user of the child.
     uid: u32,
     status: ExitStatus,
     used: Usage,
 }
 
-/// Waits for a child that ended, stopped, or continued, by `options`, and reaps an ended one
-/// unless `WNOWAIT`. `None`: there are children, but no news yet.
+/// Waits for a child that ended, stopped, or continued, by `options`, and reaps an ended one unless
+/// `WNOWAIT`. `None`: there are children, but no news yet.
 fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
     let parent = current().process.clone();
     let has = |option| options & option != 0;
@@ -230,7 +230,7 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
         who && (has(nr::__WALL) || is_clone == has(nr::__WCLONE))
     };
     let look = || {
-        // With the table locked no process ends, waits, or is adopted in between.
+        // With the table locked, no process ends, waits, or is adopted in between.
         let mut table = TABLE.lock();
         let children = &mut parent.family.lock().children;
         let mut found = false;
@@ -318,7 +318,7 @@ pub fn waitid(args: Args<'_>) -> Result {
     found.map(|_| 0)
 }
 
-/// Waits for the news that the arguments of `waitid` name.
+/// Waits for the news selected by the arguments of `waitid`.
 fn wait_by_id(args: &Args<'_>) -> Result<Option<News>> {
     const WHAT: u32 = nr::WEXITED | nr::WSTOPPED | nr::WCONTINUED;
     const KNOWN: u32 =
@@ -484,7 +484,7 @@ pub fn arch_prctl(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `prctl(option, ...)`: settings that have no effect here are accepted.
+/// `prctl(option, ...)`: settings without an effect here are accepted.
 pub fn prctl(args: Args<'_>) -> Result {
     use linux_raw_sys::prctl as p;
     const NAME: usize = 16;

@@ -1,5 +1,5 @@
-//! System calls for scheduling. The scheduler takes turns: policies and nice values are only read
-//! back.
+//! System calls for scheduling. The scheduler is round-robin: policies and nice values are only
+//! read back.
 
 use super::process::thread_or_own;
 use super::{Args, Errno, Result};
@@ -63,7 +63,7 @@ pub fn sched_setaffinity(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     thread.affinity.store(set, Ordering::SeqCst);
-    // Makes it leave a CPU that is excluded now.
+    // Makes the thread leave a CPU that is now excluded.
     scheduler::notify(&thread);
     Ok(0)
 }
@@ -78,7 +78,7 @@ pub fn sched_getaffinity(args: Args<'_>) -> Result {
     Ok(SET)
 }
 
-/// `getcpu(cpu, node)`. All CPUs are in node 0; other nodes have memory only.
+/// `getcpu(cpu, node)`. All CPUs are in node 0; other nodes have only memory.
 pub fn getcpu(args: Args<'_>) -> Result {
     if args.a() != 0 {
         user::write(args.a(), &u32::from(percpu::id().0))?;
@@ -111,7 +111,8 @@ pub fn sched_setscheduler(args: Args<'_>) -> Result {
     set_schedule(&thread, Schedule { policy, nice, resets: policy != word }, priority)
 }
 
-/// Sets the schedule of `thread`, if its policy is accepted: those without priorities are.
+/// Sets the schedule of `thread`, if its policy is accepted: policies without priorities are
+/// accepted.
 fn set_schedule(thread: &Thread, new: Schedule, priority: i32) -> Result {
     match new.policy {
         nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE if priority == 0 => {}
@@ -238,7 +239,7 @@ const LEAST: i32 = -20;
 /// See [`LEAST`].
 const MOST: i32 = 19;
 
-/// Calls `each` with the threads that the arguments `which` and `who` of `getpriority` name.
+/// Calls `each` with the threads selected by the arguments `which` and `who` of `getpriority`.
 /// Returns the first error.
 fn each_of(which: u64, who: u64, mut each: impl FnMut(&Thread) -> Result<()>) -> Result<()> {
     const PROCESS: u64 = 0;

@@ -142,12 +142,12 @@ pub fn sigaltstack(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// The signal that a call sends; 0 only checks whether it could.
+/// Returns the signal to send; `None` for 0, which only checks permissions.
 fn to_send(signal: u64) -> Result<Option<u32>> {
     if signal as u32 == 0 { Ok(None) } else { number(signal).map(Some) }
 }
 
-/// The process with this number, or of the thread with it.
+/// Returns the process with this number, or the process of the thread with this number.
 fn process_of(number: u32) -> Result<Arc<Process>> {
     let table = TABLE.lock();
     let of_thread = || table.threads.get(&number).map(|thread| thread.process.clone());
@@ -202,7 +202,8 @@ pub fn kill(args: Args<'_>) -> Result {
     }
 }
 
-/// Whether the caller may send `signal` to `process`: within a session, everyone may continue it.
+/// Returns whether the caller may send `signal` to `process`: within a session, every process may
+/// send `SIGCONT`.
 fn may_send(process: &Process, signal: u64) -> bool {
     let session = |of: &Process| of.relatives.session.load(Ordering::Relaxed);
     let continues = signal as u32 == linux::SIGCONT;
@@ -213,7 +214,7 @@ fn check_permission(process: &Process, signal: u64) -> Result<()> {
     if may_send(process, signal) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// The thread `tid`, if it is one of the process `pid` (of any if that is `None`).
+/// Returns the thread `tid`, if it belongs to the process `pid` (`None`: to any process).
 fn thread_of(pid: Option<i32>, tid: i32) -> Result<Arc<Thread>> {
     if tid <= 0 || pid.is_some_and(|pid| pid <= 0) {
         return Err(Errno::EINVAL);
@@ -246,8 +247,8 @@ pub fn tgkill(args: Args<'_>) -> Result {
     send_to_thread(Some(args.a() as i32), args.b() as i32, args.c())
 }
 
-/// The information about `signal` at `at` in the program's memory. To other processes it must not claim to come from the
-/// kernel.
+/// Reads the information about `signal` at `at` in the program's memory. Information for other
+/// processes must not claim to come from the kernel.
 fn told(at: u64, signal: u64, to: u32) -> Result<Info> {
     let info: Info = user::read(at)?;
     if (info.code() >= 0 || info.code() == linux::SI_TKILL) && to != current().process.pid {

@@ -33,7 +33,7 @@ pub(super) const CALLS: &[Entry] = calls![
 /// Clock ticks per second, for `times`.
 const TICKS: u64 = 100;
 
-/// The version of Linux that `uname` reports.
+/// The Linux version reported by `uname`.
 const RELEASE: &str = "6.12.0-faultless";
 
 /// `uname(names)`.
@@ -62,8 +62,8 @@ pub fn sysinfo(args: Args<'_>) -> Result {
     let (total, free) = (vm.total_frames(), vm.free_frames());
     let (swap, swap_used) = percpu::cpu().swap_usage();
     let threads = TABLE.lock().threads.len() as u16;
-    // uptime, loads, total, free, shared, buffers, total and free swap, threads, total and free high
-    // memory, and the unit of memory.
+    // uptime, loads, total, free, shared, buffers, total and free swap, threads, total and free
+    // high memory, and the unit of memory.
     let words = [
         time::now() / abi::SECOND,
         load,
@@ -101,10 +101,10 @@ pub fn getrandom(args: Args<'_>) -> Result {
         let put = Transfer::of_user(&there).put_bytes(&bytes[..piece]);
         done += put;
         if put < piece as u64 {
-            // The program's memory ends there.
+            // The program's memory ends here.
             return if done == 0 { Err(Errno::EFAULT) } else { Ok(done) };
         }
-        // For a large buffer it takes long.
+        // Large buffers take long.
         if done & 0xffff == 0 && !breathe() {
             break;
         }
@@ -188,7 +188,7 @@ pub fn getrusage(args: Args<'_>) -> Result {
     let used = match args.a() as i32 {
         nr::RUSAGE_CHILDREN => *thread.process.used.by_children.lock(),
         0 => thread.process.usage_now(),
-        // As on Linux, the memory is that of the process.
+        // As on Linux, the memory is the process's memory.
         1 => Usage { most_resident: thread.process.usage_now().most_resident, ..thread.usage() },
         _ => return Err(Errno::EINVAL),
     };
@@ -219,7 +219,7 @@ pub fn personality(_: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `reboot(magic, magic, command, argument)`: the program that the machine was started for may power it off.
+/// `reboot(magic, magic, command, argument)`: the first program may power off the machine.
 pub fn reboot(args: Args<'_>) -> Result {
     const MAGIC: u32 = 0xfee1_dead;
     const MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];

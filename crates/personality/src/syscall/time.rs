@@ -85,7 +85,7 @@ pub fn clock_adjtime(args: Args<'_>) -> Result {
 fn adjust(addr: u64) -> Result {
     /// `ADJ_OFFSET_SS_READ`: only reads.
     const ASK: u32 = 0xa001;
-    /// `STA_UNSYNC`, and what the call returns for it: `TIME_ERROR`.
+    /// `STA_UNSYNC`, and the resulting return value `TIME_ERROR`.
     const UNCORRECTED: u64 = 0x40;
     const ERROR: u64 = 5;
     /// The estimated error in microseconds: Linux's maximum, without corrections.
@@ -96,8 +96,8 @@ fn adjust(addr: u64) -> Result {
     }
     let Abi(now) = abi::timeval(clock::wall());
     let (seconds, microseconds) = (now.tv_sec as u64, now.tv_usec as u64);
-    // After offset and frequency: errors, status, constant, precision, tolerance, time, and the microseconds
-    // of a tick; the rest is about corrections.
+    // After offset and frequency: errors, status, constant, precision, tolerance, time, and the
+    // microseconds of a tick; the other fields describe corrections.
     let words = [0, 0, WRONG, WRONG, UNCORRECTED, 2, 1, 32_768_000, seconds, microseconds, 10_000];
     user::write(addr.wrapping_add(8), &words)?;
     user::write(addr.wrapping_add(8 + 8 * words.len() as u64), &[0u64; 14])?;
@@ -149,7 +149,7 @@ pub fn clock_nanosleep(args: Args<'_>) -> Result {
     }
 }
 
-/// Sleeps. If a signal comes, writes the remaining time to `remaining`, unless that is null.
+/// Sleeps. If a signal comes, writes the remaining time to `remaining`, unless this is null.
 fn sleep_for(duration: u64, remaining: u64) -> Result {
     let deadline = time::deadline_after(duration);
     match wait_until(&[], Some(deadline), || None::<()>) {
@@ -192,7 +192,7 @@ fn interval_timer(which: u64) -> Result<Key> {
 const fn itimerval(setting: Setting) -> Abi<__kernel_old_itimerval> {
     Abi(__kernel_old_itimerval {
         it_interval: abi::timeval(setting.interval).0,
-        // Rounded up: 0 would mean that the timer does not run.
+        // Rounded up, because 0 means a stopped timer.
         it_value: abi::timeval(match setting.value {
             1..1_000 => 1_000,
             value => value,
@@ -240,12 +240,12 @@ pub fn setitimer(args: Args<'_>) -> Result {
 pub fn alarm(args: Args<'_>) -> Result {
     let new = Setting { value: u64::from(args.a() as u32) * abi::SECOND, interval: 0 };
     let left = time::set_timer(&current().process, Key::Real, new, false)?.value;
-    // Rounded, but not to 0, which would mean that it does not run.
+    // Rounded, but not to 0, which means a stopped timer.
     let rounded = (left + abi::SECOND / 2) / abi::SECOND;
     Ok(if left == 0 { 0 } else { rounded.max(1) })
 }
 
-/// The part of `sigevent` that the kernel reads.
+/// The part of `sigevent` read by the kernel.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Event {
@@ -266,7 +266,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
     let of_own = match &clock {
         Clock::Real | Clock::Monotonic => true,
         Clock::Process(process) | Clock::User(process) => process.as_ptr() == Arc::as_ptr(own),
-        // Threads of other processes have failed already.
+        // Threads of other processes have already failed.
         Clock::Thread(_) => true,
     };
     if !of_own {

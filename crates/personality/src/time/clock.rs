@@ -17,20 +17,20 @@ pub enum Clock {
     Real,
     /// Since boot.
     Monotonic,
-    /// How long the threads of a process have run.
+    /// The CPU time of the threads of a process.
     Process(Weak<Process>),
-    /// How long they have run in user mode.
+    /// The user time of the threads of a process.
     User(Weak<Process>),
-    /// How long a thread has run.
+    /// The CPU time of a thread.
     Thread(Weak<Thread>),
 }
 
-/// How a program uses a clock.
+/// The use of a clock by a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To read its time.
+    /// To read the time.
     Read,
-    /// To sleep on it, or for a timer.
+    /// To sleep, or for a timer.
     Wait,
 }
 
@@ -42,10 +42,10 @@ const KIND: i32 = 3;
 const OF_THREAD: i32 = 4;
 
 impl Clock {
-    /// The clock with the number `id`.
+    /// Returns the clock with the number `id`.
     ///
     /// # Errors
-    /// `EINVAL` if there is none; `EOPNOTSUPP` if it cannot be used so.
+    /// `EINVAL` for an unknown clock; `EOPNOTSUPP` if the clock does not support `purpose`.
     pub fn numbered(id: i32, purpose: Use) -> Result<Self> {
         let Ok(number) = u32::try_from(id) else {
             return Self::of_cpu_time(id);
@@ -75,7 +75,8 @@ impl Clock {
         if only_read && purpose == Use::Wait { Err(Errno::EOPNOTSUPP) } else { Ok(clock) }
     }
 
-    /// The CPU-time clock with a negative number: the inverted number of the process or thread, above three bits.
+    /// Returns the CPU-time clock with a negative number: the inverted number of the process or
+    /// thread, above three bits.
     fn of_cpu_time(id: i32) -> Result<Self> {
         let number = !(id >> 3) as u32;
         if id & KIND == KIND {
@@ -99,17 +100,17 @@ impl Clock {
             .ok_or(Errno::EINVAL)
     }
 
-    /// The resolution of the clock with the number `id`, in nanoseconds.
+    /// Returns the resolution of the clock with the number `id`, in nanoseconds.
     ///
     /// # Errors
-    /// `EINVAL` if there is none.
+    /// `EINVAL` for an unknown clock.
     pub fn resolution(id: i32) -> Result {
         Self::numbered(id, Use::Read)?;
         let coarse = [linux::CLOCK_REALTIME_COARSE, linux::CLOCK_MONOTONIC_COARSE];
         Ok(if u32::try_from(id).is_ok_and(|id| coarse.contains(&id)) { COARSE } else { 1 })
     }
 
-    /// Its time in nanoseconds; none if what it measures has ended.
+    /// Returns the time in nanoseconds; `None` if the process or thread has ended.
     pub fn read(&self) -> Option<u64> {
         match self {
             Self::Real => Some(wall()),
@@ -120,7 +121,8 @@ impl Clock {
         }
     }
 
-    /// When the clock shows `time`, in nanoseconds since boot; none for CPU time.
+    /// Returns the nanoseconds from boot to the moment at which the clock shows `time`; `None` for
+    /// CPU time.
     pub fn since_boot(&self, time: u64) -> Option<u64> {
         match self {
             Self::Real => Some(time.saturating_sub(crate::wall::at_boot())),

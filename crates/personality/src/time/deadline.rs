@@ -1,4 +1,4 @@
-//! The deadlines of each CPU, and its timer.
+//! The deadlines of each CPU, and the CPU's timer.
 
 use crate::errno::Result;
 use crate::task::{Process, Thread};
@@ -10,7 +10,7 @@ use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, Weak};
 
-/// The time slice: how long a thread may run while another waits, in nanoseconds.
+/// The time slice: the maximum time that a thread runs while another thread waits, in nanoseconds.
 pub const TURN: u64 = 4_000_000;
 /// The shortest setting of the APIC timer, in nanoseconds: about the cost of its interrupt.
 const SHORTEST: u64 = 1_000;
@@ -24,11 +24,11 @@ pub enum Key {
     Virtual,
     /// `ITIMER_PROF`.
     Profile,
-    /// One of `timer_create`.
+    /// A timer of `timer_create`.
     Created(i32),
 }
 
-/// What happens at a deadline.
+/// The action at a deadline.
 pub(super) enum Due {
     /// The thread is woken.
     Wake(Arc<Thread>),
@@ -36,21 +36,22 @@ pub(super) enum Due {
     Timer(Weak<Process>, Key),
 }
 
-/// The memory for one deadline, kept here while none is set. So setting an alarm cannot fail.
+/// The memory for one deadline, kept here while no deadline is set. So setting an alarm cannot
+/// fail.
 #[derive(Debug)]
 pub struct Alarm(Mutex<Option<Slot<Moment, Set>>>);
 
-/// When a deadline is due, and its number.
+/// The time and the number of a deadline.
 type Moment = (u64, u64);
 
-/// A deadline that is set, and the alarm whose memory it uses.
+/// A pending deadline, and the alarm that owns its memory.
 struct Set {
     due: Due,
     alarm: Arc<Alarm>,
 }
 
 impl Alarm {
-    /// One that is not set.
+    /// Returns an alarm without a deadline.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -75,13 +76,13 @@ impl TimerId {
 
 /// The deadlines of one CPU.
 pub(super) struct Local {
-    /// By time, and for equal times by number, in the order in which they were set.
+    /// By time, and for equal times by number, in the order of insertion.
     queue: Mutex<Map<Moment, Set>>,
-    /// The number of the next.
+    /// The number of the next deadline.
     next: AtomicU64,
-    /// When the CPU's timer expires; only the CPU itself uses it.
+    /// The expiry of the CPU's timer; only the CPU itself uses this field.
     pub(super) armed: AtomicU64,
-    /// When the time is sampled next; only the CPU itself uses it.
+    /// The time of the next sample; only the CPU itself uses this field.
     sample: AtomicU64,
 }
 
@@ -107,7 +108,7 @@ impl Local {
         &LOCALS[cpu.index()]
     }
 
-    /// Sets an alarm that is not set.
+    /// Sets an alarm that has no deadline.
     fn insert(&self, cpu: CpuId, at: u64, due: Due, alarm: &Arc<Alarm>) -> TimerId {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let slot = alarm.0.lock().take();
@@ -118,11 +119,12 @@ impl Local {
     }
 
     fn remove(&self, timer: TimerId) {
-        // Its references are dropped without the lock.
+        // The references of the deadline are dropped without the lock.
         let removed = {
             let mut queue = self.queue.lock();
             let removed = queue.take(&(timer.at, timer.number));
-            // Inside the queue's lock: a deadline that is not in the queue has its memory in the alarm.
+            // Inside the queue's lock: the memory of a deadline that is not in the queue is in the
+            // alarm.
             removed.map(|(set, slot)| {
                 *set.alarm.0.lock() = Some(slot);
                 set
@@ -131,7 +133,7 @@ impl Local {
         drop(removed);
     }
 
-    /// Takes the first that is due at `now`.
+    /// Takes the first deadline that is due at `now`.
     pub(super) fn pop(&self, now: u64) -> Option<Due> {
         let set = {
             let mut queue = self.queue.lock();
@@ -143,7 +145,7 @@ impl Local {
         Some(set.due)
     }
 
-    /// When the first is due; `u64::MAX` if there is none.
+    /// Returns the time of the first deadline; `u64::MAX` without a deadline.
     pub(super) fn first(&self) -> u64 {
         self.queue.lock().first().map_or(u64::MAX, |(&(at, _), _)| at)
     }
@@ -154,7 +156,7 @@ pub(super) const fn end_of_turn(now: u64) -> u64 {
     now - now % TURN + TURN
 }
 
-/// Whether a sample is due; if so, the next is due one time slice later.
+/// Returns whether a sample is due; if so, sets the next sample one time slice later.
 pub(super) fn sample_is_due(local: &Local, now: u64) -> bool {
     let due = now >= local.sample.load(Ordering::Relaxed);
     if due {
@@ -163,19 +165,19 @@ pub(super) fn sample_is_due(local: &Local, now: u64) -> bool {
     due
 }
 
-/// Whether the switch from a thread at `now` must sample its time, because the interrupt that
-/// is due will find another thread.
+/// Returns whether the switch from a thread at `now` must sample its time, because the interrupt
+/// that is due will find another thread.
 pub fn samples_switch(now: u64) -> bool {
     sample_is_due(Local::this(), now)
 }
 
-/// Before the CPU idles: sets its timer for the first deadline only.
+/// Sets the timer for the first deadline only, before the CPU idles.
 pub fn before_idle() {
     let local = Local::this();
     arm(local, local.first());
 }
 
-/// After the CPU was idle: sets its timer also for the end of the time slice.
+/// Sets the timer also for the end of the time slice, after the CPU was idle.
 pub fn begin_turn() {
     let local = Local::this();
     let end = end_of_turn(now());
@@ -185,7 +187,7 @@ pub fn begin_turn() {
     }
 }
 
-/// Sets this CPU's timer to `at`, or stops it for `u64::MAX`.
+/// Sets this CPU's timer to `at`, or stops the timer for `u64::MAX`.
 pub(super) fn arm(local: &Local, at: u64) {
     if local.armed.swap(at, Ordering::Relaxed) == at {
         return;
@@ -206,14 +208,14 @@ pub(super) fn add(deadline: u64, due: Due, alarm: &Arc<Alarm>) -> TimerId {
     id
 }
 
-/// Wakes the running thread, `thread`, at `deadline`, in nanoseconds since boot, unless that is
-/// [cancelled](cancel). Called once before that.
+/// Wakes the running thread, `thread`, at `deadline`, in nanoseconds since boot, unless the
+/// deadline is [cancelled](cancel). Only one deadline may be set at a time.
 #[must_use = "a deadline that is not needed any more is cancelled"]
 pub fn wake_at(deadline: u64, thread: &Arc<Thread>) -> TimerId {
     add(deadline, Due::Wake(thread.clone()), thread.alarm())
 }
 
-/// Removes a deadline, if it has not passed.
+/// Removes a deadline that has not passed.
 pub fn cancel(timer: TimerId) {
     Local::of(timer.cpu()).remove(timer);
 }

@@ -1,4 +1,4 @@
-//! Setting the timers of a process, and what happens when they expire.
+//! Setting and expiry of the timers of a process.
 
 use super::clock::Clock;
 use super::deadline::{Key, cancel};
@@ -10,14 +10,14 @@ use core::sync::atomic::Ordering;
 use faultless_collections::Arc;
 use linux_raw_sys::general::{SIGALRM, SIGPROF, SIGVTALRM};
 
-/// The shortest interval at which a timer is served, in nanoseconds; a faster one overruns.
+/// The minimum interval between two services of a timer, in nanoseconds; a faster timer overruns.
 const OFTEN: u64 = 50_000;
 
-/// Sets a timer of `process` and returns its old setting. With `absolute`, `value` is a time of its clock
-/// rather than a duration.
+/// Sets a timer of `process` and returns the old setting. With `absolute`, `value` is a time of the
+/// timer's clock rather than a duration.
 ///
 /// # Errors
-/// `EINVAL` if there is none.
+/// `EINVAL` for an unknown timer.
 pub fn set_timer(
     process: &Arc<Process>,
     key: Key,
@@ -49,17 +49,18 @@ pub fn set_timer(
     Ok(old)
 }
 
-/// Sends the signal of a timer that expires, and sets it for the next time.
+/// Sends the signal of an expired timer, and sets the timer for the next expiry.
 pub(super) fn expire(process: &Arc<Process>, key: Key) {
     let (notify, missed) = {
         let mut timers = process.timers.timers.lock();
         let Some(timer) = timers.get_mut(key) else { return };
         let (Some(expiry), Some(now)) = (timer.expiry, timer.clock.read()) else { return };
         if now < expiry {
-            // It was set again before this expiry was served.
+            // The timer was set again before this expiry was served.
             return;
         }
-        // If it was set again meanwhile, and is due already, it is in the queue.
+        // The timer may have been set again, and may already be due: then the timer is in the
+        // queue.
         if let Some(queued) = timer.queued.take() {
             cancel(queued);
         }
@@ -90,14 +91,14 @@ pub(super) fn expire(process: &Arc<Process>, key: Key) {
     }
 }
 
-/// Serves the timers of the running process on CPU time, and returns for how many nanoseconds of CPU time
-/// none of them expires.
+/// Serves the timers of the running process on CPU time, and returns the nanoseconds of CPU time
+/// until the next expiry.
 pub(super) fn check_run_time(process: &Arc<Process>) -> u64 {
     let own = &process.timers;
     if !own.on_run_time.load(Ordering::Relaxed) {
         return u64::MAX;
     }
-    // One at a time: an expiry locks the timers itself.
+    // One timer at a time: an expiry locks the timers itself.
     let mut running = {
         let mut last = None;
         move || {

@@ -1,10 +1,10 @@
-//! The timers of a process: the three of `setitimer`, and those of `timer_create`.
+//! The timers of a process: the three of `setitimer`, and the timers of `timer_create`.
 //!
-//! A timer on a wall or boot clock is in the queue of a CPU. The timer interrupt checks the timers on CPU time of the
-//! process that it interrupts.
+//! A timer on a wall or boot clock is in the queue of a CPU. The timer interrupt checks the
+//! CPU-time timers of the interrupted process.
 //!
-//! *Overruns.* The signal of a timer is queued at most once: if it is still pending when the timer expires again,
-//! its overrun count is incremented instead.
+//! *Overruns.* The signal of a timer is queued at most once: if the signal is still pending at the
+//! next expiry, its overrun count is incremented instead.
 
 use super::clock::Clock;
 pub use super::deadline::Key;
@@ -15,23 +15,23 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Weak};
 
-/// What happens when a timer expires.
+/// The action at the expiry of a timer.
 #[derive(Clone, Debug)]
 pub enum Notify {
-    /// Nothing: the program only reads it.
+    /// No action: the program only reads the timer.
     Nobody,
     /// The process gets this signal, and this value.
     Process(u32, u64),
-    /// A thread of it gets them.
+    /// A thread of the process gets a signal and a value.
     Thread(Weak<Thread>, u32, u64),
 }
 
 /// The setting of a timer, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Setting {
-    /// Until it expires; 0 if it does not run.
+    /// The time until the expiry; 0 for a stopped timer.
     pub value: u64,
-    /// From one expiry to the next; 0 if it expires once.
+    /// The time between two expiries; 0 for a one-shot timer.
     pub interval: u64,
 }
 
@@ -40,13 +40,13 @@ pub(super) struct Timer {
     pub(super) clock: Clock,
     pub(super) notify: Notify,
     pub(super) interval: u64,
-    /// The time of its clock when it expires.
+    /// The time of the timer's clock at the expiry.
     pub(super) expiry: Option<u64>,
-    /// Its deadline in a queue.
+    /// The deadline in a queue.
     pub(super) queued: Option<TimerId>,
-    /// The memory for that; none for clocks of CPU time.
+    /// The memory for the deadline; `None` for clocks of CPU time.
     alarm: Option<Arc<Alarm>>,
-    /// The overrun count of its last delivered signal.
+    /// The overrun count of the last delivered signal.
     pub(super) overrun: i32,
 }
 
@@ -54,22 +54,22 @@ pub(super) struct Timer {
 #[derive(Debug)]
 pub struct ProcessTimers {
     pub(super) timers: Mutex<Timers>,
-    /// That of `ITIMER_REAL`, allocated in advance: setting this timer must not fail.
+    /// The alarm of `ITIMER_REAL`, allocated in advance: setting this timer must not fail.
     pub(super) real: Arc<Alarm>,
-    /// Whether one on CPU time may run.
+    /// Set if a timer on CPU time may run.
     pub(super) on_run_time: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    /// The three of `setitimer`, once they were set.
+    /// The three timers of `setitimer`; `None` until the first setting.
     pub(super) fixed: [Option<Timer>; FIXED.len()],
-    /// Those of `timer_create`, by number.
+    /// The timers of `timer_create`, by number.
     created: Map<i32, Timer>,
     last_number: i32,
 }
 
-/// The keys of the timers that every process has.
+/// The keys of the timers of every process.
 pub(super) const FIXED: [Key; 3] = [Key::Real, Key::Virtual, Key::Profile];
 
 impl Timers {
@@ -103,7 +103,7 @@ impl Timers {
         }
     }
 
-    /// The time until a timer on CPU time expires, if it runs.
+    /// Returns the time until the expiry of a timer on CPU time, if the timer runs.
     pub(super) fn left(&self, key: Key) -> Option<u64> {
         let timer = self.get(key)?;
         let expiry = timer.expiry.filter(|&expiry| timer.clock.since_boot(expiry).is_none())?;
@@ -111,7 +111,7 @@ impl Timers {
     }
 }
 
-/// How many timers a process may create.
+/// The maximum number of timers that a process may create.
 const MANY: usize = 1024;
 
 impl Timer {
@@ -127,7 +127,7 @@ impl Timer {
         Setting { value: self.expiry.map_or(0, left), interval: self.interval }
     }
 
-    /// Starts it.
+    /// Starts the timer.
     pub(super) fn start(&mut self, process: &Arc<Process>, key: Key) {
         let Some(expiry) = self.expiry else { return };
         match (self.clock.since_boot(expiry), &self.alarm) {
@@ -157,10 +157,10 @@ impl ProcessTimers {
         Ok(Self { timers: Mutex::default(), real, on_run_time: AtomicBool::new(false) })
     }
 
-    /// Makes a timer, which does not run yet, and returns its number. `notify` gets the number.
+    /// Makes a stopped timer, and returns its number. `notify` gets the number.
     ///
     /// # Errors
-    /// `EAGAIN` if the process has too many, or there is no memory.
+    /// `EAGAIN` if the process has too many timers, or memory is out.
     pub fn create(&self, clock: Clock, notify: impl FnOnce(i32) -> Notify) -> Result<i32> {
         let none = |_| Errno::EAGAIN;
         let is_run_time = clock.since_boot(0).is_none();
@@ -182,17 +182,17 @@ impl ProcessTimers {
     /// Deletes a timer of `timer_create`.
     ///
     /// # Errors
-    /// `EINVAL` if there is none.
+    /// `EINVAL` for an unknown timer.
     pub fn delete(&self, number: i32) -> Result<()> {
         let mut timer = self.timers.lock().created.remove(&number).ok_or(Errno::EINVAL)?;
         timer.stop();
         Ok(())
     }
 
-    /// The setting of a timer.
+    /// Returns the setting of a timer.
     ///
     /// # Errors
-    /// `EINVAL` if there is none.
+    /// `EINVAL` for an unknown timer.
     pub fn get(&self, key: Key) -> Result<Setting> {
         match (self.timers.lock().get(key), key) {
             (Some(timer), _) => Ok(timer.setting()),
@@ -201,27 +201,27 @@ impl ProcessTimers {
         }
     }
 
-    /// The overrun count of a timer's last delivered signal.
+    /// Returns the overrun count of a timer's last delivered signal.
     ///
     /// # Errors
-    /// `EINVAL` if there is none.
+    /// `EINVAL` for an unknown timer.
     pub fn overrun(&self, key: Key) -> Result<i32> {
         self.timers.lock().get(key).map(|timer| timer.overrun).ok_or(Errno::EINVAL)
     }
 
-    /// Stores the overrun count of a signal that is delivered.
+    /// Stores the overrun count of a delivered signal.
     pub fn delivered(&self, number: i32, overrun: i32) {
         if let Some(timer) = self.timers.lock().created.get_mut(&number) {
             timer.overrun = overrun;
         }
     }
 
-    /// Deletes the timers of `timer_create`: the program is replaced.
+    /// Deletes the timers of `timer_create`, because the program is replaced.
     pub fn exec(&self) {
         self.retain(|key| !matches!(key, Key::Created(_)));
     }
 
-    /// Deletes all: the process has ended.
+    /// Deletes all timers at the end of the process.
     pub fn end(&self) {
         self.retain(|_| false);
     }

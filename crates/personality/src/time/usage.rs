@@ -1,25 +1,27 @@
-//! How long threads and CPUs ran, divided into user and system time.
+//! The run time of threads and CPUs, divided into user and system time.
 //!
 //! *The run time* is exact: the clock is read at each switch.
 //!
-//! *User and system time* are sampled, so that they cost system calls and faults nothing: on a grid of one
-//! [time slice](super::TURN), each CPU that runs a thread checks whether it runs the kernel or the program. The result counts
-//! until the next sample differs. So both times only grow, their sum is exact, and neither
-//! is scaled afterwards.
+//! *User and system time* are sampled, at no cost for system calls and faults: on a grid of one
+//! [time slice](super::TURN), each CPU with a running thread checks whether it runs the kernel or
+//! the program. The result counts until the next sample differs. So both times only grow, their sum
+//! is exact, and neither is scaled afterwards.
 //!
-//! *The sample.* The timer interrupts only user mode. If the kernel ran when it was
-//! due, it comes late: right at the return, before the program's next instruction. Then the registers still show
-//! that the kernel returned. After a system call `rcx` and `r11` hold the program's `rip` and flags, as
-//! SYSCALL left them. After an exception the resume flag is set, which the next instruction clears (the entry of
-//! page faults sets it, for emulators that do not). If
-//! the kernel switches to another thread instead of returning, the switch takes the sample.
+//! *The sample.* The timer interrupts only user mode. If the kernel ran when the interrupt was due,
+//! the interrupt comes late: directly at the return, before the program's next instruction. In this
+//! case the registers still show that the kernel returned. After a system call, `rcx` and `r11`
+//! hold the program's `rip` and flags, as SYSCALL stored them. After an exception the resume flag
+//! is set, which the next instruction clears (the entry of page faults sets the flag, for emulators
+//! that do not). If the kernel switches to another thread instead of returning, the switch takes
+//! the sample.
 //!
-//! *The error.* One sample stands for one time slice. For much longer times the error is about the square root of their
-//! product with the time slice; what runs for less than one slice in all usually counts as user time. What runs in
-//! step with the grid (begins right after it, and ends before the next sample) is seen always or never.
-//! A program is taken for the kernel if it is interrupted at the instruction after a `syscall` to which it has
-//! jumped back with `rcx` and `r11` unchanged, or in a repeated string instruction; the
-//! kernel is taken for the program if it returns with other registers than those of the entry (from a signal handler).
+//! *The error.* One sample represents one time slice. For much longer times, the error is about the
+//! square root of the product of the time and the time slice. A run time of less than one slice in
+//! total usually counts as user time. Code in step with the grid (starting directly after a sample,
+//! and ending before the next one) is seen always or never. A program is mistaken for the kernel if
+//! it is interrupted at the instruction after a `syscall` to which it has jumped back with `rcx`
+//! and `r11` unchanged, or in a repeated string instruction. The kernel is mistaken for the program
+//! if it returns with other registers than those of the entry (from a signal handler).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::{RESUME, TrapFrame, clock};
@@ -62,10 +64,10 @@ impl core::iter::Sum for Times {
     }
 }
 
-/// The time of a thread or a CPU. One CPU at a time changes it; all may read it.
+/// The time of a thread or a CPU. One CPU at a time changes the time; all CPUs may read it.
 #[derive(Debug, Default)]
 pub struct CpuTime {
-    /// While it runs ([`ON`]): the present time minus its run time. Otherwise its run time.
+    /// While the owner runs ([`ON`]): the present time minus the run time. Otherwise the run time.
     ran: AtomicU64,
     /// After a sample in the kernel ([`ON`]): the user time. Otherwise the system time.
     other: AtomicU64,
@@ -74,7 +76,7 @@ pub struct CpuTime {
 /// The flag in both words.
 const ON: u64 = 1 << 63;
 
-/// The result of `read` for a word that did not change meanwhile.
+/// Returns the result of `read` for a word that did not change during the call.
 fn stable<R>(word: &AtomicU64, read: impl Fn(u64) -> R) -> R {
     loop {
         let seen = word.load(Ordering::SeqCst);
@@ -86,19 +88,19 @@ fn stable<R>(word: &AtomicU64, read: impl Fn(u64) -> R) -> R {
 }
 
 impl CpuTime {
-    /// It starts to run.
+    /// Starts a run.
     pub fn start(&self, now: u64) {
         let ran = self.ran.load(Ordering::Relaxed);
         self.ran.store(now.wrapping_sub(ran) & !ON | ON, Ordering::SeqCst);
     }
 
-    /// It stops.
+    /// Ends a run.
     pub fn stop(&self, now: u64) {
         let start = self.ran.load(Ordering::Relaxed);
         self.ran.store(now.wrapping_sub(start) & !ON, Ordering::SeqCst);
     }
 
-    /// Nanoseconds that it ran so far.
+    /// Returns the run time so far, in nanoseconds.
     pub fn ran(&self) -> u64 {
         stable(&self.ran, |word| match word & ON {
             0 => word,
@@ -106,7 +108,7 @@ impl CpuTime {
         })
     }
 
-    /// From here on the time is the kernel's, or the program's.
+    /// Counts the time from now on as the kernel's, or as the program's.
     pub fn sample(&self, kernel: bool) {
         let other = self.other.load(Ordering::Relaxed);
         if (other & ON != 0) != kernel {
@@ -115,7 +117,7 @@ impl CpuTime {
         }
     }
 
-    /// Its user and system time so far.
+    /// Returns the user and system time so far.
     pub fn times(&self) -> Times {
         stable(&self.other, |word| {
             let ran = self.ran();
@@ -128,7 +130,7 @@ impl CpuTime {
     }
 }
 
-/// Whether an interrupt with the registers `frame` was due while the kernel ran.
+/// Returns whether an interrupt with the registers `frame` was due while the kernel ran.
 pub(super) const fn was_in_kernel(frame: &TrapFrame) -> bool {
     !frame.of_user()
         || frame.rflags & RESUME != 0

@@ -112,7 +112,7 @@ pub fn fcntl(args: Args<'_>) -> Result {
             let regular = file.inode.regular().ok_or(Errno::EINVAL)?;
             let mut seals = argument as u32;
             if seals & SEAL_EXEC != 0 && file.inode.is_executable() {
-                // As on Linux: what can be executed is not changed any more.
+                // As on Linux, sealing an executable file also seals its contents.
                 seals |= nr::F_SEAL_SHRINK | nr::F_SEAL_GROW | NO_STORES;
             }
             regular.seal(seals)?;
@@ -159,7 +159,7 @@ pub fn control(args: Args<'_>) -> Result {
             files().set_close_on_exec(args.a() as i32, args.b() as u32 == ioctl::FIOCLEX)?;
             Ok(0)
         }
-        // The console is no terminal, and no other device has requests.
+        // The console is no terminal, and other devices have no requests.
         _ => Err(Errno::ENOTTY),
     }
 }

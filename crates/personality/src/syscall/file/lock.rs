@@ -30,7 +30,7 @@ const _: () = assert!(size_of::<Request>() == size_of::<nr::flock>());
 unsafe impl Plain for Request {}
 
 impl Request {
-    /// Its range.
+    /// Returns the range of the lock.
     fn range(&self, file: &File) -> Result<RangeInclusive<u64>> {
         let base = match u32::from(self.whence) {
             nr::SEEK_SET => 0,
@@ -44,7 +44,7 @@ impl Request {
             1.. => (start, start.checked_add(self.len - 1).ok_or(Errno::EOVERFLOW)?),
             _ => (start.checked_add(self.len).ok_or(Errno::EINVAL)?, start - 1),
         };
-        // Up to the end of the file, even if that moves.
+        // Up to the end of the file, even if the end moves.
         let last = if last == i64::MAX { u64::MAX } else { last as u64 };
         Ok(u64::try_from(first).map_err(|_| Errno::EINVAL)?..=last)
     }
@@ -95,7 +95,7 @@ pub(super) fn range(file: &Arc<File>, command: u32, addr: u64) -> Result {
     }
     lock::lock(file, &wanted, matches!(command, nr::F_SETLK | nr::F_OFD_SETLK))?;
     if !of_file {
-        // If the descriptor was closed meanwhile, this lock was not released then.
+        // If the descriptor was closed concurrently, its close did not release this lock.
         let still = files().get_any(file);
         if !still {
             lock::unlock(file, owner, &wanted.range)?;

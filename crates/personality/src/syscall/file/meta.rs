@@ -241,11 +241,11 @@ pub fn fchmodat2(args: Args<'_>) -> Result {
 }
 
 fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
-    /// Does not change it.
+    /// Does not change the id.
     const SAME: u32 = u32::MAX;
     let (uid, gid) = (uid as u32, gid as u32);
     if privileged().is_err() {
-        // As on Linux, an owner may only change the group, to one of its own.
+        // As on Linux, an owner may only change the group, to one of the owner's groups.
         let (meta, own) = (inode.meta(), &current().process.ids);
         ids::own(meta.uid)?;
         let is_own =
@@ -281,7 +281,7 @@ pub fn fchownat(args: Args<'_>) -> Result {
     set_owner(&*find_at(args.a(), args.b(), args.e())?, args.c(), args.d())
 }
 
-/// A time to set; `None` does not change it.
+/// Returns a time to set; `None` does not change the time.
 fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
     match nanoseconds as u64 {
         now if now == u64::from(nr::UTIME_NOW) => Ok(Some(wall::now())),
@@ -298,7 +298,7 @@ fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
 fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
     let owner = ids::own(inode.meta().uid);
     match times {
-        // The present time may be set by those who may write.
+        // Write permission suffices for setting the present time.
         None if owner.is_err() => inode.permit(WRITE)?,
         _ => owner?,
     }
@@ -319,7 +319,7 @@ pub fn utimensat(args: Args<'_>) -> Result {
         0 => None,
         addr => Some(user::read(addr)?),
     };
-    // Without a path it applies to the descriptor.
+    // Without a path, the call applies to the descriptor.
     if args.b() == 0 && args.a() as i32 != AT_FDCWD {
         return set_times(&file(args.a())?.inode, times);
     }
@@ -366,7 +366,7 @@ fn tell_space(inode: &Inode, addr: u64) -> Result {
     const MEMORY: i64 = 0x0102_1994;
     const PROC: i64 = 0x9fa0;
     let vm = percpu::vm();
-    // Files cannot have all frames: the free ones are those that a write can take.
+    // Files may not use all frames: the free blocks are the frames that a write can take.
     let (left, limit) = (frames_left_to_others(), vm.knobs().file_limit());
     let total = (vm.total_frames() - left).min(limit) as i64;
     let room = limit.saturating_sub(vm.charged_pages());

@@ -51,7 +51,7 @@ fn path(addr: u64) -> Result<Vec<u8>> {
     user::string(addr, path::PATH_MAX)?.ok_or(Errno::ENAMETOOLONG)
 }
 
-/// Where `path` starts, from the directory `fd`.
+/// Returns the start directories for `path`, relative to the directory `fd`.
 fn start(fd: u64, path: &[u8]) -> Result<Start> {
     let mut start = files().start();
     if fd as i32 != AT_FDCWD && path.first() != Some(&b'/') {
@@ -69,8 +69,8 @@ fn find(fd: u64, addr: u64, links: Links) -> Result<Found> {
     walk(&start(fd, &path)?, &path, links)
 }
 
-/// The inode of the program's path at `addr`, from the directory `fd`; that of `fd` itself for an empty path, if
-/// `flags` allow it.
+/// Returns the inode of the program's path at `addr`, relative to the directory `fd`; the inode of
+/// `fd` itself for an empty path, if `flags` allow this.
 fn find_at(fd: u64, addr: u64, flags: u64) -> Result<Arc<Inode>> {
     let flags = flags as u32;
     let path = match addr {

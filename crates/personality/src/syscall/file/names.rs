@@ -73,8 +73,8 @@ fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
     }
 }
 
-/// Checks that the caller may remove `inode` from `directory`. In a sticky directory the caller
-/// must own one of them.
+/// Checks that the caller may remove `inode` from `directory`. In a sticky directory, the caller
+/// must own the directory or the inode.
 fn may_remove(directory: &Inode, inode: &Inode) -> Result<()> {
     directory.permit(WRITE | EXECUTE)?;
     let meta = directory.meta();
@@ -368,7 +368,7 @@ pub fn umask(args: Args<'_>) -> Result {
     Ok(files().set_umask(args.a() as u32).into())
 }
 
-/// Where a directory entry stores its type.
+/// The position of the type in a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TypeAt {
     /// Before the name.
@@ -377,7 +377,7 @@ enum TypeAt {
     End,
 }
 
-/// Writes an entry of a directory into `into`, if it fits. Returns its length.
+/// Writes an entry of a directory into `into`, if it fits. Returns the length of the entry.
 fn encode(at: TypeAt, item: &Item, next: u64, into: &mut [u8]) -> Option<usize> {
     // Numbers and length are 18 bytes, the type one, and the NUL of the name another.
     let len = (18 + item.name.len() + 2).next_multiple_of(8);
@@ -428,7 +428,7 @@ fn list(args: Args<'_>, at: TypeAt) -> Result {
     Ok(used as u64)
 }
 
-/// The file systems, with their places. No others can be mounted.
+/// The file systems, with their mount points. Other file systems cannot be mounted.
 const MOUNTED: &[(&[u8], &[u8])] = &[
     (b"rootfs", b"/"),
     (b"proc", b"/proc"),
@@ -438,7 +438,8 @@ const MOUNTED: &[(&[u8], &[u8])] = &[
     (b"tmpfs", b"/tmp"),
 ];
 
-/// `mount(source, target, type, flags, data)`: what is mounted is busy, and nothing else can be.
+/// `mount(source, target, type, flags, data)`: existing mounts are busy, and other mounts are
+/// not supported.
 pub fn mount(args: Args<'_>) -> Result {
     const CHANGES: u32 = nr::MS_REMOUNT
         | nr::MS_BIND
@@ -457,7 +458,7 @@ pub fn mount(args: Args<'_>) -> Result {
     Err(if MOUNTED.iter().any(|known| is_it(&known)) { Errno::EBUSY } else { Errno::ENODEV })
 }
 
-/// `umount2(target, flags)`: what is mounted stays.
+/// `umount2(target, flags)`: mounts are permanent.
 pub fn umount(args: Args<'_>) -> Result {
     const KNOWN: u32 = nr::MNT_FORCE | nr::MNT_DETACH | nr::MNT_EXPIRE | nr::UMOUNT_NOFOLLOW;
     let flags = args.b() as u32;

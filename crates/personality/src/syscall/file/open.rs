@@ -84,7 +84,7 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
             let made = Inode::try_new_regular(mode)?;
             match directory::link(&found.directory, &found.name, &made) {
                 Ok(()) => made,
-                // Another thread made it first.
+                // Another thread made the file first.
                 Err(Errno::EEXIST) if !is_new_only => {
                     let there = found.directory.lookup(&found.name)?;
                     there.permit(wanted(flags))?;
@@ -101,7 +101,7 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
 }
 
-/// The permissions that opening with `flags` requires.
+/// Returns the permissions required for opening with `flags`.
 const fn wanted(flags: u32) -> u32 {
     let wanted = match flags & nr::O_ACCMODE {
         _ if flags & nr::O_PATH != 0 => return 0,
@@ -151,7 +151,7 @@ fn open_at(fd: u64, addr: u64, flags: u32, mode: u32) -> Result {
 
 /// `openat2(directory, path, how, size)`.
 pub fn openat2(args: Args<'_>) -> Result {
-    /// `RESOLVE_…`: those without effect, as there is one file system without automounts.
+    /// `RESOLVE_…` flags without an effect, as there is one file system without automounts.
     const HARMLESS: u64 = 1 | 2;
     const NO_SYMLINKS: u64 = 4;
     const IN_ROOT: u64 = 16;
@@ -275,7 +275,7 @@ pub fn memfd_create(args: Args<'_>) -> Result {
     const SEALING: u32 = nr::MFD_ALLOW_SEALING;
     const EXEC: u32 = nr::MFD_EXEC;
     const NOEXEC: u32 = nr::MFD_NOEXEC_SEAL;
-    /// The longest name.
+    /// The maximum length of a name.
     const LONGEST: usize = 249;
     let flags = args.b() as u32;
     if flags & !(CLOEXEC | SEALING | EXEC | NOEXEC) != 0 || flags & (EXEC | NOEXEC) == EXEC | NOEXEC

@@ -50,7 +50,7 @@ fn tell_left(addr: u64, deadline: Option<u64>, in_second: u64) -> Result<()> {
     Ok(user::write(addr, &[left / 1_000_000_000, part])?)
 }
 
-/// Makes a call with the signal mask at `addr`, if there is one.
+/// Makes a call with the signal mask at `addr`, if `addr` is not null.
 fn masked(addr: u64, size: u64, call: impl FnOnce() -> Result) -> Result {
     if addr == 0 {
         return call();
@@ -125,7 +125,7 @@ const SETS: [(Events, Events); 3] = [
 ];
 
 fn select_until(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Result {
-    /// The most descriptors in a set (`FD_SETSIZE`).
+    /// The maximum number of descriptors in a set (`FD_SETSIZE`).
     const MOST: u64 = 1024;
     if count as i32 > MOST as i32 || (count as i32) < 0 {
         return Err(Errno::EINVAL);
@@ -208,7 +208,7 @@ pub fn epoll_ctl(args: Args<'_>) -> Result {
 }
 
 fn epoll_until(args: &Args<'_>, deadline: Option<u64>) -> Result {
-    /// The most events of one call.
+    /// The maximum number of events of one call.
     const MOST: usize = 1024;
     let most = usize::try_from(args.c() as i32).ok().filter(|&most| most != 0);
     let most = most.filter(|&most| most <= i32::MAX as usize / 12).ok_or(Errno::EINVAL)?;

@@ -58,7 +58,7 @@ pub fn ftruncate(args: Args<'_>) -> Result {
     truncate_inode(&file.inode, length)
 }
 
-/// The inode of a regular file that is open for writing.
+/// Returns the inode of a regular file opened for writing.
 fn writable(file: &File) -> Result<&Regular> {
     if !file.writes() {
         return Err(Errno::EBADF);
@@ -96,7 +96,8 @@ pub fn fallocate(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `fsync(fd)`, `fdatasync(fd)`, `syncfs(fd)`, `sync_file_range(fd, …)`: nothing to do for files in memory.
+/// `fsync(fd)`, `fdatasync(fd)`, `syncfs(fd)`, `sync_file_range(fd, …)`: no work for files in
+/// memory.
 pub fn sync(args: Args<'_>) -> Result {
     let file = file(args.a())?;
     match file.kind {
@@ -106,9 +107,10 @@ pub fn sync(args: Args<'_>) -> Result {
     }
 }
 
-/// `fadvise64(fd, offset, length, advice)`. `POSIX_FADV_RANDOM`: reads of this open file read no page besides those that they need;
-/// `POSIX_FADV_NORMAL` and `POSIX_FADV_SEQUENTIAL`: also those that are expected next. `POSIX_FADV_WILLNEED` has the effect of
-/// [`readahead`], and `POSIX_FADV_DONTNEED` drops whole pages that are as on the disk.
+/// `fadvise64(fd, offset, length, advice)`. With `POSIX_FADV_RANDOM`, reads of this open file
+/// read only the needed pages; with `POSIX_FADV_NORMAL` and `POSIX_FADV_SEQUENTIAL`, also the pages
+/// predicted to be needed next. `POSIX_FADV_WILLNEED` has the effect of [`readahead`], and
+/// `POSIX_FADV_DONTNEED` drops whole clean pages of files on the disk.
 pub fn advise(args: Args<'_>) -> Result {
     let file = file(args.a())?;
     if let Kind::Path = file.kind {
@@ -136,7 +138,7 @@ pub fn advise(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `readahead(fd, offset, length)`: begins to read what lies on the disk.
+/// `readahead(fd, offset, length)`: begins to read pages that lie on the disk.
 pub fn readahead(args: Args<'_>) -> Result {
     let file = file(args.a())?;
     if !file.reads() {

@@ -32,7 +32,7 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_tee, tee),
 ];
 
-/// The most pieces of one call (`IOV_MAX`).
+/// The maximum number of pieces of one call (`IOV_MAX`).
 pub(in super::super) const MOST_PIECES: u64 = 1024;
 
 // SAFETY: two words.
@@ -53,12 +53,12 @@ pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
     Ok(pieces)
 }
 
-/// The offset of a call that has one.
+/// Returns the offset of a call with an offset argument.
 fn at(offset: u64) -> Result<Option<u64>> {
     if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(Some(offset)) }
 }
 
-// A call that fails has moved nothing: it may be made again.
+// A failed call has moved no bytes, so it may be repeated.
 
 fn read_to(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
     lack::with_memory(|| file(fd)?.read(&mut Transfer::of_user(pieces), offset))
@@ -72,7 +72,7 @@ fn one(args: &Args<'_>) -> [Piece; 1] {
     [Piece { base: args.b(), len: args.c() }]
 }
 
-/// Fails with `EFAULT` where the program has no memory, even of no bytes, as Linux's `access_ok`
+/// Fails with `EFAULT` if the range is outside user space, even for 0 bytes, as Linux's `access_ok`
 /// does.
 pub(in super::super) fn check_user(addr: u64, len: u64) -> Result<()> {
     let end = addr.checked_add(len).filter(|&end| end <= faultless::USER_END);
@@ -127,7 +127,8 @@ pub fn pwritev(args: Args<'_>) -> Result {
     write_from(args.a(), &pieces(args.b(), args.c())?, at(args.d())?)
 }
 
-/// The offset of a call that has one and flags; those for priority and syncing have no effect.
+/// Returns the offset of a call with an offset and flags; the flags for priority and syncing have
+/// no effect.
 fn at_with_flags(args: &Args<'_>) -> Result<Option<u64>> {
     /// `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`
     const HARMLESS: u64 = 7;
@@ -154,11 +155,11 @@ pub fn lseek(args: Args<'_>) -> Result {
     file(args.a())?.seek(args.b() as i64, args.c() as u32)
 }
 
-/// Bytes that are copied through the kernel at a time, from one file to another.
+/// The number of bytes copied through the kernel at a time, from one file to another.
 const BOUNCE: usize = 16 << 10;
 
-/// Copies up to `len` bytes from one file to another. Bytes that were read and could not be written are lost only
-/// if the source has no position.
+/// Copies up to `len` bytes from one file to another. Bytes that were read and could not be written
+/// are lost only if the source has no position.
 fn copy(
     (from, mut from_at): (&Arc<File>, Option<u64>),
     (to, mut to_at): (&Arc<File>, Option<u64>),
@@ -170,7 +171,7 @@ fn copy(
     let mut stop = Ok(0);
     while moved < len {
         let part = (len - moved).min(BOUNCE as u64) as usize;
-        // Once something was copied, the call does not wait for more.
+        // After the first copied bytes, the call does not wait for more.
         if moved != 0 && from.stream().is_some() && !from.ready().intersects(READABLE) {
             break;
         }
@@ -190,13 +191,13 @@ fn copy(
         moved += done;
         if done < read {
             if from_at.is_none() && from.seekable() {
-                // The position goes back over what was not written.
+                // The position moves back over the unwritten bytes.
                 let _ = from.seek(done as i64 - read as i64, linux_raw_sys::general::SEEK_CUR);
             }
             stop = written;
             break;
         }
-        // For large files it takes long.
+        // Large files take long.
         if !breathe() {
             break;
         }
@@ -218,7 +219,7 @@ impl Offset {
         Ok(Self { addr, at })
     }
 
-    /// The offset, or without one the position of `file`.
+    /// Returns the offset, or without one the position of `file`.
     fn or_position(&self, file: &File) -> Result {
         self.at.map_or_else(|| file.seek(0, nr::SEEK_CUR), Ok)
     }
@@ -283,13 +284,13 @@ pub fn splice(args: Args<'_>) -> Result {
 const SPLICE_FLAGS: u64 = 15;
 const SPLICE_NONBLOCK: u64 = 2;
 
-/// The pipe that a file is an end of.
+/// Returns the pipe if `file` is an end of a pipe.
 fn pipe(file: &File) -> Option<&Arc<Pipe>> {
     let end: &dyn Any = &**file.stream()?;
     end.downcast_ref::<End>().map(|end| &end.pipe)
 }
 
-/// Moves what can be moved without waiting; waits for the first bytes unless `at_once`.
+/// Moves the bytes that can be moved without waiting; waits for the first bytes unless `at_once`.
 fn some(file: &File, wanted: Events, at_once: bool, mut act: impl FnMut() -> Result) -> Result {
     loop {
         match (act(), file.stream()) {
@@ -299,7 +300,8 @@ fn some(file: &File, wanted: Events, at_once: bool, mut act: impl FnMut() -> Res
     }
 }
 
-/// `vmsplice(fd, pieces, count, flags)`: as `writev` to a pipe, or `readv` from one, as far as it fits.
+/// `vmsplice(fd, pieces, count, flags)`: like `writev` to a pipe, or `readv` from a pipe, as far
+/// as the bytes fit.
 pub fn vmsplice(args: Args<'_>) -> Result {
     let (file, flags) = (file(args.a())?, args.d());
     if flags & !SPLICE_FLAGS != 0 {
@@ -319,7 +321,8 @@ pub fn vmsplice(args: Args<'_>) -> Result {
     }
 }
 
-/// `tee(in, out, length, flags)`: copies the contents of one pipe to another, without consuming them.
+/// `tee(in, out, length, flags)`: copies the contents of one pipe to another, without consuming
+/// the contents.
 pub fn tee(args: Args<'_>) -> Result {
     let (from, to, flags) = (file(args.a())?, file(args.b())?, args.d());
     if flags & !SPLICE_FLAGS != 0 {
@@ -337,7 +340,7 @@ pub fn tee(args: Args<'_>) -> Result {
     };
     let at_once = flags & SPLICE_NONBLOCK != 0;
     let len = args.c().min(source.capacity() as u64) as usize;
-    // The contents may change while it waits for space.
+    // The contents may change during the wait for space.
     some(&to, Events::OUT, at_once, || {
         let mut bytes = Vec::new();
         some(&from, Events::IN, at_once, || source.look(len, &mut bytes))?;
