@@ -1,13 +1,14 @@
-//! A kernel of a hundred lines: it maps one MiB, starts a program of thirty bytes there, and lets the subsystem serve
-//! the program's page faults.
+//! A kernel of a hundred lines: it maps one MiB, starts a program of thirty bytes there, and lets
+//! the subsystem serve the program's page faults.
 //!
-//! The program stores to each page of its memory, reports their number with its only system call, and then stores
-//! beyond the end. The subsystem cannot serve that fault and passes it to the kernel, which ends the machine.
+//! The program stores to each page of its memory, reports the number of pages with its only system
+//! call, and then stores beyond the end. The subsystem cannot serve this fault and passes it to the
+//! kernel, which ends the machine.
 //!
 //! `cargo build --profile kernel -p faultless-bare --example pages --features kernel --target x86_64-unknown-none`,
-//! then `qemu-system-x86_64 -M microvm -cpu max -nographic -debugcon stdio -serial null -monitor null
-//! -device isa-debug-exit,iobase=0xf4 -append cpus=1 -kernel target/x86_64-unknown-none/kernel/examples/pages`. QEMU ends with status
-//! 1 then, which is what its device makes of the 0 that the example ends with.
+//! then
+//! `qemu-system-x86_64 -M microvm -cpu max -nographic -debugcon stdio -serial null -monitor null -device isa-debug-exit,iobase=0xf4 -append cpus=1 -kernel target/x86_64-unknown-none/kernel/examples/pages`.
+//! QEMU ends with status 1, which its device makes from the exit status 0 of the example.
 #![no_std]
 #![no_main]
 
@@ -33,7 +34,7 @@ use faultless_bare::{Kernel, machine, report};
 /// Bytes of the program's memory.
 const MEMORY: u64 = 1 << 20;
 
-// The program: `rdi` is where its memory starts, `rsi` where it ends.
+// The program: `rdi` is the start of its memory, `rsi` the end.
 global_asm!(
     ".section .rodata.program, \"a\"",
     "program_start:",
@@ -60,10 +61,10 @@ fn program() -> &'static [u8] {
     unsafe { core::slice::from_raw_parts(start, end.offset_from_unsigned(start)) }
 }
 
-/// The program's task, for the CPU that runs it.
+/// The program's task, for the CPU that runs the program.
 static TASK: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
-/// CPUs that are ready to cache device memory as the subsystem means it.
+/// The number of CPUs ready to cache device memory as the subsystem requires.
 static READY: AtomicUsize = AtomicUsize::new(0);
 
 struct Example;
@@ -77,14 +78,14 @@ impl Kernel for Example {
             try_box(Space::new(cpu).expect("memory for a space")).expect("memory for a space");
         let space = Box::leak(space);
         machine::adopt(space);
-        // SAFETY: it is never dropped.
+        // SAFETY: the space is never dropped.
         unsafe { machine::run(space) };
 
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
         let code =
             space.mmap(cpu, 0, PAGE_SIZE, Prot::RWX, flags).expect("one page of address space");
         user::write_bytes(code, program()).expect("the page is mapped");
-        // Far from the code, so nothing is mapped behind it.
+        // Far from the code, so that no mapping follows.
         let prot = Prot::READ | Prot::WRITE;
         let memory = space.mmap(cpu, code - (1 << 30), MEMORY, prot, flags).expect("room");
 

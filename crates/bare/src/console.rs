@@ -3,14 +3,14 @@
 //! The program's output is port 0xeb, its error output port 0xea, and the kernel's report, line by
 //! line, port 0xe9. All three are debug consoles, which take one byte per `out`. QEMU completes the
 //! `out` only after the host's pipe has accepted the byte, so no byte is lost: if the reader
-//! pauses, the machine pauses with it. A serial port drops a byte after a few retries. The check
-//! for lost flush requests allows for such [pauses](last_pause), and the host compares the number
-//! of bytes that it received with the number [sent](power_off).
+//! pauses, the machine pauses too. A serial port, by contrast, drops a byte after a few retries.
+//! The check for lost flush requests allows for such [pauses](last_pause), and the host compares
+//! the number of received bytes with the number [sent](power_off).
 //!
 //! The program's input is the first serial port. After reset its FIFOs are disabled, and each byte
-//! of input takes a round through the emulator. Enabling them discards a received byte. So the host
-//! first sends one byte to be discarded: the port accepts no other before the kernel has read that
-//! byte, so no input is lost.
+//! of input takes a round trip through the emulator. Enabling the FIFOs discards a received byte.
+//! So the host first sends one byte to be discarded: the port accepts no further byte before the
+//! kernel has read this one, so no input is lost.
 
 use crate::arch::clock;
 use crate::percpu;
@@ -35,9 +35,9 @@ const PAUSE_NS: u64 = 500_000_000;
 /// A debug console.
 struct Channel {
     port: u16,
-    /// The bytes that were sent.
+    /// The number of bytes sent.
     sent: AtomicU64,
-    /// The start of the current write, in nanoseconds since boot; 0: there is none.
+    /// The start of the current write, in nanoseconds since boot; 0 if there is no write.
     since: AtomicU64,
     /// The end of the last pause, in nanoseconds since boot.
     paused: AtomicU64,
@@ -56,7 +56,7 @@ impl Channel {
         }
     }
 
-    /// Sends bytes. The caller holds the lock, or is the only one that runs.
+    /// Sends bytes. The caller holds the lock, or is the only running CPU.
     fn send(&self, bytes: &[u8]) {
         let start = clock::now().max(1);
         self.since.store(start, Ordering::Relaxed);
@@ -89,9 +89,9 @@ fn out(port: u16, byte: u8) {
     unsafe { Port::new(port).write(byte) };
 }
 
-/// Returns the end of the last pause of an output, in nanoseconds since boot; `now` if one is
-/// paused. Other CPUs may be unable to take interrupts meanwhile: an emulator may hold its own lock
-/// during the pause.
+/// Returns the end of the last pause of an output, in nanoseconds since boot; `now` if an output is
+/// paused. During a pause, other CPUs may be unable to take interrupts: an emulator may hold its
+/// own lock.
 pub(crate) fn last_pause(now: u64) -> u64 {
     [&OUTPUT, &ERRORS, &REPORT]
         .map(|channel| channel.last_pause(now))
@@ -106,12 +106,12 @@ pub fn write(bytes: &[u8]) {
     OUTPUT.send(bytes);
 }
 
-/// Returns the next byte of the program's input, if one was received.
+/// Returns the next byte of the program's input, if a byte was received.
 pub fn read() -> Option<u8> {
-    /// Whether the FIFOs are enabled.
+    /// Set if the FIFOs are enabled.
     static QUEUED: AtomicBool = AtomicBool::new(false);
     let _held = INPUT.lock(percpu::cpu());
-    // SAFETY: reading the status changes nothing.
+    // SAFETY: reading the status has no side effects.
     let status: u8 = unsafe { Port::new(SERIAL_STATUS).read() };
     if status & RECEIVED == 0 {
         return None;
@@ -140,11 +140,11 @@ impl Write for Report {
     }
 }
 
-/// One line of the report. See [`report!`](crate::report!).
+/// Writes one line of the report. See [`report!`](crate::report!).
 pub fn line(text: fmt::Arguments<'_>) {
     let held = REPORT.lock.try_lock();
     let held = held.or_else(|| {
-        // At boot no flush request can be served, and after a panic none has to be.
+        // At boot flush requests cannot be served, and after a panic they need not be served.
         (percpu::has_cpu() && !PANICKING.load(Ordering::Relaxed))
             .then(|| REPORT.lock.lock(percpu::cpu()))
     });
@@ -162,7 +162,7 @@ macro_rules! report {
 
 static PANICKING: AtomicBool = AtomicBool::new(false);
 
-/// Reports a panic, and ends the machine. A second CPU that panics waits for that.
+/// Reports a panic, and ends the machine. A second CPU that panics waits for the end.
 pub fn panic(text: fmt::Arguments<'_>) -> ! {
     if !PANICKING.swap(true, Ordering::SeqCst) {
         line(format_args!("panic {text}"));
@@ -171,11 +171,11 @@ pub fn panic(text: fmt::Arguments<'_>) -> ! {
     stop()
 }
 
-/// Ends the machine; the emulator's exit status is made from `status`.
+/// Ends the machine; the emulator derives its exit status from `status`.
 pub fn end(status: u8) -> ! {
     out(EXIT, status);
-    // The device is missing: a triple fault ends the machine, too.
-    // SAFETY: nothing runs on this CPU afterwards.
+    // The device is missing: a triple fault ends the machine, too. SAFETY: no code runs on this CPU
+    // afterwards.
     unsafe {
         let none =
             x86_64::structures::DescriptorTablePointer { limit: 0, base: x86_64::VirtAddr::zero() };
@@ -184,7 +184,7 @@ pub fn end(status: u8) -> ! {
     }
 }
 
-/// Halts this CPU for ever.
+/// Halts this CPU permanently.
 pub fn stop() -> ! {
     loop {
         x86_64::instructions::interrupts::disable();
@@ -192,8 +192,8 @@ pub fn stop() -> ! {
     }
 }
 
-/// Ends the machine with the program's exit status, 0 to 255. Reports the numbers of bytes that
-/// were sent to the two outputs, with which the host checks that it received all.
+/// Ends the machine with the program's exit status, 0 to 255. Reports the numbers of bytes sent to
+/// the two outputs, so that the host can check that all bytes arrived.
 pub fn power_off(status: u8) -> ! {
     let [output, errors] = [&OUTPUT, &ERRORS].map(|channel| channel.sent.load(Ordering::Relaxed));
     report!("sent {output} {errors}");

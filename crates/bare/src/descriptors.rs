@@ -16,14 +16,14 @@ const TASK: u16 = 0x40;
 /// Bytes of each stack for a fatal exception.
 const FATAL_STACK: usize = 8 << 10;
 
-/// A stack for fatal exceptions, and the page below it.
+/// A stack for fatal exceptions, and the page below the stack.
 #[repr(C, align(4096))]
 struct FatalStack {
     guard: [u8; PAGE_SIZE as usize],
     bytes: [u8; FATAL_STACK],
 }
 
-/// One CPU's segments, and the stacks on which it enters the kernel.
+/// One CPU's segments, and the stacks for its entries into the kernel.
 #[repr(C)]
 pub struct Descriptors {
     task: UnsafeCell<TaskStateSegment>,
@@ -45,7 +45,8 @@ impl Descriptors {
 
     /// The stack on which traps from user mode arrive.
     pub fn set_kernel_stack(&self, top: u64) {
-        // SAFETY: it belongs to this CPU, and the processor reads it only at the next entry from user mode.
+        // SAFETY: the segment belongs to this CPU, and the processor reads the field only at the
+        // next entry from user mode.
         unsafe { (*self.task.get()).privilege_stack_table[0] = VirtAddr::new_truncate(top) };
     }
 
@@ -67,13 +68,13 @@ impl Descriptors {
     /// # Safety
     /// `self` belongs to this CPU and never moves; [`set_entries`] was called.
     pub unsafe fn load(&'static self) {
-        // SAFETY: they belong to this CPU, which does not use them yet.
+        // SAFETY: the tables belong to this CPU, which does not use them yet.
         let (task, segments) = unsafe { (&mut *self.task.get(), &mut *self.segments.get()) };
         let top = VirtAddr::new(self.fatal_stack()) + FATAL_STACK as u64;
-        // All fatal exceptions share it: their handlers do not return.
+        // All fatal exceptions share this stack: their handlers do not return.
         task.interrupt_stack_table[0] = top.align_down(16u64);
         let task: *const TaskStateSegment = task;
-        // SAFETY: it never moves.
+        // SAFETY: the segment never moves.
         let Descriptor::SystemSegment(low, high) =
             (unsafe { Descriptor::tss_segment_unchecked(task) })
         else {
@@ -115,14 +116,14 @@ const fn selector(number: u16) -> SegmentSelector {
     SegmentSelector(number)
 }
 
-/// The entry of a vector; all zero if there is none.
+/// The entry of a vector; all zero for an unused vector.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 struct Gate(u64, u64);
 
 struct Gates(UnsafeCell<[Gate; 256]>);
 
-// SAFETY: written by `set_entries` only, before other CPUs run.
+// SAFETY: written only by `set_entries`, before other CPUs run.
 unsafe impl Sync for Gates {}
 
 static GATES: Gates = Gates(UnsafeCell::new([Gate(0, 0); 256]));
@@ -132,7 +133,7 @@ static GATES: Gates = Gates(UnsafeCell::new([Gate(0, 0); 256]));
 /// # Safety
 /// Called once, by the boot CPU, before any CPU loads the table.
 pub unsafe fn set_entries(entries: impl Iterator<Item = (usize, u64)>) {
-    // SAFETY: it is not in use yet.
+    // SAFETY: the table is not in use yet.
     let gates = unsafe { &mut *GATES.0.get() };
     for (vector, address) in entries {
         // Programs may use INT3 and INTO.

@@ -1,19 +1,22 @@
 //! The kernel's heap.
 //!
-//! *Blocks* up to [`LARGEST`] bytes have power-of-two sizes, and are aligned to their size. Each CPU has a list of free
-//! blocks of each size, which needs no lock, since interrupts are off in the kernel. An empty list
-//! is refilled with a batch from the common stock; a long list returns a batch to it. The stock
-//! grows by *slabs*, which are cut up into blocks. Larger allocations are runs of pages, as slabs are.
+//! *Blocks* up to [`LARGEST`] bytes have power-of-two sizes, and are aligned to their size. Each
+//! CPU has a list of free blocks of each size, which needs no lock, since interrupts are off in the
+//! kernel. An empty list is refilled with a batch from the common stock; a long list returns a
+//! batch to the stock. The stock grows by *slabs*, which are cut up into blocks. Larger allocations
+//! are runs of pages, like slabs.
 //!
-//! *Any allocation may fail.* The kernel's collections ([`faultless_collections`]) return a result wherever they grow,
-//! and replace the standard ones. Memory for what must not fail is allocated in advance: a thread includes
-//! what it needs to wait, to be queued and to be woken at a deadline; an entry of a table is reserved before the
-//! first change. To release something, or to end, needs no memory. A test of the linked kernel checks dependencies, too:
-//! no code that a program can have executed leads to the standard library's abort.
+//! *Any allocation may fail.* The kernel's collections ([`faultless_collections`]) return a result
+//! from every operation that may grow, and replace the standard ones. Memory for operations that
+//! must not fail is allocated in advance: a thread includes the memory for its waits, queue links
+//! and deadlines; a table entry is reserved before the first change. Releasing an object, or ending
+//! a thread, needs no memory. A test of the linked kernel checks dependencies, too: no code
+//! reachable from a running program leads to the standard library's abort.
 //!
-//! *Reserve.* System calls that make things check [`low`] first, and fail while less than an
-//! eighth of the heap is free. So a program cannot take the memory that others need to continue, or to inspect and end
-//! it. When the heap seems low, slabs whose blocks have all come back to the stock are first turned into pages again.
+//! *Reserve.* System calls that create objects check [`low`] first, and fail while less than an
+//! eighth of the heap is free. So a program cannot take the memory that other programs need to
+//! continue, or to inspect and end this program. When the heap seems low, slabs whose blocks are
+//! all in the stock are first turned into pages again.
 //!
 //! *Tests* can make a chosen allocation of a thread fail: [`FailNth`].
 //!
@@ -32,8 +35,8 @@ use faultless::{OutOfMemory, PAGE_SHIFT};
 use faultless_collections::Vec;
 use local::{Block, CLASSES, LARGEST, PAGE, batch, block_bytes, class_of, slab_bytes};
 
-/// Which of a thread's next allocations fails, for tests: Linux's `fail-nth`. 0: none, 1: the next. With
-/// [`ALL`](Self::ALL), all later ones fail, too.
+/// The index of a thread's next allocation to fail, for tests: Linux's `fail-nth`. 0: no failure,
+/// 1: the next allocation. With [`ALL`](Self::ALL), all later allocations fail, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailNth(pub u64);
 
@@ -46,7 +49,7 @@ impl FailNth {
         Self(percpu::this().heap.fail_nth.get())
     }
 
-    /// Sets the value of the thread that runs, or is about to, and returns the old one.
+    /// Sets the value of the thread that runs or is about to run, and returns the old value.
     pub fn set(self) -> Self {
         Self(percpu::this().heap.fail_nth.replace(self.0))
     }
@@ -56,14 +59,14 @@ impl FailNth {
 struct Common {
     base: usize,
     pages: Option<Pages<'static>>,
-    /// For each page: how many blocks of the slab that starts there are in the stock. Used only by the search for
-    /// free slabs.
+    /// For each page: the number of blocks in the stock from the slab that starts at this page.
+    /// Used only by the search for free slabs.
     in_stock: &'static mut [u16],
     stock: [*mut Block; CLASSES],
     stocked: [usize; CLASSES],
 }
 
-// SAFETY: the holder of the stock owns the blocks in it.
+// SAFETY: the holder of the stock owns the blocks in the stock.
 unsafe impl Send for Common {}
 
 static COMMON: SpinLock<Common> = SpinLock::new(Common {
@@ -74,7 +77,7 @@ static COMMON: SpinLock<Common> = SpinLock::new(Common {
     stocked: [0; CLASSES],
 });
 
-/// Free pages, as the holder of the lock last left them.
+/// The number of free pages, as stored by the last holder of the lock.
 static FREE: AtomicUsize = AtomicUsize::new(0);
 /// With fewer free pages the heap is low.
 static LOW: AtomicUsize = AtomicUsize::new(0);
@@ -82,7 +85,7 @@ static LOW: AtomicUsize = AtomicUsize::new(0);
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
 impl Common {
-    /// Takes a run that leaves `spare` pages free.
+    /// Takes a run, with at least `spare` pages left free.
     fn take_pages(&mut self, count: usize, align: usize, spare: usize) -> Option<NonNull<u8>> {
         if self.pages.as_ref()?.free() < count + spare {
             self.reclaim();
@@ -127,7 +130,7 @@ impl Common {
         Some(block)
     }
 
-    /// Cuts up one more slab.
+    /// Cuts one more slab into blocks.
     fn grow(&mut self, class: usize) -> Option<()> {
         let count = slab_bytes(class) / PAGE;
         let slab = self.take_pages(count, count, 0)?.as_ptr();
@@ -137,7 +140,7 @@ impl Common {
         Some(())
     }
 
-    /// Frees the slabs of which the stock has all blocks.
+    /// Frees the slabs whose blocks are all in the stock.
     fn reclaim(&mut self) {
         for class in 0..CLASSES {
             let whole = slab_bytes(class) / block_bytes(class);
@@ -192,8 +195,8 @@ struct Heap;
 static HEAP: Heap = Heap;
 
 // SAFETY: a block or run has one owner at a time: free ones are in a list or the stock, which are
-// accessed by one CPU, or under the lock. Blocks are aligned to their size, which is a power of two
-// not below that of the layout; runs are at multiples of their alignment in pages.
+// accessed by one CPU, or under the lock. Blocks are aligned to their size, a power of two that is
+// at least the layout's size; runs are at multiples of their alignment in pages.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -247,8 +250,8 @@ unsafe impl GlobalAlloc for Heap {
         if stays {
             return at;
         }
-        // SAFETY: by the contract the layout is valid with the new size, and the caller owns the old
-        // block.
+        // SAFETY: by the contract the layout is valid with the new size, and the caller owns the
+        // old block.
         unsafe {
             let to = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
             if !to.is_null() {
@@ -268,7 +271,8 @@ fn take_run(layout: Layout) -> *mut u8 {
         return ptr::null_mut();
     }
     let align = (layout.align() / PAGE).max(1);
-    // While the heap is low, the rest is for blocks: one large allocation could take all of it.
+    // While the heap is low, the rest is for blocks: one large allocation could take the whole
+    // rest.
     let spare = LOW.load(Ordering::Relaxed) / 2;
     let found = common().take_pages(layout.size().div_ceil(PAGE), align, spare);
     found.map_or(ptr::null_mut(), NonNull::as_ptr)
@@ -297,13 +301,13 @@ fn refill(class: usize) -> *mut u8 {
         list.room.set(list.room.get() - 1);
     }
     let block = list.head.get();
-    // SAFETY: there was one in the stock.
+    // SAFETY: the stock contained a block.
     list.head.set(unsafe { (*block).next });
     list.room.set(list.room.get() + 1);
     block.cast()
 }
 
-/// Gives a batch of this CPU's long list back to the stock.
+/// Returns a batch of this CPU's long list to the stock.
 #[cold]
 #[inline(never)]
 fn spill(class: usize) {
@@ -311,24 +315,24 @@ fn spill(class: usize) {
     let mut common = common();
     for _ in 0..batch(class) {
         let block = list.head.get();
-        // SAFETY: the list is longer than that.
+        // SAFETY: the list is longer than a batch.
         list.head.set(unsafe { (*block).next });
         list.room.set(list.room.get() + 1);
         common.push(class, block);
     }
 }
 
-/// Makes the memory `start..end` of the direct map the heap. `fixed` bytes of it are allocated for ever,
-/// before the first check whether it is [`low`].
+/// Makes the memory `start..end` of the direct map the heap. `fixed` bytes are allocated
+/// permanently, before the first check whether the heap is [`low`].
 ///
 /// # Safety
 /// Called once, with memory that is page-aligned and not in use.
 pub(crate) unsafe fn init(start: usize, end: usize, fixed: usize) {
     let count = (end - start) / PAGE;
     let words = pages::words(count);
-    // The first pages keep account of all.
+    // The first pages contain the bookkeeping of all pages.
     let own = (words * 8 + count * 2).div_ceil(PAGE);
-    // SAFETY: the caller's memory, aligned for both; zero is a value of both.
+    // SAFETY: the caller's memory, aligned for both; zero is a valid value of both.
     let (words, in_stock) = unsafe {
         let start = start as *mut u8;
         start.write_bytes(0, own * PAGE);
@@ -348,16 +352,16 @@ pub(crate) unsafe fn init(start: usize, end: usize, fixed: usize) {
     LOW.store(total.saturating_sub(fixed.div_ceil(PAGE)) / 8, Ordering::Relaxed);
 }
 
-/// Whether less than an eighth of the heap is free: system calls that make something fail with
-/// `ENOMEM` then.
+/// Returns whether less than an eighth of the heap (without its fixed part) is free. In this case,
+/// system calls that create objects fail with `ENOMEM`.
 #[inline]
 pub fn low() -> bool {
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) && low_indeed()
 }
 
-/// Whether less than a sixteenth of the heap is free: then reading files, directories and `/proc` fails,
-/// too. While the heap is only [`low`] it works, so that programs can find the process that takes the memory, and
-/// kill it.
+/// Returns whether less than a sixteenth of the heap is free. In this case, reading files,
+/// directories and `/proc` fails, too. While the heap is only [`low`], these reads work, so that
+/// programs can find and kill the process that uses the memory.
 #[inline]
 pub fn tight() -> bool {
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) / 2 && low_indeed() && {
@@ -369,7 +373,7 @@ pub fn tight() -> bool {
 fn low_indeed() -> bool {
     let mut common = common();
     let stocked: usize = (0..CLASSES).map(|class| common.stocked[class] * block_bytes(class)).sum();
-    // Not at every call while it is low: the search takes time in proportion to the stock.
+    // Not at every call with a low heap: the search takes time in proportion to the stock.
     if stocked / PAGE > LOW.load(Ordering::Relaxed) / 8 {
         common.reclaim();
     }
@@ -387,7 +391,7 @@ pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     list.try_push(value)
 }
 
-/// Allocated bytes, including the free blocks in the lists of other CPUs.
+/// Returns the number of allocated bytes, including the free blocks in the lists of other CPUs.
 pub fn allocated() -> u64 {
     let common = common();
     let pages = TOTAL.load(Ordering::Relaxed) - common.pages.as_ref().map_or(0, Pages::free);
@@ -395,7 +399,7 @@ pub fn allocated() -> u64 {
     (pages * PAGE - stocked - percpu::this().heap.free_bytes()) as u64
 }
 
-/// Bytes of the heap: all, and those of free pages.
+/// Returns the size of the heap, and the size of its free pages, in bytes.
 pub fn usage() -> (u64, u64) {
     let bytes = |pages: &AtomicUsize| (pages.load(Ordering::Relaxed) * PAGE) as u64;
     (bytes(&TOTAL), bytes(&FREE))

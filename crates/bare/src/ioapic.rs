@@ -1,20 +1,22 @@
-//! The I/O interrupt controllers: which interrupt line of a device interrupts which CPU. The ACPI tables list them.
+//! The I/O interrupt controllers, which route interrupt lines of devices to CPUs. The ACPI tables
+//! list the controllers.
 
 use crate::arch::apic::{self, Vector};
 use crate::paging::direct;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The controllers: the number of the first line, above the physical address of the registers; 0: none.
+/// The controllers: the number of the first line, above the physical address of the registers; 0
+/// for an unused entry.
 static CONTROLLERS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 /// The register with the number of the last line, in bits 16 to 23.
 const VERSION: u32 = 1;
 /// The first two registers of the first line.
 const LINES: u32 = 0x10;
-/// Of a line: level-triggered.
+/// Flag of a line: level-triggered.
 const LEVEL: u32 = 1 << 15;
 
-/// Adds a controller with its registers at `address`, whose first line is `first`.
+/// Adds a controller with its registers at `address` and the first line `first`.
 pub(crate) fn add(address: u32, first: u32) {
     let word = u64::from(first) << 32 | u64::from(address);
     let free = |place: &&AtomicU64| place.load(Ordering::Relaxed) == 0;
@@ -23,7 +25,8 @@ pub(crate) fn add(address: u32, first: u32) {
     }
 }
 
-/// From now on `line`, which is level-triggered, interrupts this CPU as [`Vector::Device`]. `false`: no controller has the line.
+/// Routes `line`, which is level-triggered, to this CPU as [`Vector::Device`]. `false`: no
+/// controller has the line.
 pub fn route(line: u32) -> bool {
     CONTROLLERS.iter().map(|place| place.load(Ordering::Relaxed)).filter(|&word| word != 0).any(
         |word| {

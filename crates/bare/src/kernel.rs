@@ -1,12 +1,13 @@
-//! The upcalls of the machine into the kernel above it.
+//! The upcalls of the machine into the kernel above.
 //!
-//! A kernel implements [`Kernel`], and the linked crate names it with [`kernel!`](crate::kernel!). Each upcall is a
-//! function that the linker resolves, and that link-time optimisation may inline; there is no indirect call.
-//! A page fault that the subsystem serves makes no upcall at all.
+//! A kernel implements [`Kernel`], and the linked crate names the kernel with
+//! [`kernel!`](crate::kernel!). Each upcall is a function resolved by the linker, which link-time
+//! optimisation may inline; there is no indirect call. A page fault served by the subsystem makes
+//! no upcall.
 //!
-//! Every upcall is made with interrupts off, on the kernel stack of the running task (or on the CPU's own, at the
-//! start and in idle), and may wait for locks only. Those that get the frame of a program may switch to
-//! another task, and return when this one continues.
+//! Every upcall is made with interrupts off, on the kernel stack of the running task (or on the
+//! CPU's own stack, at the start and in idle), and may wait only for locks. Upcalls with the frame
+//! of a program may switch to another task, and return when this task continues.
 
 use crate::arch::TrapFrame;
 use crate::percpu::{self, Interrupt};
@@ -15,40 +16,45 @@ use faultless::{Access, FaultError};
 
 /// A kernel above the bare machine.
 pub trait Kernel {
-    /// Called once, on the boot CPU, when the subsystem works and `cpus` CPUs are up. The other CPUs wait until it
-    /// returns.
+    /// Starts the kernel. Called once, on the boot CPU, when the subsystem works and `cpus` CPUs
+    /// are up. The other CPUs wait until this call returns.
     fn start(cpus: usize);
 
-    /// What each CPU does then: run tasks, and [wait](crate::arch::idle) while there are none.
+    /// Runs tasks on each CPU after the start, and [waits](crate::arch::idle) while there are no
+    /// tasks.
     fn run() -> !;
 
-    /// The program made a system call, with the registers `frame`: `rax` is its number, and gets its result.
+    /// Serves a system call of the program with the registers `frame`: `rax` is the number, and
+    /// receives the result.
     fn system_call(frame: &mut TrapFrame);
 
-    /// The program caused a page fault that the subsystem does not resolve. It continues with the registers `frame`, and
-    /// would cause the fault again.
+    /// Handles a page fault of the program that the subsystem does not resolve. The program
+    /// continues with the registers `frame`, and would cause the fault again.
     fn page_fault(frame: &mut TrapFrame, addr: u64, access: Access, why: FaultError);
 
-    /// The program's access to `addr` waits for a page that is [being read](faultless::Cpu::pending_read). When this returns
-    /// the program makes the access again. By default this CPU waits.
+    /// Waits for a page that is [being read](faultless::Cpu::pending_read) for the program's access
+    /// to `addr`. After the return, the program repeats the access. The default waits on this CPU.
     fn pending(frame: &mut TrapFrame, addr: u64, access: Access) {
         if percpu::cpu().await_read().is_err() {
             Self::page_fault(frame, addr, access, FaultError::Bus);
         }
     }
 
-    /// A device has `interrupted` this CPU; or this CPU waits for a read, and devices may be done. Reads of backing stores may be
-    /// completed, with no locks but those of devices and of wait queues. Does nothing by default.
+    /// Handles an interrupt of this CPU by a device (`interrupted`), or a wait of this CPU for a
+    /// read that devices may have completed. The kernel may complete reads of backing stores, and
+    /// may take only the locks of devices and of wait queues. The default does nothing.
     fn devices(_interrupted: bool) {}
 
-    /// The program caused another exception, `frame.vector`.
+    /// Handles another exception of the program, `frame.vector`.
     fn exception(frame: &mut TrapFrame);
 
-    /// The timer or another CPU interrupted this one, in user mode or in idle. Does nothing by default.
+    /// Handles an interrupt by the timer or another CPU, in user mode or in idle. The default does
+    /// nothing.
     fn interrupt(_interrupt: Interrupt, _frame: &TrapFrame) {}
 
-    /// The task returns to user mode, and its CPU's [attention](crate::percpu::PerCpu::attention) was set.
-    /// It is clear now; if it is set again, this is called again. Does nothing by default.
+    /// Handles a task's return to user mode after its CPU's
+    /// [attention](crate::percpu::PerCpu::attention) was set. The flag is clear now; if it is set
+    /// again, this upcall is repeated. The default does nothing.
     fn attention(_frame: &mut TrapFrame) {}
 
     /// Names the running task in the report of a panic.

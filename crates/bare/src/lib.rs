@@ -1,36 +1,39 @@
-//! The bare machine: x86-64 boot, traps, CPUs and memory. On it the subsystem serves real page faults of real programs.
+//! The bare machine: x86-64 boot, traps, CPUs and memory. On this machine the subsystem serves real
+//! page faults of real programs.
 //!
-//! The loader starts it by PVH (QEMU's `-kernel`). It starts all CPUs, and then calls the kernel above it, which implements
-//! the trait `Kernel`. `examples/pages.rs` is a kernel of a hundred lines; `crates/personality` is one that runs Linux
-//! programs.
+//! The loader starts the machine by PVH (QEMU's `-kernel`). The machine starts all CPUs, and then
+//! calls the kernel above, which implements the trait `Kernel`. `examples/pages.rs` is a kernel of
+//! a hundred lines; `crates/personality` is a kernel that runs Linux programs.
 //!
-//! The modules in order. Each imports only those above it (and `machine::bare` and `heap::local`, which per-CPU data contains):
+//! The table lists the modules in order. Each module imports only modules above (and
+//! `machine::bare` and `heap::local`, which are part of per-CPU data):
 //!
 //! | module | contents |
 //! |---|---|
-//! | `pages`, `pcid`, `ranges` | what needs no machine, and is tested on the host |
+//! | `pages`, `pcid`, `ranges` | code that needs no machine, and is tested on the host |
 //! | `arch` | the processor: registers, copies from and to user memory, the interrupt controller, FPU, clock |
 //! | `paging`, `descriptors` | the kernel's page tables; segments and the interrupt descriptor table |
 //! | `percpu`, `ioapic` | per-CPU data; the interrupts of devices |
 //! | `heap`, `sync`, `console` | the kernel's heap; its locks; the report, and the program's input and output |
+//! | `reserve` | frames set aside for copies from and to user memory |
 //! | `kernel` | the upcalls into the kernel above |
-//! | `task` | what can run on a CPU: stacks, switches, the return to user mode |
-//! | `machine` | the subsystem's `Machine`; faults that tests plant |
+//! | `task` | the unit of execution on a CPU: stacks, switches, the return to user mode |
+//! | `machine` | the subsystem's `Machine`; faults injected by tests |
 //! | `trap` | page faults first, then all other entries into the kernel |
 //! | `boot` | from PVH's 32-bit mode to all CPUs running |
 //!
-//! The kernel is not preempted: interrupts are off in it, except in the idle wait.
+//! The kernel is not preempted: interrupts are off in kernel mode, except in the idle wait.
 //!
 //! # A kernel of your own
 //!
-//! A kernel lives in a crate of its own, outside this workspace. It needs four files. `Cargo.toml` names the crates by the path to a copy of
-//! this repository:
+//! A kernel lives in a crate of its own, outside this workspace. The crate needs four files.
+//! `Cargo.toml` names the crates by the path to a copy of this repository:
 //!
 //! ```toml
 #![doc = include_str!("../template/Cargo.toml")]
 //! ```
 //!
-//! `.cargo/config.toml` asks for code that runs at a fixed address; a build script cannot ask for that:
+//! `.cargo/config.toml` requests code that runs at a fixed address; a build script cannot do this:
 //!
 //! ```toml
 #![doc = include_str!("../../../.cargo/config.toml")]
@@ -43,12 +46,13 @@
 //! ```
 //!
 //! `src/main.rs` may start as a copy of `examples/pages.rs`. Then
-//! `cargo build --release --target x86_64-unknown-none` builds `target/x86_64-unknown-none/release/my-kernel`, and the comment on top
-//! of the example has the command that boots it. A test of `crates/boot` does all this in an empty directory.
+//! `cargo build --release --target x86_64-unknown-none` builds
+//! `target/x86_64-unknown-none/release/my-kernel`, and the comment at the top of the example contains
+//! the command to boot the kernel. A test of `crates/boot` performs these steps in an empty directory.
 //!
 //! # Other targets
 //!
-//! On any other target than `x86_64-unknown-none` the crate has only the modules of the first row.
+//! On other targets than `x86_64-unknown-none` the crate has only the modules of the first row.
 #![no_std]
 
 extern crate alloc;
@@ -94,7 +98,7 @@ pub use kernel::Kernel;
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    // On one line, as the report is read.
+    // On one line, because the report is read line by line.
     match info.location() {
         Some(at) => console::panic(format_args!("{} ({at})", info.message())),
         None => console::panic(format_args!("{}", info.message())),

@@ -1,28 +1,28 @@
 //! The machine below the subsystem: real memory, real translations, real interrupts.
 //!
-//! *Translations.* A CPU holds user translations only of the space that it runs. [`run`] switches to another
-//! space: the CPU first loads the kernel's own tables, which drops its translations of the old space,
-//! and leaves that space's CPU set; then it joins the new space's set, and loads its tables.
-//! An idle CPU runs no space, so no flush interrupts it. The kernel's own translations are global,
-//! the same in every space, and do not change once the CPUs run.
+//! *Translations.* A CPU holds user translations only of its running space. [`run`] switches to
+//! another space: the CPU first loads the kernel's own tables, which drops its translations of the
+//! old space, and leaves the old space's CPU set; then the CPU joins the new space's set, and loads
+//! its tables. An idle CPU runs no space, so no flush interrupts it. The kernel's own translations
+//! are global, the same in every space, and do not change after the CPUs have started.
 //!
-//! *Flushing.* A flush of the running space executes one INVLPG per page, or loads the root
-//! again for more than [`PAGES_ONE_BY_ONE`] pages. A flush of another space does nothing, since
-//! leaving that space dropped its translations.
+//! *Flushing.* A flush of the running space executes one INVLPG per page, or loads the root again
+//! for more than [`PAGES_ONE_BY_ONE`] pages. A flush of another space is a no-op, since leaving
+//! this space dropped its translations.
 //!
-//! *With PCIDs* leaving drops nothing, but marks the space's [slot](crate::pcid)
-//! stale, and a stale slot is flushed when it is loaded next. So a switch loads the root twice but flushes
-//! once, and a flush of a space that was left only sets a mark. QEMU's emulation has no PCIDs:
-//! only host tests cover the slots.
+//! *With PCIDs* leaving a space drops no translations, but marks the space's [slot](crate::pcid)
+//! stale, and a stale slot is flushed when it is loaded next. So a switch loads the root twice but
+//! flushes once, and a flush of a space left earlier only sets a mark. QEMU's emulation has no
+//! PCIDs: only host tests cover the slots.
 //!
-//! *Shootdowns.* A flush request to another CPU is an interrupt, [`Vector::Flush`]. All kernel code runs
-//! with interrupts off, so the handler runs between two instructions of a program, or in idle; a CPU that
-//! waits in the kernel serves requests itself. Waiting CPUs check now and then whether a
-//! request has been pending for too long, and panic then: a flush was lost.
+//! *Shootdowns.* A flush request to another CPU is an interrupt, [`Vector::Flush`]. All kernel code
+//! runs with interrupts off, so the handler runs between two instructions of a program, or in idle;
+//! a CPU that waits in the kernel serves requests itself. Waiting CPUs check periodically whether a
+//! request has been pending for too long, and panic in this case: a flush was lost.
 //!
-//! *Parking.* A CPU in a long wait halts, so that a hypervisor can run another on its core. It accepts
-//! only interrupts of the highest class: flush requests, which it serves at once, and wake-ups. It
-//! may hold kernel locks that the other handlers take.
+//! *Parking.* A CPU in a long wait halts, so that a hypervisor can run another CPU on its core. The
+//! halted CPU accepts only interrupts of the highest class: flush requests, which it serves at
+//! once, and wake-ups. It may hold kernel locks used by the other handlers.
 
 mod bare;
 pub(crate) mod plant;
@@ -45,30 +45,30 @@ use faultless::{nontemporal_done, zero_nontemporal};
 
 use plant::Plant;
 
-/// The most pages that are flushed one by one.
+/// The maximum number of pages that are flushed one by one.
 const PAGES_ONE_BY_ONE: u64 = 32;
-/// A load of CR3 that keeps the translations of the identifier.
+/// Flag of a load of CR3: keep the translations of the identifier.
 const KEEP: u64 = 1 << 63;
-/// How long a flush request may be pending. If a CPU does not serve it for so long, the kernel is broken,
-/// or the host is very busy. Planted losses are detected sooner.
+/// The maximum time that a flush request may be pending. If a CPU exceeds this time, the kernel is
+/// broken, or the host is very busy. Injected losses are detected sooner.
 const PATIENCE_NS: u64 = 30_000_000_000;
 /// See [`PATIENCE_NS`].
 const PATIENCE_PLANTED_NS: u64 = 2_000_000_000;
-/// After so many checks a waiting CPU also reads the clock.
+/// The number of checks after which a waiting CPU also reads the clock.
 const LOOKS: u32 = 1 << 12;
 
 // SAFETY: by the trait's points:
 // - `new` fixes CPUs and regions, by its contract.
-// - The direct map shows each frame at one address, for ever; programs reach the same frame.
-// - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also drop the
-//   paging-structure caches; cached translations of other spaces are never used (see the module). Both
-//   instructions serialise, so no earlier walk continues after them.
-// - A space's root is loaded from `run` to `run_none`, which activate and deactivate it.
-// - An interrupt makes the target serve its requests (`serve`), between two instructions of a program, or in
-//   `park`, where only interrupts of the highest class are accepted; it is sent after earlier stores
-//   (`apic::interrupt`).
-// - The processor sets accessed and dirty bits atomically, and the dirty bit before the store.
-// A planted fault breaks this on purpose, and with it only programs' data.
+// - The direct map permanently shows each frame at one address; programs reach the same frame.
+// - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also
+//   drop the paging-structure caches; cached translations of other spaces are never used (see the
+//   module). Both instructions serialise, so no earlier walk continues after them.
+// - A space's root is loaded from `run` to `run_none`, which activate and deactivate the space.
+// - An interrupt makes the target serve its requests (`serve`), between two instructions of a
+//   program, or in `park`, in which only interrupts of the highest class are accepted; the
+//   interrupt is sent after earlier stores (`apic::interrupt`).
+// - The processor sets accessed and dirty bits atomically, and the dirty bit before the store. An
+//   injected fault breaks this rule on purpose, and affects only programs' data.
 unsafe impl Machine for Bare {
     type Predictor = faultless::prefault::Streams;
 
@@ -143,7 +143,7 @@ unsafe impl Machine for Bare {
     fn park(&self, cpu: CpuId) {
         let permit = &percpu::remote(cpu).permit;
         if permit.park() {
-            // An interrupt since then is pending.
+            // An interrupt sent after this time is still pending.
             arch::park();
             permit.resume();
         }
@@ -179,7 +179,7 @@ unsafe impl Machine for Bare {
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
         // SAFETY: two pages of the direct map. The caller owns the target; the copy is discarded if
-        // a program stores to the source meanwhile.
+        // a program stores to the source during the copy.
         unsafe {
             asm!("rep movsq", inout("rdi") self.frame_bytes(to) => _,
                 inout("rsi") self.frame_bytes(from) => _, inout("ecx") 512 => _,
@@ -188,7 +188,7 @@ unsafe impl Machine for Bare {
     }
 }
 
-/// Whether a planted fault prevents a flush.
+/// Returns whether an injected fault prevents a flush.
 #[inline(always)]
 fn planted(here: &PerCpu) -> bool {
     plant::any() && planted_here(here)
@@ -211,7 +211,7 @@ fn reload() {
     if bare::has_pcid() {
         here.slots.borrow_mut().mark_all_stale(here.running.get());
     }
-    // SAFETY: the tables stay as they are.
+    // SAFETY: the tables do not change.
     unsafe {
         asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack, preserves_flags));
     }
@@ -229,8 +229,8 @@ pub(crate) fn serve() {
     here.serving.set(false);
 }
 
-/// Serves flush requests at the timer interrupt, in case their interrupt was lost, and the flushes that a planted fault
-/// delayed.
+/// Serves flush requests at the timer interrupt, in case their interrupt was lost, and the flushes
+/// delayed by an injected fault.
 pub(crate) fn tick() {
     if !plant::is(Plant::LostIpi) {
         percpu::cpu().serve_flushes();
@@ -263,13 +263,14 @@ fn watch() {
     }
 }
 
-/// Runs `space` on this CPU: user mode, and copies from and to user memory, use it from now on.
+/// Runs `space` on this CPU: from now on, user mode, and copies from and to user memory, use this
+/// space.
 ///
 /// # Panics
-/// When the space was not [adopted](adopt): its tables lack the kernel that runs on.
+/// If the space was not [adopted](adopt): its tables lack the kernel half.
 ///
 /// # Safety
-/// The space exists, and does not move, until this CPU runs another or [none](run_none).
+/// The space exists, and does not move, until this CPU runs another space or [none](run_none).
 pub unsafe fn run(space: &Space<Bare>) {
     let here = percpu::this();
     if here.space.get() == space {
@@ -292,12 +293,12 @@ pub unsafe fn run(space: &Space<Bare>) {
 pub fn run_none() {
     let here = percpu::this();
     let old = here.space.get();
-    // SAFETY: by the contract of `run`, which made it the running one.
+    // SAFETY: by the contract of `run`, which made this space the running one.
     if let Some(old) = unsafe { old.as_ref() } {
         load(paging::root() | if bare::has_pcid() { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
-        // SAFETY: the kernel's own tables are loaded, whose user half is empty.
+        // SAFETY: the kernel's own tables are loaded, with an empty user half.
         unsafe { old.deactivate(here.cpu()) };
     }
 }
@@ -307,16 +308,18 @@ fn load(cr3: u64) {
     unsafe { asm!("mov cr3, {}", in(reg) cr3, options(nostack, preserves_flags)) };
 }
 
-/// Copies the kernel's half of the tables into a new space. Called once for each space, before it first runs.
+/// Copies the kernel's half of the tables into a new space. Called once for each space, before its
+/// first run.
 pub fn adopt(space: &Space<Bare>) {
     const HALF: usize = 1 << (PAGE_SHIFT - 1);
     let (from, to) = (direct(paging::root()), direct(space.root().phys()));
-    // SAFETY: both are root tables; the kernel owns the upper half of the new one, which is not in use
-    // yet.
+    // SAFETY: both are root tables; the kernel owns the upper half of the new table, which is not
+    // in use yet.
     unsafe { to.add(HALF).copy_from_nonoverlapping(from.add(HALF), HALF) };
 }
 
-/// Whether the tables of `space` have the last of the kernel's entries, where its image is.
+/// Returns whether the tables of `space` have the last of the kernel's entries, which maps its
+/// image.
 fn is_adopted(space: &Space<Bare>) -> bool {
     const LAST: usize = (1 << PAGE_SHIFT) - size_of::<u64>();
     // SAFETY: the last entry of a root table, in the half that only `adopt` writes.

@@ -7,11 +7,11 @@ pub struct Pages<'a> {
     words: &'a mut [u64],
     len: usize,
     free: usize,
-    /// No page below it is free.
+    /// All pages below this one are used.
     first: usize,
 }
 
-/// How many words [`Pages`] of `len` pages need.
+/// Returns the number of words required for [`Pages`] of `len` pages.
 pub const fn words(len: usize) -> usize {
     len.div_ceil(64)
 }
@@ -27,7 +27,7 @@ impl<'a> Pages<'a> {
         pages
     }
 
-    /// How many pages are free.
+    /// Returns the number of free pages.
     pub const fn free(&self) -> usize {
         self.free
     }
@@ -51,7 +51,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Frees a run, or a part of one.
+    /// Frees a run, or a part of a run.
     pub fn give(&mut self, at: usize, count: usize) {
         debug_assert!(self.next(at, at + count, false) == at + count, "given back twice");
         self.mark(at, count, false);
@@ -59,7 +59,8 @@ impl<'a> Pages<'a> {
         self.first = self.first.min(at);
     }
 
-    /// The first page from `at` on, below `end`, that is used, or free; `end` if there is none.
+    /// Returns the first page in `at..end` that is used (or, without `used`, free); `end` if there
+    /// is no such page.
     fn next(&self, mut at: usize, end: usize, used: bool) -> usize {
         while at < end {
             let word = self.words[at / 64];

@@ -1,17 +1,17 @@
 //! The kernel's own page tables, which are the upper half of every space.
 //!
-//! All physical memory is mapped at [`DIRECT_MAP`], in 2 MiB pages, for data only; the image where it is
-//! linked, each part with its own protection; the registers of devices uncached. The
-//! direct map maps the image's code and constants with small pages, read-only: no address is both
-//! writable and executable, and no executable byte is writable through another address. All these entries are global.
-//! [`check`] walks the tables and verifies this.
+//! All physical memory is mapped at [`DIRECT_MAP`], in 2 MiB pages, for data only. The image is
+//! mapped at its link address, each part with its own protection; the registers of devices are
+//! mapped uncached. The direct map maps the image's code and constants with small pages, read-only:
+//! no address is both writable and executable, and no executable byte is writable through another
+//! address. All these entries are global. [`check`] walks the tables and verifies these rules.
 //!
 //! *Guards.* The page below each kernel stack is not mapped ([`guard`]), so a stack overflow
-//! faults. Guards are the only entries that change once the CPUs run. Mapping a page
-//! again needs no flush. After unmapping, other CPUs may keep a translation, through which
-//! they could access unused memory only. But the CPU that is about to run on the
-//! stack must have none: it compares [`guards`], the number of guards made so far, and drops the kernel's translations
-//! ([`drop_kernel_translations`]) if that has changed.
+//! faults. Guards are the only entries that change after the CPUs have started. Mapping a page
+//! again needs no flush. After unmapping, other CPUs may keep a translation, which gives access
+//! only to unused memory. But the CPU that is about to run on the stack must not have such a
+//! translation: it compares [`guards`], the number of guards made so far, and drops the kernel's
+//! translations ([`drop_kernel_translations`]) if this number has changed.
 
 use crate::arch::apic;
 use crate::ranges::{Range, Ranges};
@@ -23,13 +23,14 @@ use faultless::locks::SpinLock;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::structures::paging::PageTableFlags as Flags;
 
-/// Where all physical memory is mapped.
+/// The address of the direct map of all physical memory.
 pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
-/// From here to 4 GiB machines have the registers of devices.
+/// Machines have the registers of devices between this address and 4 GiB.
 pub const DEVICES: u64 = (4 << 30) - (32 << 20);
 
-/// Where physical address `phys` is mapped: memory, or (uncached) a register of a device.
+/// Returns the kernel address of the physical address `phys`: memory, or (uncached) a register of a
+/// device.
 #[inline(always)]
 pub const fn direct(phys: u64) -> *mut u8 {
     (DIRECT_MAP + phys) as *mut u8
@@ -38,13 +39,13 @@ pub const fn direct(phys: u64) -> *mut u8 {
 const SMALL: u64 = 1 << 12;
 const LARGE: u64 = 1 << 21;
 const ADDRESS: u64 = 0xf_ffff_ffff_f000;
-/// Where the image is linked: this and its physical address.
+/// The link address of the image: the sum of this constant and the physical address.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
 /// The kernel's root table.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
-/// The physical address of the kernel's root table, whose lower half is empty.
+/// Returns the physical address of the kernel's root table, whose lower half is empty.
 #[inline]
 pub fn root() -> u64 {
     ROOT.load(Ordering::Relaxed)
@@ -60,7 +61,7 @@ unsafe extern "C" {
     static __image_end: u8;
 }
 
-/// Where the image is in physical memory.
+/// Returns the place of the image in physical memory.
 pub fn image() -> Range {
     Range::new(&raw const __image_start as u64 - IMAGE, &raw const __image_end as u64 - IMAGE)
 }
@@ -80,7 +81,8 @@ impl Tables<'_> {
         table
     }
 
-    /// Maps `range` of physical memory at `offset` above it; if `large`, with large pages where they fit.
+    /// Maps `range` of physical memory at `offset` above its address; if `large`, with large pages
+    /// for the aligned parts.
     fn map(&mut self, range: Range, offset: u64, flags: Flags, large: bool) {
         let mut phys = range.start;
         while phys < range.end {
@@ -95,7 +97,7 @@ impl Tables<'_> {
         }
     }
 
-    /// The entry for `virt` in its table of `level`.
+    /// Returns the entry for `virt` in its table of `level`.
     fn slot(&mut self, virt: u64, level: u32) -> *mut u64 {
         let mut table = self.root;
         let mut at = 4;
@@ -117,8 +119,8 @@ impl Tables<'_> {
     }
 }
 
-/// Makes the kernel's tables, in frames that it takes from `free`, for memory up to `ends`: below and
-/// above 4 GiB.
+/// Makes the kernel's tables, in frames taken from `free`, for memory up to `ends`: below and above
+/// 4 GiB.
 pub fn build(free: &mut Ranges, ends: [u64; 2]) {
     let mut tables = Tables { root: 0, free };
     tables.root = tables.new_table();
@@ -150,8 +152,8 @@ pub fn build(free: &mut Ranges, ends: [u64; 2]) {
     ROOT.store(tables.root, Ordering::Relaxed);
 }
 
-/// Walks the kernel's tables, which are in use, and panics if a page is both writable and executable,
-/// is accessible to user mode, or maps code writable.
+/// Walks the kernel's tables, which are in use, and panics if a page is both writable and
+/// executable, is accessible to user mode, or maps code writable.
 pub fn check() {
     let text = {
         let start = &raw const __text_start as u64 - IMAGE;
@@ -169,7 +171,7 @@ fn check_table(table: u64, level: u32, virt: u64, above: Flags, text: Range) {
             continue;
         }
         let virt = virt | index << (12 + 9 * (level - 1));
-        // Each level can only remove rights; NO_EXECUTE removes one.
+        // Each level can only remove rights; NO_EXECUTE removes a right.
         let rights = Flags::WRITABLE | Flags::USER_ACCESSIBLE;
         let flags = (above & own & rights) | ((above | own) & Flags::NO_EXECUTE);
         // At the root no right is removed yet.
@@ -193,20 +195,20 @@ fn check_table(table: u64, level: u32, virt: u64, above: Flags, text: Range) {
 
 /// Held while a guard is made or removed. Only the heap's lock is taken inside it.
 static GUARDING: SpinLock<()> = SpinLock::new(());
-/// How often a guard was made.
+/// The number of guards made so far.
 static GUARDS: AtomicU64 = AtomicU64::new(0);
 
-/// How often a guard was made.
+/// Returns the number of guards made so far.
 #[inline]
 pub fn guards() -> u64 {
     GUARDS.load(Ordering::Acquire)
 }
 
-/// Unmaps the kernel's page at `page`. `false`: there is no memory for the table that this
-/// needs, and nothing has changed.
+/// Unmaps the kernel's page at `page`. `false`: there is no memory for the required table, and the
+/// mapping is unchanged.
 ///
 /// # Safety
-/// The page is in the image or the direct map. The caller owns it, and does not use it before
+/// The page is in the image or the direct map. The caller owns the page, and does not use it before
 /// [`unguard`].
 pub unsafe fn guard(page: *const u8) -> bool {
     let _guarding = GUARDING.lock(&Spin);
@@ -224,10 +226,10 @@ pub unsafe fn guard(page: *const u8) -> bool {
     true
 }
 
-/// Splits a large page into small ones, for ever. `false`: there is no memory for the table.
+/// Splits a large page into small pages, permanently. `false`: there is no memory for the table.
 ///
 /// # Safety
-/// `slot` is its entry; [`GUARDING`] is held.
+/// `slot` is the page's entry; [`GUARDING`] is held.
 unsafe fn split(slot: *mut u64) -> bool {
     #[repr(C, align(4096))]
     struct Table([u64; 512]);
@@ -236,9 +238,9 @@ unsafe fn split(slot: *mut u64) -> bool {
     if table.is_null() {
         return false;
     }
-    // SAFETY: the new table is not in use yet. Only the processor may write the entry meanwhile: it sets
-    // the accessed and dirty bits, which are not used. Both sizes map the same memory with the same
-    // rights, so it does not matter which of them a CPU caches.
+    // SAFETY: the new table is not in use yet. Only the processor may write the entry concurrently:
+    // it sets the accessed and dirty bits, which are not used. Both sizes map the same memory with
+    // the same rights, so CPUs may cache either size.
     unsafe {
         let first = slot.read_volatile() & !Flags::HUGE_PAGE.bits();
         (0..512).for_each(|index| table.add(index).write(first + index as u64 * SMALL));
@@ -248,18 +250,18 @@ unsafe fn split(slot: *mut u64) -> bool {
     true
 }
 
-/// Maps a page again that [`guard`] unmapped.
+/// Maps a page again after [`guard`].
 ///
 /// # Safety
-/// `guard` did.
+/// [`guard`] has unmapped the page.
 pub unsafe fn unguard(page: *const u8) {
     let _guarding = GUARDING.lock(&Spin);
     let (slot, _) = leaf(page as u64);
-    // SAFETY: the entry of the page, which is complete but for its present bit.
+    // SAFETY: the entry of the page, which is complete except for its present bit.
     unsafe { slot.write_volatile(slot.read_volatile() | Flags::PRESENT.bits()) };
 }
 
-/// The entry for the kernel address `virt`, and whether it maps a large page.
+/// Returns the entry for the kernel address `virt`, and whether the entry maps a large page.
 fn leaf(virt: u64) -> (*mut u64, bool) {
     let mut table = root();
     let mut level = 4;
@@ -277,12 +279,12 @@ fn leaf(virt: u64) -> (*mut u64, bool) {
     }
 }
 
-/// Drops all translations of this CPU, including global ones.
+/// Drops all translations of this CPU, including global translations.
 #[cold]
 pub fn drop_kernel_translations() {
     let cr4 = Cr4::read();
-    // SAFETY: turning global pages off and on drops all translations, those of all PCIDs
-    // included. Nothing relies on cached translations.
+    // SAFETY: turning global pages off and on drops all translations, including all PCIDs. No code
+    // relies on cached translations.
     unsafe {
         Cr4::write(cr4 - Cr4Flags::PAGE_GLOBAL);
         Cr4::write(cr4);

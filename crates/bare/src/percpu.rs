@@ -1,10 +1,11 @@
 //! Per-CPU data.
 //!
-//! In the kernel the GS base of a CPU is its [`PerCpu`], from its first instructions on. Interrupts are off and the
-//! kernel is not preempted, so accesses through [`this`] need no locks. A thread that gives the
-//! CPU away may continue on another: it must not keep references to per-CPU data across that.
+//! In the kernel the GS base of a CPU is its [`PerCpu`], from its first instructions on. Interrupts
+//! are off and the kernel is not preempted, so accesses through [`this`] need no locks. A thread
+//! that yields the CPU may continue on another CPU: it must not keep references to per-CPU data
+//! across the switch.
 //!
-//! [`Remote`], on separate cache lines, is what other CPUs access.
+//! [`Remote`], on separate cache lines, contains the fields accessed by other CPUs.
 
 pub use crate::arch::apic::MAX_CPUS;
 use crate::descriptors::Descriptors;
@@ -23,7 +24,7 @@ use faultless::{Cpu, CpuId, Space, Vm};
 use x86_64::VirtAddr;
 use x86_64::registers::model_specific::GsBase;
 
-/// Interrupts that are counted, for `/proc/interrupts`.
+/// Counted interrupts, for `/proc/interrupts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
     /// Timer interrupts.
@@ -36,10 +37,10 @@ pub enum Interrupt {
     Device,
 }
 
-/// What belongs to one CPU.
+/// The private data of one CPU.
 #[repr(C)]
 pub struct PerCpu {
-    /// Its own address; the first field.
+    /// The address of this structure; the first field.
     this: Cell<*const Self>,
     /// The stack for entries from user mode.
     pub(crate) kernel_stack: Cell<u64>,
@@ -48,28 +49,28 @@ pub struct PerCpu {
     /// The number of [guards](crate::paging::guards) when this CPU last dropped its translations of
     /// kernel addresses.
     pub(crate) guards: Cell<u64>,
-    /// Where SYSCALL's entry saves the program's stack pointer for a few instructions.
+    /// The program's stack pointer, saved here by SYSCALL's entry for a few instructions.
     pub(crate) user_stack: Cell<u64>,
-    /// Whether this CPU calls [`Kernel::attention`](crate::Kernel::attention) before it returns to
-    /// user mode.
+    /// Set if this CPU must call [`Kernel::attention`](crate::Kernel::attention) before it returns
+    /// to user mode.
     pub attention: AtomicBool,
-    /// Its number. The boot CPU may still change it before this CPU gets the subsystem.
+    /// The CPU number. The boot CPU may still change the number before this CPU gets the subsystem.
     pub(crate) id: Cell<CpuId>,
-    /// The [task](crate::task) that runs, if one does.
+    /// The running [task](crate::task), if any.
     pub(crate) current: Cell<*const ()>,
-    /// The space that this CPU runs, if it runs one. Set by [`machine::run`](crate::machine::run).
+    /// The running space, if any. Set by [`machine::run`](crate::machine::run).
     pub space: Cell<*const Space<Bare>>,
-    /// That space's number, or 0.
+    /// The running space's number, or 0.
     pub(crate) running: Cell<u64>,
-    /// Whether [`vm`] and [`cpu`] may be called.
+    /// Set if [`vm`] and [`cpu`] may be called.
     ready: Cell<bool>,
     vm: Cell<*const Vm<Bare>>,
     cpu: UnsafeCell<MaybeUninit<Cpu<'static, Bare>>>,
     pub(crate) heap: Local,
     pub(crate) slots: RefCell<Slots>,
-    /// Whether it is serving flush requests. See [`plant`](crate::machine::plant).
+    /// Set while this CPU serves flush requests. See [`plant`](crate::machine::plant).
     pub(crate) serving: Cell<bool>,
-    /// Whether a flush is delayed to the next tick. See [`plant`](crate::machine::plant).
+    /// Set if a flush is delayed to the next tick. See [`plant`](crate::machine::plant).
     pub(crate) late: Cell<bool>,
     pub(crate) descriptors: Descriptors,
 }
@@ -99,18 +100,18 @@ impl PerCpu {
         }
     }
 
-    /// The right to call the subsystem from this CPU.
+    /// Returns the right to call the subsystem from this CPU.
     #[inline(always)]
     pub fn cpu(&self) -> &Cpu<'static, Bare> {
         debug_assert!(self.ready.get(), "no subsystem yet");
-        // SAFETY: `enter` made it, before anything that calls the subsystem runs on this CPU.
+        // SAFETY: made by `enter`, before any code that calls the subsystem runs on this CPU.
         unsafe { (*self.cpu.get()).assume_init_ref() }
     }
 
     /// Counts an interrupt.
     pub(crate) fn count(&self, interrupt: Interrupt) {
         let count = &remote(self.id.get()).interrupts[interrupt as usize];
-        // Only this CPU writes it.
+        // Only this CPU writes the count.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 }
@@ -123,10 +124,11 @@ impl fmt::Debug for PerCpu {
 
 const _: () = assert!(offset_of!(PerCpu, this) == 0);
 
-/// Per-CPU data that other CPUs access.
+/// Per-CPU data accessed by other CPUs.
 pub(crate) struct Remote {
     interrupts: [AtomicU64; 4],
-    /// When the oldest pending flush request came, in nanoseconds since boot; 0: none is pending.
+    /// The time of the oldest pending flush request, in nanoseconds since boot; 0 without a pending
+    /// request.
     pub(crate) asked: AtomicU64,
     /// For [`Bare`]'s `park`.
     pub(crate) permit: Permit,
@@ -140,34 +142,35 @@ static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
     })
 }; MAX_CPUS];
 
-/// How many CPUs run.
+/// The number of running CPUs.
 static CPUS: AtomicUsize = AtomicUsize::new(1);
 
-/// The data of a CPU that others access.
+/// Returns the data of a CPU accessed by other CPUs.
 #[inline]
 pub(crate) fn remote(id: CpuId) -> &'static Remote {
     &REMOTES[id.index()]
 }
 
-/// What belongs to this CPU.
+/// Returns the private data of this CPU.
 #[inline(always)]
 pub fn this() -> &'static PerCpu {
     let this: *const PerCpu;
-    // SAFETY: in the kernel the GS base is this CPU's `PerCpu`, which is never freed and whose first field
-    // is its address. Not `pure`: after a switch the thread may be on another CPU.
+    // SAFETY: in the kernel the GS base is this CPU's `PerCpu`, which is never freed and whose
+    // first field is its address. Not `pure`: after a switch the thread may be on another CPU.
     unsafe {
         asm!("mov {}, gs:[0]", out(reg) this, options(nomem, nostack, preserves_flags));
         &*this
     }
 }
 
-/// The right to call the subsystem from this CPU. Must not be kept while the thread gives the CPU away.
+/// Returns the right to call the subsystem from this CPU. The reference must not be kept while the
+/// thread yields the CPU.
 #[inline(always)]
 pub fn cpu() -> &'static Cpu<'static, Bare> {
     this().cpu()
 }
 
-/// Whether [`cpu`] may be called: always, except early in boot.
+/// Returns whether [`cpu`] may be called: always, except early in boot.
 pub fn has_cpu() -> bool {
     this().ready.get()
 }
@@ -185,12 +188,12 @@ pub fn vm() -> &'static Vm<Bare> {
     unsafe { &*this().vm.get() }
 }
 
-/// How many CPUs run.
+/// Returns the number of running CPUs.
 pub fn cpus() -> usize {
     CPUS.load(Ordering::Relaxed)
 }
 
-/// How often each [`Interrupt`] came to a CPU.
+/// Returns the number of interrupts of a CPU, by [`Interrupt`].
 pub fn interrupts(cpu: CpuId) -> [u64; 4] {
     remote(cpu).interrupts.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
@@ -202,24 +205,26 @@ pub(crate) fn set_cpus(cpus: usize) {
 /// Makes `here` the data of this CPU, and loads its tables.
 ///
 /// # Safety
-/// Called once on this CPU, with data that no other CPU has, after [`set_entries`](crate::descriptors::set_entries).
+/// Called once on this CPU, with data used by no other CPU, after
+/// [`set_entries`](crate::descriptors::set_entries).
 pub(crate) unsafe fn install(here: &'static PerCpu) {
     here.this.set(here);
-    // SAFETY: it belongs to this CPU alone, for ever.
+    // SAFETY: the data belongs permanently to this CPU alone.
     unsafe {
         here.descriptors.load();
         set(here);
     }
 }
 
-/// From now on this CPU may call the subsystem.
+/// Allows this CPU to call the subsystem from now on.
 ///
 /// # Safety
 /// Called once on this CPU, whose number is below the machine's number of CPUs.
 pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
     let here = this();
     // SAFETY: the only `Cpu` of this number. Interrupt handlers call the subsystem only to serve
-    // flushes and to complete reads, and never inside another call of it, since interrupts are off there.
+    // flushes and to complete reads, and never inside another call of the subsystem, since
+    // interrupts are off there.
     unsafe { (*here.cpu.get()).write(vm.cpu(here.id.get())) };
     here.vm.set(vm);
     here.ready.set(true);
@@ -228,7 +233,7 @@ pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
 /// Makes `here` this CPU's [`PerCpu`].
 ///
 /// # Safety
-/// It belongs to this CPU alone, and does not move.
+/// `here` belongs to this CPU alone, and does not move.
 unsafe fn set(here: &'static PerCpu) {
     GsBase::write(VirtAddr::from_ptr(here));
 }

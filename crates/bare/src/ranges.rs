@@ -1,6 +1,6 @@
-//! Ranges of physical memory, from which boot takes what it needs.
+//! Ranges of physical memory, from which boot takes its memory.
 
-/// The most ranges in a set.
+/// The maximum number of ranges in a set.
 pub const MAX_RANGES: usize = 128;
 
 /// A half-open range of physical addresses.
@@ -8,22 +8,22 @@ pub const MAX_RANGES: usize = 128;
 pub struct Range {
     /// First byte.
     pub start: u64,
-    /// First byte after it.
+    /// The byte after the last byte.
     pub end: u64,
 }
 
 impl Range {
-    /// The range `start..end`; an `end` below `start` makes it empty.
+    /// Returns the range `start..end`; empty if `end` is below `start`.
     pub const fn new(start: u64, end: u64) -> Self {
         Self { start, end: if end < start { start } else { end } }
     }
 
-    /// Bytes in it.
+    /// Returns the size in bytes.
     pub const fn len(self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether the range is empty.
     pub const fn is_empty(self) -> bool {
         self.start == self.end
     }
@@ -33,7 +33,7 @@ impl Range {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-/// Free memory: ranges that do not overlap.
+/// Free memory: disjoint ranges.
 #[derive(Clone, Debug)]
 pub struct Ranges {
     ranges: [Range; MAX_RANGES],
@@ -78,8 +78,9 @@ impl Ranges {
         Ok(())
     }
 
-    /// Removes and returns `len` bytes at a multiple of `align`, a power of two: from the start of the range with
-    /// the lowest address that is large enough. `None` if there is none, or too many ranges would be left.
+    /// Removes and returns `len` bytes at a multiple of `align`, a power of two, from the start of
+    /// the lowest range that is large enough. `None` if no range is large enough, or too many
+    /// ranges would remain.
     pub fn take(&mut self, len: u64, align: u64) -> Option<Range> {
         let fits = |range: Range| {
             let start = range.start.checked_next_multiple_of(align)?;
@@ -91,13 +92,14 @@ impl Ranges {
         Some(found)
     }
 
-    /// The ranges in order of address, cut into parts with these shares of all pages: each with the number of its part.
+    /// Returns the ranges in order of address, divided into parts with these shares of all pages;
+    /// each range comes with the number of its part.
     pub fn parts(&self, shares: &[u16]) -> impl Iterator<Item = (usize, Range)> {
         let mut sorted = self.clone();
         sorted.ranges[..self.len].sort_unstable_by_key(|range| range.start);
         let pages: u64 = self.iter().map(Range::len).sum::<u64>() >> 12;
         let sum = |shares: &[u16]| shares.iter().map(|&share| u64::from(share)).sum::<u64>();
-        // Where a part begins, were all ranges one.
+        // Returns the start of a part, with all ranges concatenated.
         let begin = move |part| (pages * sum(&shares[..part]) / sum(shares)) << 12;
         let mut before = 0;
         sorted.ranges.into_iter().flat_map(move |range| {

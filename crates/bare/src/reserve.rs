@@ -1,11 +1,13 @@
-//! Frames that are set aside for copies from and to user memory.
+//! Frames set aside for copies from and to user memory.
 //!
-//! Such a copy may hold any lock, so where no frame is free it can neither wait for one nor kill a program. The reserve lends it what a fault needs, the
-//! copy goes on, and the task [notes](Lack) that: on its return to user mode, where it holds nothing, the kernel ends a program or waits for
-//! the end of one, and fills the reserve again. So a program that only makes system calls does not see that memory is out,
-//! and a task that ends can still tell others of it.
+//! Such a copy may hold any lock, so without a free frame the copy can neither wait for a frame nor
+//! kill a program. The reserve lends the frames that a fault needs, the copy continues, and the
+//! task [notes](Lack) the loan. On the task's return to user mode, where it holds no locks, the
+//! kernel ends a program or waits for the end of a program, and refills the reserve. So a program
+//! that only makes system calls does not notice the lack of memory, and an ending task can still
+//! notify other tasks.
 //!
-//! Where the reserve is used up, too, the copy fails.
+//! If the reserve is used up, too, the copy fails.
 
 use crate::heap;
 use crate::machine::Bare;
@@ -15,47 +17,49 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless::Block;
 use faultless_collections::Vec;
 
-/// Whether a task found no free frame where it could not wait for one.
+/// The lack of memory found by a task that could not wait for a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lack {
-    /// It did not.
+    /// No lack.
     #[default]
     None,
-    /// The reserve lent what was missing.
+    /// The reserve lent the missing frames.
     Lent,
     /// A copy failed.
     Failed,
-    /// A copy failed, and not because memory is out: its page is mapped as often as can be counted.
+    /// A copy failed for another reason than lack of memory: the counter of its page's mappings is
+    /// at its maximum.
     Hopeless,
 }
 
-/// Whether an operation of this CPU that just failed as out of memory did so because frames, or the heap, were exhausted.
+/// Returns whether the last out-of-memory failure on this CPU was caused by a lack of frames or of
+/// heap.
 pub fn is_lack() -> bool {
     percpu::cpu().take_starved() || heap::tight()
 }
 
-/// One part of memory in so many, in frames.
+/// The size of the reserve is 1/`PART` of memory, in frames.
 const PART: u64 = 512;
-/// The fewest and the most frames.
+/// The bounds of the size, in frames.
 const LEAST: u64 = 16;
 const MOST: u64 = 1024;
-/// The most frames that a fault takes: a page, and a table of each level below the root.
+/// The maximum number of frames used by a fault: a page, and a table of each level below the root.
 const NEEDED: usize = 4;
 
 static FRAMES: Mutex<Vec<Block<'static, Bare>>> = Mutex::new(Vec::new());
-/// How many frames are lent.
+/// The number of lent frames.
 static LENT: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets the frames aside. Called once, when the subsystem works.
 pub(crate) fn init() {
     let most = (percpu::vm().total_frames() / PART).clamp(LEAST, MOST) as usize;
-    // Room for all of them, so that to take them back needs no memory.
+    // Capacity for all frames, so that taking frames back needs no memory.
     *FRAMES.lock() = Vec::try_with_capacity(most).expect("the heap is empty yet");
     LENT.store(most, Ordering::Relaxed);
     fill();
 }
 
-/// Lends frames for one fault: they are free now. False: there are none.
+/// Lends frames for one fault by freeing them. False: the reserve is empty.
 pub(crate) fn lend() -> bool {
     let lent: [_; NEEDED] = {
         let mut frames = FRAMES.lock();
@@ -66,7 +70,8 @@ pub(crate) fn lend() -> bool {
     count != 0
 }
 
-/// Takes back what is lent, as far as there are free frames, and returns whether that was all. The caller holds no lock.
+/// Takes back lent frames, as far as frames are free, and returns whether the reserve is full. The
+/// caller holds no lock.
 #[inline]
 pub fn fill() -> bool {
     LENT.load(Ordering::Relaxed) == 0 || take_back()
@@ -81,7 +86,7 @@ fn take_back() -> bool {
         let Ok(missing) = claimed else { return true };
         let cpu = percpu::cpu();
         let taken = cpu.alloc_block(0);
-        // Once: pages that can be evicted are no reason to say that memory is out.
+        // Evict once, because memory is not out while pages can be evicted.
         let taken = if taken.is_err() && core::mem::take(&mut evicts) {
             cpu.reclaim(missing as u64);
             cpu.alloc_block(0)

@@ -1,12 +1,13 @@
 //! The kernel's locks.
 //!
-//! *Wait loops service shootdown requests.* Interrupts are off in the kernel, so a CPU that waits for a lock gets no flush
-//! interrupt. The requester may be the holder of that lock, in the middle of a copy to user
-//! memory or inside the subsystem. So waiters serve flush requests themselves.
+//! *Wait loops service shootdown requests.* Interrupts are off in the kernel, so a CPU that waits
+//! for a lock receives no flush interrupt. The requester may be the holder of this lock, in the
+//! middle of a copy to user memory or inside the subsystem. So waiters serve flush requests
+//! themselves.
 //!
-//! *Order.* Locks are taken from the outside in: process table, process, threads and files, wait queues,
-//! run queues; at most one of a kind at a time, unless its module says otherwise. A holder does not
-//! give the CPU away: [`Mutex`] is a spin lock.
+//! *Order.* Locks are taken from the outside in: process table, process, threads and files, wait
+//! queues, run queues; at most one of a kind at a time, unless the module documents an exception. A
+//! holder does not yield the CPU: [`Mutex`] is a spin lock.
 
 use crate::percpu;
 use core::fmt;

@@ -10,7 +10,7 @@ mod pages {
     use faultless_bare::pages::*;
 
     #[test]
-    fn runs_are_aligned_disjoint_and_come_back() {
+    fn runs_are_aligned_disjoint_and_reusable() {
         let mut storage = vec![0; words(150)];
         let mut pages = Pages::new(&mut storage, 150);
         assert_eq!(pages.take(3, 1), Some(0));
@@ -27,9 +27,9 @@ mod pages {
         assert_eq!(pages.take(2, 2), Some(4));
     }
 
-    /// Against a vector of booleans.
+    /// Compares with a vector of booleans.
     #[test]
-    fn as_a_simple_model() {
+    fn pages_match_a_simple_model() {
         let mut storage = vec![0; words(200)];
         let mut pages = Pages::new(&mut storage, 200);
         let mut model = [false; 200];
@@ -79,7 +79,7 @@ mod pcid {
     }
 
     #[test]
-    fn the_slot_that_was_not_loaded_for_longest_goes_to_a_new_space_and_is_flushed() {
+    fn new_space_takes_and_flushes_the_least_recently_loaded_slot() {
         let mut slots = Slots::new();
         let pcids: Vec<_> = (1..=SLOTS as u64).map(|id| slots.load(id).pcid).collect();
         slots.load(1);
@@ -90,7 +90,7 @@ mod pcid {
     }
 
     #[test]
-    fn dropping_everything_spares_the_running_space_which_is_flushed_at_once() {
+    fn mark_all_stale_skips_the_running_space() {
         let mut slots = Slots::new();
         slots.load(1);
         slots.load(2);
@@ -110,7 +110,7 @@ mod ranges {
     }
 
     #[test]
-    fn removing_cuts_and_adding_does_not_double() {
+    fn remove_cuts_ranges_and_add_does_not_duplicate() {
         let mut ranges = Ranges::EMPTY;
         ranges.add(Range::new(0, 100)).unwrap();
         ranges.add(Range::new(200, 300)).unwrap();
@@ -125,7 +125,7 @@ mod ranges {
     }
 
     #[test]
-    fn taking_aligns_and_prefers_low_addresses() {
+    fn take_aligns_and_prefers_low_addresses() {
         let mut ranges = Ranges::EMPTY;
         ranges.add(Range::new(0x5000, 0x9000)).unwrap();
         ranges.add(Range::new(0x1800, 0x4000)).unwrap();

@@ -1,7 +1,7 @@
 //! The local interrupt controllers (APICs): interrupts between CPUs, and each CPU's timer.
 //!
-//! Their registers are memory-mapped (xAPIC), which works for up to 255 CPUs. The legacy interrupt controller (PIC) is masked
-//! for ever; its vectors are moved away from those of exceptions.
+//! The registers are memory-mapped (xAPIC), which works for up to 255 CPUs. The legacy interrupt
+//! controller (PIC) is masked permanently; its vectors are moved away from the exception vectors.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, compiler_fence};
@@ -9,7 +9,7 @@ use faultless::CpuId;
 use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
 
-/// Where the registers are mapped: the last 2 MiB of virtual memory.
+/// The address of the registers: the last 2 MiB of virtual memory.
 pub const MAPPED_AT: u64 = 0xffff_ffff_ffe0_0000;
 
 const ID: u64 = 0x20;
@@ -26,29 +26,29 @@ const TIMER_DIVIDER: u64 = 0x3e0;
 
 /// `SPURIOUS`: the controller is on.
 const ON: u32 = 1 << 8;
-/// `COMMAND`: the previous one is still being sent.
+/// `COMMAND`: the previous command is still being sent.
 const SENDING: u32 = 1 << 12;
-/// `COMMAND`: level assert, as in all commands but one.
+/// `COMMAND`: level assert, set in all commands except one.
 const ASSERT: u32 = 1 << 14;
 /// `TIMER` and others: masked.
 const MASKED: u32 = 1 << 16;
 /// Divides by 16.
 const BY_16: u32 = 0b0011;
 
-/// The interrupt vectors. Their upper four bits are their class: a [parked](super::park) CPU takes
-/// only those of the highest class.
+/// The interrupt vectors. The upper four bits are the class: a [parked](super::park) CPU accepts
+/// only the highest class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Vector {
-    /// Another CPU wants this one to serve its flush requests.
+    /// A request to serve flush requests.
     Flush = 0xf0,
-    /// Another CPU wants this one to schedule.
+    /// A request to reschedule.
     Reschedule = 0xe1,
     /// The timer expired.
     Timer = 0xe2,
-    /// A device has something.
+    /// An interrupt of a device.
     Device = 0xe3,
-    /// Another CPU wakes this one, which is parked.
+    /// A wake-up of a parked CPU.
     Wake = 0xf1,
     /// The controller reports an error.
     Error = 0xfe,
@@ -57,7 +57,7 @@ pub enum Vector {
 }
 
 impl Vector {
-    /// The interrupt with this vector, if it is one.
+    /// Returns the interrupt with this vector, if any.
     #[inline]
     pub(crate) const fn from_number(vector: u64) -> Option<Self> {
         match vector {
@@ -73,7 +73,7 @@ impl Vector {
     }
 }
 
-/// The most CPUs: a set of them is one word.
+/// The maximum number of CPUs: a set of CPUs is one word.
 pub const MAX_CPUS: usize = 64;
 
 /// Each CPU's APIC ID.
@@ -88,25 +88,25 @@ fn read(register: u64) -> u32 {
 }
 
 fn write(register: u64, value: u32) {
-    // SAFETY: the registers are mapped at boot. What is written raises interrupts, which the kernel handles,
-    // or starts other CPUs, which `boot::cpus` has prepared.
+    // SAFETY: the registers are mapped at boot. Writes raise interrupts, which the kernel handles,
+    // or start other CPUs, which `boot::cpus` has prepared.
     unsafe { ((MAPPED_AT + register) as *mut u32).write_volatile(value) };
 }
 
 /// The physical address of the registers.
 pub fn base() -> u64 {
     let register = Msr::new(0x1b);
-    // SAFETY: every processor with a local controller has it.
+    // SAFETY: every processor with a local controller has this register.
     unsafe { register.read() & 0xf_ffff_f000 }
 }
 
-/// Masks the legacy controller for ever.
+/// Masks the legacy controller permanently.
 pub(crate) fn mask_old() {
     let put = |port: u16, value: u8| {
         // SAFETY: the ports of the two legacy controllers.
         unsafe { Port::new(port).write(value) };
     };
-    // What it had pending would arrive as an exception.
+    // A pending interrupt would arrive as an exception.
     for (command, data, first) in [(0x20, 0x21, 0x20), (0xa0, 0xa1, 0x28)] {
         put(command, 0x11);
         put(data, first);
@@ -128,8 +128,8 @@ pub(crate) fn enable() {
 pub(crate) fn measure_timer() {
     const NS: u64 = 10_000_000;
     write(TIMER_DIVIDER, BY_16);
-    // Read before the timer starts: if the host is busy in between, the timer seems slow, and later interrupts early
-    // rather than late.
+    // Read before the timer starts. If the host is busy in between, the timer seems slow, so later
+    // interrupts come early rather than late.
     let start = super::clock::now();
     write(TIMER_START, u32::MAX);
     super::clock::delay(NS);
@@ -139,8 +139,8 @@ pub(crate) fn measure_timer() {
     TIMER_HZ.store(counts * 1_000_000_000 / took, Ordering::Relaxed);
 }
 
-/// Sets this CPU's timer to interrupt once, in `ns` nanoseconds, in place of its earlier setting. The time is limited
-/// by the counter's width (a minute at 1 GHz).
+/// Sets this CPU's timer to interrupt once, in `ns` nanoseconds, replacing the earlier setting. The
+/// counter's width limits the time (a minute at 1 GHz).
 pub fn start_timer(ns: u64) {
     let counts = u128::from(ns) * u128::from(TIMER_HZ.load(Ordering::Relaxed)) / 1_000_000_000;
     write(TIMER_DIVIDER, BY_16);
@@ -163,14 +163,15 @@ pub(crate) fn id() -> u8 {
     (read(ID) >> 24) as u8
 }
 
-/// Ends the interrupt that is being served (EOI).
+/// Ends the interrupt in service (EOI).
 #[inline]
 pub(crate) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Interrupts another CPU, which then sees all earlier stores of this one: the controller's registers are uncached, so the
-/// processor writes to them after those stores, and the compiler does not reorder them.
+/// Interrupts another CPU, which then sees all earlier stores of this CPU: the controller's
+/// registers are uncached, so the processor writes to them after these stores, and the compiler
+/// does not reorder the writes.
 pub fn interrupt(cpu: CpuId, vector: Vector) {
     compiler_fence(Ordering::SeqCst);
     command(IDS[cpu.index()].load(Ordering::Relaxed), ASSERT | vector as u32);
@@ -181,7 +182,8 @@ pub(crate) fn send_init(id: u8) {
     command(id, ASSERT | 0b101 << 8);
 }
 
-/// Starts the CPU with this APIC ID, which was reset, at `addr`: below 1 MiB, a multiple of 4 KiB (SIPI).
+/// Starts the CPU with this APIC ID, which was reset, at `addr`: below 1 MiB, a multiple of 4 KiB
+/// (SIPI).
 pub(crate) fn send_startup(id: u8, addr: u64) {
     command(id, ASSERT | 0b110 << 8 | (addr >> 12) as u32 & 0xff);
 }

@@ -1,8 +1,8 @@
 //! Time: the time-stamp counter (TSC).
 //!
-//! Its frequency comes from the hypervisor or the processor. Otherwise it is measured once, against the legacy timer (PIT).
-//! Under an emulator that derives time from counted instructions the TSC runs at 1 GHz; the measurement is
-//! a few counts off, and is rounded.
+//! The frequency comes from the hypervisor or the processor. Otherwise it is measured once, against
+//! the legacy timer (PIT). Under an emulator that derives time from counted instructions the TSC
+//! runs at 1 GHz; the measurement is a few counts off, and is rounded.
 
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,12 +26,13 @@ pub fn now() -> u64 {
 
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: every 64-bit processor has it, and the kernel does not disable it in user mode.
+    // SAFETY: every 64-bit processor has the counter, and the kernel does not disable it in user
+    // mode.
     unsafe { _rdtsc() }
 }
 
-/// Executes a thousand instructions. For an emulator that counts instructions, reading a clock is as expensive
-/// as thousands of them, so loops that wait for a time read it rarely.
+/// Executes a thousand instructions. An emulator that counts instructions makes reading a clock as
+/// expensive as thousands of instructions, so loops that wait for a time read the clock rarely.
 fn lull() {
     // SAFETY: counts a register down.
     unsafe {
@@ -62,8 +63,9 @@ fn told() -> Option<u64> {
     by_hypervisor.or_else(|| cpuid.get_tsc_info()?.tsc_frequency()).filter(|&hz| hz != 0)
 }
 
-/// TSC counts per second, measured with the PIT. A busy host can only make a measurement too long, because the TSC is read
-/// before and after it: the shortest of several is right.
+/// Returns the TSC counts per second, measured with the PIT. A busy host can only make a
+/// measurement too long, because the TSC is read before and after the measured time: the shortest
+/// of several measurements is right.
 fn measured() -> u64 {
     const TICKS: u16 = (CHIP_HZ / 200) as u16;
     let counts = (0..4).map(|_| counted(TICKS)).min().unwrap_or(0).max(1);
@@ -78,8 +80,8 @@ fn counted(ticks: u16) -> u64 {
     /// Latches the status of channel 0; its highest bit is set once the count is 0.
     const STATUS: u8 = 0b1110_0010;
     let (mut mode, mut data) = (Port::<u8>::new(0x43), Port::<u8>::new(0x40));
-    // SAFETY: nothing else uses channel 0, and the controller that it could interrupt through is masked. (Channel 2, which
-    // has a gate, is not on every board.)
+    // SAFETY: channel 0 has no other user, and the controller through which it could interrupt is
+    // masked. (Channel 2, which has a gate, is missing on some boards.)
     unsafe {
         let start = counter();
         mode.write(ONCE);

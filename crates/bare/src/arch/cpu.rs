@@ -1,4 +1,4 @@
-//! The processor: its features, halting, and the registers that only programs use.
+//! The processor: features, halting, and the registers used only by programs.
 
 use super::fpu;
 use core::arch::asm;
@@ -6,22 +6,23 @@ use faultless::format::PAGE_ATTRIBUTES;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
-/// Waits for an interrupt. Called with interrupts off, as everything in the kernel. The interrupt is served
-/// before this returns, and none is lost between the caller's last check and the wait.
+/// Waits for an interrupt. Called with interrupts off, like all kernel code. The interrupt is
+/// served before this function returns, and no interrupt is lost between the caller's last check
+/// and the wait.
 pub fn idle() {
     // SAFETY: `sti` takes effect after the next instruction, so the wait cannot miss an interrupt;
-    // the handlers keep the kernel's rules. Memory may change meanwhile, so no `nomem`.
+    // the handlers keep the kernel's rules. Memory may change during the wait, so no `nomem`.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
 }
 
 /// Halts, anywhere in the kernel, until an interrupt whose handler takes no lock
-/// ([`Vector::Flush`](super::apic::Vector) or `Wake`). Other interrupts stay pending until interrupts are on. As in
-/// [`idle`], none is lost.
+/// ([`Vector::Flush`](super::apic::Vector) or `Wake`). Other interrupts stay pending until
+/// interrupts are on. As in [`idle`], no interrupt is lost.
 pub fn park() {
-    /// The task priority that lets only the highest class of interrupts through.
+    /// The task priority that admits only the highest class of interrupts.
     const MASKED: u64 = 0xe;
-    // SAFETY: the priority is 0 everywhere else, and again afterwards. The handlers that may run keep the rules
-    // of `Machine::park`. Memory may change meanwhile, so no `nomem`.
+    // SAFETY: the priority is 0 everywhere else, and again afterwards. The handlers that may run
+    // keep the rules of `Machine::park`. Memory may change during the wait, so no `nomem`.
     unsafe {
         asm!("mov cr8, {masked}", "sti", "hlt", "cli", "mov cr8, {none}",
             masked = in(reg) MASKED, none = in(reg) 0u64, options(nostack));
@@ -31,8 +32,8 @@ pub fn park() {
 /// Serves pending interrupts. For long system calls, between two steps:
 /// the caller holds no lock, and is not inside the subsystem.
 pub fn serve_interrupts() {
-    // SAFETY: `sti` takes effect after the next instruction, and the handlers keep the kernel's rules.
-    // Memory may change meanwhile, so no `nomem`.
+    // SAFETY: `sti` takes effect after the next instruction, and the handlers keep the kernel's
+    // rules. Memory may change in between, so no `nomem`.
     unsafe { asm!("sti", "nop", "nop", "cli", options(nostack)) };
 }
 
@@ -66,7 +67,8 @@ pub fn set_gs_base(base: u64) {
     unsafe { register.write(base) };
 }
 
-/// Says how memory is cached whose page-table entries choose one of eight entries of this register.
+/// The page attribute table. Page-table entries select one of its eight entries for the caching of
+/// memory.
 const PAT: Msr = Msr::new(0x277);
 
 /// The CPU's page attribute table ([`PAGE_ATTRIBUTES`] once the CPU has started).
@@ -75,7 +77,8 @@ pub fn page_attributes() -> u64 {
     unsafe { PAT.read() }
 }
 
-/// Enables the processor's protection features, the subsystem's ways to cache device memory, and the FPU.
+/// Enables the processor's protection features, the caching modes of device memory required by the
+/// subsystem, and the FPU.
 pub fn enable() {
     let has = features();
     let mut cr4 =
@@ -92,8 +95,8 @@ pub fn enable() {
         | Cr0Flags::WRITE_PROTECT
         | Cr0Flags::ALIGNMENT_MASK
         | Cr0Flags::PAGING;
-    // SAFETY: paging, protection and long mode stay as they are; the kernel is made for the other flags.
-    // CR3 has identifier 0, which enabling PCID requires.
+    // SAFETY: paging, protection and long mode do not change; the kernel is made for the other
+    // flags. CR3 has identifier 0, which enabling PCID requires.
     unsafe {
         Cr4::write(cr4);
         Cr0::write(cr0);
@@ -102,13 +105,14 @@ pub fn enable() {
         });
     }
     let mut pat = PAT;
-    // SAFETY: the register exists, and the value is one of memory types. It changes entry 2 alone, which no page-table entry of the
-    // kernel chooses; so no cached translation or line is of another type than before, and nothing needs to be flushed.
+    // SAFETY: the register exists, and the value consists of memory types. The write changes only
+    // entry 2, which no page-table entry of the kernel selects; so no cached translation or line
+    // changes its type, and no flush is needed.
     unsafe { pat.write(PAGE_ATTRIBUTES) };
     fpu::enable(has.xsave);
 }
 
-/// The features of the processor that the kernel checks, under Intel's names.
+/// The features of the processor checked by the kernel, under Intel's names.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "features have their names")]
 pub struct Features {
@@ -119,7 +123,7 @@ pub struct Features {
     pub pcid: bool,
 }
 
-/// Reads them from the processor.
+/// Reads the features of the processor.
 pub fn features() -> Features {
     let cpuid = raw_cpuid::CpuId::new();
     let basic = cpuid.get_feature_info();

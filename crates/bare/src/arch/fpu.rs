@@ -1,8 +1,9 @@
 //! The program's x87, SSE and AVX registers.
 //!
-//! The kernel does not use them, so they stay in the processor while it runs. They are saved and loaded only when
-//! another thread is to run, or when a signal frame or a fork copies them. Their memory format is XSAVE's
-//! standard format, or FXSAVE's if the processor has no XSAVE.
+//! The kernel does not use these registers, so they stay in the processor while the kernel runs.
+//! They are saved and loaded only when another thread is to run, or when a signal frame or a fork
+//! copies them. The memory format is XSAVE's standard format, or FXSAVE's if the processor has no
+//! XSAVE.
 
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
@@ -19,31 +20,31 @@ pub const LEGACY_BYTES: usize = 512;
 const HEADER_BYTES: usize = 64;
 /// x87, SSE, AVX.
 const WANTED: u64 = 0b111;
-/// x87, SSE: what FXSAVE stores.
+/// x87, SSE: the parts stored by FXSAVE.
 const LEGACY: u64 = 0b11;
 /// All exceptions masked, as Linux starts programs.
 const CONTROL: u16 = 0x37f;
-/// The same for SSE.
+/// The initial MXCSR: all exceptions masked.
 const MXCSR: u32 = 0x1f80;
 /// Offset of MXCSR.
 const MXCSR_AT: usize = 24;
-/// Offset of the mask of the MXCSR bits that the processor has.
+/// Offset of the mask of the MXCSR bits supported by the processor.
 const MXCSR_MASK_AT: usize = 28;
-/// Those that every processor has, used if the mask is 0.
+/// The bits supported by every processor, used if the mask is 0.
 const MXCSR_SURE: u32 = 0xffbf;
 
 /// Bytes of a state: `LEGACY_BYTES` if there is no XSAVE.
 static BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
 
-/// The bits of MXCSR that the processor has.
+/// The MXCSR bits supported by the processor.
 static MXCSR_MASK: AtomicU32 = AtomicU32::new(MXCSR_SURE);
 
-/// The registers of a thread while it does not run.
+/// The registers of a thread while the thread does not run.
 pub struct FpuState(NonNull<u8>);
 
-// SAFETY: it is memory that the value owns.
+// SAFETY: the value owns this memory.
 unsafe impl Send for FpuState {}
-// SAFETY: a shared reference only reads it.
+// SAFETY: a shared reference permits only reads.
 unsafe impl Sync for FpuState {}
 
 fn layout() -> Layout {
@@ -77,15 +78,15 @@ impl FpuState {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as `bytes`; `&mut self` excludes others.
+        // SAFETY: as `bytes`; `&mut self` excludes other accesses.
         unsafe { core::slice::from_raw_parts_mut(self.0.as_ptr(), BYTES.load(Ordering::Relaxed)) }
     }
 
-    /// Takes bytes that a program chose: a prefix of what [`bytes`](Self::bytes) gives. Parts that
-    /// the prefix does not cover, or that are not `wanted`, get their initial values.
+    /// Takes bytes chosen by a program: a prefix of the format of [`bytes`](Self::bytes). Parts
+    /// beyond the prefix, and parts that are not `wanted`, get their initial values.
     ///
     /// # Errors
-    /// [`Unfit`]: the processor would not load them. The state must not be used then.
+    /// [`Unfit`]: the processor would not load the bytes. The state must not be used in this case.
     pub fn take(&mut self, chosen: &[u8], wanted: u64) -> Result<(), Unfit> {
         let bytes = self.bytes_mut();
         let len = chosen.len().min(bytes.len());
@@ -115,8 +116,8 @@ impl FpuState {
     }
 }
 
-/// Bytes on which XRSTOR or FXRSTOR would fault: a part that is not enabled, another format than the
-/// standard one, or a reserved bit that is set.
+/// Bytes on which XRSTOR or FXRSTOR would fault: a part that is not enabled, another format than
+/// the standard one, or a reserved bit that is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfit;
 
@@ -137,10 +138,11 @@ impl fmt::Debug for FpuState {
 #[repr(C, align(16))]
 struct Legacy([u32; LEGACY_BYTES / 4]);
 
-/// Enables the parts that the processor has, before any state exists.
+/// Enables the parts supported by the processor, before any state exists.
 pub(super) fn enable(has_xsave: bool) {
     let mut area = Legacy([0; LEGACY_BYTES / 4]);
-    // SAFETY: the area has the size and alignment that the instruction needs; `arch::enable` enabled it.
+    // SAFETY: the area has the size and alignment required by the instruction, which `arch::enable`
+    // enabled.
     unsafe { asm!("fxsave64 [{}]", in(reg) &raw mut area, options(nostack)) };
     if area.0[MXCSR_MASK_AT / 4] != 0 {
         MXCSR_MASK.store(area.0[MXCSR_MASK_AT / 4], Ordering::Relaxed);
@@ -154,7 +156,7 @@ pub(super) fn enable(has_xsave: bool) {
     parts.set(XCr0Flags::AVX, leaf.xcr0_supports_avx_256());
     // SAFETY: the processor has XSAVE, which `arch::enable` enabled, and these parts.
     unsafe { XCr0::write(parts) };
-    // Read again: the size is that of the enabled parts.
+    // Read again, for the size of the enabled parts.
     if let Some(leaf) = cpuid.get_extended_state_info() {
         BYTES.store(leaf.xsave_area_size_enabled_features() as usize, Ordering::Relaxed);
     }
@@ -177,7 +179,8 @@ pub fn parts() -> u64 {
 /// Stores the processor's registers.
 pub fn save(state: &mut FpuState) {
     let at = state.0.as_ptr();
-    // SAFETY: the area belongs to the state, is aligned to 64, and has the size that the instruction needs.
+    // SAFETY: the area belongs to the state, is aligned to 64, and has the size required by the
+    // instruction.
     unsafe {
         if has_xsave() {
             asm!("xsave64 [{}]", in(reg) at, in("eax") WANTED as u32, in("edx") 0, options(nostack));
@@ -190,8 +193,8 @@ pub fn save(state: &mut FpuState) {
 /// Loads the processor's registers.
 pub fn restore(state: &FpuState) {
     let at = state.0.as_ptr();
-    // SAFETY: as `save`. The contents were stored by it or checked by `take`, so nothing faults. The
-    // kernel does not use these registers.
+    // SAFETY: as `save`. The contents were stored by `save` or checked by `take`, so the load does
+    // not fault. The kernel does not use these registers.
     unsafe {
         if has_xsave() {
             asm!("xrstor64 [{}]", in(reg) at, in("eax") WANTED as u32, in("edx") 0,

@@ -6,7 +6,7 @@ use x86_64::registers::rflags::RFlags;
 /// `vector` of a system call's frame; its `error` is the number of the system call.
 pub const SYSTEM_CALL: u64 = 256;
 
-/// Selectors, with Linux's numbers, because programs see them in signal frames.
+/// Selectors, with Linux's numbers, because signal frames show the numbers to programs.
 pub const KERNEL_CODE: u16 = 0x10;
 /// See [`KERNEL_CODE`].
 pub const KERNEL_DATA: u16 = 0x18;
@@ -40,7 +40,7 @@ pub struct TrapFrame {
     /// The processor's error code, or the number of the system call.
     pub error: u64,
     pub rip: u64,
-    /// Only [`restrict`](Self::restrict) sets it, and `ss`.
+    /// Changed only by [`restrict`](Self::restrict), like `ss`.
     pub cs: u64,
     pub rflags: u64,
     pub rsp: u64,
@@ -51,7 +51,8 @@ pub struct TrapFrame {
 const _: () =
     assert!(size_of::<TrapFrame>() == 22 * 8 && size_of::<TrapFrame>().is_multiple_of(16));
 
-/// The resume flag: set in the frame of an exception, and cleared by the program's next instruction.
+/// The resume flag: set in the frame of an exception, and cleared by the program's next
+/// instruction.
 pub const RESUME: u64 = 1 << 16;
 
 /// The flags that a program may set: CF PF AF ZF SF TF DF OF AC ID.
@@ -65,15 +66,15 @@ impl TrapFrame {
         frame
     }
 
-    /// Makes registers that a program chose (by `rt_sigreturn`) safe for user mode: user
-    /// selectors, interrupts on, and only the flags that it may set.
+    /// Makes registers chosen by a program (by `rt_sigreturn`) safe for user mode: user selectors,
+    /// interrupts on, and only flags that the program may set.
     pub fn restrict(&mut self) {
         self.cs = u64::from(USER_CODE);
         self.ss = u64::from(USER_DATA);
         self.rflags = self.rflags & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits() | 2;
     }
 
-    /// Whether the CPU was in user mode, rather than in the kernel.
+    /// Returns whether the CPU was in user mode, rather than in the kernel.
     #[inline(always)]
     pub const fn of_user(&self) -> bool {
         self.cs & 3 != 0

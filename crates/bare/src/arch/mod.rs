@@ -1,5 +1,5 @@
-//! The x86-64 processor: registers, interrupts, user memory, time. Nothing here uses the state of other CPUs,
-//! or of the kernel.
+//! The x86-64 processor: registers, interrupts, user memory, time. These modules do not use the
+//! state of other CPUs, or of the kernel.
 
 pub mod apic;
 pub mod clock;

@@ -1,8 +1,9 @@
 //! The program's data segment selectors.
 //!
-//! In 64-bit mode they have no effect on memory accesses, except through the bases of FS and GS, which are set in other
-//! ways. But a program may load and read them, so each thread has its own. What a program could load,
-//! the kernel can load again: both use the same descriptors.
+//! In 64-bit mode the selectors have no effect on memory accesses, except through the bases of FS
+//! and GS, which are set in other ways. But a program may load and read selectors, so each thread
+//! has its own. The kernel can load any selector that a program could load: both use the same
+//! descriptors.
 
 use core::arch::asm;
 
@@ -28,22 +29,23 @@ impl Selectors {
         Self { ds, es, fs, gs }
     }
 
-    /// These, with the null selector in FS.
+    /// Returns these selectors, with the null selector in FS.
     pub const fn without_fs(self) -> Self {
         Self { fs: 0, ..self }
     }
 
-    /// These, with the null selector in GS.
+    /// Returns these selectors, with the null selector in GS.
     pub const fn without_gs(self) -> Self {
         Self { gs: 0, ..self }
     }
 
-    /// Loads them. If FS or GS changes, its base is lost.
+    /// Loads the selectors. If FS or GS changes, its base is lost.
     pub fn load(self) {
         let now = Self::current();
-        // SAFETY: the selectors are null or were in these registers before, so they load. The kernel
-        // uses neither DS, ES nor FS. GS is loaded while it has the program's base, which loading
-        // changes. Interrupts are off, and the handlers of NMI and the like check the base.
+        // SAFETY: the selectors are null or were in these registers before, so they load. The
+        // kernel uses neither DS, ES nor FS. GS is loaded while it has the program's base, which
+        // loading changes. Interrupts are off, and the handlers of NMI and similar exceptions check
+        // the base.
         unsafe {
             if self.ds != now.ds {
                 asm!("mov ds, {:x}", in(reg) self.ds, options(nostack, preserves_flags));

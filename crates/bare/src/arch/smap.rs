@@ -1,4 +1,4 @@
-//! SMAP: the kernel can access user memory only in the instructions that copy.
+//! SMAP: the kernel can access user memory only in the copy instructions.
 
 /// Forbids access to user memory; [removed](remove) if the CPU has no SMAP.
 macro_rules! clac {
@@ -21,16 +21,16 @@ unsafe extern "C" {
     static __smap_end: u64;
 }
 
-/// Replaces `clac` and `stac` in the code by a no-op if the CPU has no SMAP and
-/// does not know them.
+/// Replaces `clac` and `stac` in the code with a no-op if the CPU has no SMAP, because the CPU does
+/// not support these instructions.
 ///
 /// # Safety
 /// The code is still writable, and no other CPU runs.
 pub(crate) unsafe fn remove() {
     /// A no-op of three bytes.
     const NOTHING: [u8; 3] = [0x0f, 0x1f, 0x00];
-    // SAFETY: between the two symbols lie the addresses of these instructions, which are three bytes
-    // long, by the linker script.
+    // SAFETY: the addresses of these instructions, which are three bytes long, are between the two
+    // symbols, by the linker script.
     unsafe {
         let len = (&raw const __smap_end).offset_from_unsigned(&raw const __smap_start);
         for &at in core::slice::from_raw_parts(&raw const __smap_start, len) {

@@ -1,11 +1,12 @@
 //! Copies from and to user memory, safe for any pointer.
 //!
-//! The range is first checked against the end of user space. If the processor mispredicts that check, the address is
-//! masked, so that a speculative copy of kernel memory leaves no trace in its caches. Each instruction that accesses user
-//! memory is listed in `.fixups` with the address of its fixup. When it faults, the handler serves the fault in the space
-//! that this CPU runs, as if the program had made the access, and repeats the instruction. If the fault cannot be
-//! served, the handler continues at the fixup, and the copy returns `EFAULT`. SMAP allows access to user memory (AC is
-//! set) in these few instructions only.
+//! The range is first checked against the end of user space. If the processor mispredicts this
+//! check, the address is masked, so that a speculative copy of kernel memory has no effect on the
+//! caches. Each instruction that accesses user memory is listed in `.fixups` with the address of
+//! its fixup. On a fault, the handler serves the fault in the running space of this CPU, like a
+//! fault of the program, and repeats the instruction. If the fault cannot be served, the handler
+//! continues at the fixup, and the copy returns `EFAULT`. SMAP allows access to user memory (AC is
+//! set) only in these few instructions.
 //!
 //! Callers hold no lock that a page fault needs, and are not inside the subsystem.
 
@@ -19,8 +20,8 @@ use faultless_collections::Vec;
 /// Plain data.
 ///
 /// # Safety
-/// Every bit pattern is a valid value, and there is no padding, through which a program could read
-/// other memory of the kernel.
+/// Every bit pattern is a valid value, and there is no padding, which could reveal other kernel
+/// memory to a program.
 pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
@@ -32,7 +33,7 @@ macro_rules! plain {
 
 plain!(u8, u16, u32, u64, i8, i16, i32, i64, usize);
 
-// SAFETY: as its elements; there is no padding between them.
+// SAFETY: as the elements; there is no padding between elements.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// An entry of `.fixups`: the instruction at `label` continues at `{fixup}`.
@@ -42,7 +43,8 @@ macro_rules! fixup {
     };
 }
 
-/// A function of `dst`, `src` and `len` that executes `$by` for words and then for bytes. Returns whether it faulted.
+/// Defines a function of `dst`, `src` and `len` that executes `$by` for words and then for bytes.
+/// Returns whether an access faulted.
 macro_rules! by_words {
     ($by:literal) => {
         naked_asm!(
@@ -66,20 +68,21 @@ macro_rules! by_words {
     };
 }
 
-/// Copies `len` bytes; one side is user memory. Returns whether it faulted.
+/// Copies `len` bytes; one side is user memory. Returns whether an access faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     by_words!("movs")
 }
 
-/// Fills `len` bytes of user memory with zeros; nothing is read. Returns whether it faulted.
+/// Fills `len` bytes of user memory with zeros, without reading memory. Returns whether an access
+/// faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn fill(dst: *mut u8, nothing: *const u8, len: usize) -> bool {
     by_words!("stos")
 }
 
-/// Copies bytes of user memory up to and with the first zero, at most `len`. Returns how many were
-/// copied, or -1 if it faulted.
+/// Copies bytes of user memory up to and including the first zero, at most `len`. Returns the
+/// number of copied bytes, or -1 after a fault.
 #[unsafe(naked)]
 unsafe extern "C" fn copy_string(dst: *mut u8, src: *const u8, len: usize) -> isize {
     naked_asm!(
@@ -103,7 +106,7 @@ unsafe extern "C" fn copy_string(dst: *mut u8, src: *const u8, len: usize) -> is
     )
 }
 
-/// Loads a word of user memory into `value`. Returns whether it faulted.
+/// Loads a word of user memory into `value`. Returns whether the access faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn load(value: *mut u32, src: *const u32) -> bool {
     naked_asm!(
@@ -121,8 +124,8 @@ unsafe extern "C" fn load(value: *mut u32, src: *const u32) -> bool {
     )
 }
 
-/// Atomically replaces a word of user memory by `new` if it equals `*value`; `*value` becomes its old value.
-/// Returns whether it faulted.
+/// Atomically replaces a word of user memory with `new` if the word equals `*value`; `*value`
+/// becomes the old value. Returns whether the access faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn exchange(value: *mut u32, dst: *mut u32, new: u32) -> bool {
     naked_asm!(
@@ -141,7 +144,7 @@ unsafe extern "C" fn exchange(value: *mut u32, dst: *mut u32, new: u32) -> bool 
     )
 }
 
-/// `addr`, if it and the `len` bytes from it on are user addresses.
+/// Returns `addr` if the `len` bytes from `addr` on are user addresses.
 #[inline(always)]
 fn check(addr: u64, len: usize) -> Result<u64, Errno> {
     match addr.checked_add(len as u64) {
@@ -150,8 +153,8 @@ fn check(addr: u64, len: usize) -> Result<u64, Errno> {
     }
 }
 
-/// `addr` if it is below the end of user space, otherwise 0: computed without a branch, so the result is
-/// right under speculation too.
+/// Returns `addr` if it is below the end of user space, otherwise 0. Computed without a branch, so
+/// the result is also right under speculation.
 #[inline(always)]
 fn masked(addr: u64) -> u64 {
     let mask: u64;
@@ -169,17 +172,18 @@ fn done(failed: bool) -> Result<(), Errno> {
     if failed { Err(Errno::EFAULT) } else { Ok(()) }
 }
 
-/// Copies `len` bytes of the program's memory, from `src` on. On an error `dst` may be partly written.
+/// Copies `len` bytes of the program's memory, from `src` on. On an error `dst` may be partly
+/// written.
 ///
 /// # Errors
 /// `EFAULT`.
 ///
 /// # Safety
-/// `dst` is valid for writes of `len` bytes of the kernel's.
+/// `dst` is valid for writes of `len` bytes of kernel memory.
 #[inline]
 pub unsafe fn copy_in(dst: *mut u8, src: u64, len: usize) -> Result<(), Errno> {
     let src = check(src, len)?;
-    // SAFETY: `dst` by the contract; the user side may fault, but is no memory of the kernel.
+    // SAFETY: `dst` by the contract; the user side may fault, but is not kernel memory.
     done(unsafe { copy(dst, src as *const u8, len) })
 }
 
@@ -189,7 +193,7 @@ pub unsafe fn copy_in(dst: *mut u8, src: u64, len: usize) -> Result<(), Errno> {
 /// `EFAULT`; a part may have been copied.
 ///
 /// # Safety
-/// `src` is valid for reads of `len` bytes of the kernel's.
+/// `src` is valid for reads of `len` bytes of kernel memory.
 #[inline]
 pub unsafe fn copy_out(dst: u64, src: *const u8, len: usize) -> Result<(), Errno> {
     let dst = check(dst, len)?;
@@ -248,8 +252,8 @@ pub fn write<T: Plain>(addr: u64, value: &T) -> Result<(), Errno> {
     unsafe { copy_out(addr, (&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// The bytes of a string in the program's memory, without the terminating zero; `None` if there is none in the first
-/// `max` bytes.
+/// Returns the bytes of a string in the program's memory, without the terminating zero; `None` if
+/// the first `max` bytes contain no zero.
 ///
 /// # Errors
 /// `EFAULT`; `ENOMEM`.
@@ -265,7 +269,7 @@ pub fn string(addr: u64, max: usize) -> Result<Option<Vec<u8>>, Errno> {
         // SAFETY: `piece` bytes were reserved.
         let copied = unsafe { copy_string(free.as_mut_ptr().cast(), at as *const u8, piece) };
         let copied = usize::try_from(copied).map_err(|_| Errno::EFAULT)?;
-        // SAFETY: that many were written.
+        // SAFETY: this number of bytes was written.
         unsafe { bytes.set_len(bytes.len() + copied) };
         if bytes.last() == Some(&0) {
             bytes.pop();
@@ -282,20 +286,20 @@ pub fn string(addr: u64, max: usize) -> Result<Option<Vec<u8>>, Errno> {
 pub fn load_u32(addr: u64) -> Result<u32, Errno> {
     let addr = check(addr, 4)?;
     let mut value = 0;
-    // SAFETY: one side is ours, the other user memory.
+    // SAFETY: one side is kernel memory, the other is user memory.
     done(unsafe { load(&mut value, addr as *const u32) })?;
     Ok(value)
 }
 
-/// Atomically replaces the word at `addr`, a multiple of 4, by `new` if it is `old`: `Ok` with its
-/// old value, or `Err` with its present one.
+/// Atomically replaces the word at `addr`, a multiple of 4, with `new` if the word is `old`.
+/// Returns `Ok` with the old value, or `Err` with the present value.
 ///
 /// # Errors
 /// `EFAULT`.
 pub fn compare_exchange_u32(addr: u64, old: u32, new: u32) -> Result<Result<u32, u32>, Errno> {
     let addr = check(addr, 4)?;
     let mut value = old;
-    // SAFETY: one side is ours, the other user memory.
+    // SAFETY: one side is kernel memory, the other is user memory.
     done(unsafe { exchange(&mut value, addr as *mut u32, new) })?;
     Ok(if value == old { Ok(old) } else { Err(value) })
 }
@@ -305,8 +309,8 @@ unsafe extern "C" {
     static __fixups_end: [u64; 2];
 }
 
-/// Where to continue after an unserved fault of the instruction at `rip`; `None` if it is
-/// not listed.
+/// Returns the address to continue at after an unserved fault of the instruction at `rip`; `None`
+/// if the instruction is not listed.
 pub(crate) fn fixup(rip: u64) -> Option<u64> {
     // SAFETY: the pairs lie between the two symbols, by the linker script.
     let pairs = unsafe {

@@ -1,9 +1,10 @@
 //! Starting the other CPUs.
 //!
-//! The ACPI tables list them; without the tables, `cpus=N` on the command line gives their number. `cpus=N` also limits
-//! how many are started. Each gets a number by its place in the list, its [`PerCpu`] and a stack. A started CPU
-//! arrives in [`start_other`] and says so in [`STATES`]. A CPU that has not arrived after
-//! [`PATIENCE_NS`] is left out; if it arrives later, it halts.
+//! The ACPI tables list the CPUs; without the tables, `cpus=N` on the command line gives their
+//! number. `cpus=N` also limits the number of started CPUs. Each CPU gets a number by its place in
+//! the list, its [`PerCpu`] and a stack. A started CPU arrives in [`start_other`] and records its
+//! arrival in [`STATES`]. A CPU that has not arrived after [`PATIENCE_NS`] is skipped; if it
+//! arrives later, it halts.
 
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
 use crate::arch::{self, apic, clock};
@@ -26,14 +27,14 @@ use faultless::try_box_with;
 use faultless::{CpuId, Vm};
 use faultless_collections::Vec;
 
-/// How long to wait for the CPUs to arrive.
+/// The maximum time to wait for the CPUs to arrive.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// It is to start.
+/// The CPU is to be started.
 const WANTED: u8 = 1;
-/// It has arrived.
+/// The CPU has arrived.
 const ARRIVED: u8 = 2;
-/// It did not arrive in time.
+/// The CPU did not arrive in time.
 const GIVEN_UP: u8 = 3;
 
 /// The state of each CPU, by APIC ID.
@@ -43,17 +44,18 @@ static PERCPUS: [AtomicPtr<PerCpu>; 256] = [const { AtomicPtr::new(core::ptr::nu
 /// The subsystem, once the CPUs can run threads.
 static VM: AtomicPtr<Vm<crate::machine::Bare>> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Why no allocation here fails.
+/// The reason why no allocation here fails.
 const EMPTY: &str = "the heap is empty yet, and large enough for all CPUs";
 
-/// The APIC IDs of the CPUs that the ACPI tables at `rsdp` list. Notes the I/O interrupt controllers, too.
+/// Returns the APIC IDs of the CPUs listed in the ACPI tables at `rsdp`. Also records the I/O
+/// interrupt controllers.
 fn listed(rsdp: u64) -> Option<Vec<u8>> {
     #[derive(Clone)]
     struct Mapped;
     impl AcpiHandler for Mapped {
         unsafe fn map_physical_region<T>(&self, at: usize, len: usize) -> PhysicalMapping<Self, T> {
             let place = NonNull::new(direct(at as u64).cast()).expect("in the direct map");
-            // SAFETY: ACPI's tables are in memory, which the direct map maps for ever.
+            // SAFETY: ACPI's tables are in memory, which the direct map maps permanently.
             unsafe { PhysicalMapping::new(at, place, len, len, self.clone()) }
         }
         fn unmap_physical_region<T>(_: &PhysicalMapping<Self, T>) {}
@@ -75,8 +77,8 @@ fn listed(rsdp: u64) -> Option<Vec<u8>> {
     Vec::try_from_iter(madt.get().entries().filter_map(usable)).ok()
 }
 
-/// Starts the other CPUs: those in the ACPI tables at `rsdp` (0: there are none), but at most `wanted` CPUs in all, if
-/// given. Returns the number of CPUs, including this one.
+/// Starts the other CPUs listed in the ACPI tables at `rsdp` (0: no tables), but at most `wanted`
+/// CPUs in all, if given. Returns the number of CPUs, including this CPU.
 pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     let own = apic::id();
     apic::set_id(CpuId(0), own);
@@ -107,7 +109,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
         PERCPUS[usize::from(id)].store(here, Ordering::Relaxed);
         STATES[usize::from(id)].store(WANTED, Ordering::Relaxed);
         STACKS[usize::from(id)].store(stack.top(), Ordering::Release);
-        // The CPU keeps it for ever.
+        // The CPU keeps the stack permanently.
         mem::forget(stack);
         apic::send_init(id);
     }
@@ -130,10 +132,10 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
             report!("message the CPU with APIC ID {id} did not start");
             continue;
         }
-        // It waits for `VM`, and does not read its number before.
+        // The CPU waits for `VM`, and does not read its number before.
         let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
-        // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and gets no interrupts
-        // until then: it does not access the cell.
+        // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and receives no
+        // interrupts until then: it does not access the cell.
         unsafe { (*here).id.set(CpuId(cpus as u16)) };
         apic::set_id(CpuId(cpus as u16), id);
         cpus += 1;
@@ -141,7 +143,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     cpus
 }
 
-/// Where another CPU arrives, on its stack, with the boot tables.
+/// The entry point of another CPU, on its stack, with the boot tables.
 pub extern "C" fn start_other(id: u8) -> ! {
     let state = &STATES[usize::from(id)];
     if state.compare_exchange(WANTED, ARRIVED, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -160,7 +162,7 @@ pub extern "C" fn start_other(id: u8) -> ! {
         if !vm.is_null() {
             break vm;
         }
-        // Until `go` interrupts it.
+        // Until `go` interrupts this CPU.
         arch::idle();
     };
     // SAFETY: the subsystem is never freed; this CPU's number is below the

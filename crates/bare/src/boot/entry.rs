@@ -1,24 +1,24 @@
 //! The first instructions of every CPU.
 //!
-//! The boot CPU arrives at `pvh_entry`, by the PVH protocol: 32-bit, no paging, `ebx` the start info. The others
-//! arrive in real mode at a copy of `trampoline` below 1 MiB ([`TRAMPOLINE`]). All of them continue at
-//! `long_mode`: they load the boot tables, which map the first GiB of physical memory at 0, in the direct
-//! map and at the image. Then they jump to the image: the boot CPU to
-//! [`start`](super::start), the others, on the stack that [`STACKS`] has for their APIC ID, to
-//! [`start_other`](super::cpus::start_other). Both soon replace the boot tables by the kernel's own,
-//! whose lower half is empty.
+//! The boot CPU arrives at `pvh_entry`, by the PVH protocol: 32-bit, no paging, `ebx` the start
+//! info. The other CPUs arrive in real mode at a copy of `trampoline` below 1 MiB ([`TRAMPOLINE`]).
+//! All CPUs continue at `long_mode`: they load the boot tables, which map the first GiB of physical
+//! memory at 0, in the direct map and at the image. Then they jump to the image: the boot CPU to
+//! [`start`](super::start), the other CPUs, on the stack in [`STACKS`] for their APIC ID, to
+//! [`start_other`](super::cpus::start_other). Both soon replace the boot tables with the kernel's
+//! own, whose lower half is empty.
 
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU64;
 
-/// Where the other CPUs start, in physical memory; below 1 MiB, a multiple of 4 KiB.
+/// The start address of the other CPUs in physical memory: below 1 MiB, a multiple of 4 KiB.
 pub const TRAMPOLINE: u64 = 0x8000;
 
-/// The top of the stack on which the CPU with this APIC ID starts; 0: it is not started.
+/// The top of the stack on which the CPU with this APIC ID starts; 0 for a CPU that is not started.
 #[unsafe(no_mangle)]
 pub static STACKS: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// Bytes of the boot CPU's stack, which its idle loop uses later.
+/// Bytes of the boot CPU's stack, later used by its idle loop.
 const BOOT_STACK: usize = 64 << 10;
 
 /// The page below the boot CPU's stack, which becomes a guard.

@@ -1,10 +1,11 @@
-//! What the loader passes (PVH's start info): the command line, the initial files, the memory map.
+//! The data passed by the loader (PVH's start info): the command line, the initial files, the
+//! memory map.
 
 use crate::paging::direct;
 use crate::ranges::{Range, Ranges};
 use core::slice;
 
-/// The longest command line.
+/// The maximum length of the command line.
 const COMMAND_LINE_BYTES: usize = 4096;
 /// The first word of a start info.
 const MAGIC: u32 = 0x336e_c578;
@@ -46,16 +47,16 @@ struct MapEntry {
     reserved: u32,
 }
 
-/// What the loader passed, as a copy.
+/// A copy of the data passed by the loader.
 pub struct Info {
     command_line: [u8; COMMAND_LINE_BYTES],
     command_line_len: usize,
-    /// Where the initial files are, in physical memory.
+    /// The place of the initial files in physical memory.
     pub initrd: Range,
     /// The address of the ACPI tables; 0: unknown.
     pub rsdp: u64,
-    /// All usable memory, in whole pages, from 1 MiB on, including that of the kernel and the initial
-    /// files.
+    /// All usable memory, in whole pages, from 1 MiB on, including the memory of the kernel and the
+    /// initial files.
     pub memory: Ranges,
     /// The end of the memory below 4 GiB, and of all memory.
     pub ends: [u64; 2],
@@ -78,15 +79,15 @@ impl Info {
     /// Reads the start info at physical address `at`.
     ///
     /// # Safety
-    /// The loader left one there, and nothing has overwritten it or what it points to. The first GiB
-    /// of memory is mapped.
+    /// The loader has stored a start info there, and the start info and the data it points to have
+    /// not been overwritten. The first GiB of memory is mapped.
     pub unsafe fn read(&mut self, at: u64) {
         // SAFETY: by the contract; the loader puts all of it into the first GiB.
         let info = unsafe { direct(at).cast::<StartInfo>().read() };
         assert!(info.magic == MAGIC, "no start info at {at:#x}: not started by PVH");
         assert!(info.version >= 1, "the start info has no memory map");
         if info.command_line != 0 {
-            // SAFETY: a string of the loader's, which ends with a zero.
+            // SAFETY: a string of the loader, which ends with a zero.
             let line = unsafe { core::ffi::CStr::from_ptr(direct(info.command_line).cast()) };
             let line = line.to_bytes();
             assert!(
@@ -97,12 +98,12 @@ impl Info {
             self.command_line_len = line.len();
         }
         if info.modules != 0 {
-            // SAFETY: the loader's list has so many.
+            // SAFETY: the loader's list has `modules` elements.
             let module = unsafe { direct(info.module_list).cast::<Module>().read() };
             self.initrd = Range::new(module.address, module.address.saturating_add(module.size));
         }
         self.rsdp = info.rsdp;
-        // SAFETY: the loader's list has so many.
+        // SAFETY: the loader's list has this number of entries.
         let entries = unsafe {
             slice::from_raw_parts(
                 direct(info.memory_map).cast::<MapEntry>(),

@@ -1,8 +1,8 @@
 //! From the loader to the first thread.
 //!
-//! [`start`], on the boot CPU, sets up its tables and stack, reads the start info, makes the kernel's page tables, starts the
-//! clock, the heap, the other CPUs and the subsystem, and calls [`Kernel::start`](crate::Kernel::start). Then all CPUs call
-//! [`Kernel::run`](crate::Kernel::run).
+//! [`start`], on the boot CPU, sets up its tables and stack, reads the start info, makes the
+//! kernel's page tables, starts the clock, the heap, the other CPUs and the subsystem, and calls
+//! [`Kernel::start`](crate::Kernel::start). Then all CPUs call [`Kernel::run`](crate::Kernel::run).
 
 mod cpus;
 mod entry;
@@ -28,27 +28,27 @@ use faultless::{CpuId, FrameNumber, MAX_NODES, MemoryRegion, PAGE_SHIFT, PAGE_SI
 use faultless_collections::Vec;
 use info::Info;
 
-/// Bytes that the subsystem keeps for each frame.
+/// Bytes of the subsystem's metadata for each frame.
 const FRAME_META: u64 = 64;
 /// The alignment of the heap.
 const HEAP_ALIGN: u64 = 2 << 20;
 
 struct Boot(UnsafeCell<Info>);
 
-// SAFETY: written by `start` only, before the other CPUs run.
+// SAFETY: written only by `start`, before the other CPUs run.
 unsafe impl Sync for Boot {}
 
 static BOOT: Boot = Boot(UnsafeCell::new(Info::EMPTY));
 
 struct First(PerCpu);
 
-// SAFETY: only the boot CPU accesses it.
+// SAFETY: only the boot CPU accesses the value.
 unsafe impl Sync for First {}
 
 static FIRST: First = First(PerCpu::new(CpuId(0)));
 
 fn info() -> &'static Info {
-    // SAFETY: `start` filled it before any read.
+    // SAFETY: `start` filled the value before any read.
     unsafe { &*BOOT.0.get() }
 }
 
@@ -63,19 +63,19 @@ pub fn words(name: &str) -> impl Iterator<Item = &'static str> {
     words.filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Whether `word` is on the command line.
+/// Returns whether `word` is on the command line.
 pub fn is_said(word: &str) -> bool {
     command_line().split_ascii_whitespace().any(|said| said == word)
 }
 
-/// The initial files, as the loader got them.
+/// Returns the initial files passed to the loader.
 pub fn initrd() -> &'static [u8] {
     let range = info().initrd;
-    // SAFETY: the loader put them there; they are never part of free memory.
+    // SAFETY: the loader stored the files in this range, which is never part of free memory.
     unsafe { core::slice::from_raw_parts(direct(range.start), range.len() as usize) }
 }
 
-/// Where the boot CPU arrives, with the boot tables; `start_info` is a physical address.
+/// The entry point of the boot CPU, with the boot tables; `start_info` is a physical address.
 pub extern "C" fn start(start_info: u32) -> ! {
     // SAFETY: only this CPU runs, and this is its first code.
     unsafe {
@@ -105,7 +105,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     paging::build(&mut free, info().ends);
     load_root();
     paging::check();
-    // SAFETY: the page is reserved for this.
+    // SAFETY: the page is reserved for a guard.
     assert!(unsafe { paging::guard(entry::boot_guard()) }, "no memory for a guard");
     FIRST.0.idle_stack.set(entry::boot_guard() as u64 + PAGE_SIZE);
     FIRST.0.descriptors.guard();
@@ -141,7 +141,8 @@ pub extern "C" fn start(start_info: u32) -> ! {
     kernel::run()
 }
 
-/// Makes the subsystem. A function of its own, because its allocations, which it reserves first, must not fail.
+/// Makes the subsystem. A separate function, because its allocations, which are reserved first,
+/// must not fail.
 #[inline(never)]
 fn new_vm(machine: Bare) -> &'static Vm<Bare> {
     match Vm::new(machine) {
@@ -152,7 +153,7 @@ fn new_vm(machine: Bare) -> &'static Vm<Bare> {
 
 /// Loads the kernel's own tables.
 fn load_root() {
-    // SAFETY: they map everything that the kernel uses.
+    // SAFETY: the tables map all memory used by the kernel.
     unsafe { asm!("mov cr3, {}", in(reg) paging::root(), options(nostack, preserves_flags)) };
 }
 
@@ -168,11 +169,12 @@ fn make_heap(free: &mut ranges::Ranges) {
         .take(len, HEAP_ALIGN)
         .unwrap_or_else(|| console::panic(format_args!("{} MiB of memory are too few", all >> 20)));
     let (start, end) = (direct(range.start) as usize, direct(range.end) as usize);
-    // SAFETY: memory that is mapped, and was just taken.
+    // SAFETY: mapped memory that was just taken.
     unsafe { heap::init(start, end, meta as usize) };
 }
 
-/// The rest of the memory, for the subsystem: one node, or with `nodes=A:B` several, which get such shares of it from the lowest address on.
+/// Returns the rest of the memory as regions for the subsystem: one node, or with `nodes=A:B`
+/// several nodes, which get these shares of the memory from the lowest address upwards.
 fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
     const EMPTY: &str = "the heap is empty yet";
     let text = words("nodes").last().unwrap_or("1");

@@ -1,4 +1,4 @@
-//! The per-CPU part of the heap: the sizes of blocks, and the lists of free ones.
+//! The per-CPU part of the heap: the sizes of blocks, and the lists of free blocks.
 
 use core::cell::Cell;
 use core::ptr;
@@ -8,8 +8,8 @@ use faultless::PAGE_SIZE;
 const SMALLEST_SHIFT: u32 = 4;
 /// Bytes of the largest block.
 pub(super) const LARGEST: usize = 32 << 10;
-/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes; the classes below
-/// the smallest block stay empty.
+/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes; the
+/// classes below the smallest block stay empty.
 pub(super) const CLASSES: usize = LARGEST.ilog2() as usize;
 /// Bytes of a page.
 pub(super) const PAGE: usize = PAGE_SIZE as usize;
@@ -18,14 +18,15 @@ pub(super) const fn block_bytes(class: usize) -> usize {
     2 << class
 }
 
-/// Bytes of a slab of this class, a power of two; slabs are aligned to it.
+/// Returns the bytes of a slab of this class, a power of two; slabs are aligned to their size.
 pub(super) const fn slab_bytes(class: usize) -> usize {
     let four = 4 * block_bytes(class);
     if four > 4 * PAGE { four } else { 4 * PAGE }
 }
 
-/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many. The blocks of VMAs
-/// and their trees are freed in bursts, when a grace period ends: the lists are long enough for that.
+/// Returns the number of blocks moved between a CPU and the stock at once; a CPU keeps at most
+/// twice this number. The blocks of VMAs and their trees are freed in bursts, at the end of a grace
+/// period: the lists are long enough for such a burst.
 pub(super) const fn batch(class: usize) -> i32 {
     let bytes = if block_bytes(class) > 1 << 10 { 2 * PAGE } else { 8 * PAGE };
     let blocks = bytes / block_bytes(class);
@@ -56,13 +57,14 @@ pub(super) const ALL: u64 = 1 << 63;
 /// One CPU's free blocks.
 pub(crate) struct Local {
     pub(super) lists: [List; CLASSES],
-    /// Which allocation of the running thread fails: see [`FailNth`](super::FailNth). 0: none.
+    /// The index of the running thread's allocation to fail: see [`FailNth`](super::FailNth). 0: no
+    /// failure.
     pub(super) fail_nth: Cell<u64>,
 }
 
 pub(super) struct List {
     pub(super) head: Cell<*mut Block>,
-    /// How many more blocks it may hold.
+    /// The number of further blocks that fit into the list.
     pub(super) room: Cell<i32>,
 }
 
@@ -78,7 +80,7 @@ impl Local {
         Self { lists, fail_nth: Cell::new(0) }
     }
 
-    /// Counts an allocation, and returns whether it must fail.
+    /// Counts an allocation, and returns whether the allocation must fail.
     #[cold]
     #[inline(never)]
     pub(super) fn fails(&self) -> bool {
@@ -88,7 +90,7 @@ impl Local {
         left <= 1
     }
 
-    /// Bytes of the free blocks in its lists.
+    /// Returns the bytes of the free blocks in the lists.
     pub(super) fn free_bytes(&self) -> usize {
         let free = |(class, list): (usize, &List)| {
             (2 * batch(class) - list.room.get()) as usize * block_bytes(class)

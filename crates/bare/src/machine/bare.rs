@@ -1,11 +1,11 @@
-//! The machine, as the subsystem sees it.
+//! The machine, as seen by the subsystem.
 
 use crate::arch::features;
 use core::sync::atomic::{AtomicBool, Ordering};
 use faultless::MemoryRegion;
 use faultless_collections::Vec;
 
-/// Whether the CPUs have process-context identifiers (PCID).
+/// Set if the CPUs have process-context identifiers (PCID).
 static HAS_PCID: AtomicBool = AtomicBool::new(false);
 
 /// See [`HAS_PCID`].
@@ -22,11 +22,11 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// The machine.
+    /// Returns the machine.
     ///
     /// # Safety
-    /// Called once. `cpus` CPUs run, or will; the regions do not overlap, are mapped in the direct map, and
-    /// are not used otherwise.
+    /// Called once. `cpus` CPUs run, or will run; the regions do not overlap, are mapped in the
+    /// direct map, and have no other use.
     pub(crate) unsafe fn new(cpus: usize, regions: Vec<MemoryRegion>) -> Self {
         HAS_PCID.store(features().pcid, Ordering::Relaxed);
         Self { cpus, regions }

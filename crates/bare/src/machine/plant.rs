@@ -1,15 +1,17 @@
-//! Faults that tests plant, with `plant=NAME` on the command line, to check that they are detected.
+//! Faults injected by tests with `plant=NAME` on the command line, to check that the faults are
+//! detected.
 //!
-//! - `skip-invlpg`: a CPU does not drop its own translations when it should;
-//! - `lost-ipi`: no interrupt is sent for a flush request, nor does the tick serve it;
-//! - `early-reuse`: a CPU that is interrupted for flush requests reports them done, but drops the
-//!   translations only at the next tick;
-//! - `overrun-thread`, `overrun-idle`: a tick overflows the stack that it is on, a thread's or that of the idle loop;
+//! - `skip-invlpg`: a CPU does not drop its own translations when required;
+//! - `lost-ipi`: no interrupt is sent for a flush request, nor does the tick serve the request;
+//! - `early-reuse`: a CPU interrupted for flush requests reports the requests as done, but drops
+//!   the translations only at the next tick;
+//! - `overrun-thread`, `overrun-idle`: a tick overflows its stack: a thread's stack, or the idle
+//!   loop's;
 //! - `overrun-fatal`: both, and then the stack of fatal exceptions overflows, too.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// A planted fault.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Plant {
@@ -21,10 +23,10 @@ pub enum Plant {
     OverrunFatal = 6,
 }
 
-/// The planted fault; 0: none.
+/// The injected fault; 0: no fault.
 static PLANTED: AtomicU8 = AtomicU8::new(0);
 
-/// Plants the fault with this name. `false`: no fault has it.
+/// Injects the fault with this name. `false`: the name is unknown.
 pub(crate) fn set(name: &str) -> bool {
     let plant = match name {
         "skip-invlpg" => Plant::SkipInvlpg,
@@ -39,18 +41,18 @@ pub(crate) fn set(name: &str) -> bool {
     true
 }
 
-/// Whether this fault is planted.
+/// Returns whether this fault is injected.
 #[inline(always)]
 pub(crate) fn is(plant: Plant) -> bool {
     PLANTED.load(Ordering::Relaxed) == plant as u8
 }
 
-/// Whether any is.
+/// Returns whether any fault is injected.
 pub(crate) fn any() -> bool {
     PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Overflows the stack if `plant` is planted.
+/// Overflows the stack if `plant` is injected.
 #[cold]
 pub(crate) fn run_over(plant: Plant) {
     if is(plant) {

@@ -1,9 +1,9 @@
 //! Switching between kernel stacks.
 //!
-//! While a thread does not run, the top words of its stack are the callee-saved registers and
-//! a return address; its [`Context`] points to them. [`switch`] saves the caller that way,
-//! and continues another thread. A new thread looks as if it had been switched from
-//! just before its return to user mode.
+//! While a thread does not run, the top words of its stack are the callee-saved registers and a
+//! return address; its [`Context`] points to these words. [`switch`] saves the caller in this form,
+//! and continues another thread. A new thread looks like a thread that was switched away just
+//! before its return to user mode.
 
 use super::exit::return_to_user;
 use super::stack::KernelStack;
@@ -12,21 +12,21 @@ use crate::paging;
 use crate::percpu;
 use core::arch::naked_asm;
 
-/// Where a thread that does not run continues.
+/// The point at which a thread that does not run continues.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Context {
     rsp: u64,
 }
 
-/// What [`switch`] pops from a stack.
+/// The words that [`switch`] pops from a stack.
 #[repr(C)]
 struct Saved {
     registers: [u64; 6],
     rip: u64,
 }
 
-/// A context that continues in user mode with the registers `frame`.
+/// Returns a context that continues in user mode with the registers `frame`.
 pub fn prepare(stack: &KernelStack, frame: TrapFrame) -> Context {
     let at = stack.frame();
     let saved = at.cast::<Saved>().wrapping_sub(1);
@@ -42,8 +42,9 @@ pub fn prepare(stack: &KernelStack, frame: TrapFrame) -> Context {
 /// Saves the running code in `from`, and continues `to`.
 ///
 /// # Safety
-/// Interrupts are off. `to` was made by [`prepare`] or by a switch from it, and was not continued since;
-/// no other CPU uses its stack. `from` belongs to the running code, and stays valid until it is continued.
+/// Interrupts are off. `to` was made by [`prepare`] or by a switch from this context, and has not
+/// been continued since; no other CPU uses its stack. `from` belongs to the running code, and stays
+/// valid until it is continued.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut Context, to: *const Context) {
     naked_asm!(
@@ -65,10 +66,10 @@ pub unsafe extern "C" fn switch(from: *mut Context, to: *const Context) {
     )
 }
 
-/// Sets the stack for entries from user mode on this CPU, by its top: that of an existing [`KernelStack`], or
-/// 0 for the idle loop, which has no user mode.
+/// Sets the stack for entries from user mode on this CPU, by its top: the top of an existing
+/// [`KernelStack`], or 0 for the idle loop, which has no user mode.
 pub fn set_kernel_stack(top: u64) {
-    // Not the previous stack: it may have been freed with its thread.
+    // Not the previous stack, which may have been freed with its thread.
     let here = percpu::this();
     let guards = paging::guards();
     if here.guards.get() != guards {

@@ -1,7 +1,8 @@
 //! The return to user mode.
 //!
-//! It always checks the CPU's `attention`: while it is set, [`attend`] calls the kernel. (Most
-//! system calls return from their [entry](crate::trap::entry), and come here only if it is set.)
+//! The return always checks the CPU's `attention`: while the flag is set, [`attend`] calls the
+//! kernel. (Most system calls return from their [entry](crate::trap::entry), and use this return
+//! only if the flag is set.)
 
 use crate::arch::TrapFrame;
 use crate::kernel;
@@ -19,7 +20,7 @@ macro_rules! pop_registers {
 
 pub(crate) use pop_registers;
 
-/// Returns to user mode with the frame at the top of the stack, whatever its contents.
+/// Returns to user mode with the frame at the top of the stack, independent of its contents.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn return_to_user() {
     naked_asm!(
@@ -42,7 +43,8 @@ pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
             here.attention.store(false, Ordering::Relaxed);
             kernel::attention(frame);
         } else if frame.rip >> 47 != 0 {
-            // IRET would fault in the kernel. The program gets what a jump to such an address causes:
+            // IRET would fault in the kernel. Raise the exception of a jump to such an address in
+            // the program:
             frame.vector = 13;
             frame.error = 0;
             kernel::exception(frame);

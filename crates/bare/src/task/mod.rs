@@ -1,10 +1,11 @@
-//! A task: what can run on a CPU. Each thread of a kernel contains one.
+//! A task: the unit of execution on a CPU. Each thread of a kernel contains a task.
 //!
-//! A CPU that runs a task has it as [`current`], has its registers in the processor, and enters the kernel on its
-//! stack. A kernel switches in this order: it [saves](Registers::save) the registers of the old task,
-//! [loads](Registers::load) those of the next, sets [its stack](context::set_kernel_stack)
-//! and [its space](crate::machine::run), and [switches](context::switch) the contexts. The kernel decides
-//! which task is next, and when.
+//! A CPU that runs a task has the task in [`current`] and its registers in the processor, and
+//! enters the kernel on its stack. A kernel switches in this order: it [saves](Registers::save) the
+//! registers of the old task, [loads](Registers::load) the registers of the next task, sets [its
+//! stack](context::set_kernel_stack) and [its space](crate::machine::run), and
+//! [switches](context::switch) the contexts. The kernel chooses the next task and the time of a
+//! switch.
 
 pub mod context;
 pub(crate) mod exit;
@@ -21,29 +22,30 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::ThreadStreams;
 use stack::KernelStack;
 
-/// What can run on a CPU.
+/// A unit of execution on a CPU.
 pub struct Task {
-    /// The predictor's state of its page faults; only the task accesses it.
+    /// The predictor's state of the task's page faults; only the task accesses this field.
     pub streams: ThreadStreams,
-    /// Its page faults in user mode that were served.
+    /// The number of served page faults in user mode.
     faults: AtomicU64,
-    /// Whether a copy from or to its user memory found no free frame. Its CPU's
-    /// [attention](crate::percpu::PerCpu::attention) is set then. Only the task accesses it.
+    /// The lack of frames found by a copy from or to user memory. If there is one, the CPU's
+    /// [attention](crate::percpu::PerCpu::attention) is set. Only the task accesses this field.
     pub lack: Cell<Lack>,
-    /// Its kernel stack.
+    /// The kernel stack.
     pub stack: KernelStack,
-    /// Its registers while it does not run.
+    /// The registers while the task does not run.
     pub registers: Registers,
 }
 
 // SAFETY: the cells are accessed by the creator, and then by the CPU that runs the task or is
-// switching to it; callers of `switch` ensure that this is one at a time.
+// switching to it; callers of `switch` ensure that only one CPU does this at a time.
 unsafe impl Sync for Task {}
 // SAFETY: as above.
 unsafe impl Send for Task {}
 
 impl Task {
-    /// A task that starts in user mode with the registers `frame`; `None` when the heap is exhausted.
+    /// Returns a task that starts in user mode with the registers `frame`; `None` if the heap is
+    /// exhausted.
     pub fn try_new(frame: TrapFrame, fpu: FpuState) -> Option<Self> {
         let stack = KernelStack::try_new()?;
         let context = context::prepare(&stack, frame);
@@ -62,15 +64,15 @@ impl Task {
         })
     }
 
-    /// How many of its page faults in user mode were served.
+    /// Returns the number of served page faults in user mode.
     pub fn faults(&self) -> u64 {
         self.faults.load(Ordering::Relaxed)
     }
 
-    /// Counts one more.
+    /// Counts a served page fault.
     #[inline(always)]
     pub(crate) fn count_fault(&self) {
-        // Only the task itself writes it.
+        // Only the task itself writes the count.
         self.faults.store(self.faults() + 1, Ordering::Relaxed);
     }
 }
@@ -81,66 +83,66 @@ impl fmt::Debug for Task {
     }
 }
 
-/// The task that runs on this CPU; null if none does.
+/// Returns the task that runs on this CPU; null if no task runs.
 #[inline(always)]
 pub fn current(here: &PerCpu) -> *const Task {
     here.current.get().cast()
 }
 
-/// Makes `task` the task that runs on this CPU; null for none.
+/// Makes `task` the task that runs on this CPU; null for no task.
 ///
 /// # Safety
-/// It exists until another takes its place.
+/// The task exists until the next call of this function on this CPU.
 #[inline(always)]
 pub unsafe fn set_current(here: &PerCpu, task: *const Task) {
     here.current.set(task.cast());
 }
 
-/// The task that runs on this CPU, if one does.
+/// Returns the task that runs on this CPU, if any.
 #[inline(always)]
 pub fn running(here: &PerCpu) -> Option<&Task> {
-    // SAFETY: by the contract of `set_current`; the reference is used on this CPU only, by the task's code
-    // or by a handler that interrupted it.
+    // SAFETY: by the contract of `set_current`; the reference is used only on this CPU, by the
+    // task's code or by a handler that interrupted the task.
     unsafe { current(here).as_ref() }
 }
 
-/// The registers of a task that the kernel does not use, while the task does not run. (The others
-/// are in the frame on its stack.)
+/// The registers of a task that the kernel does not use, while the task does not run. (The other
+/// registers are in the frame on the task's stack.)
 pub struct Registers {
-    /// Where its kernel code continues.
+    /// The point at which the task's kernel code continues.
     pub context: UnsafeCell<Context>,
     fpu: UnsafeCell<FpuState>,
     /// The user's data segment selectors.
     pub selectors: Cell<Selectors>,
-    /// The user's FS base, that of its thread-local storage.
+    /// The user's FS base: the address of its thread-local storage.
     pub fs_base: Cell<u64>,
     /// The user's GS base.
     pub gs_base: Cell<u64>,
 }
 
 impl Registers {
-    /// Stores the processor's registers in it.
+    /// Stores the processor's registers in `self`.
     ///
     /// # Safety
     /// `self` belongs to the task that this CPU runs.
     #[inline]
     pub unsafe fn save(&self) {
-        // SAFETY: by the contract no other code accesses it.
+        // SAFETY: by the contract, no other code accesses the cell.
         unsafe { fpu::save(&mut *self.fpu.get()) };
         self.selectors.set(Selectors::current());
         self.fs_base.set(arch::fs_base());
         self.gs_base.set(arch::gs_base());
     }
 
-    /// Loads the processor's registers from it.
+    /// Loads the processor's registers from `self`.
     ///
     /// # Safety
-    /// `self` belongs to the task that this CPU is about to run; no other CPU runs it.
+    /// `self` belongs to the task that this CPU is about to run; no other CPU runs the task.
     #[inline]
     pub unsafe fn load(&self) {
-        // SAFETY: by the contract no other code accesses it.
+        // SAFETY: by the contract, no other code accesses the cell.
         unsafe { fpu::restore(&*self.fpu.get()) };
-        // Before the bases, which they change.
+        // Before the bases, because loading selectors changes the bases.
         self.selectors.get().load();
         arch::set_fs_base(self.fs_base.get());
         arch::set_gs_base(self.gs_base.get());

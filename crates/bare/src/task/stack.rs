@@ -1,7 +1,8 @@
 //! Kernel stacks.
 //!
-//! Below each lies a [guard](paging::guard) page: a stack overflow causes a double fault, which has a stack of its own, and
-//! overwrites nothing. A few stacks of ended tasks are kept, with their guards, for new tasks.
+//! Below each stack lies a [guard](paging::guard) page: a stack overflow causes a double fault,
+//! which has its own stack, and overwrites no other memory. A few stacks of ended tasks are kept,
+//! with their guards, for new tasks.
 
 use crate::arch::TrapFrame;
 use crate::paging;
@@ -15,9 +16,9 @@ use faultless::locks::SpinLock;
 
 /// Bytes of a kernel stack. `fork` needs most: less than 20 KiB.
 pub const STACK_BYTES: usize = 24 << 10;
-/// Bytes of the guard below it.
+/// Bytes of the guard below the stack.
 pub(crate) const GUARD_BYTES: usize = PAGE_SIZE as usize;
-/// How many stacks are kept for the next threads.
+/// The number of stacks kept for the next threads.
 const KEPT: usize = 32;
 
 const LAYOUT: Layout = match Layout::from_size_align(GUARD_BYTES + STACK_BYTES, GUARD_BYTES) {
@@ -34,13 +35,13 @@ struct Kept {
 // SAFETY: the value owns the memory.
 unsafe impl Send for Kept {}
 
-/// Its holder does not wait.
+/// The holder of this lock does not wait.
 static STACKS: SpinLock<Kept> = SpinLock::new(Kept { bases: [None; KEPT], count: 0 });
 
-/// A stack on which a thread runs in the kernel: its lowest address, that of the guard.
+/// A stack for a thread in the kernel: its lowest address, which is the address of the guard.
 pub struct KernelStack(NonNull<u8>);
 
-// SAFETY: it is memory that the value owns.
+// SAFETY: the value owns this memory.
 unsafe impl Send for KernelStack {}
 // SAFETY: a shared reference gives only addresses.
 unsafe impl Sync for KernelStack {}
@@ -62,7 +63,8 @@ impl KernelStack {
     fn make() -> Option<Self> {
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc(LAYOUT) })?;
-        // SAFETY: the lowest page of the new allocation, which is not used until `drop` removes the guard.
+        // SAFETY: the lowest page of the new allocation, which is not used until `drop` removes the
+        // guard.
         if unsafe { paging::guard(base.as_ptr()) } {
             return Some(Self(base));
         }
@@ -71,12 +73,12 @@ impl KernelStack {
         None
     }
 
-    /// The address above its highest byte, a multiple of 16.
+    /// Returns the address above the highest byte, a multiple of 16.
     pub fn top(&self) -> u64 {
         self.0.as_ptr() as u64 + LAYOUT.size() as u64
     }
 
-    /// Where the frame of a thread that runs on this stack lies while it is in the kernel.
+    /// Returns the address of the frame of a thread that is in the kernel on this stack.
     pub(super) fn frame(&self) -> *mut TrapFrame {
         (self.top() as *mut TrapFrame).wrapping_sub(1)
     }
@@ -93,7 +95,8 @@ impl Drop for KernelStack {
                 return;
             }
         }
-        // SAFETY: made so by `make`; by its owner no thread runs on it.
+        // SAFETY: allocated and guarded by `make`; the owner ensures that no thread runs on the
+        // stack.
         unsafe {
             paging::unguard(self.0.as_ptr());
             dealloc(self.0.as_ptr(), LAYOUT);

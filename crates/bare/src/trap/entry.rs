@@ -1,26 +1,26 @@
 //! Entry and exit: from user mode into the kernel and back.
 //!
-//! *The frame.* Every entry from user mode (exception, interrupt, system call) stores all registers in a
-//! [`TrapFrame`] at the top of the running thread's kernel stack; changing the frame changes
-//! the program. The processor pushes the last five words (for SYSCALL, the entry does),
-//! the entry the others.
+//! *The frame.* Every entry from user mode (exception, interrupt, system call) stores all registers
+//! in a [`TrapFrame`] at the top of the running thread's kernel stack; changing the frame changes
+//! the program. The processor pushes the last five words (for SYSCALL, the entry pushes these
+//! words), and the entry pushes the others.
 //!
-//! *GS.* In the kernel the GS base is this CPU's [`PerCpu`], and `KERNEL_GS_BASE` holds the program's; in user mode
-//! they are exchanged. So each entry from user mode starts with SWAPGS, and each return ends with it; an
-//! interrupt of the kernel (in idle, or a fault of a copy from or to user memory) does not swap. An LFENCE
-//! follows where the two paths join: under misprediction the processor must not run the handler
-//! with the wrong GS base. The few
-//! exceptions that may come in between (NMI, double fault, machine check) are fatal, have stacks of their
-//! own, and check the sign of the base.
+//! *GS.* In the kernel the GS base is this CPU's [`PerCpu`], and `KERNEL_GS_BASE` holds the
+//! program's; in user mode the two are exchanged. So each entry from user mode starts with SWAPGS,
+//! and each return ends with SWAPGS; an interrupt of the kernel (in idle, or a fault of a copy from
+//! or to user memory) does not swap. An LFENCE follows at the join of the two paths: under
+//! misprediction the processor must not run the handler with the wrong GS base. The few exceptions
+//! that may come in between (NMI, double fault, machine check) are fatal, have their own stacks,
+//! and check the sign of the base.
 //!
-//! *Interrupts* are off from entry to return. Each entry clears the AC flag, which allows access to user memory:
-//! the program can set it, and it is set when a copy faults.
+//! *Interrupts* are off from entry to return. Each entry clears the AC flag, which allows access to
+//! user memory: the program can set the flag, and the flag is set when a copy faults.
 //!
-//! *The return* is in [`exit`](crate::task::exit), except for most system calls.
-//! SYSRET restores only what SYSCALL saved: it is used if `rip` and `rflags` have values that SYSCALL can leave,
-//! and `rcx` and `r11` are as it left them; IRET in every other case. (`cs` and `ss` need no check: those of a
-//! user-mode frame are always the same two, since only the processor, the entry here, and
-//! [`TrapFrame::restrict`] set them.)
+//! *The return* is in [`exit`](crate::task::exit), except for most system calls. SYSRET restores
+//! only the state saved by SYSCALL: SYSRET is used if `rip` and `rflags` have values that SYSCALL
+//! can produce, and `rcx` and `r11` are unchanged since the entry; IRET is used in every other
+//! case. (`cs` and `ss` need no check: a user-mode frame always has the same two selectors, since
+//! only the processor, the entry here, and [`TrapFrame::restrict`] set them.)
 
 use super::{fatal as handle_fatal, page_fault as handle_page_fault, trap};
 use crate::arch::smap::clac;
@@ -37,7 +37,7 @@ use x86_64::registers::rflags::RFlags;
 /// The flags with which SYSRET must not return: trap and resume.
 const NOT_BY_SYSRET: u32 = 1 << 8 | 1 << 16;
 
-/// From a stack that ends with `vector` to one that ends with a whole frame.
+/// Extends a stack that ends with `vector` to a stack that ends with a whole frame.
 macro_rules! push_registers {
     () => {
         "push rdi\npush rsi\npush rdx\npush rcx\npush rax\npush r8\npush r9\npush r10\npush r11\n\
@@ -45,8 +45,8 @@ macro_rules! push_registers {
     };
 }
 
-/// The rest of an entry whose `vector` is on the stack: calls `{handler}` with the frame, and returns
-/// to it.
+/// The rest of an entry whose `vector` is on the stack: calls `{handler}` with the frame, and
+/// returns to the interrupted code.
 macro_rules! handle_and_return {
     () => {
         concat!(
@@ -86,9 +86,9 @@ unsafe extern "C" fn common() {
     )
 }
 
-/// Page faults have an entry of their own, for speed. It sets the resume flag, by which the sampling of system time
-/// recognises the return from a fault: the processor sets it, but not all
-/// emulators do.
+/// Page faults have a separate entry, for speed. The entry sets the resume flag, by which the
+/// sampling of system time recognises the return from a fault: the processor sets the flag, but
+/// some emulators do not.
 #[unsafe(naked)]
 unsafe extern "C" fn page_fault() {
     naked_asm!(
@@ -105,8 +105,8 @@ unsafe extern "C" fn page_fault() {
     )
 }
 
-/// For fatal exceptions, on a stack of their own: they may come before an entry
-/// has swapped GS, or after a return has.
+/// The entry of fatal exceptions, on a separate stack: these exceptions may come before an entry
+/// has swapped GS, or after a return has swapped GS.
 #[unsafe(naked)]
 unsafe extern "C" fn fatal() {
     naked_asm!(
@@ -128,7 +128,7 @@ unsafe extern "C" fn fatal() {
 
 macro_rules! entries {
     ($($vector:literal $way:ident $target:ident),* $(,)?) => {
-        /// The entry of each vector that has one.
+        /// Returns the entry of each used vector.
         pub fn entries() -> impl Iterator<Item = (usize, u64)> {
             [$(($vector, {
                 entries!(@entry $vector $way $target);
@@ -144,7 +144,7 @@ macro_rules! entries {
                 vector = const $vector, target = sym $target)
         }
     };
-    // The processor pushes one.
+    // The processor pushes an error code.
     (@entry $vector:literal error $target:ident) => {
         #[unsafe(naked)]
         unsafe extern "C" fn entry() {
@@ -220,10 +220,10 @@ pub unsafe extern "C" fn system_call() {
 /// Makes [`system_call`] the entry of SYSCALL.
 pub fn enable_system_calls() {
     let mut star = Msr::new(0xc000_0081);
-    // SYSRET takes the data segment 8 above this and the code segment 16 above, SYSCALL the two from
-    // this on.
+    // SYSRET uses the data segment 8 above this value and the code segment 16 above; SYSCALL uses
+    // the two segments from this value on.
     let (sysret, syscall) = (u64::from(USER_DATA - 8), u64::from(KERNEL_CODE));
-    // SAFETY: the selectors are those of `Descriptors`.
+    // SAFETY: the selectors are the selectors of `Descriptors`.
     unsafe { star.write(sysret << 48 | syscall << 32) };
     LStar::write(VirtAddr::new(system_call as *const () as u64));
     SFMask::write(

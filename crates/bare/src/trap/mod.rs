@@ -1,13 +1,14 @@
-//! The handlers that the entries call: page faults first, then everything else.
+//! The handlers called by the entries: page faults first, then everything else.
 //!
-//! A page fault goes to [`Space::fault`](faultless::Space::fault) of the space that this CPU runs, whether
-//! the program caused it, or a copy from or to the program's memory. Only a fault that cannot be served goes
-//! further: to the [kernel](crate::Kernel) above, or to the fixup of the copy. Any other page fault in the kernel is
-//! fatal.
+//! A page fault of the program, or of a copy from or to the program's memory, goes to
+//! [`Space::fault_of`](faultless::Space::fault_of) of the space that this CPU runs. (A copy without
+//! a running task goes to [`Space::fault`](faultless::Space::fault).) A fault that cannot be served
+//! goes to the [kernel](crate::Kernel) above, or to the fixup of the copy. Any other page fault in
+//! the kernel is fatal.
 //!
-//! An instruction of a program can also make the processor itself access memory with kernel rights, for
-//! example a descriptor. No mapping of the program can make such an access succeed, so its fault
-//! fails at once: if it were served, the instruction would fault for ever.
+//! An instruction of a program can also make the processor itself access memory with kernel rights,
+//! for example a descriptor. No mapping of the program can make such an access succeed, so its
+//! fault fails at once. If the fault were served, the instruction would repeat the fault endlessly.
 
 pub mod entry;
 mod overrun;
@@ -34,7 +35,7 @@ const USER: u64 = 1 << 2;
 const RESERVED: u64 = 1 << 3;
 const FETCH: u64 = 1 << 4;
 
-/// The space that this CPU runs.
+/// Returns the space that this CPU runs.
 #[inline(always)]
 fn running(here: &PerCpu) -> Option<&Space<Bare>> {
     // SAFETY: set by `machine::run`, by whose contract the space exists while it runs.
@@ -67,8 +68,9 @@ extern "C" fn page_fault(frame: &mut TrapFrame) {
     with_rights_of_kernel(frame, addr, access);
 }
 
-/// Passes the fault of a program to the kernel above. As on Linux, the error code that the program may read tells nothing about
-/// the kernel's tables: each access to a kernel address is a protection fault, and each access has user rights.
+/// Passes the fault of a program to the kernel above. As on Linux, the error code visible to the
+/// program reveals no information about the kernel's tables: each access to a kernel address is a
+/// protection fault, and each access has user rights.
 #[cold]
 #[inline(never)]
 fn refuse(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError) {
@@ -89,8 +91,8 @@ fn serve(
     }
 }
 
-/// A page fault in the kernel, or of an access that the processor made for the program, or with a reserved bit
-/// set.
+/// Handles a page fault in the kernel, or of an access made by the processor for the program, or
+/// with a reserved bit set.
 #[cold]
 #[inline(never)]
 fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
@@ -116,15 +118,15 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.get().0));
 }
 
-/// As [`serve`], also where no frame is free, as long as the [reserve] lends some. The kernel handles the lack on the
-/// return to user mode: the copy may hold any lock.
+/// Serves a fault like [`serve`], and without a free frame as long as the [reserve] lends frames.
+/// The kernel handles the lack on the return to user mode, because the copy may hold any lock.
 fn serve_in_any_case(
     here: &PerCpu,
     space: &Space<Bare>,
     addr: u64,
     access: Access,
 ) -> Result<FaultKind, FaultError> {
-    /// Other CPUs may take what is lent.
+    /// Other CPUs may take lent frames.
     const TRIES: usize = 3;
     let mut lent = 0;
     loop {
@@ -152,7 +154,7 @@ fn note(here: &PerCpu, lack: Lack) {
     }
 }
 
-/// Every other vector.
+/// Handles every other vector.
 extern "C" fn trap(frame: &mut TrapFrame) {
     match apic::Vector::from_number(frame.vector) {
         Some(vector) => interrupt(vector, frame),
@@ -169,7 +171,7 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
             apic::end_of_interrupt();
             machine::serve();
         }
-        // Its only purpose is to end the halt.
+        // The only purpose of this interrupt is to end the halt.
         apic::Vector::Wake => apic::end_of_interrupt(),
         apic::Vector::Reschedule => {
             here.count(Interrupt::Reschedule);

@@ -1,11 +1,11 @@
-//! Which kernel stack overflowed.
+//! The identification of an overflowed kernel stack.
 
 use crate::kernel;
 use crate::percpu;
 use crate::task::stack::{GUARD_BYTES, STACK_BYTES};
 use core::fmt;
 
-/// Which stack of this CPU overflowed, if the fault at `fault` shows that one did.
+/// Returns the stack of this CPU that overflowed, if the fault at `fault` is an overflow.
 pub fn overrun(fault: u64) -> Option<Overrun> {
     let here = percpu::this();
     let below = |low: u64| (low.wrapping_sub(GUARD_BYTES as u64)..low).contains(&fault);
@@ -19,7 +19,7 @@ pub fn overrun(fault: u64) -> Option<Overrun> {
     below(here.idle_stack.get()).then_some(Overrun::Idle)
 }
 
-/// A stack that overflowed.
+/// An overflowed stack.
 #[derive(Clone, Copy, Debug)]
 pub enum Overrun {
     /// The stack of the running thread.

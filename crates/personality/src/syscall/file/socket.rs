@@ -96,7 +96,7 @@ pub fn recvfrom(args: Args<'_>) -> Result {
     receive(args.a(), &[Piece { base: args.b(), len: args.c() }], args.d())
 }
 
-/// Reads the pieces of a message, which must have no address and no control data.
+/// Reads the pieces of a message. The name is ignored; `sendmsg` checks the control data.
 fn message(addr: u64) -> Result<Vec<Piece>> {
     let [_, _, at, count]: [u64; 4] = user::read(addr)?;
     pieces(at, count)
