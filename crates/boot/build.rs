@@ -1,12 +1,13 @@
-//! Builds the kernel and the static guest programs, and embeds them.
+//! Builds the kernel and the static guest programs, and embeds the results.
 //!
-//! Both are made by a nested cargo: the kernel for a target without an operating system, the programs
-//! with a C library linked in, which is what no dependency of this crate could be. Their target folder
-//! is one for all profiles, so that checks, tests and releases build them once. This script has no dependencies, so
-//! cargo starts it first: it takes longer than anything else.
+//! A nested cargo builds both: the kernel for a target without an operating system, the programs
+//! with a static C library. A dependency of this crate could be built in neither way. All profiles
+//! share one target folder, so that checks, tests and releases build the kernel and the programs
+//! once. This script has no dependencies, so cargo starts it first: it is the longest step of the
+//! build.
 //!
-//! What cannot be built stops nobody from building the rest: the reason is embedded in its place, with
-//! the command that mends it. `FAULTLESS_EMBED=no` leaves both out on purpose.
+//! A failed part does not stop the rest of the build: the reason and the command that fixes it are
+//! embedded in its place. `FAULTLESS_EMBED=no` skips both parts on purpose.
 
 use std::env;
 use std::ffi::OsString;
@@ -18,11 +19,11 @@ use std::thread;
 
 const BARE: &str = "x86_64-unknown-none";
 const HOSTED: &str = "x86_64-unknown-linux-gnu";
-/// The guest programs that everybody gets; the others are tests, and come with the feature `qemu`.
+/// The guest programs of every build; the other programs are tests, and require the feature `qemu`.
 const PROGRAMS: [&str; 4] = ["counts", "reclaim", "rows", "workload"];
-/// What a guest program is linked as: at a fixed place, and with everything it needs.
+/// The link mode of a guest program: at a fixed address, statically linked.
 const STATIC: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
-/// What the programs of a folder are made of, below `crates`.
+/// The sources of the programs in a folder, below `crates`.
 const SOURCES: [&str; 8] =
     ["bare", "collections", "disk", "personality", "guest", "workload", "faultless", "native"];
 
@@ -37,7 +38,7 @@ fn main() {
     let (kernel, guests) = if skipped {
         (Err(left_out()), Err(left_out()))
     } else {
-        // The kernel is one crate for most of the time, and leaves a CPU to the programs.
+        // The kernel is one crate for most of its build time, which leaves a CPU for the programs.
         thread::scope(|both| {
             let kernel = both.spawn(|| kernel(&root, &out));
             let guests = guests(&root, &out);
@@ -63,7 +64,7 @@ fn main() {
     fs::write(out.join("embedded.rs"), code).expect("OUT_DIR takes files");
 }
 
-/// Says what a build depends on.
+/// Declares the dependencies of a build.
 fn watch(root: &Path) {
     println!("cargo::rerun-if-env-changed=FAULTLESS_EMBED");
     let parts = SOURCES.iter().flat_map(|part| {
@@ -71,12 +72,13 @@ fn watch(root: &Path) {
     });
     let files = ["Cargo.toml", "Cargo.lock", ".cargo/config.toml", "crates/boot/build.rs"];
     for file in parts.chain(files.map(str::to_owned)) {
-        // One that is not there would have cargo look again each time.
+        // A missing file would make cargo run this script each time.
         if root.join(&file).exists() {
             println!("cargo::rerun-if-changed={}", root.join(&file).display());
         }
     }
-    // A target that is installed later appears among the others. (Cargo would look each time for one that is not there.)
+    // A target that is installed later appears in this folder. (A missing file would make cargo run
+    // this script each time.)
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     if let Ok(found) = Command::new(rustc).args(["--print", "sysroot"]).output() {
         let sysroot = String::from_utf8_lossy(&found.stdout);
@@ -127,7 +129,7 @@ fn programs(folder: &Path) -> Result<Vec<String>, String> {
     Ok(sources.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect())
 }
 
-/// Copies a program to where it is embedded from.
+/// Copies a program to the folder from which it is embedded.
 fn keep(file: &Path, out: &Path) -> Result<String, String> {
     let name = file.file_name().unwrap_or_default();
     let kept = out.join(name);
@@ -135,7 +137,8 @@ fn keep(file: &Path, out: &Path) -> Result<String, String> {
     Ok(kept.display().to_string())
 }
 
-/// Builds with a nested cargo in the target folder `folder`: that folder, or what hindered it and what helps.
+/// Builds with a nested cargo in the target folder `folder`. Returns this folder, or the reason for
+/// the failure and a fix.
 fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Result<PathBuf, String> {
     if let Some(package) = ["personality", "guest"].iter().find(|part| args[1].ends_with(*part))
         && !root.join("crates").join(package).join("Cargo.toml").exists()
@@ -147,7 +150,8 @@ fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Resul
     let mut command = Command::new(cargo);
     command.current_dir(root).args(["build", "--target-dir"]).arg(&target);
     command.args(args);
-    // How the outer build goes is not how this one goes: flags, wrappers (clippy is one) and profiles.
+    // The settings of the outer build do not apply to this build: flags, wrappers (clippy is one)
+    // and profiles.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         let outer =
@@ -157,7 +161,7 @@ fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Resul
             command.env_remove(name);
         }
     }
-    // What is embedded carries names for panics, and no lines.
+    // The embedded files contain names for panics, but no line tables.
     command.env("CARGO_PROFILE_MEASURED_STRIP", "debuginfo");
     command.env("CARGO_PROFILE_KERNEL_STRIP", "debuginfo");
     if let Some(flags) = flags {
@@ -173,7 +177,7 @@ fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Resul
     Err(why)
 }
 
-/// What stands behind cargo's complaint, and the command that mends it.
+/// Returns the cause of cargo's error, and the command that fixes it.
 fn reason(said: &str) -> String {
     if said.contains("can't find crate for `core`") || said.contains("target may not be installed")
     {

@@ -1,7 +1,7 @@
-//! A guest program as the first process of a stock Linux, which says what is right:
-//! `cargo run -p faultless-boot --features qemu --example stock -- victims`.
+//! Runs a guest program as the first process of a stock Linux, as the reference for correct
+//! results: `cargo run -p faultless-boot --features qemu --example stock -- victims`.
 //!
-//! Programs that make their own surroundings can be run so: `rows`, `counts`, `victims`.
+//! Only programs that set up their own environment can run this way: `rows`, `counts`, `victims`.
 
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, Limits, Nodes, Program, guest};

@@ -1,7 +1,8 @@
-//! Who executes a machine's instructions: the host's processor, or QEMU.
+//! The accelerator of a machine: the host's processor, or QEMU.
 //!
-//! That KVM's device can be opened does not mean that machines run: nested virtualisation may be off, incomplete, or hang. So the
-//! [probe](kvm_works) boots the kernel and runs a program that faults, on as many CPUs as are wanted, and has a second for it.
+//! An accessible KVM device does not guarantee that machines run: nested virtualisation may be off,
+//! incomplete, or hang. So the [probe](kvm_works) boots the kernel and runs a program that faults,
+//! on the requested number of CPUs, within one second.
 
 use crate::embedded::guest;
 use crate::machine::{End, Machine, Program};
@@ -15,25 +16,26 @@ use std::time::Duration;
 
 /// The device of KVM.
 const DEVICE: &str = "/dev/kvm";
-/// After so long the machine of the probe is ended, and after so long nobody waits for its end: a process may hang in the kernel.
+/// The time limit of the probe's machine, and of the wait for its end: a process may hang in the
+/// kernel.
 const LIMIT: Duration = Duration::from_millis(800);
 const ANSWER: Duration = Duration::from_millis(950);
 /// The program of the probe.
 const PROGRAM: &str = "workload";
 const ARGS: [&str; 2] = ["pft", "size=64K"];
 
-/// Who executes instructions.
+/// The accelerator, which executes instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accel {
-    /// QEMU, which translates them.
+    /// QEMU, which translates the instructions.
     #[default]
     Tcg,
-    /// The host's processor, by KVM.
+    /// The host's processor, through KVM.
     Kvm,
 }
 
 impl Accel {
-    /// As QEMU names it.
+    /// Returns QEMU's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcg => "tcg",
@@ -42,7 +44,7 @@ impl Accel {
     }
 }
 
-/// In words, with QEMU's name.
+/// Writes a description, with QEMU's name.
 impl fmt::Display for Accel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -52,10 +54,10 @@ impl fmt::Display for Accel {
     }
 }
 
-/// Whether this process may use KVM.
+/// Checks whether this process may use KVM.
 ///
 /// # Errors
-/// Why not.
+/// The reason.
 pub fn kvm_opens() -> Result<(), String> {
     let opened = File::options().read(true).write(true).open(DEVICE);
     opened.map(drop).map_err(|error| match error.kind() {
@@ -66,17 +68,19 @@ pub fn kvm_opens() -> Result<(), String> {
     })
 }
 
-/// Whether machines of `cpus` CPUs and `memory` bytes run under KVM, found out within a second by running one.
+/// Checks whether machines of `cpus` CPUs and `memory` bytes run under KVM, by running a machine
+/// for at most one second.
 ///
 /// # Errors
-/// Why not.
+/// The reason.
 pub fn kvm_works(cpus: u16, memory: u64) -> Result<(), String> {
     kvm_opens()?;
     let guest = guest(PROGRAM).map_err(|error| error.to_string())?;
     let machine =
         Machine { cpus, memory, accel: Accel::Kvm, clock: Clock::Real, ..Machine::default() };
     let (say, hear) = mpsc::channel();
-    // The machine ends with the thread that started it: the thread ends when the machine has.
+    // The machine is killed when the thread that started it ends, so this thread waits for the
+    // machine's end.
     thread::spawn(move || {
         let streams = Streams {
             input: Input::None,
@@ -85,7 +89,7 @@ pub fn kvm_works(cpus: u16, memory: u64) -> Result<(), String> {
         };
         let limits = Limits { timeout: Some(LIMIT), ..Limits::default() };
         let run = machine.run(&Program::guest(guest).args(ARGS), streams, &limits);
-        // Nobody may wait for it any more.
+        // The receiver may have stopped waiting.
         let _ = say.send(run.map(|run| run.end));
     });
     match hear.recv_timeout(ANSWER) {

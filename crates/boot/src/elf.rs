@@ -1,10 +1,10 @@
-//! Whether a file is a program that the kernel can run, found out before anything boots.
+//! Checks, before the boot, whether the kernel can run a file.
 //!
-//! A kernel answers a bad program with `ENOEXEC` and no more; here each complaint says where in the file
-//! the trouble is. What passes is a 64-bit x86 program, at fixed addresses or position-independent, whose
-//! segments lie in the file and, in memory, apart from each other; it is statically linked, or its
-//! interpreter comes along. In the end the kernel's own plan is made: what the kernel would refuse is refused
-//! here.
+//! A kernel reports a bad program only as `ENOEXEC`; here each error names the place in the file.
+//! An accepted file is a 64-bit x86 program, at fixed addresses or position-independent, whose
+//! segments lie in the file and do not overlap in memory. The program is statically linked, or its
+//! interpreter is among the files. The last check makes the kernel's own plan: a program that the
+//! kernel would reject is rejected here.
 
 use faultless_personality::elf::{INTERPRETER, MOST_SEGMENTS, PROGRAMS, Plan};
 use object::LittleEndian;
@@ -16,7 +16,7 @@ const PAGE: u64 = 4096;
 
 type Header = FileHeader64<LittleEndian>;
 
-/// What is wrong with a program, and where in its file.
+/// An error in a program, and its place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElfError {
     place: Place,
@@ -30,7 +30,7 @@ enum Place {
     Header,
     /// The table of segments.
     Segments { at: u64 },
-    /// One of the segments: its number, and where its entry lies.
+    /// One of the segments: its number, and the offset of its entry.
     Segment { number: usize, at: u64 },
 }
 
@@ -55,8 +55,8 @@ macro_rules! wrong {
     };
 }
 
-/// Checks the program that `data`, the whole file, holds; `comes_along` tells whether there is a file of
-/// this path for it.
+/// Checks the program in `data`, the whole file; `comes_along` returns whether the files contain
+/// this path.
 pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfError> {
     let header = header(data)?;
     let endian = LittleEndian;
@@ -131,7 +131,8 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
     Ok(())
 }
 
-/// How the kernel lays out the program that `data`, the whole file, holds; `None` if it refuses it.
+/// Returns the kernel's layout of the program in `data`, the whole file; `None` if the kernel
+/// rejects the program.
 pub fn plan(data: &[u8]) -> Option<Plan> {
     let header = faultless_personality::elf::Header::parse(data)?;
     let table = header.table()?;
@@ -193,7 +194,7 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
     }
 }
 
-/// Says that a dynamically linked program is none where its interpreter does not come along.
+/// Checks that the interpreter of a dynamically linked program is among the files.
 fn interpreter(
     segment: &ProgramHeader64<LittleEndian>,
     data: &[u8],
@@ -216,7 +217,7 @@ fn interpreter(
     )
 }
 
-/// Checks a segment that is to be loaded; where it ends in memory.
+/// Checks a segment to be loaded; returns its end in memory.
 fn load(
     header: &Header,
     segment: &ProgramHeader64<LittleEndian>,

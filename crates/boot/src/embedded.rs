@@ -1,4 +1,4 @@
-//! What was built together with this crate: the kernel and the guest programs.
+//! The embedded files: the kernel and the guest programs.
 
 use crate::error::BootError;
 
@@ -9,23 +9,23 @@ pub(crate) fn kernel() -> Result<&'static [u8], BootError> {
     KERNEL.map_err(|why| BootError::NotBuilt { what: "the kernel".into(), why })
 }
 
-/// A static Linux program that comes along.
+/// An embedded static Linux program.
 #[derive(Clone, Copy, Debug)]
 pub struct Guest {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// The file.
     pub bytes: &'static [u8],
 }
 
-/// All programs that come along, or why there are none.
+/// Returns all embedded programs, or the reason for their absence.
 pub fn guests() -> Result<impl Iterator<Item = Guest>, BootError> {
     let programs =
         GUESTS.map_err(|why| BootError::NotBuilt { what: "the guest programs".into(), why })?;
     Ok(programs.iter().map(|&(name, bytes)| Guest { name, bytes }))
 }
 
-/// The program of this name that comes along.
+/// Returns the embedded program of this name.
 pub fn guest(name: &str) -> Result<Guest, BootError> {
     let found = guests()?.find(|guest| guest.name == name);
     found.ok_or_else(|| BootError::NotBuilt {
@@ -41,15 +41,15 @@ mod tests {
     use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
     use std::collections::BTreeSet;
 
-    /// What ends the kernel when an allocation fails that was not expected to.
+    /// Functions that end the kernel after an unexpected allocation failure.
     const ABORTS: [&str; 4] = [
         "18handle_alloc_error",
         "rust_alloc_error_handler",
         "12handle_error",
         "17capacity_overflow",
     ];
-    /// What may get there: the audit, which runs when no program is left, and what makes the subsystem, before there is
-    /// one (and reserves first).
+    /// Functions that may reach an abort: the audit, which runs after the end of all programs, and
+    /// the construction of the subsystem, before any program (which reserves its memory first).
     const MAY: [&str; 5] = [
         "9faultless5audit",
         "4task6finish5check",
@@ -72,7 +72,8 @@ mod tests {
         all
     }
 
-    /// The starts of the functions that call or jump to one of `targets`. Bytes that look like it count too.
+    /// Returns the indices of the functions that call or jump to one of `targets`. Bytes that look
+    /// like a call count too.
     fn callers(
         text: &[u8],
         base: u64,
@@ -101,10 +102,10 @@ mod tests {
         found
     }
 
-    /// No code that a program can have the kernel run ends it for want of memory: not in the kernel, nor in what it is
-    /// built of.
+    /// No kernel code reachable from a program aborts on an allocation failure, including the code
+    /// of dependencies.
     #[test]
-    fn no_allocation_of_the_kernel_ends_it() {
+    fn no_kernel_allocation_aborts() {
         let Ok(image) = kernel() else { return };
         let file = ElfFile64::<object::Endianness>::parse(image).expect("an ELF file");
         let section = file.section_by_name(".text").expect("code");
@@ -124,7 +125,7 @@ mod tests {
                 .filter(|name| !is(name, &MAY))
                 .collect();
             assert!(wrong.is_empty(), "these abort when the heap is exhausted: {wrong:#?}");
-            // The standard library's own may, if nobody calls them.
+            // The standard library's own functions may abort, if they have no callers.
             let before = targets.len();
             let between = callers.iter().filter(|&&place| !is(named(place), &MAY));
             targets.extend(between.map(|&place| functions[place].0));

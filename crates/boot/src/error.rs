@@ -1,42 +1,42 @@
-//! What can keep a machine from running.
+//! The errors that prevent a machine from running.
 
 use crate::elf::ElfError;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a machine did not run.
+/// The reason why a machine did not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootError {
     /// QEMU is not installed.
     #[error("{program} is not installed: apt-get install qemu-system-x86")]
     NoQemu {
-        /// The program that was looked for.
+        /// The missing program.
         program: &'static str,
     },
-    /// Something of ours is not in this build.
+    /// An embedded file is missing in this build.
     #[error("{what} is not in this build: {why}")]
     NotBuilt {
-        /// What is missing.
+        /// The missing file.
         what: String,
-        /// Why, and what mends it.
+        /// The reason, and a fix.
         why: &'static str,
     },
     /// A file of the host.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         error: io::Error,
     },
-    /// The program is none that could run.
+    /// The file is no valid program.
     #[error("{}: {error}", path.display())]
     Elf {
         /// The program.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in the program.
         error: ElfError,
     },
     /// A file that the guest's file system cannot hold.
@@ -44,7 +44,7 @@ pub enum BootError {
     Unfit {
         /// The file.
         path: PathBuf,
-        /// What is in the way.
+        /// The reason.
         why: &'static str,
     },
     /// The directory to start in is not there.
@@ -59,9 +59,9 @@ pub enum BootError {
          and as files)"
     )]
     Memory {
-        /// What the files take, in MiB.
+        /// The size of the files, in MiB.
         files: u64,
-        /// What there is, in MiB.
+        /// The size of memory, in MiB.
         memory: u64,
     },
     /// The swap disk's tables need more memory than the machine can give.
@@ -72,29 +72,29 @@ pub enum BootError {
     Swap {
         /// The disk, in MiB.
         swap: u64,
-        /// What it needs, in MiB.
+        /// The size of the tables, in MiB.
         tables: u64,
-        /// What there is, in MiB.
+        /// The available memory, in MiB.
         memory: u64,
     },
-    /// An argument or variable that cannot be handed over.
+    /// An argument or variable that cannot be passed, because it contains a NUL.
     #[error("{what} {text:?} has a NUL inside")]
     Nul {
-        /// What it is.
+        /// The kind of the string.
         what: &'static str,
-        /// Its text.
+        /// The text.
         text: String,
     },
-    /// QEMU itself would not.
+    /// QEMU itself failed.
     #[error("QEMU: {0}")]
     Qemu(String),
-    /// A stock kernel cannot be had.
+    /// No stock kernel is available.
     #[error("{0}")]
     Linux(String),
 }
 
 impl BootError {
-    /// An error of a file, with its name.
+    /// Returns a function that makes an error of a file, with its name.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |error| Self::File { path, error }

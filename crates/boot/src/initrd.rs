@@ -1,7 +1,7 @@
-//! The initial file system: a cpio archive in the `newc` form, as kernels unpack it.
+//! The initial file system: a cpio archive in the `newc` format, which kernels unpack.
 //!
-//! The same files give the same archive, byte for byte: entries are sorted, and inode numbers are their
-//! places. Owners are not kept, because everything in the guest is root's.
+//! The same files produce the same archive, byte for byte: entries are sorted, and inode numbers
+//! are the positions of entries. Owners are not stored, because root owns everything in the guest.
 
 use crate::error::BootError;
 use cpio::newc::{self, ModeFileType};
@@ -12,18 +12,18 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What files made here are dated, in seconds of Unix time: 1 January 2026, when the machines' clocks
-/// begin.
+/// The date of generated files, in seconds of Unix time: 1 January 2026, the start of the machines'
+/// clocks.
 const MADE: u32 = 1_767_225_600;
 
-/// Where the files are that tell the kernel what to do.
+/// The folder with instructions for the kernel.
 const OWN: &str = ".boot/";
-/// Where it finds which files are on the disk: a line `PAGE LENGTH PATH` for each.
+/// The list of the files on the disk: a line `PAGE LENGTH PATH` for each.
 const DISK_LIST: &str = ".boot/disk";
 /// Bytes of a page of the disk.
 pub(crate) const DISK_PAGE: u64 = 4096;
 
-/// A file system to be.
+/// A file system under construction.
 #[derive(Clone, Debug, Default)]
 pub struct Initrd {
     entries: BTreeMap<String, Node>,
@@ -46,7 +46,7 @@ enum What {
     Bytes(Vec<u8>),
     /// A file of the host, and its size.
     File(PathBuf, u32),
-    /// A file without its contents, which are on a disk.
+    /// A file whose contents are on a disk.
     OnDisk,
 }
 
@@ -63,7 +63,7 @@ impl What {
         match self {
             Self::Directory | Self::OnDisk => 0,
             Self::Symlink(target) => target.len() as u32,
-            // No more than a file may have: `bytes` looks.
+            // At most the maximum size of a file, which `bytes` checks.
             Self::Bytes(bytes) => bytes.len() as u32,
             Self::File(_, size) => *size,
         }
@@ -71,7 +71,7 @@ impl What {
 }
 
 impl What {
-    /// Writes the contents to `out`, whose errors `failed` names.
+    /// Writes the contents to `out`; `failed` converts the errors of `out`.
     fn write(
         &self,
         out: &mut dyn Write,
@@ -94,19 +94,20 @@ impl What {
 }
 
 impl Initrd {
-    /// Without any file.
+    /// Returns a file system without files.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether there is a directory at `path`; the root always is one.
+    /// Returns whether `path` is a directory; the root always is.
     pub fn is_directory(&self, path: &str) -> bool {
         path.is_empty()
             || matches!(self.entries.get(path), Some(Node { what: What::Directory, .. }))
     }
 
-    /// Whether it is certain that no directory is at the path `cwd`. With a symbolic link or `..` in the path, or below the
-    /// directories that a kernel fills, only the kernel can tell.
+    /// Returns whether the path `cwd` is certainly not a directory. If the path contains a symbolic
+    /// link or `..`, or lies below a directory filled by the kernel, only the kernel can decide
+    /// this.
     pub(crate) fn lacks_directory(&self, cwd: &str) -> bool {
         let mut path = String::new();
         for part in cwd.split('/').filter(|part| !part.is_empty() && *part != ".") {
@@ -126,12 +127,13 @@ impl Initrd {
         false
     }
 
-    /// Whether there is something at `path`.
+    /// Returns whether `path` exists.
     pub fn contains(&self, path: &str) -> bool {
         self.entries.contains_key(path)
     }
 
-    /// What was left out of [`tree`](Self::tree), and why: sockets, devices and pipes.
+    /// Returns the entries skipped by [`tree`](Self::tree), with the reasons: sockets, devices and
+    /// pipes.
     pub fn skipped(&self) -> &[String] {
         &self.skipped
     }
@@ -141,8 +143,8 @@ impl Initrd {
         self.entries.values().map(|node| u64::from(node.what.size())).sum()
     }
 
-    /// Adds a file with these contents and permission bits, and the directories above it. Another at
-    /// `path` gives way.
+    /// Adds a file with these contents and permission bits, and its parent directories. Replaces an
+    /// existing file at `path`.
     pub fn bytes(&mut self, path: &str, mode: u32, bytes: Vec<u8>) -> Result<(), BootError> {
         self.parents(path);
         if u32::try_from(bytes.len()).is_err() {
@@ -153,7 +155,7 @@ impl Initrd {
         Ok(())
     }
 
-    /// Adds an empty directory, and those above it, unless it is there.
+    /// Adds an empty directory, and its parent directories, unless it exists.
     pub fn directory(&mut self, path: &str) {
         self.parents(path);
         self.empty(path);
@@ -171,7 +173,7 @@ impl Initrd {
         }
     }
 
-    /// Adds everything below the directory `root` of the host, with modes, dates and symbolic links.
+    /// Adds the tree below the directory `root` of the host, with modes, dates and symbolic links.
     pub fn tree(&mut self, root: &Path) -> Result<(), BootError> {
         let metadata = fs::metadata(root).map_err(BootError::file(root))?;
         if !metadata.is_dir() {
@@ -202,7 +204,8 @@ impl Initrd {
         Ok(())
     }
 
-    /// What `path` of the host is; nothing, and a note, where a file system of ours has no such thing.
+    /// Returns the node for `path` of the host. Returns `None`, and records a note, for a type that
+    /// this file system does not support.
     fn what(&mut self, path: &Path, metadata: &Metadata) -> Result<Option<What>, BootError> {
         let kind = metadata.file_type();
         if kind.is_dir() {
@@ -222,7 +225,7 @@ impl Initrd {
             let Ok(size) = u32::try_from(metadata.len()) else {
                 return Err(unfit(path, "an archive holds files of less than 4 GiB"));
             };
-            // What cannot be read is found out now, and not when the machine is half made.
+            // Report an unreadable file now, and not during the start of the machine.
             File::open(path).map_err(BootError::file(path))?;
             return Ok(Some(What::File(path.to_owned(), size)));
         }
@@ -257,10 +260,12 @@ impl Initrd {
 }
 
 impl Initrd {
-    /// Moves the contents of the files to a disk, whose image is written to `out`: the files one after the other, each from a page on. What stays
-    /// are their names, and a list for the kernel. Returns the first page of each file.
+    /// Moves the contents of the files to a disk, whose image is written to `out`: the files are
+    /// consecutive, and each starts at a page. The names remain in the archive, with a list for the
+    /// kernel. Returns the first page of each file.
     ///
-    /// Empty files stay, and what the kernel needs before it has a disk.
+    /// Empty files stay in the archive, and so do files that the kernel needs before its disk
+    /// starts.
     pub fn move_to_disk(
         &mut self,
         out: &mut dyn Write,
@@ -270,7 +275,8 @@ impl Initrd {
         for (path, node) in &mut self.entries {
             let size = u64::from(node.what.size());
             let is_file = matches!(node.what, What::Bytes(_) | What::File(..));
-            // In the list a path ends with its line.
+            // A line of the list ends at the end of the path, so paths with newlines cannot be
+            // listed.
             if !is_file || size == 0 || path.starts_with(OWN) || path.contains('\n') {
                 continue;
             }
@@ -321,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_keeps_modes_and_links_and_leaves_sockets_out() {
+    fn tree_keeps_modes_and_links_and_skips_sockets() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
         fs::create_dir(at("etc")).expect("made");
@@ -348,9 +354,9 @@ mod tests {
         assert!(skipped.contains("socket is a socket"), "{skipped}");
     }
 
-    /// One name that cannot be had keeps no other file out; it is told exactly.
+    /// A single unsupported name does not exclude other files, and the note names it exactly.
     #[test]
-    fn names_that_are_not_text_are_left_out_and_named() {
+    fn non_utf8_names_are_skipped_and_reported() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &[u8]| root.path().join(OsStr::from_bytes(name));
         fs::write(at(b"caf\xe9.txt"), "latin 1").expect("written");
@@ -414,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn unreadable_files_are_named() {
         let root = tempfile::tempdir().expect("a directory");
         let gone = root.path().join("gone");
         let error = Initrd::new().tree(&gone).expect_err("is not there");

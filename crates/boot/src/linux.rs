@@ -1,8 +1,8 @@
-//! A stock Linux kernel beneath the same program, in the same QEMU.
+//! A stock Linux kernel for the same program, in the same QEMU.
 //!
-//! The program is the kernel's first process (`/init`), alone in its file system: it mounts what it
-//! needs and turns the machine off when it is done. Debian's kernel packages are downloaded and opened,
-//! and never installed.
+//! The program is the kernel's first process (`/init`), alone in its file system: the program
+//! mounts the file systems it needs and turns the machine off at its end. Debian's kernel packages
+//! are downloaded and unpacked, but never installed.
 
 use crate::accel::Accel;
 use crate::error::BootError;
@@ -17,11 +17,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The release that things are compared with.
+/// The Linux release for comparisons.
 pub const RELEASE: &str = "6.12";
-/// Where Debian's names end.
+/// The suffix of Debian's kernel names.
 const FLAVOUR: &str = "-amd64";
-/// What a kernel needs to read a virtio disk, in the order in which the modules need each other. Debian has all but the last in the image.
+/// The drivers that a kernel needs to read a virtio disk, in the order of their dependencies.
+/// Debian's image contains all except the last.
 const DRIVERS: [&str; 6] = [
     "virtio",
     "virtio_ring",
@@ -30,22 +31,22 @@ const DRIVERS: [&str; 6] = [
     "virtio_pci",
     "virtio_blk",
 ];
-/// How the file of a module may end; the kernel itself decompresses it.
+/// The suffixes of module files; the kernel itself decompresses modules.
 const MODULE: [&str; 3] = [".ko", ".ko.xz", ".ko.zst"];
 
 /// A kernel's image, and its drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stock {
-    /// What it is called: `6.12.117+deb12-amd64`.
+    /// The name, such as `6.12.117+deb12-amd64`.
     pub name: String,
     /// The `bzImage`.
     pub image: PathBuf,
-    /// The modules of [`DRIVERS`], in their order; none is known of a kernel out of a file.
+    /// The modules of [`DRIVERS`], in their order; empty for a kernel from a file.
     drivers: Vec<PathBuf>,
 }
 
 impl Stock {
-    /// A kernel out of a file.
+    /// Returns a kernel from a file.
     pub fn file(image: &Path) -> Result<Self, BootError> {
         use std::io::Read;
         let mut head = Vec::new();
@@ -60,12 +61,12 @@ impl Stock {
         Ok(Self { name, image: image.into(), drivers: Vec::new() })
     }
 
-    /// Whether it can read a virtio disk.
+    /// Returns whether the kernel can read a virtio disk.
     pub fn reads_disks(&self) -> bool {
         !self.drivers.is_empty()
     }
 
-    /// The same, with the drivers that are in the cache beside it.
+    /// Returns the kernel with the drivers that are next to it in the cache.
     fn with_drivers(mut self, cache: &Path) -> Self {
         let kept = |driver| {
             MODULE
@@ -82,7 +83,8 @@ impl Stock {
         format!("{driver}-{}{end}", self.name)
     }
 
-    /// The newest that an earlier call has left in the cache; one of an earlier version of this crate left no drivers.
+    /// Returns the newest kernel stored in the cache by an earlier call; earlier versions of this
+    /// crate stored no drivers.
     pub fn cached() -> Option<Self> {
         let entries = fs::read_dir(cache().ok()?).ok()?;
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -93,12 +95,13 @@ impl Stock {
         Some(kernel.with_drivers(&cache))
     }
 
-    /// Downloads Debian's newest kernel of [`RELEASE`], and keeps its image and its drivers in the cache.
+    /// Downloads Debian's newest kernel of [`RELEASE`], and stores its image and its drivers in the
+    /// cache.
     pub fn download() -> Result<Self, BootError> {
         let package = package()?;
         let cache = cache()?;
         fs::create_dir_all(&cache).map_err(BootError::file(&cache))?;
-        // What is half done is not to be taken for a kernel.
+        // A partial download must not be mistaken for a kernel.
         let work = tempfile::Builder::new().prefix("download-").tempdir_in(&cache);
         let work = work.map_err(BootError::file(&cache))?;
         apt(Command::new("apt-get").args(["download", "-qq", &package]).current_dir(work.path()))?;
@@ -136,7 +139,7 @@ fn cache() -> Result<PathBuf, BootError> {
     Ok(base.join("faultless"))
 }
 
-/// Runs one of Debian's tools; what it printed.
+/// Runs one of Debian's tools; returns its output.
 fn apt(command: &mut Command) -> Result<String, BootError> {
     const HELP: &str =
         "a Linux kernel comes out of a Debian package; elsewhere, give one with --kernel FILE";
@@ -167,15 +170,15 @@ fn package() -> Result<String, BootError> {
     Ok(format!("{START}{newest}"))
 }
 
-/// The newest of these kernels that is a plain one of the release: not for clouds or real time, and with
-/// symbols left out. A signed one goes before its unsigned twin.
+/// Returns the newest plain kernel of the release: no cloud or real-time kernel, and no debug
+/// package. A signed kernel is preferred to its unsigned twin.
 fn newest(names: Vec<String>) -> Option<String> {
     let patch = |name: &str| {
         let rest = name.strip_suffix("-unsigned").unwrap_or(name);
         let version = rest.strip_suffix(FLAVOUR)?.strip_prefix(RELEASE)?.strip_prefix('.')?;
         let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
         let (patch, distribution) = version.split_at(digits);
-        // `-cloud` and `-rt` would stand here.
+        // `-cloud` and `-rt` would appear here.
         let plain = !distribution.contains('-');
         Some((patch.parse::<u32>().ok().filter(|_| plain)?, rest == name))
     };
@@ -183,13 +186,13 @@ fn newest(names: Vec<String>) -> Option<String> {
     names.into_iter().filter_map(of).max().map(|(_, name)| name)
 }
 
-/// What a package has of a kernel.
+/// The parts of a kernel in a package.
 struct Unpacked {
     image: PathBuf,
     drivers: Drivers,
 }
 
-/// Takes a kernel's image and drivers out of a package, into files in `into`.
+/// Extracts a kernel's image and drivers from a package into files in `into`.
 fn unpack(package: &Path, into: &Path) -> Result<Unpacked, BootError> {
     let mut child = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
@@ -200,7 +203,7 @@ fn unpack(package: &Path, into: &Path) -> Result<Unpacked, BootError> {
     let stream =
         child.stdout.take().ok_or_else(|| BootError::Linux("dpkg-deb has no output".into()))?;
     let found = files_of(stream, into).map_err(BootError::file(package));
-    // After an error it need not have come to its end.
+    // After an error, the child may still be running.
     let _ = child.kill();
     let _ = child.wait();
     let (image, drivers) = found?;
@@ -244,30 +247,32 @@ pub struct LinuxMachine {
     pub cpus: u16,
     /// Memory in bytes, in whole MiB.
     pub memory: u64,
-    /// Its nodes of memory.
+    /// The nodes of memory.
     pub nodes: Nodes,
-    /// What time is.
+    /// The clock.
     pub clock: Clock,
-    /// QEMU's name for the CPU and what it can do.
+    /// QEMU's name for the CPU and its features.
     pub cpu: String,
     /// The kernel.
     pub kernel: Stock,
-    /// A file of the host that is its disk, `/dev/vda`, for a kernel that [reads disks](Stock::reads_disks).
+    /// A file of the host that is the disk `/dev/vda`, for a kernel that [reads
+    /// disks](Stock::reads_disks).
     pub disk: Option<PathBuf>,
-    /// The bytes of a disk that is written, too, `/dev/vda` if there is no other, for such a kernel.
+    /// The size in bytes of a writable disk (`/dev/vda` if there is no other disk), for such a
+    /// kernel.
     pub swap: Option<u64>,
-    /// Words of the kernel's command line, besides those that every machine has.
+    /// Words of the kernel's command line, in addition to the words of every machine.
     pub words: Vec<String>,
 }
 
-/// What came of a program under Linux.
+/// The result of a program under Linux.
 #[derive(Clone, Debug)]
 pub struct LinuxRun {
-    /// Everything on the console: what the program wrote, and the kernel beside it.
+    /// The whole console output: the output of the program, mixed with the kernel's messages.
     pub console: String,
-    /// Why it was ended from outside, if it was.
+    /// The reason for an early end from outside, if any.
     pub cut: Option<&'static str>,
-    /// How long QEMU ran.
+    /// The run time of QEMU.
     pub wall: Duration,
 }
 
@@ -280,17 +285,17 @@ impl LinuxMachine {
         let has_disk = self.disk.is_some() || self.swap.is_some();
         let drivers = if has_disk { &self.kernel.drivers[..] } else { &[] };
         for (at, driver) in drivers.iter().enumerate() {
-            // The program loads them in the order of their names.
+            // The program loads the drivers in the order of their names.
             let end = MODULE.into_iter().rfind(|end| driver.to_string_lossy().ends_with(end));
             let bytes = fs::read(driver).map_err(BootError::file(driver))?;
             initrd.bytes(&format!("modules/{at}{}", end.unwrap_or_default()), 0o444, bytes)?;
         }
         let archive = archive(&initrd)?;
-        // Without randomness figures repeat; with a panic of the kernel, or an init that just ends, the
-        // machine ends, too.
+        // Without randomness, results repeat. A panic of the kernel, or the end of init, also ends
+        // the machine.
         let mut line = self.words.clone();
         if self.nodes.are_several() {
-            // Otherwise the kernel unmaps pages at times, to see from which node they are used.
+            // Otherwise the kernel periodically unmaps pages, to detect the node of their users.
             line.push("numa_balancing=disable".to_owned());
         }
         line.push("console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init --".to_owned());
@@ -361,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_refused() {
+    fn files_that_are_no_kernels_are_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("vmlinuz-6.12.1-amd64");
         let mut bytes = vec![0; 0x300];
@@ -381,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_and_its_drivers_come_out_of_a_package() {
+    fn image_and_drivers_are_extracted_from_a_package() {
         let mut archive = tar::Builder::new(Vec::new());
         for (name, contents) in [
             ("./boot/config-6", "no"),
@@ -407,12 +412,12 @@ mod tests {
             ["vmlinuz-6", "virtio_blk.ko.xz", "virtio.ko"].map(read),
             ["yes", "block", "bus"]
         );
-        // Cut in the middle it is an error, and no kernel.
+        // A truncated stream is an error, and not a kernel.
         assert!(files_of(&stream[..1300], dir.path()).is_err());
     }
 
     #[test]
-    fn drivers_are_found_beside_a_kernel_in_their_order() {
+    fn drivers_are_found_in_dependency_order() {
         let dir = tempfile::tempdir().expect("a directory");
         let image = dir.path().join("vmlinuz-6.12.1-amd64");
         let mut bytes = vec![0; 0x300];

@@ -1,4 +1,4 @@
-//! The bare machine, and the programs it runs.
+//! The bare machine, and its programs.
 
 use crate::accel::Accel;
 use crate::elf;
@@ -19,41 +19,42 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
-/// Where a kernel finds what to run.
+/// The file with the program and its arguments.
 const ARGV: &str = ".boot/argv";
 const ENVIRON: &str = ".boot/environ";
 const CWD: &str = ".boot/cwd";
 
-/// A Linux program and what it is given.
+/// A Linux program and its inputs.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Where the file came from: the name in messages.
+    /// The path of the file: the name in messages.
     source: PathBuf,
     bytes: Cow<'static, [u8]>,
-    /// Its arguments, without its own name.
+    /// The arguments, without the program's own name.
     pub args: Vec<OsString>,
-    /// Its environment: `NAME=VALUE` each.
+    /// The environment, as strings `NAME=VALUE`.
     pub environ: Vec<OsString>,
-    /// A directory of the host that it sees as its root file system.
+    /// A directory of the host that becomes the root file system.
     pub files: Option<PathBuf>,
-    /// The directory in its own file system that it starts in; the root if there is none.
+    /// The initial working directory in the program's file system; `None` for the root.
     pub cwd: Option<OsString>,
 }
 
 impl Program {
-    /// The program in a file of the host, checked; it is statically linked.
+    /// Returns the program in a file of the host, after the checks. The program must be statically
+    /// linked.
     pub fn file(path: impl Into<PathBuf>) -> Result<Self, BootError> {
         Self::unchecked(path)?.checked()
     }
 
-    /// The program in a file of the host, checked, with these files; among them is its interpreter if it
-    /// has one.
+    /// Returns the program in a file of the host with these files, after the checks. The files must
+    /// contain the interpreter, if the program has one.
     pub fn file_among(
         files: impl Into<PathBuf>,
         path: impl Into<PathBuf>,
     ) -> Result<Self, BootError> {
         let files = files.into();
-        // Not only what is missing in it is to be told of.
+        // Report an unreadable directory itself, not only a file missing in it.
         fs::read_dir(&files).map_err(BootError::file(&files))?;
         Self::unchecked(path)?.files(files).checked()
     }
@@ -68,14 +69,15 @@ impl Program {
         Ok(self)
     }
 
-    /// The program in a file of the host as it is: the kernel shall see what is wrong with it.
+    /// Returns the program in a file of the host without checks, for tests of the kernel's own
+    /// errors.
     pub fn unchecked(path: impl Into<PathBuf>) -> Result<Self, BootError> {
         let path = path.into();
         let bytes = fs::read(&path).map_err(BootError::file(&path))?;
         Ok(Self::new(path, bytes.into()))
     }
 
-    /// A program that comes along.
+    /// Returns an embedded program.
     pub fn guest(guest: Guest) -> Self {
         Self::new(guest.name.into(), guest.bytes.into())
     }
@@ -85,18 +87,18 @@ impl Program {
         Self { source, bytes, args: Vec::new(), environ, files: None, cwd: None }
     }
 
-    /// The file itself.
+    /// Returns the file itself.
     pub(crate) fn contents(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The same with these arguments.
+    /// Returns the program with these arguments.
     pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args = args.into_iter().map(Into::into).collect();
         self
     }
 
-    /// The same with this variable; an earlier one of the name gives way.
+    /// Returns the program with this variable, which replaces an earlier variable of this name.
     pub fn env(mut self, variable: impl Into<OsString>) -> Self {
         let variable = variable.into();
         let name = |text: &OsString| {
@@ -107,22 +109,23 @@ impl Program {
         self
     }
 
-    /// The same with these files.
+    /// Returns the program with these files.
     pub fn files(mut self, directory: impl Into<PathBuf>) -> Self {
         self.files = Some(directory.into());
         self
     }
 
-    /// The same started in this directory of its own file system.
+    /// Returns the program with this working directory in its own file system.
     pub fn cwd(mut self, directory: impl Into<OsString>) -> Self {
         self.cwd = Some(directory.into());
         self
     }
 
-    /// Its file system: the files, the program, `.boot`. Also, the path of the program in it.
+    /// Returns the file system of the program (the files, the program, `.boot`), and the path of
+    /// the program in this file system.
     ///
-    /// A program out of the files keeps its place; another is `/bin/NAME`, or `/NAME` where `bin` is no
-    /// directory.
+    /// A program among the files keeps its path; another program becomes `/bin/NAME`, or `/NAME` if
+    /// `bin` is no directory.
     pub fn initrd(&self) -> Result<(Initrd, String), BootError> {
         let mut initrd = Initrd::new();
         if let Some(files) = &self.files {
@@ -164,7 +167,7 @@ impl Program {
         Ok((initrd, path))
     }
 
-    /// Where the program lies in its files, if it does.
+    /// Returns the path of the program among its files, if any.
     fn inside(&self) -> Option<String> {
         let root = self.files.as_ref()?.canonicalize().ok()?;
         let own = self.source.canonicalize().ok()?;
@@ -188,12 +191,13 @@ fn strings<'a>(
     Ok(bytes)
 }
 
-/// A disk that has a program's files, and is only read: what programs store stays in memory.
+/// A read-only disk with a program's files: data stored by programs stays in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// The most reads in a second, for tests that need a slow one.
+    /// The maximum number of reads per second, for tests that need a slow disk.
     pub reads_per_second: Option<u32>,
-    /// Pages that cannot be read, for tests: the path of a file in the program's file system, and the number of the page in it.
+    /// Unreadable pages, for tests: the path of a file in the program's file system, and the number
+    /// of a page in this file.
     pub unreadable: Vec<(String, u64)>,
 }
 
@@ -204,30 +208,31 @@ pub struct Machine {
     pub cpus: u16,
     /// Memory in bytes, in whole MiB.
     pub memory: u64,
-    /// The nodes of memory that programs get, by their shares of it.
+    /// The nodes of memory for programs, by their shares of memory.
     pub nodes: Nodes,
-    /// What time is.
+    /// The clock.
     pub clock: Clock,
-    /// Who executes instructions, where they are not counted.
+    /// The accelerator, unless instructions are counted.
     pub accel: Accel,
-    /// QEMU's name for the CPU and what it can do: `max,-erms`.
+    /// QEMU's name for the CPU and its features: `max,-erms`.
     pub cpu: String,
-    /// Whether the kernel accounts for every frame when the program has ended; one that is not accounted for
-    /// is a panic.
+    /// Enables the check of every frame after the end of the program; an unaccounted frame is a
+    /// panic.
     pub check: bool,
-    /// The disk that has the program's files; without one they are in memory.
+    /// The disk with the program's files; without a disk, the files are in memory.
     pub disk: Option<Disk>,
-    /// The bytes of a swap disk, in whole MiB: where memory is short, private pages of programs leave it for that disk.
+    /// The size of a swap disk in bytes, in whole MiB: if memory is short, private pages of
+    /// programs move to this disk.
     pub swap: Option<u64>,
-    /// Pages of the swap disk that cannot be read, and such that cannot be written, for tests.
+    /// Unreadable and unwritable pages of the swap disk, for tests.
     pub bad_swap: [Vec<u64>; 2],
     /// Words of the kernel command line: `set=KNOB=VALUE`, `plant=NAME`.
     pub words: Vec<String>,
-    /// Another kernel than the embedded one.
+    /// Another kernel instead of the embedded one.
     pub kernel: Option<PathBuf>,
 }
 
-/// One CPU and 1 GiB of memory, in the host's time.
+/// Returns a machine with one CPU and 1 GiB of memory, in the host's time.
 impl Default for Machine {
     fn default() -> Self {
         Self {
@@ -253,7 +258,7 @@ const fn sector_of(page: u64) -> u64 {
 }
 
 impl Disk {
-    /// The disk with this image, in which files begin at these pages.
+    /// Returns the disk with this image, on which files begin at these pages.
     fn drive<'a>(
         &self,
         image: &'a Path,
@@ -271,37 +276,37 @@ impl Disk {
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The program exited with this status, or a signal ended it: then it is 128 and the signal's
-    /// number.
+    /// The program exited with this status, or a signal ended the program: then the status is 128
+    /// plus the signal number.
     Exited(u8),
     /// The kernel panicked.
     Panicked(String),
-    /// The machine ended, and nobody knows why: what QEMU said, if it said anything.
+    /// The machine ended without a report; the string contains QEMU's messages, if any.
     Silent(String),
-    /// The time was over.
+    /// The time limit was reached.
     TimedOut,
-    /// Whoever waited wanted no more.
+    /// The caller stopped the run.
     Stopped,
-    /// Whoever read the output wanted no more, and the program did not end by itself soon after.
+    /// The reader closed the output, and the program did not end by itself soon afterwards.
     Closed,
-    /// The output could not be written: where to, and why.
+    /// The output could not be written: the destination, and the reason.
     Unwritten(String),
-    /// The program ended, but its outputs did not arrive whole: the bytes that the kernel sent to
-    /// the output and the error output, and those that were received.
+    /// The program ended, but its outputs are incomplete: the bytes sent by the kernel to the
+    /// output and the error output, and the received bytes.
     Lost {
-        /// The bytes that were sent.
+        /// The numbers of bytes sent.
         sent: [u64; 2],
-        /// The bytes that were received.
+        /// The numbers of bytes received.
         received: [u64; 2],
     },
 }
 
 impl End {
-    /// How a run ended that was cut so and whose outputs were `received` in these numbers of bytes.
-    /// `complaint` is QEMU's.
+    /// Returns the end of a run that was cut by `cut`, with `received` bytes of its outputs.
+    /// `complaint` is QEMU's message.
     fn of(
         report: &Report,
         cut: Option<Cut>,
@@ -312,7 +317,7 @@ impl End {
         let lost = report.sent.filter(|sent| *sent != received);
         match (report.exit, &report.panic, cut) {
             (_, Some(why), _) => Self::Panicked(why.clone()),
-            // A part of the output is lost, whatever the status of the program is.
+            // A part of the output is lost, whatever the program's status.
             (_, None, Some(Cut::Unwritten(why))) => Self::Unwritten(why),
             (Some(status), None, _) => match lost {
                 None => Self::Exited(status),
@@ -321,7 +326,8 @@ impl End {
             (None, None, Some(Cut::Timeout)) => Self::TimedOut,
             (None, None, Some(Cut::Stop)) => Self::Stopped,
             (None, None, Some(Cut::Closed)) => Self::Closed,
-            // Ctrl-C on a terminal reaches QEMU too, which then may be faster.
+            // Ctrl-C on a terminal also reaches QEMU, which may end before this process handles the
+            // key.
             (None, None, None) if is_stopped() => Self::Stopped,
             (None, None, None) => Self::Silent(complaint),
         }
@@ -350,21 +356,21 @@ impl fmt::Display for End {
     }
 }
 
-/// What came of a program.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// How it ended.
+    /// The end of the run.
     pub end: End,
-    /// What the kernel said.
+    /// The kernel's report.
     pub report: Report,
-    /// How long QEMU ran.
+    /// The run time of QEMU.
     pub wall: Duration,
-    /// Files of the host that the guest's file system does not have, and why.
+    /// Files of the host that are missing in the guest's file system, with the reasons.
     pub skipped: Vec<String>,
 }
 
 impl Machine {
-    /// Whether machines can run here: QEMU is installed, and the kernel embedded.
+    /// Checks whether machines can run here: QEMU is installed, and the kernel is embedded.
     pub fn ready() -> Result<(), BootError> {
         qemu::version()?;
         embedded::kernel().map(|_| ())
@@ -405,7 +411,7 @@ impl Machine {
             }
             None => None,
         };
-        // It has no blocks before the kernel writes to it.
+        // The file has no blocks before the kernel writes to the disk.
         let swap = self.swap.map(|bytes| temporary_of(bytes >> 20 << 20)).transpose()?;
         let [unreadable, unwritable] = &self.bad_swap;
         let bad = |pages: &[u64], operation| {
@@ -428,7 +434,7 @@ impl Machine {
             cpu: &self.cpu,
             cpus: self.cpus,
             memory: self.memory,
-            // The kernel divides what it does not need itself.
+            // The kernel divides the memory that it does not need itself.
             nodes: &Nodes::default(),
             clock: self.clock,
             accel: self.accel,
@@ -445,7 +451,8 @@ impl Machine {
         Ok(Run { end, report, wall: ended.wall, skipped: initrd.skipped().to_vec() })
     }
 
-    /// Whether memory holds the archive and the files that come of it, and the tables of the swap disk.
+    /// Checks whether memory can hold the archive with its unpacked files, and the tables of the
+    /// swap disk.
     fn holds(&self, initrd: &Initrd) -> Result<(), BootError> {
         let (files, memory) = (initrd.size() >> 20, self.memory >> 20);
         if 2 * files >= memory {
@@ -460,22 +467,23 @@ impl Machine {
     }
 }
 
-/// What the kernel keeps of each page of a swap disk, in bytes: an entry of a table, and a count (`Cpu::swap_on`).
+/// The kernel's memory for each page of a swap disk, in bytes: an entry of a table, and a count
+/// (`Cpu::swap_on`).
 const SWAP_TABLES: u64 = 8 + 4;
 
-/// A file system as a file for QEMU.
+/// Returns a file system as a file for QEMU.
 pub(crate) fn archive(initrd: &Initrd) -> Result<NamedTempFile, BootError> {
     temporary(|file| initrd.write(file))
 }
 
-/// A sparse file of `bytes` bytes, which is deleted with its handle.
+/// Returns a sparse file of `bytes` bytes, which is deleted with its handle.
 pub(crate) fn temporary_of(bytes: u64) -> Result<NamedTempFile, BootError> {
     let file = temporary(|_| Ok(()))?;
     file.as_file().set_len(bytes).map_err(BootError::file(file.path()))?;
     Ok(file)
 }
 
-/// A file that goes with its handle, with what `fill` writes.
+/// Returns a file with the output of `fill`, which is deleted with its handle.
 fn temporary(
     fill: impl FnOnce(&mut dyn Write) -> Result<(), BootError>,
 ) -> Result<NamedTempFile, BootError> {
@@ -497,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_output_is_incomplete_is_no_success() {
+    fn incomplete_output_is_no_success() {
         assert_eq!(end("sent 12 3\nexit 0", [12, 3]), End::Exited(0));
         for received in [[11, 3], [12, 2], [12, 4], [0, 0]] {
             let lost = End::Lost { sent: [12, 3], received };
             assert_eq!(end("sent 12 3\nexit 0", received), lost);
             assert_eq!(end("sent 12 3\nexit 1", received), lost);
         }
-        // A kernel that reports no numbers.
+        // A kernel without reported numbers.
         assert_eq!(end("exit 7", [5, 5]), End::Exited(7));
     }
 }

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The most nodes that a machine may have.
+/// The maximum number of nodes of a machine.
 const MOST: usize = faultless::MAX_NODES;
 
-/// How memory is shared out among nodes: `1` is one node, `1:1` two of the same size, `1:4` four fifths in the second. All CPUs are in
-/// the first node, which has the lowest addresses.
+/// The shares of memory of the nodes: `1` is one node, `1:1` two nodes of the same size, `1:4` two
+/// nodes with four fifths of the memory in the second. All CPUs are in the first node, which has
+/// the lowest addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes(Vec<u16>);
 
@@ -24,7 +25,7 @@ impl Nodes {
         Self(vec![1, 1])
     }
 
-    /// Whether there are several.
+    /// Returns whether there are several nodes.
     pub fn are_several(&self) -> bool {
         self.0.len() > 1
     }
@@ -34,7 +35,8 @@ impl Nodes {
         format!("nodes={self}")
     }
 
-    /// QEMU's arguments for nodes of a machine with so many MiB, which firmware tells a stock kernel.
+    /// Returns QEMU's arguments for the nodes of a machine with this memory in MiB; firmware
+    /// describes the nodes to a stock kernel.
     pub(crate) fn args(&self, memory: u64) -> Vec<String> {
         let sum = |shares: &[u16]| shares.iter().map(|share| u64::from(*share)).sum::<u64>();
         let begin = |node| memory * sum(&self.0[..node]) / sum(&self.0);
@@ -59,7 +61,7 @@ impl fmt::Display for Nodes {
     }
 }
 
-/// The text is none of [`Nodes`].
+/// The text does not describe [`Nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the shares of at most {MOST} nodes, each from 1 to 65535: 1:1 for two nodes of the same size, 1:4"

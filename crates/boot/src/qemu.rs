@@ -1,8 +1,7 @@
-//! Running QEMU: its arguments, its consoles, its end.
+//! Running QEMU: arguments, consoles, and the end.
 //!
-//! A guest has up to three consoles for output, and each is a pipe that a thread here empties into
-//! its [`Streams`]
-//! as the bytes come. The run is over when QEMU has closed all of them.
+//! A guest has up to three consoles for output. Each is a pipe, and a thread copies its bytes to
+//! the [`Streams`] as they arrive. The run is over when QEMU has closed all pipes.
 
 use crate::accel::Accel;
 use crate::error::BootError;
@@ -25,13 +24,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const QEMU: &str = "qemu-system-x86_64";
-/// How often somebody who waits is asked whether to go on.
+/// The interval between two checks of the limits by a waiter.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// How long a program runs on whose output nobody reads any more. One that is about to end does so with its own status.
+/// The time limit of a program after its output was closed. A program that is about to end exits
+/// with its own status.
 const UNREAD: Duration = Duration::from_secs(1);
-/// What the input begins with: it is thrown away when the kernel switches on the serial port's queues.
+/// The first byte of the input: it is discarded when the kernel enables the serial port's FIFOs.
 const FIRST: u8 = 0x16;
-/// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
+/// The byte at the end of the input, as on a terminal; and the escape byte before a literal byte.
 const END_OF_INPUT: u8 = 0x04;
 const LITERAL: u8 = 0x10;
 /// The descriptors of the debug consoles in QEMU.
@@ -39,24 +39,25 @@ const ERRORS: i32 = 3;
 const REPORT: i32 = 4;
 const OUTPUT: i32 = 5;
 /// The debug consoles: the port, QEMU's name, and the descriptor. QEMU blocks the guest at each
-/// byte until the pipe has accepted it, so these lose nothing. QEMU's serial port drops bytes while
-/// the pipe is full.
+/// byte until the pipe has accepted it, so these consoles lose no bytes. QEMU's serial port drops
+/// bytes while the pipe is full.
 const CONSOLES: [(&str, &str, i32); 3] =
     [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT), ("0xeb", "output", OUTPUT)];
 
-/// What time is in a machine.
+/// The clock of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// The host's; CPUs run side by side.
+    /// The host's time; CPUs run in parallel.
     #[default]
     Real,
-    /// An instruction is a nanosecond and a tick of `rdtsc`; CPUs take turns. Runs of the same
-    /// files repeat to the last instruction, as long as nobody types.
+    /// An instruction takes one nanosecond and one tick of `rdtsc`; CPUs take turns. Runs of the
+    /// same files repeat to the last instruction, unless the user types input.
     Deterministic,
 }
 
 impl Clock {
-    /// The accelerator's arguments. Instructions are counted where they are translated, whatever is asked for.
+    /// Returns the accelerator's arguments. Counting instructions requires translation, independent
+    /// of the requested accelerator.
     fn args(self, accel: Accel) -> &'static [&'static str] {
         match (self, accel) {
             (Self::Real, Accel::Kvm) => &["-accel", "kvm"],
@@ -75,31 +76,31 @@ impl Clock {
     }
 }
 
-/// What a program reads.
+/// The input of a program.
 #[derive(Clone, Debug, Default)]
 pub enum Input {
-    /// Nothing: the end, at once.
+    /// No input: the end of file, at once.
     #[default]
     None,
-    /// What this process reads.
+    /// The input of this process.
     Inherit,
     /// These bytes.
     Bytes(Vec<u8>),
 }
 
 impl Input {
-    /// Whether it is known beforehand that there is none.
+    /// Returns whether the input is known to be empty.
     pub(crate) fn is_none(&self) -> bool {
         match self {
             Self::None => true,
             Self::Bytes(bytes) => bytes.is_empty(),
-            // A job in the background may not read its terminal.
+            // A background job may not read its terminal.
             Self::Inherit => elsewhere(io::stdin()) || is_null(io::stdin()),
         }
     }
 }
 
-/// Where a program's input comes from and its output goes.
+/// The input and outputs of a program.
 pub struct Streams<'a> {
     /// Standard input.
     pub input: Input,
@@ -110,7 +111,7 @@ pub struct Streams<'a> {
 }
 
 impl Streams<'_> {
-    /// Those of this process.
+    /// Returns the streams of this process.
     pub fn inherit() -> Self {
         let (output, errors) = (Box::new(io::stdout()), Box::new(io::stderr()));
         Self { input: Input::Inherit, output, errors }
@@ -118,7 +119,7 @@ impl Streams<'_> {
 }
 
 impl<'a> Streams<'a> {
-    /// No input; both outputs are kept.
+    /// Without input; both outputs are stored.
     pub fn keep(output: &'a mut Vec<u8>, errors: &'a mut Vec<u8>) -> Self {
         Self { input: Input::None, output: Box::new(output), errors: Box::new(errors) }
     }
@@ -130,12 +131,12 @@ impl fmt::Debug for Streams<'_> {
     }
 }
 
-/// How long to wait for a machine.
+/// The limits of the wait for a machine.
 #[derive(Default)]
 pub struct Limits<'a> {
-    /// At most this long, of the host's time.
+    /// The maximum run time, in the host's time.
     pub timeout: Option<Duration>,
-    /// Until this says `true`; it is asked some twenty times a second.
+    /// Stops the run once this function returns `true`; called about twenty times a second.
     pub stop: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
@@ -145,32 +146,32 @@ impl fmt::Debug for Limits<'_> {
     }
 }
 
-/// Why a run ended from outside.
+/// The reason for ending a run from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     Timeout,
     Stop,
-    /// Nobody reads the output any more.
+    /// The reader closed the output.
     Closed,
-    /// The output cannot be written: where to, and why.
+    /// The output cannot be written: the destination, and the reason.
     Unwritten(String),
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub cut: Option<Cut>,
     pub status: ExitStatus,
-    /// What QEMU itself complained of.
+    /// QEMU's own error message.
     pub complaint: String,
-    /// What came from the kernel's own console.
+    /// The bytes from the kernel's own console.
     pub report: Vec<u8>,
-    /// The bytes that came from the output and the error output.
+    /// The numbers of bytes from the output and the error output.
     pub received: [u64; 2],
     pub wall: Duration,
 }
 
-/// The version that QEMU tells, if it is installed.
+/// Returns QEMU's version, if it is installed.
 pub(crate) fn version() -> Result<String, BootError> {
     let output = Command::new(QEMU).arg("--version").output().map_err(missing)?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
@@ -184,7 +185,7 @@ fn missing(error: io::Error) -> BootError {
     }
 }
 
-/// A machine of QEMU's.
+/// A machine in QEMU.
 #[derive(Clone, Debug)]
 pub(crate) struct Qemu<'a> {
     pub board: &'static str,
@@ -192,16 +193,16 @@ pub(crate) struct Qemu<'a> {
     pub cpus: u16,
     /// Bytes, rounded down to MiB.
     pub memory: u64,
-    /// What firmware tells of nodes, which a `microvm` has none of.
+    /// The nodes described by firmware, which a `microvm` lacks.
     pub nodes: &'a Nodes,
     pub clock: Clock,
     pub accel: Accel,
     pub kernel: &'a Path,
     pub initrd: &'a Path,
     pub line: String,
-    /// Whether the machine has the debug consoles, and the device that ends it.
+    /// Set if the machine has the debug consoles, and the device that ends the machine.
     pub debug: bool,
-    /// The disk with files, which is only read, and the swap disk.
+    /// The read-only disk with files, and the swap disk.
     pub disks: Vec<Drive<'a>>,
 }
 
@@ -210,13 +211,13 @@ pub(crate) struct Qemu<'a> {
 pub(crate) struct Drive<'a> {
     pub usage: DriveUse,
     pub image: &'a Path,
-    /// The most reads in a second.
+    /// The maximum number of reads per second.
     pub reads_per_second: Option<u32>,
-    /// The sectors of 512 bytes that have errors, and at which operations.
+    /// The bad sectors of 512 bytes, and the failing operations.
     pub errors: Vec<(u64, Operation)>,
 }
 
-/// An operation of a disk, in QEMU's word.
+/// An operation of a disk, by QEMU's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -232,19 +233,20 @@ impl Operation {
     }
 }
 
-/// What a disk is for.
+/// The use of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DriveUse {
-    /// Files; it is only read.
+    /// Files; read-only.
     Files,
-    /// Pages that leave memory; it is written, too.
+    /// Swapped pages; also written.
     Swap,
 }
 
 impl DriveUse {
-    /// Where a `microvm` has the disk, in the words of the command line. Each has its own place for virtio devices, from the second on, and the place
-    /// tells the kernel which is which. (QEMU confuses the interrupt line of the first place, which is line 0 of the second controller, with that of
-    /// the old timer.) Linux knows the first word.
+    /// Returns the place of the disk in a `microvm`, in the words of the command line. Each disk
+    /// has its own place for virtio devices, from the second place on, and the place identifies the
+    /// disk to the kernel. (QEMU confuses the interrupt line of the first place, which is line 0 of
+    /// the second controller, with the line of the old timer.) Linux knows the first word.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Files => "virtio_mmio.device=512@0xfeb00200:25",
@@ -252,7 +254,7 @@ impl DriveUse {
         }
     }
 
-    /// Its name in QEMU.
+    /// Returns the disk's name in QEMU.
     const fn name(self) -> &'static str {
         match self {
             Self::Files => "disk",
@@ -260,7 +262,8 @@ impl DriveUse {
         }
     }
 
-    /// How QEMU opens the image. A swap disk's goes with the machine, so nothing of it has to reach the host's disk in time.
+    /// Returns QEMU's mode of opening the image. The image of a swap disk is deleted with the
+    /// machine, so its data need not reach the host's disk in time.
     const fn mode(self) -> &'static str {
         match self {
             Self::Files => "readonly=on",
@@ -278,7 +281,7 @@ impl DriveUse {
 }
 
 impl<'a> Drive<'a> {
-    /// One without limits or errors.
+    /// Returns a drive without limits or errors.
     pub const fn new(usage: DriveUse, image: &'a Path) -> Self {
         Self { usage, image, reads_per_second: None, errors: Vec::new() }
     }
@@ -359,7 +362,7 @@ impl Qemu<'_> {
         let started = Instant::now();
         let (mut complaint, mut report) = (Vec::new(), Vec::new());
         let (sender, events) = mpsc::channel();
-        // A machine without debug consoles has its output at the serial port.
+        // A machine without debug consoles writes its output to the serial port.
         let serial = child.stdout.take();
         let output_end: Source = if self.debug { Box::new(output_end) } else { readable(serial) };
         let consoles: [(&str, Source, Sink<'_>); 4] = [
@@ -390,7 +393,8 @@ impl Qemu<'_> {
         report: io::PipeWriter,
         output: io::PipeWriter,
     ) -> Result<Child, BootError> {
-        // The command holds our copies of the pipes' ends; they close as it goes at the end of this.
+        // The command holds copies of the pipes' ends, which are closed when the command is dropped
+        // at the end of this function.
         let mut command = self.command();
         command.stdin(Stdio::piped()).stderr(Stdio::piped());
         command.stdout(if self.debug { Stdio::null() } else { Stdio::piped() });
@@ -402,33 +406,34 @@ impl Qemu<'_> {
         if let Err(collision) = mapped {
             return Err(BootError::Qemu(collision.to_string()));
         }
-        // SAFETY: between fork and exec only one system call is made: nothing is allocated or locked.
+        // SAFETY: between fork and exec there is only one system call, without allocations or
+        // locks.
         unsafe {
-            // A machine that nobody watches any more would run for ever.
+            // A machine without a parent would run indefinitely.
             command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
         }
         command.spawn().map_err(missing)
     }
 }
 
-/// A console, and where it goes.
+/// A console, and its destination.
 type Source = Box<dyn Read + Send>;
 type Sink<'a> = Box<dyn Write + Send + 'a>;
 
-/// A pipe from QEMU; one that is not there has nothing to read.
+/// Returns a pipe from QEMU as a source; a missing pipe has no bytes to read.
 fn readable(pipe: Option<impl Read + Send + 'static>) -> Source {
     pipe.map_or_else(|| Box::new(io::empty()) as Source, |pipe| Box::new(pipe))
 }
 
-/// What the threads that empty the consoles say.
+/// The messages of the threads that read the consoles.
 enum Event {
-    /// Nobody reads what comes.
+    /// The reader closed the output.
     Closed,
-    /// It cannot be written: where to, and why.
+    /// The output cannot be written: the destination, and the reason.
     Unwritten(String),
 }
 
-/// Waits until all consoles are closed; ends the machine where that takes too long.
+/// Waits until all consoles are closed; ends the machine at a limit.
 fn watch(
     child: &mut Child,
     events: &mpsc::Receiver<Event>,
@@ -438,7 +443,7 @@ fn watch(
     let (mut cut, mut closed) = (None, None);
     loop {
         let due = match events.recv_timeout(PATIENCE) {
-            // The last thread is done.
+            // The last thread has ended.
             Err(RecvTimeoutError::Disconnected) => return cut,
             Ok(Event::Closed) => {
                 closed.get_or_insert_with(Instant::now);
@@ -456,13 +461,14 @@ fn watch(
         };
         if due.is_some() && cut.is_none() {
             cut = due;
-            // It may have ended already; then there is nothing to do.
+            // The machine may already have ended, so errors are ignored.
             let _ = child.kill();
         }
     }
 }
 
-/// Passes on what comes `from` a console, as it comes, to its end; returns the number of bytes.
+/// Copies bytes `from` a console to its destination as they arrive, until the end; returns the
+/// number of bytes.
 fn drain(name: &str, mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) -> u64 {
     let mut buffer = [0; 1 << 14];
     let mut taken = true;
@@ -475,7 +481,7 @@ fn drain(name: &str, mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) 
             Err(_) => return received,
         };
         received += count as u64;
-        // The rest is read all the same: QEMU must not wait for us.
+        // Keep reading, so that QEMU does not wait for this thread.
         let written = if taken {
             into.write_all(&buffer[..count]).and_then(|()| into.flush())
         } else {
@@ -487,16 +493,17 @@ fn drain(name: &str, mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) 
                 io::ErrorKind::BrokenPipe => Event::Closed,
                 _ => Event::Unwritten(format!("{name}: {error}")),
             };
-            // Whoever hears it may have gone; then the machine has ended.
+            // The receiver may be gone: then the machine has ended.
             let _ = say.send(event);
         }
     }
 }
 
-/// Passes input on. The thread is left alone: it may wait for a terminal when the machine has ended.
+/// Passes input on. The thread is detached: it may still wait for a terminal at the end of the
+/// machine.
 ///
-/// Where there is none nothing is sent, and the kernel is told: what comes in comes in the host's time, and a
-/// deterministic run would differ by it.
+/// If there is no input, no byte is sent, and the kernel is notified on the command line. Input
+/// arrives in the host's time, which would make a deterministic run vary.
 fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
     let Some(mut into) = into.filter(|_| !input.is_none()) else { return };
     let pass = move || -> io::Result<()> {
@@ -505,7 +512,7 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
             Input::None => {}
             Input::Bytes(bytes) => into.write_all(&escaped(&bytes))?,
             Input::Inherit => {
-                // As it comes: nothing may wait in a buffer.
+                // As it arrives: no input may wait in a buffer.
                 let mut buffer = [0; 1 << 12];
                 let mut stdin = io::stdin().lock();
                 loop {
@@ -525,18 +532,18 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
     });
 }
 
-/// Whether `input` is a terminal that another job has.
+/// Returns whether `input` is a terminal owned by another job.
 fn elsewhere(input: impl AsFd) -> bool {
     unistd::tcgetpgrp(input).is_ok_and(|group| group != unistd::getpgrp())
 }
 
-/// Whether `input` is the device that has nothing to read.
+/// Returns whether `input` is the null device.
 fn is_null(input: impl AsFd) -> bool {
     let null = stat::stat("/dev/null").map(|null| null.st_rdev);
     null.is_ok_and(|null| stat::fstat(input).is_ok_and(|stat| stat.st_rdev == null))
 }
 
-/// Bytes of input as they travel.
+/// Returns the encoded bytes of the input.
 fn escaped(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     for &byte in bytes {

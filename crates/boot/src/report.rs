@@ -1,30 +1,30 @@
-//! What the kernel says about itself, in lines.
+//! The kernel's report about itself, in lines.
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `exit STATUS` | the program ended: its exit status, or 128 and the number of the signal |
-//! | `signal N` | the signal that ended it |
-//! | `sent OUTPUT ERRORS` | the bytes that the kernel sent to the output and the error output |
-//! | `counter NAME VALUE` | a counter of the kernel's |
-//! | `message TEXT` | something that the user should know |
-//! | `panic TEXT` | the kernel cannot go on |
+//! | `signal N` | the signal that ended the program |
+//! | `sent OUTPUT ERRORS` | the bytes sent by the kernel to the output and the error output |
+//! | `counter NAME VALUE` | a counter of the kernel |
+//! | `message TEXT` | information for the user |
+//! | `panic TEXT` | the kernel cannot continue |
 //!
-//! A line of another form is kept as a message: it is better read than lost.
+//! A line of another form is stored as a message, so that it is not lost.
 
-/// Everything that a kernel said.
+/// The whole report of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// How the program ended: 0 to 255.
+    /// The exit status of the program: 0 to 255.
     pub exit: Option<u8>,
-    /// The signal that ended it.
+    /// The signal that ended the program.
     pub signal: Option<u8>,
-    /// The bytes that the kernel sent to the output and the error output.
+    /// The numbers of bytes sent by the kernel to the output and the error output.
     pub sent: Option<[u64; 2]>,
     /// The counters, in the kernel's order.
     pub counters: Vec<(String, u64)>,
-    /// The messages, and lines that are nothing else.
+    /// The messages, and lines of unknown form.
     pub messages: Vec<String>,
-    /// Why the kernel did not go on.
+    /// The reason why the kernel stopped.
     pub panic: Option<String>,
 }
 
@@ -34,14 +34,14 @@ impl Report {
         self.counters.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 
-    /// Takes in what stands in `text`, line by line.
+    /// Parses `text`, line by line.
     pub fn read(text: &str) -> Self {
         let mut report = Self::default();
         text.lines().for_each(|line| report.line(line));
         report
     }
 
-    /// Takes in a line.
+    /// Parses a line.
     pub fn line(&mut self, line: &str) {
         let line = line.trim_end();
         if line.is_empty() {
@@ -52,7 +52,7 @@ impl Report {
         }
     }
 
-    /// Takes in a line of a known form; `false` of any other.
+    /// Parses a line of a known form; returns `false` for other lines.
     fn known(&mut self, line: &str) -> bool {
         let Some((kind, rest)) = line.split_once(' ') else { return false };
         match kind {
@@ -74,7 +74,7 @@ impl Report {
                 self.counters.push((name.to_owned(), value));
             }
             "message" => self.messages.push(rest.to_owned()),
-            // The first is the cause; a second comes of the first.
+            // The first panic is the cause; a second panic follows from the first.
             "panic" => {
                 self.panic.get_or_insert_with(|| rest.to_owned());
             }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_taken_in() {
+    fn every_line_is_parsed() {
         let report = Report::read(
             "message system call 321 (bpf) is not there\ncounter faults 12\r\n\
              counter spf 18446744073709551615\nsignal 11\nsent 12 0\n\nexit 139\n",
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_of_ours_is_a_message() {
+    fn unknown_lines_become_messages() {
         for odd in [
             "exit",
             "exit 256",

@@ -1,4 +1,4 @@
-//! Programs whose files are on a disk, on one CPU and on four: the kernel reads pages of them when they are needed.
+//! Programs with files on a disk, on one CPU and on four: the kernel reads pages on demand.
 
 mod common;
 
@@ -8,11 +8,12 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Pages of each file that the guest program `disk` reads, and the one of `bad` that cannot be read.
+/// The number of pages of each file read by the guest program `disk`, and the unreadable page of
+/// `bad`.
 const PAGES: u64 = 320;
 const BAD: u64 = 37;
 
-/// What those files have in them.
+/// Returns the contents of these files.
 fn contents() -> Vec<u8> {
     let word = |at: u64| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..PAGES * 512).flat_map(|at| word(at).to_le_bytes()).collect()
@@ -96,7 +97,7 @@ fn files_of_a_disk() {
     }
 }
 
-/// One CPU runs a thread while another thread's page fault waits for a disk that is slow.
+/// One CPU runs a thread while another thread's page fault waits for a slow disk.
 #[test]
 fn others_run_during_major_faults() {
     for machine in [Machine { cpus: 1, ..parallel() }, parallel()] {
@@ -106,9 +107,10 @@ fn others_run_during_major_faults() {
     }
 }
 
-/// There is a swap disk, too, and the kernel does not take one for the other: pages of the program come back from where they were.
+/// With an additional swap disk, the kernel does not confuse the disks: pages of the program are
+/// read back from the right place.
 #[test]
-fn a_disk_and_a_swap_disk() {
+fn file_disk_and_swap_disk_are_not_confused() {
     let files = folder();
     for machine in machines() {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
@@ -121,8 +123,8 @@ fn a_disk_and_a_swap_disk() {
     }
 }
 
-/// Programs that read files see nothing of it that memory is out, and that others are killed for it. (In the host's time, as the disk's is: on a
-/// clock of instructions the two did not come to an end within minutes.)
+/// Programs that read files see no error while memory is out and other programs are killed. (In the
+/// host's time, like the disk's: on a clock of instructions the test did not end within minutes.)
 #[test]
 fn reads_while_memory_is_out() {
     for machine in [Machine { cpus: 1, ..parallel() }, parallel()] {
@@ -132,7 +134,7 @@ fn reads_while_memory_is_out() {
     }
 }
 
-/// What a disk cannot read is `SIGBUS`, `EIO` or `EFAULT`, and nobody else's harm.
+/// Unreadable pages of a disk cause `SIGBUS`, `EIO` or `EFAULT`, and do not affect other programs.
 #[test]
 fn errors_of_a_disk() {
     let unreadable = [("/data/bad", BAD), ("/data/bad_program", 0)];
@@ -147,7 +149,7 @@ fn errors_of_a_disk() {
     assert!(matches!(refused, Some(BootError::Unfit { .. })), "{refused:?}");
 }
 
-/// What a major fault costs is counted without the disk's time.
+/// The cost of a major fault is counted without the disk's time.
 #[test]
 fn the_cost_of_a_major_fault() {
     let files = folder();
@@ -165,8 +167,9 @@ fn the_cost_of_a_major_fault() {
         assert!(ran.report.counter("pgmajfault") >= Some(96), "{ran}");
         cost
     };
-    // Each read of the slow disk takes 2,000,000 instructions. Of this time the ticks of the timer count, some thousand instructions. A host
-    // that lets the disk wait only adds, to either: so the least of several boots tells.
+    // Each read of the slow disk takes 2,000,000 instructions. Of this time only the timer's ticks
+    // count, some thousand instructions. A slow host only adds to both costs, so the minimum of
+    // several boots is compared.
     let (mut quick, mut slow) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..5 {
         quick = quick.min(cost(None));
@@ -178,7 +181,7 @@ fn the_cost_of_a_major_fault() {
     assert!(quick > 5000.0 && (slow - quick).abs() < 20_000.0, "{quick} and {slow}");
 }
 
-/// A machine whose memory does not hold its files: what was read is dropped, and read again.
+/// A machine with less memory than its files: pages are dropped and read again.
 #[test]
 fn files_larger_than_memory() {
     let files = folder();
@@ -196,7 +199,8 @@ fn files_larger_than_memory() {
     assert!(ran.report.counter("pages_read") >= Some(600 << 8), "{ran}");
 }
 
-/// What is read in sequence by `read` is read ahead in larger and larger runs; with prefault off, in the blocks that the disk prefers.
+/// Sequential reads with `read` are read ahead in growing runs; with prefault off, in the blocks
+/// preferred by the disk.
 #[test]
 fn sequential_reads() {
     let files = folder();
@@ -218,13 +222,14 @@ fn sequential_reads() {
     assert!((128..140).contains(&blocks) && windows < 90, "{blocks} and {windows} reads");
 }
 
-/// Text on a disk, in base pages and in use, comes on huge pages: what is missing of it is read in the background.
+/// Text on a disk that is in use in base pages is moved to huge pages: missing pages are read in
+/// the background.
 #[test]
 fn text_of_a_disk_collapses() {
     let files = folder();
     let data = files.path().join("data");
     fs::create_dir(&data).expect("it can be made");
-    // Each page has its number in each word.
+    // Each word of a page contains the page number.
     let text: Vec<u8> = (0..3 * 512u64).flat_map(|page| page.to_le_bytes().repeat(512)).collect();
     fs::write(data.join("text"), text).expect("it can be written");
     let program = Program::guest(guest("collapse").expect("guest programs come along"));
@@ -237,7 +242,8 @@ fn text_of_a_disk_collapses() {
     }
 }
 
-/// Random system calls from every CPU, of a program on a disk that is slow, beside files to call them for.
+/// Random system calls from every CPU, by a program on a slow disk, with files as arguments of the
+/// calls.
 #[test]
 fn random_calls() {
     let files = folder();

@@ -1,4 +1,5 @@
-//! A kernel of its own, in an empty directory outside the workspace, boots and serves page faults without a personality.
+//! A kernel in an empty directory outside the workspace boots and serves page faults without a
+//! personality.
 
 mod common;
 
@@ -8,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds the example in the directory `home` as the documentation of `faultless-bare` says.
+/// Builds the example in the directory `home` as documented in `faultless-bare`.
 fn example(home: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let root = root.canonicalize().expect("the workspace is there");
@@ -22,7 +23,7 @@ fn example(home: &Path) -> PathBuf {
         (".cargo/config.toml", ".cargo/config.toml"),
         ("crates/personality/build.rs", "build.rs"),
         ("crates/bare/examples/pages.rs", "src/main.rs"),
-        // The same versions of the dependencies as here, which the host has already.
+        // The same versions of the dependencies as here, which the host already has.
         ("Cargo.lock", "Cargo.lock"),
     ] {
         fs::copy(root.join(from), home.join(to)).expect("the directory takes files");
@@ -43,7 +44,7 @@ fn pages() {
     let kernel = Some(example(home.path()));
     for machine in [deterministic(), parallel()] {
         let machine = Machine { kernel: kernel.clone(), ..machine };
-        // It has no use for the program that it is given.
+        // This kernel ignores the program.
         let ran = boot(&machine, &Program::file(busybox()).expect("it is a program"));
         assert_eq!(ran.end, End::Exited(0), "{ran}");
         let said = ran.report.messages.join("\n");
@@ -54,7 +55,7 @@ fn pages() {
             "Write behind the end: Segv { mapped: false }",
         ];
         assert!(expected.iter().all(|part| said.contains(*part)), "{ran}");
-        // Each fault maps several pages, and one is that of the program's code.
+        // Each fault maps several pages, and one fault is for the program's code.
         let faults = said.split("256 pages stored to, ").nth(1).and_then(|it| it.split(' ').next());
         let faults: u32 = faults.and_then(|it| it.parse().ok()).expect("a count");
         assert!((8..=257).contains(&faults), "{ran}");

@@ -1,4 +1,4 @@
-//! Every guest program passes on the bare kernel, on one CPU and on four (by default on four alone).
+//! Every guest program passes on the bare kernel, on one CPU and on four (by default only on four).
 
 mod common;
 
@@ -107,10 +107,10 @@ fn pages() {
     both("pages", &[], 6);
 }
 
-/// Text in base pages comes on huge pages by itself, unless the knob is off.
+/// Text in base pages is collapsed to huge pages in the background, unless the knob is off.
 #[test]
 fn collapse() {
-    // The kernel's own period is a second of CPU time.
+    // The kernel's default period is a second of CPU time.
     let often = || vec!["text_scan=20".to_owned()];
     for machine in machines() {
         let checks = ["what_became_text", "what_was_changed", "whose_process_ends"];
@@ -124,7 +124,7 @@ fn collapse() {
     assert_eq!(ran.report.counter("thp_collapse_file"), Some(0), "{ran}");
 }
 
-/// Also where the processor has less than others: no AVX, no XSAVE at all.
+/// Also on processors with fewer features: no AVX, no XSAVE.
 #[test]
 fn registers() {
     both("registers", &[], 7);
@@ -140,7 +140,7 @@ fn translations() {
     passes(&parallel(), "tlb", &["rounds=100"], 13);
 }
 
-/// Pages move between nodes of memory, and their flushes are deferred, or not.
+/// Pages move between nodes of memory, with deferred flushes and without.
 #[test]
 fn migrations() {
     for deferred in [true, false] {
@@ -167,7 +167,7 @@ fn policies_of_memory() {
     }
 }
 
-/// Pages that are used come to the fast node, and stay there and in memory while others leave.
+/// Used pages move to the fast node, and stay there and in memory while other pages leave.
 #[test]
 fn tiers() {
     for machine in machines() {
@@ -180,7 +180,7 @@ fn tiers() {
     }
 }
 
-/// No shootdown is sent where no other CPU can hold a translation.
+/// No shootdown is sent if no other CPU can hold a translation.
 #[test]
 fn shootdowns() {
     for machine in [deterministic(), parallel(), Machine { cpus: 4, ..deterministic() }] {
@@ -188,12 +188,13 @@ fn shootdowns() {
         let sent =
             ran.output.lines().find_map(|line| line.strip_prefix("count readers shootdowns "));
         let sent: u64 = sent.and_then(|count| count.parse().ok()).expect("a count");
-        // And where others do hold one, it is.
+        // A shootdown is sent if other CPUs can hold a translation.
         assert_eq!(sent > 0, machine.cpus > 1, "{ran}");
     }
 }
 
-/// Whoever asks for more than there is, is refused or ended; the machine goes on.
+/// A request for more memory than available is refused, or its process is killed; the machine
+/// continues.
 #[test]
 fn out_of_memory() {
     for machine in machines() {
@@ -201,7 +202,7 @@ fn out_of_memory() {
     }
 }
 
-/// The process that Linux's rule chooses is killed, and it alone; whoever found no memory goes on.
+/// Only the process chosen by Linux's rule is killed; the process that found no memory continues.
 #[test]
 fn victims() {
     for machine in machines() {
@@ -210,15 +211,16 @@ fn victims() {
             let ran = passes(&machine, "victims", &[], 10);
             let killed = |line: &&String| line.starts_with("Out of memory: Killed process ");
             let told = ran.report.messages.iter().filter(killed).count();
-            // As many as the checks find in `oom_kill`, each of which they wait for.
+            // As many as the checks find in `oom_kill`, each of which the checks wait for.
             assert_eq!((told, ran.report.messages.len()), (14, 14), "{ran}");
         }
     }
 }
 
-/// Where every process is protected, the one that finds no memory is killed, and the kernel goes on.
+/// If every process is protected, the process that finds no memory is killed, and the kernel
+/// continues.
 #[test]
-fn nobody_to_kill() {
+fn oom_without_candidates_kills_the_caller() {
     for machine in machines() {
         let ran = passes(&Machine { memory: 128 << 20, ..machine }, "victims", &["nobody"], 1);
         let said = |what: &str| ran.report.messages.iter().any(|line| line.starts_with(what));
@@ -227,7 +229,7 @@ fn nobody_to_kill() {
     }
 }
 
-/// Programs use more memory than there is, and the rest is on the swap disk.
+/// Programs use more memory than the machine has, and the rest is on the swap disk.
 #[test]
 fn swap() {
     for machine in machines() {
@@ -238,7 +240,7 @@ fn swap() {
         }
         assert!(ran.report.messages.is_empty(), "{ran}");
     }
-    // More than its tables find memory for.
+    // Larger than memory can hold tables for.
     let machine = Machine { memory: 96 << 20, swap: Some(32 << 30), ..deterministic() };
     let program = Program::guest(guest("swap").expect("guest programs come along"));
     let refused = try_boot(&machine, &program).err();
@@ -247,7 +249,8 @@ fn swap() {
     assert!(none.output.contains("ok none"), "{none}");
 }
 
-/// Pages of the swap disk that cannot be read are signals for those who need them, and such that cannot be written are not used.
+/// Unreadable pages of the swap disk cause signals for their users, and unwritable pages are not
+/// used.
 #[test]
 fn errors_of_a_swap_disk() {
     for machine in machines() {
@@ -260,16 +263,18 @@ fn errors_of_a_swap_disk() {
     }
 }
 
-/// Each allocation of the kernel is refused once. On one CPU: what others keep of the heap would look like a leak.
+/// Each allocation of the kernel fails once. On one CPU: cached heap memory of other CPUs would
+/// look like a leak.
 #[test]
-fn memory_refused_at_every_step() {
+fn every_kernel_allocation_may_fail() {
     let words = vec!["fail-nth".to_owned()];
     let ran = passes(&Machine { words, ..deterministic() }, "refused", &[], 16);
     let refused = ran.output.lines().filter_map(|line| line.strip_prefix("# refused ")).count();
     assert!(refused >= 13, "memory is refused in {refused} checks; {ran}");
 }
 
-/// As many threads at once as Linux has in so much memory. (On one CPU: they all unmap their stacks at once.)
+/// As many concurrent threads as Linux supports with this much memory. (On one CPU: all threads
+/// unmap their stacks at once.)
 #[test]
 fn three_thousand_threads() {
     let machine = Machine { memory: 1 << 30, ..deterministic() };
@@ -277,7 +282,8 @@ fn three_thousand_threads() {
     assert!(ran.output.contains("# 3000 threads"), "{ran}");
 }
 
-/// Random system calls from each CPU for a quarter of a minute, and with `FAULTLESS_LONG` for a minute; on one CPU for some seconds.
+/// Random system calls from each CPU for a quarter of a minute, and with `FAULTLESS_LONG` for a
+/// minute; on one CPU for some seconds.
 #[test]
 fn random_calls() {
     let seconds = if is_long() { "seconds=60" } else { "seconds=15" };
@@ -311,8 +317,9 @@ fn workloads() {
     assert!(ran.errors.contains("page_fault1"), "{ran}");
 }
 
-/// CPUs of which the host runs only some at a time contend for one range: those that run get on. (A lock that is
-/// handed to CPUs that do not run takes a turn of the host's scheduler for each pair, and minutes for these.)
+/// CPUs of which the host runs only some at a time contend for one range: the running CPUs make
+/// progress. (A lock handed to CPUs that do not run would take a turn of the host's scheduler for
+/// each pair, and minutes for this test.)
 #[test]
 fn cpus_that_share_cores() {
     for locking in ["set=locking=speculative", "set=locking=mmap_lock"] {
@@ -322,7 +329,7 @@ fn cpus_that_share_cores() {
     }
 }
 
-/// What `rows` costs on a machine with these knobs.
+/// Returns the cost measured by `rows` on a machine with these knobs.
 fn write_fault(knobs: &[&str], args: &[&str]) -> (f64, Ran) {
     let words = knobs.iter().map(|knob| format!("set={knob}")).collect();
     let ran = run(&Machine { words, ..deterministic() }, "rows", args).exited(0);
@@ -338,8 +345,8 @@ fn rows() {
     assert_eq!(ran.output.lines().filter(|line| line.starts_with("row ")).count(), 15, "{ran}");
     assert_eq!(ran.report.counter("prefault_page"), Some(0), "{ran}");
 
-    // Two passes of 8,192 pages. With a pool, which the machine fills while it rests, none of them is zeroed in
-    // its fault.
+    // Two passes of 8,192 pages. With a pool, which the machine fills while idle, no page is zeroed
+    // in its fault.
     let args = ["row=anon_write_fault", "passes=1", "rest=100"];
     let (_, ran) = write_fault(&["prefault_max_order=5"], &args);
     let count = |ran: &Ran, name: &str| ran.report.counter(name).expect("a counter");

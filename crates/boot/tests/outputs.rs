@@ -1,4 +1,4 @@
-//! The outputs of a program arrive whole, however slowly they are read.
+//! The outputs of a program arrive completely, even with slow readers.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::thread;
 use std::time::Duration;
 
-/// A reader that stalls at random, for up to `longest`.
+/// A reader that stalls at random times, for up to `longest`.
 struct Stalls<'a> {
     taken: &'a mut Vec<u8>,
     state: u64,
@@ -34,7 +34,7 @@ impl Write for Stalls<'_> {
         if self.random().is_multiple_of(8) {
             thread::sleep(self.longest * (self.random() % 1000) as u32 / 1000);
         }
-        // A part of the bytes, as a pipe takes them.
+        // Takes a part of the bytes, like a pipe.
         let part = 1 + self.random() as usize % bytes.len().max(1);
         let part = part.min(bytes.len());
         self.taken.extend_from_slice(&bytes[..part]);
@@ -51,8 +51,8 @@ fn lines(last: u32) -> Vec<u8> {
     (1..=last).flat_map(|line| format!("{line}\n").into_bytes()).collect()
 }
 
-/// Runs a shell script on `machine`, whose outputs are read with stalls of up to `longest`; checks
-/// that both have the lines up to `last`.
+/// Runs a shell script on `machine`, and reads its outputs with stalls of up to `longest`; checks
+/// that both outputs have the lines up to `last`.
 #[track_caller]
 fn outputs_are_whole(machine: &Machine, script: &str, last: u32, longest: Duration) {
     let program =
@@ -78,9 +78,9 @@ fn outputs_are_whole(machine: &Machine, script: &str, last: u32, longest: Durati
     }
 }
 
-/// More than the pipes of the host hold, from two processes at a time.
+/// More bytes than the host's pipes hold, from two processes at a time.
 #[test]
-fn outputs_are_whole_when_their_readers_stall() {
+fn outputs_are_complete_when_readers_stall() {
     let script = "seq 1 60000 & seq 1 60000 >&2; wait";
     for machine in machines() {
         outputs_are_whole(&machine, script, 60_000, Duration::from_millis(300));

@@ -1,7 +1,7 @@
-//! Faults planted in the kernel are seen by programs: the tests that pass without them can fail.
+//! Programs detect faults injected into the kernel, which proves that the regular tests can fail.
 //!
-//! The programs run their checks in one process: with translations gone wrong a forked one would not
-//! even find its way back.
+//! The programs run their checks in one process: a forked process could not continue with wrong
+//! translations.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn planted(machine: Machine, plant: &str, checks: &[&str]) -> Ran {
     run(&with(plant, machine), "tlb", &[&["here", "rounds=1000"], checks].concat())
 }
 
-/// That each of `checks` fails.
+/// Checks that each of `checks` fails.
 #[track_caller]
 fn seen(machine: &Machine, plant: &str, checks: &[&str]) {
     for check in checks {
@@ -27,7 +27,7 @@ fn seen(machine: &Machine, plant: &str, checks: &[&str]) {
 }
 
 #[test]
-fn a_skipped_invlpg() {
+fn programs_detect_a_skipped_invlpg() {
     let checks =
         ["remap_reads_fresh", "store_through_stale", "revoked_here", "dontneed_reads_zero"];
     seen(&deterministic(), "skip-invlpg", &checks);
@@ -35,7 +35,7 @@ fn a_skipped_invlpg() {
 }
 
 #[test]
-fn an_early_reuse() {
+fn programs_detect_an_early_reuse() {
     let checks = [
         "remap_seen_elsewhere",
         "reuse_seen_elsewhere",
@@ -43,18 +43,19 @@ fn an_early_reuse() {
         "move_seen_elsewhere",
     ];
     seen(&Machine { cpus: 4, ..deterministic() }, "early-reuse", &checks);
-    // Side by side it is a matter of chance how soon, and whether the CPUs run at the same time.
+    // In parallel, the time of the fault, and the overlap of the CPUs, are random.
     let beside =
         || planted(parallel(), "early-reuse", &["revoked_elsewhere", "move_seen_elsewhere"]);
     assert!((0..5).any(|_| beside().output.contains("FAIL ")), "no run notices it");
-    // On one CPU there is nobody to be early for.
+    // On one CPU there is no other CPU to be too early for.
     planted(deterministic(), "early-reuse", &checks).exited(0);
 }
 
-/// Whatever a move of pages leaves out, now or later, some check of `migrate` notices: the flush of pages that are stored to, that before a
-/// store to a page that moved while it was read-only, and that before an old frame is used again.
+/// If a move of pages omits a flush, permanently or until later, a check of `migrate` detects the
+/// omission. The flushes are: of pages that are stored to; before a store to a page moved while
+/// read-only; and before the reuse of an old frame.
 #[test]
-fn a_flush_of_a_move() {
+fn programs_detect_a_missing_flush_of_a_move() {
     let all = ["store_elsewhere", "store_after_move", "write_after_move", "old_frames_reused"];
     for deferred in [true, false] {
         let one = tiered(deterministic(), deferred);
@@ -73,9 +74,9 @@ fn a_flush_of_a_move() {
     }
 }
 
-/// Who waits for a CPU that is never interrupted waits in vain, and the kernel says so.
+/// A wait for a CPU that is never interrupted does not end, and the kernel reports this.
 #[test]
-fn a_lost_interrupt() {
+fn kernel_reports_a_lost_interrupt() {
     let ran = planted(parallel(), "lost-ipi", &["remap_seen_elsewhere"]);
     assert!(
         matches!(&ran.end, End::Panicked(why) if why.contains("waits for a flush")),
@@ -84,9 +85,10 @@ fn a_lost_interrupt() {
     planted(deterministic(), "lost-ipi", &["remap_seen_elsewhere"]).exited(0);
 }
 
-/// The kernel runs over a stack of its own: the page below is not there, and the report says whose it is.
+/// The kernel overflows its own stack: the page below is not mapped, and the report names the
+/// stack.
 #[test]
-fn an_overrun_stack() {
+fn kernel_reports_an_overflowed_stack() {
     let cases = [
         (
             "overrun-thread",

@@ -1,5 +1,5 @@
-//! Programs that were not written for this kernel: busybox, C against musl and glibc, and files that
-//! are no programs at all. What they print here is what they print on the host.
+//! Programs that were not written for this kernel: busybox, C against musl and glibc, and files
+//! that are no programs. Their output here equals their output on the host.
 
 mod common;
 
@@ -15,8 +15,8 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
-/// Copies a program. By a process of its own: a child that another test starts meanwhile could keep a file that
-/// this one writes open, and nobody may run what is open for writing.
+/// Copies a program, in a separate process. A child started concurrently by another test could keep
+/// a file open that this process writes, and a file open for writing cannot be executed.
 fn copy(from: &Path, to: &Path) {
     host(Command::new("cp").arg(from).arg(to), "it can be copied");
 }
@@ -81,7 +81,7 @@ fn c_with_glibc() {
     c_program("cc", "apt-get install gcc libc6-dev");
 }
 
-/// The exit status is the program's, or says which signal ended it.
+/// The exit status is the program's, or identifies the signal that ended the program.
 #[test]
 fn statuses() {
     let files = folder();
@@ -98,8 +98,8 @@ fn statuses() {
     run("no_such_command").exited(127);
 }
 
-/// The program is the child of an init, which reaps what it orphans, and which no signal ends; the end of the
-/// program is the end of the machine, whoever is left.
+/// The program is the child of an init, which reaps the program's orphans, and which no signal
+/// ends; the end of the program is the end of the machine, even with other processes left.
 #[test]
 fn an_init() {
     let files = folder();
@@ -115,9 +115,9 @@ fn an_init() {
     }
 }
 
-/// Input of any bytes comes in whole, and quickly: a queue of the port's at a time.
+/// Input of any bytes arrives completely and quickly: one FIFO of the port at a time.
 #[test]
-fn input_comes_whole() {
+fn input_arrives_completely() {
     let input: Vec<u8> = (0..20_000u32).map(|at| (at ^ at >> 8) as u8).collect();
     let program = Program::file(busybox()).expect("it is a program").args(["cat"]);
     let mut output = Vec::new();
@@ -132,7 +132,7 @@ fn input_comes_whole() {
     assert!(output == input, "{} of {} bytes came, or others", output.len(), input.len());
 }
 
-/// A program starts in the root of its files, or where it is told to.
+/// A program starts in the root of its files, or in the requested directory.
 #[test]
 fn directories_to_start_in() {
     let files = folder();
@@ -155,12 +155,12 @@ fn directories_to_start_in() {
             "{refused:?}"
         );
     }
-    // What the kernel itself makes is known to it alone.
+    // Only the kernel knows the files it makes.
     let ran = boot(&deterministic(), &program().cwd("/proc/none")).exited(126);
     assert!(ran.report.messages.join("\n").contains("/proc/none: ENOENT"), "{ran}");
 }
 
-/// What is no program is told of, and neither runs nor harms the kernel.
+/// Files that are no programs are reported, and neither run nor harm the kernel.
 #[test]
 fn files_that_are_no_programs() {
     let files = folder();

@@ -1,6 +1,7 @@
 //! Shared ownership.
 //!
-//! As `alloc`'s: all strong owners together have one weak share, so that the memory goes with the last weak one.
+//! As in `alloc`, all strong owners together hold one weak reference, so that the last weak
+//! reference frees the memory.
 
 use super::Result;
 use alloc::boxed::Box;
@@ -13,11 +14,11 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use faultless::try_box;
 
-/// A value with its counts; only for [`Arc::cast`] to name.
+/// A value with its counts; public only for the signature of [`Arc::cast`].
 #[repr(C)]
 pub struct Counted<T: ?Sized> {
     strong: AtomicUsize,
-    /// The weak owners, and one for all strong owners.
+    /// The number of weak owners, plus one for all strong owners.
     weak: AtomicUsize,
     value: T,
 }
@@ -28,31 +29,32 @@ impl<T: ?Sized> fmt::Debug for Counted<T> {
     }
 }
 
-/// A share of a value, which is dropped with the last share.
+/// A reference to a value, which is dropped with the last reference.
 pub struct Arc<T: ?Sized> {
     at: NonNull<Counted<T>>,
     owns: PhantomData<Counted<T>>,
 }
 
-// SAFETY: the value is shared between, and dropped by, whichever thread owns it last.
+// SAFETY: the value is shared between threads, and dropped by the thread that owns the last
+// reference.
 unsafe impl<T: ?Sized + Send + Sync> Send for Arc<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Arc<T> {}
 
-/// A share of a value that does not keep it, only its place.
+/// A reference that keeps the memory of a value, but not the value.
 pub struct Weak<T> {
-    /// None: of nothing.
+    /// `None`: a reference to no value.
     at: Option<NonNull<Counted<T>>>,
     owns: PhantomData<Counted<T>>,
 }
 
-// SAFETY: as `Arc`, which it may become.
+// SAFETY: as `Arc`, because a weak reference can become an `Arc`.
 unsafe impl<T: Send + Sync> Send for Weak<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Weak<T> {}
 
 impl<T> Arc<T> {
-    /// A first share of `value`.
+    /// Makes the first reference to `value`.
     ///
     /// # Errors
     /// [`OutOfMemory`](super::OutOfMemory) when the heap is exhausted; `value` is dropped.
@@ -62,56 +64,57 @@ impl<T> Arc<T> {
         Ok(Self { at: NonNull::from(Box::leak(counted)), owns: PhantomData })
     }
 
-    /// A weak share.
+    /// Returns a weak reference.
     pub fn downgrade(this: &Self) -> Weak<T> {
         this.counted().weak.fetch_add(1, Ordering::Relaxed);
         Weak { at: Some(this.at), owns: PhantomData }
     }
 
-    /// One more share of the value at `value`.
+    /// Returns another reference to the value at `value`.
     ///
     /// # Safety
-    /// `value` is where an `Arc` that exists during the call [is](Self::as_ptr).
+    /// `value` is the [address](Self::as_ptr) in an `Arc` that exists during the call.
     pub unsafe fn another(value: *const T) -> Self {
         let at = value.wrapping_byte_sub(offset_of!(Counted<T>, value)).cast_mut();
-        // SAFETY: where the value of an existing one is; its counts are before it.
+        // SAFETY: the address of the value of an existing `Arc`; its counts are before the value.
         let existing = ManuallyDrop::new(unsafe {
             Self { at: NonNull::new_unchecked(at.cast()), owns: PhantomData }
         });
         Self::clone(&existing)
     }
 
-    /// The same share as one of another type.
+    /// Converts the reference to another type.
     ///
     /// # Safety
-    /// `cast` gives what it gets, with the type changed as the language changes it by itself (to a trait object).
+    /// `cast` returns its argument, with the type changed by a conversion of the language (to a
+    /// trait object).
     pub unsafe fn cast<U: ?Sized>(
         this: Self,
         cast: impl FnOnce(*mut Counted<T>) -> *mut Counted<U>,
     ) -> Arc<U> {
         let at = cast(ManuallyDrop::new(this).at.as_ptr());
-        // SAFETY: the caller's promise: the same place.
+        // SAFETY: by the contract, the same address.
         Arc { at: unsafe { NonNull::new_unchecked(at) }, owns: PhantomData }
     }
 }
 
 impl<T: ?Sized> Arc<T> {
     fn counted(&self) -> &Counted<T> {
-        // SAFETY: alive as long as a share is.
+        // SAFETY: the memory is alive while a reference exists.
         unsafe { self.at.as_ref() }
     }
 
-    /// Whether both are shares of the same value.
+    /// Returns whether both are references to the same value.
     pub fn ptr_eq(one: &Self, other: &Self) -> bool {
         ptr::addr_eq(one.at.as_ptr(), other.at.as_ptr())
     }
 
-    /// Where the value is.
+    /// Returns the address of the value.
     pub fn as_ptr(this: &Self) -> *const T {
         &raw const this.counted().value
     }
 
-    /// How many shares there are.
+    /// Returns the number of strong references.
     pub fn strong_count(this: &Self) -> usize {
         this.counted().strong.load(Ordering::Acquire)
     }
@@ -120,8 +123,9 @@ impl<T: ?Sized> Arc<T> {
     fn drop_value(&mut self) {
         fence(Ordering::Acquire);
         let at = self.at;
-        // SAFETY: this was the last share, so nobody else reaches the value. The share that all strong owners have of
-        // the memory is given up afterwards, even if the value's end should not come back.
+        // SAFETY: this was the last strong reference, so no other code accesses the value. The weak
+        // reference of the strong owners is released afterwards, even if dropping the value
+        // unwinds.
         unsafe {
             let layout = Layout::for_value(at.as_ref());
             ptr::drop_in_place(&raw mut (*at.as_ptr()).value);
@@ -130,15 +134,16 @@ impl<T: ?Sized> Arc<T> {
     }
 }
 
-/// Gives up a weak share; the last one frees the memory.
+/// Releases a weak reference; the last release frees the memory.
 ///
 /// # Safety
-/// The share is the caller's; `layout` is that of the memory at `at`, which begins with the two counts.
+/// The caller owns the reference; `layout` is the layout of the memory at `at`, which begins with
+/// the two counts.
 unsafe fn release(at: *mut Counted<()>, layout: Layout) {
-    // SAFETY: alive until the last weak share is given up, and the caller has one.
+    // SAFETY: alive until the last weak reference is released, and the caller owns one.
     if unsafe { &(*at).weak }.fetch_sub(1, Ordering::Release) == 1 {
         fence(Ordering::Acquire);
-        // SAFETY: the last share; allocated with this layout by `try_new`.
+        // SAFETY: the last reference; allocated with this layout by `try_new`.
         unsafe { alloc::alloc::dealloc(at.cast(), layout) };
     }
 }
@@ -176,25 +181,25 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Arc<T> {
 }
 
 impl<T> Weak<T> {
-    /// A share of nothing.
+    /// Returns a reference to no value.
     pub const fn new() -> Self {
         Self { at: None, owns: PhantomData }
     }
 
-    /// A share of the value, if it is still there.
+    /// Returns a strong reference if the value still exists.
     pub fn upgrade(&self) -> Option<Arc<T>> {
         let at = self.at?;
-        // SAFETY: the memory is there as long as a weak share is; only its counts are looked at.
+        // SAFETY: the memory exists while a weak reference exists; only the counts are accessed.
         let strong = unsafe { &(*at.as_ptr()).strong };
         let more = |count: usize| (count != 0).then_some(count + 1);
         strong.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).ok()?;
         Some(Arc { at, owns: PhantomData })
     }
 
-    /// Where the value is or was.
+    /// Returns the present or former address of the value.
     pub fn as_ptr(&self) -> *const T {
         match self.at {
-            // SAFETY: the place is in the memory that the share keeps.
+            // SAFETY: the address is in the memory kept by this reference.
             Some(at) => unsafe { &raw const (*at.as_ptr()).value },
             None => ptr::null(),
         }
@@ -220,7 +225,7 @@ impl<T> Clone for Weak<T> {
 impl<T> Drop for Weak<T> {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            // SAFETY: this share, given up once; the layout is that of `try_new`.
+            // SAFETY: this reference, released once; the layout is the layout of `try_new`.
             unsafe { release(at.as_ptr().cast(), Layout::new::<Counted<T>>()) };
         }
     }
@@ -247,11 +252,11 @@ mod tests {
     }
 
     #[test]
-    fn the_value_goes_with_its_last_share_and_weak_ones_see_it() {
+    fn value_drops_with_the_last_arc_and_upgrade_fails() {
         let dropped = AtomicU32::new(0);
         let first = Arc::try_new(Tell(&dropped, 5)).unwrap();
         let weak = Arc::downgrade(&first);
-        // SAFETY: where `first` is.
+        // SAFETY: the address of `first`.
         let second = unsafe { Arc::another(Arc::as_ptr(&first)) };
         assert!(Arc::ptr_eq(&first, &second));
         assert_eq!(Arc::strong_count(&second), 2);
@@ -266,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_as_a_trait_object_is_the_same_share() {
+    fn cast_to_a_trait_object_keeps_the_counts() {
         let number = Arc::try_new(7u16).unwrap();
         // SAFETY: the language's own cast.
         let any: Arc<dyn Any> =
@@ -278,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_on_many_threads() {
+    fn arcs_are_shared_between_threads() {
         let dropped = AtomicU32::new(0);
         let shared = Arc::try_new(Tell(&dropped, 1)).unwrap();
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Queues that link what is there already, so that to queue something needs no memory.
+//! Queues that link existing objects, so that queueing needs no memory.
 
 use super::Arc;
 use core::cell::UnsafeCell;
@@ -6,14 +6,16 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// Where something is linked into a [`Chain`]: one for each chain that it may be in at a time.
+/// The place at which an object is linked into a [`Chain`]: one link for each chain that contains
+/// the object at a time.
 pub struct Link<T> {
     linked: AtomicBool,
-    /// The chain's, while it is linked.
+    /// Owned by the chain while the object is linked.
     next: UnsafeCell<Option<Arc<T>>>,
 }
 
-// SAFETY: `next` belongs to the one chain that has set `linked`, and is reached through that chain only.
+// SAFETY: `next` belongs to the single chain that has set `linked`, and is accessed only through
+// this chain.
 unsafe impl<T: Send + Sync> Send for Link<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Link<T> {}
@@ -24,7 +26,7 @@ impl<T> Link<T> {
         Self { linked: AtomicBool::new(false), next: UnsafeCell::new(None) }
     }
 
-    /// Whether it is in a chain.
+    /// Returns whether the object is in a chain.
     pub fn is_linked(&self) -> bool {
         self.linked.load(Ordering::Acquire)
     }
@@ -42,25 +44,25 @@ impl<T> fmt::Debug for Link<T> {
     }
 }
 
-/// What can be in chains of the kind `K`.
+/// An object that can be in chains of the kind `K`.
 ///
 /// # Safety
-/// `link` gives the same link always, and no other kind's.
+/// `link` always returns the same link, which is used for no other kind.
 pub unsafe trait Linked<K>: Sized {
-    /// Its link for them.
+    /// Returns the link for chains of this kind.
     fn link(&self) -> &Link<Self>;
 }
 
-/// A queue of shares: first in, first out, but any can be taken out.
+/// A queue of references: first in, first out, but any element can be removed.
 pub struct Chain<T: Linked<K>, K> {
     first: Option<Arc<T>>,
-    /// Of the same share as the link before it, or as `first`.
+    /// Points to the object that the last link, or `first`, owns.
     last: *const T,
     len: usize,
     kind: PhantomData<fn() -> K>,
 }
 
-// SAFETY: `last` points to what the chain owns.
+// SAFETY: `last` points to an object owned by the chain.
 unsafe impl<T: Linked<K> + Send + Sync, K> Send for Chain<T, K> {}
 // SAFETY: as above.
 unsafe impl<T: Linked<K> + Send + Sync, K> Sync for Chain<T, K> {}
@@ -71,12 +73,12 @@ impl<T: Linked<K>, K> Chain<T, K> {
         Self { first: None, last: core::ptr::null(), len: 0, kind: PhantomData }
     }
 
-    /// How many there are.
+    /// Returns the number of elements.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the chain is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -86,7 +88,8 @@ impl<T: Linked<K>, K> Chain<T, K> {
         self.first.as_ref()
     }
 
-    /// Appends `one`. False: it is in a chain of this kind already, and is dropped.
+    /// Appends `one`. False: the object is already in a chain of this kind, and the reference is
+    /// dropped.
     pub fn push(&mut self, one: Arc<T>) -> bool {
         let link = one.link();
         if link.linked.swap(true, Ordering::AcqRel) {
@@ -96,24 +99,26 @@ impl<T: Linked<K>, K> Chain<T, K> {
         if self.first.is_none() {
             self.first = Some(one);
         } else {
-            // SAFETY: the last of this chain, whose link is this chain's; `&mut self` excludes others.
+            // SAFETY: the last object of this chain, whose link belongs to this chain; `&mut self`
+            // excludes other accesses.
             unsafe { *(*last).link().next.get() = Some(one) };
         }
         self.len += 1;
         true
     }
 
-    /// Takes the first one out that is `wanted`.
+    /// Removes and returns the first element that is `wanted`.
     pub fn take(&mut self, mut wanted: impl FnMut(&Arc<T>) -> bool) -> Option<Arc<T>> {
         let mut before: *const T = core::ptr::null();
         let mut at: *mut Option<Arc<T>> = &raw mut self.first;
         loop {
-            // SAFETY: `first`, or the link of one of this chain's; `&mut self` excludes others.
+            // SAFETY: `first`, or the link of an object in this chain; `&mut self` excludes other
+            // accesses.
             let place = unsafe { &mut *at };
             let here = place.as_ref()?;
             if wanted(here) {
                 let taken = place.take()?;
-                // SAFETY: as above: it is linked until `linked` is cleared.
+                // SAFETY: as above: the object is linked until `linked` is cleared.
                 let next = unsafe { (*taken.link().next.get()).take() };
                 if next.is_none() {
                     self.last = before;
@@ -133,12 +138,12 @@ impl<T: Linked<K>, K> Chain<T, K> {
         self.take(|_| true)
     }
 
-    /// All of them, in order.
+    /// Iterates over the elements, in order.
     pub fn iter(&self) -> Iter<'_, T, K> {
         Iter { next: self.first.as_ref(), kind: PhantomData }
     }
 
-    /// Drops those for which `stays` is false.
+    /// Drops the elements for which `stays` returns false.
     pub fn retain(&mut self, mut stays: impl FnMut(&Arc<T>) -> bool) {
         let mut rest = core::mem::take(self);
         while let Some(one) = rest.pop() {
@@ -148,7 +153,7 @@ impl<T: Linked<K>, K> Chain<T, K> {
         }
     }
 
-    /// Appends all that `other` has.
+    /// Appends all elements of `other`.
     pub fn append(&mut self, mut other: Self) {
         while let Some(one) = other.pop() {
             self.push(one);
@@ -156,7 +161,7 @@ impl<T: Linked<K>, K> Chain<T, K> {
     }
 }
 
-/// What a [`Chain`] has, in order.
+/// The elements of a [`Chain`], in order.
 pub struct Iter<'a, T, K> {
     next: Option<&'a Arc<T>>,
     kind: PhantomData<fn() -> K>,
@@ -167,7 +172,8 @@ impl<'a, T: Linked<K>, K> Iterator for Iter<'a, T, K> {
 
     fn next(&mut self) -> Option<&'a Arc<T>> {
         let here = self.next?;
-        // SAFETY: the link of one of the chain's, which is borrowed: nobody changes it.
+        // SAFETY: the link of an object in the chain, which is borrowed, so the link does not
+        // change.
         self.next = unsafe { (*here.link().next.get()).as_ref() };
         Some(here)
     }
@@ -187,7 +193,7 @@ impl<T: Linked<K>, K> Default for Chain<T, K> {
 
 impl<T: Linked<K>, K> Drop for Chain<T, K> {
     fn drop(&mut self) {
-        // One by one: by recursion it would go as deep as the chain is long.
+        // Element by element: recursion would be as deep as the chain is long.
         while self.pop().is_some() {}
     }
 }
@@ -224,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn first_in_first_out_and_any_can_be_taken() {
+    fn chain_is_fifo_and_any_element_can_be_taken() {
         let mut chain = Chain::<One, Kind>::new();
         let all: Vec<_> = (0..5).map(one).collect();
         assert!(all.iter().all(|one| chain.push(one.clone())));
@@ -246,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_chain_ends_on_a_small_stack() {
+    fn long_chain_drops_on_a_small_stack() {
         let mut chain = Chain::<One, Kind>::new();
         (0..100_000).for_each(|number| assert!(chain.push(one(number))));
         drop(chain);

@@ -1,9 +1,10 @@
-//! Collections that never abort: what grows says so in its type, and gives [`OutOfMemory`] when the heap is
-//! exhausted, before anything has changed.
+//! Collections that never abort: operations that may grow return a result, with [`OutOfMemory`]
+//! when the heap is exhausted, before any change.
 //!
-//! They take the place of the standard ones in kernels, under the same names. None of them can be cloned or
-//! collected into without a result, so no system call can grow one by accident. What must not fail is *charged in
-//! advance*: a [`Map`] takes an entry that was [reserved](map::Slot), a [`Chain`] links what is there already.
+//! In kernels they replace the standard collections, under the same names. No collection can be
+//! cloned or collected into without a result, so no system call can grow a collection by accident.
+//! Memory for operations that must not fail is *charged in advance*: a [`Map`] takes a
+//! [reserved](map::Slot) entry, and a [`Chain`] links existing objects.
 
 #![no_std]
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "what these wrap")]
@@ -27,5 +28,5 @@ pub use map::{Map, Slot};
 pub use string::String;
 pub use vec::Vec;
 
-/// What a collection gives that may have to grow.
+/// The result of an operation that may have to grow a collection.
 pub type Result<T> = core::result::Result<T, OutOfMemory>;

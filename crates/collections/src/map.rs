@@ -1,7 +1,7 @@
-//! An ordered map: a height-balanced binary tree (AVL), in which each entry has a block of its own.
+//! An ordered map: a height-balanced binary tree (AVL), in which each entry has its own block.
 //!
-//! So an entry needs memory once, before anything changes, and it can be [reserved](Slot): to insert it then needs
-//! none, and neither does anything else.
+//! So an entry needs memory once, before any change, and this memory can be [reserved](Slot):
+//! inserting the entry then needs no memory, and neither do the other operations.
 
 use super::Result;
 use alloc::boxed::Box;
@@ -15,14 +15,14 @@ use faultless::try_box;
 const HIGHEST: usize = 48;
 
 struct Node<K, V> {
-    /// None while it is reserved only.
+    /// `None` while the node is only reserved.
     entry: Option<(K, V)>,
     left: Tree<K, V>,
     right: Tree<K, V>,
     height: u8,
 }
 
-/// A tree, or one node of it that was taken out.
+/// A tree, or a removed node.
 type Tree<K, V> = Option<Box<Node<K, V>>>;
 
 /// The memory of an entry that is not in a map.
@@ -50,7 +50,7 @@ impl<K, V> Node<K, V> {
     }
 
     fn both(&self) -> &(K, V) {
-        // Whatever is in a tree has an entry.
+        // Every node in a tree has an entry.
         let Some(entry) = &self.entry else { unreachable!("a node without an entry") };
         entry
     }
@@ -69,7 +69,7 @@ fn height<K, V>(tree: &Tree<K, V>) -> u8 {
     tree.as_ref().map_or(0, |node| node.height)
 }
 
-/// Makes the left child the root; there is one.
+/// Makes the left child the root; the child exists.
 fn rotate_right<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
     let Some(mut root) = node.left.take() else { return node };
     node.left = root.right.take();
@@ -79,7 +79,7 @@ fn rotate_right<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
     root
 }
 
-/// Makes the right child the root; there is one.
+/// Makes the right child the root; the child exists.
 fn rotate_left<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
     let Some(mut root) = node.right.take() else { return node };
     node.right = root.left.take();
@@ -89,7 +89,7 @@ fn rotate_left<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
     root
 }
 
-/// Puts a node right whose children are balanced, and whose heights differ by two at most.
+/// Balances a node whose children are balanced, with heights that differ by at most two.
 fn balance<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
     let (left, right) = (height(&node.left), height(&node.right));
     if left > right + 1 {
@@ -108,7 +108,7 @@ fn balance<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
     node
 }
 
-/// Inserts a node; gives back the one that had the same key.
+/// Inserts a node; returns the node that had the same key.
 fn insert<K: Ord, V>(tree: Tree<K, V>, new: Box<Node<K, V>>) -> (Box<Node<K, V>>, Tree<K, V>) {
     let Some(mut node) = tree else { return (new, None) };
     let old = match new.key().cmp(node.key()) {
@@ -131,7 +131,7 @@ fn insert<K: Ord, V>(tree: Tree<K, V>, new: Box<Node<K, V>>) -> (Box<Node<K, V>>
     (balance(node), old)
 }
 
-/// Takes the lowest node out.
+/// Removes and returns the lowest node.
 fn remove_first<K, V>(mut node: Box<Node<K, V>>) -> (Tree<K, V>, Box<Node<K, V>>) {
     match node.left.take() {
         None => (node.right.take(), node),
@@ -190,12 +190,12 @@ impl<K, V> Map<K, V> {
         Self { root: None, len: 0 }
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the map is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -276,7 +276,7 @@ impl<K: Ord, V> Map<K, V> {
         }
     }
 
-    /// Whether there is an entry for a key.
+    /// Returns whether there is an entry for a key.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -284,8 +284,8 @@ impl<K: Ord, V> Map<K, V> {
         self.node(key).is_some()
     }
 
-    /// The first entry whose key is above `key`, or the first of all. To go through a map that others change in
-    /// between.
+    /// Returns the first entry with a key above `key`, or the first entry of all. For iterating
+    /// over a map that changes in between.
     pub fn after<Q: Ord + ?Sized>(&self, key: Option<&Q>) -> Option<(&K, &V)>
     where
         K: Borrow<Q>,
@@ -304,15 +304,15 @@ impl<K: Ord, V> Map<K, V> {
         found.map(|node| (&node.both().0, &node.both().1))
     }
 
-    /// Inserts an entry, and gives the value that the key had.
+    /// Inserts an entry, and returns the previous value of the key.
     ///
     /// # Errors
-    /// [`OutOfMemory`](super::OutOfMemory); nothing has changed.
+    /// [`OutOfMemory`](super::OutOfMemory); the map is unchanged.
     pub fn try_insert(&mut self, key: K, value: V) -> Result<Option<V>> {
         Ok(self.insert(Slot::try_new()?, key, value))
     }
 
-    /// Inserts an entry, whose memory was reserved, and gives the value that the key had.
+    /// Inserts an entry with reserved memory, and returns the previous value of the key.
     pub fn insert(&mut self, slot: Slot<K, V>, key: K, value: V) -> Option<V> {
         let mut node = slot.0;
         node.entry = Some((key, value));
@@ -330,7 +330,7 @@ impl<K: Ord, V> Map<K, V> {
         self.take(key).map(|(value, _)| value)
     }
 
-    /// Removes an entry, and gives its memory for another.
+    /// Removes an entry, and returns its memory for another entry.
     pub fn take<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<(V, Slot<K, V>)>
     where
         K: Borrow<Q>,
@@ -343,7 +343,7 @@ impl<K: Ord, V> Map<K, V> {
         Some((value, Slot(node)))
     }
 
-    /// Removes the first entry, and gives its memory for another.
+    /// Removes the first entry, and returns its memory for another entry.
     pub fn take_first(&mut self) -> Option<(K, V, Slot<K, V>)> {
         let (root, mut node) = remove_first(self.root.take()?);
         self.root = root;
@@ -366,7 +366,7 @@ impl<K: Ord, V> Map<K, V> {
         visit(&mut self.root, &mut change);
     }
 
-    /// Drops the entries that `stays` does not want.
+    /// Drops the entries for which `stays` returns false.
     pub fn retain(&mut self, mut stays: impl FnMut(&K, &mut V) -> bool) {
         let mut rest = mem::take(self);
         while let Some((key, mut value, slot)) = rest.take_first() {
@@ -396,7 +396,8 @@ impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for Map<K, V> {
 
 /// The entries of a [`Map`], in order.
 pub struct Iter<'a, K, V> {
-    /// Those that come next, the next one last: what is on the right of each comes between it and the one before.
+    /// The next nodes, in reverse order: the right subtree of each node comes between this node and
+    /// the one before it in the path.
     path: [Option<&'a Node<K, V>>; HIGHEST],
     depth: usize,
 }
@@ -435,7 +436,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::vec::Vec;
 
-    /// That it is ordered, balanced, and as high as its nodes say.
+    /// Checks that the tree is ordered, balanced, and as high as stored in its nodes.
     fn check(tree: &Tree<u32, u64>, within: core::ops::Range<u32>) -> u8 {
         let Some(node) = tree else { return 0 };
         let key = *node.key();
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_what_the_standard_one_does() {
+    fn map_behaves_like_the_standard_map() {
         let (mut map, mut model) = (Map::new(), BTreeMap::new());
         let mut seed = 7u32;
         for step in 0..6000u64 {
@@ -495,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_an_entry_serves_for_another() {
+    fn memory_of_a_taken_entry_is_reusable() {
         let mut map = Map::new();
         map.try_insert(1, "a").unwrap();
         map.try_insert(2, "b").unwrap();

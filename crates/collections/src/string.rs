@@ -5,7 +5,7 @@ use core::fmt;
 use core::fmt::Write;
 use core::ops::Deref;
 
-/// Text that grows; writing to it fails when the heap is exhausted.
+/// Text that grows; writes fail when the heap is exhausted.
 #[derive(Default, PartialEq, Eq)]
 pub struct String {
     /// UTF-8.
@@ -13,7 +13,7 @@ pub struct String {
 }
 
 impl String {
-    /// Nothing, which owns no memory.
+    /// Returns an empty text, which owns no memory.
     pub const fn new() -> Self {
         Self { bytes: Vec::new() }
     }
@@ -26,18 +26,18 @@ impl String {
         Ok(Self { bytes: Vec::try_from_slice(text.as_bytes())? })
     }
 
-    /// What `format_args!` says.
+    /// Returns the output of `format_args!`.
     ///
     /// # Errors
     /// [`OutOfMemory`].
     pub fn try_format(text: fmt::Arguments<'_>) -> Result<Self> {
         let mut new = Self::new();
-        // Nothing that is formatted in the kernel fails by itself.
+        // The kernel's formatting implementations do not fail by themselves.
         new.write_fmt(text).map_err(|_| OutOfMemory)?;
         Ok(new)
     }
 
-    /// The text that `bytes` are; what is not UTF-8 becomes U+FFFD.
+    /// Returns the text in `bytes`; invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -55,12 +55,12 @@ impl String {
     /// Appends `text`.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; nothing has changed.
+    /// [`OutOfMemory`]; the text is unchanged.
     pub fn try_push_str(&mut self, text: &str) -> Result<()> {
         self.bytes.try_extend_from_slice(text.as_bytes())
     }
 
-    /// How many bytes fit without more memory.
+    /// Returns the number of bytes that fit without more memory.
     pub fn room(&mut self) -> usize {
         self.bytes.spare_capacity_mut().len()
     }
@@ -73,7 +73,7 @@ impl String {
         Ok(Self { bytes: self.bytes.try_clone()? })
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_text_is_replaced() {
+    fn invalid_utf8_is_replaced() {
         let text = String::try_from_utf8_lossy(b"a\xffb\xc3").unwrap();
         assert_eq!(text.as_str(), "a\u{fffd}b\u{fffd}");
         assert_eq!(String::try_format(format_args!("{:04}", 7)).unwrap().as_str(), "0007");

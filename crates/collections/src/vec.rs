@@ -6,17 +6,17 @@ use core::borrow::Borrow;
 use core::fmt;
 use core::ops::{Deref, DerefMut, RangeBounds};
 
-/// A growable array, as `alloc`'s, whose every growth is a result.
+/// A growable array like `alloc`'s, with a result for every growth.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Vec<T>(vec::Vec<T>);
 
 impl<T> Vec<T> {
-    /// An empty one, which owns no memory.
+    /// Returns an empty array, which owns no memory.
     pub const fn new() -> Self {
         Self(vec::Vec::new())
     }
 
-    /// An empty one with room for `len` elements.
+    /// Returns an empty array with capacity for `len` elements.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -52,7 +52,7 @@ impl<T> Vec<T> {
         Ok(new)
     }
 
-    /// What `from` gives.
+    /// Returns the elements of `from`.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -62,7 +62,7 @@ impl<T> Vec<T> {
         Ok(new)
     }
 
-    /// Sees to it that the next `more` elements need no memory.
+    /// Reserves memory for the next `more` elements.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -77,10 +77,10 @@ impl<T> Vec<T> {
     #[inline]
     pub fn try_push(&mut self, value: T) -> Result<()> {
         self.try_reserve(1)?;
-        // Not `push`: the kernel is to hold no code that could grow without a result.
+        // Not `push`: the kernel must not contain code that could grow without a result.
         if let Some(place) = self.0.spare_capacity_mut().first_mut() {
             place.write(value);
-            // SAFETY: one more was written.
+            // SAFETY: one more element was written.
             unsafe { self.0.set_len(self.0.len() + 1) };
         }
         Ok(())
@@ -99,10 +99,10 @@ impl<T> Vec<T> {
         Ok(())
     }
 
-    /// Appends what `from` gives.
+    /// Appends the elements of `from`.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; what was appended before stays.
+    /// [`OutOfMemory`]; elements appended before the error stay.
     pub fn try_extend(&mut self, from: impl IntoIterator<Item = T>) -> Result<()> {
         let from = from.into_iter();
         self.try_reserve(from.size_hint().0)?;
@@ -115,7 +115,7 @@ impl<T> Vec<T> {
     /// Appends a copy of `from`.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; nothing has changed.
+    /// [`OutOfMemory`]; the array is unchanged.
     pub fn try_extend_from_slice(&mut self, from: &[T]) -> Result<()>
     where
         T: Clone,
@@ -124,15 +124,15 @@ impl<T> Vec<T> {
         for (place, value) in self.0.spare_capacity_mut().iter_mut().zip(from) {
             place.write(value.clone());
         }
-        // SAFETY: so many were written, since there is room for all.
+        // SAFETY: this number of elements was written, since there is room for all.
         unsafe { self.0.set_len(self.0.len() + from.len()) };
         Ok(())
     }
 
-    /// Makes it `len` elements long, with copies of `value` where it grows.
+    /// Sets the length to `len` elements; new elements are copies of `value`.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; nothing has changed.
+    /// [`OutOfMemory`]; the array is unchanged.
     pub fn try_resize(&mut self, len: usize, value: T) -> Result<()>
     where
         T: Copy,
@@ -140,10 +140,10 @@ impl<T> Vec<T> {
         self.try_resize_with(len, || value)
     }
 
-    /// Makes it `len` elements long, with what `value` makes where it grows.
+    /// Sets the length to `len` elements; `value` makes the new elements.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; nothing has changed.
+    /// [`OutOfMemory`]; the array is unchanged.
     pub fn try_resize_with(&mut self, len: usize, mut value: impl FnMut() -> T) -> Result<()> {
         let Some(more) = len.checked_sub(self.0.len()) else {
             self.truncate(len);
@@ -153,7 +153,7 @@ impl<T> Vec<T> {
         for place in self.0.spare_capacity_mut().iter_mut().take(more) {
             place.write(value());
         }
-        // SAFETY: so many were written, since there is room for all.
+        // SAFETY: this number of elements was written, since there is room for all.
         unsafe { self.0.set_len(len) };
         Ok(())
     }
@@ -169,43 +169,43 @@ impl<T> Vec<T> {
         Self::try_from_slice(self)
     }
 
-    /// Takes the last element out.
+    /// Removes and returns the last element.
     pub fn pop(&mut self) -> Option<T> {
         self.0.pop()
     }
 
-    /// Takes an element out; those after it move down.
+    /// Removes and returns an element; later elements move down.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `at` is not below the length.
     pub fn remove(&mut self, at: usize) -> T {
         self.0.remove(at)
     }
 
-    /// Drops what is beyond the first `len` elements.
+    /// Drops the elements beyond the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.0.truncate(len);
     }
 
-    /// Drops all elements; the memory stays.
+    /// Drops all elements; the capacity stays.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Keeps the elements that `stays` wants.
+    /// Keeps the elements for which `stays` returns true.
     pub fn retain(&mut self, stays: impl FnMut(&T) -> bool) {
         self.0.retain(stays);
     }
 
-    /// Takes a range of elements out.
+    /// Removes and returns a range of elements.
     ///
     /// # Panics
-    /// If it is beyond the end.
+    /// If the range is beyond the end.
     pub fn drain(&mut self, range: impl RangeBounds<usize>) -> impl Iterator<Item = T> {
         self.0.drain(range)
     }
 
-    /// Drops all but the first of neighbours with the same key.
+    /// Drops all except the first of adjacent elements with the same key.
     pub fn dedup_by_key<K: PartialEq>(&mut self, key: impl FnMut(&mut T) -> K) {
         self.0.dedup_by_key(key);
     }
@@ -220,12 +220,12 @@ impl<T> Vec<T> {
         self.0.spare_capacity_mut()
     }
 
-    /// Sets how many elements there are.
+    /// Sets the number of elements.
     ///
     /// # Safety
-    /// So many have been written, and fit.
+    /// This number of elements has been written, and fits.
     pub unsafe fn set_len(&mut self, len: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract.
         unsafe { self.0.set_len(len) };
     }
 }
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_grows_as_the_standard_one_does() {
+    fn vec_grows_like_the_standard_vec() {
         let mut all = Vec::try_from_slice(&[1, 2, 4]).unwrap();
         all.try_insert(2, 3).unwrap();
         all.try_extend(5..8).unwrap();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn without_memory_nothing_changes() {
+    fn failed_growth_leaves_the_vec_unchanged() {
         let mut all = Vec::try_from_slice(b"abc").unwrap();
         assert_eq!(all.try_reserve(usize::MAX), Err(OutOfMemory));
         assert_eq!(all.try_resize(usize::MAX, 0), Err(OutOfMemory));

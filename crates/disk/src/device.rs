@@ -23,11 +23,11 @@ use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{DeviceType, Transport};
 
-/// The most pages of one request.
+/// The maximum number of pages of one request.
 pub const MOST_SEGMENTS: usize = 64;
 /// Descriptors of a queue. A request takes one for each page, and two more.
 const DESCRIPTORS: usize = 256;
-/// The most requests at a time, and so the most runs.
+/// The maximum number of concurrent requests, and so of runs.
 const REQUESTS: usize = 64;
 /// Bytes of a sector, in which positions on the disk are counted.
 const SECTOR: u64 = 512;
@@ -36,34 +36,35 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 /// The queue's number.
 const QUEUE: u16 = 0;
-/// Where the device's configuration has its capacity in sectors, and the most segments of a request.
+/// The offsets, in the device's configuration, of the capacity in sectors and of the maximum number
+/// of segments of a request.
 const CAPACITY: usize = 0;
 const SEGMENTS: usize = 12;
 /// The command line's word for the place of the swap disk.
 const SWAP: &str = "swap";
-/// The status of a request that succeeded, and one that no device gives.
+/// The status of a successful request, and a status that no device returns.
 const DONE: u8 = 0;
 const UNKNOWN: u8 = 0xff;
 
 bitflags! {
-    /// What this driver can use of what the device offers.
+    /// The device's features used by this driver.
     #[derive(Debug)]
     struct Features: u64 {
-        /// The configuration says how many segments a request may have.
+        /// The configuration contains the maximum number of segments of a request.
         const SEGMENTS = 1 << 2;
-        /// The device is only read.
+        /// The device is read-only.
         const READ_ONLY = 1 << 5;
         /// The device conforms to version 1 of the specification.
         const VERSION_1 = 1 << 32;
     }
 }
 
-/// The disks that there can be.
+/// The possible disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disk {
-    /// The one with the files, which is only read.
+    /// The disk with the files, which is only read.
     Files,
-    /// The one for pages that leave memory.
+    /// The disk for swapped pages.
     Swap,
 }
 
@@ -74,48 +75,48 @@ pub(crate) struct Order {
     pub reading: Reading,
     /// The disk.
     pub disk: Disk,
-    /// The first on it.
+    /// The first page on the disk.
     pub page: u64,
-    /// Bytes that the disk has.
+    /// The number of bytes that the disk has.
     pub bytes: usize,
-    /// To be set if several pages cannot be read at once.
+    /// Set if a read of several pages fails.
     pub one_by_one: Arc<OneByOne>,
 }
 
-/// What a disk is to do.
+/// The work of a disk.
 enum Work {
     Read(Order),
-    /// To write pages, from this one on. The CPU that wants it waits for the end.
+    /// Write pages, from this page on. The requesting CPU waits for the end.
     Write(u64),
 }
 
 /// Work that a disk has begun.
 struct Run {
     work: Work,
-    /// The requests that have not ended.
+    /// The number of unfinished requests.
     left: usize,
     failed: bool,
 }
 
-/// A part of a run, as the device gets it.
+/// A part of a run, in the device's format.
 struct Request {
     /// The kind of the request, a reserved word, and the first sector.
     header: [u8; 16],
     status: u8,
     kind: u32,
-    /// The number of its run.
+    /// The number of the request's run.
     run: usize,
-    /// The first so many of `frames` are its pages.
+    /// The number of pages: the first elements of `frames`.
     pages: usize,
     frames: [FrameNumber; MOST_SEGMENTS],
-    /// Its first descriptor, while the device has it.
+    /// The first descriptor, while the device has the request.
     token: Option<u16>,
 }
 
 struct Device {
     transport: MmioTransport<'static>,
     queue: VirtQueue<Memory, DESCRIPTORS>,
-    /// They do not move: the device has addresses in them.
+    /// The requests do not move: the device has addresses in them.
     requests: Vec<Request>,
     runs: Vec<Option<Run>>,
     segments: usize,
@@ -123,21 +124,21 @@ struct Device {
     wake: fn(u64),
 }
 
-/// The disks that have started. Holders do not wait.
+/// The started disks. The holder of a lock does not wait.
 static DISKS: [Mutex<Option<Box<Device>>>; 2] = [const { Mutex::new(None) }; 2];
 
-/// Why a disk cannot be used.
+/// The reason why a disk cannot be used.
 #[derive(Debug)]
 pub enum StartError {
-    /// The command line's word does not say where a disk is.
+    /// The command line's word is no valid place of a disk.
     Word(&'static str),
-    /// It is to be written, and is only read.
+    /// The disk should be written, and is read-only.
     ReadOnly,
     /// No interrupt controller has this line.
     Line(u32),
-    /// The device says so.
+    /// The device reports an error.
     Device(virtio_drivers::Error),
-    /// There is no memory.
+    /// Out of memory.
     Memory,
 }
 
@@ -167,11 +168,12 @@ impl From<virtio_drivers::Error> for StartError {
     }
 }
 
-/// Starts the disk with the files, if the command line names one; returns whether it does. When a read has ended, `wake` is called with
-/// [its name](Reading::id). Called once, by the CPU that is to be interrupted.
+/// Starts the disk with the files, if the command line names one; returns whether it does. When a
+/// read has ended, the driver calls `wake` with [the read's name](Reading::id). Called once, by the
+/// CPU that receives the interrupts.
 ///
 /// # Errors
-/// Why the disk cannot be used.
+/// The reason why the disk cannot be used.
 pub fn start(wake: fn(u64)) -> Result<bool, StartError> {
     // QEMU may list all devices.
     let swap = boot::words(SWAP).next().and_then(Place::parse);
@@ -186,22 +188,22 @@ pub fn start(wake: fn(u64)) -> Result<bool, StartError> {
     Ok(false)
 }
 
-/// As [`start`], for the swap disk.
+/// Starts the swap disk, like [`start`].
 ///
 /// # Errors
-/// Why the disk cannot be used.
+/// The reason why the disk cannot be used.
 pub fn start_swap(wake: fn(u64)) -> Result<bool, StartError> {
     let Some(word) = boot::words(SWAP).next() else { return Ok(false) };
     let place = Place::parse(word).ok_or(StartError::Word(word))?;
     if Disk::Swap.start(place, word, wake)? { Ok(true) } else { Err(StartError::Word(word)) }
 }
 
-/// The pages of the disk with the files; 0 if there is none.
+/// Returns the number of pages of the disk with the files; 0 without this disk.
 pub fn pages() -> u64 {
     Disk::Files.pages()
 }
 
-/// Whether no disk has anything to do.
+/// Returns whether all disks are idle.
 pub fn is_idle() -> bool {
     DISKS.iter().all(|disk| {
         let disk = disk.lock();
@@ -209,7 +211,7 @@ pub fn is_idle() -> bool {
     })
 }
 
-/// A disk has interrupted this CPU: completes what the disks have done.
+/// Handles an interrupt of a disk: completes the finished reads.
 pub fn interrupted() {
     for disk in &DISKS {
         if let Some(device) = &mut *disk.lock() {
@@ -219,7 +221,8 @@ pub fn interrupted() {
     poll();
 }
 
-/// Completes the reads that the disks have done. The caller holds no lock of the subsystem, and none that `wake` takes.
+/// Completes the finished reads of the disks. The caller holds no lock of the subsystem, and no
+/// lock taken by `wake`.
 pub fn poll() {
     for disk in &DISKS {
         let next_done = || {
@@ -234,30 +237,32 @@ pub fn poll() {
     }
 }
 
-/// For how many nanoseconds CPUs have [waited](Waiting) for the disks, in all.
+/// The total time for which CPUs have [waited](Waiting) for the disks, in nanoseconds.
 static WAITED: AtomicU64 = AtomicU64::new(0);
 
-/// For how many nanoseconds CPUs have waited for the disks since the machine started, in all. While threads wait, their CPUs do other work: that does not count.
+/// Returns the total time for which CPUs have waited for the disks since the machine started, in
+/// nanoseconds. The waits of threads do not count, because their CPUs do other work.
 pub fn waited() -> u64 {
     WAITED.load(Relaxed)
 }
 
-/// Pages that the disks were asked to read, and to write.
+/// The numbers of pages requested to be read, and to be written.
 static MOVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// How many pages the disks were asked to read, and to write, since the machine started.
+/// Returns the numbers of pages requested to be read, and to be written, since the machine started.
 pub fn pages_moved() -> [u64; 2] {
     MOVED.each_ref().map(|pages| pages.load(Relaxed))
 }
 
-/// A CPU waits for a disk: from the first turn to the drop.
+/// A CPU's wait for a disk: from the first turn to the drop.
 #[derive(Default)]
 struct Waiting {
     since: Option<u64>,
 }
 
 impl Waiting {
-    /// What a CPU does meanwhile: it completes what is done, and serves the CPUs that wait for it.
+    /// Works during the wait: completes finished reads, and serves the flush requests of other
+    /// CPUs.
     fn make_way(&mut self) {
         self.since.get_or_insert_with(clock::now);
         poll();
@@ -274,7 +279,8 @@ impl Drop for Waiting {
     }
 }
 
-/// Has the disk carry out `order`. The caller holds no lock. If there is no disk, the order is dropped, and its pages cannot be read.
+/// Makes the disk execute `order`. The caller holds no lock. Without a disk, the order is dropped,
+/// and its pages cannot be read.
 pub(crate) fn read(order: Order) {
     let (disk, pages) = (order.disk, order.bytes.div_ceil(PAGE_SIZE as usize));
     let (mut work, mut run, mut done) = (Some(Work::Read(order)), None, 0);
@@ -296,10 +302,11 @@ pub(crate) fn read(order: Order) {
     }
 }
 
-/// Writes the pages of `run` to the disk from its page `page` on, and returns when they are there. The caller holds no lock.
+/// Writes the pages of `run` to the disk from its page `page` on, and returns when the disk has the
+/// pages. The caller holds no lock.
 ///
 /// # Errors
-/// `EIO`: at least one was not written.
+/// `EIO`: at least one page was not written.
 pub(crate) fn write(disk: Disk, page: u64, run: &WriteRun<'_>) -> Result<(), Errno> {
     let buffers = run.buffers();
     let (mut work, mut number, mut done) = (Some(Work::Write(page)), None, 0);
@@ -325,12 +332,13 @@ impl Disk {
         &DISKS[self as usize]
     }
 
-    /// Its pages; 0 if there is no such disk.
+    /// Returns the disk's number of pages; 0 for a missing disk.
     pub(crate) fn pages(self) -> u64 {
         self.device().lock().as_ref().map_or(0, |device| device.pages)
     }
 
-    /// Starts the device at `place`, which `word` says, as this disk; returns whether there is a disk.
+    /// Starts the device at `place`, parsed from `word`, as this disk; returns whether there is a
+    /// disk.
     fn start(self, place: Place, word: &'static str, wake: fn(u64)) -> Result<bool, StartError> {
         let end = place.address.checked_add(place.size as u64).filter(|&end| end <= 4 << 30);
         if place.address < DEVICES || !place.address.is_multiple_of(PAGE_SIZE / 8) || end.is_none()
@@ -338,8 +346,9 @@ impl Disk {
             return Err(StartError::Word(word));
         }
         let registers = NonNull::new(direct(place.address).cast()).ok_or(StartError::Word(word))?;
-        // SAFETY: the command line says that the registers are there. They are mapped for ever, and nobody else uses them: each of the
-        // two disks is started once, and they are at different places.
+        // SAFETY: by the command line, the registers are at this address. They are mapped
+        // permanently, and have no other user: each of the two disks is started once, and the disks
+        // are at different places.
         let found = unsafe { MmioTransport::new(registers, place.size) };
         // A place without a device is no error.
         let Ok(transport) = found else { return Ok(false) };
@@ -373,7 +382,7 @@ impl Order {
 }
 
 impl Request {
-    /// Calls `then` with what the device reads and what it writes.
+    /// Calls `then` with the buffers that the device reads and the buffers that it writes.
     fn lend<R>(
         &mut self,
         then: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R,
@@ -384,8 +393,9 @@ impl Request {
             let mut read: [&[u8]; MOST_SEGMENTS + 1] = [&[]; MOST_SEGMENTS + 1];
             read[0] = &self.header;
             for (part, frame) in read[1..].iter_mut().zip(frames) {
-                // SAFETY: a frame of a write that is under way, whose page the caller of `write` keeps. The slice serves to tell the device
-                // the address, and nobody reads through it: the kernel may be storing there.
+                // SAFETY: a frame of a write in progress, whose page is kept by the caller of
+                // `write`. The slice only passes the address to the device, and is never read: the
+                // kernel may be storing to the frame.
                 *part = unsafe { slice::from_raw_parts(direct(frame.phys()), PAGE_SIZE as usize) };
             }
             return then(&read[..=frames.len()], &mut [status]);
@@ -393,7 +403,8 @@ impl Request {
         let mut written: [&mut [u8]; MOST_SEGMENTS + 1] = array::from_fn(|_| &mut [][..]);
         for (part, frame) in written.iter_mut().zip(frames) {
             let start = direct(frame.phys());
-            // SAFETY: a frame of a read that is under way, which is the read's alone. The slice serves to tell the device the address.
+            // SAFETY: a frame of a read in progress, which belongs to this read alone. The slice
+            // only passes the address to the device.
             *part = unsafe { slice::from_raw_parts_mut(start, PAGE_SIZE as usize) };
         }
         written[frames.len()] = status;
@@ -402,7 +413,7 @@ impl Request {
 }
 
 impl Device {
-    // The queue is large: its copies are to leave the stack.
+    // The queue is large: its copies must leave the stack.
     #[inline(never)]
     fn start(
         mut transport: MmioTransport<'static>,
@@ -440,7 +451,8 @@ impl Device {
         Ok(try_box(Self { transport, queue, requests, runs, segments, pages, wake })?)
     }
 
-    /// Takes the work, for so many pages, as a run, and returns its number; `None`: there are too many runs.
+    /// Takes the work, for `pages` pages, as a run, and returns the run's number; `None`: there are
+    /// too many runs.
     fn begin(&mut self, work: &mut Option<Work>, pages: usize) -> Option<usize> {
         let at = self.runs.iter().position(Option::is_none)?;
         let left = pages.div_ceil(self.segments);
@@ -448,7 +460,8 @@ impl Device {
         Some(at)
     }
 
-    /// Asks the device for as many of `pages` of the run as the queue takes, and returns how many. Those of a run that writes are `written`.
+    /// Passes as many of `pages` of the run to the device as the queue can take, and returns the
+    /// number of passed pages. For a writing run, `written` contains the buffers.
     fn request(&mut self, run: usize, written: &[Buffer], pages: Range<usize>) -> usize {
         let Some(Run { work, .. }) = &self.runs[run] else { return 0 };
         let (kind, page, buffers) = match work {
@@ -468,8 +481,9 @@ impl Device {
             for (frame, buffer) in request.frames.iter_mut().zip(&buffers[first..first + count]) {
                 *frame = buffer.frame;
             }
-            // SAFETY: the frames are the run's, and the request is the device's, until `next_done` has popped it; neither moves. What is written
-            // stays where it is until `write` returns, which waits for that.
+            // SAFETY: the frames belong to the run, and the request belongs to the device, until
+            // `next_done` has popped the request; neither moves. Written pages are kept until
+            // `write` returns, which waits for the pop.
             let token = request.lend(|read, write| unsafe { self.queue.add(read, write) });
             let Ok(token) = token else { break };
             request.token = Some(token);
@@ -482,7 +496,8 @@ impl Device {
         first - pages.start
     }
 
-    /// Takes the requests that the device has done, up to and with the last of a read, which is returned, with whether it failed.
+    /// Takes the requests finished by the device, up to and including the last request of a read.
+    /// Returns this read, and whether it failed.
     fn next_done(&mut self) -> Option<(Order, bool)> {
         loop {
             let token = self.queue.peek_used()?;
@@ -490,15 +505,15 @@ impl Device {
             let request = request.expect("the disk has done what it was not asked for");
             let place = &mut self.runs[request.run];
             let run = place.as_mut().expect("a run ends after its last request");
-            // SAFETY: those of `request`.
+            // SAFETY: the buffers of `request`.
             let popped =
                 request.lend(|read, write| unsafe { self.queue.pop_used(token, read, write) });
             popped.expect("it was just seen");
             request.token = None;
-            // SAFETY: it is ours again; the device has written it.
+            // SAFETY: the request belongs to the driver again; the device has written the status.
             run.failed |= unsafe { (&raw const request.status).read_volatile() } != DONE;
             run.left -= 1;
-            // A run that writes waits for whoever wants it.
+            // A writing run stays until its requester takes the result.
             if run.left == 0
                 && let Some(Run { work: Work::Read(order), failed, .. }) =
                     place.take_if(|run| matches!(run.work, Work::Read(_)))
@@ -508,7 +523,7 @@ impl Device {
         }
     }
 
-    /// Ends the run, which writes, if all its requests have ended; returns what came of it.
+    /// Ends a writing run if all its requests have ended; returns the result.
     fn take_written(&mut self, run: usize) -> Option<Result<(), Errno>> {
         let run = self.runs[run].take_if(|run| run.left == 0)?;
         Some(if run.failed { Err(Errno::EIO) } else { Ok(()) })

@@ -5,10 +5,11 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 use faultless_collections::{Arc, OutOfMemory};
 
-/// How many pages are read at once: 128 KiB, as much as Linux reads around a fault unless it is told otherwise (`read_ahead_kb`).
+/// The number of pages read at once: 128 KiB, Linux's default for reads around a fault
+/// (`read_ahead_kb`).
 const PREFERRED_PAGES: usize = 32;
 
-/// Whether a read of several of a file's pages has failed, so that they are read one by one.
+/// Set after a failed read of several pages of a file, so that later reads are page by page.
 #[derive(Debug, Default)]
 pub(crate) struct OneByOne(AtomicBool);
 
@@ -17,7 +18,7 @@ impl OneByOne {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// How many pages to read at once, if not one by one.
+    /// Returns the number of pages to read at once: `pages`, or 1 after a failure.
     pub(crate) fn or(&self, pages: usize) -> usize {
         if self.0.load(Ordering::Relaxed) { 1 } else { pages }
     }
@@ -28,7 +29,7 @@ impl OneByOne {
 pub struct Extent {
     /// The number of the first page on the disk.
     first: u64,
-    /// The bytes of the file that are the disk's; others are zeros.
+    /// The bytes of the file that are on the disk; the bytes after them are zeros.
     bytes: AtomicU64,
     one_by_one: Arc<OneByOne>,
 }
@@ -67,7 +68,7 @@ impl BackingStore for Extent {
         Ok(0)
     }
 
-    /// What was stored stays in the file's pages, which leave only with the file.
+    /// Stored data stays in the file's pages, which are dropped only with the file.
     fn is_read_only(&self) -> bool {
         true
     }

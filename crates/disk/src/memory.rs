@@ -1,4 +1,4 @@
-//! Memory of the kernel, as a device reaches it: by physical addresses.
+//! Memory of the kernel, as a device accesses it: by physical addresses.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
@@ -14,14 +14,15 @@ fn layout(pages: usize) -> Option<Layout> {
     Layout::from_size_align(pages.checked_mul(PAGE_SIZE)?, PAGE_SIZE).ok()
 }
 
-// SAFETY: the heap gives zeroed memory that is nobody else's, aligned as asked for. The direct map shows physical memory in order, so a
-// range of it is one for the device, too. What a device stores is seen by the processor without further ado.
+// SAFETY: the heap returns zeroed memory without another owner, with the requested alignment. The
+// direct map shows physical memory in order, so a range of the map is also a range for the device.
+// The processor sees a device's stores without further operations.
 unsafe impl Hal for Memory {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         let layout = layout(pages).filter(|layout| layout.size() != 0);
         // SAFETY: the layout is not empty.
         let start = layout.and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) }));
-        // Address 0 says that there is no memory.
+        // Address 0 means out of memory.
         start.map_or((0, NonNull::dangling()), |start| (physical(start), start))
     }
 

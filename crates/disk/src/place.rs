@@ -1,19 +1,19 @@
-//! Where a device is: what the command line says of it.
+//! The place of a device, parsed from the command line.
 
 /// The registers of a virtio device in memory, and its interrupt line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The bytes of its registers.
+    /// The size of the registers in bytes.
     pub size: usize,
-    /// The physical address of the first.
+    /// The physical address of the first register.
     pub address: u64,
-    /// Its interrupt line.
+    /// The interrupt line.
     pub line: u32,
 }
 
 impl Place {
-    /// Reads `SIZE@ADDRESS:LINE`, as in Linux's parameter `virtio_mmio.device`: numbers in decimal, or after `0x` in hexadecimal. SIZE may
-    /// end with `K`.
+    /// Parses `SIZE@ADDRESS:LINE`, as in Linux's parameter `virtio_mmio.device`: numbers in
+    /// decimal, or after `0x` in hexadecimal. SIZE may end with `K`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (size, rest) = text.split_once('@')?;

@@ -5,8 +5,8 @@ use crate::extent::OneByOne;
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 use faultless_collections::{Arc, OutOfMemory};
 
-/// How many pages are written at once, or read where several are wanted: in a memory that is short they are not to be many. Linux has as many
-/// (`page-cluster`).
+/// The number of pages written at once, or read if several pages are wanted. The number is small,
+/// because memory is short during swapping. Linux has the same number (`page-cluster`).
 const PREFERRED_PAGES: usize = 8;
 
 /// All of the swap disk, as the store of the swap area ([`Cpu::swap_on`](faultless::Cpu::swap_on)).
@@ -17,7 +17,7 @@ pub struct SwapArea {
 }
 
 impl SwapArea {
-    /// That of the disk that [`start_swap`](crate::start_swap) has started.
+    /// Returns the store of the disk started by [`start_swap`](crate::start_swap).
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -48,7 +48,7 @@ impl BackingStore for SwapArea {
     }
 
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
-        // Requests end in any order: after an error nobody knows which of the first pages were written.
+        // Requests end in any order, so after an error the written pages are unknown.
         let written = device::write(Disk::Swap, run.first(), run);
         written.map_err(|errno| StoreError { done: 0, errno })
     }

@@ -1,8 +1,11 @@
-//! For `LD_PRELOAD`: large blocks of a program are populated when they are allocated or mapped.
+//! For `LD_PRELOAD`: populates large blocks of a program when the blocks are allocated or mapped.
 //!
-//! It stands before glibc's `malloc`, `calloc`, `realloc`, `aligned_alloc`, `memalign` and `mmap`, calls them, and asks the kernel to map all pages of a block at once
-//! (`MADV_POPULATE_WRITE`, Linux 5.14) if it has at least as many bytes as the variable `FAULTLESS_POPULATE` says, and is not resident. Without the variable,
-//! or where the kernel refuses, it changes nothing. Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are left alone.
+//! The library overrides glibc's `malloc`, `calloc`, `realloc`, `aligned_alloc`, `memalign` and
+//! `mmap`, and calls the originals. It requests from the kernel to map all pages of a block at once
+//! (`MADV_POPULATE_WRITE`, Linux 5.14) if the block has at least as many bytes as the variable
+//! `FAULTLESS_POPULATE` specifies, and is not resident. Without the variable, or if the kernel
+//! refuses, the library has no effect. Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`)
+//! and files are not populated.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,12 +17,12 @@ const MAP_ANONYMOUS: c_int = 0x20;
 /// `MAP_NORESERVE` and `MAP_STACK`.
 const RESERVED: c_int = 0x4000 | 0x2_0000;
 const PAGE: usize = 4096;
-/// Below it the call costs more than the faults.
+/// For smaller blocks the call costs more than the faults.
 const LEAST: usize = 64 << 10;
 /// The variable has not been read.
 const UNREAD: usize = 0;
 
-/// Bytes from which a block is populated.
+/// The minimum size in bytes of a populated block.
 static FROM: AtomicUsize = AtomicUsize::new(UNREAD);
 
 unsafe extern "C" {
@@ -46,7 +49,8 @@ fn from() -> usize {
     if known != UNREAD {
         return known;
     }
-    // SAFETY: the name ends with a zero; so does the value, and `strtoul` may be given no place for its end. Neither allocates.
+    // SAFETY: the name ends with a zero; so does the value, and `strtoul` accepts a null pointer
+    // for the end. Neither function allocates.
     let bytes = unsafe {
         let text = getenv(c"FAULTLESS_POPULATE".as_ptr());
         if text.is_null() { usize::MAX } else { strtoul(text, std::ptr::null_mut(), 10) }
@@ -56,8 +60,8 @@ fn from() -> usize {
     bytes
 }
 
-/// Populates the whole pages of a block, if it is large. One whose last page is there already, as the allocator had it before, is left
-/// alone: to look at all of its pages takes time, too.
+/// Populates the whole pages of a block, if the block is large. Skips a block whose last page is
+/// already resident, because the allocator reuses the block: checking all pages takes time, too.
 fn populate(block: *mut c_void, bytes: usize) {
     if block.is_null() || bytes < from() {
         return;
@@ -65,8 +69,9 @@ fn populate(block: *mut c_void, bytes: usize) {
     let begin = (block as usize).next_multiple_of(PAGE);
     let end = (block as usize + bytes) / PAGE * PAGE;
     let mut last = 0;
-    // SAFETY: the pages are of a block that was just allocated, and populating changes no byte of them; `mincore` writes one byte for
-    // one page. What the program reads of errno is that of its own call.
+    // SAFETY: the pages belong to a block that was just allocated, and populating changes no byte
+    // of the pages; `mincore` writes one byte for one page. `errno` is restored, so that the
+    // program reads the `errno` of its own call.
     unsafe {
         let errno = *__errno_location();
         let known = mincore((end - PAGE) as *mut c_void, PAGE, &raw mut last) == 0;
@@ -77,55 +82,55 @@ fn populate(block: *mut c_void, bytes: usize) {
     }
 }
 
-/// As C has it.
+/// C's `malloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
-    // SAFETY: it is glibc's own, with the same meaning.
+    // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_malloc(bytes) };
     populate(block, bytes);
     block
 }
 
-/// As C has it.
+/// C's `calloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: it is glibc's own, with the same meaning.
+    // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_calloc(count, bytes) };
     populate(block, count.wrapping_mul(bytes));
     block
 }
 
-/// As C has it.
+/// C's `aligned_alloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: it is glibc's own, with the same meaning.
+    // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_memalign(align, bytes) };
     populate(block, bytes);
     block
 }
 
-/// As glibc has it.
+/// glibc's `memalign`.
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     aligned_alloc(align, bytes)
 }
 
-/// As C has it.
+/// C's `realloc`.
 ///
 /// # Safety
-/// The block is of `malloc`, and was not freed.
+/// The block was allocated by this library's functions, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
-    // SAFETY: it is glibc's own, with the same meaning; the caller says that the block is good.
+    // SAFETY: glibc's own function, with the same meaning; by the contract, the block is valid.
     let block = unsafe { __libc_realloc(block, bytes) };
     populate(block, bytes);
     block
 }
 
-/// As C has it.
+/// The C function `mmap`.
 ///
 /// # Safety
-/// As that of the system call.
+/// The contract of the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,
@@ -135,7 +140,7 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the arguments are the caller's, who asks for this call.
+    // SAFETY: the arguments come from the caller, who requests this call.
     let block = unsafe { syscall(SYS_MMAP, at, len, prot, flags, file, offset) };
     let whole = flags & RESERVED == 0 && prot & PROT_WRITE != 0;
     if block != -1 && whole && flags & (MAP_PRIVATE | MAP_ANONYMOUS) == MAP_PRIVATE | MAP_ANONYMOUS
@@ -145,10 +150,10 @@ pub unsafe extern "C" fn mmap(
     block as *mut c_void
 }
 
-/// As C has it.
+/// The C function `mmap64`.
 ///
 /// # Safety
-/// As that of the system call.
+/// The contract of the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     at: *mut c_void,
@@ -158,6 +163,6 @@ pub unsafe extern "C" fn mmap64(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: it is the same call where addresses have 64 bits.
+    // SAFETY: the same call on machines with 64-bit addresses.
     unsafe { mmap(at, len, prot, flags, file, offset) }
 }

@@ -1,8 +1,8 @@
-//! Programs with one thing wrong each.
+//! Programs with one error each.
 
 use super::check;
 
-/// Where things lie in the file below.
+/// The offsets of the parts in the file below.
 const PHOFF: usize = 0x40;
 const PHENT: usize = 0x38;
 
@@ -34,7 +34,7 @@ fn program() -> Vec<u8> {
     file
 }
 
-/// A field of a segment: where it lies, by its number in the entry.
+/// Returns the offset of a field of a segment, by its number in the entry.
 fn field(segment: usize, field: usize) -> usize {
     PHOFF + segment * PHENT + 8 + 8 * field
 }
@@ -122,46 +122,47 @@ fn segments_with_one_field_wrong() {
 #[test]
 fn kinds_of_segments() {
     let mut file = program();
-    // Both are notes.
+    // Both become notes.
     file[PHOFF] = 4;
     file[PHOFF + PHENT] = 4;
     refused(&file, &["program headers at offset 0x40", "PT_LOAD"]);
-    // The first one says who is to load the program.
+    // The first segment names the interpreter.
     let mut file = program();
     file[PHOFF] = 3;
     file[0x100..0x110].copy_from_slice(b"/lib64/ld.so.2\0\0");
     file[field(0, 0)..][..8].copy_from_slice(&0x100u64.to_le_bytes());
     file[field(0, 3)..][..8].copy_from_slice(&0xfu64.to_le_bytes());
     refused(&file, &["program header 0", "dynamically linked", "\"/lib64/ld.so.2\"", "-static"]);
-    // With the interpreter there, only the text is missing whose place the name took.
+    // With the interpreter present, only the text is missing, because the name replaced it.
     let error = check(&file, |name| name == "/lib64/ld.so.2").expect_err("no text");
     assert!(error.to_string().contains("entry point 0x401000"), "{error}");
-    // Both say so.
+    // Both segments name an interpreter.
     let mut twice = file.clone();
     twice[PHOFF + PHENT] = 3;
     let error = check(&twice, |_| true).expect_err("two interpreters");
     assert!(error.to_string().contains("1 at offset 0x78: a second interpreter"), "{error}");
-    // A name that is longer than names are.
+    // A name beyond the maximum length.
     let mut long = file.clone();
     long[field(0, 3)..][..8].copy_from_slice(&0x1001u64.to_le_bytes());
     refused(&long, &["name of 4097 bytes"]);
-    // It lies outside the file: said without its name.
+    // The segment lies outside the file: the error omits the name.
     file[field(0, 0)..][..8].copy_from_slice(&u64::MAX.to_le_bytes());
     refused(&file, &["dynamically linked"]);
-    // Position-independent, and too large for where such programs go.
+    // Position-independent, and too large for the address range of such programs.
     let mut file = program();
     file[16] = 3;
     file[field(1, 4)..][..8].copy_from_slice(&0x7000_0000_0000_u64.to_le_bytes());
     refused(&file, &["program headers at offset 0x40", "no place", "to 0x7ffff0000000"]);
-    // Text that nobody may execute.
+    // Text without execute permission.
     let mut file = program();
     file[PHOFF + 4] = 4;
     refused(&file, &["entry point 0x401000"]);
 }
 
-/// Every word of the program headers is anything: none of it is a panic, and what passes lies where programs do.
+/// Replaces words of the program headers by arbitrary values: no value causes a panic, and accepted
+/// programs lie in the range for programs.
 #[test]
-fn no_word_makes_it_panic() {
+fn no_header_word_causes_a_panic() {
     let whole = program();
     for at in (PHOFF..PHOFF + 2 * PHENT).step_by(8) {
         for shift in 0..64 {
@@ -177,7 +178,7 @@ fn no_word_makes_it_panic() {
 }
 
 #[test]
-fn no_byte_makes_it_panic() {
+fn no_byte_causes_a_panic() {
     let whole = program();
     for at in 0..0xb0 {
         for byte in [0, 1, 0x7f, 0x80, 0xff] {

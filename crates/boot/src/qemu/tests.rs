@@ -1,4 +1,5 @@
-//! Machines of a kernel of a hundred bytes: what passes between host and guest, without our kernel.
+//! Machines with a kernel of a hundred bytes: tests of the interface between host and guest,
+//! without the real kernel.
 
 use super::{Clock, Input, Limits, Streams};
 use crate::{BootError, End, Machine, Program, Run};
@@ -9,17 +10,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-// Entered in 32-bit protected mode with `ebx` at the start information, whose command line has, after
-// `cpus=1 `, a letter for what to do:
-// `e`: echoes the serial port's input to the output's console, up to and with the byte 4, and ends;
-// `h`: hangs;
-// `w`: writes a byte to the output's console and hangs;
-// anything else: says a word on each console and ends.
+// Entered in 32-bit protected mode with `ebx` at the start information. After `cpus=1 `, its
+// command line has a letter for the action. `e`: echoes the serial port's input to the output's
+// console, up to and including the byte 4, and ends. `h`: hangs. `w`: writes a byte to the output's
+// console and hangs. Any other letter: writes a word to each console and ends.
 global_asm!(
     ".pushsection .rodata",
     ".code32",
     "faultless_boot_fake_start:",
-    // Ports, and what is said there; 64 bytes at 0x100000.
+    // Ports, and the texts written there; 64 bytes at 0x100000.
     "  .word 0xeb",
     "  .byte 4",
     "  .ascii \"out\\n\"",
@@ -78,7 +77,7 @@ unsafe extern "C" {
     static faultless_boot_fake_end: u8;
 }
 
-/// The kernel as an ELF file: a segment at 1 MiB, and the note that says where it is entered.
+/// Returns the kernel as an ELF file: a segment at 1 MiB, and the note with the entry point.
 fn kernel() -> Vec<u8> {
     const AT: u64 = 0x10_0000;
     const ENTRY: u32 = 0x10_0040;
@@ -118,7 +117,7 @@ fn kernel() -> Vec<u8> {
     file
 }
 
-/// A folder with the kernel, a machine that boots it, and something to call a program.
+/// Returns a folder with the kernel, a machine that boots this kernel, and a placeholder program.
 fn machine(mode: &str) -> (TempDir, Machine, Program) {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("kernel");
@@ -140,7 +139,7 @@ fn run(mode: &str, streams: Streams<'_>, limits: &Limits<'_>) -> Run {
 }
 
 #[test]
-fn consoles_go_where_they_belong() {
+fn consoles_reach_their_streams() {
     for clock in [Clock::Real, Clock::Deterministic] {
         let (mut output, mut errors) = (Vec::new(), Vec::new());
         let (_dir, mut machine, program) = machine("speak");
@@ -154,11 +153,12 @@ fn consoles_go_where_they_belong() {
 }
 
 #[test]
-fn input_arrives_whole_and_ends() {
+fn input_arrives_completely_and_ends() {
     let mut output = Vec::new();
     let input = Input::Bytes(b"a\x04b\x10\n".to_vec());
     let streams = Streams { input, output: Box::new(&mut output), errors: Box::new(io::sink()) };
-    // The fake throws nothing away, ends with the first 4, and does not know that it is data.
+    // The fake kernel discards no byte, ends at the first 4, and does not recognise the escape
+    // byte.
     let run = run("echo", streams, &Limits::default());
     assert_eq!(run.end, End::Silent(String::new()));
     assert_eq!(output, b"\x16a\x10\x04");
@@ -179,7 +179,7 @@ fn a_machine_that_hangs_is_stopped() {
     assert_eq!(stopped.end, End::Stopped);
 }
 
-/// Takes nothing, and gives this as the reason.
+/// A writer that fails with this error.
 struct Fails(io::ErrorKind);
 
 impl io::Write for Fails {
@@ -193,8 +193,8 @@ impl io::Write for Fails {
 }
 
 #[test]
-fn whoever_reads_no_more_ends_it() {
-    // What it writes nobody takes, and it does not end.
+fn closed_output_ends_the_machine() {
+    // The output has no reader, and the kernel does not end.
     let (_dir, machine, program) = machine("write");
     let streams = Streams {
         input: Input::None,
@@ -206,7 +206,7 @@ fn whoever_reads_no_more_ends_it() {
 }
 
 #[test]
-fn a_program_whose_output_is_lost_ends_by_itself_or_with_the_reason() {
+fn closed_output_keeps_the_status_and_lost_output_is_reported() {
     let (_dir, machine, program) = machine("speak");
     let run = |kind| {
         let (output, errors) = (Box::new(Fails(kind)), Box::new(io::sink()));
@@ -219,7 +219,7 @@ fn a_program_whose_output_is_lost_ends_by_itself_or_with_the_reason() {
 }
 
 #[test]
-fn what_qemu_complains_of_is_passed_on() {
+fn qemu_errors_are_passed_on() {
     let (_dir, mut machine, program) = machine("speak");
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     machine.cpu = "no-such-cpu".into();
@@ -229,7 +229,7 @@ fn what_qemu_complains_of_is_passed_on() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_boots() {
+fn invalid_inputs_are_refused_before_boot() {
     let (_dir, machine, program) = machine("speak");
     let refused = |machine: &Machine, program: &Program| {
         let (mut output, mut errors) = (Vec::new(), Vec::new());

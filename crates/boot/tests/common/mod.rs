@@ -8,25 +8,26 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// As long as the slowest test may take where other tests share the CPUs.
+/// The time limit of the slowest test, if other tests share the CPUs.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// One CPU that counts instructions.
+/// Returns one CPU that counts instructions.
 pub fn deterministic() -> Machine {
     Machine { clock: Clock::Deterministic, ..small(1) }
 }
 
-/// Four CPUs side by side, in the host's time.
+/// Returns four parallel CPUs, in the host's time.
 pub fn parallel() -> Machine {
     small(4)
 }
 
-/// Whether `FAULTLESS_LONG` is set, as `.ci/long` does.
+/// Returns whether `FAULTLESS_LONG` is set, as `.ci/long` does.
 pub fn is_long() -> bool {
     std::env::var_os("FAULTLESS_LONG").is_some()
 }
 
-/// The machines of most tests: four CPUs side by side, and in a [long](is_long) run one CPU that counts instructions.
+/// Returns the machines of most tests: four parallel CPUs, and in a [long](is_long) run also one
+/// CPU that counts instructions.
 pub fn machines() -> Vec<Machine> {
     if is_long() { vec![deterministic(), parallel()] } else { vec![parallel()] }
 }
@@ -36,7 +37,8 @@ fn small(cpus: u16) -> Machine {
     Machine { cpus, memory: 512 << 20, check: true, ..Machine::default() }
 }
 
-/// The same with a second node of memory, a small one, where pages stay unless a program moves them, and flushes that are deferred or not.
+/// Adds a small second node of memory, in which pages stay unless a program moves them, with
+/// deferred flushes or without.
 pub fn tiered(machine: Machine, deferred: bool) -> Machine {
     let nodes = "15:1".parse().expect("shares");
     let stay = "numa_balancing=disable".to_owned();
@@ -44,7 +46,7 @@ pub fn tiered(machine: Machine, deferred: bool) -> Machine {
     Machine { memory: 96 << 20, nodes, words, ..machine }
 }
 
-/// What came of a program.
+/// The result of a program.
 pub struct Ran {
     pub end: End,
     pub output: String,
@@ -53,7 +55,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// That it exited with `status`.
+    /// Checks that the program exited with `status`.
     #[track_caller]
     pub fn exited(self, status: u8) -> Self {
         assert!(self.end == End::Exited(status), "expected exit status {status}; {self}");
@@ -74,7 +76,7 @@ pub fn boot(machine: &Machine, program: &Program) -> Ran {
     try_boot(machine, program).expect("the machine starts")
 }
 
-/// [`boot`], of what may be refused before the machine starts.
+/// Runs like [`boot`], if the machine may be rejected before its start.
 pub fn try_boot(machine: &Machine, program: &Program) -> Result<Ran, BootError> {
     Machine::ready().expect("QEMU is installed and the kernel is built");
     let (mut output, mut errors) = (Vec::new(), Vec::new());
@@ -90,7 +92,7 @@ pub fn run(machine: &Machine, name: &str, args: &[&str]) -> Ran {
     boot(machine, &program)
 }
 
-/// Runs a guest program of checks, at least `least` of which there must be and all of which must pass.
+/// Runs a guest program of checks; at least `least` checks must run, and all checks must pass.
 #[track_caller]
 pub fn passes(machine: &Machine, name: &str, args: &[&str], least: usize) -> Ran {
     let ran = run(machine, name, args).exited(0);
@@ -99,7 +101,7 @@ pub fn passes(machine: &Machine, name: &str, args: &[&str], least: usize) -> Ran
     ran
 }
 
-/// Runs a command of the host, which must succeed; what it printed.
+/// Runs a command of the host, which must succeed; returns its output.
 #[track_caller]
 pub fn host(command: &mut Command, hint: &str) -> String {
     let output = match command.output() {
@@ -111,7 +113,7 @@ pub fn host(command: &mut Command, hint: &str) -> String {
     String::from_utf8(output.stdout).expect("it prints text")
 }
 
-/// Where Debian's static busybox is.
+/// Returns the path of Debian's static busybox.
 pub fn busybox() -> &'static Path {
     let path = Path::new("/bin/busybox");
     assert!(path.exists(), "{} is not there: apt-get install busybox-static", path.display());
