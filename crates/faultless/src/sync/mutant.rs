@@ -1,373 +1,391 @@
 //! Mutation points: protocol steps that a test removes to prove that a check detects the loss.
 //!
-//! A model that cannot fail proves nothing. So a build that checks protocols can remove each step
-//! that a protocol requires, one at a time (`--cfg loom`, `--cfg shuttle`): `with` runs a check
-//! on the real code without this step, and the check must fail. In all other builds [`lost`] is the
-//! constant `false`, and the compiler removes the code.
+//! A model that cannot fail proves nothing. Builds that check protocols (`--cfg loom`,
+//! `--cfg shuttle`) can therefore remove each step on which a protocol rests, one at a time:
+//! `with` runs a check on the real code without the step, and the check must fail. In every other
+//! build [`lost`] is a constant `false`, and the compiler removes all mutation points.
 
-/// A protocol step. The comments describe the step, and the failure without it.
+/// A step on which a protocol rests. Each name describes the step. The comment describes the step,
+/// then the failure if the step is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(clippy::exhaustive_enums, reason = "checks go over all of them")]
 pub enum Mutant {
-    /// The writer's fence between the odd sequences and its reads of the entries. Otherwise a fault
-    /// for which the writer did not wait may still see the old sequence.
+    /// The writer's fence between the odd sequences and the entries. Otherwise, a fault for which
+    /// the writer did not wait may still read the old sequence.
     WriterFence = 1,
-    /// The fault's barrier between the swap of the entry and the second read of the sequence.
+    /// The fault's barrier between its swap of the entry and its second read of the sequence.
     FaultFence,
-    /// The fault's second read of the sequence. Otherwise the fault installs an outdated page.
+    /// The fault's second read of the sequence. Otherwise, the fault installs an outdated entry.
     SecondLook,
-    /// The writer's wait for a held entry. Otherwise the writer overwrites the entry, and the fault
-    /// then overwrites the writer's value.
+    /// The writer waits for a busy entry. Otherwise, the writer overwrites the busy entry, and the
+    /// fault then overwrites the writer's entry.
     SettleWaits,
-    /// The second read of all pages by a fault that maps a folio, after taking the entry. Otherwise
-    /// a page that was cut off stays mapped.
+    /// A fault that maps a folio validates all pages of the folio while the fault holds the entry.
+    /// Otherwise, a truncated page stays mapped.
     LeafLooksAgain,
-    /// The record of a page that could not be read. Otherwise a fault on a later page reads both
-    /// pages again, indefinitely.
+    /// A page with a failed read is noted. Otherwise, a CPU that needs a later page reads both
+    /// pages again, endlessly.
     FailedIsNoted,
-    /// The search of a collapse for private copies after stopping the VMA. Otherwise stores to a
-    /// copy are lost.
+    /// A collapse searches for private copies after the VMA is stopped. Otherwise, the bytes stored
+    /// to such a copy are lost.
     CollapseLooksAgain,
-    /// The retry without a window if the window could not take the fault's own page. Otherwise the
-    /// fault repeatedly reads permissions that `mprotect` has not reached yet, and never reaches if
-    /// `mprotect` waits for a CPU that waits for the faulting CPU.
+    /// A fault whose prefault window cannot include its page is served without a window. Otherwise,
+    /// the fault retries until mprotect reaches the permissions. If mprotect waits for a CPU that
+    /// waits for the faulting CPU, the retries never end.
     RetriesAlone,
-    /// mincore's wait until no CPU holds an entry. Otherwise a page is reported missing while it is
-    /// being copied.
+    /// mincore reads an entry after the entry is no longer busy. Otherwise, a page appears missing
+    /// while the page is copied.
     LookSettles,
-    /// The wait for the flush of an unmapped stack before a fault below it reports an error.
-    /// Otherwise the program still uses the stack afterwards.
+    /// A fault below an unmapped stack returns its error after the unmapping is flushed. Otherwise,
+    /// the program still uses the stack after the error.
     StackIsFlushed,
-    /// Keeping the bits that hardware set in a pinned entry. Otherwise a dirty bit is lost.
+    /// Bits set by hardware in a pinned entry are kept. Otherwise, a dirty bit is lost.
     KeepGained,
-    /// A section's mark. Otherwise the grace period does not wait for the reader.
+    /// A section's mark. Otherwise, the grace period does not wait for the reader.
     SectionMark,
-    /// The fence at the begin of a section. Otherwise the freeing CPU does not see the mark; and
-    /// the revocation of an object's pages does not see the entry of a fault that still sees such a
+    /// The fence at the beginning of a section. Otherwise, the freeing CPU does not see the mark,
+    /// and a revocation of object pages does not see the entry of a fault that still finds such a
     /// page.
     SectionFence,
-    /// The read of all marks before the epoch advances. Otherwise the epoch advances while an old
+    /// The check of all marks before the epoch advances. Otherwise, the epoch advances while an old
     /// section is open.
     LookAtMarks,
-    /// The second epoch of a grace period. Otherwise a grace period that began just before an
-    /// advance ends too early.
+    /// The second epoch of a grace period. Otherwise, a section which began just before the first
+    /// epoch is ignored.
     SecondEpoch,
-    /// The fence between unlinking an object and reading the epoch of its retirement. Otherwise the
-    /// epoch read is too old.
+    /// The fence between unlinking an object and reading the epoch of its retirement. Otherwise,
+    /// the object is retired in too old an epoch.
     RetireFence,
-    /// The fence between reading the epoch and reading the marks. Otherwise a section opened in
-    /// between is not seen.
+    /// The fence between reading the epoch and reading the marks. Otherwise, a section opened
+    /// between the two reads is missed.
     AdvanceFence,
-    /// A writer checks whether its shard of the tree has ended. What it publishes in a shard that has ended is lost.
+    /// A writer checks whether its shard of the tree has ended. Otherwise, an update published in
+    /// an ended shard is lost.
     ShardEnds,
-    /// A CPU that makes an owned space shared waits until the owner releases it. The CPU reads what is being changed in place.
+    /// A CPU that makes an owned space shared waits for the owner's release. Otherwise, the CPU
+    /// reads memory during a change in place.
     JoinAwaitsOwner,
-    /// A CPU that tries to become the owner looks whether others are in sections. It changes in place what they read.
+    /// A CPU that tries to become the owner checks for CPUs in sections. Otherwise, the owner
+    /// changes memory in place while those CPUs read.
     TryLooks,
-    /// A CPU that uses a space reads the owner word. The CPU reads what is being changed in place.
+    /// A CPU that uses a space reads the owner word. Otherwise, the CPU reads memory during a
+    /// change in place.
     UserLooksAtOwner,
-    /// A CPU that begins to run a space reads the owner word. Its faults read what is being changed in place.
+    /// A CPU that begins to run a space reads the owner word. Otherwise, the faults of this CPU
+    /// read memory during a change in place.
     RunnerLooksAtOwner,
-    /// A CPU that tries to become the owner of a space looks a second time whether it is alone there. A CPU that has begun to run
-    /// the space reads what is being changed in place.
+    /// A CPU that tries to become the owner of a space checks a second time for other CPUs in the
+    /// space. Otherwise, a CPU that has begun to run the space reads memory during a change in
+    /// place.
     OwnerLooksAgain,
-    /// A step with a claim looks whether its CPU owns the space before it parts the tree. The owner's next change in place takes the directory
-    /// of the shards for entries.
+    /// A step with a claim checks whether its CPU owns the space before the step splits the tree
+    /// into shards. Otherwise, the owner's next change in place reads the shard directory as
+    /// entries.
     OwnerPartsNothing,
-    /// Claims that conflict wait for each other.
+    /// Conflicting claims wait for each other.
     RangeConflict,
-    /// The release of the last claim that stops a parked one wakes it. It sleeps for ever.
+    /// The release of the last claim that blocks a parked claim wakes the parked claim. Otherwise,
+    /// the parked claim sleeps forever.
     ReleaseWakes,
-    /// The full fence between the look at other claims and the own one before it. Two that conflict do not find each other.
+    /// The full fence between publishing a claim and reading other claims. Otherwise, two
+    /// conflicting claims miss each other.
     ClaimFence,
-    /// A CPU publishes a home that covers its claim. Another CPU that wants the same pages does not look at the claim.
+    /// A CPU publishes a home that covers its claim. Otherwise, another CPU with a claim for the
+    /// same pages does not check this claim.
     HomeCovers,
-    /// The lock counts that a home covers more. A CPU whose claims come near does not look at them.
+    /// The lock counts the expansion of a home. Otherwise, a CPU with adjacent claims does not
+    /// check the home's claims.
     HomeCounts,
-    /// A claim that was parked tries again, as if it had just arrived. One that passed it meanwhile has its pages, too.
+    /// A parked claim retries as if the claim had just arrived. Otherwise, the claim shares its
+    /// pages with a claim that passed in the meantime.
     ParkedTriesAgain,
-    /// Keeping a wake-up for a CPU that has not parked yet. Otherwise the wake-up is lost.
+    /// A wake-up of a CPU that has not parked yet is kept as a permit. Otherwise, the wake-up is
+    /// lost.
     WakeLeavesPermit,
-    /// The wait of a reader-writer lock's writer for readers.
+    /// The writer of a reader-writer lock waits for the readers.
     WriterWaitsForReaders,
-    /// The reader count of a writer that becomes a reader. Otherwise another writer enters at the
-    /// same time.
+    /// A downgraded writer of a reader-writer lock counts as a reader. Otherwise, another writer
+    /// enters beside this reader.
     DowngradeStays,
-    /// The exclusion of a spin lock.
+    /// A spin lock has one holder.
     SpinExcludes,
-    /// The flush before references are dropped. Otherwise the frame gets the next owner while still
-    /// mapped.
+    /// The flush happens before the references are dropped. Otherwise, a frame has its next owner
+    /// while the frame is still mapped.
     FlushFirst,
-    /// Dropping the translations before acknowledging a request. Otherwise the CPU continues to use
-    /// them after the acknowledgement.
+    /// A CPU drops the translations before it acknowledges a request. Otherwise, the CPU
+    /// acknowledges and still uses the translations.
     DropTranslations,
-    /// The sender's wait for acknowledgements.
+    /// The sender waits for acknowledgements.
     AwaitAnswers,
     /// The fence between changing the tables and reading the set of CPUs that run the space.
-    /// Otherwise a CPU that joins in between walks the old tables and gets no request.
+    /// Otherwise, a CPU that joins in between walks the old tables and receives no request.
     JoinFence,
-    /// The fence of a CPU that joins, between entering the set and the first walk: the counterpart.
+    /// The fence of a joining CPU between its entry into the set and its first walk: the
+    /// counterpart of `JoinFence`.
     EnterSetFence,
-    /// Dropping everything if the queue of requests overflows. Otherwise requests that did not fit
-    /// are acknowledged but not served.
+    /// An overflowing request queue drops all translations. Otherwise, requests without a queue
+    /// slot are acknowledged without a drop.
     OverflowDropsAll,
-    /// Serving requests in wait loops. Otherwise two CPUs that flush each other wait indefinitely.
+    /// A wait loop serves requests. Otherwise, two CPUs that flush each other deadlock.
     WaiterAnswers,
-    /// Dropping the translations of the old space on a switch to another space.
+    /// A switch to another space drops the translations of the old space.
     LeaveFlush,
-    /// The flush of the old page by a copy while the entry is busy. Otherwise a CPU reads the old
-    /// page after a store to the new page.
+    /// A copy flushes the old page while the entry is busy. Otherwise, a CPU reads the old page
+    /// after another CPU has stored to the new page.
     CopyFlush,
-    /// The flush of the zero page at the first store to a page that maps it. Otherwise a CPU
+    /// The first store to a page mapped to the zero page flushes the page. Otherwise, a CPU
     /// continues to read zeros.
     ZeroPageFlush,
-    /// The exclusion of VMAs under change by another writer from a step. Otherwise the step merges
-    /// with such a VMA, and the other writer then enables a VMA that is no longer in the tree.
+    /// A step skips a VMA under change by another writer. Otherwise, the step merges with this VMA,
+    /// and the other writer puts a VMA into force that is no longer in the tree.
     BusyIsLeft,
-    /// Keeping a writer's new VMA stopped until its entries agree with the VMA. Otherwise faults
+    /// A VMA under change comes into force after its entries match the new state. Otherwise, faults
     /// use the VMA too early.
     ChangesStopped,
-    /// The deferred merge of a new VMA with a neighbour under change. Otherwise the two stay
-    /// separate.
+    /// A VMA inserted next to a VMA under change merges with the latter afterwards. Otherwise, the
+    /// two VMAs stay apart.
     MergesLater,
-    /// The early adoption of the neighbour's anon_vma by a VMA that will merge later. Otherwise the
-    /// neighbour may be replaced first, and its anon_vma is lost.
+    /// A VMA with a deferred merge adopts the root of its neighbour at once. Otherwise, the
+    /// neighbour is replaced in the meantime, and the root is lost.
     RootAdopted,
-    /// The seal of anon_vmas while a step decides about later merges. Otherwise a fault makes an
-    /// anon_vma meanwhile, and the two VMAs get different ones.
+    /// No fault creates an anon_vma for a VMA while a step decides on a deferred merge. Otherwise,
+    /// the two VMAs get different roots.
     SealsGroup,
-    /// The separation of VMAs that were to merge later but differ now. Otherwise the VMAs merge
-    /// when they become equal again, unlike in any sequential order.
+    /// VMAs with a deferred merge that have become different stay apart even if they become equal
+    /// again. Otherwise, the two merge, a result that no sequential order produces.
     PartsNeighbours,
-    /// Merging the remainders of a VMA with a deferred merge before a cut. Otherwise the remainder
-    /// never merges if the cut removed the part next to a VMA under change.
+    /// The rest of a cut VMA with a deferred merge merges before the cut. Otherwise, if the cut
+    /// removes the link to a VMA under change, the rest never merges.
     CutsUnmerged,
-    /// The error of a pin of an unmapped page, without serving a fault. Otherwise the fault adds a
-    /// page to a mapping made in the meantime.
+    /// A pin that finds no mapping serves no fault. Otherwise, the fault installs a page in a
+    /// mapping created in the meantime.
     PinFindsNothing,
-    /// The second read of the object's length by a CPU that begins to read a page, after taking the
-    /// entry. Otherwise a truncated object keeps the page.
+    /// A CPU that begins to read a page reads the object's length again while it holds the entry.
+    /// Otherwise, a truncated object keeps the page.
     ReadLooksAgain,
-    /// The check by a CPU that begins to read a page, after taking the entry, whether the page is
-    /// being cut off the store. Otherwise a store to a page that is already a hole is lost.
+    /// A CPU that begins to read a page checks, while it holds the entry, whether the page is being
+    /// cut off the store. Otherwise, a store to a page that is already a hole is lost.
     ReadLooksForCut,
-    /// Dropping the reads in progress of pages that are cut off a store. Otherwise the old contents
-    /// return when the file grows.
+    /// A truncation of the store discards the reads in progress of the removed pages. Otherwise,
+    /// the removed bytes come back when the file grows.
     CutDropsReads,
-    /// Taking a share of a read's state while holding the page's entry. Otherwise the state is
-    /// freed before the waiting fault reads it.
+    /// A CPU that waits for a read takes a reference to the read state while it holds the page's
+    /// entry. Otherwise, the state is freed before the CPU reads it.
     JoinHoldsEntry,
-    /// Reporting no error for a page that no longer belongs to the failed read. Otherwise a program
-    /// that waits for a page overwritten by the kernel is killed.
+    /// A failed read reports no error for a page that no longer belongs to the read. Otherwise, a
+    /// program that waits for a page overwritten by the kernel is killed.
     OverwrittenIsNoError,
-    /// Freeing the frame of a read whose page has left the object meanwhile. Otherwise the frame is
-    /// leaked.
+    /// The end of a read frees the frame if the page has left the object in the meantime.
+    /// Otherwise, the frame leaks.
     EndFreesFrame,
-    /// Dropping the last reference to a page in one step. Otherwise a frame is freed although
-    /// another CPU has just taken a reference.
+    /// A CPU that drops a page takes the last reference in one step. Otherwise, the CPU frees a
+    /// frame to which another CPU has just acquired a reference.
     DropsSole,
-    /// Installing a new root above an object's tables only if the old root is still installed.
-    /// Otherwise the pages below the other root are lost.
+    /// A root is added above an object's tables only if no other root was added in the meantime.
+    /// Otherwise, everything below the other root is lost.
     GrowsOnce,
-    /// The exclusion of write-back on other CPUs. Otherwise older bytes are written after newer
-    /// bytes.
+    /// One CPU at a time writes back. Otherwise, older bytes overwrite newer bytes.
     TurnExcludes,
-    /// Marking a page of a file dirty while the fault that makes it writable holds the entry.
-    /// Otherwise the store is never written back.
+    /// A fault that makes a file page writable marks the page dirty while the fault holds the
+    /// entry. Otherwise, the stored bytes are never written back.
     FaultMarksDirty,
-    /// The write protection of a page before it is written back. Otherwise a store through an old
-    /// entry is never written back.
+    /// A page is write-protected before its writeback. Otherwise, bytes stored through an old entry
+    /// are never written back.
     WriteBackProtects,
-    /// Keeping pages dirty that could not be written back. Otherwise their stores are lost when the
+    /// Pages with a failed writeback stay dirty. Otherwise, the stored bytes are lost when the
     /// pages are dropped.
     FailedStaysDirty,
-    /// The exclusion of dirty pages from dropping. Otherwise their stores are lost.
+    /// Dirty pages are not dropped. Otherwise, the stored bytes are lost.
     DropsDirty,
-    /// Counting VMAs that will merge as one. Otherwise a call is refused that no sequential order
-    /// refuses.
+    /// VMAs with a deferred merge count as one VMA. Otherwise, a call fails that succeeds in every
+    /// sequential order.
     CountsMerged,
-    /// Keeping the anon_vma of the remainder of a moved VMA if the remainder will be part of
-    /// another VMA.
+    /// The remains of a VMA after a move are renewed without the anon_vma only if they will not
+    /// become part of another VMA.
     RenewsParts,
-    /// The wait for the flush of an unmap before an operation returns an error for the resulting
-    /// hole. Otherwise a CPU gets the error, and then still uses the page.
+    /// An operation returns an error for a hole after the unmapping that made the hole is flushed.
+    /// Otherwise, a CPU receives the error and then still uses the page.
     HoleIsFlushed,
-    /// Holding a discard's entries until the flush. Otherwise one CPU uses a new page while another
-    /// uses the old page.
+    /// A discard keeps its entries busy until the flush. Otherwise, one CPU uses a new page while
+    /// another CPU uses the old page.
     DiscardHolds,
-    /// The second read of the object's length by a fault that copies a page, after taking the
-    /// entry. Otherwise the fault installs a copy of a page cut off during the copy, after the
+    /// A fault that copies an object's page reads the object's length again while the fault holds
+    /// the entry. Otherwise, the fault installs a copy of a page removed in the meantime, after the
     /// truncation has checked the entry.
     CopyLooksAgain,
-    /// The flush of removed permissions.
+    /// Removed access rights are flushed.
     ProtectFlush,
-    /// The flush of entries made read-only by a fork.
+    /// A fork flushes the entries it has made read-only.
     ForkFlush,
-    /// The exclusion of dirty pages from lazy reclaim. Otherwise reclaim takes pages with new
-    /// stores, and loses the stores.
+    /// Reclaim evicts only clean pages. Otherwise, reclaim evicts a page with a recent store and
+    /// loses the store.
     ReclaimLooksAtDirty,
-    /// The flush of reclaim before it drops references. Otherwise the frame gets the next owner
-    /// while still mapped.
+    /// Reclaim flushes before it drops the references. Otherwise, a frame has its next owner while
+    /// the frame is still mapped.
     ReclaimFlush,
-    /// The wait at the end of a space for reclaim in the space. Otherwise tables are freed while
-    /// reclaim reads them.
+    /// The end of a space waits for reclaim in the space. Otherwise, the end frees tables during
+    /// reclaim's reads.
     ExitAwaitsReclaim,
-    /// The wait at the end of a space for walks of the reverse map.
+    /// The end of a space waits for walks of the reverse map.
     ExitAwaitsWalks,
-    /// The exclusion of closed spaces from walks. Otherwise a walk reads freed tables.
+    /// A walk skips closed spaces. Otherwise, the walk reads freed tables.
     WalkLooksAtClosed,
-    /// The fence between the begin of a walk and its check whether a space is closed. Otherwise the
-    /// end of the space does not see the walk.
+    /// The fence between the beginning of a walk and its check for a closed space. Otherwise, the
+    /// end of the space does not find the walk.
     LookFence,
-    /// The fence between closing a space and reading which CPUs walk. Otherwise a walk in progress
-    /// finds the space open.
+    /// The fence between closing a space and checking the walking CPUs. Otherwise, a walk that has
+    /// begun finds the space open.
     CloseFence,
-    /// The flush of entries marked as clean. Otherwise a store through an old translation leaves
-    /// the entry clean, and reclaim loses the store.
+    /// Pages marked clean are flushed. Otherwise, a store through an old translation leaves the
+    /// page clean, and reclaim loses the store.
     FreeFlush,
-    /// The grace period of an unlinked table. Otherwise a walk in this table installs an entry in a
-    /// reused frame.
+    /// An unlinked table waits for a grace period. Otherwise, a walk in the table installs an entry
+    /// in a frame with another owner.
     TableGrace,
-    /// The second check of a step whether the unmapped VMA is the last over its tables. Otherwise
-    /// each of two such steps assumes that the second VMA stays, and a table remains without a VMA.
+    /// The step checks again whether the unmapped VMA is the last VMA over its tables. Otherwise,
+    /// two such steps each count the other's VMA as remaining, and a table is left without a VMA.
     UnmapLooksAgain,
-    /// The validation of a table's VMA before the table is published.
+    /// A table is published only while its VMA is in force.
     TableValidated,
-    /// The fence of a truncation, before the object's pages are removed.
+    /// The fence of a truncation before the object's pages are removed.
     TruncateFence,
-    /// The second read of the object's length by a fault that adds a page.
+    /// A fault that adds a page to an object reads the object's length again.
     ObjectLooksAgain,
-    /// The second read of an object's entry after taking a reference to its page.
+    /// A CPU that finds an object's page reads the page's entry again after it acquired the
+    /// reference.
     ReferLooksAgain,
-    /// The second read of the page's entry by an access from outside, after taking the reference.
-    /// Otherwise the access reads a frame with another owner.
+    /// A remote access reads the page's entry again after it acquired the reference. Otherwise, the
+    /// access reads a frame with another owner.
     AccessLooksAgain,
-    /// The second read of a page's entry after taking a pin. Otherwise a device uses a reused
-    /// frame.
+    /// A CPU that pins a page reads the page's entry again after it acquired the pin. Otherwise, a
+    /// device uses a frame with another owner.
     PinLooksAgain,
-    /// The check of the pin count by a CPU that copies a page, after taking the entry. Otherwise
-    /// the program continues with the copy, and the device with the page.
+    /// A CPU that copies a page checks the pins while it holds the entry. Otherwise, the program
+    /// continues with the copy and the device with the original page.
     CopyLooksAtPins,
-    /// The copy of pinned pages by a fork. Otherwise the next store moves the program away from the
+    /// A fork copies pinned pages. Otherwise, the next store moves the program away from the
     /// device's page.
     ForkLooksAtPins,
-    /// The order of a fork: pinned pages are copied after the flush of the old permissions.
-    /// Otherwise the child may get only the second of two stores.
+    /// A fork copies pinned pages after it has flushed the old rights. Otherwise, of two stores the
+    /// child gets only the second.
     ForkCopiesAfterFlush,
-    /// The check of the pin count after marking a page as clean. Otherwise the page is reclaimed
-    /// together with the device's stores.
+    /// A CPU that marks a page clean checks the pins afterwards. Otherwise, the page is reclaimed
+    /// together with the bytes stored by the device.
     FreeLooksAtPins,
-    /// The taking of each entry of a batch before the commit. Otherwise the batch overwrites an
-    /// entry made by another CPU.
+    /// A batch makes each of its entries busy before the commit. Otherwise, the batch overwrites an
+    /// entry installed by another CPU.
     BatchTakesEach,
-    /// The validation of the ticket after a batch has its entries. Otherwise the batch installs
-    /// outdated pages.
+    /// A batch validates the ticket after it has its entries. Otherwise, the batch installs
+    /// outdated entries.
     BatchAsks,
-    /// Freeing the frames of an aborted batch. Otherwise the frames are leaked.
+    /// An aborted batch returns its frames. Otherwise, the frames leak.
     BatchGivesBack,
-    /// The second read of an entry by a fork, after taking a reference to its frame. Otherwise the
-    /// frame may belong to another page.
+    /// A fork reads an entry again after it acquired a reference to the frame. Otherwise, the frame
+    /// may have another owner.
     ForkLooksAgain,
-    /// The copy of the notes of moved pages under a fork's claim. Otherwise the reverse map of the
-    /// child lacks a move.
+    /// A fork copies the notes of moved pages under its claim. Otherwise, the child's reverse map
+    /// lacks a move.
     ForkCopiesMoves,
-    /// The new index of a page moved by `mremap`. Otherwise the reverse map does not find the page.
+    /// A page moved by `mremap` gets the index of its new address. Otherwise, the reverse map does
+    /// not find the page.
     MoveKeepsIndex,
-    /// The comparison of a migration's taken entries with the frame's references. Otherwise stores
-    /// of the kernel to the old frame are lost.
+    /// A migration compares the number of its entries with the frame's references. Otherwise,
+    /// kernel stores to the old frame are lost.
     MigrateCounts,
-    /// The flush of a migration before its copy. Otherwise a program's stores through an old
-    /// translation are lost.
+    /// A migration flushes before it copies. Otherwise, program stores through an old translation
+    /// are lost.
     MigrateFlush,
-    /// The check of compaction, before freeing a block as a whole, that all frames of the block
-    /// were taken. Otherwise compaction frees the frames of another owner.
+    /// Compaction checks whether it has isolated all frames of a block before it frees the block as
+    /// a whole. Otherwise, compaction frees frames of other owners.
     CompactLooksAgain,
-    /// The wait of a CPU without memory for the turn to write to the swap area. Otherwise the CPU
-    /// reports out-of-memory while another CPU has the turn.
+    /// A CPU without memory waits for its turn to write to the swap area. Otherwise, the CPU
+    /// reports that memory is exhausted while another CPU has the turn.
     ReclaimAwaitsTurn,
-    /// Freeing isolated frames in every case. Otherwise the frames are leaked.
+    /// Isolated frames are returned, whether or not the block was freed. Otherwise, the frames
+    /// leak.
     IsolatedGoBack,
-    /// The fence between a deferral's stamp and the read of the CPUs that may hold translations.
-    /// Otherwise a joining CPU is missed.
+    /// The fence between a deferral's stamp and reading the set of CPUs that may hold translations.
+    /// Otherwise, a CPU that joins is missed.
     DeferFence,
-    /// The wait of a settlement for the CPUs that may hold translations. Otherwise these CPUs use
-    /// reused frames.
+    /// A settlement waits for the CPUs that may hold translations. Otherwise, these CPUs use frames
+    /// with other owners.
     SettleAwaits,
-    /// Limiting payment without a settlement to the flushes of all CPUs that may hold translations.
-    /// Otherwise these CPUs use reused frames.
+    /// A collection without a settlement releases only frames whose flush has been done by every
+    /// CPU that may hold translations. Otherwise, such CPUs use frames with other owners.
     CollectLooks,
-    /// Freeing only frames whose stamps are paid.
+    /// Only frames with completed stamps are released.
     ReleaseLooksAtStamps,
-    /// The deferred flush before a change of a page's contents. Otherwise other CPUs see the old
-    /// contents.
+    /// A CPU that changes the content of a page does the page's deferred flush. Otherwise, other
+    /// CPUs read the old content.
     WriteSettles,
-    /// The second check for a deferred flush by a fault that allows stores, after taking the entry.
-    /// Otherwise the page may have moved away and back, and another CPU sees it in the intermediate
-    /// frame.
+    /// A fault that allows stores checks again for a deferred flush while the fault holds the
+    /// entry. Otherwise, the page may have moved away and back in the meantime, and another CPU
+    /// reads the intermediate frame.
     StoreLooksAgain,
-    /// Deferring flushes only if no mapping allows stores. Otherwise a CPU stores to the old frame.
+    /// A flush is deferred only if no mapping allows stores. Otherwise, a CPU stores to an
+    /// abandoned frame.
     DeferLooksAtStores,
-    /// Deferring flushes only if no operation has claimed the page. Otherwise a CPU stores through
-    /// a translation whose flush is in progress.
+    /// A flush is deferred only if no operation has claimed the page. Otherwise, a CPU stores
+    /// through a translation whose flush is in progress.
     DeferLooksAtClaims,
-    /// Taking a page without a flush only if all CPUs have dropped their translations since its
-    /// accessed bit was cleared. Otherwise a CPU still has a translation.
+    /// A page is unmapped without a flush only if all CPUs have dropped their translations since
+    /// its accessed bit was cleared. Otherwise, a CPU still has a translation.
     ColdLooksAtStamps,
-    /// Clearing the aged bit when `MADV_FREE` clears the accessed bit. Otherwise the page moves
+    /// A page loses its age when `MADV_FREE` clears its accessed bit. Otherwise, the page moves
     /// without a flush while a CPU stores to it.
     FreeUnages,
-    /// Copying the stamp of the last clear of the accessed bit when a page moves. Otherwise a CPU
-    /// with a translation to the old frame keeps it after the page has left.
+    /// A moved page keeps the stamp of the last clear of its accessed bit. Otherwise, a CPU that
+    /// reached the old frame still reaches it after the page has moved on.
     MigrateKeepsStamp,
-    /// The deferred flush of evicted pages before removing permissions or emptying entries.
-    /// Otherwise a CPU sees an unmapped page.
+    /// A CPU that removes permissions or clears entries does the deferred flush of pages evicted
+    /// there. Otherwise, a CPU reads unmapped pages.
     BatchSettlesEvicted,
-    /// The deferred flush of evicted pages by a fault that copies an object's page to an empty
-    /// entry. Otherwise another CPU sees the object's page after a program has stored to the copy.
+    /// A fault that copies an object's page to an empty entry does the deferred flush of a page
+    /// evicted there. Otherwise, another CPU reads the object's page after a program has stored to
+    /// its private copy.
     CopySettlesEvicted,
-    /// The deferred flush by the kernel's overwrite of a missing page. Otherwise programs see the
-    /// old page.
+    /// A CPU that overwrites an absent page does the page's deferred flush. Otherwise, programs
+    /// read the old page.
     OverwriteSettles,
-    /// The deferred flush when pages are cut off an object. Otherwise programs see the old
-    /// contents.
+    /// A truncation of an object does the deferred flush of the removed pages. Otherwise, programs
+    /// read removed pages.
     CutSettles,
-    /// The flush of an eviction. Otherwise a CPU stores to a page that was written and freed.
+    /// An eviction flushes. Otherwise, a CPU stores to a page already written and evicted.
     EvictFlush,
-    /// The exclusion of locked pages from eviction.
+    /// Locked pages are not evicted.
     EvictLooksAtLocks,
-    /// The exclusion of dirty pages from eviction without a write. Otherwise their stores are lost.
+    /// Dirty pages are not dropped. Otherwise, the stored bytes are lost.
     EvictLooksAtDirty,
-    /// The wait of write-back for entries held by other CPUs. Otherwise earlier stores are missing
-    /// in the store after the return.
+    /// Writeback waits for entries held by other CPUs. Otherwise, the stored bytes are not in the
+    /// store when writeback returns.
     WriteBackAwaits,
-    /// The flush of the whole space for a taken page that is claimed by an operation. Otherwise a
-    /// CPU stores through a translation of an entry that was moved or hidden, and whose flush is in
-    /// progress.
+    /// A CPU that unmaps a page claimed by an operation flushes the whole space. Otherwise, a CPU
+    /// stores through a translation of a moved or hidden entry whose flush is in progress.
     FlushLooksAtClaims,
-    /// Storing the count of a frame with several initial references once. Otherwise a reference
-    /// taken by another CPU after the first store is lost.
+    /// The count of a frame that begins with several references is stored once. Otherwise, a
+    /// reference acquired by another CPU after the first store is lost.
     CountIsStoredOnce,
-    /// The flush of pages before they leave their programs for the swap area. Otherwise stores
+    /// Pages are flushed before they leave their programs for the swap area. Otherwise, stores
     /// through an old translation are lost.
     SwapFlush,
-    /// The second check by a fault, after taking the program's entry, that the slot still has the
-    /// page found. Otherwise the fault maps the former page of the slot.
+    /// A fault that has found a page in the swap cache checks again, while it holds the program's
+    /// entry, whether the slot has this page. Otherwise, the fault maps the slot's previous page.
     SwapInLooksAgain,
-    /// The check of the slot count before a page becomes a program's own. Otherwise two programs
-    /// store to one page.
+    /// A page is exclusive to a program only if no other entry names its slot. Otherwise, two
+    /// programs store to one page.
     AdoptLooksAtCount,
-    /// The dirty bit of a page that is swapped in. Otherwise reclaim treats the page as lazily
-    /// freed.
+    /// A page from the swap area is dirty. Otherwise, reclaim mistakes the page for a lazily freed
+    /// page.
     SwappedIsDirty,
-    /// Counting the child's swapped entries in a fork. Otherwise the slot is reused while the
-    /// child's entry names it.
+    /// A fork counts the child's swapped entries. Otherwise, the slot has a new owner while the
+    /// child's entry still names it.
     ForkCountsSlots,
-    /// The additional reference to a page of a fork's child until the page is filled. Otherwise the
-    /// page leaves memory before.
+    /// Until a page of a fork's child is filled, the page has one reference more than mappings.
+    /// Otherwise, reclaim evicts the page before it is filled.
     FilledIsReferredTo,
-    /// The release store of the count of a reused frame. Otherwise a CPU that takes a reference by
-    /// an old frame number finds the old entry value.
+    /// The count of a frame's next life is stored with release ordering. Otherwise, a CPU that
+    /// acquires a reference by an old frame number still reads the old entry.
     FreshCountReleases,
 }
 
@@ -392,16 +410,17 @@ mod chosen {
     use core::cell::Cell;
 
     std::thread_local! {
-        /// Both model checkers run all threads of a model on the thread that started the check.
+        /// The removed step. Both model checkers run all threads of a model on the thread that
+        /// started the model.
         static LOST: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// The mutant of the running check, if the check has one.
+    /// Returns the mutant of the running check, if any.
     pub fn in_force() -> Option<Mutant> {
         LOST.get()
     }
 
-    /// Restores the step, also after the expected failure of the check.
+    /// Restores the step when dropped, also after the expected failure of the check.
     struct Restore;
 
     impl Drop for Restore {
