@@ -1,4 +1,4 @@
-//! Memory of a space that is reached from outside.
+//! Remote access to the memory of a space.
 
 use super::guest::{self, AT, FIXED, P, PRIVATE, RW, SHARED, TestCpu, TestSpace};
 use super::guest::{between, cpu, load, map, map_object, store, with_space};
@@ -22,10 +22,10 @@ fn word(cpu: &TestCpu<'_>, space: &TestSpace, addr: u64) -> Result<u64, AccessEr
 }
 
 #[test]
-fn bytes_come_and_go_across_pages() {
+fn remote_copies_cross_pages() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 4, RW);
-        // Misaligned at both ends, across three pages that are not there.
+        // Misaligned at both ends, across three pages that are not present.
         let bytes: Vec<u8> =
             (0..2 * P as usize + 100).map(|at| (at * 7 + at / 251) as u8).collect();
         let at = AT + P - 37;
@@ -34,7 +34,7 @@ fn bytes_come_and_go_across_pages() {
         space.read_bytes(cpu, at, &mut back).unwrap();
         assert!(back == bytes);
         assert_eq!(word(cpu, space, at - 8), Ok(0));
-        // As the program sees it.
+        // The same word, read by the program.
         store(cpu, space, AT + P, 42).unwrap();
         assert_eq!(word(cpu, space, AT + P), Ok(42));
         space.write_bytes(cpu, AT + 2 * P, &43u64.to_ne_bytes()).unwrap();
@@ -44,7 +44,7 @@ fn bytes_come_and_go_across_pages() {
 }
 
 #[test]
-fn what_a_program_may_not_do_is_refused_where_it_begins() {
+fn remote_access_stops_at_the_first_forbidden_page() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 2, RW);
         map(cpu, space, 2, 1, Prot::READ);
@@ -73,7 +73,7 @@ fn what_a_program_may_not_do_is_refused_where_it_begins() {
 }
 
 #[test]
-fn a_store_from_outside_copies_what_others_have() {
+fn a_remote_store_copies_shared_pages() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 4, RW);
         (0..3).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
@@ -91,7 +91,7 @@ fn a_store_from_outside_copies_what_others_have() {
 }
 
 #[test]
-fn an_objects_pages_are_reached_and_end_where_it_ends() {
+fn remote_access_ends_at_the_object_length() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 2, 0).unwrap();
         for (page, flags) in [(0, SHARED), (8, PRIVATE)] {
@@ -110,9 +110,9 @@ fn an_objects_pages_are_reached_and_end_where_it_ends() {
     });
 }
 
-/// What was given up lazily stays once it was written from outside.
+/// A lazily freed page stays after a remote store.
 #[test]
-fn a_store_from_outside_keeps_a_page() {
+fn a_remote_store_keeps_a_lazily_freed_page() {
     let vm = guest::vm(1, 128);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -121,7 +121,7 @@ fn a_store_from_outside_keeps_a_page() {
     space.madvise(&cpu, AT, 2 * P, Advice::Free).unwrap();
     space.write_bytes(&cpu, AT, &6u64.to_ne_bytes()).unwrap();
     assert_eq!(word(&cpu, &space, AT + P), Ok(5));
-    // All memory that there is.
+    // Uses all memory.
     map(&cpu, &space, 8, 126, RW);
     let before = vm.totals();
     let filled = (8..134).take_while(|page| store(&cpu, &space, AT + page * P, 1).is_ok()).count();
@@ -134,7 +134,7 @@ fn a_store_from_outside_keeps_a_page() {
 }
 
 #[test]
-fn a_translation_says_what_the_mmu_allows() {
+fn a_translation_matches_the_mmu_rights() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 4, RW);
         map(cpu, space, 4, 1, Prot::READ | Prot::EXEC);
@@ -171,9 +171,9 @@ fn a_translation_says_what_the_mmu_allows() {
     });
 }
 
-/// A store through it would leave no mark.
+/// A store through this translation would not mark the page accessed and dirty.
 #[test]
-fn a_translation_of_a_page_that_was_only_loaded_from_is_not_good_for_stores() {
+fn a_translation_after_a_load_allows_no_stores() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 1, 1).unwrap();
         map_object(cpu, space, (0, 1), RW, SHARED, (&file, 0));
@@ -182,7 +182,7 @@ fn a_translation_of_a_page_that_was_only_loaded_from_is_not_good_for_stores() {
         let allowed = space.translate(cpu, AT).map(|to| to.prot);
         assert_eq!((walked(Access::Read), allowed), (Some(Prot::READ), Some(RW)));
         assert!(!space.entry_at(cpu, AT).is_dirty());
-        // That of a store, and one after it, is.
+        // The translation of a store allows stores, as does a later translation.
         assert_eq!([Access::Write, Access::Read].map(walked), [Some(RW); 2]);
         space.munmap(cpu, AT, P).unwrap();
         cpu.settle_retired();
@@ -190,9 +190,10 @@ fn a_translation_of_a_page_that_was_only_loaded_from_is_not_good_for_stores() {
     });
 }
 
-/// Another CPU unmaps the page while the access has it faulted in: the access ends there, and leaves nothing.
+/// Another CPU unmaps the page while the access faults the page in. The access ends there, and the
+/// page stays unmapped.
 #[test]
-fn mappings_that_go_meanwhile_are_gone() {
+fn an_access_ends_at_a_concurrent_unmapping() {
     let vm = guest::vm(2, 128);
     {
         let cpu = cpu(&vm, 0);
@@ -210,9 +211,9 @@ fn mappings_that_go_meanwhile_are_gone() {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
-/// What an access from outside reads counts as accessed.
+/// A remote read marks the page accessed.
 #[test]
-fn a_load_from_outside_marks_the_page() {
+fn a_remote_load_marks_the_page_accessed() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 1, RW);
         store(cpu, space, AT, 5).unwrap();

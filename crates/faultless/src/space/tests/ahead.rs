@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::vec::Vec;
 
 const PAGES: u64 = 1536;
-/// The block that the store prefers.
+/// The preferred block size of the store.
 const BLOCK: u64 = 4;
 
 /// A file, of which no page was read.
@@ -35,14 +35,14 @@ fn read(cpu: &TestCpu<'_>, file: &Shared<Object>, reader: &ThreadStreams, page: 
         .for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
 }
 
-/// The pages of each read that the store was asked for.
+/// Returns the pages of each read requested from the store.
 fn runs(memory: &Memory) -> Vec<u64> {
     let reads = std::mem::take(&mut *memory.reads.lock().unwrap());
     reads.iter().map(|(_, bytes)| (bytes / PAGE) as u64).collect()
 }
 
 #[test]
-fn an_open_file_that_is_read_in_sequence_is_read_ahead_more_and_more() {
+fn sequential_reads_enlarge_the_window() {
     for pages in [1, 3, 16] {
         with_file(3, |cpu, memory, file| {
             let reader = ThreadStreams::new();
@@ -78,7 +78,7 @@ fn runs_grow_with_blocks_of_each_size() {
 }
 
 #[test]
-fn other_reads_get_the_block_of_the_store() {
+fn other_reads_read_the_preferred_block() {
     // Without prefault there is no predictor.
     with_file(0, |cpu, memory, file| {
         let reader = ThreadStreams::new();
@@ -93,9 +93,9 @@ fn other_reads_get_the_block_of_the_store() {
     });
 }
 
-/// Of an open file that is read at random, as its program says, no page is read besides those that are needed.
+/// For an open file with random access advice, only the needed pages are read.
 #[test]
-fn what_is_read_at_random_is_read_exactly() {
+fn random_reads_read_only_needed_pages() {
     with_file(3, |cpu, memory, file| {
         let read = |pages: core::ops::Range<u64>| {
             file.read_exactly(cpu, pages.clone()).unwrap();
@@ -103,12 +103,12 @@ fn what_is_read_at_random_is_read_exactly() {
         };
         (0..64).for_each(|at| read(at * 101 % PAGES..at * 101 % PAGES + 1));
         assert_eq!(runs(memory), [1].repeat(64));
-        // Those that are needed are read together, but for what is there: 0, 101, 202, ….
+        // The needed pages are read together, except for the present pages: 0, 101, 202, ….
         read(100..104);
         read(120..139);
         assert_eq!(runs(memory), [1, 2, 19]);
         assert_eq!(file.resident_pages(cpu), 64 + 3 + 19);
-        // Beyond the end is nothing to read.
+        // The range begins beyond the end, so no page is read.
         file.read_exactly(cpu, PAGES..u64::MAX).unwrap();
         memory.plan([Plan::Fail(PAGE), Plan::Fail(0)]);
         assert_eq!(file.read_exactly(cpu, 1000..1003), Err(Errno::EIO));
@@ -116,9 +116,9 @@ fn what_is_read_at_random_is_read_exactly() {
     });
 }
 
-/// Two open files of one object: one is read in sequence, the other at random.
+/// Two open files of one object: the first is read in sequence, the second at random.
 #[test]
-fn open_files_have_predictors_of_their_own() {
+fn each_open_file_has_its_predictor() {
     with_file(3, |cpu, memory, file| {
         let (sequential, random) = (ThreadStreams::new(), ThreadStreams::new());
         for page in 0..PAGES / 2 {
@@ -137,7 +137,7 @@ fn open_files_have_predictors_of_their_own() {
 }
 
 #[test]
-fn errors_are_those_of_the_pages_that_are_needed() {
+fn only_errors_of_needed_pages_are_returned() {
     with_file(3, |cpu, memory, file| {
         let reader = ThreadStreams::new();
         memory.plan([Plan::Fail(2 * PAGE)]);
@@ -145,16 +145,16 @@ fn errors_are_those_of_the_pages_that_are_needed() {
         assert_eq!((read_object(cpu, file, 1), file.resident_pages(cpu)), (Some(2), 2));
         memory.plan([Plan::Fail(0)]);
         assert_eq!(file.read_in_sequence(cpu, &reader, 2..3), Err(Errno::EIO));
-        // Beyond the end is nothing to read.
+        // The range begins beyond the end, so no page is read.
         file.read_in_sequence(cpu, &reader, PAGES..PAGES + 9).unwrap();
         file.read_in_sequence(cpu, &reader, PAGES - 1..u64::MAX).unwrap();
         assert_eq!(read_object(cpu, file, PAGES - 1), Some(PAGES));
     });
 }
 
-/// A program that reads a record in every so many pages is not made to read all that lies between.
+/// A program that reads a record at a fixed stride does not read the pages between the records.
 #[test]
-fn pages_between_those_of_a_stride_are_not_read() {
+fn pages_between_strides_are_not_read() {
     for stride in [16, 32] {
         with_file(3, |cpu, memory, file| {
             let reader = ThreadStreams::new();
@@ -166,10 +166,10 @@ fn pages_between_those_of_a_stride_are_not_read() {
     }
 }
 
-/// A program that reads all of a file's beginning, and then the first half of each 64 pages. Of the pages that are read ahead of it and not used
-/// there are fewer and fewer.
+/// A program reads the beginning of a file completely, and then the first half of each 64 pages.
+/// The number of unused read-ahead pages falls.
 #[test]
-fn pages_that_were_not_used_make_windows_smaller() {
+fn unused_pages_shrink_the_window() {
     for order in [3, 5] {
         with_file(order, |cpu, memory, file| {
             let reader = ThreadStreams::new();
@@ -187,9 +187,9 @@ fn pages_that_were_not_used_make_windows_smaller() {
     }
 }
 
-/// What was read ahead is not used, to the predictor, until the kernel reads it.
+/// A read-ahead page counts as used for the predictor only after the kernel reads the page.
 #[test]
-fn pages_that_are_read_ahead_are_used_once_they_are_read() {
+fn read_ahead_pages_count_as_used_after_a_read() {
     with_file(3, |cpu, _, file| {
         let used = |page| file.slot(cpu, page).map(|slot| load(slot).is_accessed());
         let reader = ThreadStreams::new();
@@ -201,9 +201,9 @@ fn pages_that_are_read_ahead_are_used_once_they_are_read() {
     });
 }
 
-/// Nothing is read of an object without a store.
+/// An object without a store has no pages to read.
 #[test]
-fn an_object_without_a_store_is_not_read() {
+fn an_object_without_a_store_is_not_read_ahead() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let object = Object::try_new(&cpu, 8, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Writers at work beside each other in one space: who meets what another has under change.
+//! Concurrent writers in one space, which meet VMAs under change by each other.
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -23,13 +23,13 @@ const RW: Prot = Prot::READ.union(Prot::WRITE);
 const RX: Prot = Prot::READ.union(Prot::EXEC);
 const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
 
-/// Long enough for another CPU to come to where it waits.
+/// Waits long enough for another CPU to reach its wait.
 fn nap() {
     thread::sleep(Duration::from_millis(100));
 }
 
 #[test]
-fn a_neighbour_of_another_root_under_change() {
+fn neighbours_with_different_roots_stay_apart() {
     let vm = guest::vm(4, 256);
     let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
     let space = Space::new(&cpu0).unwrap();
@@ -86,7 +86,7 @@ fn a_neighbour_of_another_root_under_change() {
 }
 
 #[test]
-fn a_root_set_in_what_is_under_change() {
+fn a_root_set_in_a_vma_under_change_is_kept() {
     let vm = guest::vm(4, 256);
     let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
     let space = Space::new(&cpu0).unwrap();
@@ -132,10 +132,11 @@ fn a_root_set_in_what_is_under_change() {
     assert_eq!(got, Ok(7), "the child lost a page");
 }
 
-/// A VMA under change is to merge with the one above it, which is unmapped then; and a stack grows down to it. A growth
-/// merges no VMAs, and the end of the change must not merge these two.
+/// A VMA under change has a deferred merge with the VMA above, which is then unmapped, and a stack
+/// grows down to the VMA under change. A growth merges no VMAs, and the end of the change must not
+/// merge these two VMAs.
 #[test]
-fn growth_down_to_what_is_under_change_merges_nothing() {
+fn growth_down_to_a_vma_under_change_does_not_merge() {
     let vm = guest::vm(4, 256);
     let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
     let space = Space::new(&cpu0).unwrap();
@@ -177,14 +178,14 @@ fn growth_down_to_what_is_under_change_merges_nothing() {
     space.exit(&cpu0);
 }
 
-/// Where threads wait for each other, again and again. If one of them panics, so do those that wait for it.
+/// A reusable barrier for threads. If one thread panics, the waiting threads panic as well.
 struct Meeting {
     threads: u64,
     arrived: Count,
     broken: AtomicBool,
 }
 
-/// A thread's part in it.
+/// A thread's membership in a `Meeting`.
 struct Attendance<'m>(&'m Meeting);
 
 impl Drop for Attendance<'_> {
@@ -285,7 +286,7 @@ fn growth_beside_mprotect_down() {
     assert!(bad.is_none(), "a page with the rights of before: {bad:?}");
 }
 
-/// The entry of the page at `addr`, whose table is there.
+/// Returns the entry of the page at `addr`. The page table must exist.
 fn slot_of<'v>(cpu: &Cpu<'v, TestMachine>, space: &Space<TestMachine>, addr: u64) -> &'v AtomicU64 {
     // SAFETY: the tests keep something mapped in the table.
     match unsafe { descend(cpu.vm().machine(), space.root(), addr) } {
@@ -318,7 +319,7 @@ fn parts_of_a_table_are_unmapped_side_by_side() {
         });
         nap();
         let done = [first.is_finished(), second.is_finished()];
-        // Nothing else is mapped by the table.
+        // The table maps no other page.
         let last = scope.spawn(move || {
             space.munmap(&cpu3, AT + 4 * P, 4 * P).unwrap();
             cpu3.drain();
@@ -336,7 +337,7 @@ fn parts_of_a_table_are_unmapped_side_by_side() {
 }
 
 #[test]
-fn the_baselines_let_readers_in_while_pages_are_unmapped() {
+fn baselines_admit_readers_during_an_unmapping() {
     type Call = fn(&Space<TestMachine>, &Cpu<'_, TestMachine>);
     let calls: [(&str, Call); 3] = [
         ("munmap", |space, cpu| space.munmap(cpu, AT, 2 * P).unwrap()),
@@ -366,14 +367,15 @@ fn the_baselines_let_readers_in_while_pages_are_unmapped() {
                     cpu1.drain();
                 });
                 nap();
-                // Faults and advice go on, and who maps waits.
+                // Faults and advice continue, while `mmap` waits.
                 let reading = scope.spawn(move || {
                     space.fault(&cpu2, AT + 8 * P, Access::Write).unwrap();
                     space.madvise(&cpu2, AT + 8 * P, P, Advice::DontNeed).unwrap();
                     space.fault(&cpu2, AT - P, Access::Write).unwrap();
                     cpu2
                 });
-                // As long as it takes: it waits for nobody.
+                // The time limit only stops a hang: the reading thread does not wait for any other
+                // thread.
                 let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
                 while !reading.is_finished() && std::time::Instant::now() < until {
                     nap();
@@ -397,7 +399,7 @@ fn the_baselines_let_readers_in_while_pages_are_unmapped() {
 }
 
 #[test]
-fn revoke_beside_an_unmapping_of_another_mapping() {
+fn revoke_runs_beside_an_unmapping_of_another_mapping() {
     use crate::file::Object;
     use crate::space::{Backing, Copies};
     let mut early = Vec::new();

@@ -1,4 +1,4 @@
-//! What Linux refuses, with Linux's errors, and that nothing changes then; and what it grants.
+//! Calls refused by Linux return Linux's errors and change no state; valid calls succeed.
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -56,10 +56,10 @@ fn with_space(test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
     assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
 }
 
-/// A call that is to be refused.
+/// A call with an expected error.
 type Call<'a, R> = &'a dyn Fn(&TestCpu<'_>, &TestSpace) -> Result<R, crate::Error>;
 
-/// Each refused call has its error and changes nothing.
+/// Checks that each call returns its error and changes no state.
 fn refused<R>(calls: &[(Errno, Call<'_, R>)], operation: &str) {
     with_space(|cpu, space| {
         let before = areas(cpu, space);
@@ -101,7 +101,7 @@ fn mmap_refuses() {
 }
 
 #[test]
-fn places_are_found_where_linux_finds_them() {
+fn mmap_chooses_the_addresses_of_linux() {
     with_space(|cpu, space| {
         let map = |hint: u64, pages: u64| space.mmap(cpu, hint, pages * P, RW, PRIVATE).unwrap();
         assert_eq!(map(0, 3), MMAP_BASE - 3 * P);
@@ -112,7 +112,7 @@ fn places_are_found_where_linux_finds_them() {
         assert_eq!(map(AT + 19 * P, 2), MMAP_BASE - 7 * P, "a hint that is taken is none");
         assert_eq!(map(USER_END - P, 2), MMAP_BASE - 9 * P, "nor is one that leads out");
         assert_eq!(map(USER_END - P, 1), USER_END - P);
-        // Where all below the base is taken, it is what is above.
+        // If everything below the base is in use, the search continues above.
         let rest = MMAP_BASE - 9 * P - (1 << 32);
         let flags = FIXED | MapFlags::NORESERVE;
         space.mmap(cpu, 1 << 32, rest, Prot::empty(), flags).unwrap();
@@ -120,7 +120,7 @@ fn places_are_found_where_linux_finds_them() {
         assert_eq!([map(0, 1), map(0, 2)], [MMAP_BASE, MMAP_BASE + P]);
         space.munmap(cpu, 1 << 33, P).unwrap();
         assert_eq!([map(0, 1), map(0, 1)], [1 << 33, MMAP_BASE + 3 * P]);
-        // Not into the guard of a stack, but behind it.
+        // The address is not in the guard gap of a stack, but above the stack.
         let stack = MMAP_BASE + 99 * P;
         space.mmap(cpu, stack, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
         assert_eq!(map(0, 1), stack + P);
@@ -218,13 +218,13 @@ fn mremap_refuses() {
             (EFAULT, &call(AT, USER_END, USER_END, 1, 0)),
             (ENOMEM, &call(AT, P, 2 * P, 0, 0)),
             (EINVAL, &call(AT, P, USER_END + P, 1, 0)),
-            // Where it is to go counts even if it need not go there.
+            // The target address counts even if the mapping need not move.
             (EINVAL, &call(AT, 2 * P, 2 * P, 1 | 4, AT + P)),
             (EFAULT, &call(AT + 4 * P, 2 * P, 2 * P - 9, 1 | 4, AT + 32 * P)),
             (EINVAL, &call(AT, u64::MAX, P, 1, 0)),
             (EINVAL, &call(AT + P, 0, 2 * P, 1 | 2, AT)),
             (EFAULT, &call(AT + 4 * P, P, P, 1 | 2, AT + 32 * P)),
-            // Below the lowest address, as with `mmap`; what else is wrong comes first.
+            // Below the lowest address, as with `mmap`. Other errors take precedence.
             (EPERM, &call(AT, P, P, 1 | 2, 0)),
             (EPERM, &call(AT, P, 2 * P, 1 | 2, LOWEST_ADDRESS - P)),
             (EPERM, &call(AT, 2 * P, 2 * P, 1 | 2 | 4, LOWEST_ADDRESS - P)),
@@ -240,7 +240,7 @@ fn mremap_refuses() {
 }
 
 #[test]
-fn mincore_refuses_and_tells() {
+fn mincore_refuses_bad_ranges_and_reports_pages() {
     with_space(|cpu, space| {
         let errno = |addr, len| space.mincore(cpu, addr, len, |_| {}).map_err(|error| error.errno);
         assert_eq!(errno(AT + 1, P), Err(EINVAL));
@@ -256,7 +256,7 @@ fn mincore_refuses_and_tells() {
 }
 
 #[test]
-fn a_range_is_mapped_if_no_hole_is_in_it() {
+fn is_mapped_finds_holes() {
     with_space(|cpu, space| {
         let is_mapped =
             |first, end| space.is_mapped(cpu, VirtRange::new(AT + first * P, AT + end * P));
@@ -279,7 +279,8 @@ fn neighbours_merge_and_split_as_linux_does() {
         assert_eq!(areas(cpu, space), [(0, 8, 3)]);
         space.munmap(cpu, AT + 3 * P, P).unwrap();
         assert_eq!(areas(cpu, space), [(0, 3, 3), (4, 8, 3)]);
-        // A part that moved keeps its page numbers, and so it does not merge where it does not fit.
+        // A moved part keeps its page offsets, and therefore does not merge if the offsets do not
+        // match.
         store(cpu, space, AT + 7 * P, 7).unwrap();
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         space.mremap(cpu, AT + 7 * P, P, P, flags, AT + 3 * P).unwrap();
@@ -288,9 +289,9 @@ fn neighbours_merge_and_split_as_linux_does() {
     });
 }
 
-/// Pages that were written apart are found by different roots, and one VMA has one.
+/// Pages written apart have different roots, and a VMA has only one root.
 #[test]
-fn what_comes_between_two_that_were_written_is_one_with_the_lower() {
+fn a_mapping_between_two_written_vmas_merges_with_the_lower() {
     with_space(|cpu, space| {
         store(cpu, space, AT + 6 * P, 1).unwrap();
         map(cpu, space, 4, 2, RW);
@@ -303,7 +304,7 @@ fn what_comes_between_two_that_were_written_is_one_with_the_lower() {
 }
 
 #[test]
-fn the_map_reads_as_in_proc() {
+fn the_map_matches_proc_maps() {
     with_space(|cpu, space| {
         space.munmap(cpu, AT + 6 * P, 2 * P).unwrap();
         let heap = space.heap_range().start;
@@ -323,7 +324,7 @@ fn the_map_reads_as_in_proc() {
 }
 
 #[test]
-fn the_heap_moves_only_where_it_can() {
+fn brk_moves_only_into_free_space() {
     with_space(|cpu, space| {
         let start = space.heap_range().start;
         assert_eq!(space.brk(cpu, 0), start);
@@ -342,32 +343,32 @@ fn the_heap_moves_only_where_it_can() {
 }
 
 #[test]
-fn a_move_takes_all_that_is_mapped_along() {
+fn mremap_moves_all_vmas_of_a_range() {
     with_space(|cpu, space| {
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         map(cpu, space, 31, 8, Prot::READ);
         let moved = space.mremap(cpu, AT + P, 8 * P, 8 * P, flags, AT + 32 * P);
         assert_eq!(moved, Ok(AT + 32 * P));
-        // The hole went along, and what it came to lie on stayed.
+        // The hole moved as well, and the mapping below its new address stayed.
         assert_eq!(
             areas(cpu, space),
             [(0, 1, 3), (31, 32, 1), (32, 35, 3), (35, 37, 1), (37, 39, 3)]
         );
         assert_eq!(load(cpu, space, AT), Ok(42));
-        // It begins in a hole.
+        // The range begins in a hole.
         let refused = space.mremap(cpu, AT + P, 40 * P, 40 * P, flags, AT + 64 * P);
         assert_eq!(refused.map_err(|error| error.errno), Err(EFAULT));
     });
 }
 
 #[test]
-fn populating_wants_the_permission_itself() {
+fn populate_needs_the_exact_permission() {
     with_space(|cpu, space| {
         map(cpu, space, 8, 1, Prot::WRITE);
         let errno = |advice| space.madvise(cpu, AT + 8 * P, P, advice).map_err(|error| error.errno);
         assert_eq!(errno(Advice::PopulateRead), Err(EINVAL));
         assert_eq!(errno(Advice::PopulateWrite), Ok(()));
-        // Nor does it grow a stack.
+        // Populate does not grow a stack either.
         let flags = FIXED | MapFlags::GROWSDOWN;
         space.mmap(cpu, AT + 900 * P, P, RW, flags).unwrap();
         let below = space.madvise(cpu, AT + 899 * P, P, Advice::PopulateRead);
@@ -376,7 +377,7 @@ fn populating_wants_the_permission_itself() {
 }
 
 #[test]
-fn only_private_memory_without_an_object_grows() {
+fn only_private_anonymous_memory_grows_down() {
     with_space(|cpu, space| {
         let object = Object::try_new(cpu, 1, 1).unwrap();
         let map = |flags: MapFlags, prot, first| {
@@ -387,7 +388,7 @@ fn only_private_memory_without_an_object_grows() {
         let grows = MapFlags::FIXED | MapFlags::GROWSDOWN;
         assert_eq!(map(grows | MapFlags::PRIVATE, Prot::READ, 0), Err(EINVAL));
         assert_eq!(map(grows | MapFlags::SHARED, Prot::READ, 0), Err(EINVAL));
-        // Each refusal in its turn.
+        // The refusals, in the order of their checks.
         let anew = MapFlags::FIXED_NOREPLACE | MapFlags::SHARED;
         assert_eq!(map(anew, RW, 0), Err(Errno::EACCES));
         assert_eq!(map(anew, RW, 1 << 51), Err(Errno::EOVERFLOW));
@@ -400,7 +401,7 @@ fn only_private_memory_without_an_object_grows() {
 }
 
 #[test]
-fn a_private_mapping_of_an_object_keeps_its_promise() {
+fn a_private_object_mapping_keeps_its_charge() {
     with_space(|cpu, space| {
         let object = Object::try_new(cpu, 2, 1).unwrap();
         let flags = MapFlags::FIXED | MapFlags::PRIVATE;
@@ -409,7 +410,7 @@ fn a_private_mapping_of_an_object_keeps_its_promise() {
         space.mmap_object(cpu, at, 2 * P, Prot::READ, flags, backing).unwrap();
         space.mprotect(cpu, at, P, RW).unwrap();
         space.mprotect(cpu, at, P, Prot::READ).unwrap();
-        // So it does not merge again, as on Linux.
+        // As on Linux, the VMA therefore does not merge again.
         assert_eq!(areas(cpu, space)[2..], [(32, 33, 1), (33, 34, 1)]);
         space.munmap(cpu, at, 2 * P).unwrap();
         Object::release(object, cpu);
@@ -417,10 +418,10 @@ fn a_private_mapping_of_an_object_keeps_its_promise() {
 }
 
 #[test]
-fn a_stack_mapping_is_no_neighbour_of_others() {
+fn a_stack_mapping_does_not_merge_with_its_neighbours() {
     with_space(|cpu, space| {
         space.mmap(cpu, AT + 8 * P, P, RW, FIXED | MapFlags::STACK).unwrap();
-        // It wants no huge pages; so the two differ.
+        // The mapping refuses huge pages, and the two VMAs therefore differ.
         assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 8, 3), (8, 9, 3)]);
         space.madvise(cpu, AT + 6 * P, 2 * P, Advice::NoHugePage).unwrap();
         assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 9, 3)]);
@@ -428,7 +429,7 @@ fn a_stack_mapping_is_no_neighbour_of_others() {
 }
 
 #[test]
-fn a_stack_grows_alone() {
+fn stack_growth_merges_no_vmas() {
     with_space(|cpu, space| {
         let flags = FIXED | MapFlags::GROWSDOWN;
         space.mmap(cpu, AT + 900 * P, 6 * P, Prot::READ, flags).unwrap();
@@ -436,7 +437,7 @@ fn a_stack_grows_alone() {
         load(cpu, space, AT + 902 * P).unwrap();
         let parts = [(900, 902, 1), (902, 906, 1)];
         assert_eq!(areas(cpu, space)[2..], parts);
-        // The part that grew has a root, and keeps its page offsets where it goes.
+        // The grown part has a root, and keeps its page offsets at the new address.
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         space.mremap(cpu, AT + 903 * P, P, P, flags, AT + 904 * P).unwrap();
         assert_eq!(areas(cpu, space)[3..], [(902, 903, 1), (904, 905, 1), (905, 906, 1)]);
@@ -444,7 +445,7 @@ fn a_stack_grows_alone() {
 }
 
 #[test]
-fn a_stack_grows_to_its_limit_and_not_into_its_neighbour() {
+fn stack_growth_stops_at_the_limit_and_the_guard_gap() {
     with_space(|cpu, space| {
         let flags = FIXED | MapFlags::GROWSDOWN;
         let top = AT + 4096 * P;
@@ -464,9 +465,9 @@ fn a_stack_grows_to_its_limit_and_not_into_its_neighbour() {
     });
 }
 
-/// A space has a stack limit of its own, and its copies have the same limit.
+/// Each space has a stack limit, which a fork inherits.
 #[test]
-fn a_space_has_a_stack_limit_of_its_own() {
+fn each_space_has_a_stack_limit() {
     with_space(|cpu, space| {
         let top = AT + 5000 * P;
         space.mmap(cpu, top - P, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
@@ -488,7 +489,7 @@ fn a_space_has_a_stack_limit_of_its_own() {
 }
 
 #[test]
-fn too_many_areas_are_refused_before_anything_changes() {
+fn too_many_vmas_are_refused_without_a_change() {
     with_space(|cpu, space| {
         cpu.vm().set(Setting::MaxMapCount(2));
         let error = space.munmap(cpu, AT + P, P).unwrap_err();
@@ -507,7 +508,7 @@ fn too_many_areas_are_refused_before_anything_changes() {
 /// Out of frames at every possible moment: for each number of frames left, each operation either
 /// succeeds or fails cleanly, and every frame is accounted for.
 #[test]
-fn running_out_of_frames_loses_none() {
+fn out_of_memory_leaks_no_frames() {
     for left in 0..24 {
         let vm = guest::vm(1, 512);
         let cpu = cpu(&vm, 0);
@@ -522,7 +523,7 @@ fn running_out_of_frames_loses_none() {
             cpu.drain();
             audit(&cpu, spaces).unwrap();
         };
-        // A child, if there is memory for one; writes in both.
+        // A child, if there is enough memory, and stores in both spaces.
         let child = space.fork(&cpu);
         match &child {
             Ok(child) => check(&[&space, child]),
@@ -565,15 +566,15 @@ fn running_out_of_frames_loses_none() {
     }
 }
 
-/// The upper half of a root table is the kernel's: whatever it puts there is still there when the space
-/// ends, and nobody takes it for a table or a page.
+/// The upper half of a root table belongs to the kernel. Its contents are still present when the
+/// space ends, and the subsystem interprets no entry there as a table or a page.
 #[test]
-fn the_kernels_half_of_a_root_table_is_left_alone() {
+fn the_kernel_half_of_a_root_table_is_untouched() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     let root = vm.machine().frame_bytes(space.root()).cast::<u64>();
-    // Tables that are nobody's, huge pages, not present, locked: all of it is the kernel's business.
+    // Foreign tables, huge pages, non-present entries and locked entries: all belong to the kernel.
     let theirs = |at: usize| match at % 4 {
         0 => 0x1_0000_0003 + (at as u64) * P,
         1 => 0x1_0000_0083,
@@ -605,12 +606,12 @@ fn the_kernels_half_of_a_root_table_is_left_alone() {
     assert!(all.clone().all(untouched));
     let number = space.root();
     space.exit(&cpu);
-    // Nobody has had the frame since.
+    // No other owner has used the frame since.
     assert!(all.clone().all(untouched), "of {number:?}");
 }
 
 #[test]
-fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
+fn a_hidden_page_is_found_again() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -650,7 +651,7 @@ fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
     child.mprotect(&cpu, AT, P, Prot::READ).unwrap();
     assert_eq!(load(&cpu, &child, AT), Ok(42));
 
-    // Moved, advised away and unmapped while hidden, nothing is lost or leaks.
+    // A move, advice and an unmapping of hidden pages lose and leak no page.
     space.mprotect(&cpu, AT, 4 * P, Prot::empty()).unwrap();
     let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
     space.mremap(&cpu, AT, 2 * P, 2 * P, flags, 3 << 30).unwrap();
@@ -671,7 +672,7 @@ fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
 }
 
 #[test]
-fn what_is_there_is_not_populated_again() {
+fn populate_skips_present_pages() {
     use crate::stat::Counter;
     with_space(|cpu, space| {
         let faults = |advice: Advice| {

@@ -1,4 +1,4 @@
-//! Pages that are charged against the knob `file_limit`.
+//! Pages charged against the knob `file_limit`.
 
 use super::guest::{self, AT, P, RW, SHARED, cpu, load, store};
 use super::guest::{map_object as map, read_object, write_object};
@@ -15,7 +15,7 @@ use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// A store that is only read.
+/// A store without writes.
 #[derive(Debug)]
 struct ReadOnly(Arc<Memory>);
 
@@ -68,7 +68,7 @@ fn stores_to_holes_stop_at_the_limit() {
         store(&cpu, &space, AT + 8 * P, 1).unwrap();
         file.overwrite_page(&cpu, 9, |_| 4096).unwrap();
         assert_eq!(store(&cpu, &space, AT + 2 * P, 1), Err(FaultError::Bus));
-        // Objects that are not charged have their pages.
+        // Uncharged objects still get pages.
         let other = Object::try_new(&cpu, 64, 0).unwrap();
         (0..64).for_each(|page| write_object(&cpu, &other, page, page).unwrap());
         finish(&cpu, space, Vec::from([file, other]));
@@ -89,14 +89,14 @@ fn dirty_pages_of_a_read_only_store_are_charged() {
         map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
         (0..64).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
         assert_eq!(vm.charged_pages(), 0, "clean pages can leave");
-        // Through an entry that was read before, twice, and by calls.
+        // Through an entry that was read before, twice, and through calls.
         (0..3).for_each(|page| store(&cpu, &space, AT + page * P, 90).unwrap());
         (0..3).for_each(|page| store(&cpu, &space, AT + page * P, 91).unwrap());
         write_object(&cpu, &file, 2, 92).unwrap();
         write_object(&cpu, &file, 3, 93).unwrap();
         file.overwrite_page(&cpu, 4, |_| PAGE_SIZE as usize).unwrap();
         assert_eq!(vm.charged_pages(), 5);
-        // Through an entry that the store makes.
+        // Through an entry created by the store.
         space.munmap(&cpu, AT, 64 * P).unwrap();
         map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
         (2..8).for_each(|page| store(&cpu, &space, AT + page * P, 94).unwrap());
@@ -117,7 +117,7 @@ fn dirty_pages_of_a_read_only_store_are_charged() {
     }
 }
 
-/// A closure that panics may have stored to a part of the page.
+/// A panicking closure may have stored to a part of the page.
 #[test]
 fn a_panic_of_a_closure_keeps_the_charge_of_dirty_pages_only() {
     let vm = guest::vm(1, 256);
@@ -148,8 +148,8 @@ fn a_panic_of_a_closure_keeps_the_charge_of_dirty_pages_only() {
     assert_eq!(vm.charged_pages(), 0);
 }
 
-/// A closure may store through a mapping to the page that it is called for, as `write` from a mapping of the same file does. It
-/// finds the last page that the limit allows.
+/// A closure may store through a mapping to the page for which the closure was called, as `write`
+/// does from a mapping of the same file. The store finds the last page below the limit.
 #[test]
 fn a_closure_may_fault_on_its_own_page() {
     let vm = guest::vm(1, 256);
@@ -196,10 +196,10 @@ fn stores_of_a_device_are_charged() {
     assert_eq!(vm.charged_pages(), 0);
 }
 
-/// Memory that cannot be evicted leaves less than reclaim in the background wants to keep free: the
-/// pages of a file that programs use stay.
+/// If evictable memory is smaller than the goal of background reclaim, the pages of a file used by
+/// programs stay.
 #[test]
-fn a_goal_that_cannot_be_reached_leaves_pages_that_are_used() {
+fn an_unreachable_goal_does_not_evict_used_pages() {
     const FRAMES: u64 = 1024;
     const USED: u64 = 40;
     let vm = guest::vm(1, FRAMES as u32);

@@ -1,4 +1,4 @@
-//! Pages that no CPU has cached move and leave without a flush.
+//! Pages cached by no CPU are moved and evicted without a flush.
 
 use super::deferred::beside;
 use super::guest::{AT, P, RW, SHARED, TestCpu, TestSpace, TestVm};
@@ -14,7 +14,8 @@ use std::vec::Vec;
 
 const PAGES: u64 = 8;
 
-/// Private pages that were stored to. MADV_COLD ages them, since there is a swap area.
+/// Creates a space with private pages that have been stored to. `MADV_COLD` ages the pages, since
+/// there is a swap area.
 fn pages(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
     cpu.vm().set(Setting::PrefaultMaxOrder(0));
     swap_on(cpu, 2000);
@@ -35,7 +36,8 @@ fn end(vm: &TestVm, cpu: &TestCpu<'_>, space: TestSpace) {
     space.exit(cpu);
 }
 
-/// Pages that were aged before CPU 1 dropped what it had. It runs their space, and answers no requests: whoever sent one would wait for ever.
+/// Creates a space with pages that were aged before CPU 1 dropped its translations. CPU 1 runs the
+/// space and serves no requests: a CPU that sent a request would wait forever.
 fn dropped(vm: &TestVm) -> (TestCpu<'_>, TestCpu<'_>, TestSpace) {
     let (here, other) = (cpu(vm, 0), cpu(vm, 1));
     let space = pages(&here, PAGES);
@@ -45,7 +47,8 @@ fn dropped(vm: &TestVm) -> (TestCpu<'_>, TestCpu<'_>, TestSpace) {
     (here, other, space)
 }
 
-/// How many pages move to `node` without a flush, and how many CPUs are interrupted.
+/// Moves pages to `node`. Returns the number of pages moved without a flush, and of interrupted
+/// CPUs.
 fn moves(cpu: &TestCpu<'_>, space: &TestSpace, (first, pages): (u64, u64), node: u8) -> [u64; 2] {
     let counts =
         || [Counter::FlushNeedless, Counter::TlbShootdownSent].map(|counter| count(cpu, counter));
@@ -62,19 +65,19 @@ fn what_all_cpus_have_dropped_since_moves_without_a_flush() {
     let flushes = count(&here, Counter::TlbFlush);
     assert_eq!(moves(&here, &space, (0, PAGES), 1), [PAGES, 0]);
     assert_eq!((count(&here, Counter::TlbFlush), vm.usage().owed), (flushes, 0));
-    // Neither has any CPU a translation to where they are now.
+    // No CPU has a translation to the new frames either.
     assert_eq!(moves(&here, &space, (0, PAGES), 0), [PAGES, 0]);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     end(&vm, &here, space);
 }
 
 #[test]
-fn what_was_used_since_needs_a_flush() {
+fn a_page_used_since_needs_a_flush() {
     let vm = two_nodes(256);
     let (here, other, space) = dropped(&vm);
     assert!(space.walk(&other, AT + 2 * P, Access::Read).is_some());
-    // SAFETY: it uses no translations from here on.
+    // SAFETY: the CPU uses no translations from here on.
     unsafe { space.deactivate(&other) };
     let flushes = count(&here, Counter::TlbFlush);
     assert_eq!(moves(&here, &space, (0, PAGES), 1), [PAGES - 1, 0]);
@@ -82,16 +85,16 @@ fn what_was_used_since_needs_a_flush() {
     end(&vm, &here, space);
 }
 
-/// A flush counts if it came after the bit was cleared.
+/// A flush counts only after the accessed bit was cleared.
 #[test]
-fn what_was_dropped_before_needs_a_flush() {
+fn an_earlier_flush_does_not_count() {
     let vm = two_nodes(256);
     let here = cpu(&vm, 0);
     let space = pages(&here, PAGES);
     beside(&vm, &space, || ());
     age(&here, &space);
     beside(&vm, &space, || assert_eq!(moves(&here, &space, (0, PAGES), 1), [0, 1]));
-    // As it leaves the space, it drops all that it has.
+    // The CPU drops all its translations when it leaves the space.
     here.flush_own();
     beside(&vm, &space, || ());
     beside(&vm, &space, || {
@@ -113,9 +116,9 @@ fn without_deferred_flushes_every_page_is_flushed() {
     end(&vm, &here, space);
 }
 
-/// `MADV_FREE` of a page that is clean flushes nothing, and clears the accessed bit all the same.
+/// `MADV_FREE` of a clean page does not flush, but clears the accessed bit.
 #[test]
-fn what_was_freed_lazily_twice_needs_a_flush() {
+fn a_page_freed_lazily_twice_needs_a_flush() {
     let vm = two_nodes(256);
     let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = pages(&here, PAGES);
@@ -125,7 +128,7 @@ fn what_was_freed_lazily_twice_needs_a_flush() {
     other.flush_own();
     assert!(space.walk(&other, AT, Access::Read).is_some());
     space.madvise(&here, AT, P, Advice::Free).unwrap();
-    // SAFETY: it uses no translations from here on.
+    // SAFETY: the CPU uses no translations from here on.
     unsafe { space.deactivate(&other) };
     let flushes = count(&here, Counter::TlbFlush);
     assert_eq!(moves(&here, &space, (0, 1), 1), [0, 0]);
@@ -133,9 +136,10 @@ fn what_was_freed_lazily_twice_needs_a_flush() {
     end(&vm, &here, space);
 }
 
-/// A CPU comes from an address to the frame that the page left without a flush. It must have flushed before the page leaves without one.
+/// A CPU still reaches the frame which the page left without a flush. This CPU must flush before
+/// the page leaves without a flush again.
 #[test]
-fn what_moved_by_a_deferred_flush_leaves_by_one() {
+fn a_page_moved_by_a_deferred_flush_is_not_cold() {
     let vm = two_nodes(256);
     let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
     vm.set(Setting::PrefaultMaxOrder(0));
@@ -151,14 +155,14 @@ fn what_moved_by_a_deferred_flush_leaves_by_one() {
     space.madvise(&here, AT, P, Advice::PageOut).unwrap();
     assert!(space.entry_at(&here, AT).is_none());
     assert!(here.is_pending(&space.core.evicted), "who unmaps it does the flush");
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     finish(&here, space, Vec::from([file]));
 }
 
-/// The CPU that takes a page may have used it.
+/// The CPU that unmaps a page may have used the page.
 #[test]
-fn what_this_cpu_has_not_dropped_needs_a_flush() {
+fn a_translation_of_this_cpu_needs_a_flush() {
     let vm = two_nodes(256);
     let here = cpu(&vm, 0);
     let space = pages(&here, PAGES);
@@ -167,14 +171,14 @@ fn what_this_cpu_has_not_dropped_needs_a_flush() {
     assert_eq!(moves(&here, &space, (0, PAGES), 1), [0, 0]);
     here.flush_own();
     assert_eq!(moves(&here, &space, (0, PAGES), 0), [PAGES, 0]);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&here) };
     end(&vm, &here, space);
 }
 
 /// All entries of a page must be idle.
 #[test]
-fn what_another_space_uses_needs_a_flush() {
+fn a_page_used_in_another_space_needs_a_flush() {
     let vm = two_nodes(256);
     let here = cpu(&vm, 0);
     let space = pages(&here, PAGES);

@@ -1,4 +1,4 @@
-//! Collapse: base pages that are mapped become a huge leaf, or why not.
+//! Collapse: mapped base pages become a huge leaf, or the call reports the reason for the failure.
 
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestVm, load, map_object, store};
 use super::huge::{F, FRAMES, PAGES, RWX, RX, Setup, each_policy};
@@ -62,9 +62,9 @@ fn text_is_collapsed_if_enough_of_it_is_used() {
     });
 }
 
-/// What cannot be collapsed now does not keep the looks that follow from what lies behind it.
+/// A block of pages that cannot be collapsed does not hide later blocks from the following scans.
 #[test]
-fn a_look_for_text_goes_on_behind_what_cannot_be_collapsed() {
+fn text_scans_continue_behind_uncollapsible_pages() {
     let vm = guest::vm(2, FRAMES);
     let setup = used(&vm);
     let pins = setup.space.pin(&setup.cpu, AT + P, P, false).unwrap();
@@ -79,9 +79,9 @@ fn a_look_for_text_goes_on_behind_what_cannot_be_collapsed() {
     setup.finish();
 }
 
-/// Looks for text end like other calls: what they have retired is freed, and does not become more and more.
+/// Scans for text end like other calls: retired memory is freed and does not accumulate.
 #[test]
-fn looks_for_text_free_the_tables() {
+fn text_scans_free_retired_tables() {
     const MAPPINGS: u64 = 400;
     let vm = guest::vm(1, FRAMES);
     let setup = Setup::mapped(&vm, RX, PRIVATE);
@@ -105,7 +105,7 @@ fn looks_for_text_free_the_tables() {
 }
 
 #[test]
-fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
+fn a_failed_collapse_returns_its_reason_and_keeps_the_pages() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let setup = Setup::mapped(&vm, RWX, PRIVATE);
@@ -117,7 +117,7 @@ fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
     store(&setup.cpu, &setup.space, AT + 7 * P, 70).unwrap();
     assert_eq!(collapse(0, F), Err(Errno::EAGAIN));
     assert_eq!(setup.load(7), Ok(70));
-    // A page that another space maps.
+    // A page mapped by another space.
     let other = Space::new(&setup.cpu).unwrap();
     map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
     assert_eq!(load(&setup.cpu, &other, AT + (F + 1) * P), Ok(F + 2));
@@ -132,7 +132,7 @@ fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
     assert_eq!(collapse(F, F), Ok(()));
     assert_eq!(collapse(F, F), Ok(()), "there is one already");
     assert_eq!(setup.huge(), F);
-    // Too short for a huge leaf: an error where it reaches no place for one.
+    // Too short for a huge leaf: an error only if the range contains no place for a leaf.
     assert_eq!((collapse(1, 5), collapse(F + 1, F - 2)), (Err(Errno::EINVAL), Err(Errno::EINVAL)));
     let short = [collapse(0, 5), collapse(1, F - 1), collapse(F - 1, 2)];
     assert_eq!((short, setup.huge()), ([Ok(()); 3], F));
@@ -142,16 +142,17 @@ fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
     assert_eq!(collapse(10 * F, F), Err(Errno::ENOMEM));
     setup.space.madvise(&setup.cpu, AT, F * P, Advice::NoHugePage).unwrap();
     assert_eq!(collapse(0, F), Err(Errno::EINVAL));
-    // Nothing is mapped: the pages are read and mapped.
+    // The pages are not mapped, so the collapse reads and maps the pages.
     setup.space.madvise(&setup.cpu, AT, F * P, Advice::HugePage).unwrap();
     setup.space.madvise(&setup.cpu, AT, F * P, Advice::DontNeed).unwrap();
     assert_eq!(collapse(0, F), Ok(()));
     setup.finish();
 }
 
-/// Whatever the knob says, and whether or not a folio could be made before: a collapse that has no error leaves a leaf.
+/// A collapse without an error leaves a huge leaf, whatever the knob's value, and whether or not a
+/// folio was possible before.
 #[test]
-fn a_collapse_of_pages_that_nobody_has_mapped_makes_a_leaf() {
+fn a_collapse_of_unmapped_pages_makes_a_leaf() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         let collapse = |at: u64| {
@@ -160,7 +161,7 @@ fn a_collapse_of_pages_that_nobody_has_mapped_makes_a_leaf() {
         vm.set(Setting::HugeText(HugeText::Never));
         collapse(0);
         assert_eq!(setup.huge(), F, "the knob is off");
-        // A page in use prevents the second folio; then it is used no more.
+        // A page in use prevents the second folio. Later the page is unused.
         assert_eq!(setup.load(F + 1), Ok(F + 2));
         vm.set(Setting::HugeText(HugeText::Always));
         let other = Space::new(&setup.cpu).unwrap();

@@ -1,4 +1,4 @@
-//! Compaction: blocks become free, and programs notice nothing.
+//! Compaction: blocks become free, and programs observe no change.
 
 use super::guest::{AT, P, RW, TestCpu, TestSpace, check, cpu, load, map, store, vm};
 use super::huge::{F, FRAMES, RX, Setup};
@@ -22,7 +22,7 @@ fn limits(blocks: u64, pages: u64) -> Limits {
     Limits { order: ORDER, blocks, pages, looks: u64::MAX, each: (1 << ORDER) - 1 }
 }
 
-/// Stores to all pages, and gives all but one in `kept` up.
+/// Stores to all pages, and frees all but one page in `kept`.
 fn scatter(cpu: &TestCpu<'_>, space: &TestSpace, kept: u64) -> Vec<u64> {
     map(cpu, space, 0, PAGES, RW);
     (0..PAGES).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
@@ -46,7 +46,7 @@ fn holds(cpu: &TestCpu<'_>, space: &TestSpace, pages: &[u64]) {
 }
 
 #[test]
-fn scattered_pages_come_together() {
+fn scattered_pages_are_compacted() {
     let vm = vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -55,7 +55,7 @@ fn scattered_pages_come_together() {
     let done = cpu.compact_by(limits(u64::MAX, u64::MAX));
     let after = free_blocks(&cpu);
     assert_eq!(after, before + done.blocks);
-    // Page tables and what was there at the start leave a few blocks as they are.
+    // Page tables and the initial allocations keep a few blocks in use.
     assert!(done.blocks >= 14, "{before} and {done:?}");
     assert!(done.moved <= pages.len() as u64, "{done:?}");
     assert_eq!(vm.totals().get(Counter::MigrateSuccess), done.moved);
@@ -66,9 +66,9 @@ fn scattered_pages_come_together() {
     space.exit(&cpu);
 }
 
-/// A few pages at a time: each call goes on where the last one ended.
+/// Each call moves a few pages and continues at the end of the previous call.
 #[test]
-fn short_calls_go_on() {
+fn short_calls_continue_each_other() {
     let vm = vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -86,7 +86,8 @@ fn short_calls_go_on() {
     space.exit(&cpu);
 }
 
-/// Pages that are read-only move without a flush; it is done before their block is said to be free.
+/// Read-only pages move without an immediate flush. The flush is done before their block is
+/// reported free.
 #[test]
 fn flushes_are_done_before_a_block_is_free() {
     let vm = vm(1, 1024);
@@ -105,9 +106,9 @@ fn flushes_are_done_before_a_block_is_free() {
     space.exit(&cpu);
 }
 
-/// A block with a frame that cannot move is passed by, and nothing is moved out of it.
+/// Compaction skips a block with an immovable frame, and moves no page out of the block.
 #[test]
-fn what_cannot_move_keeps_its_block() {
+fn an_immovable_frame_keeps_its_block() {
     let vm = vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -115,7 +116,7 @@ fn what_cannot_move_keeps_its_block() {
     let frame = |page: u64| space.page_at(&cpu, AT + page * P).unwrap().frame;
     let places = || pages.iter().map(|page| frame(*page)).collect::<Vec<_>>();
     let before = places();
-    // All of them.
+    // Pins all pages.
     let pins: Vec<_> =
         pages.iter().map(|page| space.pin(&cpu, AT + page * P, 1, true).unwrap()).collect();
     assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), Compacted::default());
@@ -133,9 +134,10 @@ fn what_cannot_move_keeps_its_block() {
     space.exit(&cpu);
 }
 
-/// Isolated frames cannot be had by others, so none is isolated where memory is short.
+/// Isolated frames are unavailable to other CPUs, so compaction isolates no frame if memory is
+/// short.
 #[test]
-fn nothing_moves_while_memory_is_short() {
+fn compaction_stops_while_memory_is_short() {
     let vm = vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -149,7 +151,7 @@ fn nothing_moves_while_memory_is_short() {
     space.exit(&cpu);
 }
 
-/// A collapse makes the block that it needs.
+/// A collapse creates its free block by compaction.
 #[test]
 fn a_collapse_compacts() {
     let vm = vm(1, FRAMES);
@@ -194,7 +196,7 @@ fn interleaved() -> super::guest::TestVm {
     vm
 }
 
-/// A node's regions may have those of another between them.
+/// The regions of two nodes may interleave.
 #[test]
 fn pages_stay_on_their_node() {
     let vm = interleaved();
@@ -222,12 +224,14 @@ fn pages_stay_on_their_node() {
     space.exit(&cpu);
 }
 
-/// Frames of the first node, where page tables are, and how many whole blocks that is: the first lacks a frame.
+/// Frames of the first node, which holds the page tables, and its number of whole blocks: the first
+/// block lacks a frame.
 const NEAR: u32 = 8 << ORDER;
 const NEAR_BLOCKS: u64 = 7;
 
-/// Runs `test` with a second node of blocks each of which has so many pages in use, from its first frame on, and no other use. Its last argument is the
-/// frames of these pages in the first block.
+/// Runs `test` with a second node of otherwise unused blocks. `used` gives the number of pages in
+/// use in each block, from the block's first frame. The last argument of `test` contains the frames
+/// of these pages in the first block.
 fn with_blocks(used: &[u32], test: impl FnOnce(&TestCpu<'_>, &[FrameNumber])) {
     let size = 1 << ORDER;
     let frames = used.len() as u32 * size;
@@ -258,7 +262,8 @@ fn with_blocks(used: &[u32], test: impl FnOnce(&TestCpu<'_>, &[FrameNumber])) {
     space.exit(&cpu);
 }
 
-/// No limits but this: so many blocks of the second node may be looked at, to which the hand comes after the first node's.
+/// Only one limit: the number of blocks of the second node to scan, which the hand reaches after
+/// the first node's blocks.
 fn looking_at(blocks: u64) -> Limits {
     Limits { looks: NEAR_BLOCKS + blocks, ..limits(u64::MAX, u64::MAX) }
 }
@@ -274,9 +279,9 @@ fn one_free_frame_is_room_for_one_page() {
     });
 }
 
-/// In a block alone, beside free blocks, and beside full ones.
+/// In a lone block, next to free blocks, and next to full blocks.
 #[test]
-fn pages_stay_where_nothing_is_gained() {
+fn pages_stay_if_no_block_becomes_free() {
     for used in [&[1][..], &[1, 0], &[0, 1], &[1, 32], &[32, 1, 0, 32]] {
         with_blocks(used, |cpu, _| {
             assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), done(0, 0), "{used:?}");
@@ -285,7 +290,7 @@ fn pages_stay_where_nothing_is_gained() {
 }
 
 #[test]
-fn a_block_with_more_pages_than_the_caller_moves_for_one_is_passed_by() {
+fn a_block_with_too_many_pages_is_skipped() {
     with_blocks(&[5, 4, 5], |cpu, _| {
         let few = Limits { each: 4, ..limits(u64::MAX, u64::MAX) };
         assert_eq!(cpu.compact_by(few), done(1, 4));
@@ -293,7 +298,7 @@ fn a_block_with_more_pages_than_the_caller_moves_for_one_is_passed_by() {
 }
 
 #[test]
-fn each_call_goes_on_with_the_next_block_and_the_room_that_is_left() {
+fn each_call_continues_with_the_next_block() {
     with_blocks(&[1, 1, 20], |cpu, _| {
         assert_eq!(cpu.compact_by(looking_at(0)), done(0, 0));
         assert_eq!(cpu.compact_by(looking_at(1)), done(1, 1));
@@ -303,7 +308,7 @@ fn each_call_goes_on_with_the_next_block_and_the_room_that_is_left() {
 }
 
 #[test]
-fn a_call_goes_on_with_a_block_that_is_half_empty() {
+fn a_call_continues_with_a_partly_emptied_block() {
     with_blocks(&[4, 20], |cpu, _| {
         let two = Limits { pages: 2, ..looking_at(1) };
         assert_eq!(cpu.compact_by(two), done(0, 2));
@@ -311,9 +316,10 @@ fn a_call_goes_on_with_a_block_that_is_half_empty() {
     });
 }
 
-/// A page that somebody uses for a moment stays, and so do those behind it: their block does not become free.
+/// A briefly referenced page stays, as do the pages behind it, because their block does not become
+/// free.
 #[test]
-fn a_block_is_given_up_where_a_page_does_not_move() {
+fn a_block_is_abandoned_at_an_immovable_page() {
     with_blocks(&[2, 31, 31], |cpu, first| {
         assert!(cpu.vm().frames.meta(first[0]).get_ref_unless_zero());
         assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)), done(0, 0));
@@ -325,7 +331,7 @@ fn a_block_is_given_up_where_a_page_does_not_move() {
 
 /// A frame on this CPU's list would keep its block from becoming free.
 #[test]
-fn what_the_cpu_keeps_is_given_back_first() {
+fn the_frames_of_the_cpu_list_are_freed_first() {
     let compacted = |is_drained: bool| {
         let vm = vm(1, 1024);
         let cpu = cpu(&vm, 0);
@@ -344,7 +350,8 @@ fn what_the_cpu_keeps_is_given_back_first() {
     assert_eq!(compacted(false), compacted(true));
 }
 
-/// Memory of which one free block of 2 MiB is one part in 16. Nearly all is used, and of each eight pages so many in the end.
+/// Runs `test` with memory of which a free block of 2 MiB is one sixteenth. Nearly all memory is
+/// used at first; in the end, `kept` of every eight pages stay.
 fn with_large_memory(kept: u64, test: impl FnOnce(&TestCpu<'_>)) {
     let vm = vm(1, 9000);
     let cpu = cpu(&vm, 0);
@@ -364,7 +371,7 @@ fn with_large_memory(kept: u64, test: impl FnOnce(&TestCpu<'_>)) {
 }
 
 #[test]
-fn compaction_in_the_background_goes_on_until_there_is_a_free_block() {
+fn background_compaction_continues_until_a_block_is_free() {
     with_large_memory(1, |cpu| {
         let (mut moved, mut calls) = (0, 0);
         while cpu.free_huge_blocks() == 0 {
@@ -379,7 +386,7 @@ fn compaction_in_the_background_goes_on_until_there_is_a_free_block() {
 }
 
 #[test]
-fn compaction_in_the_background_moves_what_gives_twice_the_memory() {
+fn background_compaction_frees_twice_the_moved_memory() {
     with_large_memory(5, |cpu| {
         assert_eq!(cpu.compact_ahead(u64::MAX), done(0, 0));
         assert_eq!(cpu.compact(1).blocks, 1);

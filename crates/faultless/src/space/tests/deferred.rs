@@ -1,4 +1,4 @@
-//! How many frames wait for a deferred flush, and when it is done.
+//! The number of frames that wait for a deferred flush, and the time of the flush.
 
 use super::guest::{
     AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, between, check, cpu, load, map, map_object,
@@ -18,9 +18,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::vec::Vec;
 
-/// Makes `call` while CPU 1 runs `space`, and does nothing but answer interrupts.
+/// Runs `call` while CPU 1 runs `space` and only serves interrupts.
 pub(super) fn beside<R>(vm: &TestVm, space: &TestSpace, call: impl FnOnce() -> R) -> R {
-    /// Also where `call` panics.
+    /// Ends CPU 1 even if `call` panics.
     struct Ended<'a>(&'a AtomicBool);
     impl Drop for Ended<'_> {
         fn drop(&mut self) {
@@ -39,7 +39,7 @@ pub(super) fn beside<R>(vm: &TestVm, space: &TestSpace, call: impl FnOnce() -> R
                 other.serve_flushes();
                 thread::yield_now();
             }
-            // SAFETY: it uses no translations.
+            // SAFETY: the CPU uses no translations.
             unsafe { space.deactivate(&other) };
         });
         let _ended = Ended(ended);
@@ -52,9 +52,9 @@ fn settled(vm: &TestVm) -> u64 {
     vm.totals().get(Counter::DeferredSettled)
 }
 
-/// One part in 16 of what may be out, and those of the batch that comes to it.
+/// One sixteenth of the permitted number, and the frames of the batch that reaches this limit.
 #[test]
-fn a_part_of_memory_waits_for_a_flush_and_no_more() {
+fn a_limited_part_of_memory_waits_for_a_flush() {
     for (limit, most) in [(511, 32), (256, 16)] {
         let vm = two_nodes(256);
         vm.set(Setting::FrameLimit(limit));
@@ -75,7 +75,7 @@ fn a_part_of_memory_waits_for_a_flush_and_no_more() {
 
 /// CPUs that flush by themselves are not interrupted, and half as many wait as may.
 #[test]
-fn frames_are_had_as_cpus_flush() {
+fn cpu_flushes_release_frames() {
     let vm = two_nodes(256);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_pages(&cpu0, 128);
@@ -86,15 +86,16 @@ fn frames_are_had_as_cpus_flush() {
         other.flush_if_asked();
     }
     assert_eq!((settled(&vm), vm.totals().get(Counter::TlbShootdownSent)), (0, 0));
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&cpu0, &[&space], &[], 0);
     space.exit(&cpu0);
 }
 
-/// Some of those that wait are had without a flush; as many are left as may wait.
+/// Some of the waiting frames are released without a flush, which leaves as many as the limit
+/// allows.
 #[test]
-fn nothing_is_deferred_while_as_many_wait_as_may() {
+fn no_flush_is_deferred_at_the_limit() {
     let vm = two_nodes(260);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let (space, second) = (read_only_pages(&cpu0, 64), read_only_pages(&cpu0, 8));
@@ -102,20 +103,21 @@ fn nothing_is_deferred_while_as_many_wait_as_may() {
     assert_eq!(moved(&cpu0, &space, (0, 1), 1), [Ok(1)]);
     vm.deferred.ask();
     other.flush_if_asked();
-    // One frame is too few to look for.
+    // One frame is too few to search for.
     assert_eq!(moved(&cpu0, &space, (16, 32), 1), [Ok(1); 32]);
     assert_eq!(vm.usage().owed, 1 + 32);
     assert_eq!(moved(&cpu0, &second, (0, 8), 1), [Ok(1); 8]);
     assert_eq!((vm.usage().owed, settled(&vm)), (32, 0));
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&cpu0, &[&space, &second], &[], 0);
     [space, second].into_iter().for_each(|space| space.exit(&cpu0));
 }
 
-/// Whichever pages of a batch allow stores, these are flushed at once, and the others wait.
+/// The writable pages of a batch are flushed at once, whatever their position, and the other pages
+/// wait.
 #[test]
-fn what_allows_stores_is_flushed_wherever_it_is_in_a_batch() {
+fn writable_pages_of_a_batch_are_flushed_at_once() {
     for writable in 0..16_u64 {
         let vm = two_nodes(2048);
         let cpu = cpu(&vm, 0);
@@ -136,9 +138,9 @@ fn what_allows_stores_is_flushed_wherever_it_is_in_a_batch() {
     }
 }
 
-/// An operation that takes permissions away may not have flushed yet.
+/// An operation that removes permissions may not have flushed yet.
 #[test]
-fn what_is_claimed_is_flushed_wherever_it_is_in_a_batch() {
+fn claimed_pages_of_a_batch_are_flushed_at_once() {
     for claimed in [0, 7, 15] {
         let vm = tiers(3, &[2048, 2048]);
         let [cpu0, other] = [0, 2].map(|id| cpu(&vm, id));
@@ -157,7 +159,7 @@ fn what_is_claimed_is_flushed_wherever_it_is_in_a_batch() {
 
 /// Pages of a batch may have mappings in several spaces, whichever of which is found first.
 #[test]
-fn a_cpu_owes_the_flush_of_each_space_of_a_batch() {
+fn a_batch_marks_the_flush_of_each_space() {
     for runs in 0..2 {
         let vm = two_nodes(256);
         let cpu = cpu(&vm, 0);
@@ -183,7 +185,7 @@ fn a_cpu_owes_the_flush_of_each_space_of_a_batch() {
     }
 }
 
-/// A flush that was collected is none for what is deferred after it.
+/// A collected flush does not count for a later deferral.
 #[test]
 fn a_deferral_after_a_collection_waits() {
     let vm = two_nodes(256);
@@ -202,9 +204,9 @@ fn a_deferral_after_a_collection_waits() {
     space.exit(&cpu0);
 }
 
-/// Its frame does not wait in a list, so what was deferred for it is done at once.
+/// The frame is in no waiting list, so its deferred flush is done at once.
 #[test]
-fn a_page_that_moves_while_another_looks_at_it_is_flushed() {
+fn a_referenced_moving_page_is_flushed_at_once() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = read_only_pages(&cpu, 1);
@@ -218,9 +220,9 @@ fn a_page_that_moves_while_another_looks_at_it_is_flushed() {
     space.exit(&cpu);
 }
 
-/// A full node has the frames that wait for a flush.
+/// The frames that wait for a flush belong to the full node.
 #[test]
-fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {
+fn a_move_to_a_full_node_flushes_for_its_frames() {
     let vm = two_nodes(4096);
     let cpu = cpu(&vm, 0);
     let space = read_only_pages(&cpu, 6);
@@ -233,7 +235,8 @@ fn a_move_to_a_full_node_does_the_flush_that_its_frames_wait_for() {
     space.exit(&cpu);
 }
 
-/// A subsystem of two CPUs, and a file so much of which is read that so many frames are left of 1,023.
+/// Runs `test` with a subsystem of two CPUs, and a file of which enough pages are read to leave
+/// `left` of 1,023 frames free.
 fn read_until(left: u64, test: impl FnOnce(&TestVm, &TestCpu<'_>, &TestSpace)) {
     let vm = vm(2, 1024);
     let cpu = cpu(&vm, 0);
@@ -252,9 +255,10 @@ fn read_until(left: u64, test: impl FnOnce(&TestVm, &TestCpu<'_>, &TestSpace)) {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// What waits for a flush is on its way: no more is evicted for it, and no CPU is interrupted as long as there are frames.
+/// The frames that wait for a flush are about to become free. Background reclaim evicts no further
+/// pages for them, and interrupts no CPU while frames remain.
 #[test]
-fn reclaim_in_the_background_waits_for_cpus_that_flush() {
+fn background_reclaim_waits_for_flushing_cpus() {
     read_until(80, |vm, here, space| {
         let other = cpu(vm, 1);
         space.activate(&other);
@@ -267,14 +271,14 @@ fn reclaim_in_the_background_waits_for_cpus_that_flush() {
         assert_eq!(here.reclaim_ahead(), 0);
         assert_eq!((vm.usage().owed, vm.frames.missing()), (0, 0));
         assert_eq!((settled(vm), vm.totals().get(Counter::DeferredOwn)), (0, 1));
-        // SAFETY: it uses no translations.
+        // SAFETY: the CPU uses no translations.
         unsafe { space.deactivate(&other) };
         other.drain();
     });
 }
 
 #[test]
-fn reclaim_in_the_background_flushes_where_memory_is_short() {
+fn background_reclaim_flushes_if_memory_is_short() {
     read_until(62, |vm, here, space| {
         let freed = beside(vm, space, || here.reclaim_ahead());
         assert!(freed >= 65, "{freed}");
@@ -284,7 +288,7 @@ fn reclaim_in_the_background_flushes_where_memory_is_short() {
 }
 
 #[test]
-fn a_cpu_in_the_background_flushes_when_it_is_asked() {
+fn a_background_cpu_flushes_on_request() {
     let vm = two_nodes(256);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_pages(&cpu0, 16);
@@ -293,14 +297,14 @@ fn a_cpu_in_the_background_flushes_when_it_is_asked() {
     assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "it asks to flush");
     assert_eq!(other.reclaim_ahead(), 0, "memory is plenty");
     assert_eq!(vm.totals().get(Counter::DeferredOwn), 1);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&cpu0, &[&space], &[], 0);
     space.exit(&cpu0);
 }
 
 #[test]
-fn a_cpu_that_reads_from_a_store_flushes_when_it_is_asked() {
+fn a_cpu_reading_from_a_store_flushes_on_request() {
     let vm = two_nodes(256);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_pages(&cpu0, 16);
@@ -313,13 +317,13 @@ fn a_cpu_that_reads_from_a_store_flushes_when_it_is_asked() {
     assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "it asks to flush");
     file.read_ahead(&other, 40..41).unwrap();
     assert_eq!(vm.totals().get(Counter::DeferredOwn), 1);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     finish(&cpu0, space, Vec::from([file]));
 }
 
-/// A store of the kernel to an object does the flush that a moved page of the object waits for. Each
-/// object of a batch is marked, in whatever order the pages of the objects come.
+/// A kernel store to an object does the flush that is deferred for a moved page of the object. Each
+/// object of a batch is marked, whatever the order of the pages.
 #[test]
 fn a_store_to_an_object_waits_for_the_flush_of_its_moved_pages() {
     for order in [[0, 0, 1], [0, 1, 0], [1, 0, 0]] {
@@ -349,7 +353,7 @@ fn a_store_to_an_object_waits_for_the_flush_of_its_moved_pages() {
     }
 }
 
-/// Stores to new pages, which move to `node`, until it has no frame.
+/// Stores to new pages, which move to `node` until the node has no free frame.
 fn fill(cpu: &TestCpu<'_>, space: &TestSpace, node: u8) {
     map(cpu, space, 100, 5000, RW);
     for page in 100.. {
@@ -361,7 +365,7 @@ fn fill(cpu: &TestCpu<'_>, space: &TestSpace, node: u8) {
     }
 }
 
-/// However many of its pages are flushed at once.
+/// A single flush covers any number of pages of the space.
 #[test]
 fn pages_of_a_space_that_move_together_are_flushed_once() {
     let vm = two_nodes(256);
@@ -375,13 +379,13 @@ fn pages_of_a_space_that_move_together_are_flushed_once() {
     let flushes = || core::mem::take(&mut *vm.machine().invalidated.lock().unwrap());
     let all = Invalidate::Range(VirtRange::new(AT, AT + 8 * P));
     assert_eq!(flushes(), [(CpuId(0), space.id(), all)]);
-    // What no CPU can have a translation of is not flushed.
+    // A page without a possible translation in any CPU is not flushed.
     space.mprotect(&cpu, AT, 8 * P, Prot::empty()).unwrap();
     vm.set(Setting::DeferredFlush(false));
     flushes();
     assert_eq!(moved(&cpu, &space, (0, 8), 0), [Ok(0); 8]);
     assert_eq!(flushes(), []);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&cpu) };
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);

@@ -1,4 +1,4 @@
-//! Device memory: fixed physical ranges that are not the subsystem's.
+//! Device memory: fixed physical ranges outside the subsystem's memory.
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::{FrameNumber, PAGE_SIZE as P};
@@ -39,12 +39,14 @@ fn map(
     (prot, flags): (Prot, MapFlags),
     device: DeviceMemory,
 ) -> Result<u64, Errno> {
-    // SAFETY: memory of the machine, which nothing else uses; it has no caches. Or it is refused.
+    // SAFETY: device memory of the test machine, without other users and without caches. Otherwise,
+    // the call is refused.
     unsafe { space.mmap_device(cpu, AT, pages * P, prot, flags, device) }
         .map_err(|error| error.errno)
 }
 
-/// Under each policy a space with the first pages of the device at `AT`, uncached; the books must balance in the end.
+/// Runs `test` under each locking policy with a space that maps the first pages of the device
+/// uncached at `AT`. The audit must balance in the end.
 fn with_device(pages: u64, test: impl Fn(&TestCpu<'_>, &TestSpace)) {
     for locking in Locking::ALL {
         let vm = guest::vm(2, 256);
@@ -70,7 +72,7 @@ fn mapped(cpu: &TestCpu<'_>, space: &TestSpace, at: u64, pages: u64) -> Vec<Opti
 }
 
 #[test]
-fn a_fault_maps_the_device_s_own_frames_as_they_are_cached() {
+fn a_fault_maps_device_frames_with_their_cache_mode() {
     with_device(8, |cpu, space| {
         let before = cpu.vm().totals();
         assert_eq!(space.fault(cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Device));
@@ -84,7 +86,7 @@ fn a_fault_maps_the_device_s_own_frames_as_they_are_cached() {
         let counts = cpu.vm().totals().since(&before);
         assert_eq!((counts.get(Counter::DevicePage), counts.get(Counter::AnonPage)), (1, 0));
         assert_eq!(space.resident_pages(cpu), 0);
-        // What one stores another loads, by way of any mapping.
+        // A store through one mapping is visible through every other mapping.
         store(cpu, space, AT + 5 * P, 55).unwrap();
         let frame = FrameNumber(cpu.vm().machine().device().0 + 5);
         // SAFETY: a page of the machine, aligned.
@@ -95,7 +97,7 @@ fn a_fault_maps_the_device_s_own_frames_as_they_are_cached() {
 }
 
 #[test]
-fn every_cache_mode_comes_back() {
+fn every_cache_mode_round_trips() {
     with_device(1, |cpu, space| {
         let modes = [
             CacheMode::WriteBack,
@@ -124,7 +126,7 @@ fn every_cache_mode_comes_back() {
 }
 
 #[test]
-fn what_is_no_device_s_is_refused() {
+fn ranges_outside_device_memory_are_refused() {
     with_device(1, |cpu, space| {
         let own = device(cpu, CacheMode::Uncached);
         let first = own.first.0;
@@ -152,7 +154,7 @@ fn what_is_no_device_s_is_refused() {
 }
 
 #[test]
-fn it_may_be_populated_and_listed() {
+fn device_memory_can_be_populated_and_listed() {
     with_device(1, |cpu, space| {
         let named = DeviceMemory { tag: 9, ..device(cpu, CacheMode::WriteCombining) };
         let flags = FIXED | MapFlags::POPULATE | MapFlags::LOCKED;
@@ -170,7 +172,7 @@ fn it_may_be_populated_and_listed() {
 }
 
 #[test]
-fn parts_keep_their_frames_wherever_they_go() {
+fn moved_parts_keep_their_frames() {
     with_device(12, |cpu, space| {
         load(cpu, space, AT).unwrap();
         // A hole, a protected page, a moved end.
@@ -183,7 +185,7 @@ fn parts_keep_their_frames_wherever_they_go() {
         assert_eq!(load(cpu, space, AT + 3 * P), Err(FaultError::Segv { mapped: false }));
         assert_eq!(store(cpu, space, AT + 5 * P, 1), Err(SEGV));
         store(cpu, space, TO + P, 9).unwrap();
-        // Where no page was mapped yet, the fault finds the same.
+        // For unmapped pages, the fault finds the same frames.
         let fresh = device(cpu, CacheMode::Uncached);
         assert_eq!(map(cpu, space, 12, (RW, FIXED), fresh), Ok(AT));
         space.munmap(cpu, AT, 2 * P).unwrap();
@@ -191,7 +193,7 @@ fn parts_keep_their_frames_wherever_they_go() {
         assert_eq!(mapped(cpu, space, TO, 6), [None; 6]);
         assert_eq!(load(cpu, space, TO + 3 * P), Ok(9));
         assert_eq!(space.map_count(cpu), 2);
-        // Back in place, it is one VMA again.
+        // At the old address, the parts merge to one VMA again.
         space.mremap(cpu, TO, 6 * P, 6 * P, to, AT + 6 * P).unwrap();
         assert_eq!(space.map_count(cpu), 1);
         let remap = |new, flags| {
@@ -254,12 +256,12 @@ fn advice_and_locks_are_as_on_linux() {
 }
 
 #[test]
-fn it_is_not_reached_from_outside() {
+fn remote_access_to_device_memory_is_refused() {
     with_device(DEVICE_FRAMES.into(), |cpu, space| {
         let refused = Err(AccessError { done: 0, error: SEGV });
         assert_eq!(space.read_bytes(cpu, AT, &mut [0; 8]), refused);
         assert_eq!(space.write_bytes(cpu, AT + P, &[0; 8]), refused);
-        // A software MMU is told that the frame is the kernel's.
+        // A software MMU learns that the frame belongs to the kernel.
         let at = space.walk(cpu, AT + P, Access::Write).unwrap();
         assert_eq!(at.device, Some(CacheMode::Uncached));
     });

@@ -1,5 +1,5 @@
-//! Discards: pages are taken away, mappings stay, and no fault is given up for it. Chosen interleavings, and who waits
-//! for whom.
+//! Discards remove pages, keep the mappings, and abort no fault: chosen interleavings and wait
+//! relations.
 
 use super::guest::{self, TestVm, between, cpu, load, store};
 use crate::addr::PAGE_SIZE;
@@ -47,7 +47,7 @@ fn finish(own: TestCpu<'_>, spaces: Vec<TestSpace>, objects: Vec<Shared<Object>>
     assert_eq!(audit(&own, &[]).unwrap().taken(), 1, "only the zero page is left");
 }
 
-/// Nothing was given up or begun again, and no fault took a lock.
+/// Checks that no fault was aborted or restarted, or took a lock.
 fn assert_no_abort(vm: &TestVm) {
     let totals = vm.totals();
     let locked = totals.get(Counter::RangeLockFault);
@@ -55,12 +55,12 @@ fn assert_no_abort(vm: &TestVm) {
 }
 
 #[test]
-fn a_first_touch_goes_on_beside_advice() {
+fn a_first_touch_runs_beside_advice() {
     for advice in TAKING {
         let vm = guest::vm(2, 256);
         let cpu0 = cpu(&vm, 0);
         let space = space(&cpu0);
-        // Of its own page among others.
+        // Advice for a range that includes the touched page.
         let got = between(
             &vm,
             |other| space.madvise(other, AT, 8 * P, advice).unwrap(),
@@ -76,7 +76,7 @@ fn a_first_touch_goes_on_beside_advice() {
 }
 
 #[test]
-fn a_copy_overtaken_by_advice_looks_again() {
+fn a_copy_overtaken_by_advice_retries() {
     for (advice, kind, value) in
         [(Advice::DontNeed, FaultKind::Anon, 0), (Advice::Free, FaultKind::Copy, 1)]
     {
@@ -98,7 +98,7 @@ fn a_copy_overtaken_by_advice_looks_again() {
 }
 
 #[test]
-fn a_first_store_to_zeros_that_are_discarded_looks_again() {
+fn a_first_store_to_discarded_zeros_retries() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = space(&cpu0);
@@ -114,7 +114,7 @@ fn a_first_store_to_zeros_that_are_discarded_looks_again() {
     finish(cpu0, Vec::from([space]), Vec::new());
 }
 
-/// Pages that nobody may reach are owed no flush, and zeros no reference.
+/// Inaccessible pages need no flush, and the zero page needs no reference.
 #[test]
 fn hidden_pages_are_discarded() {
     let vm = guest::vm(1, 256);
@@ -128,10 +128,10 @@ fn hidden_pages_are_discarded() {
     finish(cpu0, Vec::from([space]), Vec::new());
 }
 
-/// A CPU that runs the space answers late. Until it does, what is being discarded belongs to the first discard: a
-/// second one and a fault wait, and only the first flushes.
+/// A CPU that runs the space acknowledges late. Until the acknowledgement, the pages belong to the
+/// first discard. A second discard and a fault wait, and only the first discard flushes.
 #[test]
-fn who_comes_to_what_is_being_discarded_waits_for_its_flush() {
+fn conflicting_operations_wait_for_the_flush_of_a_discard() {
     let vm = guest::vm(4, 256);
     let [cpu0, late, second, third] = [0, 1, 2, 3].map(|id| cpu(&vm, id));
     let space = space(&cpu0);
@@ -153,7 +153,7 @@ fn who_comes_to_what_is_being_discarded_waits_for_its_flush() {
         assert!(!first.is_finished(), "the first did not wait for the flush");
         assert!(others.iter().all(|other| !other.is_finished()), "one did not wait for the first");
         assert!(space.entry_at(&late, AT + P).is_locked());
-        // Elsewhere nobody waits.
+        // Operations on other pages do not wait.
         assert_eq!(space.fault(&late, AT + 5 * P, Access::Write), Ok(FaultKind::Anon));
         let mut waits = true;
         while waits {
@@ -188,7 +188,7 @@ fn truncate(cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>, pages
 }
 
 #[test]
-fn a_fault_goes_on_beside_a_revocation() {
+fn a_fault_runs_beside_a_revocation() {
     let punch = |cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>| {
         object.free_pages(cpu, 20..32);
         space.revoke(cpu, object, 20..32, Copies::Keep);
@@ -221,9 +221,9 @@ fn a_fault_goes_on_beside_a_revocation() {
     }
 }
 
-/// What a private mapping copies, a page or a hole, is cut off meanwhile.
+/// A truncation removes the page or hole while a private mapping copies the page.
 #[test]
-fn a_private_copy_of_what_is_cut_off_is_refused() {
+fn a_private_copy_of_a_truncated_page_is_refused() {
     for page in [4, 5] {
         let vm = guest::vm(2, 512);
         let cpu0 = cpu(&vm, 0);
@@ -243,7 +243,7 @@ fn a_private_copy_of_what_is_cut_off_is_refused() {
 
 /// The page that a fault copies becomes a hole: the copy is of the hole.
 #[test]
-fn a_private_copy_of_what_becomes_a_hole_is_zeros() {
+fn a_private_copy_of_a_punched_page_is_zeros() {
     let vm = guest::vm(2, 512);
     let cpu0 = cpu(&vm, 0);
     let (space, object) = with_object(&cpu0, MapFlags::PRIVATE);

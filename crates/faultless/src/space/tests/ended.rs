@@ -1,4 +1,4 @@
-//! Spaces and objects that are dropped instead of ended.
+//! Spaces and objects that are dropped without an explicit end.
 
 use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, TestVm, cpu, load, store};
 use crate::audit::{audit, audit_with};
@@ -13,7 +13,7 @@ use std::string::ToString;
 use std::thread;
 use std::vec::Vec;
 
-/// A space with pages of its own, and pages of `object`.
+/// Creates a space with private pages and pages of `object`.
 fn used(cpu: &TestCpu<'_>, object: &Shared<Object>) -> TestSpace {
     let space = Space::new(cpu).unwrap();
     space.mmap(cpu, AT, 8 * P, RW, FIXED).unwrap();
@@ -30,21 +30,21 @@ fn object(cpu: &TestCpu<'_>) -> Shared<Object> {
     Object::try_new(cpu, 4, 0).unwrap()
 }
 
-/// Nothing is left but the zero page.
+/// Checks that only the zero page is still allocated.
 fn assert_clean(cpu: &TestCpu<'_>) {
     cpu.drain();
     assert_eq!(audit(cpu, &[]).unwrap().taken(), 1);
 }
 
 #[test]
-fn a_cpu_ends_what_was_dropped() {
+fn a_cpu_ends_dropped_spaces_and_objects() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     assert_eq!(cpu.end_dropped(), 0);
     let file = object(&cpu);
     let space = used(&cpu, &file);
     let child = space.fork(&cpu).unwrap();
-    // The last share of the object is one of the child's VMAs'.
+    // One of the child's VMAs has the last reference to the object.
     drop((file, space));
     assert_eq!(load(&cpu, &child, AT + 3 * P), Ok(3));
     assert_eq!(load(&cpu, &child, AT + 9 * P), Ok(9));
@@ -56,7 +56,7 @@ fn a_cpu_ends_what_was_dropped() {
 }
 
 #[test]
-fn a_thread_without_a_cpu_drops_what_a_call_ends() {
+fn a_drop_without_a_cpu_is_ended_by_a_later_call() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let stays = Space::new(&cpu).unwrap();
@@ -77,9 +77,9 @@ fn a_thread_without_a_cpu_drops_what_a_call_ends() {
     assert_clean(&cpu);
 }
 
-/// A CPU that has nothing else to do ends what was dropped.
+/// An idle CPU ends dropped spaces and objects.
 #[test]
-fn an_idle_cpu_ends_what_was_dropped() {
+fn an_idle_cpu_ends_dropped_spaces_and_objects() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     drop(used(&cpu, &object(&cpu)));
@@ -89,7 +89,7 @@ fn an_idle_cpu_ends_what_was_dropped() {
 }
 
 #[test]
-fn dropping_while_others_end_loses_nothing() {
+fn concurrent_drops_and_ends_leak_no_frames() {
     let vm = guest::vm(3, 4096);
     thread::scope(|scope| {
         for id in 0..3 {
@@ -110,9 +110,9 @@ fn dropping_while_others_end_loses_nothing() {
     assert_clean(&cpu(&vm, 0));
 }
 
-/// What was dropped is looked for before memory is said to be out.
+/// A fault ends dropped spaces and objects before it returns an out-of-memory error.
 #[test]
-fn a_fault_gets_the_frames_of_what_was_dropped() {
+fn a_fault_reclaims_dropped_spaces_and_objects() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -120,7 +120,7 @@ fn a_fault_gets_the_frames_of_what_was_dropped() {
     store(&cpu, &space, AT, 1).unwrap();
     let file = object(&cpu);
     let other = used(&cpu, &file);
-    // Nothing is lazily freed any more.
+    // There are no lazily freed pages at this point.
     (0..2).for_each(|page| store(&cpu, &other, AT + page * P, 1).unwrap());
     cpu.drain();
     vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames()));
@@ -134,9 +134,9 @@ fn a_fault_gets_the_frames_of_what_was_dropped() {
     assert_clean(&cpu);
 }
 
-/// The frames of the stock, and those that are retired, are not lost: the audit says what to do about them.
+/// The frames in the stock and the retired frames are not lost: the audit names the call to make.
 #[test]
-fn an_audit_without_a_drain_says_what_to_call() {
+fn an_audit_without_a_drain_names_the_call() {
     let vm = guest::vm(2, 256);
     let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
     let spaces = [0, 1].map(|_| Space::new(&cpus[0]).unwrap());
@@ -156,9 +156,10 @@ fn an_audit_without_a_drain_says_what_to_call() {
     assert_eq!(audit(&cpus[0], &[]).unwrap().taken(), 1);
 }
 
-/// Its tables may be in use for ever. So its frames stay allocated, which the audit tells.
+/// The space's tables may stay in use forever, so its frames stay allocated. The audit reports the
+/// frames.
 #[test]
-fn a_space_that_runs_does_not_end_when_it_is_dropped() {
+fn dropping_a_running_space_does_not_end_it() {
     let vm = guest::vm(2, 256);
     let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
     let file = object(&cpus[0]);
@@ -170,9 +171,9 @@ fn a_space_that_runs_does_not_end_when_it_is_dropped() {
     assert!(audit(&cpus[0], &[]).is_err());
 }
 
-/// A space that one subsystem's CPU refused to end is ended by its own.
+/// A CPU of another subsystem refuses to end a space; a CPU of the same subsystem ends the space.
 #[test]
-fn what_is_dropped_belongs_to_its_own_vm() {
+fn dropped_spaces_belong_to_their_vm() {
     let vms: [TestVm; 2] = [(); 2].map(|()| guest::vm(1, 256));
     let [mine, other] = [0, 1].map(|at| cpu(&vms[at], 0));
     let file = object(&mine);
@@ -187,7 +188,7 @@ fn what_is_dropped_belongs_to_its_own_vm() {
 /// An end inside a listing would wait in a section. It is refused before anything has changed.
 #[cfg(debug_assertions)]
 #[test]
-fn an_end_inside_a_listing_is_refused_whole() {
+fn an_end_inside_a_listing_is_refused() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let file = object(&cpu);
@@ -200,10 +201,10 @@ fn an_end_inside_a_listing_is_refused_whole() {
     assert_clean(&cpu);
 }
 
-/// The same of what was dropped.
+/// The same rule for dropped spaces and objects.
 #[cfg(debug_assertions)]
 #[test]
-fn what_was_dropped_is_not_ended_inside_a_listing() {
+fn dropped_spaces_are_not_ended_inside_a_listing() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let listed = used(&cpu, &object(&cpu));
@@ -215,7 +216,7 @@ fn what_was_dropped_is_not_ended_inside_a_listing() {
     assert_clean(&cpu);
 }
 
-/// Then no CPU is left to end them; what they have on the heap is freed at once.
+/// No CPU remains to end these spaces and objects. Their heap memory is freed at once.
 #[test]
 fn spaces_and_objects_may_outlive_their_vm() {
     let vm = guest::vm(1, 256);

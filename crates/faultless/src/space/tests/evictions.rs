@@ -1,4 +1,4 @@
-//! Pages of files that leave memory: which, when, and that nothing is lost.
+//! Eviction of file pages: the choice of pages, the time, and the preservation of stored bytes.
 
 use super::deferred::beside;
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, store};
@@ -44,7 +44,7 @@ fn count(cpu: &TestCpu<'_>, counter: Counter) -> u64 {
 }
 
 #[test]
-fn more_is_read_than_memory_holds() {
+fn reads_may_exceed_memory() {
     with_file(40, 200, |cpu, space, memory, file| {
         for _ in 0..3 {
             for page in 0..200 {
@@ -54,7 +54,7 @@ fn more_is_read_than_memory_holds() {
         assert!(file.resident_pages(cpu) < 40);
         assert_eq!(writes(memory), [], "clean pages are dropped");
         assert!(count(cpu, Counter::PageStolen) > 500, "{}", count(cpu, Counter::PageStolen));
-        // The kernel reads them, too.
+        // The kernel reads the pages as well.
         for page in 0..200 {
             assert_eq!(read_object(cpu, file, page), Some(page + 1));
         }
@@ -62,7 +62,7 @@ fn more_is_read_than_memory_holds() {
 }
 
 #[test]
-fn more_is_stored_than_memory_holds() {
+fn stores_may_exceed_memory() {
     with_file(40, 100, |cpu, space, memory, file| {
         for round in 1..3 {
             for page in 0..100 {
@@ -83,7 +83,7 @@ fn more_is_stored_than_memory_holds() {
 }
 
 #[test]
-fn what_cannot_be_written_stays() {
+fn unwritable_pages_stay() {
     with_file(40, 100, |cpu, space, memory, _| {
         (0..8).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
         memory.plan([Plan::Fail(2 * PAGE)]);
@@ -102,12 +102,12 @@ fn what_cannot_be_written_stays() {
 }
 
 #[test]
-fn what_is_used_stays() {
+fn used_pages_stay() {
     with_file(256, 64, |cpu, space, _, file| {
         let resident = || file.resident_pages(cpu);
         (0..64).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
         assert_eq!(resident(), 64);
-        // A page that somebody refers to, one that is pinned, and one that is locked.
+        // A referenced page, a pinned page, and a locked page.
         space.mlock(cpu, AT + 9 * P, P, Lock::Now).unwrap();
         let pins = space.pin(cpu, AT + 17 * P, P, true).unwrap();
         file.read_page(cpu, 30, |_| {
@@ -123,14 +123,14 @@ fn what_is_used_stays() {
         }
         let refused = space.madvise(cpu, AT, 64 * P, Advice::PageOut).unwrap_err();
         assert_eq!(refused.errno, Errno::EINVAL);
-        // Reclaim leaves it, too.
+        // Reclaim keeps these pages as well.
         cpu.reclaim(64);
         assert!(file.has_page(cpu, 9) && file.has_page(cpu, 17) && !file.has_page(cpu, 30));
         drop(pins);
         space.mlock(cpu, AT + 9 * P, P, Lock::No).unwrap();
         cpu.reclaim(64);
         assert_eq!(resident(), 0);
-        // A page that another space has, too, is not this one's to page out.
+        // This space may not page out a page shared with another space.
         load(cpu, space, AT).unwrap();
         let child = space.fork(cpu).unwrap();
         load(cpu, &child, AT).unwrap();
@@ -143,9 +143,9 @@ fn what_is_used_stays() {
     });
 }
 
-/// Pages that are used again and again survive a scan through many that are used once.
+/// Pages used repeatedly survive a scan through many pages used once.
 #[test]
-fn a_scan_does_not_drive_out_what_is_used() {
+fn a_scan_does_not_evict_used_pages() {
     with_file(128, 600, |cpu, space, memory, _| {
         let hot =
             || (0..32).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
@@ -165,9 +165,9 @@ fn a_scan_does_not_drive_out_what_is_used() {
     });
 }
 
-/// However long it was in use.
+/// The previous duration of the use does not matter.
 #[test]
-fn what_is_used_no_more_leaves_at_one_call() {
+fn unused_pages_are_evicted_by_one_call() {
     with_file(128, 600, |cpu, space, _, file| {
         for page in 32..600 {
             load_all(cpu, space, (0..8).chain([page]));
@@ -178,7 +178,7 @@ fn what_is_used_no_more_leaves_at_one_call() {
 }
 
 #[test]
-fn what_the_kernel_reads_is_used() {
+fn kernel_reads_count_as_use() {
     with_file(256, 64, |cpu, _, _, file| {
         file.read_ahead(cpu, 0..64).unwrap();
         (0..32).for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
@@ -188,7 +188,7 @@ fn what_the_kernel_reads_is_used() {
     });
 }
 
-/// What is read again soon is noticed, and stays longer.
+/// A page read again soon after its eviction is counted, and stays longer.
 #[test]
 fn refaults_are_counted() {
     with_file(128, 64, |cpu, space, _, _| {
@@ -196,7 +196,7 @@ fn refaults_are_counted() {
         space.madvise(cpu, AT, 4 * P, Advice::PageOut).unwrap();
         assert_eq!(count(cpu, Counter::WorkingsetRefault), 0);
         load(cpu, space, AT).unwrap();
-        // The block of four pages, of which one was mapped.
+        // The block of four pages, one of which was mapped.
         assert!((1..=4).contains(&count(cpu, Counter::WorkingsetRefault)));
         assert!(count(cpu, Counter::WorkingsetActivate) >= 1);
     });
@@ -211,11 +211,11 @@ fn page_out(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) {
 }
 
 #[test]
-fn what_is_read_again_soon_outlives_what_is_new() {
+fn refaulted_pages_outlive_new_pages() {
     with_file(256, 64, |cpu, space, _, file| {
         load_all(cpu, space, 0..32);
         page_out(cpu, space, 0, 32);
-        // By turns, so that the frames of both lie mixed. Nobody uses them.
+        // Alternately, so that the frames of both ranges are interleaved. Both ranges are unused.
         for page in (0..32).step_by(4) {
             for pages in [page..page + 4, 32 + page..36 + page] {
                 file.read_ahead(cpu, pages).unwrap();
@@ -224,17 +224,18 @@ fn what_is_read_again_soon_outlives_what_is_new() {
         let activated = count(cpu, Counter::WorkingsetActivate);
         cpu.reclaim(32);
         let stay = (0..32).filter(|page| file.has_page(cpu, *page)).count() as u64;
-        // A new page may be taken for one that was evicted, if their notes are the same by chance.
+        // A new page may be mistaken for an evicted page if their notes collide.
         assert!(activated > 24 && stay + 2 >= activated, "{stay} of {activated}");
     });
 }
 
 #[test]
-fn what_was_gone_for_long_is_like_new_when_it_is_read_again() {
+fn a_late_refault_counts_as_a_new_page() {
     with_file(256, 64, |cpu, space, _, _| {
         load_all(cpu, space, 0..8);
         page_out(cpu, space, 0, 8);
-        // More evictions than memory has frames, of one page: so the notes of the others stay.
+        // More evictions of one page than memory has frames, so that the notes of the other pages
+        // stay.
         for _ in 0..300 {
             load_all(cpu, space, 32..33);
             page_out(cpu, space, 32, 1);
@@ -263,7 +264,7 @@ fn a_refault_is_counted_once() {
 }
 
 #[test]
-fn pages_that_are_read_for_the_first_time_are_no_refaults() {
+fn first_reads_are_no_refaults() {
     with_file(64, 600, |cpu, space, _, _| {
         load_all(cpu, space, 0..600);
         assert!(count(cpu, Counter::PageStolen) > 500);
@@ -273,9 +274,9 @@ fn pages_that_are_read_for_the_first_time_are_no_refaults() {
     });
 }
 
-/// The frames of pages that leave while memory is out are had by one flush for many batches.
+/// If memory is exhausted, one flush releases the frames of many batches of evicted pages.
 #[test]
-fn pages_that_only_are_read_leave_by_deferred_flushes() {
+fn read_only_pages_are_evicted_by_deferred_flushes() {
     let vm = guest::vm(2, 40);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -289,11 +290,11 @@ fn pages_that_only_are_read_leave_by_deferred_flushes() {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// In whatever order they lie in memory.
+/// The order of the pages in memory does not matter.
 #[test]
-fn pages_that_lie_together_in_a_file_are_written_together() {
+fn adjacent_file_pages_are_written_together() {
     with_file(1200, 16, |cpu, space, memory, _| {
-        // Frames that come back are taken in another order.
+        // Returned frames are allocated in a different order.
         for round in 0..2 {
             writes(memory);
             (0..16).for_each(|page| store(cpu, space, AT + page * P, 70 + page + round).unwrap());
@@ -306,7 +307,7 @@ fn pages_that_lie_together_in_a_file_are_written_together() {
 }
 
 #[test]
-fn cold_pages_go_first() {
+fn cold_pages_are_evicted_first() {
     with_file(256, 64, |cpu, space, _, file| {
         (0..64).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page + 1)));
         space.madvise(cpu, AT + 32 * P, 32 * P, Advice::Cold).unwrap();
@@ -318,7 +319,7 @@ fn cold_pages_go_first() {
 }
 
 #[test]
-fn cold_pages_go_first_though_they_were_read_again_soon() {
+fn cold_refaulted_pages_are_evicted_first() {
     with_file(256, 64, |cpu, space, _, file| {
         load_all(cpu, space, 0..32);
         page_out(cpu, space, 0, 32);
@@ -329,9 +330,9 @@ fn cold_pages_go_first_though_they_were_read_again_soon() {
     });
 }
 
-/// They do not leave memory, so nothing says that others shall stay.
+/// Private pages cannot be evicted without a swap area, so their age has no effect on other pages.
 #[test]
-fn private_pages_do_not_become_cold_where_there_is_no_swap_area() {
+fn private_pages_do_not_become_cold_without_a_swap_area() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -342,9 +343,9 @@ fn private_pages_do_not_become_cold_where_there_is_no_swap_area() {
     finish(&cpu, space, Vec::new());
 }
 
-/// Memory that is full of a file's pages makes room for what a call needs, however much that is.
+/// Memory full of file pages is reclaimed for the frames of a call, whatever their number.
 #[test]
-fn a_fork_gets_frames_for_all_pages_that_it_copies() {
+fn a_fork_reclaims_frames_for_all_its_copies() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -353,7 +354,7 @@ fn a_fork_gets_frames_for_all_pages_that_it_copies() {
     map(&cpu, &space, (0, 300), Prot::READ, SHARED, (&file, 0));
     guest::map(&cpu, &space, 300, 100, RW);
     (300..400).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
-    // Its pages are copied at once.
+    // Pinned pages are copied at once.
     let pins = space.pin(&cpu, AT + 300 * P, 100 * P, true).unwrap();
     load_all(&cpu, &space, 0..300);
     let child = space.fork(&cpu).unwrap();
@@ -363,9 +364,9 @@ fn a_fork_gets_frames_for_all_pages_that_it_copies() {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// Where one frame is needed, one part of memory in 32 is evicted, by one flush.
+/// A demand for one frame evicts 1/32 of memory with one flush.
 #[test]
-fn many_pages_leave_at_once() {
+fn many_pages_are_evicted_at_once() {
     let vm = guest::vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -378,9 +379,9 @@ fn many_pages_leave_at_once() {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// What it frees is kept on the CPU's own list at first, where it is of no use to others.
+/// Freed frames first stay on the CPU's own list, unavailable to other CPUs.
 #[test]
-fn reclaim_in_the_background_goes_on_until_others_have_enough() {
+fn background_reclaim_continues_until_other_cpus_have_enough() {
     let vm = guest::vm(2, 1024);
     vm.set(Setting::DeferredFlush(false));
     let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
@@ -401,9 +402,9 @@ fn reclaim_in_the_background_goes_on_until_others_have_enough() {
     finish(&here, space, Vec::from([file]));
 }
 
-/// Its own second reference does not count as another's use.
+/// The range's second reference to the page does not count as use by another owner.
 #[test]
-fn a_page_that_the_range_maps_twice_leaves() {
+fn a_page_mapped_twice_by_the_range_is_evicted() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let file = file(&cpu, &Memory::new(8, 0));
@@ -417,10 +418,12 @@ fn a_page_that_the_range_maps_twice_leaves() {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// A CPU that has found pages, and looks for more, is told as one that evicts: others wait for it where these are all that there are.
+/// A CPU that has found pages and searches for more counts as evicting. Other CPUs wait for this
+/// CPU if these pages are the only evictable pages.
 #[test]
-fn who_has_found_pages_is_evicting() {
-    // At different moments of a call: frames that were looked at, whether it is told, and whether a page has left.
+fn a_cpu_with_found_pages_counts_as_evicting() {
+    // At different moments of a call: the number of scanned frames, whether the CPU counts as
+    // evicting, and whether a page has been evicted.
     let seen_at = |look: u64| {
         let vm = guest::vm(1, 1024);
         let cpu = cpu(&vm, 0);
@@ -467,7 +470,7 @@ fn private_copies_stay() {
 }
 
 #[test]
-fn what_is_cut_off_an_evicted_page_is_zeros() {
+fn the_truncated_part_of_an_evicted_page_is_zeros() {
     with_file(64, 8, |cpu, space, memory, file| {
         store(cpu, space, AT + 3 * P + 800, 5).unwrap();
         space.madvise(cpu, AT, 8 * P, Advice::PageOut).unwrap();
@@ -480,9 +483,9 @@ fn what_is_cut_off_an_evicted_page_is_zeros() {
     });
 }
 
-/// Huge text is split where a page of it leaves.
+/// A huge text page is split if one of its pages is evicted.
 #[test]
-fn reclaim_in_the_background_makes_room() {
+fn background_reclaim_frees_memory() {
     let vm = guest::vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -497,16 +500,17 @@ fn reclaim_in_the_background_makes_room() {
         }
         assert!(vm.free_frames() > 16, "page {page}");
     }
-    // So that accessed bits tell what is used.
+    // Accessed bits therefore show the used pages.
     let aged = count(&cpu, Counter::FlushAged);
     assert!((2..8).contains(&aged), "{aged}");
     cpu.drain();
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// Somebody maps the page again while it is written: it is not dropped with what was stored since.
+/// Another access maps the page again during its writeback. The page is not dropped together with
+/// the new store.
 #[test]
-fn a_store_between_is_not_lost() {
+fn a_store_during_eviction_is_not_lost() {
     for nth in 1..20 {
         let vm = guest::vm(2, 64);
         let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));

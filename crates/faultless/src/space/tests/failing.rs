@@ -1,12 +1,15 @@
-//! Devices that fail, at every operation: the disk of a file and that of the swap area, behind one counter.
+//! Failing devices, at every operation: the disk of a file and the disk of the swap area, behind
+//! one counter.
 //!
-//! One run does all that uses them: shared and private mappings of the file, private memory of more pages than there are frames, forks, write-back,
-//! eviction, calls of the kernel. It is repeated with the first operation failing, the second, and so on; alone, with all that
-//! follow, and with every third. Each time:
+//! One run uses both disks completely: shared and private mappings of the file, private memory of
+//! more pages than memory has frames, forks, writeback, eviction, and kernel calls. The run is
+//! repeated with the first operation failing, then the second, and so on; with a single failure,
+//! with all later operations failing, and with every third. After each run:
 //!
-//! - a call fails only if the device failed during it, and with `SIGBUS`, `EIO` or, where no page could leave memory, as out of memory;
-//! - whatever any program loads is what a model says, and every frame is accounted for;
-//! - when the device works again, all is there, and all that was stored reaches the file.
+//! - a call fails only if the device failed during the call, with `SIGBUS`, `EIO` or, if no page
+//!   could be evicted, out of memory;
+//! - each load of a program returns the value of the model, and every frame is accounted for;
+//! - when the device works again, all contents are present, and all stored bytes reach the file.
 
 use super::guest::{
     self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, map_object, store,
@@ -28,7 +31,7 @@ use std::vec::Vec;
 
 /// Pages of the file; all are mapped, shared, from page 0 of a program on.
 const FILE: u64 = 20;
-/// Of these there is a private mapping, too, from this page on.
+/// From this page on, the pages also have a private mapping.
 const COPIES: u64 = 32;
 const COPIED: u64 = 8;
 /// Private memory, more than frames.
@@ -42,11 +45,11 @@ enum Fails {
     Never,
     Only(u64),
     From(u64),
-    /// This one, and every third after it.
+    /// This operation, and every third operation after it.
     Third(u64),
 }
 
-/// What both disks are parts of.
+/// The common state of both disks.
 #[derive(Debug)]
 struct Device {
     fails: std::sync::Mutex<Fails>,
@@ -55,7 +58,7 @@ struct Device {
 }
 
 impl Device {
-    /// Begins an operation; whether it fails.
+    /// Begins an operation. Returns whether the operation fails.
     fn operate(&self) -> bool {
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
         let fails = match *self.fails.lock().unwrap() {
@@ -81,7 +84,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// An operation that fails has done a part, not always the same.
+    /// Counts an operation. A failing operation has done a varying part of its work.
     fn operate(&self) {
         if self.device.operate() {
             let number = self.device.operations.load(Ordering::Relaxed);
@@ -133,12 +136,12 @@ struct World<'c, 'v> {
     /// The words of the file's pages.
     words: [u64; FILE as usize],
     programs: Vec<Program>,
-    /// How many calls have failed.
+    /// The number of failed calls.
     errors: u64,
 }
 
 impl World<'_, '_> {
-    /// What `program` must find in `page`.
+    /// Returns the expected word of `page` in `program`.
     fn expected(&self, program: usize, page: u64) -> u64 {
         let words = &self.programs[program].words;
         let own = words.get(&page).copied();
@@ -149,7 +152,8 @@ impl World<'_, '_> {
         }
     }
 
-    /// Makes a call, which may fail only if the device did during it. `None`: it has.
+    /// Makes a call, which may fail only if the device failed during the call. Returns `None` after
+    /// such a failure.
     fn call<R, E: core::fmt::Debug>(
         &mut self,
         call: impl FnOnce(&Self) -> Result<R, E>,
@@ -227,7 +231,7 @@ impl World<'_, '_> {
         audit_with(self.cpu, &spaces, &[&self.file]).unwrap();
     }
 
-    /// All that uses the disks.
+    /// Uses the disks in every way.
     fn run(&mut self) {
         let mut word = 1000;
         let mut next = || {
@@ -246,7 +250,7 @@ impl World<'_, '_> {
             }
             self.load(0, page);
         }
-        // From here on pages must leave.
+        // From here on, stores require evictions.
         for page in OWN..OWN + OWNED {
             self.store(0, page, next());
         }
@@ -285,7 +289,7 @@ impl World<'_, '_> {
         }
     }
 
-    /// The device works again: nothing is lost.
+    /// Lets the device work again, and checks that no contents are lost.
     fn recover(&mut self) {
         *self.device.fails.lock().unwrap() = Fails::Never;
         let before = self.errors;
@@ -300,12 +304,13 @@ impl World<'_, '_> {
     }
 }
 
-/// The signals of a program that needs a page which cannot be read, or a frame that no page can leave.
+/// Checks for the signals of a program that needs an unreadable page, or a frame while no page can
+/// be evicted.
 fn is_proper(error: &FaultError) -> bool {
     matches!(error, FaultError::Bus | FaultError::OutOfMemory)
 }
 
-/// Runs with these failures. How many operations there were, and how many calls failed.
+/// Runs with the failures `fails`. Returns the number of operations and of failed calls.
 fn run(locking: Locking, fails: Fails) -> (u64, u64) {
     let vm = guest::vm(1, FRAMES);
     vm.set(Setting::Locking(locking));
@@ -344,7 +349,7 @@ fn run(locking: Locking, fails: Fails) -> (u64, u64) {
 }
 
 #[test]
-fn a_device_that_fails_at_any_operation_hurts_those_alone_that_need_it() {
+fn a_device_failure_affects_only_calls_that_need_the_device() {
     let kinds: [fn(u64) -> Fails; 3] = [Fails::Only, Fails::From, Fails::Third];
     for locking in Locking::ALL {
         let (operations, errors) = run(locking, Fails::Never);
@@ -361,7 +366,7 @@ fn a_device_that_fails_at_any_operation_hurts_those_alone_that_need_it() {
     }
 }
 
-/// Does something in its first read, which fails.
+/// A store that runs a closure in its first read, which fails.
 struct FirstFails {
     memory: Arc<Memory>,
     first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -393,9 +398,10 @@ impl BackingStore for FirstFails {
     }
 }
 
-/// A fault cannot read its page, and finds other memory under the lock. When the file is mapped there again, and a pin needs the same page, the device works.
+/// A fault cannot read its page, and then finds another mapping under the lock. Later, the file is
+/// mapped there again, and a pin needs the same page. By then the device works.
 #[test]
-fn what_one_fault_could_not_read_no_later_call_is_refused_for() {
+fn a_failed_read_does_not_affect_later_calls() {
     let vm: &'static TestVm = Box::leak(Box::new(guest::vm(2, 256)));
     let (cpu0, cpu1) = (cpu(vm, 0), cpu(vm, 1));
     let first = FirstFails { memory: Memory::new(8, 0), first: Mutex::default() };

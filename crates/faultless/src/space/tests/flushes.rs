@@ -1,4 +1,4 @@
-//! Which calls flush, and how often: none where no TLB can hold what changes.
+//! The number of flushes of each call: zero if no TLB can hold the changed entries.
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -11,7 +11,7 @@ use crate::vm::Cpu;
 use std::vec::Vec;
 
 const P: u64 = PAGE_SIZE;
-/// In the middle of what a table maps, whose first page is in use.
+/// In the middle of a table's range; the first page of this range is in use.
 const AT: u64 = (1 << 30) + 8 * P;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
@@ -19,8 +19,8 @@ const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFl
 type TestSpace = Space<TestMachine>;
 type TestCpu<'v> = Cpu<'v, TestMachine>;
 
-/// A space that runs on CPU 0 of two, with 16 pages at `AT` of which nobody has touched any, and a table
-/// that maps another page.
+/// Runs `test` with a space that runs on CPU 0 of two. The space has 16 untouched pages at `AT`,
+/// and a table that maps another page.
 fn with_space(frames: u32, test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
     let vm = guest::vm(2, frames);
     let cpu = cpu(&vm, 0);
@@ -42,7 +42,7 @@ fn map(cpu: &TestCpu<'_>, space: &TestSpace, at: u64, pages: u64) {
     assert_eq!(space.mmap(cpu, at, pages * P, RW, FIXED), Ok(at));
 }
 
-/// What CPUs were told to drop while `call` ran.
+/// Returns the invalidations requested of all CPUs while `call` ran.
 fn dropped<R>(cpu: &TestCpu<'_>, call: impl FnOnce() -> R) -> Vec<Invalidate> {
     cpu.vm().machine().invalidated.lock().unwrap().clear();
     call();
@@ -56,7 +56,7 @@ fn pages(first: u64, pages: u64) -> Vec<Invalidate> {
 }
 
 #[test]
-fn what_was_never_touched_is_not_flushed() {
+fn untouched_pages_are_not_flushed() {
     with_space(512, |cpu, space| {
         let dont_need = || space.madvise(cpu, AT, 16 * P, Advice::DontNeed).unwrap();
         assert_eq!(dropped(cpu, dont_need), []);
@@ -69,14 +69,14 @@ fn what_was_never_touched_is_not_flushed() {
         assert_eq!(dropped(cpu, moved), []);
         assert_eq!(dropped(cpu, || map(cpu, space, there, 16)), []);
         assert_eq!(dropped(cpu, || space.munmap(cpu, there, 16 * P).unwrap()), []);
-        // Nor where there is no table.
+        // A range without a table needs no flush either.
         map(cpu, space, (5 << 30) - 128 * P, 256);
         assert_eq!(dropped(cpu, || space.munmap(cpu, (5 << 30) - 128 * P, 256 * P).unwrap()), []);
     });
 }
 
 #[test]
-fn what_the_mmu_never_saw_is_not_flushed() {
+fn entries_hidden_from_the_mmu_are_not_flushed() {
     with_space(512, |cpu, space| {
         for page in 0..4 {
             store(cpu, space, AT + page * P, page).unwrap();
@@ -101,7 +101,7 @@ fn what_the_mmu_never_saw_is_not_flushed() {
 }
 
 #[test]
-fn what_was_touched_is_flushed_from_its_first_page_to_its_last() {
+fn touched_pages_are_flushed_from_first_to_last() {
     with_space(512, |cpu, space| {
         let touch = |pages: &[u64]| {
             pages.iter().for_each(|page| store(cpu, space, AT + page * P, *page).unwrap());
@@ -122,9 +122,9 @@ fn what_was_touched_is_flushed_from_its_first_page_to_its_last() {
     });
 }
 
-/// The CPU may hold an older translation, which would make it fault again.
+/// The CPU may hold an older translation, which would cause another fault.
 #[test]
-fn a_fault_on_an_entry_in_order_drops_the_page_here() {
+fn a_spurious_fault_drops_the_local_translation() {
     with_space(512, |cpu, space| {
         store(cpu, space, AT + P, 1).unwrap();
         for access in [Access::Read, Access::Write] {
@@ -135,7 +135,7 @@ fn a_fault_on_an_entry_in_order_drops_the_page_here() {
 }
 
 #[test]
-fn rights_that_are_added_are_not_flushed() {
+fn added_rights_are_not_flushed() {
     with_space(512, |cpu, space| {
         store(cpu, space, AT, 1).unwrap();
         store(cpu, space, AT + P, 1).unwrap();
@@ -153,7 +153,7 @@ fn rights_that_are_added_are_not_flushed() {
 }
 
 #[test]
-fn a_fork_drops_only_what_allows_stores_and_only_here() {
+fn a_fork_drops_only_writable_translations_of_its_cpu() {
     with_space(512, |cpu, space| {
         assert_eq!(load(cpu, space, AT), Ok(0));
         for page in 4..6 {
@@ -168,8 +168,8 @@ fn a_fork_drops_only_what_allows_stores_and_only_here() {
     });
 }
 
-/// What it takes to take away what `tables` tables map, of each its first `touched` pages: by those who unmap, and by
-/// those who discard. A batch has room for what two tables may map, a part of 64 of all frames.
+/// Returns the flushes of an unmapping, and of a discard, of `tables` tables with `touched` pages
+/// each. A batch has room for the pages of two tables, 1/64 of all frames.
 fn flushes_of_tables(tables: u64, touched: u64) -> [Vec<Invalidate>; 2] {
     let (at, len) = (2 << 30, tables * 512 * P);
     let calls: [fn(&TestCpu<'_>, &TestSpace, u64, u64); 2] = [
@@ -196,7 +196,7 @@ fn a_large_memory_flushes_once_for_several_tables() {
     assert_eq!(flushes_of_tables(4, 512), [twice(), twice()]);
 }
 
-/// Who discards holds the entries of so many tables at once; who unmaps holds none.
+/// A discard holds the entries of sixteen tables at once; an unmapping holds none.
 #[test]
 fn sixteen_tables_are_discarded_with_one_flush() {
     let count = |tables| flushes_of_tables(tables, 3).map(|flushes| flushes.len());

@@ -1,4 +1,5 @@
-//! Folios and huge leaves where something is in the way: strange ranges, pages that are being moved, stores that fail later, locked memory.
+//! Obstacles for folios and huge leaves: unusual ranges, pages being moved, late store errors,
+//! locked memory.
 
 use super::guest::{self, AT, P, PRIVATE, SHARED, TestSpace, TestVm, cpu, map_object};
 use super::store::{File, Memory, Plan, file, finish, write_back};
@@ -17,9 +18,9 @@ const RX: Prot = Prot::READ.union(Prot::EXEC);
 const F: u64 = 512;
 const FRAMES: u32 = 8192;
 
-/// A range of which most is mapped nowhere is refused at once, as on Linux, which looks at VMAs and not at addresses.
+/// A mostly unmapped range is refused at once, as on Linux, which checks VMAs and not addresses.
 #[test]
-fn a_collapse_of_a_strange_range_is_refused() {
+fn a_collapse_of_a_mostly_unmapped_range_is_refused() {
     let vm = guest::vm(2, FRAMES);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -43,9 +44,9 @@ struct Text<'v> {
     file: File,
 }
 
-/// Each call that takes a leaf away, or something of what it allows, flushes all of its pages.
+/// Each call that unmaps a huge leaf, or reduces the leaf's rights, flushes all its pages.
 #[test]
-fn what_changes_a_leaf_is_flushed() {
+fn changes_of_a_leaf_are_flushed() {
     type Call = fn(&Text<'_>);
     let calls: [(&str, Call); 6] = [
         ("munmap", |text| text.space.munmap(&text.cpu, AT, F * P).unwrap()),
@@ -65,13 +66,13 @@ fn what_changes_a_leaf_is_flushed() {
         let flushed = vm.machine().invalidated.lock().unwrap().clone();
         let whole = |(_, _, what): &(_, _, Invalidate)| matches!(what, Invalidate::All);
         assert!(flushed.iter().any(whole), "{name}: {flushed:?}");
-        // SAFETY: no program runs in it.
+        // SAFETY: no program runs in the space.
         unsafe { text.space.deactivate(&text.cpu) };
         finish(&text.cpu, text.space, Vec::from([text.file]));
     }
 }
 
-/// What no program may reach stays so when it is collapsed.
+/// Inaccessible memory stays inaccessible after a collapse.
 #[test]
 fn a_collapse_gives_no_access() {
     let vm = guest::vm(2, FRAMES);
@@ -86,9 +87,9 @@ fn a_collapse_gives_no_access() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
-/// A call looks at so many places, finds nothing there, and the next goes on.
+/// A call scans a limited number of places without success. The next call continues there.
 #[test]
-fn a_look_for_text_is_bounded() {
+fn a_scan_for_text_is_bounded() {
     const MAPPINGS: u64 = 100;
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
@@ -111,9 +112,10 @@ fn a_look_for_text_is_bounded() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
-/// Text whose other pages must be read first is collapsed once they were. The CPU is not left with a read that nobody waits for.
+/// Text whose other pages must be read first is collapsed after these reads. The CPU is left with
+/// no pending read without a waiter.
 #[test]
-fn a_look_for_text_waits_for_no_read() {
+fn a_scan_for_text_waits_for_no_read() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX, PRIVATE);
@@ -131,9 +133,10 @@ fn a_look_for_text_waits_for_no_read() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
-/// Locked text, too: its other pages must be read first, and nobody waits. Only what was touched is mapped (`MLOCK_ONFAULT`).
+/// The same for locked text: its other pages must be read first, and no CPU waits. Only touched
+/// pages are mapped (`MLOCK_ONFAULT`).
 #[test]
-fn a_look_for_locked_text_waits_for_no_read() {
+fn a_scan_for_locked_text_waits_for_no_read() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX, PRIVATE);
@@ -158,9 +161,10 @@ fn a_look_for_locked_text_waits_for_no_read() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
-/// No page of locked private memory becomes a copy by a collapse that fails: none was stored to, and most were not even touched.
+/// A failed collapse copies no page of locked private memory: no page was stored to, and most pages
+/// were not even touched.
 #[test]
-fn a_collapse_that_fails_copies_no_locked_page() {
+fn a_failed_collapse_copies_no_locked_page() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX.union(Prot::WRITE), PRIVATE);
@@ -171,14 +175,14 @@ fn a_collapse_that_fails_copies_no_locked_page() {
     text.space.collapse_text(&text.cpu, AT, 1);
     assert_eq!(vm.totals().get(Counter::ThpCollapsed), 0);
     drop(pins);
-    // A copy shows what it copied, whatever becomes of that.
+    // A private copy would not show the new word.
     guest::write_object(&text.cpu, &text.file, 300, 9).unwrap();
     let found = guest::load(&text.cpu, &text.space, AT + 300 * P);
     finish(&text.cpu, text.space, Vec::from([text.file]));
     assert_eq!(found, Ok(9), "a copy");
 }
 
-/// More leaves go by one call than a batch holds.
+/// One call unmaps more huge leaves than a batch holds.
 #[test]
 fn many_leaves_are_unmapped_at_once() {
     let vm = guest::vm(2, FRAMES);
@@ -206,8 +210,8 @@ impl<'v> Text<'v> {
         self.space.fault(&self.cpu, AT + page * P, Access::Execute)
     }
 
-    /// As a program that waits for what is pending. All reads of the store end later, and of page `bad` with `errno`, if it is
-    /// among them.
+    /// Fetches like a program that waits for pending reads. All reads of the store complete later;
+    /// a read which includes page `bad` fails with `errno`.
     fn fetch_later(&self, page: u64, bad: u64, errno: Errno) -> Result<FaultKind, FaultError> {
         for _ in 0..8 {
             self.memory.plans.lock().unwrap().clear();
@@ -229,7 +233,7 @@ impl<'v> Text<'v> {
     }
 }
 
-/// A device cannot read page 300. A program that needs page 1 alone hears nothing of it.
+/// A device cannot read page 300. A program that needs only page 1 sees no error.
 #[test]
 fn a_bad_page_elsewhere_in_the_folio_is_no_error() {
     for choice in [HugeText::Never, HugeText::Always] {
@@ -242,9 +246,9 @@ fn a_bad_page_elsewhere_in_the_folio_is_no_error() {
     }
 }
 
-/// A device that wants to be asked for fewer pages says so later.
+/// A device that needs smaller requests reports the limit later.
 #[test]
-fn a_device_that_reads_no_folio_at_once_is_asked_for_less() {
+fn a_device_that_cannot_read_a_folio_gets_smaller_requests() {
     let vm = guest::vm(2, FRAMES);
     let text = Text::new(&vm, RX, PRIVATE);
     for _ in 0..16 {
@@ -266,9 +270,10 @@ fn a_device_that_reads_no_folio_at_once_is_asked_for_less() {
     panic!("the same read again and again: {:?}", text.memory.reads.lock().unwrap());
 }
 
-/// One of the pages has as many mappings as can be counted. Base pages of the others can be had.
+/// One of the pages has the maximum number of mappings. The other pages can be mapped as base
+/// pages.
 #[test]
-fn a_folio_with_a_page_of_too_many_mappings_is_mapped_in_base_pages() {
+fn a_folio_with_a_page_at_the_mapping_limit_is_mapped_in_base_pages() {
     use crate::frame::FrameMeta;
     for locking in Locking::ALL {
         let vm = guest::vm(2, FRAMES);
@@ -296,15 +301,15 @@ fn a_folio_with_a_page_of_too_many_mappings_is_mapped_in_base_pages() {
         });
         text.space.madvise(&text.cpu, AT, F * P, Advice::DontNeed).unwrap();
         meta.preset_refs(refs);
-        // SAFETY: the reference that `get` took.
+        // SAFETY: the reference acquired by `get`.
         unsafe { text.cpu.put_unmapped(frame) };
         finish(&text.cpu, text.space, Vec::from([text.file]));
     }
 }
 
-/// Pages of locked memory stay mapped where they cannot be collapsed.
+/// Pages of locked memory stay mapped if their collapse fails.
 #[test]
-fn a_collapse_that_fails_leaves_locked_memory_mapped() {
+fn a_failed_collapse_keeps_locked_memory_mapped() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX, SHARED);
@@ -322,9 +327,9 @@ fn a_collapse_that_fails_leaves_locked_memory_mapped() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
-/// Where there are no frames for a folio, what was unmapped for it is mapped again if it is locked.
+/// If no frames for a folio are available, locked pages unmapped for the folio are mapped again.
 #[test]
-fn a_collapse_without_memory_leaves_locked_memory_mapped() {
+fn a_collapse_without_memory_keeps_locked_memory_mapped() {
     for locking in Locking::ALL {
         let vm = guest::vm(2, FRAMES);
         vm.set(Setting::Locking(locking));
@@ -350,14 +355,15 @@ fn a_collapse_without_memory_leaves_locked_memory_mapped() {
     }
 }
 
-/// Who needs a folio of which a page is being cut off waits until that is over, and has the folio then.
+/// A CPU that needs a folio during the truncation of one of its pages waits for the truncation, and
+/// then gets the folio.
 #[test]
-fn a_folio_that_is_being_cut_is_waited_for() {
+fn a_fault_waits_for_the_truncation_of_a_folio() {
     for locking in Locking::ALL {
         let vm = guest::vm(3, FRAMES);
         vm.set(Setting::Locking(locking));
         let text = Text::new(&vm, RX, PRIVATE);
-        // The store waits for its bytes.
+        // The store waits for the lock of its bytes.
         let bytes = text.memory.bytes.lock().unwrap();
         let served = std::thread::scope(|scope| {
             let (vm, Text { file, space, .. }) = (&vm, &text);
@@ -379,7 +385,7 @@ fn a_folio_that_is_being_cut_is_waited_for() {
     }
 }
 
-/// A page that was stored to stays where it is until it is written back; so none is unmapped for the folio that cannot be.
+/// A dirty page stays mapped until its writeback, so no page is unmapped for the impossible folio.
 #[test]
 fn a_collapse_of_a_dirty_page_unmaps_none() {
     let vm = guest::vm(2, FRAMES);
@@ -397,13 +403,13 @@ fn a_collapse_of_a_dirty_page_unmaps_none() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
-/// One page that cannot be read keeps none of its neighbours from being read.
+/// One unreadable page does not prevent reads of its neighbours.
 #[test]
-fn a_bad_page_keeps_no_other_from_being_read() {
+fn a_bad_page_does_not_prevent_reads_of_other_pages() {
     let vm = guest::vm(1, 256);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, Prot::READ, SHARED);
-    // Page 0 of the block 0..4 is bad: whatever run has it fails there.
+    // Page 0 of the block 0..4 is bad: each run that includes this page fails there.
     let mut found = Err(FaultError::Bus);
     for _ in 0..4 {
         text.memory.plans.lock().unwrap().clear();

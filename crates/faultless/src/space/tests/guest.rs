@@ -23,7 +23,7 @@ pub(crate) type TestVm = Vm<TestMachine>;
 pub(crate) type TestSpace = Space<TestMachine>;
 pub(crate) type TestCpu<'v> = Cpu<'v, TestMachine>;
 
-/// Where tests map: the start of what a last-level table maps.
+/// The address of the tests' mappings: the start of a last-level table's range.
 pub(crate) const AT: u64 = 1 << 30;
 pub(crate) const P: u64 = PAGE_SIZE;
 pub(crate) const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -42,7 +42,7 @@ std::thread_local! {
 pub(crate) fn vm(cpus: usize, frames: u32) -> TestVm {
     THREAD.with(ThreadStreams::reset);
     let vm = Vm::new(TestMachine::new(cpus, frames)).unwrap();
-    // Most tests say themselves which pages are there.
+    // Most tests choose the present pages explicitly.
     vm.set(Setting::PrefaultMaxOrder(0));
     vm
 }
@@ -63,7 +63,8 @@ pub(crate) fn cpu(vm: &TestVm, id: u16) -> Cpu<'_, TestMachine> {
     unsafe { vm.cpu(CpuId(id)) }
 }
 
-/// Under each policy an empty space on CPU 0 of two, with 256 frames; all frames must be accounted for in the end.
+/// Runs `test` under each locking policy with an empty space on CPU 0 of two, with 256 frames. All
+/// frames must be accounted for in the end.
 pub(crate) fn with_space(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
     for locking in Locking::ALL {
         let vm = vm(2, 256);
@@ -120,7 +121,7 @@ pub(crate) fn write_object(
     object.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(value) })
 }
 
-/// The first word of an object's page, if it has the page.
+/// Returns the first word of an object's page, if the page is present.
 pub(crate) fn read_object(cpu: &TestCpu<'_>, object: &Shared<Object>, index: u64) -> Option<u64> {
     // SAFETY: the bytes of a page, aligned.
     object.read_page(cpu, index, |at| at.map(|at| unsafe { at.cast::<u64>().read() })).unwrap()

@@ -1,4 +1,5 @@
-//! Memory is not out as long as another CPU holds pages that may leave; and it is out soon where other CPUs look for such pages and find none.
+//! An out-of-memory error waits for other CPUs that hold evictable pages. It comes soon if other
+//! CPUs search for such pages without success.
 
 use super::guest::{
     self, AT, P, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, map_object, store,
@@ -14,12 +15,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
-/// Pages of the file, which may leave.
+/// The evictable pages of the file.
 const PAGES: u64 = 8;
-/// How long a CPU that waits for another is let wait.
+/// The time limit for a CPU that waits for another CPU.
 const WHILE: Duration = Duration::from_millis(20);
 
-/// One CPU does `what`. In the middle of it, when it looks at a frame for the `nth` time, another does `then`, and may wait for it. Returns whether it came to that.
+/// Runs `what` on one CPU. When `what` inspects a frame for the `nth` time, another CPU runs
+/// `then`, for which the first CPU waits up to `WHILE`. Returns whether the `nth` inspection was
+/// reached.
 pub(super) fn beside(
     vm: &TestVm,
     here: &TestCpu<'_>,
@@ -57,8 +60,9 @@ fn fill(cpu: &TestCpu<'_>, space: &TestSpace) -> u64 {
     (0..1000).find(|page| store(cpu, space, AT + page * P, *page).is_err()).unwrap()
 }
 
-/// On two nodes, the first of which is short, another CPU takes frames until there are none in the middle of `what`. Returns whether it came to that, and how many
-/// pages that may leave were in memory then.
+/// Runs `what` on a machine with two nodes, the first short of memory. In the middle of `what`,
+/// another CPU allocates frames until memory is out. Returns whether that moment was reached, and
+/// the number of evictable pages in memory then.
 fn taken_at(nth: u64, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) -> (bool, u64) {
     let vm = &tiers(2, &[128, 256]);
     let here = cpu(vm, 0);
@@ -87,7 +91,7 @@ fn taken_at(nth: u64, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) 
     (is_reached, left)
 }
 
-/// At one of `each` looks of a call, nothing is left of what `left_at` counts.
+/// Checks, at every `each`th inspection of a call, that `left_at` counts zero.
 fn at_looks(each: usize, left_at: impl Fn(u64) -> (bool, u64)) {
     let mut reached = 0;
     for nth in (1..400).step_by(if cfg!(miri) { 100 } else { each }) {
@@ -101,7 +105,7 @@ fn at_looks(each: usize, left_at: impl Fn(u64) -> (bool, u64)) {
     assert!(reached > 0, "it looks at no frame");
 }
 
-/// No page that may leave.
+/// Checks that no evictable page is left when memory is out.
 fn nothing_is_left(each: usize, what: impl Fn(&TestCpu<'_>, &TestSpace, &Shared<Object>)) {
     at_looks(each, |nth| taken_at(nth, &what));
 }
@@ -112,7 +116,7 @@ fn memory_is_not_out_while_another_cpu_demotes() {
 }
 
 #[test]
-fn memory_is_not_out_while_another_cpu_looks_for_pages() {
+fn memory_is_not_out_while_another_cpu_scans_for_pages() {
     nothing_is_left(20, |cpu, _, _| _ = cpu.reclaim(1));
 }
 
@@ -131,7 +135,8 @@ fn memory_is_not_out_while_another_cpu_pages_out() {
     nothing_is_left(2, |cpu, _, file| _ = file.evict(cpu, 0..PAGES));
 }
 
-/// As [`taken_at`], but the other CPU releases an object first, of which the one that looks may have the last share. Returns how many objects were left to be ended when memory was out.
+/// As [`taken_at`], but the other CPU first releases an object, to which the scanning CPU may have
+/// the last reference. Returns the number of objects not yet ended when memory was out.
 fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, u64) {
     let vm = &tiers(2, &[128, 256]);
     let here = cpu(vm, 0);
@@ -169,12 +174,12 @@ fn released_at(nth: u64, what: impl Fn(&TestCpu<'_>)) -> (bool, u64) {
 }
 
 #[test]
-fn objects_that_another_cpu_looks_at_are_ended_before_memory_is_out() {
+fn objects_scanned_by_another_cpu_are_ended_before_memory_is_out() {
     at_looks(7, |nth| released_at(nth, |cpu| _ = cpu.reclaim(1)));
     at_looks(7, |nth| released_at(nth, |cpu| _ = cpu.balance(0)));
 }
 
-/// As where a call that holds pages finds no memory.
+/// This is the state of a call that holds pages and finds no memory.
 #[test]
 fn a_cpu_does_not_wait_for_its_own_call() {
     let vm = super::guest::vm(1, 64);
@@ -183,9 +188,9 @@ fn a_cpu_does_not_wait_for_its_own_call() {
     cpu.await_holders(|| false);
 }
 
-/// Others look again and again, and find nothing that may leave.
+/// Other CPUs scan repeatedly, and find no evictable page.
 #[test]
-fn memory_is_out_soon_while_others_look_for_pages() {
+fn memory_is_out_soon_while_other_cpus_scan_for_pages() {
     const OTHERS: u16 = 4;
     let vm: &TestVm = &super::guest::vm(OTHERS as usize + 2, 1024);
     let here = cpu(vm, 0);
@@ -223,8 +228,8 @@ fn memory_is_out_soon_while_others_look_for_pages() {
     assert_eq!(file.resident_pages(&here), PAGES);
 }
 
-/// A CPU stores to more private memory than there is, while another looks again and again for what can leave among pages of which none can: it has the turn to write to
-/// the swap area most of the time.
+/// A CPU stores to more private memory than available. Another CPU repeatedly scans for evictable
+/// pages where no page is evictable, and holds the turn to write to the swap area most of the time.
 fn stores_beside(
     looks: impl Fn(&TestCpu<'_>, &TestSpace) + Sync,
     keeps: impl Fn(&TestCpu<'_>, &TestSpace),
@@ -256,11 +261,11 @@ fn stores_beside(
 }
 
 #[test]
-fn who_evicts_nothing_leaves_the_turn_to_others() {
+fn a_cpu_without_evictions_passes_the_turn_on() {
     let locks =
         |cpu: &TestCpu<'_>, space: &TestSpace| space.mlock(cpu, AT, 32 * P, Lock::Now).unwrap();
     stores_beside(|cpu, space| space.evict(cpu, AT, 32 * P).unwrap(), locks);
-    // These pins last.
+    // These pins last for the whole test.
     stores_beside(
         |cpu, space| space.madvise(cpu, AT, 32 * P, Advice::PageOut).unwrap(),
         |cpu, space| core::mem::forget(space.pin(cpu, AT, 32 * P, true).unwrap()),

@@ -1,4 +1,4 @@
-//! An operation returns an error for a hole after the unmapping that made it is flushed.
+//! An operation returns an error for a hole after the unmapping of the hole is flushed.
 
 use super::guest::{self, cpu, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -18,8 +18,9 @@ const P: u64 = PAGE_SIZE;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
 
-/// CPU 0 unmaps a page that CPU 1, which runs the space and answers no request meanwhile, may still use. `ask` is what CPU 1
-/// does as soon as the tree has the hole. It must not return before CPU 1 has flushed.
+/// CPU 0 unmaps a page. CPU 1, which runs the space and serves no request in the meantime, may
+/// still use the page. CPU 1 runs `ask` as soon as the tree has the hole. `ask` must not return
+/// before CPU 1 has flushed.
 fn flushed_before_told(
     locking: Locking,
     above: bool,
@@ -51,7 +52,7 @@ fn flushed_before_told(
         while space.is_mapped(&second, VirtRange::page(AT)) {
             thread::yield_now();
         }
-        // The other thread waits for this CPU whatever it was told.
+        // The other thread waits for this CPU, whatever the result of `ask`.
         let told = catch_unwind(AssertUnwindSafe(|| ask(&second, space)));
         let all = vm.machine().invalidated.lock().unwrap();
         flushed = all.iter().any(|(cpu, ..)| *cpu == CpuId(1));
@@ -68,7 +69,7 @@ fn flushed_before_told(
 const NOTHING: FaultError = FaultError::Segv { mapped: false };
 
 #[test]
-fn a_fault_in_a_hole_below_a_mapping_is_told_after_the_flush() {
+fn a_fault_in_a_hole_below_a_mapping_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, true, |cpu, space| {
             assert_eq!(space.fault(cpu, AT, Access::Read), Err(NOTHING));
@@ -76,9 +77,9 @@ fn a_fault_in_a_hole_below_a_mapping_is_told_after_the_flush() {
     }
 }
 
-/// No stack is looked for where nothing is mapped above, and so no lock is waited for.
+/// No mapping is above the address, so no stack is searched, and no lock delays the fault.
 #[test]
-fn a_fault_in_a_hole_above_everything_is_told_after_the_flush() {
+fn a_fault_in_a_hole_above_everything_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, false, |cpu, space| {
             assert_eq!(space.fault(cpu, AT, Access::Read), Err(NOTHING));
@@ -87,10 +88,10 @@ fn a_fault_in_a_hole_above_everything_is_told_after_the_flush() {
 }
 
 #[test]
-fn an_access_from_outside_is_told_of_a_hole_after_the_flush() {
+fn a_remote_access_to_a_hole_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, false, |cpu, space| {
-            // Under a baseline's lock the page is there until its entry is empty.
+            // Under the lock of a baseline, the page is readable until its entry is empty.
             let error = loop {
                 if let Err(error) = space.read_bytes(cpu, AT, &mut [0]) {
                     break error;
@@ -102,7 +103,7 @@ fn an_access_from_outside_is_told_of_a_hole_after_the_flush() {
 }
 
 #[test]
-fn mincore_is_told_of_a_hole_after_the_flush() {
+fn mincore_of_a_hole_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, false, |cpu, space| {
             let told = space.mincore(cpu, AT, P, |_| {});

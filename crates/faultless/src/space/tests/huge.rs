@@ -1,4 +1,5 @@
-//! Huge text: when a file's pages are mapped by one huge leaf, and what splits, unmaps and restores it.
+//! Huge text: the conditions for mapping a file's pages with one huge leaf, and the calls that
+//! split, unmap and restore the leaf.
 
 use super::guest::{
     self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, store,
@@ -30,7 +31,7 @@ pub(super) struct Setup<'v> {
 }
 
 impl<'v> Setup<'v> {
-    /// A file of [`PAGES`] pages, of which nothing is mapped.
+    /// Creates an unmapped file of [`PAGES`] pages.
     pub(super) fn new(vm: &'v TestVm) -> Self {
         let cpu = cpu(vm, 0);
         let space = Space::new(&cpu).unwrap();
@@ -39,7 +40,7 @@ impl<'v> Setup<'v> {
         Self { cpu, space, memory, file }
     }
 
-    /// A file that is mapped at `AT`.
+    /// Creates a file mapped at `AT`.
     pub(super) fn mapped(vm: &'v TestVm, prot: Prot, flags: MapFlags) -> Self {
         let setup = Self::new(vm);
         setup.map(0, prot, flags);
@@ -58,7 +59,7 @@ impl<'v> Setup<'v> {
         load(&self.cpu, &self.space, AT + page * P)
     }
 
-    /// Pages that huge leaves map.
+    /// Returns the number of pages mapped by huge leaves.
     pub(super) fn huge(&self) -> u64 {
         let mut huge = 0;
         self.space.areas(&self.cpu, |area| huge += area.huge);
@@ -71,7 +72,7 @@ impl<'v> Setup<'v> {
         self.cpu.vm().totals().get(counter)
     }
 
-    /// Every page that is mapped shows what the file has.
+    /// Checks that every mapped page shows the content of the file.
     pub(super) fn shows_all(&self) {
         self.check();
         (0..PAGES).for_each(|page| assert_eq!(self.load(page), Ok(page + 1), "page {page}"));
@@ -119,9 +120,10 @@ fn the_first_fetch_maps_two_mebibytes_by_one_read_and_one_leaf() {
     });
 }
 
-/// Text that is used at random, as its program says, is not read 2 MiB at a time, unless it asks for that, too.
+/// Text with random-access advice is not read 2 MiB at a time, unless the program also requests
+/// huge pages.
 #[test]
-fn text_that_is_used_at_random_is_read_page_by_page() {
+fn text_with_random_advice_is_read_page_by_page() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         let advise = |advice| setup.space.madvise(&setup.cpu, AT, PAGES * P, advice).unwrap();
@@ -138,7 +140,7 @@ fn text_that_is_used_at_random_is_read_page_by_page() {
 }
 
 #[test]
-fn a_second_space_reads_nothing_and_takes_no_frame_but_for_tables() {
+fn a_second_space_shares_the_folio_and_needs_only_tables() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         setup.fetch(0).unwrap();
@@ -151,7 +153,7 @@ fn a_second_space_reads_nothing_and_takes_no_frame_but_for_tables() {
         assert_eq!(setup.count(Counter::StoreRead), reads);
         assert!(free <= vm.free_frames() + 64, "{free} frames were free");
         check(&setup.cpu, &[&setup.space, &other], &[&setup.file], 0);
-        // The last that has the leaf has the folio.
+        // The last space with the leaf has the last references to the folio.
         assert_eq!(setup.space.munmap(&setup.cpu, AT, PAGES * P), Ok(()));
         check(&setup.cpu, &[&setup.space, &other], &[&setup.file], 0);
         assert_eq!(load(&setup.cpu, &other, AT + 3 * P), Ok(4));
@@ -161,7 +163,7 @@ fn a_second_space_reads_nothing_and_takes_no_frame_but_for_tables() {
 }
 
 #[test]
-fn the_knob_and_the_advice_choose() {
+fn the_knob_and_the_advice_select_huge_text() {
     let cases = [
         (HugeText::Always, RX, None, true),
         (HugeText::Always, Prot::READ, None, false),
@@ -184,9 +186,10 @@ fn the_knob_and_the_advice_choose() {
     }
 }
 
-/// An offset that does not agree, a VMA that begins or ends too late or too early, and the last pages of a file, which are not all there.
+/// A misaligned offset, a VMA that begins or ends too late or too early, and the last pages of a
+/// file, which do not fill a folio.
 #[test]
-fn what_does_not_fit_is_mapped_in_base_pages() {
+fn misaligned_ranges_are_mapped_in_base_pages() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::new(&vm);
     for (at, first, pages) in [(1, 0, F), (0, 1, F), (0, 0, F - 1), (1, 1, F - 1), (0, F, F + 5)] {
@@ -207,7 +210,7 @@ fn what_does_not_fit_is_mapped_in_base_pages() {
 
 /// A kernel has read the file's first page, as it does to start a program.
 #[test]
-fn pages_that_are_cached_move_into_the_folio() {
+fn cached_pages_move_into_the_folio() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         assert_eq!(read_object(&setup.cpu, &setup.file, 3), Some(4));
@@ -225,7 +228,7 @@ fn pages_that_are_cached_move_into_the_folio() {
 
 /// A page that is pinned by another mapping, dirty, or in use cannot move.
 #[test]
-fn without_a_folio_there_are_base_pages_and_it_is_counted() {
+fn a_missing_folio_is_counted_and_base_pages_are_mapped() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         let other = Space::new(&setup.cpu).unwrap();
@@ -280,16 +283,17 @@ fn a_store_to_shared_text_is_written_back() {
     let protect = |pages| setup.space.write_protect(&setup.cpu, &setup.file, pages);
     assert_eq!(setup.file.write_back(&setup.cpu, 0..PAGES, protect), Ok(1));
     assert_eq!(setup.memory.word(7), 70);
-    // What was split is collapsed again.
+    // The split folio is collapsed again.
     setup.space.madvise(&setup.cpu, AT, F * P, Advice::Collapse).unwrap();
     assert_eq!((setup.huge(), setup.count(Counter::ThpCollapsed)), (F, 1));
     assert_eq!(setup.load(7), Ok(70));
     setup.finish();
 }
 
-/// The kernel writes a file that runs: programs see it, and no other page is written back.
+/// The kernel writes to a file during its execution: programs see the new bytes, and no other page
+/// is written back.
 #[test]
-fn a_write_call_is_seen_through_the_leaf() {
+fn a_write_call_is_visible_through_the_leaf() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::mapped(&vm, RX, PRIVATE);
     assert_eq!(setup.load(1), Ok(2));
@@ -313,9 +317,9 @@ fn a_poke_splits() {
     setup.finish();
 }
 
-/// What is told about a page of a leaf is what would be told of a base page.
+/// A page of a huge leaf reports the same information as a base page.
 #[test]
-fn a_page_of_a_leaf_is_a_page() {
+fn a_page_of_a_leaf_reports_like_a_base_page() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::mapped(&vm, RX, SHARED);
     assert_eq!(setup.load(0), Ok(1));
@@ -335,7 +339,7 @@ fn a_page_of_a_leaf_is_a_page() {
     space.madvise(cpu, AT, PAGES * P, Advice::PopulateRead).unwrap();
     assert_eq!(setup.huge(), 2 * F);
     setup.finish();
-    // A pin of a private page makes it the space's own.
+    // A pin of a private page copies the page for the space.
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::mapped(&vm, RX, PRIVATE);
     assert_eq!(setup.load(0), Ok(1));
@@ -345,9 +349,9 @@ fn a_page_of_a_leaf_is_a_page() {
     setup.finish();
 }
 
-/// Calls on all of a leaf, and on parts of it.
+/// Calls on a whole leaf, and on parts of a leaf.
 #[test]
-fn calls_on_a_part_split_and_calls_on_the_whole_do_not() {
+fn only_calls_on_a_part_split_the_leaf() {
     type Call = fn(&Setup<'_>, u64, u64);
     let calls: [(&str, Call, u64); 5] = [
         ("munmap", |setup, at, len| setup.space.munmap(&setup.cpu, at, len).unwrap(), 0),
@@ -414,7 +418,8 @@ fn calls_on_a_part_split_and_calls_on_the_whole_do_not() {
     }
 }
 
-/// A split for which there is no frame drops the leaf: nothing is lost, and the next accesses map the pages again.
+/// If there is no frame for a split, the leaf is dropped. No contents are lost, and the next
+/// accesses map the pages again.
 #[test]
 fn a_split_without_memory_drops_the_leaf() {
     let vm = guest::vm(2, FRAMES);
@@ -431,7 +436,8 @@ fn a_split_without_memory_drops_the_leaf() {
     setup.finish();
 }
 
-/// All access is taken away and given back; and a leaf that may not be executed is told from one that may.
+/// All access is removed and restored. An executable leaf and a non-executable leaf remain
+/// distinct.
 #[test]
 fn protection_of_a_leaf_changes_in_place() {
     let vm = guest::vm(2, FRAMES);
@@ -454,7 +460,7 @@ fn protection_of_a_leaf_changes_in_place() {
 }
 
 #[test]
-fn a_child_maps_the_text_itself_and_keeps_what_its_parent_wrote() {
+fn a_child_maps_the_text_and_keeps_its_parents_stores() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::mapped(&vm, RWX, PRIVATE);
     assert_eq!((setup.load(0), setup.load(F)), (Ok(1), Ok(F + 1)));
@@ -470,9 +476,10 @@ fn a_child_maps_the_text_itself_and_keeps_what_its_parent_wrote() {
     setup.finish();
 }
 
-/// A file is cut off within a folio, at its end, and before it: SIGBUS beyond, and the rest stays.
+/// A file is truncated within a folio, at the folio's end, and before the folio: `SIGBUS` beyond
+/// the end, and the remaining pages stay.
 #[test]
-fn truncation_takes_pages_of_a_leaf_away() {
+fn truncation_removes_pages_of_a_leaf() {
     for pages in [0, 100, F, F + 1, 2 * F] {
         for flags in [PRIVATE, SHARED] {
             let vm = guest::vm(2, FRAMES);
@@ -485,7 +492,8 @@ fn truncation_takes_pages_of_a_leaf_away() {
                 let there = if page < pages { Ok(page + 1) } else { Err(FaultError::Bus) };
                 assert_eq!(setup.load(page), there, "page {page} of {pages}");
             }
-            // Longer again, the rest is zeros; and where a folio is whole again, it is one again.
+            // After the file grows again, the new part is zeros, and a complete folio is mapped as
+            // a huge leaf again.
             setup.file.set_len(&setup.cpu, PAGES * P).unwrap();
             assert_eq!(setup.load(2 * F - 1), Ok(if pages == 2 * F { 2 * F } else { 0 }));
             setup.check();
@@ -494,14 +502,14 @@ fn truncation_takes_pages_of_a_leaf_away() {
     }
 }
 
-/// The page that the kernel punches leaves its frame to nobody while a leaf is there.
+/// The frame of a punched page is not freed while the huge leaf maps the frame.
 #[test]
-fn frames_of_a_leaf_stay_until_it_is_gone() {
+fn frames_of_a_leaf_stay_while_the_leaf_exists() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::mapped(&vm, RX, SHARED);
     assert_eq!(setup.load(0), Ok(1));
     setup.file.punch(&setup.cpu, 3..4).unwrap();
-    // Not revoked yet: programs see the page as it was.
+    // The page is not revoked yet: programs still see the old page.
     assert_eq!(setup.load(3), Ok(4));
     setup.space.revoke(&setup.cpu, &setup.file, 3..4, Copies::Keep);
     assert_eq!((setup.load(3), setup.load(4)), (Ok(0), Ok(5)));
@@ -509,9 +517,9 @@ fn frames_of_a_leaf_stay_until_it_is_gone() {
     setup.finish();
 }
 
-/// Where a page in use prevented a folio, other pages that take the place of the first may be one at once.
+/// A page in use prevented a folio. Its replacement pages may form a folio at once.
 #[test]
-fn new_pages_are_a_folio_though_the_old_ones_could_not() {
+fn replacement_pages_form_a_folio() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let setup = Setup::mapped(&vm, RX, PRIVATE);
@@ -533,9 +541,10 @@ fn new_pages_are_a_folio_though_the_old_ones_could_not() {
     setup.finish();
 }
 
-/// A read that fails in the middle, or is short, leaves base pages; one that ends later is waited for.
+/// A short read, or a read that fails in the middle, leaves base pages. The fault waits for a
+/// pending read.
 #[test]
-fn reads_that_go_wrong_leave_base_pages() {
+fn failed_and_short_reads_leave_base_pages() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         setup.memory.plan([Plan::Fail(100 * P as usize)]);
@@ -557,7 +566,7 @@ fn reads_that_go_wrong_leave_base_pages() {
 
 /// Another CPU unmaps, cuts off, or writes while the first reads, or copies into, the folio.
 #[test]
-fn what_comes_between_is_seen() {
+fn concurrent_changes_are_detected() {
     for cached in [false, true] {
         let vm = guest::vm(2, FRAMES);
         let setup = Setup::mapped(&vm, RX, PRIVATE);
@@ -566,7 +575,7 @@ fn what_comes_between_is_seen() {
         }
         let space = &setup.space;
         let gone = |other: &TestCpu<'_>| space.munmap(other, AT, PAGES * P).unwrap();
-        // The tables above those of the folio are there.
+        // The tables above the folio's table exist.
         guest::map(&setup.cpu, space, 3 * F, 1, RW);
         store(&setup.cpu, space, AT + 3 * F * P, 1).unwrap();
         let served = if cached {
@@ -586,7 +595,7 @@ fn what_comes_between_is_seen() {
 }
 
 #[test]
-fn an_object_without_a_store_collapses_too() {
+fn an_object_without_a_store_collapses() {
     let vm = guest::vm(2, FRAMES);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -604,9 +613,10 @@ fn an_object_without_a_store_collapses_too() {
     finish(&cpu, space, Vec::from([object]));
 }
 
-/// A large file whose address is left open is mapped where huge leaves fit, as long as there is room; a small one, and memory, is not.
+/// A large file without a fixed address is mapped at an aligned address, if there is room. Small
+/// files and anonymous memory are not aligned.
 #[test]
-fn large_files_are_placed_for_leaves() {
+fn large_files_are_aligned_for_leaves() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::new(&vm);
     let map = |first: u64, pages: u64| {
@@ -616,7 +626,7 @@ fn large_files_are_placed_for_leaves() {
     let agrees = |at: u64, first: u64| (at / P).wrapping_sub(first).is_multiple_of(F);
     for first in [0, 1, 511, F + 3] {
         assert!(agrees(map(first, F), first));
-        // So that the next would not agree by chance.
+        // The next mapping would otherwise be aligned by chance.
         let anonymous = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
         setup.space.mmap(&setup.cpu, 0, 7 * P, RW, anonymous).unwrap();
     }
@@ -631,21 +641,21 @@ fn large_files_are_placed_for_leaves() {
     setup.finish();
 }
 
-/// The first page tells whether the leaf was used, for all of its pages.
+/// The accessed bit of the first page counts for all pages of the leaf.
 #[test]
-fn text_in_use_stays_huge_while_other_pages_leave() {
+fn text_in_use_stays_huge_while_other_pages_are_evicted() {
     let vm = guest::vm(2, FRAMES);
     let setup = Setup::mapped(&vm, RX, PRIVATE);
     let memory = Memory::new(1000, 0);
     let other = file(&setup.cpu, &memory);
     setup.fetch(0).unwrap();
     other.read_ahead(&setup.cpu, 0..1000).unwrap();
-    // These were never used. To find all of them is to look at all frames, or nearly so.
+    // These pages were never used. Finding all of them requires a scan of nearly all frames.
     assert_eq!(setup.cpu.reclaim(1000), 1000);
     assert_eq!((other.resident_pages(&setup.cpu), setup.huge()), (0, F));
     let scanned = setup.count(Counter::PageScanned);
     assert!(scanned >= 1000 + F, "{scanned}");
-    // Nobody has used it since, so it leaves as a whole.
+    // The leaf is unused since then, so its folio is evicted as a whole.
     assert_eq!(setup.cpu.reclaim(u64::MAX), F);
     assert_eq!(setup.count(Counter::PageScanned) - scanned, F);
     Object::release(other, &setup.cpu);

@@ -1,4 +1,4 @@
-//! Lazily freed pages: who keeps them, who finds them, and what a move that runs out of frames does with them.
+//! Lazily freed pages: the operations that keep and find them, and moves that run out of frames.
 
 use super::deferred::beside;
 use super::guest::{self, TestVm, cpu, load, store};
@@ -48,7 +48,8 @@ fn with_two(cpu: &TestCpu<'_>, distance: u64) -> TestSpace {
     space
 }
 
-/// Stores to pages until `leave` frames are free, and frees the pages lazily. Returns how many they are.
+/// Stores to pages until `leave` frames are free, and frees the pages lazily. Returns the number of
+/// pages.
 fn free_lazily(vm: &TestVm, cpu: &TestCpu<'_>, space: &TestSpace, leave: u64) -> u64 {
     space.mmap(cpu, LAZY, GIB, RW, FIXED).unwrap();
     let mut pages = 0;
@@ -76,12 +77,12 @@ fn end(cpu: &TestCpu<'_>, space: TestSpace) {
 }
 
 #[test]
-fn a_move_of_several_that_is_refused_half_way_loses_nothing() {
+fn a_partly_refused_move_of_several_vmas_loses_no_pages() {
     for keep in [RemapFlags::DONTUNMAP, RemapFlags::empty()] {
         let vm = guest::vm(1, 512);
         let cpu = cpu(&vm, 0);
         let space = with_two(&cpu, 4 * P);
-        // The second VMA that stays behind, or is moved, would be one too many.
+        // The second VMA, either the old or the new one, would exceed the limit.
         vm.set(Setting::MaxMapCount(if keep.is_empty() { 1 } else { 3 }));
         let moved = space.mremap(&cpu, AT, 6 * P, 6 * P, MOVE | keep, TO);
         vm.set(Setting::MaxMapCount(65530));
@@ -94,7 +95,7 @@ fn a_move_of_several_that_is_refused_half_way_loses_nothing() {
 }
 
 #[test]
-fn a_move_of_several_goes_on_once_frames_are_reclaimed() {
+fn a_move_of_several_vmas_continues_after_reclaim() {
     for keep in [RemapFlags::DONTUNMAP, RemapFlags::empty()] {
         let vm = guest::vm(1, 200);
         let cpu = cpu(&vm, 0);
@@ -113,7 +114,7 @@ fn a_move_of_several_goes_on_once_frames_are_reclaimed() {
 }
 
 #[test]
-fn nothing_mapped_is_said_of_a_range_that_begins_with_a_hole() {
+fn a_range_that_begins_with_a_hole_reports_no_mapping() {
     let vm = guest::vm(1, 200);
     let cpu = cpu(&vm, 0);
     let space = with_two(&cpu, 4 * P);
@@ -122,7 +123,8 @@ fn nothing_mapped_is_said_of_a_range_that_begins_with_a_hole() {
     end(&cpu, space);
 }
 
-/// Two CPUs need frames at once: while one reclaims, the other must not hear that there is nothing.
+/// Two CPUs need frames at once. While one CPU reclaims, the other must not get an out-of-memory
+/// error.
 #[test]
 fn memory_is_not_out_while_another_cpu_reclaims() {
     for round in 0..8 {
@@ -149,7 +151,7 @@ fn memory_is_not_out_while_another_cpu_reclaims() {
 }
 
 #[test]
-fn what_is_locked_or_populated_for_stores_stays() {
+fn locked_and_populated_pages_stay() {
     let lock = |cpu: &TestCpu<'_>, space: &TestSpace| space.mlock(cpu, AT, 8 * P, Lock::Now);
     let on_fault =
         |cpu: &TestCpu<'_>, space: &TestSpace| space.mlock(cpu, AT, 8 * P, Lock::OnFault);
@@ -180,7 +182,7 @@ fn what_is_locked_or_populated_for_stores_stays() {
     }
 }
 
-/// Spaces that are dropped, not ended, stay on the list of those with lazily freed pages.
+/// Dropped spaces stay on the list of spaces with lazily freed pages.
 #[test]
 fn a_long_list_of_spaces_is_dropped_without_a_deep_stack() {
     let many = if cfg!(miri) { 20 } else { 3000 };
@@ -197,7 +199,7 @@ fn a_long_list_of_spaces_is_dropped_without_a_deep_stack() {
     std::thread::Builder::new().stack_size(256 << 10).spawn(drops).unwrap().join().unwrap();
 }
 
-/// A space of so many pages from `AT` on that are lazily freed, of which page n holds n + 1.
+/// Creates a space of `pages` lazily freed pages from `AT` on. Page n contains n + 1.
 fn freed_lazily(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
     let space = Space::new(cpu).unwrap();
     space.mmap(cpu, AT, pages * P, RW, FIXED).unwrap();
@@ -207,7 +209,7 @@ fn freed_lazily(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
 }
 
 #[test]
-fn a_page_that_a_fault_holds_is_reclaimed_later() {
+fn a_page_held_by_a_fault_is_reclaimed_later() {
     let vm = guest::vm(2, 256);
     let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
     let space = freed_lazily(&cpu0, 4);
@@ -228,7 +230,7 @@ fn a_page_that_a_fault_holds_is_reclaimed_later() {
 }
 
 #[test]
-fn not_many_more_are_reclaimed_than_are_wanted() {
+fn reclaim_frees_about_the_requested_number() {
     let vm = guest::vm(1, 1024);
     let cpu = cpu(&vm, 0);
     let pages = 4 * MOST_TAKEN as u64;
@@ -241,7 +243,8 @@ fn not_many_more_are_reclaimed_than_are_wanted() {
     end(&cpu, space);
 }
 
-/// Whatever the policy, who holds a lock of the space, be it a fault for one page, keeps reclaim out.
+/// Under every policy, an operation with a lock of the space, even a fault on one page, keeps
+/// reclaim out.
 #[test]
 fn reclaim_waits_for_the_locks_of_every_policy() {
     for locking in Locking::ALL {
@@ -267,7 +270,7 @@ fn reclaim_waits_for_the_locks_of_every_policy() {
     }
 }
 
-/// By advice, without a swap area; another space that has the page, too, keeps it.
+/// Paging out by advice, without a swap area. A page shared with another space stays.
 #[test]
 fn lazily_freed_pages_are_evicted() {
     let vm = guest::vm(1, 256);
@@ -280,7 +283,8 @@ fn lazily_freed_pages_are_evicted() {
     assert_eq!((space.resident_pages(&cpu), child.resident_pages(&cpu)), (3, 3));
     assert_eq!(vm.totals().get(Counter::LazilyFreed), 1);
     assert_eq!([0, 1, 2, 3].map(|at| load(&cpu, &space, AT + at * P).unwrap()), [15, 0, 3, 4]);
-    // A kernel that wants a program out of memory does not ask the others. Pages with other contents have no place to go.
+    // A kernel that evicts a program also evicts shared pages. Pages with other contents cannot be
+    // evicted.
     space.evict(&cpu, AT, 4 * P).unwrap();
     assert_eq!([0, 1, 2, 3].map(|at| load(&cpu, &child, AT + at * P).unwrap()), [15, 0, 0, 0]);
     assert_eq!(vm.totals().get(Counter::LazilyFreed), 3);
@@ -289,9 +293,10 @@ fn lazily_freed_pages_are_evicted() {
     [space, child].into_iter().for_each(|space| space.exit(&cpu));
 }
 
-/// Though nobody can store to it, since a fork shares it: what comes there next is zeros.
+/// The flush is necessary although the page, shared by a fork, is read-only: the next load must
+/// return zeros.
 #[test]
-fn a_lazily_freed_page_leaves_with_a_flush() {
+fn a_lazily_freed_page_is_evicted_with_a_flush() {
     let vm = guest::vm(2, 256);
     let cpu = cpu(&vm, 0);
     let space = freed_lazily(&cpu, 2);
@@ -307,9 +312,10 @@ fn a_lazily_freed_page_leaves_with_a_flush() {
     end(&cpu, space);
 }
 
-/// A page that one of the programs which have it does not free is swapped out, and is nobody's to free when it comes back.
+/// A lazily freed page that one of its programs needs again is swapped out. After its swap-in, the
+/// page no longer counts as lazily freed.
 #[test]
-fn a_page_that_came_back_is_not_freed_lazily() {
+fn a_swapped_in_page_is_not_lazily_freed() {
     with_swap((64, 16, 16), |cpu, space, _| {
         store(cpu, space, AT, 5).unwrap();
         store(cpu, space, AT + P, 6).unwrap();
@@ -328,7 +334,8 @@ fn a_page_that_came_back_is_not_freed_lazily() {
     });
 }
 
-/// They are dropped and not written, by advice and where memory is short; those that were stored to since are swapped out.
+/// Lazily freed pages are dropped without a write, by advice and by reclaim. Pages with a later
+/// store are swapped out.
 #[test]
 fn lazily_freed_pages_are_not_swapped_out() {
     with_swap((64, 16, 16), |cpu, space, _| {
@@ -340,7 +347,7 @@ fn lazily_freed_pages_are_not_swapped_out() {
         assert_eq!(count(cpu, Counter::PageStolen), 4);
         assert!(is_swapped(cpu, space, 0));
         assert_eq!((load(cpu, space, AT), load(cpu, space, AT + P)), (Ok(15), Ok(0)));
-        // One that is locked is needed again.
+        // A locked page is needed again.
         space.mlock(cpu, AT + 4 * P, P, Lock::Now).unwrap();
         space.evict(cpu, AT + 4 * P, 4 * P).unwrap();
         assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::LazilyFreed)), (0, 6));
@@ -348,7 +355,7 @@ fn lazily_freed_pages_are_not_swapped_out() {
     });
 }
 
-/// Pages of files that nobody maps are none of these.
+/// Unmapped file pages do not count as lazily freed pages.
 #[test]
 fn unmapped_pages_of_files_are_evicted_once() {
     let vm = guest::vm(1, 256);
@@ -364,7 +371,7 @@ fn unmapped_pages_of_files_are_evicted_once() {
     end(&cpu, space);
 }
 
-/// Whichever of them had some first.
+/// The order in which the spaces got lazily freed pages does not matter.
 #[test]
 fn lazily_freed_pages_of_all_spaces_are_found() {
     let vm = guest::vm(1, 256);

@@ -1,4 +1,4 @@
-//! Locked memory: what counts, what stays, and what others inherit of it.
+//! Locked memory: the accounting, the pages that stay, and inheritance.
 
 use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu, load, store};
 use crate::addr::VirtRange;
@@ -7,7 +7,7 @@ use crate::error::Errno::{self, EINVAL, ENOMEM};
 use crate::space::{Advice, Lock, MapFlags, RemapFlags, Space};
 use std::vec::Vec;
 
-/// How many pages each VMA has, and how it is locked.
+/// Returns the number of pages and the lock of each VMA.
 fn locks(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, Lock)> {
     let mut locks = Vec::new();
     space.each_area(cpu, VirtRange::USER, |area| {
@@ -57,7 +57,7 @@ fn locking_splits_and_unlocking_merges() {
 }
 
 #[test]
-fn advice_does_not_take_what_is_locked() {
+fn advice_does_not_discard_locked_pages() {
     with_space(|cpu, space| {
         (0..8).for_each(|page| store(cpu, space, AT + page * P, page + 1).unwrap());
         space.mlock(cpu, AT + 2 * P, P, Lock::Now).unwrap();
@@ -97,7 +97,7 @@ fn locks_move_and_are_not_inherited() {
 }
 
 #[test]
-fn dontunmap_unlocks_all_of_the_vma_that_it_moves_a_part_of() {
+fn dontunmap_of_a_part_unlocks_the_whole_vma() {
     let keeps = RemapFlags::MAYMOVE | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
     let (away, beside) = (AT + 32 * P, AT + 8 * P);
     let two = [(8, Lock::No), (2, Lock::Now)];
@@ -105,7 +105,7 @@ fn dontunmap_unlocks_all_of_the_vma_that_it_moves_a_part_of() {
         (true, away, &two[..]),
         (true, beside, &two),
         (false, away, &two),
-        // Never written, it merges with what it came from.
+        // The new VMA was never written, and merges with the old VMA.
         (false, beside, &[(10, Lock::No)]),
     ] {
         with_space(|cpu, space| {

@@ -1,4 +1,4 @@
-//! Looks of reclaim at private pages: what they cost, and how many lives a page has.
+//! Reclaim's scans of private pages: their cost, and the use count of a page.
 
 use super::guest::{AT, P, RW, TestCpu, TestSpace, load, map, store};
 use super::swap::{count, page_out, with_swap};
@@ -7,7 +7,8 @@ use crate::stat::Counter;
 
 const PAGES: u64 = 800;
 
-/// With 1024 frames, so that a hand sees frames that it will come to within 32.
+/// Runs `test` with 1,024 frames, so that the clock hand also inspects the next 32 frames in
+/// advance.
 fn with_pages(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
     with_swap((1024, 2000, PAGES), |cpu, space, _| {
         cpu.vm().set(Setting::PrefaultMaxOrder(0));
@@ -16,7 +17,7 @@ fn with_pages(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
     });
 }
 
-/// How many pages were looked at, and entries walked to, in `work`.
+/// Returns the number of scanned pages, and of entries walked to, during `work`.
 fn looks(cpu: &TestCpu<'_>, work: impl FnOnce()) -> [u64; 2] {
     let counts = || [Counter::PageScanned, Counter::RmapLook].map(|counter| count(cpu, counter));
     let before = counts();
@@ -24,23 +25,25 @@ fn looks(cpu: &TestCpu<'_>, work: impl FnOnce()) -> [u64; 2] {
     core::array::from_fn(|at| counts()[at] - before[at])
 }
 
-/// All pages seem used in the first round of the hand; the page that leaves is found in the next.
+/// All pages seem used in the first round of the hand. The evicted page is found in the second
+/// round.
 #[test]
-fn pages_that_were_used_together_need_few_walks() {
+fn pages_used_together_need_few_walks() {
     with_pages(|cpu, _| {
         let mut freed = 0;
         let [scanned, walks] = looks(cpu, || freed = cpu.reclaim(1));
         assert!(freed >= 1 && (PAGES..PAGES + 200).contains(&scanned), "{freed}, {scanned}");
-        // In the second round each page was unused, so it is walked to, and once more as it leaves.
+        // In the second round each page is unused, so its entry is walked to, and once more for its
+        // eviction.
         let first = walks - (scanned - PAGES) - freed;
-        // One marks 32 at most.
+        // One walk marks at most 32 pages.
         assert!((PAGES / 33..PAGES / 16).contains(&first), "{first} of {walks} for {scanned}");
     });
 }
 
-/// A page that was not used since the last look is not spared for its neighbours.
+/// A page unused since the last scan is not spared because of its neighbours.
 #[test]
-fn what_is_not_used_leaves_from_among_what_is() {
+fn unused_pages_among_used_pages_are_evicted() {
     with_pages(|cpu, space| {
         let mut freed = cpu.reclaim(1);
         let is_used = |page: &u64| !page.is_multiple_of(8);
@@ -57,7 +60,7 @@ fn what_is_not_used_leaves_from_among_what_is() {
     });
 }
 
-/// Others' entries are looked at, too.
+/// The entries of other programs are checked as well.
 #[test]
 fn pages_of_two_programs_are_walked_to() {
     with_pages(|cpu, space| {
@@ -68,9 +71,9 @@ fn pages_of_two_programs_are_walked_to() {
     });
 }
 
-/// Whatever the frames' last pages had.
+/// The use counts of the frames' previous pages have no effect.
 #[test]
-fn a_new_page_has_no_lives() {
+fn a_new_page_has_use_count_zero() {
     with_pages(|cpu, space| {
         for _ in 0..3 {
             cpu.reclaim(1);
@@ -79,7 +82,7 @@ fn a_new_page_has_no_lives() {
         space.munmap(cpu, AT, PAGES * P).unwrap();
         map(cpu, space, 0, PAGES, RW);
         (0..PAGES).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
-        // Those that were walked to, and those that were marked.
+        // Both the pages walked to and the pages marked.
         let most = PAGES - 10;
         let [scanned, _] = looks(cpu, || assert!(cpu.reclaim(most) >= most));
         assert!(scanned <= 2 * PAGES, "{scanned}: some were spared once more");
@@ -87,7 +90,7 @@ fn a_new_page_has_no_lives() {
 }
 
 #[test]
-fn what_comes_back_soon_outlives_what_is_new() {
+fn refaulted_private_pages_outlive_new_pages() {
     with_pages(|cpu, space| {
         page_out(cpu, space, 0, PAGES / 2);
         (0..PAGES / 2).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page)));
@@ -97,7 +100,7 @@ fn what_comes_back_soon_outlives_what_is_new() {
             pages.filter(stays).count() as u64
         };
         let [back, new] = [stay(0..PAGES / 2), stay(PAGES / 2..PAGES)];
-        // Some notes of what was evicted are lost to others.
+        // Some notes of evicted pages are lost to collisions.
         assert!(back >= 250 && new <= 150, "{back} and {new}");
     });
 }

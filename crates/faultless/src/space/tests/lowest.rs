@@ -1,4 +1,4 @@
-//! The lowest address that a machine lets programs map, and what else a machine says of itself.
+//! The lowest address for mappings of programs, and other properties of the machine.
 
 use super::guest::cpu;
 use crate::addr::{FrameNumber, PAGE_SIZE};
@@ -13,7 +13,7 @@ const P: u64 = PAGE_SIZE;
 const MIB: u64 = 1 << 20;
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
-/// A machine with little room above its lowest address, `lowest`.
+/// Runs `check` on a machine with little room above its lowest address, `lowest`.
 fn with_lowest(lowest: u64, check: impl FnOnce(&crate::vm::Cpu<'_, TestMachine>)) {
     let mut machine = TestMachine::new(1, 1024);
     machine.lowest = lowest;
@@ -22,8 +22,8 @@ fn with_lowest(lowest: u64, check: impl FnOnce(&crate::vm::Cpu<'_, TestMachine>)
 }
 
 #[test]
-fn nothing_is_placed_below_the_lowest_address() {
-    // Above the base of placement from the top, below it, and where both searches begin.
+fn mmap_chooses_no_address_below_the_lowest() {
+    // Above and below the base of the top-down search, and at the start of both searches.
     for lowest in [0x7fff_f800_0000, 0x7fff_f000_0000, USER_END - 16 * MIB, USER_END - P] {
         with_lowest(lowest, |cpu| {
             let space = Space::new(cpu).unwrap();
@@ -40,7 +40,7 @@ fn nothing_is_placed_below_the_lowest_address() {
                 });
             assert_eq!(refused, Some(ENOMEM));
             if last != 0 {
-                // What has to move finds no other place either.
+                // A mapping that has to move finds no other address either.
                 let grown = space.mremap(cpu, last, MIB, 2 * MIB, RemapFlags::MAYMOVE, 0);
                 assert!(grown.is_err() || grown.unwrap() >= lowest);
             }
@@ -50,8 +50,8 @@ fn nothing_is_placed_below_the_lowest_address() {
 }
 
 #[test]
-fn no_heap_starts_below_the_lowest_address() {
-    /// Above where a heap starts on other machines.
+fn a_heap_does_not_start_below_the_lowest_address() {
+    /// Above the usual start of a heap on other machines.
     const LOWEST: u64 = 0x7000_0000_0000;
     with_lowest(LOWEST, |cpu| {
         let space = Space::new(cpu).unwrap();
@@ -97,7 +97,7 @@ fn a_physical_address_without_a_frame_number_has_none() {
     }
 }
 
-/// A loader that sets the start while a program moves the end within its page.
+/// A loader sets the start while a program moves the end within the same page.
 #[test]
 fn the_end_of_a_heap_is_not_below_its_start() {
     const AT: u64 = 1 << 30;
@@ -121,7 +121,7 @@ fn the_end_of_a_heap_is_not_below_its_start() {
                 let _ = space.set_heap_start(&loader, start);
             }
             let heap = space.heap.get();
-            // Looked at twice: the two bounds are read one after the other.
+            // Read twice, because the two bounds are read one after the other.
             let stays = space.heap.get() == heap && space.heap.get() == heap;
             assert!(!stays || heap.start <= heap.end, "{heap:x?}");
         }

@@ -1,4 +1,4 @@
-//! Policies of VMAs: which merge, who inherits them, and where new pages come from.
+//! Memory policies of VMAs: merging, inheritance, and the nodes of new pages.
 
 use super::guest::{
     AT, P, PRIVATE, RW, TestCpu, TestSpace, check, cpu, load, map, map_object, store, two_nodes,
@@ -19,7 +19,7 @@ use std::vec::Vec;
 const SLOW: MemPolicy = Preferred(NodeSet::only(1));
 const BOTH: NodeSet = NodeSet::of_bits(0b11);
 
-/// Where the first four pages are, of one space.
+/// Returns the nodes of the first four pages of a space.
 fn nodes_of(cpu: &TestCpu<'_>, space: &TestSpace) -> [Result<u8, Errno>; 4] {
     let addrs = [0, 1, 2, 3].map(|page| AT + page * P);
     let mut nodes = [Err(Errno::EINVAL); 4];
@@ -27,7 +27,7 @@ fn nodes_of(cpu: &TestCpu<'_>, space: &TestSpace) -> [Result<u8, Errno>; 4] {
     nodes
 }
 
-/// How many pages each VMA has, and its policy.
+/// Returns the number of pages and the policy of each VMA.
 fn policies(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, MemPolicy)> {
     let mut policies = Vec::new();
     space.each_area(cpu, VirtRange::USER, |area| {
@@ -46,7 +46,7 @@ fn bind(
     space.mbind(cpu, AT + page * P, pages * P, policy).map_err(|error| error.errno)
 }
 
-/// Where the pages from `first` on are.
+/// Returns the nodes of the pages from `first` on.
 fn nodes(
     cpu: &TestCpu<'_>,
     space: &TestSpace,
@@ -58,7 +58,7 @@ fn nodes(
     nodes
 }
 
-/// Stores to pages, and checks that they are from `expected`.
+/// Stores to pages, and checks that the nodes of the pages are `expected`.
 fn touch(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, expected: &[u8]) {
     let pages = expected.len() as u64;
     (first..first + pages).for_each(|page| store(cpu, space, AT + page * P, page + 1).unwrap());
@@ -80,12 +80,12 @@ fn policies_split_and_merge() {
         assert_eq!(policies(&cpu, &space), split);
         assert_eq!(bind(&cpu, &space, (3, 5), SLOW), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
-        // What is so already, within a VMA.
+        // The same policy again, within a VMA.
         assert_eq!(bind(&cpu, &space, (2, 3), SLOW), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
         assert_eq!(bind(&cpu, &space, (0, 1), Local), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)], "a policy of its own");
-        // Other flags stay, and a lock leaves the policy.
+        // Other flags stay, and a lock keeps the policy.
         space.mlock(&cpu, AT, 8 * P, Lock::Now).unwrap();
         assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)]);
         assert_eq!(bind(&cpu, &space, (0, 8), Default), Ok(()));
@@ -96,7 +96,7 @@ fn policies_split_and_merge() {
 }
 
 #[test]
-fn errors_are_linux_s_and_change_nothing() {
+fn errors_match_linux_and_change_no_state() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -123,7 +123,7 @@ fn errors_are_linux_s_and_change_nothing() {
     assert_eq!(refused(AT, 0), Ok(()));
     let error = space.mbind(&cpu, AT + 5 * P, P, SLOW).unwrap_err();
     assert_eq!((error.operation, error.range), ("mbind", VirtRange::page(AT + 5 * P)));
-    // A hole is no error for those that are to have none.
+    // A range with a hole is valid for these policies, which then apply to the mapped part.
     assert_eq!(bind(&cpu, &space, (6, 2), SLOW), Ok(()));
     assert_eq!(bind(&cpu, &space, (0, 9), Default), Ok(()));
     assert_eq!(policies(&cpu, &space), before);
@@ -143,11 +143,12 @@ fn new_pages_come_from_the_nodes_of_the_policy() {
         bind(&cpu, &space, (0, 96), SLOW).unwrap();
         bind(&cpu, &space, (96, 24), Interleave(BOTH)).unwrap();
         bind(&cpu, &space, (120, 72), Local).unwrap();
-        // Behind what was mapped ahead without a policy.
+        // Behind the pages prefaulted without a policy.
         touch(&cpu, &space, 64, &[1; 32]);
         touch(&cpu, &space, 96, &[0, 1, 0, 1, 0, 1, 0, 1]);
         touch(&cpu, &space, 160, &[0; 8]);
-        // What was there stays, and so does what was read only: the zero page is of no node.
+        // Present pages stay on their nodes. Pages that were only read map the zero page, which has
+        // no node.
         assert_eq!(nodes(&cpu, &space, (0, 8)), vec![Ok(0); 8]);
         assert_eq!(load(&cpu, &space, AT + 105 * P), Ok(0));
         assert_eq!(nodes(&cpu, &space, (105, 1)), [Err(EFAULT)]);
@@ -168,7 +169,7 @@ fn children_and_moved_vmas_have_the_policy() {
     bind(&cpu, &space, (0, 8), SLOW).unwrap();
     let child = space.fork(&cpu).unwrap();
     assert_eq!(policies(&cpu, &child), [(8, SLOW)]);
-    // Its copies are new pages.
+    // The child's copies are new pages.
     touch(&cpu, &child, 0, &[1; 6]);
     assert_eq!(load(&cpu, &space, AT + 4 * P), Ok(0));
     child.exit(&cpu);
@@ -181,7 +182,7 @@ fn children_and_moved_vmas_have_the_policy() {
 }
 
 #[test]
-fn a_node_without_a_free_frame_leaves_it_to_others() {
+fn a_full_node_falls_back_to_other_nodes() {
     let vm = two_nodes(64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -189,7 +190,7 @@ fn a_node_without_a_free_frame_leaves_it_to_others() {
     bind(&cpu, &space, (0, 96), SLOW).unwrap();
     (0..96).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
     let there = nodes(&cpu, &space, (0, 96));
-    // All of the second node, and what is missing from the first.
+    // All frames of the second node, and the missing frames from the first.
     assert_eq!(there[..64], vec![Ok(1); 64]);
     assert_eq!(there[64..], vec![Ok(0); 32]);
     assert!((0..96).all(|page| load(&cpu, &space, AT + page * P) == Ok(page)));
@@ -200,7 +201,7 @@ fn a_node_without_a_free_frame_leaves_it_to_others() {
 }
 
 #[test]
-fn each_of_several_nodes_has_its_turn() {
+fn interleaving_uses_each_node_in_turn() {
     let policy = Interleave(NodeSet::of_bits(0b1011));
     for (page, node) in (0..9).zip([0, 1, 3].into_iter().cycle()) {
         assert_eq!(policy.nodes_for(page * P), NodeSet::only(node), "page {page}");
@@ -219,7 +220,7 @@ fn each_of_several_nodes_has_its_turn() {
 }
 
 #[test]
-fn the_cheapest_of_the_nodes_that_have_a_free_frame_is_preferred() {
+fn the_cheapest_node_with_a_free_frame_is_preferred() {
     let vm = tiers(1, &[128, 32, 32]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -232,9 +233,9 @@ fn the_cheapest_of_the_nodes_that_have_a_free_frame_is_preferred() {
     space.exit(&cpu);
 }
 
-/// Read into whatever frame there was, it moves to one of the policy's.
+/// A swapped-in page is read into any frame, and then moves to a node of the policy.
 #[test]
-fn a_page_that_comes_back_follows_the_policy() {
+fn a_swapped_in_page_follows_the_policy() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     swap_on(&cpu, 64);
@@ -263,9 +264,10 @@ fn a_page_that_comes_back_follows_the_policy() {
     space.exit(&cpu);
 }
 
-/// Of memory that can only be read, a pin makes private pages, whether they were swapped out, never touched, or are a file's.
+/// A pin of read-only memory creates private pages, whether the pages were swapped out, untouched,
+/// or file pages.
 #[test]
-fn pages_that_a_pin_makes_follow_the_policy() {
+fn pages_created_by_a_pin_follow_the_policy() {
     for kind in ["swapped", "untouched", "file"] {
         let vm = two_nodes(256);
         let cpu = cpu(&vm, 0);
@@ -307,9 +309,9 @@ fn a_childs_copies_of_pinned_pages_follow_the_policy() {
     space.exit(&cpu);
 }
 
-/// Where the policy's nodes have no frame, a page that comes back stays where it was read to.
+/// If the policy's nodes have no free frame, a swapped-in page stays in its frame.
 #[test]
-fn a_page_that_comes_back_is_not_copied_within_other_nodes() {
+fn a_swapped_in_page_is_not_copied_within_other_nodes() {
     let vm = two_nodes(64);
     let cpu = cpu(&vm, 0);
     swap_on(&cpu, 64);

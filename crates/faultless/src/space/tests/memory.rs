@@ -1,4 +1,5 @@
-//! Memory that runs out: before a fault or a call says so, everything that nobody needs has been freed.
+//! Exhausted memory: before a fault or a call returns an out-of-memory error, all unneeded memory
+//! is freed.
 
 use super::guest::{self, TestVm, cpu, load, store};
 use crate::addr::PAGE_SIZE as P;
@@ -52,9 +53,9 @@ fn end(vm: &TestVm, cpus: &[&TestCpu<'_>], spaces: Vec<TestSpace>) {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
-/// One CPU unlinks hundreds of tables and does nothing more; another needs their frames.
+/// One CPU unlinks hundreds of tables and then idles. Another CPU needs their frames.
 #[test]
-fn tables_that_another_cpu_retired_are_freed_before_memory_is_out() {
+fn tables_retired_by_another_cpu_are_freed_before_memory_is_out() {
     let vm = guest::vm(2, 513);
     let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = Space::new(&there).unwrap();
@@ -67,12 +68,12 @@ fn tables_that_another_cpu_retired_are_freed_before_memory_is_out() {
     let census = vm.census(&here).unwrap();
     assert_eq!(census.retired, 0, "frames that nobody can see are not free: {census:?}");
     assert_eq!(census.free, 0, "{census:?}");
-    // Two roots, three tables, the zero page, and what the other CPU keeps in stock.
+    // Two roots, three tables, the zero page, and the other CPU's stock.
     assert!(served >= 512 - 6 - 64, "memory was out after {served} pages: {census:?}");
     end(&vm, &[&here, &there], vec![space, mine]);
 }
 
-/// Each table is one retired object, however many were unlinked with it.
+/// Each table is one retired object, even if several tables are unlinked together.
 #[test]
 fn retired_tables_are_counted_one_by_one() {
     let vm = guest::vm(1, 1024);
@@ -83,15 +84,15 @@ fn retired_tables_are_counted_one_by_one() {
     let before = vm.totals();
     space.munmap(&cpu, 512 * GIB, 512 * GIB).unwrap();
     assert_eq!(vm.totals().since(&before).get(Counter::TablePruned), 1 + 200 + 200);
-    // So many are looked at again soon, by whatever call comes next.
+    // With this many retired objects, the next calls of any kind free them soon.
     (0..2).for_each(|_| space.munmap(&cpu, AT, P).unwrap());
     assert_eq!(vm.census(&cpu).unwrap().retired, 0);
     end(&vm, &[&cpu], vec![space]);
 }
 
-/// An idle CPU frees what it retired.
+/// An idle CPU frees its retired objects.
 #[test]
-fn an_idle_cpu_frees_what_it_retired() {
+fn an_idle_cpu_frees_its_retired_objects() {
     let vm = guest::vm(1, 513);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -104,7 +105,7 @@ fn an_idle_cpu_frees_what_it_retired() {
     end(&vm, &[&cpu], vec![space]);
 }
 
-/// A call that is refused for another reason than want of frames costs no program its pages.
+/// A call that fails for another reason than a lack of frames reclaims no pages.
 #[test]
 fn lazily_freed_pages_stay_while_there_are_frames() {
     let vm = guest::vm(1, 256);
@@ -113,7 +114,7 @@ fn lazily_freed_pages_stay_while_there_are_frames() {
     map(&cpu, &space, AT, 16 * P);
     (0..16).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
     space.madvise(&cpu, AT, 8 * P, Advice::Free).unwrap();
-    // It cannot grow where it is.
+    // The mapping cannot grow in place.
     let refused = space.mremap(&cpu, AT, P, 2 * P, RemapFlags::empty(), 0).unwrap_err();
     assert_eq!(refused.errno, Errno::ENOMEM);
     (0..8).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(1 + page)));
@@ -122,7 +123,7 @@ fn lazily_freed_pages_stay_while_there_are_frames() {
     end(&vm, &[&cpu], vec![space]);
 }
 
-/// Pages that a program has given up are there for whoever needs a frame.
+/// Lazily freed pages of a program are available to every CPU that needs a frame.
 #[test]
 fn lazily_freed_pages_are_reclaimed_before_memory_is_out() {
     for (forked, others) in [(false, false), (false, true), (true, false)] {
@@ -132,7 +133,7 @@ fn lazily_freed_pages_are_reclaimed_before_memory_is_out() {
         map(&here, &space, AT, GIB);
         (0..128).for_each(|page| store(&here, &space, AT + page * P, 1 + page).unwrap());
         space.madvise(&here, AT, 128 * P, Advice::Free).unwrap();
-        // What is stored to after that is kept.
+        // A page with a later store is kept.
         store(&here, &space, AT + 7 * P, 77).unwrap();
         let child = forked.then(|| space.fork(&here).unwrap());
         let other = others.then(|| Space::new(&there).unwrap());
@@ -159,9 +160,9 @@ fn lazily_freed_pages_are_reclaimed_before_memory_is_out() {
     }
 }
 
-/// Pages that moved, or that nobody may reach, are reclaimed too; and what was only read since.
+/// Moved pages and hidden pages are reclaimed as well, as are pages only read since.
 #[test]
-fn lazily_freed_pages_are_found_where_they_went() {
+fn moved_lazily_freed_pages_are_reclaimed() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -181,9 +182,10 @@ fn lazily_freed_pages_are_found_where_they_went() {
     end(&vm, &[&cpu], vec![space]);
 }
 
-/// A space that ended is not on the list any more, and those that were listed before and after it are.
+/// An ended space is removed from the list. The spaces listed before and after the ended space
+/// stay.
 #[test]
-fn spaces_that_are_gone_are_not_looked_at() {
+fn ended_spaces_are_not_scanned() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let advised = |pages: u64| {
@@ -210,9 +212,9 @@ fn spaces_that_are_gone_are_not_looked_at() {
     end(&vm, &[&cpu], vec![second]);
 }
 
-/// A call that needs many frames at once gets those of pages that were given up.
+/// A call that needs many frames at once gets the frames of lazily freed pages.
 #[test]
-fn fork_and_mremap_have_lazily_freed_pages_reclaimed() {
+fn fork_and_mremap_reclaim_lazily_freed_pages() {
     for moves in [false, true] {
         let vm = guest::vm(1, 256);
         let cpu = cpu(&vm, 0);
@@ -238,9 +240,9 @@ fn fork_and_mremap_have_lazily_freed_pages_reclaimed() {
     }
 }
 
-/// A fork that cannot count another mapping of a page fails, and leaves the parent as it was.
+/// A fork that cannot count another mapping of a page fails, and the parent is unchanged.
 #[test]
-fn fork_fails_when_a_page_has_as_many_mappings_as_can_be_counted() {
+fn fork_fails_for_a_page_at_the_mapping_limit() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -250,12 +252,12 @@ fn fork_fails_when_a_page_has_as_many_mappings_as_can_be_counted() {
     meta.preset_refs(FrameMeta::MAX_MAPPINGS);
     assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
     assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
-    // One less, and there is room for one child.
+    // With one mapping less, there is room for one child.
     meta.preset_refs(FrameMeta::MAX_MAPPINGS - 1);
     let child = space.fork(&cpu).unwrap();
     assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
     assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
-    // Who stores gets a copy all the same: the reference that it needs meanwhile is always to be had.
+    // A store still gets its copy: the temporary reference for the copy is always available.
     assert_eq!(child.fault(&cpu, AT + 5 * P, Access::Write), Ok(FaultKind::Copy));
     meta.preset_refs(1);
     for page in 0..8 {
@@ -265,10 +267,10 @@ fn fork_fails_when_a_page_has_as_many_mappings_as_can_be_counted() {
     end(&vm, &[&cpu], vec![space, child]);
 }
 
-/// A fault that cannot count another mapping of a file's page says so, however often it is asked; who copies
-/// the page, and the kernel, are served.
+/// A fault that cannot count another mapping of a file page fails, however often the fault is
+/// repeated. Copies of the page and kernel accesses succeed.
 #[test]
-fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
+fn a_file_page_at_the_mapping_limit_is_refused() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -288,7 +290,7 @@ fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
     for (at, access) in [(AT, Access::Read), (AT, Access::Write), (2 * AT, Access::Read)] {
         let refused = Err(FaultError::OutOfMemory);
         assert_eq!(space.fault(&cpu, at + 3 * P, access), refused);
-        // As a neighbour it is left out.
+        // As a neighbour, the page is skipped.
         assert_eq!(space.fault(&cpu, at + 2 * P, access), Ok(FaultKind::Shared));
         assert!(space.entry_at(&cpu, at + 3 * P).is_none());
         space.madvise(&cpu, at, 8 * P, Advice::DontNeed).unwrap();
@@ -305,9 +307,10 @@ fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
     end(&vm, &[&cpu], vec![]);
 }
 
-/// Private memory is promised when it becomes writable, and the promise taken back while nothing was made of it.
+/// Private memory is accounted when it becomes writable. The accounting is reverted when an unused
+/// mapping becomes read-only.
 #[test]
-fn memory_is_promised_where_it_becomes_writable() {
+fn memory_is_accounted_when_it_becomes_writable() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -318,7 +321,7 @@ fn memory_is_promised_where_it_becomes_writable() {
         (PRIVATE, false, [no, yes, no, no, yes]),
         (PRIVATE | MapFlags::NORESERVE, false, [no; 5]),
         (MapFlags::SHARED | MapFlags::ANONYMOUS, false, [no; 5]),
-        // Linux keeps it where there is a file.
+        // Linux keeps the accounting of a file mapping.
         (MapFlags::PRIVATE, true, [no, yes, yes, yes, yes]),
         (MapFlags::SHARED, true, [no; 5]),
     ];
@@ -346,7 +349,7 @@ fn memory_is_promised_where_it_becomes_writable() {
 
 /// A kernel learns which `ENOMEM` the end of a program remedies.
 #[test]
-fn a_lack_of_frames_is_told_from_other_reasons() {
+fn a_lack_of_frames_has_a_distinct_error() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -362,9 +365,10 @@ fn a_lack_of_frames_is_told_from_other_reasons() {
     space.exit(&cpu);
 }
 
-/// A move that fails for want of frames leaves no table where no VMA is, whether or not the target had one.
+/// A move that fails for a lack of frames leaves no table without a VMA, whether or not the target
+/// had a table.
 #[test]
-fn a_move_that_fails_leaves_no_tables() {
+fn a_failed_move_leaves_no_tables() {
     const F: u64 = crate::table::node::ENTRIES as u64;
     for there in [false, true] {
         let vm = guest::vm(1, 400);
@@ -387,7 +391,7 @@ fn a_move_that_fails_leaves_no_tables() {
         let len = 60 * F * P;
         assert!(space.mremap(&cpu, AT, len, len, flags, to).is_err());
         vm.set(Setting::FrameLimit(u64::MAX));
-        // One above the last level may stay.
+        // A table above the last level may stay.
         assert!(tables() <= before + 1, "{there}: {before} and {}", tables());
         for at in 0..60 {
             assert_eq!(load(&cpu, &space, AT + at * F * P), Ok(at));
@@ -405,14 +409,14 @@ fn a_sparse_mapping_moves_with_few_tables() {
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, AT, 2 * P);
-    // In its way.
+    // In the way of the mapping's growth.
     map(&cpu, &space, AT + 2 * P, P);
     store(&cpu, &space, AT + P, 7).unwrap();
     let grown = space.mremap(&cpu, AT, 2 * P, 1024 * GIB, RemapFlags::MAYMOVE, 0).unwrap();
     assert_ne!(grown, AT);
     assert_eq!(load(&cpu, &space, grown + P), Ok(7));
     store(&cpu, &space, grown + 1000 * GIB, 8).unwrap();
-    // Not aligned like the tables, so that what one table had needs two.
+    // The target is not aligned to a table, so that the pages of one table need two.
     let to = 4096 * GIB + 7 * P;
     for flags in [RemapFlags::empty(), RemapFlags::DONTUNMAP] {
         let flags = flags | RemapFlags::MAYMOVE | RemapFlags::FIXED;

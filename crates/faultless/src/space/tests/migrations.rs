@@ -1,4 +1,5 @@
-//! `move_pages`: pages move between nodes, whoever maps them, and programs notice nothing.
+//! `move_pages`: pages with any number of mappings move between nodes, and programs observe no
+//! change.
 
 use super::guest::{
     AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, between, check, cpu, load, map, map_object,
@@ -14,7 +15,7 @@ use std::time::Duration;
 use std::vec;
 use std::vec::Vec;
 
-/// Moves the pages from page `first` on, and says how each fared.
+/// Moves the pages from page `first` on. Returns the status of each page.
 pub(super) fn moved(
     cpu: &TestCpu<'_>,
     space: &TestSpace,
@@ -39,7 +40,7 @@ fn value(space: u64, page: u64) -> u64 {
 }
 
 #[test]
-fn private_pages_move_there_and_back_with_what_is_in_them() {
+fn private_pages_move_with_their_contents() {
     for locking in Locking::ALL {
         let vm = two_nodes(256);
         vm.set(Setting::Locking(locking));
@@ -58,7 +59,7 @@ fn private_pages_move_there_and_back_with_what_is_in_them() {
         store(&cpu, &space, AT + P, 7).unwrap();
         assert_eq!(load(&cpu, &space, AT + P), Ok(7));
         assert_eq!(vm.totals().get(Counter::MigrateSuccess), 240);
-        // A page that is mapped once takes one look.
+        // A page with one mapping needs one attempt.
         assert_eq!(vm.totals().get(Counter::MigrateFail), 0);
         space.exit(&cpu);
         cpu.drain();
@@ -67,7 +68,7 @@ fn private_pages_move_there_and_back_with_what_is_in_them() {
 }
 
 #[test]
-fn what_does_not_move_says_why() {
+fn pages_that_do_not_move_report_the_reason() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -81,7 +82,7 @@ fn what_does_not_move_says_why() {
     assert_eq!(vm.totals().get(Counter::MigrateFail), 1, "there are no others to try");
     drop(pins);
     assert_eq!(moved(&cpu, &space, (3, 1), 1), [Ok(1)]);
-    // Asked for twice, it moves once, and is told twice.
+    // A page requested twice moves once, and has two results.
     let mut status = [Err(Errno::EIO); 2];
     space.move_pages(&cpu, &[AT, AT + 8], 0, false, &mut status).unwrap();
     assert_eq!(status, [Ok(0); 2]);
@@ -99,7 +100,7 @@ fn what_does_not_move_says_why() {
 }
 
 #[test]
-fn a_full_node_takes_no_more() {
+fn a_full_node_accepts_no_pages() {
     let vm = two_nodes(64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -115,7 +116,7 @@ fn a_full_node_takes_no_more() {
 }
 
 #[test]
-fn pages_of_a_family_move_in_all_of_it() {
+fn shared_pages_move_in_all_forked_spaces() {
     let vm = two_nodes(512);
     let cpu = cpu(&vm, 0);
     let mut spaces = vec![Space::new(&cpu).unwrap()];
@@ -134,7 +135,7 @@ fn pages_of_a_family_move_in_all_of_it() {
     assert_eq!(moved(&cpu, &spaces[2], (0, 8), 1), [Ok(1); 8]);
     let all: Vec<_> = spaces.iter().collect();
     check(&cpu, &all, &[], 0);
-    // The pages that were shared moved for all; those of others' own stayed.
+    // The shared pages moved in all spaces. Private pages of other spaces stayed.
     let mut nodes = [Err(Errno::EIO); 6];
     spaces[3].page_nodes(&cpu, &[0, 1, 2, 3, 4, 5].map(|page| AT + page * P), &mut nodes);
     assert_eq!(nodes, [Ok(1), Ok(1), Ok(0), Ok(0), Ok(1), Ok(1)]);
@@ -151,7 +152,7 @@ fn pages_of_a_family_move_in_all_of_it() {
 }
 
 #[test]
-fn a_walk_costs_what_maps_the_page_in_however_deep_a_tree() {
+fn a_walk_visits_only_the_mappings_of_a_page() {
     let vm = two_nodes(512);
     let cpu = cpu(&vm, 0);
     let first = Space::new(&cpu).unwrap();
@@ -170,7 +171,7 @@ fn a_walk_costs_what_maps_the_page_in_however_deep_a_tree() {
         vm.totals().get(Counter::RmapLook) - before
     };
     assert_eq!(looks(&last, 0, 1), 1, "one space is left of the family");
-    // A page of one's own among many relatives.
+    // A private page among many related spaces.
     let others: Vec<_> = (0..20).map(|_| last.fork(&cpu).unwrap()).collect();
     store(&cpu, &last, AT + P, 2).unwrap();
     assert_eq!(looks(&last, 1, 1), 1);
@@ -183,7 +184,7 @@ fn a_walk_costs_what_maps_the_page_in_however_deep_a_tree() {
 }
 
 #[test]
-fn pages_that_mremap_moved_are_found() {
+fn pages_moved_by_mremap_are_found() {
     let vm = two_nodes(512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -199,7 +200,7 @@ fn pages_that_mremap_moved_are_found() {
     let mut status = [Err(Errno::EIO); 4];
     space.move_pages(&cpu, &addrs, 1, true, &mut status).unwrap();
     assert_eq!(status, [Ok(1); 4]);
-    // A part moves on, and a grandchild is made of it.
+    // A part moves on, and a grandchild is forked.
     space.mremap(&cpu, there + 2 * P, 2 * P, 2 * P, flags, AT).unwrap();
     let grandchild = space.fork(&cpu).unwrap();
     check(&cpu, &[&space, &child, &grandchild], &[], 0);
@@ -226,14 +227,14 @@ fn pages_of_an_object_move_with_all_of_their_mappings() {
     assert_eq!(load(&cpu, &spaces[0], AT + 32 * P), Ok(106));
     assert_eq!(moved(&cpu, &spaces[1], (3, 8), 1), [Ok(1); 8]);
     check(&cpu, &[&spaces[0], &spaces[1]], &[&object], 0);
-    // All of them see the same page still.
+    // All mappings still show the same page.
     store(&cpu, &spaces[0], AT + 2 * P, 77).unwrap();
     assert_eq!(load(&cpu, &spaces[1], AT + 5 * P), Ok(77));
     assert_eq!(load(&cpu, &spaces[0], AT + 32 * P), Ok(77));
     assert_eq!(read_object(&cpu, &object, 6), Some(77));
     write_object(&cpu, &object, 6, 78).unwrap();
     assert_eq!(load(&cpu, &spaces[0], AT + 2 * P), Ok(78));
-    // A part of a mapping, and one of what was split, are found as well.
+    // A part of a mapping, and a part of a split mapping, are found as well.
     spaces[1].munmap(&cpu, AT + 4 * P, P).unwrap();
     spaces[1].mprotect(&cpu, AT + 6 * P, P, Prot::READ).unwrap();
     assert_eq!(moved(&cpu, &spaces[1], (5, 6), 0), [Ok(0); 6]);
@@ -279,9 +280,9 @@ fn pages_of_many_objects_with_many_mappings_move() {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
-/// What was taken for them beyond the limit goes back.
+/// The mappings claimed for pages beyond the limit are released.
 #[test]
-fn pages_move_as_far_as_the_limit_allows() {
+fn pages_move_up_to_the_frame_limit() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -296,9 +297,10 @@ fn pages_move_as_far_as_the_limit_allows() {
     space.exit(&cpu);
 }
 
-/// A walk copies some mappings of the list at a time, and some times all of them are of a space that is ending, which has closed.
+/// A walk copies a few mappings of the list at a time. Sometimes all copied mappings belong to an
+/// ending, already closed space.
 #[test]
-fn mappings_before_those_of_a_space_that_is_ending_are_found() {
+fn mappings_before_an_ending_space_are_found() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let object = Object::try_new(&cpu, 1, 1).unwrap();
@@ -318,7 +320,7 @@ fn mappings_before_those_of_a_space_that_is_ending_are_found() {
 }
 
 #[test]
-fn pages_without_permission_and_lazily_freed_ones_stay_what_they_are() {
+fn hidden_and_lazily_freed_pages_keep_their_state() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -335,7 +337,7 @@ fn pages_without_permission_and_lazily_freed_ones_stay_what_they_are() {
     space.exit(&cpu);
 }
 
-/// While a page is copied its entries are busy: who wants it waits, and finds it in its new frame.
+/// The entries of a page are busy during its copy. An access waits, and then uses the new frame.
 #[test]
 fn a_store_during_the_copy_waits_for_the_new_frame() {
     let vm = two_nodes(256);
@@ -363,9 +365,9 @@ fn a_store_during_the_copy_waits_for_the_new_frame() {
     assert_eq!([0, 8].map(|at| load(&cpu0, space, AT + at)), [Ok(1), Ok(2)]);
 }
 
-/// A fault that copies a page which moves meanwhile looks again.
+/// A fault that copies a page retries if the page moves during the copy.
 #[test]
-fn a_copy_of_a_page_that_moves_is_thrown_away() {
+fn a_copy_of_a_moving_page_is_discarded() {
     let vm = two_nodes(256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -390,7 +392,7 @@ fn read_only_space(cpu: &TestCpu<'_>) -> TestSpace {
     read_only_pages(cpu, 8)
 }
 
-/// So many of them.
+/// Creates a space with `pages` read-only pages.
 pub(super) fn read_only_pages(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
     let space = Space::new(cpu).unwrap();
     map(cpu, &space, 0, pages, RW);
@@ -404,15 +406,15 @@ fn read_only_pages_move_without_an_interrupt() {
     let vm = two_nodes(256);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_space(&cpu0);
-    // It answers no requests: whoever sent one would wait for ever.
+    // The CPU serves no requests: a CPU that sent a request would wait forever.
     space.activate(&other);
     let count = |counter| vm.totals().get(counter);
     assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
     assert_eq!(count(Counter::TlbShootdownSent), 0);
     assert_eq!((count(Counter::FlushDeferred), count(Counter::FrameOwed)), (1, 8));
     assert_eq!(vm.usage().owed, 8);
-    // It drops what it has as it leaves, and need not be asked.
-    // SAFETY: it uses no translations.
+    // The CPU drops its translations when it leaves the space, so no request is needed. SAFETY: the
+    // CPU uses no translations.
     unsafe { space.deactivate(&other) };
     assert_eq!(cpu0.settle_flushes(), 8);
     assert_eq!((count(Counter::TlbShootdownSent), vm.usage().owed), (0, 0));
@@ -420,9 +422,9 @@ fn read_only_pages_move_without_an_interrupt() {
     space.exit(&cpu0);
 }
 
-/// CPUs are asked to flush where many frames wait. Once all have, nobody is interrupted.
+/// CPUs are asked to flush if many frames wait. After all CPUs have flushed, no CPU is interrupted.
 #[test]
-fn cpus_flush_by_themselves() {
+fn cpus_flush_without_an_interrupt() {
     let vm = two_nodes(2048);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_space(&cpu0);
@@ -432,7 +434,7 @@ fn cpus_flush_by_themselves() {
     other.flush_if_asked();
     assert_eq!(count(Counter::DeferredOwn), 0, "four frames are not many");
     assert_eq!(moved(&cpu0, &space, (4, 4), 1), [Ok(1); 4]);
-    // This batch finds that eight wait.
+    // This batch finds eight waiting frames.
     assert_eq!(moved(&cpu0, &space, (0, 1), 0), [Ok(0)]);
     assert_eq!(cpu0.collect_owed(), 0, "the other CPU may use them");
     other.flush_if_asked();
@@ -442,15 +444,16 @@ fn cpus_flush_by_themselves() {
     assert!(cpu0.settle_some());
     assert_eq!(vm.usage().owed, 1, "the last came after the flush");
     assert_eq!((count(Counter::TlbShootdownSent), count(Counter::DeferredSettled)), (0, 0));
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&cpu0, &[&space], &[], 0);
     space.exit(&cpu0);
 }
 
-/// What all CPUs have flushed is freed by one that works in the background, though memory is not short, and not by a program's call.
+/// Frames flushed by all CPUs are freed by a background CPU, even if memory is not short, and not
+/// by a program's call.
 #[test]
-fn frames_whose_flush_is_done_are_freed_in_the_background() {
+fn flushed_frames_are_freed_in_the_background() {
     let vm = two_nodes(2048);
     let (cpu0, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = read_only_pages(&cpu0, 64);
@@ -466,14 +469,14 @@ fn frames_whose_flush_is_done_are_freed_in_the_background() {
     assert_eq!(vm.usage().owed, 4, "the last came after the flush");
     let sent = vm.totals().get(Counter::TlbShootdownSent);
     assert_eq!((sent, vm.totals().get(Counter::DeferredSettled)), (0, 0));
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&cpu0, &[&space], &[], 0);
     space.exit(&cpu0);
 }
 
 #[test]
-fn a_store_after_a_deferred_flush_does_it_first() {
+fn a_store_first_does_the_deferred_flush() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = read_only_space(&cpu);
@@ -488,24 +491,24 @@ fn a_store_after_a_deferred_flush_does_it_first() {
     assert_eq!(settled(), 1);
     store(&cpu, &space, AT + P, 6).unwrap();
     assert_eq!(settled(), 1, "all that was deferred is done");
-    // Pages that may be stored to are flushed at once.
+    // Writable pages are flushed at once.
     assert_eq!(moved(&cpu, &space, (0, 2), 0), [Ok(0); 2]);
     assert_eq!(vm.totals().get(Counter::FlushDeferred), 1);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&cpu) };
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
 
 #[test]
-fn frames_that_wait_are_had_when_they_are_needed() {
+fn waiting_frames_are_used_when_needed() {
     let vm = two_nodes(64);
     let cpu = cpu(&vm, 0);
     let space = read_only_space(&cpu);
     map(&cpu, &space, 16, 200, RW);
     assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
     assert_ne!(vm.usage().owed, 0);
-    // As many as there are: the last come from those that wait.
+    // All available frames are used; the last frames come from the waiting frames.
     let mut pages = 0;
     while store(&cpu, &space, AT + (16 + pages) * P, pages).is_ok() {
         pages += 1;
@@ -517,7 +520,7 @@ fn frames_that_wait_are_had_when_they_are_needed() {
 }
 
 #[test]
-fn nothing_is_deferred_with_the_knob_off_or_memory_short() {
+fn no_flush_is_deferred_with_the_knob_off_or_memory_short() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = read_only_space(&cpu);
@@ -533,7 +536,7 @@ fn nothing_is_deferred_with_the_knob_off_or_memory_short() {
 }
 
 #[test]
-fn a_block_is_had_of_frames_that_wait() {
+fn a_block_is_allocated_from_waiting_frames() {
     let vm = two_nodes(64);
     let cpu = cpu(&vm, 0);
     let space = read_only_space(&cpu);
@@ -549,7 +552,7 @@ fn a_block_is_had_of_frames_that_wait() {
 }
 
 #[test]
-fn a_huge_leaf_that_two_spaces_have_is_shared() {
+fn a_huge_leaf_of_two_spaces_is_shared() {
     use super::huge::{PAGES, RX, Setup};
     use crate::fault::Access;
     let vm = two_nodes(8192);
@@ -566,14 +569,14 @@ fn a_huge_leaf_that_two_spaces_have_is_shared() {
     };
     let leaves = || vm.totals().get(Counter::FilePmdMapped);
     assert_eq!((move_one(false), leaves()), (Err(Errno::EACCES), 2));
-    // Both leaves are split, and the page moves for both.
+    // Both leaves are split, and the page moves in both spaces.
     assert_eq!((move_one(true), leaves()), (Ok(1), 0));
     other.exit(&setup.cpu);
     assert_eq!((move_one(false), leaves()), (Ok(1), 0));
 }
 
 #[test]
-fn a_shared_page_that_moves_on_and_on_is_found() {
+fn a_repeatedly_moved_shared_page_is_found() {
     let vm = two_nodes(1024);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -596,7 +599,7 @@ fn a_shared_page_that_moves_on_and_on_is_found() {
 }
 
 #[test]
-fn a_shared_page_that_is_there_already_is_told_so() {
+fn a_shared_page_on_the_target_node_reports_success() {
     let vm = two_nodes(256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -609,9 +612,10 @@ fn a_shared_page_that_is_there_already_is_told_so() {
     [space, child].into_iter().for_each(|space| space.exit(&cpu));
 }
 
-/// The pin of a page that a fork is about to copy goes, and the page moves: the fork copies what was there, and no other owner's bytes.
+/// A fork is about to copy a pinned page. The pin is dropped, and the page moves: the fork copies
+/// the old contents, and never the contents of the frame's next owner.
 #[test]
-fn a_pin_that_goes_while_a_fork_copies() {
+fn a_pin_dropped_during_a_fork_does_not_corrupt_the_copy() {
     let mut wrong = Vec::new();
     for nth in 1..60 {
         let vm = two_nodes(256);
@@ -621,7 +625,7 @@ fn a_pin_that_goes_while_a_fork_copies() {
         {
             let share = cpu(&vm, 1);
             space.activate(&share);
-            // SAFETY: it uses no translations.
+            // SAFETY: the CPU uses no translations.
             unsafe { space.deactivate(&share) };
         }
         map(&cpu0, &space, 0, 8, RW);
@@ -639,7 +643,7 @@ fn a_pin_that_goes_while_a_fork_copies() {
             move || {
                 drop(pins);
                 s.move_pages(&other, &[AT], 1, true, told).unwrap();
-                // Whoever gets its frame next.
+                // The next owner of the old frame.
                 (1..8).for_each(|page| store(&other, v, AT + page * P, 99).unwrap());
             },
             || child = Some(space.fork(&cpu0).unwrap()),
@@ -657,9 +661,10 @@ fn a_pin_that_goes_while_a_fork_copies() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// A shared page that moved in a range, then alone, and back: two notes lead to its one entry.
+/// A shared page that moved with a range, then alone, and then back: two notes lead to its one
+/// entry.
 #[test]
-fn a_shared_page_that_moved_away_and_back_is_found_once() {
+fn a_shared_page_moved_away_and_back_is_found_once() {
     let vm = two_nodes(512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -680,8 +685,8 @@ fn a_shared_page_that_moved_away_and_back_is_found_once() {
     space.exit(&cpu);
 }
 
-/// One CPU forks while another moves pages that an earlier child shares: the notes of the child lead to all
-/// of its entries.
+/// One CPU forks while another CPU moves pages shared with an earlier child: the notes of the new
+/// child lead to all its entries.
 #[test]
 fn fork_beside_mremap_copies_all_notes() {
     let rounds = if cfg!(miri) { 3 } else { 1000 };
@@ -711,9 +716,10 @@ fn fork_beside_mremap_copies_all_notes() {
     }
 }
 
-/// Pages that moved one by one, shared with a child that ends: each can be moved to another node.
+/// Pages that moved one by one, shared with an ending child: each page can be moved to another
+/// node.
 #[test]
-fn thousands_of_pages_that_moved_alone_are_found() {
+fn thousands_of_singly_moved_pages_are_found() {
     let vm = two_nodes(8192);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();

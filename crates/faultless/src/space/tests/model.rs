@@ -1,5 +1,6 @@
-//! Random calls, loads and stores in several spaces, of files that they map, and of devices that have pages pinned, against a
-//! naive page map. After every step the audit checks every frame, reference and entry.
+//! Random calls, loads and stores in several spaces, on mapped files, and with pages pinned for
+//! devices, compared to a naive page map. After every step the audit checks every frame, reference
+//! and entry.
 
 mod pages;
 
@@ -25,10 +26,10 @@ use std::rc::Rc;
 use std::vec;
 use std::vec::Vec;
 
-/// The window that calls are about: it crosses from one last-level table to the next.
+/// The address window of the calls, which crosses from one last-level table to the next.
 const PAGES: u64 = 40;
 const BASE: u64 = (1 << 30) - 20 * PAGE_SIZE;
-/// Files, and pages that one has at first.
+/// The number of files, and the initial number of pages of each file.
 const FILES: usize = 3;
 const FILE_PAGES: u64 = 12;
 /// Device memory, as the number of an object.
@@ -108,7 +109,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Pages that a device has.
+/// The pages pinned for a device.
 struct Device<'a> {
     pins: Pins<'a, TestMachine>,
     words: Vec<Word>,
@@ -185,7 +186,8 @@ impl World<'_> {
                 let cache = if first % 2 == 0 { CacheMode::Uncached } else { CacheMode::WriteBack };
                 let frame = FrameNumber(cpu.vm().machine().device().0 + first as u32);
                 let device = DeviceMemory { first: frame, cache, tag: 0, may_write };
-                // SAFETY: memory of the machine, which nothing else uses; it has no caches.
+                // SAFETY: device memory of the test machine, without other users and without
+                // caches.
                 let got = unsafe {
                     space.mmap_device(cpu, addr(at), len * PAGE_SIZE, prot, flags, device)
                 };
@@ -247,7 +249,8 @@ impl World<'_> {
                 let first = number(addr(at));
                 let devices = (first..first + old)
                     .filter_map(|page| model.pages.get(&page).map(Page::is_device));
-                // Of several VMAs those before a device's move, which is refused: that is not modelled.
+                // Of several VMAs, the VMAs before a device's VMA move, although the call is
+                // refused. The model does not cover this case.
                 let mixed = devices.clone().any(|is| is) && !devices.clone().all(|is| is);
                 if flags.contains(RemapFlags::DONTUNMAP) && mixed {
                     return;
@@ -347,7 +350,7 @@ impl World<'_> {
             Step::Locking(at) => self.cpu.vm().set(Setting::Locking(Locking::ALL[at])),
             Step::Pin { at, len, write } => {
                 let got = space.pin(cpu, addr(at), len * PAGE_SIZE, write);
-                // What comes before a page that may not be pinned is faulted in.
+                // The pages before an unpinnable page are faulted in.
                 let mut pin = |page| model.pages.get_mut(&page)?.pin(&mut self.objects, write);
                 let words: Vec<_> =
                     (number(addr(at))..number(addr(at)) + len).map_while(&mut pin).collect();
@@ -378,8 +381,8 @@ impl World<'_> {
         }
     }
 
-    /// Each device finds what was stored last. A space that has a device's page has it in the device's frame, and maps that frame
-    /// nowhere else.
+    /// Checks that each device reads the last stored words. A space with a device's page maps the
+    /// page only to the device's frame, and maps this frame nowhere else.
     fn check_devices(&self) {
         for device in &self.devices {
             for (word, &frame) in device.words.iter().zip(device.pins.frames()) {

@@ -1,4 +1,5 @@
-//! Mappings of objects: what Linux answers, who owns what, and chosen interleavings with truncation.
+//! Mappings of objects: the results of Linux, the ownership, and chosen interleavings with
+//! truncation.
 
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, between, cpu, load, store};
 use super::guest::{map_object as map, read_object as read, write_object as write};
@@ -26,7 +27,7 @@ use std::vec::Vec;
 
 type File = Shared<Object>;
 
-/// A file whose page `n` starts with the word `n + 1`, for those of its pages that are written.
+/// Creates a file. Page `n` of `written` starts with the word `n + 1`; the other pages are holes.
 fn file(cpu: &TestCpu<'_>, pages: u64, written: impl IntoIterator<Item = u64>) -> File {
     let file = Object::try_new(cpu, pages, 77).unwrap();
     for index in written {
@@ -40,7 +41,7 @@ fn truncate(cpu: &TestCpu<'_>, space: &Space<TestMachine>, file: &File, pages: u
     space.revoke(cpu, file, pages..u64::MAX, Copies::Drop);
 }
 
-/// The places, in pages from `AT` on, of what is mapped of the first 64.
+/// Returns the positions, in pages from `AT` on, of the mapped pages among the first 64.
 fn present(cpu: &TestCpu<'_>, space: &Space<TestMachine>) -> Vec<u64> {
     (0..64).filter(|page| space.entry_at(cpu, AT + page * P).is_present()).collect()
 }
@@ -86,7 +87,7 @@ fn a_kernel_reads_and_writes_and_resizes() {
 }
 
 #[test]
-fn an_object_has_as_many_levels_as_its_pages_need() {
+fn the_levels_of_an_object_match_its_pages() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let tables = || vm.census(&cpu).unwrap().tables;
@@ -96,7 +97,7 @@ fn an_object_has_as_many_levels_as_its_pages_need() {
     assert_eq!(read(&cpu, &grown, 512), None);
     assert_eq!(tables(), 1, "a length and a read need none");
     let far = [512, 512 * 512, 512 * 512 * 512, Object::MAX_PAGES - 1];
-    // A root and those below it; the last one is below a root that is there.
+    // A root and the tables below the root. The last page is below an existing root.
     for (index, more) in far.into_iter().zip([2, 3, 4, 3]) {
         let before = tables();
         write(&cpu, &grown, index, index).unwrap();
@@ -107,7 +108,7 @@ fn an_object_has_as_many_levels_as_its_pages_need() {
     assert_eq!(grown.resident_pages(&cpu), 6);
     grown.set_pages(&cpu, 512).unwrap();
     assert_eq!(grown.resident_pages(&cpu), 2);
-    // One that is made for many pages has its root at once.
+    // An object created with many pages has its root at once.
     let before = tables();
     let large = file(&cpu, 513, [512]);
     assert_eq!(tables() - before, 2);
@@ -115,7 +116,7 @@ fn an_object_has_as_many_levels_as_its_pages_need() {
 }
 
 #[test]
-fn a_read_maps_what_is_there_around_it() {
+fn a_read_fault_maps_the_present_pages_around_it() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -130,11 +131,11 @@ fn a_read_maps_what_is_there_around_it() {
     assert_eq!(counted.get(Counter::SharedPage), 1);
     assert_eq!(counted.get(Counter::AroundPage), around.len() as u64 - 1);
     assert_eq!(space.resident_pages(&cpu), around.len() as u64);
-    // Nobody faults again, not even to store.
+    // No access faults again, not even a store.
     around.iter().for_each(|page| store(&cpu, &space, AT + page * P, 100 + page).unwrap());
     assert_eq!(vm.totals().since(&before).get(Counter::Faults), 1);
     assert_eq!(read(&cpu, &file, 6), Some(104));
-    // A store maps its own page alone, and so does a read when told to.
+    // A store maps only its own page, as does a read if the knob is 1.
     store(&cpu, &space, AT + 16 * P, 1).unwrap();
     vm.set(Setting::FaultAroundPages(1));
     load(&cpu, &space, AT + 20 * P).unwrap();
@@ -143,7 +144,7 @@ fn a_read_maps_what_is_there_around_it() {
 }
 
 #[test]
-fn what_is_around_ends_with_the_tables_of_both() {
+fn fault_around_ends_with_the_tables() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -159,7 +160,7 @@ fn what_is_around_ends_with_the_tables_of_both() {
 }
 
 #[test]
-fn private_stores_stay_private_and_shared_ones_do_not() {
+fn private_stores_stay_private_and_shared_stores_do_not() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -178,11 +179,11 @@ fn private_stores_stay_private_and_shared_ones_do_not() {
         [0, 1, 2, 3].map(|index| read(&cpu, &file, index)),
         [Some(1), Some(2), Some(3), None]
     );
-    // What is not copied yet is the file's.
+    // A page without a private copy shows the file's page.
     assert_eq!(load(&cpu, &space, AT + 2 * P), Ok(3));
     store(&cpu, &space, AT + 10 * P, 60).unwrap();
     assert_eq!((load(&cpu, &space, AT + 2 * P), read(&cpu, &file, 2)), (Ok(60), Some(60)));
-    // A child has copies of its own, and the file too.
+    // A child has private copies, and also the file's pages.
     let child = space.fork(&cpu).unwrap();
     store(&cpu, &child, AT, 70).unwrap();
     store(&cpu, &child, AT + 8 * P, 71).unwrap();
@@ -195,13 +196,13 @@ fn private_stores_stay_private_and_shared_ones_do_not() {
 }
 
 #[test]
-fn the_last_owner_ends_it() {
+fn the_last_reference_ends_the_object() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     let file = file(&cpu, 4, 0..4);
     map(&cpu, &space, (0, 4), Prot::READ, SHARED, (&file, 0));
-    // The name goes; the mapping keeps it, and its child's.
+    // The name is removed. The mapping and the child's mapping keep the object.
     Object::release(file, &cpu);
     let child = space.fork(&cpu).unwrap();
     space.exit(&cpu);
@@ -231,7 +232,8 @@ fn mmap_of_an_object_refuses() {
     assert_eq!(space.map_count(&cpu), 0);
     assert_eq!(call(P, RW, SHARED, (1 << 51) - 2, true), Ok(AT));
     assert_eq!(load(&cpu, &space, AT), Err(FaultError::Bus));
-    // A shared mapping without the right to write stays without, wherever it goes.
+    // A shared mapping of a read-only file never becomes writable, also after a move and in a
+    // child.
     assert_eq!(call(4 * P, Prot::READ, SHARED, 0, false), Ok(AT));
     let protect = |at, prot| space.mprotect(&cpu, at, P, prot).map_err(|error| error.errno);
     assert_eq!(protect(AT, RW), Err(EACCES));
@@ -242,7 +244,7 @@ fn mmap_of_an_object_refuses() {
     let child = space.fork(&cpu).unwrap();
     let errno = child.mprotect(&cpu, AT + 3 * P, P, RW).map_err(|error| error.errno);
     assert_eq!(errno, Err(EACCES));
-    // A private one has it anyway.
+    // A private mapping may become writable anyway.
     assert_eq!(call(4 * P, Prot::READ, PRIVATE, 0, false), Ok(AT));
     assert_eq!(protect(AT, RW), Ok(()));
     store(&cpu, &space, AT, 9).unwrap();
@@ -253,7 +255,7 @@ fn mmap_of_an_object_refuses() {
 }
 
 #[test]
-fn beyond_the_end_is_sigbus_also_for_what_was_mapped() {
+fn accesses_beyond_the_end_raise_sigbus() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -275,7 +277,7 @@ fn beyond_the_end_is_sigbus_also_for_what_was_mapped() {
     file.set_pages(&cpu, 5).unwrap();
     assert_eq!((load(&cpu, &space, AT + 3 * P), load(&cpu, &space, AT + 11 * P)), (Ok(0), Ok(0)));
     assert_eq!(load(&cpu, &space, AT + 17 * P), Err(FaultError::Bus));
-    // Nothing to do where it is not mapped.
+    // A revocation has no effect in a space without a mapping of the object.
     let other = Space::new(&cpu).unwrap();
     other.revoke(&cpu, &file, 0..u64::MAX, Copies::Drop);
     finish(&cpu, Vec::from([space, other]), Vec::from([file]));
@@ -291,7 +293,7 @@ fn punching_a_hole_leaves_private_copies() {
     map(&cpu, &space, (0, 8), RW, SHARED, (&file, 0));
     map(&cpu, &space, (8, 8), RW, PRIVATE, (&file, 0));
     map(&cpu, &space, (16, 3), RW, PRIVATE, (&file, 4));
-    // In pieces: what is read maps what is around it.
+    // In several faults: a read fault maps the pages around its page.
     for page in [1, 9, 17] {
         load(&cpu, &space, AT + page * P).unwrap();
     }
@@ -309,9 +311,10 @@ fn punching_a_hole_leaves_private_copies() {
     finish(&cpu, Vec::from([space]), Vec::from([file]));
 }
 
-/// Until it is revoked a page that left the object is used as before, and never becomes private.
+/// A page removed from the object is used as before until its revocation, and never becomes
+/// private.
 #[test]
-fn an_orphan_is_copied_and_not_taken_over() {
+fn an_orphan_is_copied_and_not_reused() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -326,7 +329,7 @@ fn an_orphan_is_copied_and_not_taken_over() {
 }
 
 #[test]
-fn a_page_that_a_kernel_copies_from_outlives_its_object() {
+fn a_page_read_by_the_kernel_outlives_its_object() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -337,8 +340,8 @@ fn a_page_that_a_kernel_copies_from_outlives_its_object() {
     let copy = |bytes: Option<*const u8>| {
         Object::release(share, &cpu);
         source.set_pages(&cpu, 0).unwrap();
-        // The user's side of the copy faults; what it is given is another frame.
-        // SAFETY: the bytes of a page, aligned.
+        // The user's side of the copy faults, and gets another frame. SAFETY: the aligned bytes of
+        // a page.
         let value = || unsafe { bytes.unwrap().cast::<u64>().read() };
         assert_eq!(value(), 1);
         store(&cpu, &space, AT, 99).unwrap();
@@ -408,7 +411,7 @@ fn a_private_copy_overtaken_by_truncation_is_of_the_new_file() {
 }
 
 #[test]
-fn a_whole_block_that_is_put_back_leaves_no_trace() {
+fn a_reverted_block_leaves_no_trace() {
     let vm = guest::vm(2, 512);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -417,7 +420,8 @@ fn a_whole_block_that_is_put_back_leaves_no_trace() {
     load(&cpu0, &space, AT + 31 * P).unwrap();
     let resident = space.resident_pages(&cpu0);
     let before = vm.totals();
-    // The hole makes the fault fill a frame; the change of the last page makes it look for its VMA again.
+    // Because of the hole, the fault fills a frame. Because of the unmapping of the last page, the
+    // fault looks up its VMA again.
     let got = between(
         &vm,
         |other| space.munmap(other, AT + 15 * P, P).unwrap(),
@@ -434,7 +438,7 @@ fn a_whole_block_that_is_put_back_leaves_no_trace() {
 }
 
 #[test]
-fn entries_that_others_hold_are_left_to_them() {
+fn busy_entries_are_skipped() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -458,7 +462,7 @@ fn entries_that_others_hold_are_left_to_them() {
 
 /// For each number of frames left, each step is done or refused, and every frame is accounted for.
 #[test]
-fn running_out_of_frames_with_files_loses_none() {
+fn out_of_memory_with_files_leaks_no_frames() {
     let mut refused = 0;
     for left in 0..20 {
         let vm = guest::vm(1, 512);
@@ -527,7 +531,7 @@ fn the_map_names_files_as_in_proc() {
 }
 
 #[test]
-fn what_is_cached_is_in_core() {
+fn cached_pages_are_in_core() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -541,7 +545,7 @@ fn what_is_cached_is_in_core() {
 }
 
 #[test]
-fn shared_memory_is_known_by_its_object_and_offset() {
+fn shared_memory_is_identified_by_object_and_offset() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let (one, two) = (file(&cpu, 8, []), file(&cpu, 8, []));
@@ -559,7 +563,7 @@ fn shared_memory_is_known_by_its_object_and_offset() {
 }
 
 #[test]
-fn areas_and_pages_are_told() {
+fn vmas_and_pages_are_listed() {
     let vm = guest::vm(1, 256);
     let cpu = cpu(&vm, 0);
     let (space, other) = (Space::new(&cpu).unwrap(), Space::new(&cpu).unwrap());
@@ -596,9 +600,9 @@ fn areas_and_pages_are_told() {
     finish(&cpu, Vec::from([space, other]), Vec::from([file]));
 }
 
-/// A revocation that waits for a move must follow it.
+/// A revocation that waits for a move must follow the move.
 #[test]
-fn what_moves_while_a_revocation_waits_is_revoked_where_it_is() {
+fn a_revocation_follows_a_concurrent_move() {
     for locking in Locking::ALL {
         let vm = guest::vm(3, 256);
         vm.set(Setting::Locking(locking));
@@ -619,7 +623,7 @@ fn what_moves_while_a_revocation_waits_is_revoked_where_it_is() {
         };
         thread::scope(|scope| {
             let held = space.share(&cpu0, VirtRange::page(AT), Counter::RangeLockFault);
-            // The second finds the mapping where it was, and comes behind the first.
+            // The revocation finds the mapping at its old address, and queues behind the move.
             for waits in [&moves as &(dyn Fn() + Sync), &truncates] {
                 scope.spawn(waits);
                 thread::sleep(Duration::from_millis(10));

@@ -1,5 +1,5 @@
-//! Calls against calls and faults that must wait for each other, and must not wait for ever. Each test
-//! is of a bug that there was.
+//! Calls against calls and faults, which must wait for each other and must not deadlock. Each test
+//! covers a former bug.
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::PAGE_SIZE;
@@ -19,10 +19,10 @@ const AT: u64 = 1 << 30;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
 
-/// A fault of an old mapping may hold an empty entry when a page is moved there; what it puts back
-/// must not take the page's place.
+/// A fault of an old mapping may hold an empty entry when a page is moved there. The entry restored
+/// by the fault must not overwrite the moved page.
 #[test]
-fn a_page_is_not_moved_onto_an_entry_that_a_late_fault_holds() {
+fn a_move_waits_for_an_entry_held_by_a_late_fault() {
     let vm = guest::vm(2, 256);
     let (cpu0, cpu1) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = Space::new(&cpu0).unwrap();
@@ -36,7 +36,7 @@ fn a_page_is_not_moved_onto_an_entry_that_a_late_fault_holds() {
         let reached = unsafe { descend(vm.machine(), space.root(), target) };
         let Reached::Last(slots) = reached else { panic!("the page below has a table") };
         let slot = &slots[node::index(target, LAST)];
-        // As a fault does that found the mapping before it went.
+        // Like a fault that found the mapping before its removal.
         let held = protocol::take(slot, Entry::NONE, &cpu0).unwrap();
         thread::scope(|scope| {
             let space = &space;
@@ -95,8 +95,8 @@ fn brk_and_fork_do_not_wait_for_each_other() {
     space.exit(&cpu0);
 }
 
-/// The child of a fork that ran out of memory is ended; doing so inside the parent's lock and section
-/// met a switch of the locking policy, which waits for sections.
+/// A fork that runs out of memory ends its child. The end of the child used to run inside the
+/// parent's lock and section, and met a switch of the locking policy, which waits for sections.
 #[test]
 fn a_fork_without_memory_survives_a_switch_of_the_policy() {
     let vm = guest::vm(2, 64);
@@ -132,10 +132,10 @@ fn a_fork_without_memory_survives_a_switch_of_the_policy() {
     space.exit(&cpu0);
 }
 
-/// `mprotect` that extends to the start of a growing mapping may merge it with what is below, which
-/// it had not locked.
+/// An `mprotect` that extends to the start of a growing mapping may merge this mapping with the VMA
+/// below. The VMA below used to be unlocked.
 #[test]
-fn mprotect_down_to_the_start_of_a_stack_locks_what_is_below() {
+fn mprotect_to_the_start_of_a_stack_locks_the_vma_below() {
     let vm = guest::vm(2, 256);
     let (cpu0, cpu1) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = Space::new(&cpu0).unwrap();
@@ -165,17 +165,17 @@ fn mprotect_down_to_the_start_of_a_stack_locks_what_is_below() {
     space.exit(&cpu0);
 }
 
-/// A fault that copies takes a reference to a frame before it knows that the frame is still the one it
-/// saw; meanwhile the frame may have become a table, and be freed.
+/// A copying fault acquires a reference to a frame before it validates the frame. In the meantime,
+/// the frame may have become a table and been freed.
 #[test]
-fn a_table_that_a_late_copy_refers_to_is_freed_once() {
+fn a_table_referenced_by_a_late_copy_is_freed_once() {
     let vm = guest::vm(1, 64);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
     let table = space.root();
     assert!(vm.frames.meta(table).get_ref_unless_zero());
     space.exit(&cpu0);
-    // Whoever gets a frame now must not get this one.
+    // No new owner may get this frame now.
     let other = Space::new(&cpu0).unwrap();
     assert_ne!(other.root(), table);
     // SAFETY: the reference taken above, which never was a mapping.

@@ -1,4 +1,5 @@
-//! Whole pages that the kernel overwrites: nothing is read of them, and a read under way does not come after.
+//! Whole pages overwritten by the kernel: the old bytes are not read, and a read in progress does
+//! not overwrite the new bytes.
 
 use super::guest::{self, AT, P, RW, SHARED, TestCpu, TestSpace, cpu, load, map_object};
 use super::guest::{read_object, write_object};
@@ -14,7 +15,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// Under each policy: a file of eight pages and a hundred bytes of 7, mapped shared, of which nothing was read.
+/// Runs `test` under each locking policy with a file of eight pages and a hundred bytes of 7,
+/// mapped shared and not yet read.
 fn each(test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>, &File)) {
     for locking in Locking::ALL {
         let vm = guest::vm(1, 256);
@@ -49,12 +51,13 @@ const fn word(byte: u8) -> u64 {
 }
 
 #[test]
-fn a_page_that_is_overwritten_is_not_read() {
+fn an_overwritten_page_is_not_read() {
     each(|cpu, space, memory, file| {
         assert_eq!(overwrite(cpu, file, 5, 55, PAGE), Ok(PAGE));
-        // Of the last page, all that the file has of it.
+        // All bytes of the last, partial page.
         let last = file.overwrite_page(cpu, 8, |page| {
-            // SAFETY: the page, lent. What is behind the bytes that count is left over.
+            // SAFETY: the page is lent to the closure. The bytes behind the returned length are
+            // ignored.
             unsafe { page.write_bytes(88, PAGE) };
             100
         });
@@ -78,9 +81,10 @@ fn a_page_that_is_overwritten_is_not_read() {
     });
 }
 
-/// What gives up early stores nothing of a page that is not there: the rest of it is not known.
+/// A closure that stops early stores no part of an absent page, because the rest of the page is
+/// unknown.
 #[test]
-fn a_part_of_a_page_that_is_not_there_is_not_stored() {
+fn a_part_of_an_absent_page_is_not_stored() {
     each(|cpu, space, memory, file| {
         assert_eq!(overwrite(cpu, file, 5, 55, PAGE - 1), Ok(0));
         assert_eq!(overwrite(cpu, file, 8, 88, 99), Ok(0));
@@ -93,10 +97,10 @@ fn a_part_of_a_page_that_is_not_there_is_not_stored() {
     });
 }
 
-/// A read that is under way ends after the page was overwritten, well or with an error, in another page or in this one. Whoever
-/// waits for it finds what was stored.
+/// A read in progress ends after the page was overwritten: without an error, with an error in
+/// another page, or with an error in this page. All waiters find the new bytes.
 #[test]
-fn a_read_under_way_does_not_come_after() {
+fn a_read_in_progress_does_not_overwrite_new_bytes() {
     let errors = [0, 1, 2].map(|pages| Some(StoreError { done: pages * PAGE, errno: Errno::EIO }));
     for error in [None].into_iter().chain(errors) {
         each(|cpu, space, memory, file| {
@@ -117,7 +121,7 @@ fn a_read_under_way_does_not_come_after() {
 }
 
 #[test]
-fn no_more_than_a_page_is_told_whether_it_is_there_or_not() {
+fn overwrite_page_returns_at_most_a_page() {
     each(|cpu, _, _, file| {
         for there in [false, true] {
             assert_eq!(file.has_page(cpu, 3), there);
@@ -131,9 +135,10 @@ fn no_more_than_a_page_is_told_whether_it_is_there_or_not() {
     });
 }
 
-/// While the bytes come from a program, which faults, the same page is read, or made by another call.
+/// While a program's bytes are copied, with a fault, the same page is read, or created by another
+/// call.
 #[test]
-fn the_page_may_be_made_meanwhile() {
+fn the_page_may_be_created_concurrently() {
     each(|cpu, space, memory, file| {
         let meanwhile = |then: &dyn Fn()| {
             file.overwrite_page(cpu, 2, |page| {
@@ -156,9 +161,9 @@ fn the_page_may_be_made_meanwhile() {
     });
 }
 
-/// The last page becomes longer meanwhile, and is stored to: no byte of that is lost.
+/// The last page grows during the call and is stored to: no stored byte is lost.
 #[test]
-fn the_file_may_grow_meanwhile() {
+fn the_file_may_grow_concurrently() {
     each(|cpu, space, memory, file| {
         let stored = file.overwrite_page(cpu, 8, |page| {
             file.set_len(cpu, 9 * PAGE_SIZE).unwrap();
@@ -176,7 +181,7 @@ fn the_file_may_grow_meanwhile() {
 
 /// An object without a store needs no zeros either.
 #[test]
-fn an_object_without_a_store_takes_whole_pages_too() {
+fn an_object_without_a_store_accepts_whole_pages() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let object = Object::try_new(&cpu, 4, 0).unwrap();

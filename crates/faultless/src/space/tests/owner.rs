@@ -1,4 +1,4 @@
-//! What the owner of a space, who edits it in place, must not do to those who look at it meanwhile.
+//! Limits on the owner of a space, who edits the space in place, while other CPUs read the space.
 
 use super::guest::{self, between, cpu, store};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
@@ -36,7 +36,7 @@ fn end(cpu: &Cpu<'_, TestMachine>, space: Space<TestMachine>) {
 }
 
 #[test]
-fn reclaim_finds_what_the_owner_moves_while_it_waits_for_him() {
+fn reclaim_finds_pages_moved_by_the_owner() {
     let vm = guest::vm(3, 512);
     let owner = cpu(&vm, 0);
     let space = with_pages(&owner, 3);
@@ -66,7 +66,7 @@ fn reclaim_finds_what_the_owner_moves_while_it_waits_for_him() {
 }
 
 #[test]
-fn a_limit_that_is_lowered_in_the_middle_of_an_edit_holds_from_the_next_on() {
+fn a_limit_lowered_during_an_edit_applies_to_the_next_edit() {
     const HOLES: u64 = if cfg!(miri) { 20 } else { 300 };
     let vm = guest::vm(1, 1024);
     let cpu = cpu(&vm, 0);
@@ -89,7 +89,7 @@ fn a_limit_that_is_lowered_in_the_middle_of_an_edit_holds_from_the_next_on() {
     end(&cpu, space);
 }
 
-/// The VMA that the last fault found is freed without a grace period: no fault may look at it again.
+/// The VMA found by the last fault is freed without a grace period: no fault may use the VMA again.
 #[test]
 fn no_hint_outlives_its_vma() {
     let vm = guest::vm(2, 512);
@@ -117,12 +117,12 @@ fn no_hint_outlives_its_vma() {
 
 /// A CPU does not begin to own a space in which another has a claim.
 #[test]
-fn nobody_owns_what_is_claimed() {
+fn a_claimed_space_gets_no_owner() {
     let vm = guest::vm(2, 512);
     let (first, second) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = with_pages(&first, 1);
     space.activate(&first);
-    // It reads the space, which shares it.
+    // This CPU reads the space, and thereby makes it shared.
     assert_eq!(space.map_count(&second), 1);
     assert!(space.core.owner.was_shared());
     let claim = space.share(&second, VirtRange::page(AT), Counter::RangeLockShared);
@@ -134,9 +134,10 @@ fn nobody_owns_what_is_claimed() {
     end(&first, space);
 }
 
-/// A call in the middle of a listing of a space that its CPU owns makes a version: what is listed stays as it was.
+/// A call during a listing of a space owned by the CPU creates a new version. The listed VMAs stay
+/// unchanged.
 #[test]
-fn nothing_is_edited_in_place_below_a_listing() {
+fn no_edit_in_place_during_a_listing() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
     let space = with_pages(&cpu, 3);
@@ -144,7 +145,7 @@ fn nothing_is_edited_in_place_below_a_listing() {
     let mut listed = Vec::new();
     space.each_area(&cpu, VirtRange::USER, |area| {
         unmap().unwrap();
-        // What the call freed at its end would be read here.
+        // Reads memory which the call might have freed at its end.
         listed.push(area.range);
         true
     });
@@ -153,12 +154,13 @@ fn nothing_is_edited_in_place_below_a_listing() {
     end(&cpu, space);
 }
 
-/// Written pages become part of a VMA that has none: the VMA gets their anon_vma, which the audit compares with that of its pages.
+/// Written pages become part of a VMA without an anon_vma. The VMA adopts their anon_vma, which the
+/// audit compares with the anon_vma of the pages.
 #[test]
-fn a_vma_that_takes_written_pages_in_gets_their_anon_vma() {
+fn a_vma_adopts_the_anon_vma_of_merged_pages() {
     let vm = guest::vm(1, 512);
     let cpu = cpu(&vm, 0);
-    // The written page: below the other VMA, above it, and between two of them.
+    // The written page lies below the other VMA, above, and between two VMAs.
     for (untouched, written) in [(&[1][..], 0), (&[0], 1), (&[0, 2], 1)] {
         let space = Space::new(&cpu).unwrap();
         space.activate(&cpu);

@@ -1,4 +1,5 @@
-//! What is told of single pages: how many mappings they have, and whether they are used, dirty and lazily freed.
+//! Information on single pages: the number of mappings, and whether they are used, dirty and lazily
+//! freed.
 
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, load, store};
 use super::huge::{F, PAGES, RWX, RX, Setup, each_policy};
@@ -10,7 +11,8 @@ use crate::space::{Advice, MapFlags, PageInfo, PagePlace, Prot};
 use crate::table::walk::{Reached, descend};
 use std::vec::Vec;
 
-/// What is told of `pages` pages from `AT` on, each with its place in the range.
+/// Returns the information on `pages` pages from `AT` on, with the number of each page in the
+/// range.
 fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlace)> {
     let mut told = Vec::new();
     let range = VirtRange::new(AT, AT + pages * P);
@@ -26,7 +28,7 @@ fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlac
     told
 }
 
-/// Number, mappings, whether used and dirty, of those in memory.
+/// Returns number, mappings, and the used and dirty bits of the pages in memory.
 fn mapped(told: &[(u64, PagePlace)]) -> Vec<(u64, u32, bool, bool)> {
     let of = |(at, place): &(u64, PagePlace)| match place {
         PagePlace::Mapped(PageInfo { mappings, accessed, dirty, .. }) => {
@@ -38,7 +40,7 @@ fn mapped(told: &[(u64, PagePlace)]) -> Vec<(u64, u32, bool, bool)> {
 }
 
 #[test]
-fn private_pages_are_told_with_all_programs_that_have_them() {
+fn private_pages_are_counted_for_all_programs() {
     with_swap((64, 16, 8), |cpu, space, _| {
         (0..6).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
         load(cpu, space, AT + 7 * P).unwrap();
@@ -68,7 +70,7 @@ fn private_pages_are_told_with_all_programs_that_have_them() {
             (at, PagePlace::Swapped { mappings, .. }) => (at, mappings),
             _ => (0, 0),
         };
-        // The child has a copy of one of them.
+        // The child has a copy of page 4.
         assert_eq!([swapped(4), swapped(5)], [(4, 1), (5, 2)]);
         child.exit(cpu);
     });
@@ -76,7 +78,7 @@ fn private_pages_are_told_with_all_programs_that_have_them() {
 
 /// A huge leaf counts as a mapping of each of its pages.
 #[test]
-fn pages_of_files_are_told_with_huge_leaves_and_small_entries() {
+fn file_pages_are_counted_with_huge_leaves_and_base_entries() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         let (cpu, space) = (&setup.cpu, &setup.space);
@@ -107,9 +109,9 @@ fn pages_of_files_are_told_with_huge_leaves_and_small_entries() {
     });
 }
 
-/// Between the look at a leaf and the look at what it says of a page, another CPU may split it.
+/// Another CPU may split a leaf between the lookup of the leaf and the read of one of its pages.
 #[test]
-fn a_leaf_that_is_split_meanwhile_is_looked_at_again() {
+fn a_leaf_split_concurrently_is_read_again() {
     each_policy(|vm| {
         let setup = Setup::mapped(vm, RX, PRIVATE);
         let (cpu, space) = (&setup.cpu, &setup.space);
@@ -135,9 +137,9 @@ fn a_leaf_that_is_split_meanwhile_is_looked_at_again() {
     });
 }
 
-/// Whoever can store to a page of an object has made it dirty.
+/// A writable entry of an object's page means a dirty page.
 #[test]
-fn pages_that_a_mapping_stores_to_are_dirty() {
+fn pages_stored_to_by_a_mapping_are_dirty() {
     each_policy(|vm| {
         let setup = Setup::new(vm);
         setup.map(0, RW, SHARED);
@@ -148,16 +150,17 @@ fn pages_that_a_mapping_stores_to_are_dirty() {
             told.iter().map(|page| page.3).collect::<Vec<_>>()
         };
         assert_eq!(dirty(), [false, true]);
-        // It was stored through.
+        // The page was stored to through this mapping.
         setup.space.mprotect(&setup.cpu, AT, 2 * P, Prot::READ).unwrap();
         assert_eq!(dirty(), [false, true]);
         setup.finish();
     });
 }
 
-/// Nothing need be noted of a page of memory that programs share, so its entries allow stores from the first load on: any of them may come unseen.
+/// Stores to pages of shared anonymous memory need no record, so their entries allow stores from
+/// the first load on. Any store may be unnoticed.
 #[test]
-fn pages_of_shared_memory_are_dirty_as_soon_as_stores_go_unnoticed() {
+fn pages_of_shared_memory_are_dirty_once_writable() {
     each_policy(|vm| {
         let cpu = guest::cpu(vm, 0);
         let space = TestSpace::new(&cpu).unwrap();

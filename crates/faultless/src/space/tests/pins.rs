@@ -1,4 +1,4 @@
-//! Pages that a device uses by their frames.
+//! Pages used by a device through their frames.
 
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm};
 use super::guest::{
@@ -32,7 +32,7 @@ fn pin<'v>(
     Ok(pins)
 }
 
-/// The first word of a frame, as a device reaches it.
+/// Returns the first word of a frame, as a device accesses the frame.
 fn word(cpu: &TestCpu<'_>, frame: FrameNumber) -> *mut u64 {
     cpu.vm().machine().frame_bytes(frame).cast()
 }
@@ -55,19 +55,19 @@ fn frame_of(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> Option<FrameNumb
 fn map_device(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) -> Result<u64, Errno> {
     let (first, cache) = (cpu.vm().machine().device(), CacheMode::Uncached);
     let device = DeviceMemory { first, cache, tag: 0, may_write: true };
-    // SAFETY: memory of the machine, which nothing else uses.
+    // SAFETY: device memory of the test machine, without other users.
     let mapped = unsafe { space.mmap_device(cpu, AT + page * P, pages * P, RW, SHARED, device) };
     mapped.map_err(|error| error.errno)
 }
 
-/// Maps the whole of an object shared at `AT`, and private behind it.
+/// Maps the whole of an object, shared at `AT` and private behind.
 fn map_both(cpu: &TestCpu<'_>, space: &TestSpace, file: &Shared<Object>) {
     let pages = file.pages();
     map_object(cpu, space, (0, pages), RW, SHARED, (file, 0));
     map_object(cpu, space, (pages, pages), RW, PRIVATE, (file, 0));
 }
 
-/// Maps as many pages, and stores to each its number and 10.
+/// Maps `pages` pages, and stores to each its number plus 10.
 fn map_numbered(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) {
     map(cpu, space, 0, pages, RW);
     (0..pages).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
@@ -79,7 +79,7 @@ fn pin_often<'v>(cpu: &TestCpu<'v>, space: &TestSpace) -> Vec<Pins<'v, TestMachi
 }
 
 #[test]
-fn a_device_and_the_program_see_what_the_other_stores() {
+fn a_device_and_the_program_see_each_others_stores() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 8, RW);
         store(cpu, space, AT + P, 1).unwrap();
@@ -103,7 +103,7 @@ fn a_device_and_the_program_see_what_the_other_stores() {
 }
 
 #[test]
-fn what_a_program_may_not_do_is_refused_and_nothing_stays_pinned() {
+fn a_refused_pin_leaves_no_page_pinned() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 2, RW);
         map(cpu, space, 2, 1, Prot::READ);
@@ -132,9 +132,10 @@ fn what_a_program_may_not_do_is_refused_and_nothing_stays_pinned() {
     });
 }
 
-/// A range of which little is mapped. Room for its frames is not made before they are there: this would be more than the heap has.
+/// A range with few mappings. Memory for the frame list is not allocated in advance: the full list
+/// would exceed the heap.
 #[test]
-fn a_hole_in_a_huge_range_is_no_lack_of_memory() {
+fn a_hole_in_a_huge_range_is_no_memory_error() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 1, RW);
         for len in [1 << 40, USER_END - AT] {
@@ -142,7 +143,7 @@ fn a_hole_in_a_huge_range_is_no_lack_of_memory() {
             assert_eq!(error.errno, Errno::EFAULT, "{len:#x}");
             assert!(!space.page_at(cpu, AT).unwrap().pinned);
         }
-        // A list that grows, of pins of one page.
+        // A growing list, of pins of one page.
         let file = Object::try_new(cpu, 1, 0).unwrap();
         for page in 0..1024 {
             map_object(cpu, space, (page, 1), RW, SHARED, (&file, 0));
@@ -155,10 +156,10 @@ fn a_hole_in_a_huge_range_is_no_lack_of_memory() {
     });
 }
 
-/// What takes the first pages away.
+/// Removes the mapping of the first pages.
 type TakeAway = fn(&TestCpu<'_>, &TestSpace);
 
-/// Whatever takes the mapping away, the frame stays as long as the pin.
+/// Whatever call removes the mapping, the frame stays as long as the pin.
 #[test]
 fn a_pin_outlives_the_mapping() {
     let take_away: [TakeAway; 4] = [
@@ -179,7 +180,7 @@ fn a_pin_outlives_the_mapping() {
             device_store(cpu, pins.frames()[0], 5);
             take_away(cpu, space);
             check(cpu, &[space], &[], 2);
-            // All other memory is used meanwhile.
+            // Other mappings use all other memory in the meantime.
             map(cpu, space, 8, 300, RW);
             let all = (8..308).map_while(|page| store(cpu, space, AT + page * P, 9).ok()).count();
             assert!(all > 200);
@@ -210,12 +211,12 @@ fn a_pin_outlives_its_space_and_needs_no_cpu() {
 }
 
 #[test]
-fn fork_copies_what_is_pinned() {
+fn fork_copies_pinned_pages() {
     with_space(|cpu, space| {
         map_numbered(cpu, space, 4);
         let pins = pin(cpu, space, 1, 2, true).unwrap();
         let child = space.fork(cpu).unwrap();
-        // The pinned ones alone are copied.
+        // Only the pinned pages are copied.
         let same = |page| frame_of(cpu, space, page) == frame_of(cpu, &child, page);
         assert_eq!([0, 1, 2, 3].map(same), [true, false, false, true]);
         check(cpu, &[space, &child], &[], 0);
@@ -229,12 +230,12 @@ fn fork_copies_what_is_pinned() {
         assert_eq!(device_load(cpu, pins.frames()[0]), 21);
         device_store(cpu, pins.frames()[1], 22);
         assert_eq!(load(cpu, space, AT + 2 * P), Ok(22));
-        // The child's pages are its own.
+        // The child's pages are private to the child.
         store(cpu, &child, AT + P, 31).unwrap();
         assert_eq!([1, 2].map(|page| load(cpu, &child, AT + page * P).unwrap()), [31, 12]);
         assert_eq!(device_load(cpu, pins.frames()[0]), 21);
         assert!(!child.page_at(cpu, AT + P).unwrap().pinned);
-        // A second generation, and one after the pins are gone.
+        // A second generation, and a generation after the pins are dropped.
         let second = space.fork(cpu).unwrap();
         assert_ne!(frame_of(cpu, space, 1), frame_of(cpu, &second, 1));
         drop(pins);
@@ -245,9 +246,9 @@ fn fork_copies_what_is_pinned() {
     });
 }
 
-/// A page that was shared before it is pinned becomes the space's own, for loads as well.
+/// A pin of a page that was already shared gives the space its own copy, also for loads.
 #[test]
-fn a_pin_breaks_what_was_shared_before() {
+fn a_pin_copies_previously_shared_pages() {
     for (write, prot) in [(true, RW), (false, RW), (false, Prot::READ)] {
         with_space(|cpu, space| {
             map(cpu, space, 0, 2, RW);
@@ -262,7 +263,7 @@ fn a_pin_breaks_what_was_shared_before() {
             check(cpu, &[space, &child], &[], 0);
             assert_eq!([0, 1].map(|at| device_load(cpu, pins.frames()[at])), [5, 0]);
             assert_eq!(store(cpu, space, AT, 6).is_ok(), prot == RW);
-            // Whatever becomes of the protection, stores stay there.
+            // Whatever the later protection, stores reach the same frame.
             space.mprotect(cpu, AT, 2 * P, RW).unwrap();
             store(cpu, space, AT, 6).unwrap();
             store(cpu, space, AT + P, 7).unwrap();
@@ -278,9 +279,9 @@ fn a_pin_breaks_what_was_shared_before() {
     }
 }
 
-/// What another space stores to the page it once shared does not come to the device.
+/// Stores of another space to the formerly shared page do not reach the device.
 #[test]
-fn a_pin_sees_nothing_of_another_space() {
+fn a_pin_does_not_see_stores_of_another_space() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 1, RW);
         store(cpu, space, AT, 5).unwrap();
@@ -296,7 +297,7 @@ fn a_pin_sees_nothing_of_another_space() {
 }
 
 #[test]
-fn an_object_s_pages_are_pinned_as_they_are_where_they_are_shared() {
+fn shared_object_pages_are_pinned_in_place() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 4, 0).unwrap();
         (0..2).for_each(|index| write_object(cpu, &file, index, 40 + index).unwrap());
@@ -318,7 +319,7 @@ fn an_object_s_pages_are_pinned_as_they_are_where_they_are_shared() {
         assert_eq!(device_load(cpu, shared.frames()[0]), 77);
         assert_ne!(frame_of(cpu, &child, 4), frame_of(cpu, space, 4));
         child.exit(cpu);
-        // They leave the object, and the device keeps them.
+        // The pages leave the object, and the device keeps the frames.
         file.set_pages(cpu, 0).unwrap();
         space.revoke(cpu, &file, 0..u64::MAX, Copies::Drop);
         check(cpu, &[space], &[&file], 6);
@@ -330,7 +331,7 @@ fn an_object_s_pages_are_pinned_as_they_are_where_they_are_shared() {
 
 /// A read-only private mapping of an object: the page is copied, and stays read-only.
 #[test]
-fn a_pin_copies_what_is_read_only() {
+fn a_pin_copies_read_only_pages() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 2, 0).unwrap();
         write_object(cpu, &file, 0, 40).unwrap();
@@ -345,7 +346,7 @@ fn a_pin_copies_what_is_read_only() {
     });
 }
 
-/// Takes all frames that are left.
+/// Allocates all remaining frames.
 fn fill(cpu: &TestCpu<'_>, space: &TestSpace) {
     map(cpu, space, 600, 400, RW);
     let full = (600..1000).find_map(|page| store(cpu, space, AT + page * P, 1).err());
@@ -353,10 +354,11 @@ fn fill(cpu: &TestCpu<'_>, space: &TestSpace) {
 }
 
 #[test]
-fn reclaim_leaves_what_is_pinned() {
+fn reclaim_skips_pinned_pages() {
     with_space(|cpu, space| {
         map_numbered(cpu, space, 4);
-        // Pinned before the advice, after it for loads, after it for stores, and not at all.
+        // Pinned before the advice, after the advice for loads, after the advice for stores, and
+        // not pinned.
         let before = pin(cpu, space, 0, 1, true).unwrap();
         space.madvise(cpu, AT, 4 * P, Advice::Free).unwrap();
         let loads = pin(cpu, space, 1, 1, false).unwrap();
@@ -370,7 +372,7 @@ fn reclaim_leaves_what_is_pinned() {
         assert_eq!(cpu.vm().totals().since(&freed).get(Counter::LazilyFreed), 1);
         assert_eq!(device_load(cpu, loads.frames()[0]), 11);
         assert_eq!(frame_of(cpu, space, 1), Some(loads.frames()[0]));
-        // What the device stored stays; what it only read is given up.
+        // The page stored to by the device stays. A page only read by the device is freed.
         drop((before, loads, stores));
         space.munmap(cpu, AT + 600 * P, 400 * P).unwrap();
         fill(cpu, space);
@@ -391,7 +393,7 @@ fn pins_are_counted_up_to_a_limit() {
         assert_eq!(all.len(), 1023);
         assert_eq!(pin(cpu, space, 0, 2, true).map(drop), Err(Errno::ENOMEM));
         assert_eq!(pin(cpu, space, 1, 1, false).map(drop), Ok(()));
-        // Mappings are counted beside them.
+        // Mappings are counted separately.
         let child = space.fork(cpu).unwrap();
         store(cpu, space, AT, 3).unwrap();
         assert_eq!(load(cpu, &child, AT), Ok(0));
@@ -403,7 +405,7 @@ fn pins_are_counted_up_to_a_limit() {
 }
 
 #[test]
-fn a_pin_without_memory_leaves_nothing_pinned() {
+fn a_pin_without_memory_leaves_no_page_pinned() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 300, RW);
         assert_eq!(pin(cpu, space, 0, 300, true).map(drop), Err(Errno::ENOMEM));
@@ -415,9 +417,9 @@ fn a_pin_without_memory_leaves_nothing_pinned() {
     });
 }
 
-/// The page moves, and the device's page with it.
+/// The page moves together with the device's pin.
 #[test]
-fn a_pin_goes_along_with_a_move() {
+fn a_pin_follows_a_move() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 2, RW);
         let pins = pin(cpu, space, 0, 2, true).unwrap();
@@ -432,7 +434,8 @@ fn a_pin_goes_along_with_a_move() {
     });
 }
 
-/// One CPU pins and unpins while others fork, store and discard: no store of a device or a program is lost.
+/// One CPU pins and unpins while other CPUs fork, store and discard: no store of a device or a
+/// program is lost.
 #[test]
 fn pins_beside_forks_and_stores() {
     const ROUNDS: u64 = if cfg!(miri) { 5 } else { 2000 };
@@ -475,10 +478,10 @@ fn pins_beside_forks_and_stores() {
     space.exit(&third);
 }
 
-/// A pin for loads of a page that parent and child share, while another CPU stores to it in either space. The other
-/// space must not see what is stored.
+/// A pin for loads of a page shared by parent and child, while another CPU stores to the page in
+/// one of the spaces. The other space must not see the store.
 #[test]
-fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
+fn an_aborted_pin_leaks_no_store_to_the_other_space() {
     for same_space in [false, true] {
         for nth in 1.. {
             let vm = guest::vm(2, 256);
@@ -487,7 +490,7 @@ fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
             map(&first, &space, 0, 1, RW);
             store(&first, &space, AT, 1).unwrap();
             let child = space.fork(&first).unwrap();
-            // Both spaces are shared, none has an owner.
+            // Both spaces are shared and have no owner.
             assert_eq!([&space, &child].map(|space| load(&second, space, AT)), [Ok(1); 2]);
             let (writer, other) = if same_space { (&space, &child) } else { (&child, &space) };
             let worst = move || {
@@ -505,9 +508,9 @@ fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
     }
 }
 
-/// The object's page has as many pins as can be counted. A private mapping gets a copy all the same.
+/// The object's page has the maximum number of pins. A private mapping still gets a copy.
 #[test]
-fn a_private_pin_does_not_count_on_the_objects_page() {
+fn a_private_pin_does_not_pin_the_object_page() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 1, 0).unwrap();
         map_both(cpu, space, &file);
@@ -541,7 +544,7 @@ fn fork_shares_a_pinned_page_of_an_object() {
 
 /// A region without frames overlaps no device.
 #[test]
-fn an_empty_region_refuses_no_device() {
+fn an_empty_region_does_not_refuse_a_device() {
     let mut machine = TestMachine::new(1, 256);
     let first = machine.device();
     let empty = crate::MemoryRegion { node: 0, first: FrameNumber(first.0 + 1), frames: 0 };
@@ -553,9 +556,10 @@ fn an_empty_region_refuses_no_device() {
     space.exit(&cpu);
 }
 
-/// A page that a pin for loads copied in read-only memory is not a lazily freed one: its copy is dirty.
+/// A pin for loads copies a lazily freed page in read-only memory. The copy is dirty, and not
+/// lazily freed.
 #[test]
-fn what_a_pin_copied_is_not_given_up() {
+fn a_page_copied_by_a_pin_is_not_lazily_freed() {
     with_space(|cpu, space| {
         map_numbered(cpu, space, 4);
         let child = space.fork(cpu).unwrap();

@@ -1,4 +1,5 @@
-//! Where a mapping goes whose address is left open, beside other CPUs that map and unmap.
+//! The choice of an address for a mapping without a fixed address, beside other CPUs that map and
+//! unmap.
 
 use super::guest::{self, cpu};
 use super::races::finish;
@@ -23,7 +24,7 @@ fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, hint: u64, len: u
 }
 
 #[test]
-fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
+fn a_cpu_maps_in_its_region_if_the_highest_hole_is_claimed() {
     let vm = guest::vm(3, 64);
     vm.set(Setting::EditInPlace(false));
     vm.set(Setting::MapApart(APART as u32));
@@ -31,7 +32,7 @@ fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
     let space = Space::new(&cpu0).unwrap();
     let [one, two] = [1, 2].map(|index| MMAP_BASE - (index + 1) * REGION);
     {
-        // As CPU 0 that unmaps there, and has not flushed yet.
+        // CPU 0 unmaps there, and has not flushed yet.
         let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
         let _unmaps = space.write(&cpu0, [page, NOWHERE], P);
         assert_eq!(map(&cpu1, &space, 0, P), one - P);
@@ -40,11 +41,11 @@ fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
         // A hint counts as before.
         assert_eq!(map(&cpu1, &space, 16 * P, P), 16 * P);
     }
-    // What is larger than a region goes where all is free.
+    // A mapping larger than a region goes to the highest free range.
     assert_eq!(map(&cpu2, &space, 0, REGION + P), MMAP_BASE - REGION - P);
-    // Those that have met nobody.
+    // A CPU that has met no conflict.
     assert_eq!(map(&cpu0, &space, 0, P), MMAP_BASE - REGION - 2 * P);
-    // The others stay where they are, for some time.
+    // The other CPUs stay in their regions for some time.
     for call in 4..=APART {
         assert_eq!(map(&cpu1, &space, 0, P), one - (call - 1) * P, "{call}");
     }
@@ -54,7 +55,7 @@ fn who_finds_the_highest_hole_claimed_maps_in_its_own_region() {
 }
 
 #[test]
-fn whom_a_cpu_met_in_one_space_does_not_count_in_another() {
+fn conflicts_in_one_space_do_not_count_in_another() {
     let vm = guest::vm(2, 64);
     vm.set(Setting::EditInPlace(false));
     let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
@@ -65,7 +66,7 @@ fn whom_a_cpu_met_in_one_space_does_not_count_in_another() {
         assert_eq!(map(&cpu1, &here, 0, P), MMAP_BASE - 2 * REGION - P);
     }
     assert_eq!(map(&cpu1, &there, 0, P), MMAP_BASE - P);
-    // Nor does it if the knob says that nobody maps apart.
+    // The knob 0 disables the regions.
     vm.set(Setting::MapApart(0));
     assert_eq!(map(&cpu1, &here, 0, P), MMAP_BASE - P);
     there.exit(&cpu0);
@@ -92,7 +93,8 @@ fn a_full_region_continues_at_the_common_top() {
 
 const MAPS: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::NORESERVE);
 
-/// CPU 1 of a space that CPU 0 made maps a page that may be written while CPU 0 has a claim at the common top. Returns where.
+/// Lets CPU 1 map a writable page in a space created by CPU 0, while CPU 0 has a claim at the
+/// common top. Returns the address.
 fn map_apart(
     cpu0: &Cpu<'_, TestMachine>,
     cpu1: &Cpu<'_, TestMachine>,
@@ -117,9 +119,9 @@ fn the_owner_of_a_space_maps_at_the_common_top() {
     finish(cpu0, space);
 }
 
-/// No order of calls would refuse it.
+/// Every sequential order of the calls permits the mapping.
 #[test]
-fn what_only_fits_by_merging_goes_to_the_common_top() {
+fn a_mapping_that_must_merge_goes_to_the_common_top() {
     let vm = guest::vm(2, 64);
     vm.set(Setting::EditInPlace(false));
     let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
@@ -134,7 +136,7 @@ fn what_only_fits_by_merging_goes_to_the_common_top() {
 }
 
 #[test]
-fn a_mapping_in_a_region_leaves_a_stack_its_guard() {
+fn a_mapping_in_a_region_keeps_the_stack_guard_free() {
     let vm = guest::vm(2, 64);
     vm.set(Setting::EditInPlace(false));
     let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
@@ -149,13 +151,13 @@ fn a_mapping_in_a_region_leaves_a_stack_its_guard() {
     finish(cpu0, space);
 }
 
-/// As long as a call takes to begin to wait.
+/// Waits long enough for a call to begin its wait.
 fn pause() {
     thread::sleep(Duration::from_millis(100));
 }
 
 #[test]
-fn a_mapping_waits_for_the_place_that_it_asked_for() {
+fn a_mapping_waits_for_its_requested_address() {
     let vm = guest::vm(2, 64);
     vm.set(Setting::EditInPlace(false));
     let cpu0 = cpu(&vm, 0);
@@ -168,14 +170,14 @@ fn a_mapping_waits_for_the_place_that_it_asked_for() {
         });
         pause();
         drop(claim);
-        // It need not go to its region afterwards.
+        // Afterwards the CPU need not use its region.
         assert_eq!(maps.join().unwrap(), [16 * P, MMAP_BASE - P]);
     });
     finish(cpu0, space);
 }
 
 #[test]
-fn a_place_that_is_taken_during_the_wait_is_not_used() {
+fn an_address_taken_during_the_wait_is_not_used() {
     let vm = guest::vm(3, 64);
     vm.set(Setting::EditInPlace(false));
     let cpu0 = cpu(&vm, 0);
@@ -191,7 +193,7 @@ fn a_place_that_is_taken_during_the_wait_is_not_used() {
         let maps = scope.spawn(|| map(&cpu(&vm, 1), &space, 0, P));
         pause();
         drop(claim);
-        // Whichever is first.
+        // Either call may be first.
         match takes.join().unwrap() {
             Ok(_) => assert_ne!(maps.join().unwrap(), place),
             Err(error) => {

@@ -1,4 +1,5 @@
-//! Which way each policy serves faults and calls, as its counters tell: what a comparison of them rests on.
+//! The path by which each policy serves faults and calls, according to its counters. Comparisons of
+//! the policies rely on these paths.
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::PAGE_SIZE as P;
@@ -28,7 +29,7 @@ const WAYS: [Counter; 11] = [
     RangeLockWrite,
 ];
 
-/// What of [`WAYS`] was counted while `call` ran, once each.
+/// Returns the counters of [`WAYS`] that increased while `call` ran.
 fn counted<R>(cpu: &Cpu<'_, TestMachine>, call: impl FnOnce() -> R) -> Vec<Counter> {
     let before = cpu.vm().totals();
     call();
@@ -38,7 +39,7 @@ fn counted<R>(cpu: &Cpu<'_, TestMachine>, call: impl FnOnce() -> R) -> Vec<Count
 }
 
 #[test]
-fn each_policy_goes_its_own_way() {
+fn each_policy_takes_its_own_path() {
     for locking in Locking::ALL {
         let (served, refused, called) = match locking {
             Locking::MmapLock => (MmapLockRead, Vec::from([MmapLockRead]), MmapLockWrite),

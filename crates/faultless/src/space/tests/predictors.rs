@@ -1,4 +1,4 @@
-//! Predictors that answer nonsense.
+//! Predictors that return nonsense.
 
 use super::guest::{AT, FIXED, P, RW};
 use super::store::Memory;
@@ -21,18 +21,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::vec::Vec;
 
-/// What the predictor of [`Odd`] does.
+/// The behaviour of the predictor of [`Odd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whim {
-    /// This function of it panics.
+    /// The given function panics.
     Panics(Panics),
-    /// Its windows are these pages, relative to the one that faulted, each so many pages apart.
+    /// The windows consist of these pages, relative to the faulting page, at the given distance.
     Strided(i64, i64, u8),
-    /// Its windows are the page before the one that faulted, and the one after.
+    /// The windows consist of the pages before and after the faulting page.
     Around,
-    /// It wants pages of the kernel's half checked.
+    /// The predictor requests a check of pages in the kernel's half.
     Kernel,
-    /// It wants pages of another space checked.
+    /// The predictor requests a check of pages of another space.
     Elsewhere,
     None,
 }
@@ -48,18 +48,18 @@ enum Panics {
     Leave,
 }
 
-/// Panics if that is planted for this function.
+/// Panics if a panic is planted for this function.
 fn panics(here: Panics) {
     assert_ne!(WHIM.get(), Whim::Panics(here), "a predictor panics");
 }
 
 std::thread_local! {
     static WHIM: Cell<Whim> = const { Cell::new(Whim::None) };
-    /// Checks that were made.
+    /// The number of checks made.
     static CHECKS: Cell<u32> = const { Cell::new(0) };
-    /// The page of each fault, and what its window was to stay in.
+    /// The page of each fault, and the bounds for its window.
     static MISSES: RefCell<Vec<(u64, Range<u64>)>> = const { RefCell::new(Vec::new()) };
-    /// Another thread that does something when the predictor is first asked, and tells when it is done.
+    /// Another thread, which acts at the first query of the predictor, and signals its end.
     static OTHER: RefCell<Option<(Sender<()>, Receiver<()>)>> = const { RefCell::new(None) };
 }
 
@@ -120,7 +120,7 @@ impl Predictor for Silly {
     }
 }
 
-/// A machine with that predictor.
+/// A machine with this predictor.
 type Odd = TestMachine<Silly>;
 
 fn odd(locking: Locking, test: impl Fn(&Cpu<'_, Odd>, &Space<Odd>, &ThreadStreams<Silly>)) {
@@ -141,9 +141,9 @@ fn odd(locking: Locking, test: impl Fn(&Cpu<'_, Odd>, &Space<Odd>, &ThreadStream
     audit(&cpu, &[]).unwrap();
 }
 
-/// A window that leaves the VMA and its table, or leaves the faulting page out, is ignored.
+/// A window that leaves the VMA and its table, or excludes the faulting page, is ignored.
 #[test]
-fn a_window_that_is_not_for_the_fault_is_ignored() {
+fn an_unsuitable_window_is_ignored() {
     let cases = [
         (Whim::Strided(-1, 2, 1), 3),
         (Whim::Strided(-4, 4, 1), 8),
@@ -175,7 +175,7 @@ fn a_window_that_is_not_for_the_fault_is_ignored() {
 
 /// Each function of a predictor panics once. Then nothing is locked, and the same call succeeds.
 #[test]
-fn a_predictor_that_panics_leaves_nothing_locked() {
+fn a_panicking_predictor_leaves_no_lock_held() {
     type Call<'c> = &'c dyn Fn(&Cpu<'_, Odd>, &Space<Odd>, &ThreadStreams<Silly>);
     let fault: Call<'_> = &|cpu, space, thread| {
         space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
@@ -211,7 +211,7 @@ fn a_predictor_that_panics_leaves_nothing_locked() {
 
 /// The predictor of an open file panics once. The next read reads the page.
 #[test]
-fn a_predictor_of_an_open_file_that_panics_leaves_nothing_behind() {
+fn a_panicking_predictor_of_an_open_file_leaves_no_state() {
     for here in [Panics::Predict, Panics::Mapped, Panics::ToCheck] {
         let vm = Vm::new(Odd::predicting(1, 100)).unwrap();
         // SAFETY: the only CPU, once.
@@ -230,9 +230,10 @@ fn a_predictor_of_an_open_file_that_panics_leaves_nothing_behind() {
     }
 }
 
-/// The upper half of the root table is the kernel's, and the subsystem neither reads nor changes it.
+/// The upper half of the root table belongs to the kernel. The subsystem neither reads nor changes
+/// this half.
 #[test]
-fn a_check_of_the_kernels_half_reads_nothing_there() {
+fn a_check_does_not_read_the_kernel_half() {
     WHIM.set(Whim::Kernel);
     odd(Locking::Speculative, |cpu, space, thread| {
         let root = cpu.vm().machine().frame_bytes(space.root()).cast::<u64>();
@@ -245,7 +246,7 @@ fn a_check_of_the_kernels_half_reads_nothing_there() {
     });
 }
 
-/// The thread has left that space, and its record says nothing about this one.
+/// The thread has left the other space, and its record does not apply to this space.
 #[test]
 fn a_check_of_another_space_is_ignored() {
     WHIM.set(Whim::Elsewhere);
@@ -255,10 +256,10 @@ fn a_check_of_another_space_is_ignored() {
     });
 }
 
-/// The windows of an open file are to stay in the file, and in the part that a table has of it. The page that is missing is among them, even if
-/// another CPU has just made the file shorter.
+/// The windows of an open file must stay in the file, and in the range of one table. The window
+/// includes the missing page, even if another CPU has just truncated the file.
 #[test]
-fn a_read_of_a_file_reaches_to_the_end_of_the_file_or_of_a_table() {
+fn a_file_window_ends_with_the_file_or_the_table() {
     let vm = Vm::new(Odd::predicting(2, 1100)).unwrap();
     // SAFETY: the first CPU, once.
     let cpu = unsafe { vm.cpu(CpuId(0)) };

@@ -1,5 +1,4 @@
-//! Pages that are mapped before they are asked for: what is mapped, what is left alone, and what is left
-//! behind when it fails.
+//! Prefaulted pages: the pages that are mapped and skipped, and the state after a failure.
 
 use super::guest::{self, TestVm, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -65,7 +64,7 @@ impl<'v> Bench<'v> {
         self.space.resident_pages(&self.cpu)
     }
 
-    /// Maps pages anew, in place of what is there.
+    /// Maps pages anew, and replaces the old mapping.
     fn map(&self, pages: Range<u64>) {
         let (at, len) = (self.addr(pages.start), (pages.end - pages.start) * PAGE_SIZE);
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -89,21 +88,21 @@ impl<'v> Bench<'v> {
         assert_eq!(self.space.mremap(&self.cpu, at, len, len, flags, to), Ok(to));
     }
 
-    /// Stores to pages one by one; how many faults that took.
+    /// Stores to pages one by one. Returns the number of faults.
     fn faults_of(&self, pages: impl Iterator<Item = u64>) -> u64 {
         let before = self.count(Counter::Faults);
         pages.for_each(|page| self.store(page));
         self.count(Counter::Faults) - before
     }
 
-    /// Stores to `pages` pages or some more, so that all that was prefaulted is used. The page that comes
-    /// next.
+    /// Stores to at least `pages` pages, so that all prefaulted pages are used. Returns the next
+    /// page.
     fn stream(&self, pages: u64) -> u64 {
         let goes_on = |page: &u64| *page < pages || self.entry(*page).is_mapped();
         (0..).take_while(goes_on).inspect(|page| self.store(*page)).count() as u64
     }
 
-    /// Pages of the mapping's first `pages` that are there.
+    /// Returns the number of mapped pages among the first `pages` of the mapping.
     fn there(&self, pages: u64) -> u64 {
         (0..pages).filter(|page| self.entry(*page).is_mapped()).count() as u64
     }
@@ -137,7 +136,7 @@ fn a_sequence_takes_a_fraction_of_the_faults_under_every_policy() {
 }
 
 #[test]
-fn a_window_goes_down_as_well_as_up() {
+fn a_window_extends_down_as_well_as_up() {
     let vm = guest::vm(1, 2000);
     let bench = Bench::new(&vm, AT, 1024, 3);
     let faults = bench.faults_of((0..1024).rev());
@@ -146,7 +145,7 @@ fn a_window_goes_down_as_well_as_up() {
 }
 
 #[test]
-fn forty_straight_hits_are_forty_windows_of_the_order_set() {
+fn forty_sequential_windows_have_the_maximum_order() {
     let vm = guest::vm(1, 9000);
     let bench = Bench::new(&vm, AT, 8192, 3);
     let mut next = 0;
@@ -184,11 +183,11 @@ fn windows_end_with_the_space_and_with_the_mapping() {
 }
 
 #[test]
-fn what_is_there_stays_as_it_is() {
+fn present_pages_are_unchanged() {
     for access in [Access::Read, Access::Write] {
         let vm = guest::vm(1, 400);
         let bench = Bench::new(&vm, AT, 128, 5);
-        // A page of its own, one shared with a child, one that nobody may reach, and one of zeros.
+        // A private page, a page shared with a child, a hidden page, and a zero page.
         for page in [70, 71, 72] {
             bench.store(page);
         }
@@ -242,8 +241,8 @@ fn zeros_become_copies_in_batches_and_are_flushed_first() {
 }
 
 #[test]
-fn memory_that_ends_inside_a_batch_ends_the_batch_alone() {
-    // One after the other every number of frames is what is left.
+fn memory_exhausted_in_a_batch_ends_only_the_batch() {
+    // Each number of remaining frames in turn.
     for spare in 1..60 {
         let vm = guest::vm(1, 4096);
         let bench = Bench::new(&vm, AT, 512, 5);
@@ -254,7 +253,7 @@ fn memory_that_ends_inside_a_batch_ends_the_batch_alone() {
             served += 1;
         }
         assert_eq!(bench.count(Counter::Oom), 1);
-        // Nothing that was to be had was lost to a guess.
+        // No available frame was wasted on a prediction.
         assert!(served >= 63 + spare, "{served} of {spare}");
         vm.set(Setting::FrameLimit(u64::MAX));
         (0..served).for_each(|page| assert_eq!(bench.load(page), page + 1));
@@ -263,8 +262,8 @@ fn memory_that_ends_inside_a_batch_ends_the_batch_alone() {
 }
 
 #[test]
-fn what_lies_behind_the_last_frame_is_not_judged() {
-    // Enough for none and some of the window's pages.
+fn pages_without_a_frame_are_not_evaluated() {
+    // Enough frames for none or some of the window's pages.
     for spare in [20, 30, 45, 70] {
         let vm = guest::vm(1, 4096);
         let bench = Bench::new(&vm, AT, 1024, 9);
@@ -283,7 +282,7 @@ fn what_lies_behind_the_last_frame_is_not_judged() {
 }
 
 #[test]
-fn a_batch_that_is_put_back_leaves_no_trace() {
+fn a_reverted_batch_leaves_no_trace() {
     let vm = guest::vm(2, 400);
     let bench = Bench::new(&vm, AT, 256, 4);
     bench.faults_of(0..31);
@@ -306,7 +305,7 @@ fn a_batch_that_is_put_back_leaves_no_trace() {
 }
 
 #[test]
-fn random_advice_and_order_zero_map_what_is_asked_for() {
+fn random_advice_and_order_zero_map_only_the_faulting_page() {
     for random in [false, true] {
         let vm = guest::vm(1, 400);
         let bench = Bench::new(&vm, AT, 256, if random { 5 } else { 0 });
@@ -320,7 +319,7 @@ fn random_advice_and_order_zero_map_what_is_asked_for() {
 }
 
 #[test]
-fn pages_mapped_ahead_show_whether_they_were_used() {
+fn prefaulted_pages_show_their_use() {
     let vm = guest::vm(1, 400);
     let bench = Bench::new(&vm, AT, 256, 3);
     let mut touched = 0;
@@ -335,16 +334,16 @@ fn pages_mapped_ahead_show_whether_they_were_used() {
 }
 
 #[test]
-fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
+fn irregular_accesses_prefault_no_pages() {
     let vm = guest::vm(1, 1200);
     let bench = Bench::new(&vm, AT, 16 * 1024, 5);
     let asked = 1024;
     // No distance comes twice.
     assert_eq!(bench.faults_of((0..asked).map(|at| at * 16 + (at * at + at / 7) % 13)), asked);
-    // Each is counted once, those that are let pass without a look as well.
+    // Each miss is counted once, including the misses that skip the predictor.
     assert_eq!(bench.count(Counter::PrefaultMiss), asked);
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
-    // Also where a VMA has no root yet, in a table that is there.
+    // The same applies to a VMA without a root in an existing table.
     for hole in [100, 200, 300].map(|at| at * 16 + 13) {
         bench.unmap(hole..hole + 3);
         bench.map(hole + 1..hole + 2);
@@ -355,7 +354,7 @@ fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
 }
 
 #[test]
-fn one_who_touches_each_sixteenth_page_gets_those_and_no_other() {
+fn strided_accesses_prefault_only_the_stride() {
     let vm = guest::vm(1, 2000);
     let bench = Bench::new(&vm, AT, 16 * 1024, 5);
     let asked = 1024;
@@ -366,7 +365,7 @@ fn one_who_touches_each_sixteenth_page_gets_those_and_no_other() {
 }
 
 #[test]
-fn who_leaves_is_judged_at_once() {
+fn windows_are_evaluated_when_the_thread_leaves() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 64, 0);
     (0..16).for_each(|page| bench.store(page));
@@ -393,7 +392,7 @@ const TAKINGS: [fn(&Bench<'_>, u64); 3] = [
 ];
 
 #[test]
-fn what_was_used_before_is_mapped_again_by_one_fault_and_no_more() {
+fn one_fault_maps_the_previously_used_pages_again() {
     for take in TAKINGS {
         let vm = guest::vm(1, 600);
         let bench = Bench::new(&vm, AT, 256, 5);
@@ -410,7 +409,7 @@ fn what_was_used_before_is_mapped_again_by_one_fault_and_no_more() {
 }
 
 #[test]
-fn a_heap_that_shrinks_is_remembered() {
+fn a_shrinking_heap_is_remembered() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 1, 5);
     let heap = 2 * AT;
@@ -428,7 +427,7 @@ fn a_heap_that_shrinks_is_remembered() {
 }
 
 #[test]
-fn what_is_unmapped_of_a_tree_in_shards_is_remembered() {
+fn unmapped_pages_of_a_sharded_tree_are_remembered() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 256, 5);
     let known = |page: u64| bench.space.history.recall(AT / PAGE_SIZE + page).known;
@@ -444,7 +443,7 @@ fn what_is_unmapped_of_a_tree_in_shards_is_remembered() {
 }
 
 #[test]
-fn only_what_was_mapped_of_private_memory_is_remembered() {
+fn only_mapped_private_pages_are_remembered() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 256, 0);
     let first = AT / PAGE_SIZE;
@@ -474,7 +473,7 @@ fn only_what_was_mapped_of_private_memory_is_remembered() {
 }
 
 #[test]
-fn who_takes_pages_away_judges_them_first() {
+fn pages_are_evaluated_before_their_removal() {
     type Take = fn(&Bench<'_>);
     let takings: [Take; 4] = [
         |bench| bench.unmap(0..128),
@@ -503,7 +502,7 @@ fn who_takes_pages_away_judges_them_first() {
 }
 
 #[test]
-fn a_call_is_made_for_one_thread_and_no_other_after_it() {
+fn for_thread_restores_the_previous_thread() {
     let vm = guest::vm(1, 100);
     let (cpu, outer, inner) = (cpu(&vm, 0), ThreadStreams::new(), ThreadStreams::new());
     let is = |thread| cpu.thread().is_some_and(|now| core::ptr::eq(now, thread));
@@ -514,8 +513,8 @@ fn a_call_is_made_for_one_thread_and_no_other_after_it() {
     assert!(cpu.thread().is_none());
 }
 
-/// A bench of 512 pages, of which some are used, and some more were prefaulted and are not: the pages from
-/// the first number to before the second.
+/// Creates a bench of 512 pages, of which the first pages are used and some more were prefaulted
+/// without use. Returns the range of the unused pages as well.
 fn with_some_unused(vm: &TestVm) -> (Bench<'_>, Range<u64>) {
     let bench = Bench::new(vm, AT, 512, 3);
     let mut touched = 0;
@@ -528,14 +527,14 @@ fn with_some_unused(vm: &TestVm) -> (Bench<'_>, Range<u64>) {
 }
 
 #[test]
-fn what_nobody_used_is_wasted_once_whoever_takes_it_away() {
+fn unused_prefaulted_pages_are_wasted_once() {
     let vm = guest::vm(1, 600);
     let (bench, unused) = with_some_unused(&vm);
     let (wasted, count) =
         (|| vm.totals().get(Counter::PrefaultWasted), unused.clone().count() as u64);
     bench.unmap(unused.start..unused.start + 1);
     assert_eq!(wasted(), 1);
-    // Not even through a right that is taken away, or given back.
+    // The page was also not used through a removed or restored right.
     let rest = (bench.addr(unused.start + 1), (count - 1) * PAGE_SIZE);
     bench.space.mprotect(&bench.cpu, rest.0, rest.1, Prot::empty()).unwrap();
     bench.unmap(unused.start + 1..unused.start + 2);
@@ -547,7 +546,7 @@ fn what_nobody_used_is_wasted_once_whoever_takes_it_away() {
 }
 
 #[test]
-fn a_child_s_copies_of_what_nobody_used_are_not_wasted_again() {
+fn a_childs_unused_prefaulted_pages_are_wasted_once() {
     let vm = guest::vm(1, 600);
     let (bench, unused) = with_some_unused(&vm);
     let (wasted, count) =
@@ -555,7 +554,7 @@ fn a_child_s_copies_of_what_nobody_used_are_not_wasted_again() {
     let resident = bench.resident();
     let child = bench.space.fork(&bench.cpu).unwrap();
     assert_eq!(child.resident_pages(&bench.cpu), resident);
-    // One is copied, and one, when the child is gone, is used again.
+    // One page is copied. Another page is reused after the child's end.
     bench.store(unused.start);
     assert_eq!(bench.count(Counter::CowCopy), 1);
     child.exit(&bench.cpu);
@@ -568,7 +567,7 @@ fn a_child_s_copies_of_what_nobody_used_are_not_wasted_again() {
 }
 
 #[test]
-fn what_moves_is_not_wasted() {
+fn moved_prefaulted_pages_are_not_wasted() {
     let vm = guest::vm(1, 600);
     let (bench, unused) = with_some_unused(&vm);
     let (resident, count) = (bench.resident(), unused.clone().count() as u64);
@@ -582,12 +581,12 @@ fn what_moves_is_not_wasted() {
 }
 
 #[test]
-fn what_others_do_meanwhile_inside_a_window_is_left_alone() {
+fn concurrent_entries_in_a_window_are_kept() {
     let vm = guest::vm(2, 600);
     let bench = Bench::new(&vm, AT, 512, 5);
     let next = bench.stream(64);
     let (thread, other, space) = (ThreadStreams::new(), cpu(&vm, 1), &bench.space);
-    // One is filled by another CPU, and one it is still at work on.
+    // Another CPU fills one entry, and still works on another entry.
     let (filled, busy) = (bench.addr(next + 2), bench.addr(next + 4));
     let section = bench.cpu.section();
     // SAFETY: inside a grace section.
@@ -614,7 +613,7 @@ fn what_others_do_meanwhile_inside_a_window_is_left_alone() {
 }
 
 #[test]
-fn what_a_thread_learned_ends_with_what_it_learned_it_from() {
+fn predictions_end_with_their_pages() {
     let vm = guest::vm(1, 2000);
     let bench = Bench::new(&vm, AT, 1024, 5);
     let stream = |bench: &Bench<'_>| {
@@ -629,7 +628,7 @@ fn what_a_thread_learned_ends_with_what_it_learned_it_from() {
     stream(&bench);
     assert_eq!(first_window(&bench, 256), 32, "it goes on");
     bench.finish();
-    // Another place, another program, and the pages that led there are others.
+    // Another address, another program, and a new mapping of the earlier pages.
     let bench = Bench::new(&vm, AT, 1024, 5);
     stream(&bench);
     assert!(first_window(&bench, 700) <= 2, "one stream went on from its first page to the next");
@@ -642,7 +641,7 @@ fn what_a_thread_learned_ends_with_what_it_learned_it_from() {
     bench.map(0..256);
     assert!(first_window(&bench, 256) <= 2);
     bench.finish();
-    // A child is sure of nothing that its parent was sure of.
+    // A child does not inherit its parent's confidence.
     let bench = Bench::new(&vm, AT, 1024, 5);
     stream(&bench);
     let space = bench.space.fork(&bench.cpu).unwrap();

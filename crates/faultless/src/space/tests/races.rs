@@ -1,5 +1,6 @@
-//! Chosen interleavings. Mostly the test machine calls back while a fault zeroes or copies a frame, which is
-//! between its look at the entry and its taking of it: there another CPU does its worst.
+//! Chosen interleavings. In most tests, the test machine calls back while a fault zeroes or copies
+//! a frame, that is, between its read of the entry and making the entry busy. At this moment,
+//! another CPU makes a conflicting change.
 
 use super::guest::{self, between, cpu, load, store};
 use super::swap;
@@ -72,7 +73,7 @@ fn a_write_fault_overtaken_by_a_new_mapping_serves_the_new_one() {
         },
         || space.fault(&cpu0, AT, Access::Write),
     );
-    // The table that the fault stood in was unlinked meanwhile.
+    // The table used by the fault was unlinked in the meantime.
     assert_eq!(got, Ok(FaultKind::Anon));
     assert_eq!((vm.totals().get(Counter::SpfVmaReplaced), vm.totals().aborts()), (1, 0));
     assert_eq!(load(&cpu0, &space, AT + PAGE_SIZE), Ok(0), "the old mapping is gone");
@@ -97,7 +98,7 @@ fn a_write_fault_overtaken_by_mprotect_is_refused_under_the_lock() {
 }
 
 #[test]
-fn a_faster_cpu_is_no_reason_to_give_up() {
+fn a_faster_cpu_causes_no_abort() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -118,7 +119,7 @@ fn a_faster_cpu_is_no_reason_to_give_up() {
 }
 
 #[test]
-fn two_cpus_that_need_the_same_table_make_one() {
+fn two_cpus_that_need_one_table_create_one() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -154,7 +155,7 @@ fn a_copy_overtaken_by_fork_or_exit_stays_private() {
     let grandchild = grandchild.unwrap();
     let values = [&parent, &child, &grandchild].map(|space| load(&cpu0, space, AT));
     assert_eq!(values, [Ok(3), Ok(2), Ok(1)]);
-    // The last owner of the first page writes it in place.
+    // The last owner of the first page writes in place.
     let before = vm.totals();
     store(&cpu0, &grandchild, AT, 4).unwrap();
     assert_eq!(vm.totals().since(&before).get(Counter::CowReuse), 1);
@@ -184,7 +185,7 @@ fn a_copy_overtaken_by_dontneed_reads_zeros() {
 }
 
 #[test]
-fn an_early_check_sends_reads_of_untouched_memory_to_the_lock_and_a_late_one_does_not() {
+fn only_the_early_anon_vma_check_sends_reads_to_the_lock() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -203,7 +204,7 @@ fn an_early_check_sends_reads_of_untouched_memory_to_the_lock_and_a_late_one_doe
 }
 
 #[test]
-fn doubt_is_settled_under_the_lock_and_told_to_whoever_watches() {
+fn an_access_abort_is_traced_and_resolved_under_the_lock() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -225,7 +226,7 @@ fn doubt_is_settled_under_the_lock_and_told_to_whoever_watches() {
 }
 
 #[test]
-fn an_object_smaller_than_its_mapping_is_not_speculated_on() {
+fn an_object_smaller_than_its_mapping_is_not_served_speculatively() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -240,7 +241,7 @@ fn an_object_smaller_than_its_mapping_is_not_speculated_on() {
 }
 
 #[test]
-fn a_second_look_uses_the_page_of_the_first() {
+fn a_retry_uses_the_page_of_the_first_attempt() {
     let vm = guest::vm(2, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -258,9 +259,10 @@ fn a_second_look_uses_the_page_of_the_first() {
     finish(cpu0, space);
 }
 
-/// A writer has unmapped a page, and is not done: whoever populates it must wait to hear that it is gone.
+/// A writer has unmapped a page, but has not finished. A populate call must wait before it returns
+/// the error.
 #[test]
-fn populating_waits_for_who_unmaps() {
+fn populate_waits_for_a_concurrent_unmapping() {
     for advice in [Advice::PopulateRead, Advice::PopulateWrite] {
         let vm = guest::vm(2, 256);
         vm.set(Setting::EditInPlace(false));
@@ -282,7 +284,7 @@ fn populating_waits_for_who_unmaps() {
         std::thread::scope(|scope| {
             let populate = || space.madvise(&cpu(&vm, 1), AT, 4 * PAGE_SIZE, advice);
             let populates = scope.spawn(populate);
-            // It has seen that nothing is mapped, and asks for the lock.
+            // The call has seen that the page is unmapped, and requests the lock.
             while vm.totals().get(Counter::RangeLockFault) == 0 && !populates.is_finished() {
                 std::thread::yield_now();
             }
@@ -296,7 +298,7 @@ fn populating_waits_for_who_unmaps() {
 
 /// Two CPUs find a page below a stack unmapped, and each makes the stack grow down to it.
 #[test]
-fn a_stack_that_has_grown_meanwhile_is_not_grown_again() {
+fn a_concurrently_grown_stack_is_not_grown_again() {
     for locking in Locking::ALL {
         let vm = guest::vm(3, 256);
         vm.set(Setting::Locking(locking));
@@ -307,7 +309,7 @@ fn a_stack_that_has_grown_meanwhile_is_not_grown_again() {
         let page = AT - 3 * PAGE_SIZE;
         thread::scope(|scope| {
             let (vm, space) = (&vm, &space);
-            // Both wait for this once they have seen where the stack ends.
+            // Both CPUs wait for this lock after they have read the end of the stack.
             let held = space.share(&cpu0, VirtRange::page(page), Counter::RangeLockFault);
             let grown = [1, 2].map(|id| scope.spawn(move || space.grow_stack(&cpu(vm, id), page)));
             thread::sleep(Duration::from_millis(10));
@@ -320,9 +322,9 @@ fn a_stack_that_has_grown_meanwhile_is_not_grown_again() {
     }
 }
 
-/// Another CPU forbids stores while a page that was swapped out is copied.
+/// Another CPU forbids stores while a swapped page is copied.
 #[test]
-fn a_page_that_comes_back_allows_what_its_mapping_does() {
+fn a_swapped_in_page_has_the_rights_of_its_mapping() {
     let vm = guest::vm(2, 256);
     let cpu = cpu(&vm, 0);
     swap::swap_on(&cpu, 16);

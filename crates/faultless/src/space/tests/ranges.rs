@@ -1,4 +1,4 @@
-//! Ranges that no page or no user space has: each call returns, with Linux's result, and changes no
+//! Ranges outside every page or every user space: each call returns Linux's result, and changes no
 //! other page.
 
 use super::guest::{self, TestVm, cpu, load, read_object, store, write_object};
@@ -20,7 +20,7 @@ use std::vec::Vec;
 
 const AT: u64 = 1 << 30;
 const P: u64 = PAGE_SIZE;
-/// Mapped pages from `AT` on, of which each second one is touched.
+/// Mapped pages from `AT` on, of which every second page is touched.
 const PAGES: u64 = 4;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
@@ -127,7 +127,7 @@ const fn wraps_to_zero(len: u64) -> bool {
 }
 
 #[test]
-fn calls_with_any_address_and_length_return_as_linux_does() {
+fn calls_with_any_address_and_length_match_linux() {
     let vm = vm();
     let cpu = cpu(&vm, 0);
     for (name, zero_fails, call) in CALLS {
@@ -146,7 +146,8 @@ fn calls_with_any_address_and_length_return_as_linux_does() {
                 assert!(done.is_err(), "{}", what());
             }
             if done.is_ok() || addr % P == 0 {
-                // As on Linux, a call that fails at a hole may have changed the pages below the hole.
+                // As on Linux, a call that fails at a hole may have changed the pages below the
+                // hole.
                 space.mmap(&cpu, AT, PAGES * P, RW, FIXED).unwrap();
                 touch(&cpu, &space);
             } else {
@@ -158,7 +159,7 @@ fn calls_with_any_address_and_length_return_as_linux_does() {
     }
 }
 
-/// `mmap` at a fixed address replaces what is there, and changes nothing if it fails.
+/// `mmap` at a fixed address replaces the old mapping, and changes no page if it fails.
 #[test]
 fn mappings_at_any_address_and_length_return() {
     let vm = vm();
@@ -215,7 +216,7 @@ fn mremap_of_any_address_and_lengths_returns() {
 
 /// A pin of any bytes, aligned or not: all of their pages, or an error.
 #[test]
-fn pins_of_any_bytes_are_of_mapped_pages() {
+fn pins_of_any_range_cover_only_mapped_pages() {
     let vm = vm();
     let cpu = cpu(&vm, 0);
     let space = mapped(&cpu);
@@ -232,7 +233,7 @@ fn pins_of_any_bytes_are_of_mapped_pages() {
     space.exit(&cpu);
 }
 
-/// A call of an object with pages, and whether it discards what these pages have.
+/// A call on pages of an object, and whether the call discards the contents of the pages.
 type PagesCall =
     (&'static str, bool, fn(&Cpu<'_, TestMachine>, &Shared<Object>, core::ops::Range<u64>));
 
@@ -261,7 +262,7 @@ fn indexes() -> Vec<u64> {
 }
 
 #[test]
-fn calls_of_objects_with_any_pages_change_no_others() {
+fn object_calls_on_any_pages_change_no_other_pages() {
     let vm = guest::vm(1, 200);
     let cpu = cpu(&vm, 0);
     for stored in [true, false] {

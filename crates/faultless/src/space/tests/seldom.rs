@@ -1,4 +1,4 @@
-//! Work in the background that finds nothing, or little, is done less often.
+//! Background work with few or no results runs less often.
 
 use super::guest::{AT, P, RW, SHARED, TestCpu, cpu, load, map, map_object, store};
 use super::store::{Memory, file, finish};
@@ -21,9 +21,10 @@ fn looking(cpu: &TestCpu<'_>, mut again: impl FnMut()) -> Vec<usize> {
     calls
 }
 
-/// Calls in the background that find nothing are left out, one, three, seven and so on, until something is found.
+/// Background calls without a result are skipped: one, three, seven and so on, until a call has a
+/// result.
 #[test]
-fn background_work_that_finds_nothing_is_done_less_often() {
+fn unsuccessful_background_work_runs_less_often() {
     let vm = tiers(1, &[128, 128]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -40,16 +41,17 @@ fn background_work_that_finds_nothing_is_done_less_often() {
     }
     let seldom = [0, 2, 6, 14];
     assert_eq!(looking(&cpu, || assert_eq!(cpu.reclaim_ahead(), 0)), seldom);
-    // Its hand looks at what cannot leave the node, and reclaim at all.
+    // The hand scans pages that cannot leave the node, and pages that reclaim cannot evict.
     assert_eq!(looking(&cpu, || assert_eq!(cpu.balance(0), Balanced::default())), seldom);
     space.mlock(&cpu, AT, 120 * P, Lock::No).unwrap();
     assert_ne!((0..16).map(|_| cpu.reclaim_ahead()).sum::<u64>(), 0);
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// The area is full but for the slots of pages that come back, one by one, and memory is nearly short: the background does not look at all of memory for each of them.
+/// The area is full, except for the slots of pages swapped in one by one, and memory is nearly
+/// short. Background reclaim does not scan all of memory for each slot.
 #[test]
-fn little_is_looked_at_for_a_slot_that_is_freed() {
+fn a_freed_slot_causes_a_short_scan() {
     const FRAMES: u32 = 1024;
     let vm = tiers(1, &[FRAMES]);
     let cpu = cpu(&vm, 0);

@@ -1,4 +1,5 @@
-//! Calls beside a bound between the shards of a tree: what is alike on both sides is one VMA, as if there were none.
+//! Calls at a boundary between the shards of a tree: equal neighbours on both sides form one VMA,
+//! as without the boundary.
 
 use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu};
 use crate::addr::VirtRange;
@@ -16,7 +17,8 @@ fn map(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, pages: u64, prot: Prot)
     space.mmap(cpu, page(first), pages * P, prot, FIXED).unwrap();
 }
 
-/// After `prepare` the tree is parted; after `call` there must be one VMA, of `pages` pages from `first` on.
+/// Splits the tree into shards after `prepare`. After `call` there must be one VMA, of `pages`
+/// pages from `first` on.
 fn is_one(
     prepare: impl Fn(&TestCpu<'_>, &TestSpace),
     call: impl Fn(&TestCpu<'_>, &TestSpace),
@@ -36,7 +38,7 @@ fn is_one(
 }
 
 #[test]
-fn what_is_protected_merges_across_a_bound() {
+fn mprotect_merges_across_a_boundary() {
     let all = [Prot::READ, RW];
     for (at, like) in [(NEXT, 0), (NEXT - 4, 1)] {
         is_one(
@@ -51,7 +53,7 @@ fn what_is_protected_merges_across_a_bound() {
 }
 
 #[test]
-fn what_grows_merges_across_a_bound() {
+fn growth_merges_across_a_boundary() {
     is_one(
         |cpu, space| {
             map(cpu, space, NEXT - 8, 4, RW);
@@ -66,7 +68,7 @@ fn what_grows_merges_across_a_bound() {
 }
 
 #[test]
-fn what_moves_merges_across_a_bound() {
+fn mremap_merges_across_a_boundary() {
     for (from, to, there) in [(0, NEXT - 4, NEXT), (2 * NEXT, NEXT, NEXT - 4)] {
         is_one(
             |cpu, space| {
@@ -83,7 +85,7 @@ fn what_moves_merges_across_a_bound() {
 }
 
 #[test]
-fn a_heap_grows_across_a_bound() {
+fn a_heap_grows_across_a_boundary() {
     is_one(
         |cpu, space| {
             space.set_heap_start(cpu, page(NEXT - 4)).unwrap();
@@ -95,7 +97,7 @@ fn a_heap_grows_across_a_bound() {
 }
 
 #[test]
-fn all_shards_together_have_as_many_areas_as_a_space_may() {
+fn the_vma_limit_applies_to_all_shards_together() {
     const MOST: u64 = 600;
     let vm = guest::vm(2, 256);
     vm.set(crate::Setting::MaxMapCount(MOST));
@@ -105,7 +107,8 @@ fn all_shards_together_have_as_many_areas_as_a_space_may() {
     map(&cpu, &space, NEXT, 1, RW);
     space.part_tree(&cpu, page(NEXT));
     assert_eq!(space.shards(&cpu), 2);
-    // Not adjacent, so that they do not merge; on either side of the bound.
+    // The mappings are not adjacent, so that they do not merge, and lie on both sides of the
+    // boundary.
     let mut made = 2;
     for i in 1..MOST {
         for first in [0, NEXT] {
@@ -122,7 +125,7 @@ fn all_shards_together_have_as_many_areas_as_a_space_may() {
     let mut areas = 0;
     space.areas(&cpu, |_| areas += 1);
     assert_eq!(areas, MOST);
-    // One that merges, or replaces others, is none more.
+    // A mapping that merges or replaces others adds no VMA.
     map(&cpu, &space, 1, 1, RW);
     space.exit(&cpu);
 }

@@ -1,4 +1,4 @@
-//! The slots of the swap area: when they are free, and what is done for a page that nobody needs.
+//! The slots of the swap area: when they become free, and the handling of unneeded pages.
 
 use super::guest::{AT, FIXED, P, RW, load, store};
 use super::store::Plan;
@@ -8,7 +8,7 @@ use crate::space::Advice;
 use crate::stat::Counter;
 
 #[test]
-fn an_area_that_was_full_takes_pages_again() {
+fn a_full_area_accepts_pages_after_slots_are_freed() {
     with_swap((64, 8, 16), |cpu, space, _| {
         (0..16).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
         page_out(cpu, space, 0, 16);
@@ -26,13 +26,13 @@ fn an_area_that_was_full_takes_pages_again() {
 }
 
 #[test]
-fn what_nobody_needs_any_more_is_not_written() {
+fn unneeded_pages_are_not_written() {
     with_swap((64, 16, 8), |cpu, space, memory| {
         (0..4).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
-        // They are needed again soon: reclaim would spare them.
+        // The pages are needed again soon, so reclaim would normally spare them.
         page_out(cpu, space, 0, 4);
         (0..4).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(70 + page)));
-        // They stay in memory, dirty, since they cannot be written then.
+        // The pages stay in memory, dirty, since the write fails at this moment.
         memory.plan([Plan::Fail(0)]);
         page_out(cpu, space, 0, 4);
         assert_eq!((space.swapped_pages(cpu), count(cpu, Counter::SwapOut)), (4, 4));
@@ -46,7 +46,7 @@ fn what_nobody_needs_any_more_is_not_written() {
 }
 
 #[test]
-fn a_mapping_may_promise_what_memory_and_the_area_hold() {
+fn a_mapping_may_reserve_memory_and_the_swap_area() {
     with_swap((64, 100, 1), |cpu, space, _| {
         let map = |pages: u64| space.mmap(cpu, AT + P, pages * P, RW, FIXED).map(drop);
         assert_eq!(map(163), Ok(()));

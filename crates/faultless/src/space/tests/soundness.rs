@@ -1,5 +1,5 @@
-//! What safe code could break the subsystem with, and what comes of it: a panic with a sentence, before
-//! anything was touched. That some things do not compile is tested where they are declared, in examples.
+//! Misuse by safe code that could break the subsystem. The result is a panic with a message, before
+//! any change. Compile errors for misuse are tested in examples at the declarations.
 
 use super::guest::{self, TestVm, cpu, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
@@ -30,7 +30,7 @@ const FRAMES: u32 = 64;
 type TestSpace = Space<TestMachine>;
 type TestCpu<'v> = Cpu<'v, TestMachine>;
 
-/// What `misuse` says when it panics.
+/// Returns the panic message of `misuse`.
 fn says<R>(what: &str, misuse: impl FnOnce() -> R) -> String {
     let Err(said) = catch_unwind(AssertUnwindSafe(misuse)) else {
         panic!("{what}: went through");
@@ -43,7 +43,7 @@ fn says<R>(what: &str, misuse: impl FnOnce() -> R) -> String {
     }
 }
 
-/// A subsystem in which nothing is left but what it starts with.
+/// Checks that the subsystem contains only its initial allocations.
 fn assert_clean(vm: &TestVm) {
     let cpu = cpu(vm, 0);
     cpu.drain();
@@ -52,7 +52,7 @@ fn assert_clean(vm: &TestVm) {
 
 fn done<R>(_: R) {}
 
-/// An operation on a space, and on an object that it maps.
+/// An operation on a space, and on an object mapped there.
 type Operation = (&'static str, fn(&TestCpu<'_>, &TestSpace, &Shared<Object>));
 
 const OPERATIONS: &[Operation] = &[
@@ -143,7 +143,7 @@ const OPERATIONS: &[Operation] = &[
 ];
 
 #[test]
-fn spaces_and_objects_go_with_the_cpus_of_their_vm_only() {
+fn spaces_and_objects_require_cpus_of_their_vm() {
     let (mine, other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
     {
         let (mine, other) = (cpu(&mine, 0), cpu(&other, 0));
@@ -159,7 +159,7 @@ fn spaces_and_objects_go_with_the_cpus_of_their_vm_only() {
             let said = says(name, || operation(&other, &space, &object));
             assert!(said.contains("of another Vm"), "{name}: {said}");
         }
-        // Nor do objects of one go into spaces of another.
+        // Objects of one subsystem cannot be mapped in spaces of another either.
         let elsewhere = Space::new(&other).unwrap();
         let backing = Backing { object: &object, first: 0, may_write: true };
         let said = says("mmap_object", || {
@@ -180,19 +180,19 @@ fn spaces_and_objects_go_with_the_cpus_of_their_vm_only() {
 }
 
 #[test]
-fn a_space_ends_on_a_cpu_of_its_vm_only() {
+fn a_space_ends_only_on_a_cpu_of_its_vm() {
     let (mine, other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
     let space = Space::new(&cpu(&mine, 0)).unwrap();
     let said = says("exit", || space.exit(&cpu(&other, 0)));
     assert!(said.contains("of another Vm"), "{said}");
     assert_clean(&other);
-    // It was dropped.
+    // The space was dropped.
     assert_clean(&mine);
 }
 
-/// CPUs use the tables of the spaces that they run.
+/// CPUs use the tables of the spaces they run.
 #[test]
-fn a_space_that_runs_does_not_end() {
+fn a_running_space_does_not_end() {
     let vm = guest::vm(2, FRAMES);
     let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
     let space = || Space::new(&cpus[0]).unwrap();
@@ -204,7 +204,8 @@ fn a_space_that_runs_does_not_end() {
     assert!(says("exit", || running.exit(&cpus[0])).contains("while CPU 0 runs it"));
 }
 
-/// A CPU runs one space at a time, once, and leaves none that it does not run: so a space knows who runs it.
+/// A CPU runs one space at a time, once, and can leave only a space it runs. A space therefore
+/// knows its running CPUs.
 #[test]
 fn a_cpu_runs_one_space() {
     let vm = guest::vm(2, FRAMES);
@@ -230,9 +231,10 @@ fn a_cpu_runs_one_space() {
     assert_clean(&vm);
 }
 
-/// A subsystem takes its identity along when it moves, and a space finds no other in its place.
+/// A subsystem keeps its identity when it moves. A space accepts no other subsystem at the old
+/// location.
 #[test]
-fn a_vm_in_the_place_of_another_is_another() {
+fn a_moved_vm_keeps_its_identity() {
     let (mut mine, mut other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
     let space = Space::new(&cpu(&mine, 0)).unwrap();
     core::mem::swap(&mut mine, &mut other);
@@ -242,13 +244,14 @@ fn a_vm_in_the_place_of_another_is_another() {
     assert_clean(&other);
 }
 
-/// Sections are counted in a byte beside the epoch: were there more, the sections would protect nothing.
+/// Open sections are counted in a byte next to the epoch. With an overflow, the sections would
+/// protect no memory.
 #[test]
-fn areas_that_are_told_of_inside_each_other_stay_alive_or_panic() {
+fn nested_listings_keep_their_vmas_or_panic() {
     fn nested(cpus: &[TestCpu<'_>; 2], space: &TestSpace, depth: u32) {
         space.each_area(&cpus[0], VirtRange::USER, |area| {
             if depth == 256 {
-                // If there were no section any more, nobody would wait for one.
+                // If no section were open any more, this call would not wait.
                 space.munmap(&cpus[1], AT, P).unwrap();
                 cpus[1].settle_retired();
                 return false;
@@ -266,7 +269,7 @@ fn areas_that_are_told_of_inside_each_other_stay_alive_or_panic() {
         space.mmap(cpu, AT, P, RW, FIXED).unwrap();
         let said = says("each_area", || nested(&cpus, &space, 1));
         assert!(said.contains("nest at most 255 deep"), "{said}");
-        // All of them are closed again.
+        // All sections are closed again.
         space.munmap(cpu, AT, P).unwrap();
         cpu.settle_retired();
         space.exit(cpu);
@@ -274,16 +277,16 @@ fn areas_that_are_told_of_inside_each_other_stay_alive_or_panic() {
     assert_clean(&vm);
 }
 
-/// A CPU that waited for a grace period inside one of its own sections would wait for ever.
+/// A CPU that waited for a grace period inside one of its own sections would wait forever.
 #[test]
-fn who_is_told_of_areas_cannot_wait_for_their_end() {
+fn waiting_for_a_grace_period_in_a_listing_panics() {
     let vm = guest::vm(1, FRAMES);
     {
         let cpu = cpu(&vm, 0);
         let space = Space::new(&cpu).unwrap();
         space.mmap(&cpu, AT, P, RW, FIXED).unwrap();
         space.mmap(&cpu, AT + 8 * P, P, RW, FIXED).unwrap();
-        // The owner of a space retires nothing.
+        // The owner of a space retires no VMAs.
         vm.set(crate::knob::Setting::EditInPlace(false));
         space.munmap(&cpu, AT, P).unwrap();
         let said = says("settle_retired", || space.areas(&cpu, |_| cpu.settle_retired()));
@@ -293,9 +296,10 @@ fn who_is_told_of_areas_cannot_wait_for_their_end() {
     assert_clean(&vm);
 }
 
-/// The upper half of a root table is the kernel's, and leads to tables in frames that the machine need not know.
+/// The upper half of a root table belongs to the kernel, and leads to tables in frames possibly
+/// unknown to the machine.
 #[test]
-fn nothing_is_looked_up_in_the_kernels_half() {
+fn lookups_do_not_enter_the_kernel_half() {
     let vm = guest::vm(1, FRAMES);
     {
         let cpu = cpu(&vm, 0);

@@ -1,4 +1,4 @@
-//! A file in memory as a backing store that does what it is told to.
+//! A file in memory as a backing store with scripted behaviour.
 
 use super::guest::{TestCpu, TestSpace, cpu};
 use crate::addr::PAGE_SIZE;
@@ -14,16 +14,16 @@ use std::vec::Vec;
 
 pub(super) const PAGE: usize = PAGE_SIZE as usize;
 
-/// What a store does at its next call, in place of what it should.
+/// The behaviour of a store at its next call, instead of the regular behaviour.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Plan {
-    /// Does so many bytes, and fails.
+    /// Transfers the given number of bytes, and then fails.
     Fail(usize),
-    /// Returns after so many bytes.
+    /// Returns after the given number of bytes.
     Short(usize),
     /// Takes the run along.
     Later,
-    /// Takes the run along, and drops it.
+    /// Keeps the run, and drops it.
     Drop,
 }
 
@@ -32,12 +32,12 @@ pub(super) enum Plan {
 pub(super) struct Memory {
     pub(super) bytes: Mutex<Vec<u8>>,
     pub(super) plans: Mutex<VecDeque<Plan>>,
-    /// Reads that it took along.
+    /// The kept reads.
     pub(super) later: Mutex<Vec<Reading>>,
-    /// The runs that it was asked to read, and to write: first page and bytes.
+    /// The runs of the read and write calls: first page and bytes.
     pub(super) reads: Mutex<Vec<(u64, usize)>>,
     pub(super) writes: Mutex<Vec<(u64, usize)>>,
-    /// The pages that it prefers to read at once, if not 4.
+    /// The preferred number of pages for a read, 4 by default.
     pub(super) preferred: AtomicUsize,
 }
 
@@ -76,7 +76,7 @@ impl Memory {
         at - offset as usize
     }
 
-    /// Completes the first read that was taken along.
+    /// Completes the first kept read.
     pub(super) fn complete(&self, cpu: &TestCpu<'_>, error: Option<StoreError>) {
         let mut reading = self.later.lock().unwrap().remove(0);
         let done = self.read_at(reading.first() * PAGE_SIZE, reading.memory(cpu));
@@ -126,7 +126,7 @@ impl BackingStore for Memory {
             left -= len;
             let end = bytes.len().max(at + len);
             bytes.resize(end, 0);
-            // SAFETY: valid for reads during the call; nobody stores to it meanwhile.
+            // SAFETY: valid for reads during the call, without concurrent stores.
             let from = unsafe { std::slice::from_raw_parts(from, len) };
             bytes[at..at + len].copy_from_slice(from);
             at += len;

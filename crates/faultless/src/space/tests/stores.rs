@@ -1,4 +1,4 @@
-//! Files with a backing store: what is read and written back, when, and what becomes of errors.
+//! Files with a backing store: the reads and writebacks, their time, and the handling of errors.
 
 use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, store};
 use super::guest::{map_object as map, read_object, write_object};
@@ -20,7 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::vec::Vec;
 
-/// Runs `test` under each policy, with a file of `pages` pages mapped shared at `AT`, and private behind that.
+/// Runs `test` under each policy with a file of `pages` pages, mapped shared at `AT`, and private
+/// behind.
 fn each(pages: u64, more: usize, test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>, &File)) {
     for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
         let vm = guest::vm(1, 256);
@@ -46,7 +47,7 @@ fn writes(memory: &Memory) -> Vec<(u64, usize)> {
 }
 
 #[test]
-fn pages_are_read_in_runs_and_once() {
+fn pages_are_read_once_in_runs() {
     each(10, 100, |cpu, space, memory, file| {
         assert_eq!((file.pages(), file.bytes()), (11, 10 * PAGE_SIZE + 100));
         assert_eq!(load(cpu, space, AT + 5 * P), Ok(6));
@@ -56,7 +57,7 @@ fn pages_are_read_in_runs_and_once() {
         assert_eq!(load(cpu, space, AT + 10 * P + 96), Ok(0x0707_0707), "zeros behind the end");
         assert_eq!(reads(memory), [(8, 2 * PAGE + 100)]);
         assert_eq!(load(cpu, space, AT + 11 * P), Err(FaultError::Bus));
-        // One copy for all mappings, and for the kernel.
+        // One copy of the page for all mappings and for the kernel.
         assert_eq!(load(cpu, space, AT + 12 * P + 5 * P), Ok(6));
         assert_eq!(read_object(cpu, file, 4), Some(5));
         assert_eq!(store(cpu, space, AT + 12 * P + 3 * P, 44), Ok(()), "a copy of what is read");
@@ -68,7 +69,7 @@ fn pages_are_read_in_runs_and_once() {
 }
 
 #[test]
-fn small_files_that_were_dropped_leave_a_table_each() {
+fn dropped_small_files_keep_one_table_each() {
     const FILES: u64 = 48;
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
@@ -87,7 +88,7 @@ fn small_files_that_were_dropped_leave_a_table_each() {
 }
 
 #[test]
-fn what_is_stored_is_written_back_once() {
+fn stores_are_written_back_once() {
     each(10, 100, |cpu, space, memory, file| {
         for page in [1, 2, 7, 10] {
             store(cpu, space, AT + page * P + 8, 100 + page).unwrap();
@@ -104,7 +105,7 @@ fn what_is_stored_is_written_back_once() {
         assert_eq!(load(cpu, space, AT + 2 * P + 8), Ok(102));
         assert_eq!(write_back(cpu, &[space], file), Ok(1));
         assert_eq!((writes(memory), memory.word(2)), (Vec::from([(2, PAGE)]), 202));
-        // A page that was only read is clean when it is stored to for the first time.
+        // A read page is clean until its first store.
         assert_eq!(load(cpu, space, AT), Ok(1));
         assert!(!file.is_dirty(cpu, 0));
         store(cpu, space, AT, 50).unwrap();
@@ -161,7 +162,7 @@ fn the_end_of_an_object_writes_back() {
 }
 
 #[test]
-fn a_read_that_fails_is_told_and_tried_again() {
+fn a_failed_read_is_reported_and_retried() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Fail(PAGE + 50)]);
         assert_eq!(load(cpu, space, AT + P), Err(FaultError::Bus));
@@ -174,7 +175,7 @@ fn a_read_that_fails_is_told_and_tried_again() {
         assert_eq!(load(cpu, space, AT + P), Ok(2), "the next access reads again");
         assert_eq!(load(cpu, space, AT + 3 * P), Ok(4));
         assert_eq!(reads(memory), [(3, 4 * PAGE), (1, 4 * PAGE)], "from their own pages on");
-        // Another party has shortened the file: what is missing is zeros.
+        // Another party has shortened the file: the missing bytes are zeros.
         memory.plan([Plan::Short(4)]);
         assert_eq!(load(cpu, space, AT + 5 * P), Ok(6), "four bytes of it");
         assert_eq!(load(cpu, space, AT + 6 * P), Ok(0));
@@ -182,7 +183,7 @@ fn a_read_that_fails_is_told_and_tried_again() {
 }
 
 #[test]
-fn a_write_that_fails_loses_nothing() {
+fn a_failed_write_loses_no_stores() {
     each(8, 0, |cpu, space, memory, file| {
         let mut first = file.errors_seen();
         let mut second = first;
@@ -251,7 +252,7 @@ fn pages_are_read_ahead_in_large_runs() {
 }
 
 #[test]
-fn what_is_advised_to_be_needed_is_read() {
+fn willneed_reads_pages() {
     each(70, 0, |cpu, space, memory, file| {
         let pages = |file: &crate::heap::Shared<Object>| file.resident_pages(cpu);
         memory.plan([Plan::Later]);
@@ -259,20 +260,20 @@ fn what_is_advised_to_be_needed_is_read() {
         assert_eq!((reads(memory), pages(file)), (Vec::from([(8, 20 * PAGE)]), 0));
         memory.complete(cpu, None);
         assert_eq!((pages(file), space.resident_pages(cpu)), (20, 0), "read, and not mapped");
-        // Holes, and what cannot be read.
+        // Holes, and unreadable pages.
         space.munmap(cpu, AT + 40 * P, P).unwrap();
         memory.plan([Plan::Fail(PAGE)]);
         let advised = space.madvise(cpu, AT + 36 * P, 8 * P, Advice::WillNeed);
         assert_eq!(advised.map_err(|error| error.errno), Err(Errno::ENOMEM));
-        // One, and from the next on in blocks.
+        // One page, and from the next page on in blocks.
         assert_eq!(pages(file), 20 + 1 + 4 + 4);
         assert_eq!(load(cpu, space, AT + 36 * P), Ok(37));
     });
 }
 
-/// Pages that are only advised to be read take no frames where these are short.
+/// If frames are short, advice reads no pages.
 #[test]
-fn advice_reads_nothing_if_memory_is_short() {
+fn advice_reads_no_pages_if_memory_is_short() {
     each(70, 0, |cpu, space, memory, file| {
         let (vm, advised) = (cpu.vm(), || space.madvise(cpu, AT, 40 * P, Advice::WillNeed));
         let taken = vm.total_frames() - vm.free_frames();
@@ -284,19 +285,19 @@ fn advice_reads_nothing_if_memory_is_short() {
 }
 
 #[test]
-fn the_length_is_that_of_the_store() {
+fn the_length_matches_the_store() {
     each(8, 100, |cpu, space, memory, file| {
         store(cpu, space, AT + 8 * P + 200, 5).unwrap();
         store(cpu, space, AT + 7 * P, 5).unwrap();
         memory.plan([Plan::Fail(0)]);
         assert_eq!(file.set_len(cpu, 3), Err(Errno::EIO));
         assert_eq!(file.pages(), 9, "nothing has changed");
-        // What lies behind the end is zeros when the file grows.
+        // The bytes behind the old end are zeros when the file grows.
         file.set_len(cpu, 8 * PAGE_SIZE + 300).unwrap();
         assert_eq!(load(cpu, space, AT + 8 * P + 200), Ok(0));
         assert_eq!(write_back(cpu, &[space], file), Ok(2));
         assert_eq!(memory.len(), 8 * PAGE_SIZE + 300);
-        // Shorter: the pages go, and the rest of the last one is zeros.
+        // When the file shrinks, the pages are removed, and the rest of the last page is zeros.
         file.set_len(cpu, 2 * PAGE_SIZE + 4).unwrap();
         space.revoke(cpu, file, 3..u64::MAX, Copies::Drop);
         assert_eq!(load(cpu, space, AT + 3 * P), Err(FaultError::Bus));
@@ -316,7 +317,7 @@ fn the_length_is_that_of_the_store() {
 }
 
 #[test]
-fn a_fault_waits_for_a_read_that_ends_later() {
+fn a_fault_waits_for_a_pending_read() {
     for error in [None, Some(StoreError { done: PAGE, errno: Errno::EIO })] {
         each(8, 0, |cpu, space, memory, file| {
             memory.plan([Plan::Later]);
@@ -324,7 +325,7 @@ fn a_fault_waits_for_a_read_that_ends_later() {
             assert_eq!(fault(1), Ok(FaultKind::Pending));
             let first = cpu.pending_read().unwrap();
             assert!(cpu.pending_read().is_none() && first.outcome().is_none());
-            // Others wait for the same read.
+            // Other faults wait for the same read.
             assert_eq!(fault(0), Ok(FaultKind::Pending));
             let second = cpu.pending_read().unwrap();
             assert_eq!((second.id(), reads(memory).len()), (first.id(), 1));
@@ -343,9 +344,9 @@ fn a_fault_waits_for_a_read_that_ends_later() {
     }
 }
 
-/// As on Linux, a fault that waits for a read counts once, however often it comes.
+/// As on Linux, a fault that waits for a read counts once, however often it is repeated.
 #[test]
-fn a_fault_that_waits_counts_once() {
+fn a_waiting_fault_counts_once() {
     for error in [None, Some(StoreError { done: 0, errno: Errno::EIO })] {
         each(8, 0, |cpu, space, memory, _| {
             let fault = || {
@@ -364,9 +365,10 @@ fn a_fault_that_waits_counts_once() {
     }
 }
 
-/// A store that would rather be asked for fewer pages: those who wait look again, also those of the pages that were not read.
+/// A store that needs smaller requests: all waiters retry, including the waiters for pages that
+/// were not read.
 #[test]
-fn a_read_may_end_with_the_wish_to_be_repeated() {
+fn a_read_may_request_a_retry() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Later, Plan::Later]);
         let fault = |page| space.fault(cpu, AT + page * P, Access::Read);
@@ -374,7 +376,7 @@ fn a_read_may_end_with_the_wish_to_be_repeated() {
         let pending = cpu.pending_read().unwrap();
         memory.complete(cpu, Some(StoreError { done: 0, errno: Errno::EAGAIN }));
         assert_eq!((pending.outcome(), file.resident_pages(cpu)), (Some(Ok(())), 0));
-        // The next access reads again, and this time it fails.
+        // The next access reads again, and this read fails.
         assert_eq!(fault(2), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         memory.complete(cpu, Some(StoreError { done: 0, errno: Errno::EIO }));
@@ -383,9 +385,9 @@ fn a_read_may_end_with_the_wish_to_be_repeated() {
     });
 }
 
-/// An object may own its store, which ends with it.
+/// An object may own its store, which ends with the object.
 #[test]
-fn a_store_may_be_the_objects_own() {
+fn a_store_may_be_owned_by_its_object() {
     #[derive(Debug)]
     struct Own {
         _mark: Arc<()>,
@@ -417,7 +419,7 @@ fn a_store_may_be_the_objects_own() {
 }
 
 #[test]
-fn a_read_that_is_dropped_has_failed() {
+fn a_dropped_read_fails() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Later]);
         assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
@@ -431,14 +433,14 @@ fn a_read_that_is_dropped_has_failed() {
 }
 
 #[test]
-fn a_page_that_is_cut_off_while_it_is_read_is_not_there() {
+fn a_page_truncated_during_its_read_is_absent() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Later]);
         assert_eq!(space.fault(cpu, AT + 2 * P, Access::Read), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         file.set_len(cpu, PAGE_SIZE).unwrap();
         space.revoke(cpu, file, 1..u64::MAX, Copies::Drop);
-        // It grows again, and the same page is read once more.
+        // The file grows again, and the same page is read once more.
         file.set_len(cpu, 8 * PAGE_SIZE).unwrap();
         assert_eq!(load(cpu, space, AT + 2 * P), Ok(0));
         memory.complete(cpu, None);
@@ -448,9 +450,9 @@ fn a_page_that_is_cut_off_while_it_is_read_is_not_there() {
     });
 }
 
-/// Neither a call that populates nor an access from outside is told of a page that is being read: they wait.
+/// Populate calls and remote accesses do not return a pending read: they wait.
 #[test]
-fn calls_read_what_they_need() {
+fn calls_wait_for_their_reads() {
     each(8, 0, |cpu, space, _, _| {
         let mut bytes = [0; 8];
         space.read_bytes(cpu, AT + 3 * P, &mut bytes).unwrap();
@@ -462,7 +464,7 @@ fn calls_read_what_they_need() {
 }
 
 #[test]
-fn a_mapping_that_becomes_writable_notes_its_first_store() {
+fn the_first_store_after_mprotect_marks_the_page_dirty() {
     each(4, 0, |cpu, space, memory, file| {
         assert_eq!(store(cpu, space, AT, 10), Ok(()));
         space.mprotect(cpu, AT, P, Prot::READ).unwrap();
@@ -479,9 +481,10 @@ fn a_mapping_that_becomes_writable_notes_its_first_store() {
     });
 }
 
-/// A store of each of two CPUs, and a writing back by the other, at every point: what was stored is in the store at last.
+/// Each of two CPUs stores while the other CPU writes back, at every point: in the end the store
+/// contains both words.
 #[test]
-fn a_store_beside_a_writing_back_is_not_lost() {
+fn a_store_during_writeback_is_not_lost() {
     for nth in 1..12 {
         let vm = guest::vm(2, 64);
         let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
@@ -504,9 +507,9 @@ fn a_store_beside_a_writing_back_is_not_lost() {
     }
 }
 
-/// Pages that are locked are not written to make room.
+/// Locked pages are not written to free memory.
 #[test]
-fn frames_run_out_without_a_loss() {
+fn out_of_memory_loses_no_stores() {
     let vm = guest::vm(1, 24);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -528,15 +531,15 @@ fn frames_run_out_without_a_loss() {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// A private page that may only be read becomes the space's own when it is pinned: it is read first.
+/// A pin of a read-only private page creates a private copy. The page is read before the copy.
 #[test]
-fn a_pin_reads_what_it_copies() {
+fn a_pin_reads_the_page_before_the_copy() {
     each(8, 0, |cpu, space, memory, _| {
         let private = AT + 9 * P;
         space.mprotect(cpu, private, 8 * P, Prot::READ).unwrap();
         let pins = space.pin(cpu, private + 2 * P, P, false).unwrap();
         let at = cpu.vm().machine().frame_bytes(pins.frames()[0]).cast::<u64>();
-        // SAFETY: pinned, and nobody stores to it.
+        // SAFETY: the page is pinned, and no CPU stores to it.
         assert_eq!(unsafe { at.read() }, 3);
         assert_eq!(reads(memory), [(0, 4 * PAGE)]);
         memory.plan([Plan::Fail(0)]);
@@ -547,7 +550,7 @@ fn a_pin_reads_what_it_copies() {
     });
 }
 
-/// A call of the kernel that waits for a read hears that nobody will complete it.
+/// A kernel call that waits for a read returns an error if the read is dropped.
 #[test]
 fn a_call_does_not_wait_for_a_read_that_was_dropped() {
     each(8, 0, |cpu, space, memory, file| {
@@ -561,9 +564,9 @@ fn a_call_does_not_wait_for_a_read_that_was_dropped() {
     });
 }
 
-/// A read that is completed with a CPU of another subsystem ends all the same, as one that is dropped.
+/// A read completed with a CPU of another subsystem ends like a dropped read.
 #[test]
-fn a_read_ends_with_the_cpus_of_its_vm_only() {
+fn a_read_requires_a_cpu_of_its_vm() {
     let other = guest::vm(1, 64);
     let other = cpu(&other, 0);
     each(8, 0, |cpu, space, memory, _| {
@@ -579,10 +582,10 @@ fn a_read_ends_with_the_cpus_of_its_vm_only() {
     });
 }
 
-/// A thread that faults in sequence is read for ahead of it, more each time; one that does not gets the store's block, and one that
-/// says so its page alone.
+/// The read-ahead of a sequentially faulting thread grows with each fault. A thread with other
+/// faults reads the store's block, and a thread with random advice only its page.
 #[test]
-fn what_is_read_ahead_grows_with_sequential_access() {
+fn read_ahead_grows_with_sequential_access() {
     let pages = 512;
     let run_blocks = |block: usize, advice: Option<Advice>, order: u8, at: &dyn Fn(u64) -> u64| {
         let vm = guest::vm(1, 2000);

@@ -1,4 +1,5 @@
-//! Private pages that leave memory for the swap area and come back: that nothing is lost, and who gets them.
+//! Private pages that leave memory for the swap area and come back: no contents are lost, and the
+//! right programs get the pages.
 
 use super::guest::{
     self, AT, FIXED, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, map, store,
@@ -30,7 +31,8 @@ pub(super) fn swap_on(cpu: &TestCpu<'_>, slots: u64) -> Arc<Memory> {
     memory
 }
 
-/// Runs `test` with a machine of `frames` frames, `slots` slots, and `pages` pages of private memory at `AT`.
+/// Runs `test` on a machine of `frames` frames and `slots` slots, with `pages` pages of private
+/// memory at `AT`.
 pub(super) fn with_swap(
     (frames, slots, pages): (u32, u64, u64),
     test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>),
@@ -50,7 +52,8 @@ pub(super) fn with_swap(
     }
 }
 
-/// Nothing is left of the spaces but the area's tables, the zero page, and what is dead in the area.
+/// Ends the spaces, and checks that only the area's tables, the zero page, and unused pages of the
+/// swap cache remain.
 pub(super) fn finish(cpu: &TestCpu<'_>, spaces: Vec<TestSpace>) {
     cpu.drain();
     audit(cpu, &spaces.iter().collect::<Vec<_>>()).unwrap();
@@ -77,7 +80,7 @@ pub(super) fn is_swapped(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> boo
 }
 
 #[test]
-fn more_is_stored_than_memory_holds() {
+fn stores_may_exceed_memory() {
     with_swap((48, 200, 100), |cpu, space, memory| {
         for round in 1..4 {
             for page in 0..100 {
@@ -97,7 +100,7 @@ fn more_is_stored_than_memory_holds() {
 }
 
 #[test]
-fn a_shared_page_stays_whichever_of_its_programs_uses_it() {
+fn a_shared_page_used_by_any_program_stays() {
     with_swap((256, 200, 160), |cpu, space, _| {
         (0..160).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
         let child = space.fork(cpu).unwrap();
@@ -118,7 +121,7 @@ fn a_shared_page_stays_whichever_of_its_programs_uses_it() {
 }
 
 #[test]
-fn what_is_swapped_is_told() {
+fn swapped_pages_are_reported() {
     with_swap((64, 16, 8), |cpu, space, _| {
         (0..4).for_each(|page| store(cpu, space, AT + page * P, 70 + page).unwrap());
         page_out(cpu, space, 1, 2);
@@ -148,12 +151,12 @@ fn what_is_swapped_is_told() {
 }
 
 #[test]
-fn there_is_one_area() {
+fn only_one_swap_area_is_accepted() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     assert_eq!(cpu.swap_usage(), (0, 0));
     assert_eq!(cpu.swap_on(Memory::new(0, 100)), Err(Errno::EINVAL), "no whole page");
-    // A frame for the root, and one for each 512 pages.
+    // A frame for the root, and a frame for every 512 pages.
     assert_eq!(cpu.swap_on(Memory::new(512 * 80, 0)), Err(Errno::ENOMEM));
     swap_on(&cpu, 600);
     assert_eq!(cpu.swap_on(Memory::new(5, 0)), Err(Errno::EBUSY));
@@ -162,7 +165,7 @@ fn there_is_one_area() {
 }
 
 #[test]
-fn no_page_leaves_for_an_area_whose_tables_cannot_be() {
+fn no_page_is_swapped_out_without_tables() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let file = file(&cpu, &Memory::new(32, 0));
@@ -175,7 +178,7 @@ fn no_page_leaves_for_an_area_whose_tables_cannot_be() {
 }
 
 #[test]
-fn a_full_area_takes_no_more() {
+fn a_full_area_accepts_no_pages() {
     with_swap((48, 8, 100), |cpu, space, _| {
         let mut stored = 0;
         let error = loop {
@@ -186,7 +189,7 @@ fn a_full_area_takes_no_more() {
         };
         assert_eq!(error, FaultError::OutOfMemory);
         assert_eq!(cpu.swap_usage(), (8, 8));
-        // What can be had again by that is used again.
+        // The freed slots are used again.
         space.madvise(cpu, AT, 12 * P, Advice::DontNeed).unwrap();
         assert!(cpu.swap_usage().1 < 8);
         for page in 12..stored {
@@ -198,9 +201,9 @@ fn a_full_area_takes_no_more() {
     });
 }
 
-/// One that comes back to its only owner is not copied; one of two is.
+/// A page that returns to its only owner is not copied. A page of two owners is copied.
 #[test]
-fn the_last_owner_gets_the_page_itself() {
+fn the_last_owner_reuses_the_page() {
     with_swap((64, 16, 8), |cpu, space, memory| {
         store(cpu, space, AT, 5).unwrap();
         store(cpu, space, AT + P, 6).unwrap();
@@ -229,7 +232,7 @@ fn the_last_owner_gets_the_page_itself() {
 }
 
 #[test]
-fn what_is_used_stays() {
+fn used_pages_stay() {
     with_swap((128, 64, 32), |cpu, space, _| {
         (0..32).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
         space.mlock(cpu, AT + 9 * P, P, Lock::Now).unwrap();
@@ -240,7 +243,7 @@ fn what_is_used_stays() {
         cpu.reclaim(64);
         assert_eq!((space.swapped_pages(cpu), space.resident_pages(cpu)), (30, 2));
         assert!(!is_swapped(cpu, space, 9) && !is_swapped(cpu, space, 17));
-        // A part of a locked range, another that grows, and one that is locked in place.
+        // A part of a locked range, a growing locked range, and a range locked in place.
         space.mlock(cpu, AT + 9 * P, P, Lock::No).unwrap();
         space.mlock(cpu, AT, 8 * P, Lock::Now).unwrap();
         space.munmap(cpu, AT + 2 * P, P).unwrap();
@@ -254,7 +257,7 @@ fn what_is_used_stays() {
         space.mlock(cpu, AT + 3 * P, 5 * P, Lock::No).unwrap();
         cpu.reclaim(64);
         assert_eq!(space.resident_pages(cpu), 0);
-        // Zeros that were only read are no page to be written.
+        // Zero pages that were only read need no write.
         space.madvise(cpu, AT + 20 * P, 4 * P, Advice::DontNeed).unwrap();
         (20..24).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(0)));
         page_out(cpu, space, 20, 4);
@@ -263,7 +266,7 @@ fn what_is_used_stays() {
 }
 
 #[test]
-fn what_is_used_again_and_again_survives_a_scan() {
+fn repeatedly_used_pages_survive_a_scan() {
     with_swap((160, 1024, 600), |cpu, space, memory| {
         let hot = || (0..16).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(page)));
         (0..16).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
@@ -280,12 +283,12 @@ fn what_is_used_again_and_again_survives_a_scan() {
 }
 
 #[test]
-fn calls_carry_swapped_pages_along() {
+fn calls_keep_swapped_pages() {
     with_swap((64, 16, 16), |cpu, space, _| {
         (0..8).for_each(|page| store(cpu, space, AT + page * P, 30 + page).unwrap());
         page_out(cpu, space, 0, 8);
         assert_eq!(space.swapped_pages(cpu), 8);
-        // Permissions that go and come back, and less than that.
+        // Removed and restored permissions, then reduced permissions.
         space.mprotect(cpu, AT, P, Prot::empty()).unwrap();
         let segv = Err(FaultError::Segv { mapped: true });
         assert_eq!(load(cpu, space, AT), segv);
@@ -296,14 +299,14 @@ fn calls_carry_swapped_pages_along() {
         space.mprotect(cpu, AT + P, P, RW).unwrap();
         store(cpu, space, AT + P, 131).unwrap();
         assert_eq!(load(cpu, space, AT + P), Ok(131));
-        // A move, to where other swapped pages are.
+        // A move onto other swapped pages.
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         space.mremap(cpu, AT + 2 * P, 2 * P, 2 * P, flags, AT + 6 * P).unwrap();
         assert_eq!(space.swapped_pages(cpu), 4);
         assert_eq!((load(cpu, space, AT + 6 * P), load(cpu, space, AT + 7 * P)), (Ok(32), Ok(33)));
         cpu.drain();
         audit(cpu, &[space]).unwrap();
-        // Pages that nobody needs free their slots.
+        // Unneeded pages free their slots.
         page_out(cpu, space, 4, 4);
         assert_eq!(space.swapped_pages(cpu), 4);
         space.madvise(cpu, AT + 4 * P, P, Advice::DontNeed).unwrap();
@@ -316,12 +319,12 @@ fn calls_carry_swapped_pages_along() {
 }
 
 #[test]
-fn pins_bring_pages_back() {
+fn pins_swap_pages_in() {
     with_swap((64, 16, 16), |cpu, space, _| {
         (0..4).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
         let child = space.fork(cpu).unwrap();
         cpu.reclaim(64);
-        // Memory that is only read, too: the page is made the space's own.
+        // The same for read-only memory: the space gets its own page.
         space.mprotect(cpu, AT, 2 * P, READ).unwrap();
         let pins = space.pin(cpu, AT, 2 * P, false).unwrap();
         let more = space.pin(cpu, AT + 2 * P, P, true).unwrap();
@@ -337,9 +340,9 @@ fn pins_bring_pages_back() {
     });
 }
 
-/// What a fork's child gets of a pinned page is filled before it can leave.
+/// A child's copy of a pinned page is filled before eviction.
 #[test]
-fn copies_of_pinned_pages_are_swapped_as_others() {
+fn copies_of_pinned_pages_are_swapped_after_filling() {
     with_swap((64, 32, 8), |cpu, space, _| {
         (0..4).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
         let pins = space.pin(cpu, AT, 4 * P, true).unwrap();
@@ -366,7 +369,7 @@ fn private_copies_of_files_are_swapped() {
     cpu.reclaim(64);
     assert_eq!((space.swapped_pages(&cpu), file.resident_pages(&cpu)), (4, 0));
     assert_eq!((load(&cpu, &space, AT), load(&cpu, &space, AT + 16 * P)), (Ok(90), Ok(1)));
-    // A hole in the file leaves copies as they are; a shorter file has none.
+    // A hole in the file keeps the private copies; a truncation removes them.
     file.punch(&cpu, 1..2).unwrap();
     space.revoke(&cpu, &file, 1..2, Copies::Keep);
     assert_eq!((load(&cpu, &space, AT + P), load(&cpu, &space, AT + 17 * P)), (Ok(91), Ok(0)));
@@ -382,14 +385,14 @@ fn private_copies_of_files_are_swapped() {
 }
 
 #[test]
-fn a_page_that_cannot_be_written_stays() {
+fn an_unwritable_page_stays() {
     with_swap((64, 16, 8), |cpu, space, memory| {
         (0..8).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
         memory.plan([Plan::Fail(PAGE), Plan::Fail(0)]);
         page_out(cpu, space, 0, 8);
         assert_eq!(space.swapped_pages(cpu), 8);
         assert_eq!(count(cpu, Counter::SwapOut), 1);
-        // One of them is read again; the others are there.
+        // One page is read again; the other pages are present.
         for page in (0..8).rev() {
             assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page));
         }
@@ -401,7 +404,7 @@ fn a_page_that_cannot_be_written_stays() {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_is_a_bus_error_for_those_that_need_it() {
+fn an_unreadable_swapped_page_raises_a_bus_error() {
     with_swap((64, 16, 8), |cpu, space, memory| {
         (0..2).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
         let child = space.fork(cpu).unwrap();
@@ -435,7 +438,7 @@ fn a_page_may_be_read_later() {
         memory.complete(cpu, None);
         assert_eq!(pending.outcome(), Some(Ok(())));
         assert_eq!(load(cpu, space, AT), Ok(5));
-        // The program gives the page up, and another gets its slot, while it is read.
+        // During the read, the program frees the page, and another page gets its slot.
         assert_eq!(space.fault(cpu, AT + P, Access::Read), Ok(FaultKind::Pending));
         let _pending = cpu.pending_read().unwrap();
         space.madvise(cpu, AT + P, P, Advice::DontNeed).unwrap();
@@ -449,9 +452,10 @@ fn a_page_may_be_read_later() {
     });
 }
 
-/// At every moment at which a fault on a swapped page, or the page's way out, comes to bytes, another CPU does something else to it.
+/// Whenever a fault on a swapped page, or the swap-out of the page, transfers bytes, another CPU
+/// changes the page.
 #[test]
-fn nothing_is_lost_between() {
+fn concurrent_changes_during_swap_lose_no_stores() {
     type Worst = fn(&TestCpu<'_>, &TestSpace);
     let worst: [Worst; 6] = [
         |cpu, space| assert_eq!(load(cpu, space, AT), Ok(5)),
@@ -515,7 +519,7 @@ fn nothing_is_lost_between() {
     }
 }
 
-/// A space of a random run, and what it has.
+/// A space of a random run, and its expected contents.
 struct Process {
     space: TestSpace,
     words: BTreeMap<u64, u64>,
@@ -534,8 +538,9 @@ impl Numbers {
     }
 }
 
-/// Fork trees that use more memory than there is, call what they like, and compare all that they load with a model. The store fails now and then if it
-/// is `bad`: then whoever needs the page is told so, and everything else goes on.
+/// Runs fork trees that use more memory than available, make random calls, and compare every load
+/// with a model. If `bad` is set, the store fails now and then. Only programs that need such a page
+/// get an error.
 fn random_run(seed: u64, locking: Locking, bad: bool) {
     const PAGES: u64 = 24;
     let vm = guest::vm(1, 128);
@@ -650,25 +655,26 @@ fn fork_trees_in_little_memory() {
 }
 
 #[test]
-fn a_store_that_fails_hurts_those_alone_that_need_it() {
+fn a_failing_store_affects_only_programs_that_need_its_pages() {
     for seed in 1..if cfg!(miri) { 2 } else { 40 } {
         random_run(seed, Locking::Speculative, true);
     }
 }
 
-/// Pages of a batch: by so many frames of 256 the hand advances.
+/// The pages of a batch: the step of the hand for 256 frames.
 const BATCH: u64 = 256 / 32;
 
-/// A CPU that finds no frame, while another writes to the swap area, waits until that one has evicted its pages. It takes no page from the program meanwhile.
+/// A CPU finds no frame while another CPU writes to the swap area. The CPU waits until the other
+/// CPU has evicted its pages, and evicts no page of the program in the meantime.
 #[test]
-fn who_finds_nothing_waits_for_the_cpu_that_writes() {
+fn a_cpu_without_frames_waits_for_the_writing_cpu() {
     let vm = guest::vm(3, 256);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
     let memory = swap_on(&cpu0, 2000);
     map(&cpu0, &space, 0, 600, RW);
     thread::scope(|scope| {
-        // The store's calls wait for it.
+        // The store's calls wait for this lock.
         let disk = memory.bytes.lock().unwrap();
         let (vm, space) = (&vm, &space);
         let stores = move |id, pages: Range<u64>| {

@@ -1,4 +1,4 @@
-//! Memory in tiers: what is not used moves to slower memory, and what is used comes back.
+//! Memory tiers: unused pages move to slower memory, and used pages come back.
 
 use super::deferred::beside;
 use super::guest::map_object;
@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::vec;
 use std::vec::Vec;
 
-/// Nodes of so many frames, the first of which is the fastest.
+/// Creates nodes of `frames` frames each, the fastest node first.
 pub(super) fn tiers(cpus: usize, frames: &[u32]) -> TestVm {
     let mut machine = TestMachine::new(cpus, frames.iter().sum());
     let mut first = 1;
@@ -34,7 +34,7 @@ pub(super) fn tiers(cpus: usize, frames: &[u32]) -> TestVm {
     vm
 }
 
-/// How many of `pages` are in each node.
+/// Returns the number of `pages` in each node.
 fn places(cpu: &TestCpu<'_>, space: &TestSpace, pages: Range<u64>) -> [u64; 3] {
     let addrs: Vec<_> = pages.map(|page| AT + page * P).collect();
     let mut nodes = vec![Ok(9); addrs.len()];
@@ -42,7 +42,7 @@ fn places(cpu: &TestCpu<'_>, space: &TestSpace, pages: Range<u64>) -> [u64; 3] {
     [0, 1, 2].map(|node| nodes.iter().filter(|there| **there == Ok(node)).count() as u64)
 }
 
-/// Calls it until it does nothing.
+/// Calls `balance` until it makes no change.
 fn balance(cpu: &TestCpu<'_>, promoted: u64) -> Balanced {
     let mut all = Balanced::default();
     for _ in 0..100 {
@@ -58,7 +58,7 @@ fn balance(cpu: &TestCpu<'_>, promoted: u64) -> Balanced {
 }
 
 #[test]
-fn unused_pages_make_room_in_fast_memory() {
+fn unused_pages_are_demoted_from_fast_memory() {
     let vm = tiers(1, &[256, 512]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -76,13 +76,13 @@ fn unused_pages_make_room_in_fast_memory() {
     assert!(free(&cpu) >= 30, "{}", free(&cpu));
     let demoted = vm.totals().get(Counter::Demoted);
     assert!((16..60).contains(&demoted), "{demoted}");
-    // Pages that are in use come back if they were among them, and others make room.
+    // Pages in use come back if they were demoted, and other pages are demoted for them.
     for _ in 0..40 {
         (0..50).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page)));
         cpu.balance(8);
     }
     assert_eq!(places(&cpu, &space, 0..50), [50, 0, 0]);
-    // New pages are fast ones.
+    // New pages are allocated in fast memory.
     (300..320).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
     assert_eq!(places(&cpu, &space, 300..320), [20, 0, 0]);
     for page in (0..250).chain(300..320) {
@@ -93,7 +93,7 @@ fn unused_pages_make_room_in_fast_memory() {
 }
 
 #[test]
-fn pages_that_are_used_come_back_at_a_rate() {
+fn used_pages_are_promoted_at_a_limited_rate() {
     let vm = tiers(1, &[256, 512]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -112,9 +112,10 @@ fn pages_that_are_used_come_back_at_a_rate() {
     }
     assert_eq!(places(&cpu, &space, 32..64), [32, 0, 0]);
     assert_eq!(before, vm.totals().get(Counter::Promoted));
-    // The others were stored to once, before they were moved.
+    // The other pages were stored to once, before their move.
     assert!(before < 64, "{before}");
-    // The hand goes over 64 frames of 512 in one call, and translations are dropped twice in each round.
+    // The hand advances by 64 of 512 frames in one call, and translations are dropped twice in each
+    // round.
     let dropped = vm.totals().get(Counter::FlushAged);
     assert!((10..=15).contains(&dropped), "{dropped}");
     assert_eq!(vm.totals().get(Counter::Demoted), 0);
@@ -122,9 +123,9 @@ fn pages_that_are_used_come_back_at_a_rate() {
     space.exit(&cpu);
 }
 
-/// However many of the frames that are looked at are used.
+/// The limit holds even if more of the scanned frames are in use.
 #[test]
-fn no_more_pages_come_back_than_asked_for() {
+fn promotion_respects_the_requested_limit() {
     with_tiers(&[512, 2048], |cpu, space| {
         (0..400).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
         let all: Vec<_> = (0..400).map(|page| AT + page * P).collect();
@@ -141,7 +142,7 @@ fn no_more_pages_come_back_than_asked_for() {
 }
 
 #[test]
-fn pages_fall_to_the_last_tier_and_then_out_of_memory() {
+fn pages_are_demoted_to_the_last_tier_and_then_evicted() {
     let vm = tiers(1, &[128, 128, 128]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -163,7 +164,7 @@ fn pages_fall_to_the_last_tier_and_then_out_of_memory() {
 }
 
 #[test]
-fn reclaim_takes_what_is_not_used_from_whichever_node_it_is_in() {
+fn reclaim_evicts_unused_pages_of_every_node() {
     let vm = tiers(1, &[128, 512]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -185,14 +186,14 @@ fn reclaim_takes_what_is_not_used_from_whichever_node_it_is_in() {
     }
     read_used();
     assert_eq!(again(), before, "pages that are used left memory");
-    // The others left both nodes.
+    // The other pages left both nodes.
     let [fast, slow, _] = places(&cpu, &space, 64..450);
     assert!(fast < 32 && slow < 64, "{fast} {slow}");
     finish(&cpu, space, Vec::from([file]));
 }
 
 #[test]
-fn what_lies_between_regions_is_of_no_node() {
+fn frames_between_regions_belong_to_no_node() {
     let mut machine = TestMachine::new(1, 64);
     machine.regions = [(1, 4), (0, 40)]
         .map(|(node, first)| MemoryRegion { node, first: FrameNumber(first), frames: 16 })
@@ -205,7 +206,7 @@ fn what_lies_between_regions_is_of_no_node() {
 }
 
 #[test]
-fn what_cpus_keep_beyond_their_lists_is_free_in_its_node() {
+fn frames_beyond_the_cpu_lists_are_free_in_their_node() {
     with_tiers(&[8192, 64], |cpu, space| {
         store(cpu, space, AT, 1).unwrap();
         assert_ne!(cpu.vm().frames.reserved_count(), 0);
@@ -214,7 +215,8 @@ fn what_cpus_keep_beyond_their_lists_is_free_in_its_node() {
     });
 }
 
-/// A space that both CPUs run, with 100 pages that may only be read, which leave six frames of the fast node.
+/// Creates a space run by both CPUs with 100 read-only pages, which leave six free frames in the
+/// fast node.
 fn short_of_frames(here: &TestCpu<'_>, other: &TestCpu<'_>) -> TestSpace {
     let space = read_only_pages(here, 100);
     map(here, &space, 100, 100, RW);
@@ -223,9 +225,9 @@ fn short_of_frames(here: &TestCpu<'_>, other: &TestCpu<'_>) -> TestSpace {
     space
 }
 
-/// A CPU that demotes stops when the node has enough free frames again, whichever CPU freed them.
+/// A demoting CPU stops when the node has enough free frames again, whichever CPU freed the frames.
 #[test]
-fn what_others_free_meanwhile_is_not_demoted() {
+fn demotion_stops_when_other_cpus_free_frames() {
     let demoted_at = |nth| {
         let vm = tiers(2, &[128, 512]);
         let here = cpu(&vm, 0);
@@ -248,9 +250,9 @@ fn what_others_free_meanwhile_is_not_demoted() {
     assert_eq!(demoted_at(20), (true, 0));
 }
 
-/// A CPU that balances its node drops its translations if it was asked to.
+/// A CPU that balances its node drops its translations on request.
 #[test]
-fn who_balances_flushes_when_asked() {
+fn a_balancing_cpu_flushes_on_request() {
     let vm = tiers(2, &[128, 512]);
     let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = short_of_frames(&here, &other);
@@ -260,14 +262,14 @@ fn who_balances_flushes_when_asked() {
     let before = own();
     other.balance(0);
     assert_eq!(own(), before + 1);
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&here, &[&space], &[], 0);
     space.exit(&here);
 }
 
 #[test]
-fn one_tier_is_left_alone() {
+fn a_single_tier_is_not_balanced() {
     let vm = tiers(1, &[128]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -278,13 +280,14 @@ fn one_tier_is_left_alone() {
     space.exit(&cpu);
 }
 
-/// Free frames of a node, those included that this CPU keeps.
+/// Returns the free frames of a node, including the frames kept by this CPU.
 pub(super) fn free(cpu: &TestCpu<'_>, node: u8) -> u64 {
     cpu.vm().frames.drain(cpu.local(), cpu);
     cpu.vm().frames.free_on(node, cpu)
 }
 
-/// Stores to pages from `first` on, each of which moves to `node`, until that has no more than `left` free frames. Returns the page behind the last.
+/// Stores to pages from `first` on, each of which moves to `node`, until the node has at most
+/// `left` free frames. Returns the page behind the last stored page.
 pub(super) fn fill(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, node: u8, left: u64) -> u64 {
     let mut page = first;
     while free(cpu, node) > left {
@@ -313,14 +316,14 @@ fn with_tiers(frames: &[u32], test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
 }
 
 #[test]
-fn what_comes_back_leaves_some_fast_memory_free() {
+fn promotion_keeps_some_fast_memory_free() {
     with_tiers(&[256, 96], |cpu, space| {
         let slow = fill(cpu, space, 0, 1, 30);
-        // So much that none needs to leave, and less than could come.
+        // Enough free memory that no page needs to leave, but less than the promotable pages need.
         let end = fill(cpu, space, slow, 0, 24);
         assert_eq!(cpu.balance(100), Balanced::default(), "all were used once");
         use_all(cpu, space, 0..slow);
-        // One in 32 stays free. The hand goes over three frames at a time.
+        // 1/32 of the frames stays free. The hand advances by three frames at a time.
         let Balanced { promoted, demoted, .. } = cpu.balance(100);
         assert!((17..17 + 3).contains(&promoted) && demoted == 0, "{promoted} {demoted}");
         use_all(cpu, space, 0..end);
@@ -328,11 +331,11 @@ fn what_comes_back_leaves_some_fast_memory_free() {
 }
 
 #[test]
-fn what_leaves_fast_memory_leaves_some_slow_memory_free() {
+fn demotion_keeps_some_slow_memory_free() {
     with_tiers(&[128, 128], |cpu, space| {
         let slow = fill(cpu, space, 0, 1, 12);
         let end = fill(cpu, space, slow, 0, 0);
-        // One in 16 stays free. The hand goes over three frames at a time.
+        // 1/16 of the frames stays free. The hand advances by three frames at a time.
         let Balanced { demoted, .. } = cpu.balance(0);
         assert!((4..4 + 3).contains(&demoted), "{demoted}");
         use_all(cpu, space, 0..end);
@@ -340,12 +343,13 @@ fn what_leaves_fast_memory_leaves_some_slow_memory_free() {
 }
 
 #[test]
-fn each_page_falls_to_the_next_slower_node_that_has_room() {
+fn each_page_is_demoted_to_the_next_node_with_room() {
     with_tiers(&[256, 96, 96], |cpu, space| {
         let slow = fill(cpu, space, 0, 1, 16);
         let end = fill(cpu, space, slow, 0, 0);
         let Balanced { demoted, evicted, .. } = cpu.balance(0);
-        // Two in 16 are to be free. The hand goes over seven frames at a time, for each of the nodes.
+        // 2/16 of the frames must be free. The hand advances by seven frames at a time in each
+        // node.
         assert!((31..31 + 14).contains(&demoted) && evicted == 0, "{demoted} {evicted}");
         let [_, next, last] = places(cpu, space, slow..end);
         assert!((10..10 + 7).contains(&next) && last == demoted - next, "{next} {last}");
@@ -354,7 +358,7 @@ fn each_page_falls_to_the_next_slower_node_that_has_room() {
 }
 
 #[test]
-fn fast_memory_is_short_where_less_than_one_frame_in_16_is_free() {
+fn fast_memory_is_short_below_one_sixteenth_free() {
     with_tiers(&[256, 512], |cpu, space| {
         let end = fill(cpu, space, 0, 0, 16);
         assert_eq!(cpu.balance(0), Balanced::default());
@@ -364,7 +368,7 @@ fn fast_memory_is_short_where_less_than_one_frame_in_16_is_free() {
 }
 
 #[test]
-fn what_the_cpu_keeps_for_itself_is_not_missing() {
+fn frames_kept_by_the_cpu_count_as_free() {
     with_tiers(&[128, 512], |cpu, space| {
         fill(cpu, space, 0, 0, 0);
         space.munmap(cpu, AT, 20 * P).unwrap();
@@ -374,7 +378,7 @@ fn what_the_cpu_keeps_for_itself_is_not_missing() {
 }
 
 #[test]
-fn pages_come_back_from_all_slower_nodes_at_one_rate() {
+fn pages_of_all_slower_nodes_share_one_promotion_rate() {
     with_tiers(&[256, 96, 96], |cpu, space| {
         let middle = fill(cpu, space, 0, 1, 60);
         let end = fill(cpu, space, middle, 2, 60);
@@ -388,7 +392,7 @@ fn pages_come_back_from_all_slower_nodes_at_one_rate() {
 }
 
 #[test]
-fn few_frames_are_looked_at_for_a_few_pages() {
+fn few_frames_are_scanned_for_a_few_pages() {
     with_tiers(&[256, 512], |cpu, space| {
         fill(cpu, space, 0, 1, 100);
         let looks = || cpu.vm().totals().get(Counter::PageScanned);
@@ -400,7 +404,7 @@ fn few_frames_are_looked_at_for_a_few_pages() {
 }
 
 #[test]
-fn a_page_that_moves_keeps_its_lives() {
+fn a_moved_page_keeps_its_use_count() {
     with_tiers(&[256, 96], |cpu, space| {
         let end = fill(cpu, space, 0, 1, 64);
         assert_eq!(cpu.balance(100), Balanced::default(), "all were used once");
@@ -412,9 +416,9 @@ fn a_page_that_moves_keeps_its_lives() {
     });
 }
 
-/// Pages that cannot move are no reason to evict others, while there is room for those that can.
+/// Immovable pages do not cause evictions while there is room for movable pages.
 #[test]
-fn nothing_is_evicted_while_slower_nodes_have_room() {
+fn no_page_is_evicted_while_slower_nodes_have_room() {
     let vm = tiers(1, &[128, 256]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -433,9 +437,10 @@ fn nothing_is_evicted_while_slower_nodes_have_room() {
     finish(&cpu, space, Vec::from([file]));
 }
 
-/// What waits for a flush will be free: no more pages leave for it, and no CPU is interrupted while there are frames.
+/// Frames waiting for a flush will become free. No further pages are demoted for them, and no CPU
+/// is interrupted while free frames remain.
 #[test]
-fn frames_that_wait_for_a_flush_are_on_their_way() {
+fn frames_waiting_for_a_flush_count_as_free_soon() {
     let vm = tiers(2, &[128, 512]);
     let (here, other) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = short_of_frames(&here, &other);
@@ -449,15 +454,16 @@ fn frames_that_wait_for_a_flush_are_on_their_way() {
     assert_eq!((vm.frames.owed_on(0), free(&here, 0)), (0, 6 + demoted));
     let count = |counter| vm.totals().get(counter);
     assert_eq!((count(Counter::DeferredOwn), count(Counter::DeferredSettled)), (1, 0));
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     check(&here, &[&space], &[], 0);
     space.exit(&here);
 }
 
-/// Where many frames wait, and one CPU has not flushed though it was asked to, who moves pages interrupts it: one in 128 of all, and at least 16 for each CPU.
+/// Many frames wait, and one CPU has not flushed although requested. A CPU that moves pages then
+/// interrupts this CPU. The threshold is 1/128 of all frames, and at least 16 frames per CPU.
 #[test]
-fn who_moves_pages_interrupts_who_does_not_flush() {
+fn a_cpu_that_has_not_flushed_is_interrupted() {
     for (frames, enough) in [([512, 1536], 32), ([2048, 6144], 63)] {
         let vm = tiers(2, &frames);
         let cpu = cpu(&vm, 0);
@@ -478,7 +484,8 @@ fn who_moves_pages_interrupts_who_does_not_flush() {
     }
 }
 
-/// A space with 1,000 pages that may only be read, and others that leave 60 frames of the fast node.
+/// Creates a space with 1,000 read-only pages, and other pages that leave 60 free frames in the
+/// fast node.
 fn far_short_of_frames(cpu: &TestCpu<'_>) -> TestSpace {
     let space = read_only_pages(cpu, 1000);
     map(cpu, &space, 1000, 1100, RW);
@@ -486,9 +493,9 @@ fn far_short_of_frames(cpu: &TestCpu<'_>) -> TestSpace {
     space
 }
 
-/// Before each batch, and not only as it begins.
+/// The limit is checked before each batch, and not only at the beginning.
 #[test]
-fn few_frames_wait_however_many_pages_one_call_moves() {
+fn one_call_leaves_few_frames_waiting() {
     let vm = tiers(2, &[2048, 4096]);
     let cpu = cpu(&vm, 0);
     let space = far_short_of_frames(&cpu);
@@ -499,7 +506,8 @@ fn few_frames_wait_however_many_pages_one_call_moves() {
     space.exit(&cpu);
 }
 
-/// What this CPU alone has used, and flushes itself, is free after the batch that follows, and does not wait until the call ends.
+/// Frames used only by this CPU, which flushes its own translations, become free after the
+/// following batch, and not only at the end of the call.
 #[test]
 fn frames_of_earlier_batches_are_free_during_a_call() {
     let vm = tiers(1, &[2048, 4096]);
@@ -510,16 +518,16 @@ fn frames_of_earlier_batches_are_free_during_a_call() {
     assert!(demoted >= 100, "{demoted}");
     let owed = vm.frames.owed_on(0);
     assert!(owed <= 2 * 32, "{owed} wait of {demoted}");
-    // SAFETY: it uses no translations.
+    // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&cpu) };
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
 
-/// So CPUs that demote side by side stop when there are enough.
+/// CPUs that demote concurrently therefore stop when enough frames are free.
 #[test]
-fn frames_of_earlier_batches_are_seen_by_others_during_a_call() {
-    // What others see at different moments of the call.
+fn frames_of_earlier_batches_are_visible_during_a_call() {
+    // The number of free frames seen by another CPU at different moments of the call.
     let seen_at = |look: u64| {
         let vm = tiers(2, &[512, 1024]);
         let here = cpu(&vm, 0);
@@ -539,9 +547,9 @@ fn frames_of_earlier_batches_are_seen_by_others_during_a_call() {
     assert!(seen.iter().any(|seen| (32..64).contains(seen)), "{seen:?}");
 }
 
-/// A flush is for a whole batch, however far apart its pages lie.
+/// One flush serves a whole batch, however far apart its pages lie.
 #[test]
-fn pages_that_lie_apart_move_in_full_batches() {
+fn distant_pages_move_in_full_batches() {
     let vm = tiers(2, &[1024, 2048]);
     let here = cpu(&vm, 0);
     vm.set(Setting::DeferredFlush(false));
@@ -563,7 +571,7 @@ fn pages_that_lie_apart_move_in_full_batches() {
 }
 
 #[test]
-fn a_node_without_a_free_frame_has_some_at_once() {
+fn a_full_node_gets_free_frames_at_once() {
     let vm = tiers(2, &[128, 512]);
     let cpu = cpu(&vm, 0);
     let space = read_only_pages(&cpu, 100);
@@ -576,7 +584,7 @@ fn a_node_without_a_free_frame_has_some_at_once() {
     space.exit(&cpu);
 }
 
-/// A space with 24 pages in the slower node that leave frames behind which wait for a flush.
+/// Creates a space with 24 pages in the slower node, whose move leaves frames waiting for a flush.
 fn slow_read_only_pages(cpu: &TestCpu<'_>) -> TestSpace {
     let space = read_only_pages(cpu, 24);
     assert_eq!(moved(cpu, &space, (0, 24), 1), [Ok(1); 24]);
@@ -585,9 +593,10 @@ fn slow_read_only_pages(cpu: &TestCpu<'_>) -> TestSpace {
     space
 }
 
-/// The frames of a slower node that wait for a flush are had, where it has no others for what leaves the fast one.
+/// The waiting frames of a slower node are flushed if the node has no other frames for the pages
+/// from the fast node.
 #[test]
-fn slower_nodes_make_room_by_a_flush() {
+fn slower_nodes_flush_for_free_frames() {
     let vm = tiers(2, &[256, 256]);
     let cpu = cpu(&vm, 0);
     let space = slow_read_only_pages(&cpu);
@@ -598,15 +607,15 @@ fn slower_nodes_make_room_by_a_flush() {
         assert_eq!((vm.frames.owed_on(1), free(&cpu, 0), free(&cpu, 1)), (24, 10, 6));
         cpu.balance(0).demoted
     });
-    // All but one in 16 of those that are free then, by strides of seven frames.
+    // All frames except 1/16 of the then free frames, in strides of seven frames.
     assert!((14..14 + 7).contains(&demoted), "{demoted}");
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
 
-/// While frames of a slower node wait for a flush, no page leaves memory for want of others.
+/// While frames of a slower node wait for a flush, no page is evicted for a lack of frames.
 #[test]
-fn nothing_is_evicted_for_room_that_is_to_be() {
+fn no_page_is_evicted_while_frames_wait_for_a_flush() {
     let vm = tiers(2, &[256, 256]);
     let cpu = cpu(&vm, 0);
     let space = slow_read_only_pages(&cpu);
@@ -628,7 +637,7 @@ fn nothing_is_evicted_for_room_that_is_to_be() {
 
 /// However much is missing, a call takes a bounded time.
 #[test]
-fn one_call_demotes_some_hundred_pages() {
+fn one_call_demotes_a_bounded_number_of_pages() {
     let vm = tiers(1, &[17_408, 4096]);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();

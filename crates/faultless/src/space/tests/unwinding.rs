@@ -1,5 +1,5 @@
-//! Panics of a kernel's closures and stores: the unwinding leaves no flag set, no section open, no frame lost, and no store to a
-//! file lost.
+//! Panics of a kernel's closures and stores: the unwinding clears all flags, closes all sections,
+//! and loses no frame and no store to a file.
 
 use super::guest::{
     self, AT, P, RW, SHARED, TestCpu, TestSpace, cpu, load, map, map_object, store,
@@ -23,14 +23,14 @@ use std::vec::Vec;
 
 const PLANTED: &str = "planted";
 
-/// Makes `call`, which must panic by a planted panic and leave the CPU with nothing.
+/// Makes `call`, which must panic with the planted panic and leave the CPU idle.
 fn unwinds<R>(cpu: &TestCpu<'_>, name: &str, call: impl FnOnce() -> R) {
     let Err(said) = catch_unwind(AssertUnwindSafe(call)) else { panic!("{name}: no panic") };
     assert_eq!(said.downcast_ref::<&str>(), Some(&PLANTED), "{name}");
     is_idle(cpu, name);
 }
 
-/// Checks that the CPU is in no call: no flag is set and nothing is held.
+/// Checks that the CPU is in no call: all flags are clear, and no lock is held.
 fn is_idle(cpu: &TestCpu<'_>, name: &str) {
     let state = cpu.state();
     assert!(!state.evicting.get() && !state.awaits_turn.get(), "{name}: flags of reclaim");
@@ -41,7 +41,7 @@ fn is_idle(cpu: &TestCpu<'_>, name: &str) {
     }
 }
 
-/// A store in memory whose next writes or reads panic, before or after the bytes were written or read.
+/// A store in memory whose next writes or reads panic, before or after the transfer of the bytes.
 #[derive(Debug)]
 struct Panics {
     memory: Arc<Memory>,
@@ -99,7 +99,8 @@ fn planted() -> ! {
     std::panic::panic_any(PLANTED)
 }
 
-/// Every public function that takes a closure. `every_public_closure_is_in_the_table` compares it with the sources.
+/// All public functions with a closure parameter. `every_public_closure_is_in_the_table` compares
+/// this table with the sources.
 const CLOSURES: &[Closure] = &[
     ("overwrite_page", |cpu, _, object| {
         let _ = object.overwrite_page(cpu, 3, |_| planted());
@@ -129,7 +130,7 @@ const CLOSURES: &[Closure] = &[
 ];
 
 #[test]
-fn a_panic_of_each_closure_leaves_nothing_behind() {
+fn a_panic_of_each_closure_leaves_no_state() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -140,7 +141,7 @@ fn a_panic_of_each_closure_leaves_nothing_behind() {
     map(&cpu, &space, 8, 4, RW);
     store(&cpu, &space, AT, 70).unwrap();
     (8..12).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
-    // A page of the swap area stays in memory until it is loaded.
+    // A page read from the swap area stays in memory until it is loaded.
     space.evict(&cpu, AT + 8 * P, 4 * P).unwrap();
     let slot = space.swap_slot_at(&cpu, AT + 8 * P);
     assert!(slot.is_some(), "a page was swapped out");
@@ -157,7 +158,7 @@ fn a_panic_of_each_closure_leaves_nothing_behind() {
     (8..12).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page)));
 }
 
-/// Names of public functions, outside of modules that only this crate reaches, that take a closure.
+/// The names of public functions with a closure parameter, outside of crate-private modules.
 #[test]
 #[cfg_attr(miri, ignore = "reads the sources")]
 fn every_public_closure_is_in_the_table() {
@@ -190,7 +191,7 @@ fn every_public_closure_is_in_the_table() {
 }
 
 #[test]
-fn write_back_whose_protect_panics_loses_no_store() {
+fn write_back_with_a_panicking_protect_loses_no_store() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let (space, memory) = (Space::new(&cpu).unwrap(), Memory::new(8, 0));
@@ -205,7 +206,7 @@ fn write_back_whose_protect_panics_loses_no_store() {
 }
 
 #[test]
-fn write_page_that_panics_after_a_store_leaves_the_page_dirty() {
+fn write_page_panicking_after_a_store_keeps_the_page_dirty() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let (space, memory) = (Space::new(&cpu).unwrap(), Memory::new(2, 0));
@@ -221,9 +222,10 @@ fn write_page_that_panics_after_a_store_leaves_the_page_dirty() {
     finish(&cpu, space, Vec::from([object]));
 }
 
-/// The swap store panics, again and again. Afterwards the same CPU still swaps, and no page has lost its words.
+/// The swap store panics repeatedly. Afterwards the same CPU still swaps, and no page has lost its
+/// words.
 #[test]
-fn a_swap_store_that_panics_does_not_end_eviction() {
+fn a_panicking_swap_store_does_not_end_eviction() {
     for first in [true, false] {
         let vm = guest::vm(1, 64);
         let cpu = cpu(&vm, 0);
@@ -258,9 +260,9 @@ fn finish_swapped(cpu: &TestCpu<'_>, space: TestSpace) {
     assert_eq!((census.anon, census.shared), (0, 0), "pages stay");
 }
 
-/// A page that leaves and could not be written stays dirty, and open files receive the error.
+/// A page whose eviction write panicked stays dirty, and open files receive the error.
 #[test]
-fn a_store_that_panics_in_eviction_is_written_again() {
+fn a_store_panicking_in_eviction_is_written_again() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let disk = Panics::new(16, 1, true);
@@ -277,9 +279,10 @@ fn a_store_that_panics_in_eviction_is_written_again() {
     finish(&cpu, space, Vec::from([object]));
 }
 
-/// A read that panics ends as a read that was dropped: no page of it is there, and the next access reads again.
+/// A panicking read ends like a dropped read: its pages stay absent, and the next access reads
+/// again.
 #[test]
-fn a_store_that_panics_in_a_read_is_read_again() {
+fn a_store_panicking_in_a_read_is_read_again() {
     const READS: &[Closure] = &[
         ("fault", |cpu, space, _| _ = load(cpu, space, AT + P)),
         ("store", |cpu, space, _| _ = store(cpu, space, AT + P, 2)),
@@ -321,7 +324,7 @@ fn a_store_that_panics_in_a_read_is_read_again() {
 
 /// The swap store panics as a page comes back. The slot keeps the page.
 #[test]
-fn a_swap_store_that_panics_in_a_read_is_read_again() {
+fn a_swap_store_panicking_in_a_read_is_read_again() {
     for first in [true, false] {
         let vm = guest::vm(1, 64);
         let cpu = cpu(&vm, 0);
@@ -344,9 +347,10 @@ fn a_swap_store_that_panics_in_a_read_is_read_again() {
     }
 }
 
-/// The store panics as objects end: with the last share, with the space that maps them, and with what was dropped.
+/// The store panics while objects end: with the last reference, with the space that maps them, and
+/// with dropped spaces and objects.
 #[test]
-fn objects_and_spaces_end_though_a_store_panics() {
+fn objects_and_spaces_end_with_a_panicking_store() {
     type End = fn(&TestCpu<'_>, TestSpace, Vec<Shared<Object>>);
     let ends: [(&str, End); 3] = [
         ("exit", |cpu, space, objects| {
@@ -387,14 +391,14 @@ fn objects_and_spaces_end_though_a_store_panics() {
 }
 
 #[test]
-fn a_watcher_that_panics_leaves_nothing_behind() {
+fn a_panicking_watcher_leaves_no_state() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
     unwinds(&cpu, "watch", || space.fault(&cpu, 5 * PAGE_SIZE, Access::Read));
     vm.trace.unwatch();
-    // A fault in memory with a policy has prepared a frame before it finds that the access is not permitted.
+    // A fault in memory with a policy prepares a frame before the fault finds the access forbidden.
     map(&cpu, &space, 0, 1, Prot::READ);
     space.mbind(&cpu, AT, P, MemPolicy::Interleave(NodeSet::only(0))).unwrap();
     cpu.drain();

@@ -6,9 +6,10 @@ use crate::knob::Setting;
 use crate::space::Advice;
 use std::vec::Vec;
 
-/// `MADV_WILLNEED`: read at once where slots lie side by side, and mapped by the fault that needs them. Not where memory is short.
+/// `MADV_WILLNEED` reads pages with adjacent slots in one read, and the later faults map the pages.
+/// If memory is short, the advice has no effect.
 #[test]
-fn swapped_pages_that_are_needed_soon_are_read() {
+fn willneed_reads_swapped_pages() {
     with_swap((256, 64, 48), |cpu, space, memory| {
         (0..48).for_each(|page| store(cpu, space, AT + page * P, 5 + page).unwrap());
         page_out(cpu, space, 0, 40);
@@ -34,7 +35,7 @@ fn swapped_pages_that_are_needed_soon_are_read() {
         }
         assert_eq!(reads(), [], "they were read again");
         assert_eq!(space.swapped_pages(cpu), 3);
-        // What lies elsewhere in the area is read where it lies.
+        // Pages elsewhere in the area are read separately.
         let mut at: Vec<_> = (0..48).collect();
         at.sort_by_key(|page| page * 7 % 48);
         at.iter().for_each(|page| page_out(cpu, space, *page, 1));

@@ -1,4 +1,4 @@
-//! The naive page map: what each page has, and what calls make of it.
+//! The naive page map: the state of each page, and the effect of each call.
 
 use super::DEVICE;
 use crate::error::Errno;
@@ -15,11 +15,11 @@ pub(super) type Word = Rc<Cell<u64>>;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Page {
     pub(super) prot: Prot,
-    /// The object behind it, and the page in it.
+    /// The object behind the page, and the page number in the object.
     pub(super) object: Option<(usize, u64)>,
     pub(super) shared: bool,
     pub(super) may_write: bool,
-    /// What is in it, once it is a page of its own.
+    /// The word of a private page.
     pub(super) own: Option<Word>,
     pub(super) dont_fork: bool,
     pub(super) wipe: bool,
@@ -30,7 +30,7 @@ pub(super) struct Model {
     pub(super) pages: BTreeMap<u64, Page>,
 }
 
-/// An object by its number: its length, and what was written.
+/// An object's contents: its length, and the written words.
 #[derive(Default)]
 pub(super) struct Contents {
     pub(super) len: u64,
@@ -75,7 +75,7 @@ impl Page {
         }
     }
 
-    /// Faults it in for writing: a private page is its own from then on.
+    /// Faults the page in for writing, which makes a private page private to the space.
     pub(super) fn populate(&mut self, objects: &Objects, write: bool) -> Result<(), FaultError> {
         let value = self.value(objects)?;
         if write && !self.shared {
@@ -84,7 +84,8 @@ impl Page {
         Ok(())
     }
 
-    /// Pins it: what the device and the space have from now on. `None`: it may not.
+    /// Pins the page. Returns the word shared by the device and the space, or `None` if the pin is
+    /// forbidden.
     pub(super) fn pin(&mut self, objects: &mut Objects, write: bool) -> Option<Word> {
         let allowed = if write { self.prot.contains(Prot::WRITE) } else { !self.prot.is_empty() };
         if !allowed || self.is_device() {
@@ -98,7 +99,7 @@ impl Page {
         }
     }
 
-    /// As a child has it.
+    /// Returns the child's page after a fork.
     pub(super) fn copy(&self) -> Self {
         let own = self.own.as_ref().map(|word| Word::new(Cell::new(word.get())));
         Self { own, ..self.clone() }
@@ -112,7 +113,7 @@ impl Model {
         });
     }
 
-    /// What the advice does, which `got` answered.
+    /// Applies the advice, whose call returned `got`.
     pub(super) fn advise(
         &mut self,
         objects: &Objects,
@@ -170,14 +171,14 @@ impl Model {
         assert_eq!(got, expected, "{advice:?}");
     }
 
-    /// What a move to `there` does.
+    /// Applies a move to `there`.
     pub(super) fn remap(&mut self, from: u64, old: u64, new: u64, there: u64, flags: RemapFlags) {
         if there == from && new <= old {
-            // Linux looks at the first page only, and unmaps what is too much.
+            // Linux checks only the first page, and unmaps the excess.
             return self.unmap(from + new, old - new);
         }
         let first = self.pages[&from].clone();
-        // A move to a fixed place may take holes along, and what they come to lie on stays.
+        // A move to a fixed address may include holes; the old mappings below the holes stay.
         let moved: Vec<_> =
             (0..old.min(new)).map(|index| self.pages.get(&(from + index)).cloned()).collect();
         if there != from {
