@@ -1,8 +1,10 @@
-//! A file that no program has among its modules would not be run, and nobody would notice.
+//! Detects test files that are missing from the modules of every test program, and would silently
+//! not run.
 
 use std::path::Path;
 
-/// That `root`, the text of a program's first file, has each file of tests whose name begins with `start` as a module.
+/// Checks that `root`, the text of a program's first file, declares each test file whose name
+/// begins with `start` as a module.
 pub fn every_file_is_run(start: &str, root: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     for file in folder.read_dir().expect("the tests are there") {

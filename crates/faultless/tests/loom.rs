@@ -1,8 +1,8 @@
-//! All models, in one program: it is compiled once, and the tests of all files run side by side. See [`models`], and each
-//! file.
+//! All models in one program: it is compiled once, and the tests of all files run in parallel. See
+//! [`models`] and each file.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom loom_entry` runs those of a
-//! file.
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom loom_entry`
+//! runs the models of one file.
 #![cfg(loom)]
 
 #[macro_use]

@@ -1,5 +1,5 @@
-//! The entry protocol: the functions that faults and writers really use, on one entry and one sequence,
-//! with every reordering that the model checker knows.
+//! The entry protocol: the functions used by faults and writers, on one entry and one sequence,
+//! with every reordering known to the model checker.
 //!
 //! Bounds: two threads, all executions; three threads, at most four forced switches.
 //!
@@ -14,8 +14,8 @@ use faultless::table::protocol::{self, Slots};
 use loom::thread;
 use std::sync::Arc;
 
-/// A mapping of one page: the sequence, a field that it guards (the frame that a fault installs), and the
-/// entry.
+/// A mapping of one page: the sequence, a field guarded by the sequence (the frame that a fault
+/// installs), and the entry.
 struct Page {
     entry: AtomicU64,
     sequence: Sequence,
@@ -31,7 +31,7 @@ fn now(page: &Page) -> Entry {
     Entry(page.entry.load(Ordering::Acquire))
 }
 
-/// A write fault on an empty entry, as `write_untouched` does it. Which frame it installed.
+/// A write fault on an empty entry, as in `write_untouched`. Returns the installed frame.
 fn fault(page: &Page) -> Option<FrameNumber> {
     let seen = page.sequence.read()?;
     let frame = FrameNumber(page.field.load(Ordering::Relaxed) as u32);
@@ -44,15 +44,15 @@ fn fault(page: &Page) -> Option<FrameNumber> {
     Some(frame)
 }
 
-/// A writer that empties the entry and leaves the VMA stopped. What it found.
+/// A writer that empties the entry and leaves the VMA stopped. Returns the old entry.
 fn unmap(page: &Page) -> Entry {
     page.sequence.begin_write();
     Sequence::writer_fence();
     protocol::settle(&page.entry, &Fair, |_| Entry::NONE).0
 }
 
-/// Faults against one unmap: when all is over nothing is mapped, and each frame that was installed was
-/// found by the writer, or was never installed.
+/// Faults against one unmap. In the end the page is unmapped, and the writer has found each
+/// installed frame.
 fn faults_against_one_unmap<const FAULTS: usize>(bound: Option<usize>) {
     explore(bound, || {
         let page = page(Entry::NONE);
@@ -69,18 +69,18 @@ fn faults_against_one_unmap<const FAULTS: usize>(bound: Option<usize>) {
 }
 
 #[test]
-fn no_fault_installs_behind_a_writers_back() {
+fn no_fault_installs_behind_the_writer() {
     faults_against_one_unmap::<1>(None);
 }
 
 #[test]
-fn no_two_faults_install_behind_a_writers_back() {
+fn two_faults_do_not_install_behind_the_writer() {
     faults_against_one_unmap::<2>(Some(4));
 }
 
-/// mprotect to read-only against a fault that makes the page writable again: once the writer is done
-/// and has not run the VMA again, the entry allows no store.
-fn a_permission_against_one_that_takes_it() {
+/// mprotect to read-only against a fault that makes the page writable again: after the writer has
+/// finished, with the VMA still stopped, the entry allows no store.
+fn a_permission_against_its_removal() {
     explore(None, || {
         let mapped = Entry::leaf(FrameNumber(3));
         let page = page(mapped);
@@ -109,13 +109,13 @@ fn a_permission_against_one_that_takes_it() {
 }
 
 #[test]
-fn no_permission_comes_back_behind_a_writers_back() {
-    a_permission_against_one_that_takes_it();
+fn no_permission_comes_back_behind_the_writer() {
+    a_permission_against_its_removal();
 }
 
-/// A writer that changes the field and lets faults in again: a fault installs the field as it was before,
-/// and the writer finds that, or as it is after.
-fn an_entry_against_a_writer_that_goes() {
+/// A writer that changes the field and admits faults again. A fault installs either the old field,
+/// which the writer then finds, or the new field.
+fn an_entry_against_a_finishing_writer() {
     explore(None, || {
         let page = page(Entry::NONE);
         let other = Arc::clone(&page);
@@ -134,12 +134,13 @@ fn an_entry_against_a_writer_that_goes() {
 }
 
 #[test]
-fn an_entry_is_as_old_as_its_sequence() {
-    an_entry_against_a_writer_that_goes();
+fn an_entry_matches_its_sequence() {
+    an_entry_against_a_finishing_writer();
 }
 
-/// Hardware marks a page dirty while a fault has it pinned and a writer takes its permission: the mark stays.
-fn a_mark_against_who_pins() {
+/// Hardware marks a page dirty while a fault has pinned the entry and a writer removes the write
+/// permission: the mark stays.
+fn a_mark_against_a_pinned_entry() {
     explore(None, || {
         let mapped = Entry::leaf(FrameNumber(3)).writable().clean();
         let page = page(mapped);
@@ -168,12 +169,12 @@ fn a_mark_against_who_pins() {
 }
 
 #[test]
-fn what_hardware_marks_stays_marked() {
-    a_mark_against_who_pins();
+fn a_hardware_mark_stays() {
+    a_mark_against_a_pinned_entry();
 }
 
-/// Runs of faults around, and an unmap of what all want: nobody waits for another while holding entries,
-/// and none is left held.
+/// Fault-around runs against an unmap of the same entries: no thread waits while it holds entries,
+/// and no entry stays held.
 fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
     explore(bound, || {
         let slots = Arc::new([0, 0].map(AtomicU64::new));
@@ -189,9 +190,9 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
                 })
             })
             .collect();
-        // The model checker remembers one access to each atomic, the last: a run's look at an entry
-        // before its swap hides the writer's look before that, and it would try no other order. With the
-        // runs first it does.
+        // The model checker remembers only the last access to each atomic. A run's read of an entry
+        // before its swap would hide the writer's earlier read, and the checker would try no other
+        // order. Starting the runs first avoids this.
         thread::yield_now();
         let found = slots.each_ref().map(|slot| protocol::settle(slot, &Fair, |_| Entry::NONE).0);
         let made: usize = others.into_iter().map(|other| other.join().unwrap()).sum();
@@ -204,12 +205,13 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
 }
 
 #[test]
-fn runs_take_what_is_left_and_leave_nothing_held() {
+fn runs_take_free_entries_and_release_all() {
     runs_against_unmap::<1>(None);
     runs_against_unmap::<2>(Some(4));
 }
 
-/// A batch, as prefault has them: it asks once, for all the entries that it took. Against an unmap of them.
+/// A prefault batch, which validates the ticket once for all its entries, against an unmap of these
+/// entries.
 fn a_batch_against_unmap() {
     explore(None, || {
         let shared = Arc::new(([0, 0].map(AtomicU64::new), Sequence::new()));
@@ -243,14 +245,14 @@ fn a_batch_against_unmap() {
 }
 
 #[test]
-fn no_batch_installs_behind_a_writers_back() {
+fn no_batch_installs_behind_the_writer() {
     a_batch_against_unmap();
 }
 
 caught! {
     a_batch_needs_its_barrier:
         without FaultFence, a_batch_against_unmap(), says "behind the writer's back";
-    a_batch_looks_at_the_sequence_again:
+    a_batch_reads_the_sequence_again:
         without SecondLook, a_batch_against_unmap(), says "behind the writer's back";
     a_batch_takes_each_entry:
         without BatchTakesEach, a_batch_against_unmap(), says "behind the writer's back";
@@ -260,20 +262,20 @@ caught! {
         without WriterFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_fault_needs_its_barrier:
         without FaultFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
-    the_fault_looks_at_the_sequence_again:
+    the_fault_reads_the_sequence_again:
         without SecondLook, faults_against_one_unmap::<1>(None), says "behind the writer's back";
-    the_writer_waits_for_who_holds_the_entry:
+    the_writer_waits_for_a_held_entry:
         without SettleWaits, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_writer_needs_its_fence_for_permissions:
-        without WriterFence, a_permission_against_one_that_takes_it(), says "a permission came back";
+        without WriterFence, a_permission_against_its_removal(), says "a permission came back";
     the_fault_needs_its_barrier_for_permissions:
-        without FaultFence, a_permission_against_one_that_takes_it(), says "a permission came back";
+        without FaultFence, a_permission_against_its_removal(), says "a permission came back";
     the_writer_needs_its_fence_for_fields:
-        without WriterFence, an_entry_against_a_writer_that_goes(), says "the old field is installed";
-    the_second_look_is_for_fields_too:
-        without SecondLook, an_entry_against_a_writer_that_goes(), says "the old field is installed";
-    who_pins_keeps_what_was_gained:
-        without KeepGained, a_mark_against_who_pins(), says "a store is forgotten";
+        without WriterFence, an_entry_against_a_finishing_writer(), says "the old field is installed";
+    the_second_read_protects_fields:
+        without SecondLook, an_entry_against_a_finishing_writer(), says "the old field is installed";
+    a_pinned_entry_keeps_gained_bits:
+        without KeepGained, a_mark_against_a_pinned_entry(), says "a store is forgotten";
     the_writer_waits_for_every_entry_of_a_run:
         without SettleWaits, runs_against_unmap::<1>(None), says "an entry that is held was changed";
 }

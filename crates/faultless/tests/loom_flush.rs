@@ -1,8 +1,8 @@
-//! Flushes: requests and their answers, and the set of CPUs that are asked. The real [`shoot`],
-//! [`Inbox`] and [`CpuSet`], and a machine whose TLBs are two cells each.
+//! Flushes: the requests and acknowledgements, and the set of CPUs that receive requests. The model
+//! uses the real [`shoot`], [`Inbox`] and [`CpuSet`], and a machine whose TLBs have two cells each.
 //!
-//! Bounds: two threads, all executions; three threads, at most two forced switches. An inbox holds one post
-//! under the model checker, so that two senders make one overflow.
+//! Bounds: two threads, all executions; three threads, at most two forced switches. Under the model
+//! checker an inbox holds one request, so that two senders cause an overflow.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_flush`
 
@@ -29,12 +29,12 @@ fn range(page: usize) -> VirtRange {
 /// Which pages each CPU's TLB knows.
 struct Tlbs(Vec<[Cell<bool>; PAGES]>);
 
-// SAFETY: each row is one CPU's.
+// SAFETY: each row belongs to one CPU.
 unsafe impl Sync for Tlbs {}
 // SAFETY: flags.
 unsafe impl Send for Tlbs {}
 
-// SAFETY: there is no memory; a TLB forgets what it is told to.
+// SAFETY: there is no memory; a TLB drops the requested translations.
 unsafe impl Machine for Tlbs {
     type Predictor = faultless::prefault::Streams;
 
@@ -69,8 +69,8 @@ unsafe impl Machine for Tlbs {
     }
 }
 
-/// A space of two pages, which are mapped at first, and what is in them: read by who uses a page, written by
-/// who uses its frame for something else.
+/// A space of two pages, initially mapped, and the content of their frames. The content is read by
+/// users of a page, and written by the next user of the frame.
 struct World {
     tlbs: Tlbs,
     inboxes: PerCpu<Inbox>,
@@ -80,13 +80,13 @@ struct World {
     deferred: Deferred,
 }
 
-/// One CPU of it.
+/// One CPU of the world.
 struct Here {
     world: Arc<World>,
     local: Local,
 }
 
-/// Whoever waits, answers.
+/// Serves requests during every wait.
 impl Wait for Here {
     fn wait(&self, looks: u32) {
         self.serve();
@@ -112,7 +112,7 @@ impl Here {
         self.serve();
     }
 
-    /// An instruction that loads from `page`, if it is mapped.
+    /// An instruction that loads from `page`, if the page is mapped.
     fn load(&self, page: usize) {
         self.serve();
         let known = &self.world.tlbs.0[self.local.id().index()][page];
@@ -124,7 +124,7 @@ impl Here {
         }
     }
 
-    /// Unmaps `page` and uses its frame for something else.
+    /// Unmaps `page` and reuses its frame.
     fn reuse(&self, page: usize, wait: &impl Wait) {
         let World { tlbs, inboxes, set, mapped, frames, .. } = &*self.world;
         mapped[page].store(0, Ordering::Release);
@@ -134,7 +134,7 @@ impl Here {
 }
 
 impl Here {
-    /// Unmaps `page`, defers the flush, and does it when it uses the frame for something else.
+    /// Unmaps `page`, defers the flush, and does the flush before the reuse of the frame.
     fn reuse_later(&self, page: usize) {
         let World { tlbs, inboxes, set, mapped, frames, deferred } = &*self.world;
         mapped[page].store(0, Ordering::Release);
@@ -146,7 +146,7 @@ impl Here {
 }
 
 impl Here {
-    /// The same, where CPUs may have flushed by themselves.
+    /// As [`reuse_later`](Self::reuse_later), but CPUs may have flushed by themselves.
     fn reuse_collected(&self, page: usize) {
         let World { tlbs, inboxes, set, mapped, frames, deferred } = &*self.world;
         mapped[page].store(0, Ordering::Release);
@@ -170,11 +170,11 @@ impl Here {
     }
 }
 
-/// In the entries below, beside 1 for one that is mapped.
+/// A bit of the entries below, next to bit 0 for a mapped page.
 const ACCESSED: u64 = 2;
 
 impl Here {
-    /// As [`load`](Self::load), where the MMU sets an accessed bit before it fills the TLB.
+    /// As [`load`](Self::load), but the MMU sets an accessed bit before it fills the TLB.
     fn touch(&self, page: usize) {
         self.serve();
         let known = &self.world.tlbs.0[self.local.id().index()][page];
@@ -191,7 +191,8 @@ impl Here {
         self.world.frames[page].get();
     }
 
-    /// Clears the accessed bit of `page`, unmaps it, and uses its frame for something else: without a flush, if no CPU has a translation.
+    /// Clears the accessed bit of `page`, unmaps the page, and reuses its frame. The flush is
+    /// skipped if no CPU has a translation.
     fn reuse_cold(&self, page: usize) {
         let World { set, mapped, frames, deferred, .. } = &*self.world;
         mapped[page].fetch_and(!ACCESSED, Ordering::Relaxed);
@@ -249,10 +250,10 @@ fn programs<const CPUS: usize>(
     });
 }
 
-// SAFETY: a CPU is moved to the thread that is it.
+// SAFETY: a CPU is moved to the thread that represents the CPU.
 unsafe impl Send for Here {}
 
-/// A page is used while its frame is.
+/// One CPU uses a page while another CPU reuses its frame.
 fn use_against_reuse() {
     programs(
         None,
@@ -269,11 +270,11 @@ fn use_against_reuse() {
 }
 
 #[test]
-fn no_cpu_uses_what_was_flushed() {
+fn no_cpu_uses_a_flushed_translation() {
     use_against_reuse();
 }
 
-/// A CPU joins while another flushes, and one of before is asked too.
+/// A CPU joins while another CPU flushes.
 fn joining_against_reuse() {
     programs(
         None,
@@ -291,13 +292,13 @@ fn joining_against_reuse() {
 }
 
 #[test]
-fn who_joins_is_asked_or_sees_the_change() {
+fn a_joining_cpu_gets_a_request_or_sees_the_change() {
     joining_against_reuse();
 }
 
-/// A CPU leaves while another flushes, and comes back.
+/// A CPU leaves while another CPU flushes, and comes back.
 #[test]
-fn who_leaves_and_comes_back_uses_nothing_old() {
+fn a_returning_cpu_uses_no_old_translation() {
     programs(
         None,
         &[1],
@@ -314,7 +315,7 @@ fn who_leaves_and_comes_back_uses_nothing_old() {
     );
 }
 
-/// A page is used, and its CPU leaves, while its flush is deferred and then done.
+/// A CPU uses a page and leaves, while the page's flush is deferred and then done.
 fn use_against_deferred_reuse() {
     programs(
         None,
@@ -330,11 +331,11 @@ fn use_against_deferred_reuse() {
 }
 
 #[test]
-fn no_cpu_uses_what_was_flushed_later() {
+fn no_cpu_uses_a_translation_after_the_deferred_flush() {
     use_against_deferred_reuse();
 }
 
-/// A CPU flushes by itself, while its flush is deferred and then done.
+/// A CPU flushes by itself, while the page's flush is deferred and then collected.
 fn use_against_collected_reuse() {
     programs(
         None,
@@ -352,13 +353,13 @@ fn use_against_collected_reuse() {
 }
 
 #[test]
-fn no_cpu_uses_what_it_has_flushed_by_itself() {
+fn no_cpu_uses_a_translation_after_its_own_flush() {
     use_against_collected_reuse();
 }
 
 /// A CPU flushes by itself, and may use the page again, before it is taken without a flush.
 #[test]
-fn no_cpu_uses_what_was_cold() {
+fn no_cpu_uses_a_cold_page() {
     programs(
         None,
         &[1],
@@ -376,7 +377,7 @@ fn no_cpu_uses_what_was_cold() {
 
 /// A CPU joins while a page is aged, and taken without a flush.
 #[test]
-fn who_joins_finds_the_accessed_bit_clear() {
+fn a_joining_cpu_finds_the_accessed_bit_clear() {
     programs(
         None,
         &[],
@@ -394,7 +395,7 @@ fn who_joins_finds_the_accessed_bit_clear() {
 
 /// A CPU joins while a flush is deferred, and collected.
 #[test]
-fn who_joins_is_not_passed_over() {
+fn joining_cpu_is_flushed() {
     programs(
         None,
         &[],
@@ -428,13 +429,13 @@ fn joining_against_deferred_reuse() {
 }
 
 #[test]
-fn who_joins_is_noted_or_sees_the_change() {
+fn a_joining_cpu_is_recorded_or_sees_the_change() {
     joining_against_deferred_reuse();
 }
 
-/// Two CPUs flush each other, and end.
+/// Two CPUs flush each other, and both finish.
 #[test]
-fn two_that_flush_each_other_get_done() {
+fn two_cpus_that_flush_each_other_finish() {
     programs(
         None,
         &[0, 1],
@@ -454,10 +455,10 @@ fn two_that_flush_each_other_get_done() {
     );
 }
 
-/// The same, where they answer nobody while they wait.
+/// The same for two CPUs that serve no request during their waits.
 #[test]
 #[should_panic(expected = "maximum number of branches")]
-fn two_that_do_not_answer_wait_for_ever() {
+fn two_waiters_that_serve_no_request_deadlock() {
     programs(
         None,
         &[0, 1],
@@ -474,8 +475,8 @@ fn two_that_do_not_answer_wait_for_ever() {
     );
 }
 
-/// Two CPUs ask a third, whose inbox has room for one.
-fn two_requests_for_one_place() {
+/// Two CPUs send a request to a third CPU, whose inbox has room for one.
+fn two_requests_for_one_inbox_slot() {
     programs(
         Some(2),
         &[2],
@@ -493,25 +494,25 @@ fn two_requests_for_one_place() {
 }
 
 #[test]
-fn a_full_inbox_asks_for_everything() {
-    two_requests_for_one_place();
+fn a_full_inbox_flushes_everything() {
+    two_requests_for_one_inbox_slot();
 }
 
 caught! {
-    who_flushes_waits_for_the_answer:
+    the_sender_waits_for_the_acknowledgement:
         without AwaitAnswers, use_against_reuse(), says "Causality violation";
-    who_answers_has_forgotten:
+    an_acknowledging_cpu_has_dropped_the_translations:
         without DropTranslations, use_against_reuse(), says "Causality violation";
-    who_flushes_needs_its_fence:
+    the_sender_needs_its_fence:
         without JoinFence, joining_against_reuse(), says "Causality violation";
-    who_joins_needs_its_fence:
+    a_joining_cpu_needs_its_fence:
         without EnterSetFence, joining_against_reuse(), says "Causality violation";
-    who_settles_waits:
+    a_settlement_waits:
         without SettleAwaits, use_against_deferred_reuse(), says "Causality violation";
-    who_collects_looks_at_all:
+    a_collection_checks_all_cpus:
         without CollectLooks, use_against_collected_reuse(), says "Causality violation";
-    who_defers_needs_its_fence:
+    a_deferral_needs_its_fence:
         without DeferFence, joining_against_deferred_reuse(), says "Causality violation";
-    what_did_not_fit_is_dropped_too:
-        without OverflowDropsAll, two_requests_for_one_place(), says "Causality violation";
+    an_overflow_drops_all_translations:
+        without OverflowDropsAll, two_requests_for_one_inbox_slot(), says "Causality violation";
 }

@@ -1,6 +1,7 @@
-//! Grace periods: nobody frees what a section may still read.
+//! Grace periods: an object is freed only after all sections that may still read the object.
 //!
-//! Bounds: two threads, all executions; three threads, at most three forced switches, or two where two of them collect.
+//! Bounds: two threads, all executions; three threads, at most three forced switches, or two if two
+//! threads collect.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_grace`
 
@@ -13,7 +14,7 @@ use loom::thread;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// An object that is found through `linked`, and read where the sections allow it.
+/// An object found through `linked`, and read inside sections.
 #[repr(C)]
 struct Object {
     link: RetireLink,
@@ -32,8 +33,8 @@ fn a_section_against_freeing() {
                 let here = local(0);
                 let _section = grace.enter(&here);
                 if linked.load(Ordering::Acquire) {
-                    // Freeing writes this: the model checker finds it if it is not ordered after this
-                    // read.
+                    // Freeing writes this counter. The model checker reports a write not ordered
+                    // after this read.
                     assert_eq!(object.freed.get(), 0);
                 }
             })
@@ -51,7 +52,7 @@ fn a_section_against_freeing() {
             }
         }
         reader.join().unwrap();
-        // Whatever the reader did, nothing is in the way now.
+        // Whatever the reader did, no section delays the collection now.
         let given: u32 = (0..3).map(|_| grace.collect(&here).count() as u32).sum();
         assert_eq!(object.freed.get() + given, 1);
         assert_eq!(grace.pending(&here), 0);
@@ -59,11 +60,11 @@ fn a_section_against_freeing() {
 }
 
 #[test]
-fn a_section_keeps_what_it_sees() {
+fn a_section_keeps_its_objects() {
     a_section_against_freeing();
 }
 
-/// A reader that opens two sections in turn, a second CPU that advances the epoch meanwhile.
+/// A reader opens two sections in turn, while a second CPU advances the epoch.
 fn two_sections_against_two_collectors() {
     explore(Some(3), || {
         let objects = [(); 2].map(|()| Object { link: RetireLink::new(0), freed: Guarded::new() });
@@ -86,7 +87,7 @@ fn two_sections_against_two_collectors() {
             thread::spawn(move || {
                 let here = local(2);
                 let dummy = RetireLink::new(1);
-                // SAFETY: never linked; alive until it has been given out below.
+                // SAFETY: never linked; alive until its collection below.
                 unsafe { shared.0.retire(&here, NonNull::from(&dummy)) };
                 until(&Fair, || shared.0.collect(&here).count() == 1);
             })
@@ -107,11 +108,11 @@ fn two_sections_against_two_collectors() {
 }
 
 #[test]
-fn each_section_keeps_what_it_sees() {
+fn each_of_two_sections_keeps_its_objects() {
     two_sections_against_two_collectors();
 }
 
-/// A writer that waits instead of retiring.
+/// A writer that waits for a grace period and does not retire.
 fn a_section_against_waiting() {
     explore(None, || {
         let object = Object { link: RetireLink::new(0), freed: Guarded::new() };
@@ -134,11 +135,12 @@ fn a_section_against_waiting() {
 }
 
 #[test]
-fn who_waits_waits_for_the_open_section() {
+fn synchronize_waits_for_the_open_section() {
     a_section_against_waiting();
 }
 
-/// A reader, a CPU that retires and collects, and another that collects what the first retired.
+/// A reader, a CPU that retires and collects, and another CPU that collects the first CPU's
+/// objects.
 fn two_cpus_collect_what_one_retired() {
     explore(Some(2), || {
         let object = Object { link: RetireLink::new(7), freed: Guarded::new() };
@@ -177,7 +179,7 @@ fn two_cpus_collect_what_one_retired() {
         }
         reader.join().unwrap();
         other.join().unwrap();
-        // Whatever the others did, nothing is in the way now.
+        // Whatever the other threads did, no section delays the collection now.
         (0..3).flat_map(|_| grace.collect(&here)).for_each(|_| object.freed.add());
         assert_eq!(object.freed.get(), 1);
         assert_eq!(grace.pending_anywhere(), 0);
@@ -185,31 +187,31 @@ fn two_cpus_collect_what_one_retired() {
 }
 
 #[test]
-fn what_is_retired_comes_out_once_whoever_collects() {
+fn each_retired_object_is_collected_once() {
     two_cpus_collect_what_one_retired();
 }
 
 caught! {
-    whoever_collects_looks_at_the_marks:
+    every_collector_checks_the_marks:
         without LookAtMarks, two_cpus_collect_what_one_retired(), says "Causality violation";
-    whoever_collects_waits_for_two_epochs:
+    every_collector_waits_for_two_epochs:
         without SecondEpoch, two_cpus_collect_what_one_retired(), says "Causality violation";
-    bags_are_reached_by_one:
+    one_cpu_at_a_time_uses_the_bags:
         without SpinExcludes, two_cpus_collect_what_one_retired(), says "Causality violation";
     a_section_needs_its_mark:
         without SectionMark, a_section_against_freeing(), says "Causality violation";
     a_section_needs_its_barrier:
         without SectionFence, a_section_against_freeing(), says "Causality violation";
-    who_retires_needs_its_fence:
+    a_retirement_needs_its_fence:
         without RetireFence, two_sections_against_two_collectors(), says "Causality violation";
-    who_advances_needs_its_fence:
+    advancing_needs_its_fence:
         without AdvanceFence, two_sections_against_two_collectors(), says "Causality violation";
-    who_advances_looks_at_the_marks:
+    advancing_checks_the_marks:
         without LookAtMarks, a_section_against_freeing(), says "Causality violation";
     one_epoch_is_not_enough:
         without SecondEpoch, a_section_against_freeing(), says "Causality violation";
-    who_waits_needs_the_mark:
+    a_waiting_writer_needs_the_mark:
         without SectionMark, a_section_against_waiting(), says "Causality violation";
-    who_waits_looks_at_the_marks:
+    a_waiting_writer_checks_the_marks:
         without LookAtMarks, a_section_against_waiting(), says "Causality violation";
 }

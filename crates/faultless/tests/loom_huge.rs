@@ -1,5 +1,6 @@
-//! Huge leaves: how many there are of a folio, how one is split, and what leaves the file meanwhile. The real calls, on two CPUs of a small
-//! machine, whose tables have four entries: a folio has four pages.
+//! Huge leaves: the count of a folio's leaves, splits of a leaf, and concurrent removals of file
+//! pages. The model runs the real calls on two CPUs of a small machine. Its tables have four
+//! entries, so a folio has four pages.
 //!
 //! Bounds: two threads, at most two forced switches.
 //!
@@ -22,7 +23,7 @@ const F: u64 = ENTRIES as u64;
 const AT: u64 = 16;
 const FRAMES: u32 = 48;
 
-/// Two spaces that map a file which is a folio, and a CPU.
+/// Two spaces that map a file of one folio, and a CPU.
 struct Side<'a> {
     cpu: &'a Cpu<'a, Toy>,
     file: &'a Shared<Object>,
@@ -30,7 +31,7 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// The first fetch, in a space that has no leaf.
+    /// The first fetch, in a space without a leaf.
     fn fetch(&self, space: usize) {
         let served = self.spaces[space].fault(self.cpu, page(AT), Access::Execute);
         assert!(matches!(served, Ok(FaultKind::Huge | FaultKind::Shared)), "{served:?}");
@@ -53,8 +54,9 @@ impl Side<'_> {
 
 type Act = fn(&Side<'_>);
 
-/// Runs `left` on CPU 0, and `right` on CPU 1, which runs programs in the first space; `before`, and `after` at the end, on CPU 0. The file has
-/// the number of each page, and one more, in the word of that number. At the end no frame is lost.
+/// Runs `left` on CPU 0, and `right` on CPU 1, which runs programs in the first space. `before` and
+/// `after` run on CPU 0, at the beginning and the end. The word of each file page, at the page's
+/// number, contains the number plus one. At the end no frame is lost.
 fn two(bound: usize, before: Act, left: Act, right: Act, after: Act) {
     explore(Some(bound), move || {
         let vm = Toy::vm(2, FRAMES);
@@ -94,7 +96,7 @@ fn two(bound: usize, before: Act, left: Act, right: Act, after: Act) {
                 there.drain();
             })
         };
-        // So that the other may go first without being counted as a forced switch.
+        // Lets the other thread go first without counting a forced switch.
         thread::yield_now();
         left(&side);
         other.join().unwrap();
@@ -129,11 +131,12 @@ fn first_leaves_and_last_ones() {
 }
 
 #[test]
-fn each_leaf_is_counted_and_the_frames_stay_until_the_last_is_gone() {
+fn leaves_are_counted_and_keep_their_frames() {
     first_leaves_and_last_ones();
 }
 
-/// A leaf is split by a discard of a page, while a program loads through it, and stores to another page.
+/// A discard of one page splits a leaf, while a program loads through the leaf and stores to
+/// another page.
 fn a_split_against_a_program() {
     two(
         2,
@@ -149,11 +152,12 @@ fn a_split_against_a_program() {
 }
 
 #[test]
-fn a_split_leaves_every_page_as_it_was() {
+fn a_split_keeps_every_page() {
     a_split_against_a_program();
 }
 
-/// A page leaves the file, and is revoked in the spaces one after the other, while another CPU makes a leaf in the first. The second has one.
+/// A page leaves the file and is revoked in both spaces in turn, while another CPU creates a leaf
+/// in the first space. The second space has a leaf.
 fn a_first_fetch_against_a_hole() {
     two(
         2,
@@ -174,11 +178,11 @@ fn a_first_fetch_against_a_hole() {
 }
 
 #[test]
-fn what_has_left_the_file_is_in_no_leaf() {
+fn no_leaf_maps_a_removed_page() {
     a_first_fetch_against_a_hole();
 }
 
 caught! {
-    who_maps_a_folio_looks_at_all_pages_again:
+    mapping_a_folio_validates_all_pages:
         without LeafLooksAgain, a_first_fetch_against_a_hole(), says "a page that has left";
 }

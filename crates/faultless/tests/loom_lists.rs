@@ -1,8 +1,9 @@
-//! Free frames: the CPUs' lists, the arena's buddy allocator under its spin lock, and the count of what is
-//! out. The real [`Frames`].
+//! Free frames: the CPUs' lists, the arena's buddy allocator under its spin lock, and the count of
+//! allocated frames. The model uses the real [`Frames`].
 //!
-//! Bounds: two threads, at most three forced switches; three threads, at most two. Lists are filled by one frame at
-//! a time, since memory is this small, and hold two. (No CPU looks into the list of another.)
+//! Bounds: two threads, at most three forced switches; three threads, at most two. Memory is small,
+//! so lists are filled by one frame at a time, and hold two. (No CPU reads the list of another
+//! CPU.)
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_lists`
 
@@ -14,7 +15,7 @@ use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use loom::thread;
 use std::sync::Arc;
 
-/// Frames, and a place in each that only its holder may use.
+/// Frames, and a counter for each frame that only its holder may use.
 struct Memory {
     frames: Frames,
     used: Vec<Guarded>,
@@ -72,8 +73,8 @@ impl Memory {
     }
 }
 
-/// Each CPU takes `held` frames at a time, uses them, and gives them back, `rounds` times; as many as there
-/// are for all, so that each gets them.
+/// Each CPU allocates `held` frames at a time, uses the frames, and frees them, `rounds` times.
+/// There are enough frames for all CPUs, so every allocation succeeds.
 fn churn(bound: Option<usize>, cpus: u16, held: u32, rounds: u32) {
     explore(bound, move || {
         let memory = Memory::new(cpus.into(), u32::from(cpus) * held);
@@ -104,7 +105,7 @@ fn churn(bound: Option<usize>, cpus: u16, held: u32, rounds: u32) {
 }
 
 #[test]
-fn two_cpus_share_no_frame_and_lose_none() {
+fn two_cpus_neither_share_nor_lose_frames() {
     churn(Some(3), 2, 1, 2);
 }
 
@@ -114,11 +115,12 @@ fn lists_that_fill_and_spill() {
 }
 
 #[test]
-fn three_cpus_share_no_frame_and_lose_none() {
+fn three_cpus_neither_share_nor_lose_frames() {
     churn(Some(2), 3, 1, 1);
 }
 
-/// A block of two against single frames: what is reserved is there, what is refused was not to be had.
+/// A block of two against single frames: reserved frames are available, and an allocation fails
+/// only without a free block.
 fn a_block_against_single_frames() {
     explore(Some(3), || {
         let memory = Memory::new(2, 4);
@@ -145,12 +147,12 @@ fn a_block_against_single_frames() {
 }
 
 #[test]
-fn blocks_and_single_frames_are_told_apart() {
+fn blocks_and_single_frames_do_not_overlap() {
     a_block_against_single_frames();
 }
 
-/// One CPU zeroes ahead while another takes zeroed frames and frames of anything, as many as are left
-/// whatever the first has out.
+/// One CPU zeroes ahead while another CPU allocates zeroed and arbitrary frames, as many as remain
+/// whatever the first CPU holds.
 fn zeroing_against_taking() {
     explore(Some(3), || {
         let memory = Memory::new(2, 3);
@@ -180,11 +182,11 @@ fn zeroing_against_taking() {
 }
 
 #[test]
-fn who_zeroes_and_who_takes_share_no_frame_and_lose_none() {
+fn zeroing_and_allocation_neither_share_nor_lose_frames() {
     zeroing_against_taking();
 }
 
-/// Whether two CPUs ever have a frame each, at a limit of so many.
+/// Checks whether two CPUs ever hold a frame each at the frame limit `limit`.
 fn one_each(limit: u64) {
     explore(None, move || {
         let memory = Memory::new(2, 2);
@@ -209,21 +211,21 @@ fn one_each(limit: u64) {
 }
 
 #[test]
-fn at_a_limit_of_one_frame_two_never_have_one_each() {
+fn two_cpus_never_hold_two_frames_at_a_limit_of_one() {
     one_each(1);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn at_a_limit_of_two_they_do() {
+fn two_cpus_may_hold_two_frames_at_a_limit_of_two() {
     one_each(2);
 }
 
 caught! {
     the_node_s_lock_is_held_by_one:
         without SpinExcludes, churn(Some(2), 2, 1, 1), says "Causality violation";
-    the_node_s_lock_is_held_by_one_where_frames_are_zeroed:
+    the_node_s_lock_is_held_by_one_during_zeroing:
         without SpinExcludes, zeroing_against_taking(), says "Causality violation";
-    the_node_s_lock_is_held_by_one_where_blocks_split:
+    the_node_s_lock_is_held_by_one_during_splits:
         without SpinExcludes, a_block_against_single_frames(), says "Causality violation";
 }

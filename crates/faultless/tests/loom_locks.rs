@@ -1,7 +1,8 @@
 //! The locks: spin lock, reader-writer lock, range lock.
 //!
-//! Bounds: two threads, all executions; three threads, at most three forced switches. Claims, whose looks at each other read many words:
-//! two threads, at most three forced switches; three threads, at most one.
+//! Bounds: two threads, all executions; three threads, at most three forced switches. Claims read
+//! many words when they check each other: two threads, at most three forced switches; three
+//! threads, at most one.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_locks`
 
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 const NONE: VirtRange = VirtRange { start: 0, end: 0 };
 
-/// Where a CPU sleeps.
+/// The place where a parked CPU sleeps.
 struct Bed {
     permit: Permit,
     asleep: Mutex<()>,
@@ -39,7 +40,7 @@ impl Bed {
     }
 }
 
-/// CPUs that sleep when they park. Who is not woken sleeps for ever, and the model is at an end that is none.
+/// CPUs that sleep when they park. A CPU without a wake-up sleeps forever, and the model deadlocks.
 struct Sleeps<'a>(&'a [Bed], usize);
 
 impl Wait for Sleeps<'_> {
@@ -63,7 +64,7 @@ impl Wait for Sleeps<'_> {
     }
 }
 
-/// One thread waits for what the other does, and parks.
+/// One thread waits for an event of the other thread, and parks.
 fn permit_model() {
     explore(None, || {
         let shared = Arc::new((Guarded::new(), AtomicBool::new(false), Bed::new()));
@@ -83,7 +84,7 @@ fn permit_model() {
 }
 
 #[test]
-fn a_wake_up_is_not_lost() {
+fn a_wake_up_before_parking_is_not_lost() {
     permit_model();
 }
 
@@ -143,7 +144,7 @@ fn rwlock_two_writers_one_reader() {
     rwlock_model(2);
 }
 
-/// A writer that becomes a reader, beside a writer and a reader.
+/// A writer that becomes a reader, next to a writer and a reader.
 fn downgrade_model() {
     explore(Some(3), || {
         let shared = Arc::new((RwLock::new(), Guarded::new()));
@@ -177,11 +178,11 @@ fn downgrade_model() {
 }
 
 #[test]
-fn rwlock_a_writer_becomes_a_reader() {
+fn rwlock_downgrade_keeps_writers_out() {
     downgrade_model();
 }
 
-/// Each CPU takes its ranges once and adds to the counters of the pages in them.
+/// Each CPU claims its ranges once and adds to the counters of their pages.
 fn range_model<const CPUS: usize>(preemptions: Option<usize>, claims: [[VirtRange; 2]; CPUS]) {
     explore(preemptions, move || {
         let slots = ClaimSlots::try_new(CPUS, |_| Default::default()).unwrap();
@@ -209,7 +210,7 @@ fn range_model<const CPUS: usize>(preemptions: Option<usize>, claims: [[VirtRang
         for thread in threads {
             thread.join().unwrap();
         }
-        // Nothing is left behind, and no page was missed.
+        // No claim is left, and no page was missed.
         let here = local(0);
         let all = [VirtRange::USER, NONE];
         assert!(shared.1.try_acquire(&shared.0, &here, all, &Fair).is_some());
@@ -239,7 +240,7 @@ fn range_lock_three_claims_in_a_chain() {
     );
 }
 
-/// Three claims of which each waits for the others: one that parks may be overtaken.
+/// Three claims of one page, which wait for each other: a parked claim may be overtaken.
 fn three_claims_of_one_page(preemptions: usize) {
     range_model(Some(preemptions), [[VirtRange::new(0, 1), NONE]; 3]);
 }
@@ -271,9 +272,10 @@ fn range_lock_cpus_far_apart() {
     });
 }
 
-/// The home of a CPU covers a long claim only while the claim is held. A CPU that finds the home empty sees what was done under the claim.
+/// The home of a CPU covers a long claim only while the claim is held. A CPU that finds the home
+/// empty sees all writes made under the claim.
 #[test]
-fn range_lock_a_home_that_shrinks() {
+fn range_lock_a_shrinking_home_is_ordered() {
     explore(Some(2), || {
         let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
         let shared = Arc::new((slots, RangeLock::new(), Guarded::new()));
@@ -291,9 +293,10 @@ fn range_lock_a_home_that_shrinks() {
     });
 }
 
-/// A CPU makes its next claim in another lock. A CPU that finds the home there sees what was done under the claims of the first lock.
+/// A CPU makes its next claim in another lock. A CPU that finds the home there sees all writes made
+/// under the claims of the first lock.
 #[test]
-fn range_lock_a_home_that_goes_to_another_lock() {
+fn range_lock_a_home_moving_to_another_lock_is_ordered() {
     explore(Some(2), || {
         let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
         let shared = Arc::new((slots, [RangeLock::new(), RangeLock::new()], Guarded::new()));
@@ -317,7 +320,8 @@ fn range_lock_a_home_that_goes_to_another_lock() {
     });
 }
 
-/// Each CPU tries to have claims in two places, one after the other: `places` says where. They are so far apart that each is a part of a home.
+/// Each CPU tries to claim two pages, one after the other, as given by `places`. The pages are so
+/// far apart that each page belongs to a different home.
 fn claims_in_places(places: [[u64; 2]; 2]) {
     explore(Some(2), move || {
         let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
@@ -339,21 +343,22 @@ fn claims_in_places(places: [[u64; 2]; 2]) {
     });
 }
 
-/// Both change where they say that their claims are.
+/// Both CPUs change the published position of their home.
 #[test]
-fn range_lock_two_homes_that_move() {
+fn range_lock_two_moving_homes_conflict() {
     claims_in_places([[0, 1], [1, 0]]);
 }
 
-/// One comes to where the other stays.
+/// One home moves to the home of the other CPU.
 #[test]
-fn range_lock_a_home_that_comes_near() {
+fn range_lock_an_approaching_home_is_noticed() {
     claims_in_places([[0, 0], [1, 0]]);
 }
 
-/// A CPU that looks while another takes one claim after the other finds one of them, and not a part of each.
+/// One CPU makes one claim after the other. Another CPU that reads the claims finds one whole
+/// claim, and never parts of two.
 #[test]
-fn range_lock_a_look_finds_whole_claims() {
+fn range_lock_a_reader_finds_whole_claims() {
     explore(Some(3), || {
         let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
         let shared = Arc::new((slots, RangeLock::new()));
@@ -372,15 +377,15 @@ fn range_lock_a_look_finds_whole_claims() {
 caught! {
     a_wake_up_before_parking_is_kept:
         without WakeLeavesPermit, permit_model(), says "deadlock";
-    a_release_wakes_who_is_parked:
+    a_release_wakes_the_parked_claim:
         without ReleaseWakes, two_claims_that_overlap(4), says "deadlock";
-    a_claim_is_published_before_the_look_at_others:
+    a_claim_is_published_before_other_claims_are_read:
         without ClaimFence, two_claims_that_overlap(4), says "Causality violation";
-    a_claim_is_where_its_cpu_says_that_its_claims_are:
+    a_home_covers_its_claims:
         without HomeCovers, two_claims_that_overlap(3), says "Causality violation";
-    a_home_that_covers_more_is_counted:
+    an_extended_home_is_counted:
         without HomeCounts, claims_in_places([[0, 0], [1, 0]]), says "Causality violation";
-    a_claim_that_was_parked_tries_again:
+    a_parked_claim_retries:
         without ParkedTriesAgain, three_claims_of_one_page(2), says "Causality violation";
     a_spin_lock_is_held_by_one:
         without SpinExcludes, spin_lock_model(), says "Causality violation";
@@ -388,8 +393,8 @@ caught! {
         without WriterWaitsForReaders, rwlock_model(1), says "Causality violation";
     a_writer_waits_for_writers:
         without WriterWaitsForReaders, rwlock_model(2), says "Causality violation";
-    who_has_become_a_reader_is_one:
+    a_downgraded_writer_counts_as_a_reader:
         without DowngradeStays, downgrade_model(), says "Causality violation";
-    claims_that_conflict_wait:
+    conflicting_claims_wait:
         without RangeConflict, two_claims_that_overlap(4), says "Causality violation";
 }

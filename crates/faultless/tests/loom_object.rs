@@ -1,7 +1,7 @@
-//! Objects: pages come into one and leave it, and the spaces that map it. The real calls of [`Object`] and
-//! [`Space`], on two CPUs of a small machine.
+//! Objects: pages added to and removed from an object, and spaces that map the object. The model
+//! runs the real calls of [`Object`] and [`Space`] on two CPUs of a small machine.
 //!
-//! Bounds: two threads, at most three forced switches; two where a space maps the object.
+//! Bounds: two threads, at most three forced switches; two if a space maps the object.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_object`
 
@@ -16,13 +16,14 @@ use faultless::{
 use loom::thread;
 use std::sync::Arc;
 
-/// The first page that is beyond one table.
+/// The first page beyond one table.
 const FAR: u64 = 4;
 
 const BOUND: Option<usize> = Some(3);
 const BOUND_WITH_SPACE: Option<usize> = Some(2);
 
-/// Runs `left` on CPU 0 and `right` on CPU 1, with an object of one page. At the end no frame is lost.
+/// Runs `left` on CPU 0 and `right` on CPU 1, with an object of one page. At the end no frame is
+/// lost.
 fn two(
     before: fn(&Cpu<'_, Toy>, &Shared<Object>),
     left: fn(&Cpu<'_, Toy>, &Shared<Object>),
@@ -59,7 +60,7 @@ fn word(bytes: *const u8) -> &'static AtomicU64 {
     unsafe { &*bytes.cast() }
 }
 
-/// An object is shortened to nothing while somebody writes its page.
+/// An object is truncated to zero pages while another CPU writes its page.
 fn a_page_against_truncation() {
     two(
         |_, _| {},
@@ -71,7 +72,7 @@ fn a_page_against_truncation() {
 }
 
 #[test]
-fn no_page_is_beyond_the_end() {
+fn no_page_stays_beyond_the_end() {
     a_page_against_truncation();
 }
 
@@ -90,7 +91,7 @@ fn a_new_root_against_truncation() {
 }
 
 #[test]
-fn no_page_below_a_new_root_is_beyond_the_end() {
+fn no_page_below_a_new_root_stays_beyond_the_end() {
     a_new_root_against_truncation();
 }
 
@@ -113,7 +114,7 @@ fn an_object_gets_one_root() {
     two_new_roots();
 }
 
-/// An object loses its page, whose frame another object then uses, while somebody reads the page.
+/// An object loses its page, whose frame another object then uses, while a CPU reads the page.
 fn a_reference_against_reuse() {
     two(
         |cpu, object| {
@@ -137,12 +138,12 @@ fn a_reference_against_reuse() {
 }
 
 #[test]
-fn a_reference_is_to_the_page_that_was_found() {
+fn a_reference_belongs_to_the_found_page() {
     a_reference_against_reuse();
 }
 
-/// A space maps an object of two pages, and has touched the first. The second leaves the object, and is revoked,
-/// while another CPU touches it for the first time: at the end it is not mapped.
+/// A space maps an object of two pages, and has touched the first page. The second page is removed
+/// and revoked while another CPU touches this page for the first time: in the end it is unmapped.
 fn a_first_touch_against_revocation(kind: MapFlags, access: Access, locking: Locking) {
     const AT: u64 = 16;
     explore(BOUND_WITH_SPACE, move || {
@@ -192,44 +193,45 @@ fn a_copy_against_revocation(locking: Locking) {
 }
 
 #[test]
-fn what_is_revoked_is_not_mapped_again() {
+fn a_revoked_page_is_not_mapped_again() {
     a_mapping_against_revocation(Locking::Speculative);
 }
 
 #[test]
-fn what_is_revoked_is_not_copied_again() {
+fn a_revoked_page_is_not_copied_again() {
     a_copy_against_revocation(Locking::Speculative);
 }
 
-/// Here the revocation makes no claim on its pages, whose fence would do as well as that of its section.
+/// Under this policy the revocation claims no range of its pages. The fence of such a claim could
+/// replace the fence of the section.
 #[test]
-fn nor_under_one_lock() {
+fn a_revoked_page_is_not_mapped_again_under_mmap_lock() {
     a_mapping_against_revocation(Locking::MmapLock);
     a_copy_against_revocation(Locking::MmapLock);
 }
 
 caught! {
-    who_revokes_needs_its_fence:
+    a_revocation_needs_its_fence:
         without SectionFence, a_mapping_against_revocation(Locking::MmapLock), says "a page beyond the end";
-    who_maps_needs_its_barrier:
+    a_mapping_fault_needs_its_barrier:
         without FaultFence, a_mapping_against_revocation(Locking::MmapLock), says "a page beyond the end";
-    who_copies_needs_its_barrier:
+    a_copy_needs_its_barrier:
         without FaultFence, a_copy_against_revocation(Locking::MmapLock), says "a page beyond the end";
-    who_copies_looks_again:
+    a_copy_reads_the_length_again:
         without CopyLooksAgain, a_copy_against_revocation(Locking::MmapLock), says "a page beyond the end";
-    who_shortens_needs_its_fence:
+    a_truncation_needs_its_fence:
         without TruncateFence, a_page_against_truncation(), says "a page is beyond the end";
-    who_makes_a_page_looks_at_the_length_again:
+    adding_a_page_reads_the_length_again:
         without ObjectLooksAgain, a_page_against_truncation(), says "a page is beyond the end";
-    who_shortens_needs_its_fence_below_a_new_root:
+    a_truncation_needs_its_fence_below_a_new_root:
         without TruncateFence, a_new_root_against_truncation(), says "a page is beyond the end";
-    who_makes_a_page_below_a_new_root_looks_again:
+    adding_a_page_below_a_new_root_reads_the_length_again:
         without ObjectLooksAgain, a_new_root_against_truncation(), says "a page is beyond the end";
-    a_root_is_put_above_the_last:
+    a_new_root_is_added_above_the_latest:
         without GrowsOnce, two_new_roots(), says "lost";
-    who_shortens_waits_for_who_makes_a_page:
+    a_truncation_waits_for_an_added_page:
         without SettleWaits, a_page_against_truncation(), says "a frame is lost";
-    who_finds_a_page_looks_at_its_entry_again:
+    finding_a_page_reads_its_entry_again:
         without ReferLooksAgain, a_reference_against_reuse(), says "somebody else's page";
     the_next_life_begins_with_a_release:
         without FreshCountReleases, a_reference_against_reuse(), says "Causality violation";

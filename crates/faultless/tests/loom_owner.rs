@@ -1,4 +1,5 @@
-//! The owner of what one CPU alone uses: nobody else reads what it changes in place.
+//! The owner of a space used by one CPU only: no other CPU reads memory during the owner's changes
+//! in place.
 //!
 //! Bounds: two threads, all executions; three threads, at most three forced switches.
 //!
@@ -12,7 +13,7 @@ use faultless::sync::owner::Owner;
 use loom::thread;
 use std::sync::Arc;
 
-/// What CPU 0 owns at first.
+/// The state initially owned by CPU 0.
 struct Shared {
     grace: Grace,
     owner: Owner,
@@ -28,7 +29,8 @@ impl Shared {
         Arc::new(Self { grace, owner, tree: Guarded::new(), locked: AtomicBool::new(false) })
     }
 
-    /// One call of `cpu`, which changes the tree in place if it can. Returns whether it could.
+    /// One call of `cpu`, which changes the tree in place if possible. Returns whether the change
+    /// was made in place.
     fn edits(&self, cpu: u16) -> bool {
         let held = self.owner.hold(CpuId(cpu), &Fair);
         if held.is_some() {
@@ -37,7 +39,7 @@ impl Shared {
         held.is_some()
     }
 
-    /// Reads the tree in a section, twice. What is seen does not change in between.
+    /// Reads the tree twice in a section. The value does not change in between.
     fn reads(&self, cpu: u16) -> u32 {
         let here = local(cpu);
         let section = self.grace.enter(&here);
@@ -49,8 +51,8 @@ impl Shared {
     }
 }
 
-/// One CPU edits in place, another comes to read.
-fn an_edit_against_who_joins() {
+/// One CPU edits in place, and another CPU begins to read.
+fn an_edit_against_a_joining_cpu() {
     explore(None, || {
         let shared = Shared::new();
         let editor = {
@@ -64,11 +66,11 @@ fn an_edit_against_who_joins() {
 }
 
 #[test]
-fn who_joins_sees_all_that_the_owner_has_done() {
-    an_edit_against_who_joins();
+fn a_joining_cpu_sees_all_edits_of_the_owner() {
+    an_edit_against_a_joining_cpu();
 }
 
-/// One CPU tries to own what is shared, while another reads in a section.
+/// One CPU tries to own shared state, while another CPU reads in a section.
 fn a_try_against_a_reader() {
     explore(None, || {
         let shared = Shared::new();
@@ -86,11 +88,12 @@ fn a_try_against_a_reader() {
 }
 
 #[test]
-fn nobody_owns_what_another_reads() {
+fn a_reader_prevents_ownership() {
     a_try_against_a_reader();
 }
 
-/// One CPU tries to own what is shared, while another reads under a lock. It looks who owns it once, in a section.
+/// One CPU tries to own shared state, while another CPU reads under a lock. The reader checks the
+/// owner once, in a section.
 fn a_try_against_a_lock() {
     explore(None, || {
         let shared = Shared::new();
@@ -117,11 +120,12 @@ fn a_try_against_a_lock() {
 }
 
 #[test]
-fn nobody_owns_what_another_has_locked() {
+fn a_lock_prevents_ownership() {
     a_try_against_a_lock();
 }
 
-/// One CPU takes over from another, which reads, and then edits if it still can.
+/// One CPU takes over the ownership from another CPU, which reads, and then edits if still
+/// possible.
 fn a_take_over() {
     explore(None, || {
         let shared = Shared::new();
@@ -141,13 +145,13 @@ fn a_take_over() {
 }
 
 #[test]
-fn who_takes_over_is_the_only_owner() {
+fn a_take_over_leaves_one_owner() {
     a_take_over();
 }
 
 /// A reader joins while one CPU takes over from another.
 #[test]
-fn who_joins_while_another_takes_over() {
+fn a_reader_joins_during_a_take_over() {
     explore(Some(3), || {
         let shared = Shared::new();
         let editor = {
@@ -169,11 +173,11 @@ fn who_joins_while_another_takes_over() {
 }
 
 caught! {
-    who_joins_waits_for_the_owner:
-        without JoinAwaitsOwner, an_edit_against_who_joins(), says "Causality violation";
-    who_tries_looks_at_sections:
+    a_joining_cpu_waits_for_the_owner:
+        without JoinAwaitsOwner, an_edit_against_a_joining_cpu(), says "Causality violation";
+    trying_to_own_checks_sections:
         without TryLooks, a_try_against_a_reader(), says "Causality violation";
-    who_takes_over_looks_at_sections:
+    a_take_over_checks_sections:
         without TryLooks, a_take_over(), says "Causality violation";
     a_section_needs_its_mark:
         without SectionMark, a_try_against_a_reader(), says "Causality violation";

@@ -1,7 +1,8 @@
-//! Programs: the whole subsystem, calls and faults, on two CPUs with TLBs. Each access of a program is
-//! checked for law 1 (see `models::machine`), each value that it loads for law 2, and the books at the end.
+//! Programs: the whole subsystem, calls and faults, on two CPUs with TLBs. Each access of a program
+//! is checked for law 1 (see `models::machine`), each loaded value for law 2, and the audit runs at
+//! the end.
 //!
-//! Bounds: two threads, at most two forced switches; one or three where it says so.
+//! Bounds: two threads, at most two forced switches; one or three if a model says so.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_space`
 
@@ -20,7 +21,7 @@ fn mapped(stage: &Stage<'_>) {
     stage.store(20, 1).unwrap();
 }
 
-/// Runs a program in the space, from its first instruction to its last.
+/// Runs a complete program in the space.
 fn running(stage: &Stage<'_>, program: impl FnOnce()) {
     stage.space.activate(stage.cpu);
     program();
@@ -28,7 +29,7 @@ fn running(stage: &Stage<'_>, program: impl FnOnce()) {
     unsafe { stage.space.deactivate(stage.cpu) };
 }
 
-/// A program uses a page that is unmapped, and whose frame is another page a moment later.
+/// A program uses a page that is unmapped, and whose frame becomes another page at once.
 fn a_program_against_reuse() {
     two(
         Some(3),
@@ -51,11 +52,11 @@ fn a_program_against_reuse() {
 }
 
 #[test]
-fn a_program_uses_no_frame_that_is_another_s() {
+fn a_program_uses_no_frame_of_another_owner() {
     a_program_against_reuse();
 }
 
-/// A program uses a page that is discarded, and whose frame is another page a moment later.
+/// A program uses a page that is discarded, and whose frame becomes another page at once.
 fn a_program_against_a_discard() {
     two(
         Some(3),
@@ -80,7 +81,7 @@ fn a_program_sees_the_old_page_or_zeros() {
     a_program_against_a_discard();
 }
 
-/// A program leaves and comes back, and uses nothing that it knew before.
+/// A program leaves and comes back, and uses no old translation.
 fn a_program_that_leaves() {
     two(
         BOUND,
@@ -98,11 +99,11 @@ fn a_program_that_leaves() {
 }
 
 #[test]
-fn who_comes_back_knows_nothing() {
+fn a_returning_program_has_no_translations() {
     a_program_that_leaves();
 }
 
-/// Two CPUs that run the space unmap a page each, of which the other has a translation.
+/// Two CPUs that run the space each unmap a page for which the other CPU has a translation.
 fn two_that_unmap() {
     two(
         Some(1),
@@ -127,12 +128,12 @@ fn two_that_unmap() {
 }
 
 #[test]
-fn two_that_flush_each_other_get_done() {
+fn two_cpus_that_flush_each_other_finish() {
     two_that_unmap();
 }
 
-/// A program reads untouched memory while another CPU stores to it: once it has heard of the store, it
-/// sees it.
+/// A program reads untouched memory while another CPU stores to the page: after a message about the
+/// store, the program reads the new value.
 fn zeros_against_a_store() {
     two(
         Some(1),
@@ -156,11 +157,12 @@ fn zeros_against_a_store() {
 }
 
 #[test]
-fn who_hears_of_a_store_sees_it() {
+fn a_store_is_visible_after_a_message() {
     zeros_against_a_store();
 }
 
-/// Memory is made read-only while a program stores to it: once that is done its bytes stay.
+/// Memory becomes read-only while a program stores to the page: after the call, the bytes stay
+/// unchanged.
 fn a_store_against_protection() {
     two(
         BOUND,
@@ -187,11 +189,11 @@ fn a_store_against_protection() {
 }
 
 #[test]
-fn no_store_goes_to_memory_that_is_read_only() {
+fn no_store_reaches_read_only_memory() {
     a_store_against_protection();
 }
 
-/// A space forks while a program stores to it: what the child has seen stays.
+/// A space forks while a program stores: the values seen by the child stay.
 fn a_store_against_fork() {
     two(
         BOUND,
@@ -218,17 +220,17 @@ fn a_store_against_fork() {
 }
 
 #[test]
-fn a_child_keeps_what_it_has_seen() {
+fn a_child_keeps_the_values_it_has_seen() {
     a_store_against_fork();
 }
 
 std::thread_local! {
-    /// The child of a model that has one before it begins.
+    /// The child of a model that forks before it begins.
     static CHILD: Cell<Option<Space<Toy>>> = const { Cell::new(None) };
 }
 
-/// A program stores to a page that its child has, too, while another reads it: once that has heard of the
-/// store, it reads the copy.
+/// A program stores to a page shared with its child, while another program reads the page: after a
+/// message about the store, the reader reads the copy.
 fn a_copy_against_a_reader() {
     two(
         Some(1),
@@ -258,31 +260,31 @@ fn a_copy_against_a_reader() {
 }
 
 #[test]
-fn who_hears_of_a_store_reads_the_copy() {
+fn the_copy_is_visible_after_a_message() {
     a_copy_against_a_reader();
 }
 
 caught! {
-    what_was_copied_is_flushed:
+    a_copied_page_is_flushed:
         without CopyFlush, a_copy_against_a_reader(), says "a stale owner";
-    flush_first_then_let_go:
+    an_unmapping_flushes_before_the_frame_is_freed:
         without FlushFirst, a_program_against_reuse(), says "a stale owner";
-    flush_first_then_let_go_what_is_discarded:
+    a_discard_flushes_before_the_frame_is_freed:
         without FlushFirst, a_program_against_a_discard(), says "a stale owner";
-    who_discards_waits_for_the_answer:
+    a_discard_waits_for_the_acknowledgement:
         without AwaitAnswers, a_program_against_a_discard(), says "Causality violation";
-    who_flushes_waits_for_the_answer:
+    the_sender_waits_for_the_acknowledgement:
         without AwaitAnswers, a_program_against_reuse(), says "Causality violation";
-    who_answers_has_forgotten:
+    an_acknowledging_cpu_has_dropped_the_translations:
         without DropTranslations, a_program_against_reuse(), says "Causality violation";
-    who_leaves_forgets:
+    a_leaving_cpu_drops_its_translations:
         without LeaveFlush, a_program_that_leaves(), says "Causality violation";
-    who_waits_answers:
+    a_waiting_cpu_serves_requests:
         without WaiterAnswers, two_that_unmap(), says "maximum number of branches";
     the_first_store_is_flushed:
         without ZeroPageFlush, zeros_against_a_store(), says "a lost write";
-    what_is_protected_is_flushed:
+    protected_memory_is_flushed:
         without ProtectFlush, a_store_against_protection(), says "a store to memory";
-    what_a_fork_protects_is_flushed:
+    memory_protected_by_a_fork_is_flushed:
         without ForkFlush, a_store_against_fork(), says "reached the child";
 }

@@ -1,6 +1,8 @@
-//! CPUs that come to look at something, against one that closes it and waits for them.
+//! CPUs that begin to read a structure, against a CPU that closes the structure and waits for the
+//! readers.
 //!
-//! Bounds: one CPU that looks up to three times, all executions; two that look, at most three forced switches.
+//! Bounds: one CPU that reads up to three times, all executions; two reading CPUs, at most three
+//! forced switches.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_stays`
 
@@ -10,7 +12,7 @@ use faultless::sync::stays::{Stays, await_all};
 use loom::thread;
 use std::sync::Arc;
 
-/// What CPUs look at as long as it is not closed.
+/// The structure that CPUs read while it is open.
 struct Shared {
     stays: [Stays; 2],
     any: AtomicBool,
@@ -18,7 +20,7 @@ struct Shared {
     looked_at: Guarded,
 }
 
-/// So many CPUs look, so many times each, while one closes what they look at and then writes it.
+/// `cpus` CPUs read `looks` times each, while one CPU closes the structure and then writes to it.
 fn looks_against_an_end(switches: Option<usize>, cpus: usize, looks: usize) {
     explore(switches, move || {
         let shared = Arc::new(Shared {
@@ -46,7 +48,7 @@ fn looks_against_an_end(switches: Option<usize>, cpus: usize, looks: usize) {
     });
 }
 
-/// One CPU, whose next look may begin before the other CPU reads that the last has ended.
+/// One CPU, whose next read may begin before the closing CPU sees the end of the last read.
 fn looks_of_one() {
     looks_against_an_end(None, 1, 3);
 }
@@ -56,18 +58,18 @@ fn looks_of_two() {
 }
 
 #[test]
-fn what_is_closed_is_not_looked_at() {
+fn a_closed_structure_is_not_read() {
     looks_of_one();
 }
 
 #[test]
-fn what_is_closed_is_not_looked_at_by_others() {
+fn a_closed_structure_is_not_read_by_two_cpus() {
     looks_of_two();
 }
 
 caught! {
-    who_looks_needs_its_fence:
+    a_reader_needs_its_fence:
         without LookFence, looks_of_one(), says "Causality violation";
-    who_closes_needs_its_fence:
+    closing_needs_its_fence:
         without CloseFence, looks_of_one(), says "Causality violation";
 }

@@ -1,8 +1,9 @@
-//! Tables: a missing one is published by a fault, an empty one is unlinked by a writer, and its frame is used
-//! for something else. The real calls of a [`Space`] on two CPUs of a small machine; and, for the epochs,
-//! the real grace periods and entries on a table of one entry.
+//! Tables: a fault publishes a missing table, a writer unlinks an empty table, and its frame is
+//! reused. The model runs the real calls of a [`Space`] on two CPUs of a small machine. For the
+//! epochs, the model runs the real grace periods and entries on a table of one entry.
 //!
-//! Bounds: two threads, at most three forced switches, two where one moves; all executions where there is but one entry.
+//! Bounds: two threads, at most three forced switches, two if a CPU moves pages; all executions for
+//! the table of one entry.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_table`
 
@@ -19,14 +20,15 @@ use std::sync::Arc;
 
 const BOUND: Option<usize> = Some(3);
 
-/// Two VMAs over two last-level tables (those of pages 16 to 19, and 20 to 23). The second table is there.
+/// Maps two VMAs over two last-level tables (pages 16 to 19, and 20 to 23). The second table
+/// exists.
 fn neighbours(stage: &Stage<'_>) {
     map(stage, 16, 4);
     map(stage, 20, 4);
     stage.space.fault(stage.cpu, page(20), Access::Write).unwrap();
 }
 
-/// A fault publishes the table of a VMA that is unmapped meanwhile.
+/// A fault publishes the table of a VMA during the unmapping of the VMA.
 fn publication_against_unmap() {
     two(
         BOUND,
@@ -35,7 +37,7 @@ fn publication_against_unmap() {
         |stage| {
             let _ = stage.space.fault(stage.cpu, page(16), Access::Write);
         },
-        // The root, one of each level, and the last-level table of the VMA that is left.
+        // The root, one table of each level, and the last-level table of the remaining VMA.
         |census| assert_eq!(census.tables, 4, "a table without a VMA"),
     );
 }
@@ -45,7 +47,7 @@ fn no_table_is_left_without_a_vma() {
     publication_against_unmap();
 }
 
-/// Two CPUs unmap half of what is over a table each.
+/// Two CPUs each unmap half of a table's range.
 fn two_halves_of_a_table() {
     two(
         BOUND,
@@ -60,11 +62,11 @@ fn two_halves_of_a_table() {
 }
 
 #[test]
-fn a_table_goes_with_the_last_vma() {
+fn a_table_is_freed_with_the_last_vma() {
     two_halves_of_a_table();
 }
 
-/// One CPU moves half of what is over a table away, the other unmaps the other half.
+/// One CPU moves half of a table's range away, and another CPU unmaps the other half.
 fn a_move_out_of_half_of_a_table() {
     two(
         Some(2),
@@ -78,17 +80,17 @@ fn a_move_out_of_half_of_a_table() {
             assert_eq!(moved, Ok(page(24)));
         },
         |stage| stage.space.munmap(stage.cpu, page(18), page(2)).unwrap(),
-        // The last-level table of where it went is one more.
+        // One more table: the last-level table of the target.
         |census| assert_eq!(census.tables, 5, "a table without a VMA"),
     );
 }
 
 #[test]
-fn a_table_goes_with_the_last_vma_that_leaves_it() {
+fn a_table_is_freed_when_the_last_vma_leaves() {
     a_move_out_of_half_of_a_table();
 }
 
-/// A fault stands in a table that goes, and whose frame is the page of a program a moment later.
+/// A fault walks a table that is unlinked, and whose frame becomes a page of a program at once.
 fn a_walk_against_reuse() {
     two(
         BOUND,
@@ -118,7 +120,7 @@ fn no_walk_writes_into_a_page() {
     a_walk_against_reuse();
 }
 
-/// A table of one entry, in a frame that is a page afterwards.
+/// A table of one entry, in a frame that later becomes a page.
 #[repr(C)]
 struct Table {
     link: RetireLink,
@@ -127,7 +129,7 @@ struct Table {
     sequence: Sequence,
 }
 
-/// As [`a_walk_against_reuse`], with nothing but the entries, the sequence and the grace period.
+/// As [`a_walk_against_reuse`], with only the entries, the sequence and the grace period.
 fn an_entry_against_reuse() {
     explore(None, || {
         let table = Table {
@@ -162,7 +164,7 @@ fn an_entry_against_reuse() {
         Sequence::writer_fence();
         protocol::settle(&table.entry, &Fair, |_| Entry::NONE);
         protocol::settle(&table.above, &Fair, |_| Entry::NONE);
-        // SAFETY: unlinked just now, once; it lives as long as the model.
+        // SAFETY: unlinked just now, once; the table lives as long as the model.
         unsafe { grace.retire(&here, NonNull::from(&table.link)) };
         for _ in 0..3 {
             for _ in grace.collect(&here) {
@@ -179,18 +181,18 @@ fn an_entry_against_reuse() {
 }
 
 #[test]
-fn no_walk_is_left_when_a_frame_is_used_again() {
+fn no_walk_is_left_when_a_frame_is_reused() {
     an_entry_against_reuse();
 }
 
 caught! {
-    a_table_is_published_while_its_vma_stands:
+    a_table_is_published_while_its_vma_is_in_force:
         without TableValidated, publication_against_unmap(), says "a table without a VMA";
-    who_unmaps_looks_again_in_the_step:
+    an_unmapping_checks_again_in_the_step:
         without UnmapLooksAgain, two_halves_of_a_table(), says "a table without a VMA";
-    who_moves_looks_again_in_the_step:
+    a_move_checks_again_in_the_step:
         without UnmapLooksAgain, a_move_out_of_half_of_a_table(), says "a table without a VMA";
-    a_table_goes_after_a_grace_period:
+    a_table_is_freed_after_a_grace_period:
         without TableGrace, a_walk_against_reuse(), says "Causality violation";
     the_second_epoch_keeps_a_walk:
         without SecondEpoch, an_entry_against_reuse(), says "a walk is still there";

@@ -39,7 +39,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_wake_up_is_not_lost() {
+    fn a_wake_up_before_parking_is_not_lost() {
         const TIMES: u32 = if cfg!(miri) { 50 } else { 20_000 };
         let (parking, turns) = (Parking::default(), AtomicU32::new(0));
         std::thread::scope(|scope| {

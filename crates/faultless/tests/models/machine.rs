@@ -1,10 +1,11 @@
-//! A machine for the models: so small that the whole subsystem runs on it under the model checker.
+//! A machine for the models. It is small enough to run the whole subsystem under the model checker.
 //!
-//! Tables have four entries, and a page has four words, which are those of the table that its frame may
-//! become: what a fault installs in a frame that is no table any more is seen by the program that owns
-//! it. Each CPU has a TLB, and each access of a program is checked: its frame must have the owner that it had
-//! when the translation was made, and whoever cleans the frame for the next owner must come after it in
-//! the order of memory, or the model checker finds two accesses without order.
+//! Tables have four entries. A page has four words, which are also the entries of the table that
+//! the frame may become. A program that owns a frame therefore sees an entry which a fault installs
+//! in a former table. Each CPU has a TLB, and each access of a program is checked: the frame must
+//! have the same owner as at the time of the translation. The cleaning of the frame for the next
+//! owner must be ordered after the access; otherwise the model checker reports two unordered
+//! accesses.
 
 use super::{Fair, Guarded};
 use faultless::Census;
@@ -22,11 +23,11 @@ use std::sync::Arc;
 /// The bytes of a frame: a table, or a page of words.
 struct Memory {
     words: UnsafeCell<[AtomicU64; ENTRIES]>,
-    /// Written by who cleans it, read by every access of a program.
+    /// Written when the frame is cleaned, and read by every access of a program.
     used: Guarded,
 }
 
-/// What a TLB knows.
+/// A translation in a TLB.
 #[derive(Clone, Copy)]
 struct Translation {
     space: SpaceId,
@@ -42,9 +43,10 @@ pub struct Toy {
     tlbs: Vec<RefCell<Vec<Translation>>>,
 }
 
-// SAFETY: words are atomics but for the cleaning of a frame by its only owner; a TLB is its CPU's.
+// SAFETY: words are atomics, except for the cleaning of a frame by its only owner; a TLB is used
+// only by its CPU.
 unsafe impl Sync for Toy {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: no field belongs to a thread.
 unsafe impl Send for Toy {}
 
 fn zeros() -> [AtomicU64; ENTRIES] {
@@ -70,13 +72,13 @@ impl Toy {
     }
 
     fn words(&self, frame: FrameNumber) -> &[AtomicU64; ENTRIES] {
-        // SAFETY: the atomics are replaced by the only owner of a frame; on one real thread, whatever
-        // the model does.
+        // SAFETY: the atomics are replaced only by the sole owner of a frame. All threads of a
+        // model run on one real thread.
         unsafe { &*self.memory(frame).words.get() }
     }
 }
 
-// SAFETY: each frame has a memory of its own, which never moves; nothing but `touch` uses translations.
+// SAFETY: each frame has its own memory, which never moves; only `touch` uses translations.
 unsafe impl Machine for Toy {
     type Predictor = faultless::prefault::Streams;
 
@@ -106,7 +108,7 @@ unsafe impl Machine for Toy {
         self.tlbs[cpu.index()].borrow_mut().clear();
     }
 
-    // Who runs a program looks between any two of its instructions.
+    // Programs check for requests between any two of their instructions.
     fn interrupt(&self, _: CpuId) {}
 
     fn relax(&self, looks: u32) {
@@ -134,8 +136,8 @@ pub fn cpu(vm: &Vm<Toy>, id: CpuId) -> Cpu<'_, Toy> {
     unsafe { vm.cpu(id) }
 }
 
-/// An instruction of the program that `cpu` runs in `space`: an access to the word of its page that has the
-/// page's number (so a table's entry for that page would be there). Serves faults as a kernel does.
+/// An instruction of the program that `cpu` runs in `space`: an access to the page's word at the
+/// index of the page (the position of a table entry for this page). Serves faults as a kernel does.
 pub fn touch<R>(
     cpu: &Cpu<'_, Toy>,
     space: &Space<Toy>,
@@ -157,8 +159,8 @@ pub fn touch<R>(
             return Ok(body(&toy.words(frame)[(addr / PAGE_SIZE) as usize % ENTRIES]));
         }
         let at = (addr / PAGE_SIZE) as usize % ENTRIES;
-        // SAFETY: the space lives, and tables go only once this CPU has answered, which it does not
-        // do during its walk.
+        // SAFETY: the space lives. A table is freed only after this CPU has acknowledged, which
+        // does not happen during its walk.
         let entry = match unsafe { descend(toy, space.root(), addr) } {
             Reached::Last(slots) => Entry(slots[at].load(Ordering::Acquire)),
             Reached::Above { seen, .. } if seen.is_huge() => seen.part(at),
@@ -179,12 +181,12 @@ pub const fn page(number: u64) -> u64 {
     number * PAGE_SIZE
 }
 
-/// What runs on a CPU of a model: calls, and programs in a space.
+/// The state of a CPU in a model: calls, and programs in a space.
 #[derive(Clone, Copy)]
 pub struct Stage<'a> {
     pub cpu: &'a Cpu<'a, Toy>,
     pub space: &'a Space<Toy>,
-    /// One word through which programs talk.
+    /// A word through which programs communicate.
     pub word: &'a AtomicU64,
 }
 
@@ -211,8 +213,8 @@ pub fn map(stage: &Stage<'_>, first: u64, pages: u64) {
 
 type Act = fn(&Stage<'_>);
 
-/// Runs `left` on CPU 0 and `right` on CPU 1, after `before`, a program on CPU 0. At the end the books are right, which
-/// `after` sees, and nothing is lost when the space ends.
+/// Runs `before` on CPU 0, and then `left` on CPU 0 and `right` on CPU 1. `after` receives the
+/// census at the end. The audit must balance, and no frame is lost when the space ends.
 pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&Census)) {
     super::explore(bound, move || {
         const FRAMES: u32 = 24;
@@ -233,7 +235,7 @@ pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&
                 cpu.drain();
             })
         };
-        // So that the other may go first without being counted as a forced switch.
+        // Lets the other thread go first without counting a forced switch.
         loom::thread::yield_now();
         left(&stage);
         other.join().unwrap();

@@ -1,5 +1,5 @@
-//! What the models share: how they explore, how they wait, and how a line is taken out of the code to see
-//! that a model notices.
+//! Common parts of the models: the exploration, the waiting, and the removal of a protocol step to
+//! check that a model detects the loss.
 #![allow(dead_code, unused_macros, reason = "no file of models uses all of it")]
 
 pub mod machine;
@@ -32,8 +32,8 @@ pub fn explore(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'sta
     builder.check(model);
 }
 
-/// Tests that fail, as they must: each runs a check on the code without the line of a mutant, and names
-/// what the check then says.
+/// Tests that fail, as required: each test runs a check on the code without the step of a mutant,
+/// and names the expected message of the failure.
 macro_rules! caught {
     ($($name:ident: without $mutant:ident, $check:expr, says $what:literal;)*) => {$(
         #[test]
@@ -50,9 +50,9 @@ pub fn local(cpu: u16) -> Local {
     unsafe { Local::claim(CpuId(cpu)) }
 }
 
-/// Looks again and again, as any waiter. Two that wait by turns while a third does not run are an
-/// execution without end, so what comes after a third vain look is run, by a fair schedule, but its
-/// alternatives are not explored.
+/// Waits like every waiter, with repeated checks. Two waiters that alternate while a third thread
+/// does not run form an endless execution. After a third unsuccessful check, the model therefore
+/// continues with a fair schedule, and does not explore its alternatives.
 pub struct Fair;
 
 impl Wait for Fair {
@@ -64,7 +64,7 @@ impl Wait for Fair {
     }
 }
 
-/// A counter that fails the model when two threads are at it without order between them.
+/// A counter that fails the model if two threads access the counter without an order.
 pub struct Guarded(UnsafeCell<u32>);
 
 impl Guarded {
@@ -73,7 +73,7 @@ impl Guarded {
     }
 
     pub fn add(&self) {
-        // SAFETY: none is claimed; that the accesses are ordered is what the model checker checks.
+        // SAFETY: none is claimed; the model checker checks the order of the accesses.
         self.0.with_mut(|value| unsafe { *value += 1 });
     }
 
