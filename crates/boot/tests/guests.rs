@@ -169,6 +169,7 @@ fn policies_of_memory() {
 
 /// Used pages move to the fast node, and stay there and in memory while other pages leave.
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn tiers() {
     for machine in machines() {
         let nodes = "1:3".parse().expect("shares");
@@ -252,6 +253,7 @@ fn swap() {
 /// Unreadable pages of the swap disk cause signals for their users, and unwritable pages are not
 /// used.
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn errors_of_a_swap_disk() {
     for machine in machines() {
         let swap = Some(256 << 20);
@@ -282,11 +284,11 @@ fn three_thousand_threads() {
     assert!(ran.output.contains("# 3000 threads"), "{ran}");
 }
 
-/// Random system calls from each CPU for a quarter of a minute, and with `FAULTLESS_LONG` for a
-/// minute; on one CPU for some seconds.
+/// Random system calls from each CPU for 5 seconds, and with `FAULTLESS_LONG` for a minute; on one
+/// CPU for 2 seconds.
 #[test]
 fn random_calls() {
-    let seconds = if is_long() { "seconds=60" } else { "seconds=15" };
+    let seconds = if is_long() { "seconds=60" } else { "seconds=5" };
     passes(&deterministic(), "fuzz", &["seconds=2", "calls=all", "seed=7"], 1);
     passes(&parallel(), "fuzz", &[seconds, "calls=all"], 1);
 }
@@ -321,6 +323,7 @@ fn workloads() {
 /// progress. (A lock handed to CPUs that do not run would take a turn of the host's scheduler for
 /// each pair, and minutes for this test.)
 #[test]
+#[ignore = "takes a quarter of a minute; `.ci/long` runs it"]
 fn cpus_that_share_cores() {
     for locking in ["set=locking=speculative", "set=locking=mmap_lock"] {
         let machine = Machine { cpus: 8, words: vec![locking.into()], ..parallel() };

@@ -375,6 +375,7 @@ fn memory_in_tiers_is_compared_at_given_ratios_and_cpus() {
 }
 
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn memory_in_tiers_is_compared_at_each_ratio() {
     let place = Place::new();
     let json = place.out("tiers.jsonl");

@@ -347,6 +347,7 @@ fn selected_policies_are_the_columns() {
 }
 
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn every_bundled_recording_replays_without_a_signal() {
     for recording in recordings::all() {
         for setting in ["locking=mmap_lock", "locking=per_vma", "locking=speculative"] {
@@ -445,6 +446,7 @@ fn replay_and_compare_report_the_same_counts() {
 
 /// The count is the same in the table, in JSON, of `replay` and of `compare`, each time.
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn unused_prefaulted_pages_are_counted_once() {
     let args = ["replay", "cargo", "--set", "prefault_max_order=3", "--json", "-"];
     let count = |lines: &[serde_json::Value]| {
@@ -475,6 +477,7 @@ fn unused_prefaulted_pages_are_counted_once() {
 }
 
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn policies_are_compared_with_the_prefault_that_is_set() {
     let run = |set: &[&str]| {
         let args = [&["replay", "sort", "--policies", "--json", "-"], set].concat();

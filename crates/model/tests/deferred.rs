@@ -23,6 +23,7 @@ fn the_laws_hold_in_every_state() {
 }
 
 #[test]
+#[ignore = "takes half a minute; `.ci/long` runs it"]
 fn the_laws_hold_where_pages_are_cold() {
     common::hold(model(ROUNDS[1], None));
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Operations with one pair of files.
 const ROUND: u64 = 1000;
 /// Operations that take 5 to 50 seconds: as long as the host's disk takes for what is synced.
-const OPERATIONS: u64 = 100_000;
+const OPERATIONS: u64 = 30_000;
 /// One round in so many has a file with huge text, which costs as much as some others.
 const TEXT_SELDOM: u64 = 16;
 /// How many operations a failure shows.

@@ -51,7 +51,8 @@ mod tests {
     /// any time.
     fn resident() -> usize {
         let statm = fs::read_to_string("/proc/self/statm").expect("Linux has it");
-        let pages: Vec<usize> = statm.split(' ').map_while(|field| field.trim().parse().ok()).collect();
+        let pages: Vec<usize> =
+            statm.split(' ').map_while(|field| field.trim().parse().ok()).collect();
         // The second number is the resident pages, the third the resident pages of files and of shared memory.
         (pages[1] - pages[2]) * 4096
     }
