@@ -27,11 +27,11 @@ Examples:
   faultless stat pft threads=2              one workload, like perf stat
   faultless record -o app.fltrace -- ./app  record a program's memory use
   faultless replay app.fltrace --policies   compare the policies for it
-  faultless advise -- ./app                 Linux settings that reduce its faults
+  faultless advise -- ./app                 Linux settings with fewer faults
   faultless boot ./app                      a static program on the bare machine
   faultless versus                          cost of faults there and on Linux
   faultless scale pft                       on 1 to 192 simulated CPUs
-  faultless calibrate --check               costs of this machine, and predictions
+  faultless calibrate --check               costs of this machine; predictions
 
 Exit status: 0; 2 for wrong arguments, or an input file or program that is
 missing or unusable; 1 for other failures; 128 plus its number for a signal.
