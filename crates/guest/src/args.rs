@@ -1,4 +1,4 @@
-//! Arguments of the form `name=value`; what has no `=` is a word.
+//! Arguments of the form `name=value`; an argument without `=` is a word.
 
 use std::str::FromStr;
 
@@ -11,8 +11,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// The arguments of this process, which is `program` and knows the parameters `known`. Ends it,
-    /// with a message and status 2, where others are given.
+    /// Reads the arguments of this process, which is `program` and supports the parameters `known`.
+    /// Ends the process with a message and status 2 if there are other parameters.
     pub fn read(program: &'static str, known: &[&str]) -> Self {
         let mut args = Self { program, words: Vec::new(), given: Vec::new() };
         for argument in std::env::args().skip(1) {
@@ -35,12 +35,13 @@ impl Args {
         &self.words
     }
 
-    /// The text given for `name`.
+    /// Returns the text of `name`.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.given.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The value given for `name`, or `default`. Ends the process, with a message, where it is none.
+    /// Returns the value of `name`, or `default`. Ends the process with a message if the value is
+    /// invalid.
     pub fn get<T: FromStr>(&self, name: &str, default: T) -> T {
         let Some(text) = self.text(name) else { return default };
         text.parse().unwrap_or_else(|_| self.refuse(&format!("{name}={text} will not do")))

@@ -1,19 +1,19 @@
-//! Named checks, each in a process of its own.
+//! Named checks, each in its own process.
 //!
-//! A check that is ended by a signal, or that ends its process, fails as itself and not with the whole
-//! program. Its name is printed where it passes, as `ok NAME`, and where it fails, as `FAIL NAME: why`.
+//! If a signal ends a check, or the check ends its process, only this check fails, and not the
+//! whole program. A passing check prints `ok NAME`, and a failing check prints `FAIL NAME: why`.
 
 use crate::args::Args;
 use crate::proc::{Status, fork};
 use std::io::Write;
 
-/// Whether a check holds, or why not.
+/// The result of a check, with the reason for a failure.
 pub type Verdict = Result<(), String>;
 
-/// A check: its name and what it does.
+/// A check: its name and its function.
 pub type Check = (&'static str, fn() -> Verdict);
 
-/// Leaves the check with a message, where the condition does not hold.
+/// Fails the check with a message unless the condition holds.
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
@@ -23,7 +23,7 @@ macro_rules! ensure {
     };
 }
 
-/// Leaves the check with a message, where two values differ.
+/// Fails the check with a message if two values differ.
 #[macro_export]
 macro_rules! same {
     ($found:expr, $expected:expr, $($message:tt)+) => {{
@@ -34,11 +34,11 @@ macro_rules! same {
     }};
 }
 
-/// The exit status of a check's process that failed in good order.
+/// The exit status of a check's process after an ordinary failure.
 const FAILED: i32 = 99;
 
-/// Runs the checks that the words of `args` name, or all, and returns the program's exit status. With
-/// the word `here` they run in this process.
+/// Runs the checks selected by the words of `args`, or all checks, and returns the program's exit
+/// status. With the word `here` the checks run in this process.
 pub fn run(args: &Args, checks: &[Check]) -> i32 {
     let words: Vec<&str> =
         args.words().iter().map(String::as_str).filter(|word| *word != "here").collect();
@@ -58,7 +58,7 @@ pub fn run(args: &Args, checks: &[Check]) -> i32 {
     i32::from(failed > 0)
 }
 
-/// Runs a check in a process of its own.
+/// Runs a check in its own process.
 fn apart(name: &str, check: fn() -> Verdict) -> bool {
     let child = fork(|| if report(name, check()) { 0 } else { FAILED });
     match child.and_then(|child| child.wait()) {

@@ -3,8 +3,9 @@
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 use std::time::Duration;
 
-/// The time stamp counter, read after everything before it has executed and before anything after it
-/// has begun. Under an emulator that counts instructions it is the number of instructions executed.
+/// Returns the time stamp counter, read after all earlier instructions have executed and before any
+/// later one has begun. Under an emulator that counts instructions, the result is the number of
+/// executed instructions.
 #[inline(always)]
 pub fn ticks() -> u64 {
     // SAFETY: every x86-64 CPU has both instructions, and no kernel here forbids them to user mode.
@@ -16,7 +17,7 @@ pub fn ticks() -> u64 {
     }
 }
 
-/// Seconds of CPU time that this process has used.
+/// Returns the CPU time used by this process, in seconds.
 pub fn used() -> f64 {
     let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a local.

@@ -1,4 +1,4 @@
-//! A directory of the program's own, and what goes wrong with files, in words.
+//! A private directory of the program, and file errors as texts.
 
 use crate::args::Args;
 use crate::check::{self, Check};
@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 static DIR: OnceLock<PathBuf> = OnceLock::new();
 
-/// Runs the checks of `program` that its arguments name, in a directory of their own in `dir=DIR` (`/tmp`),
-/// which is removed at the end.
+/// Runs the checks of `program` selected by its arguments, in a private directory in `dir=DIR`
+/// (`/tmp`), which is removed at the end.
 pub fn run(program: &'static str, checks: &[Check]) -> ! {
     let args = Args::read(program, &["dir"]);
     let place = PathBuf::from(args.text("dir").unwrap_or("/tmp"));
@@ -39,7 +39,7 @@ pub fn path(name: &str) -> PathBuf {
     dir().join(name)
 }
 
-/// The error of `std::io`, with what was being done.
+/// Converts an error of `std::io` to a message that contains the operation.
 pub fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
@@ -49,7 +49,7 @@ pub fn number<T>(result: std::io::Result<T>) -> i32 {
     result.err().map_or(0, |error| error.raw_os_error().unwrap_or(-1))
 }
 
-/// Makes that file, empty, and opens it to read and write.
+/// Makes an empty file of this name, and opens it for reading and writing.
 pub fn create(name: &str) -> Result<File, String> {
     let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path(name));
@@ -63,6 +63,6 @@ fn c_string(path: &std::path::Path) -> Result<CString, String> {
 /// Opens with flags of Linux's own.
 pub fn open(name: &str, flags: i32) -> Result<OwnedFd, Errno> {
     let path = c_string(&path(name)).map_err(|_| Errno(libc::EINVAL))?;
-    // SAFETY: the path lives as long as the call, and nobody else owns what is opened.
+    // SAFETY: the path lives as long as the call, and the new descriptor has no other owner.
     unsafe { checked(libc::open(path.as_ptr(), flags, 0o644)).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }

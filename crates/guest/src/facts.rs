@@ -6,7 +6,7 @@ use std::fs;
 
 /// `SYSLOG_ACTION_READ_ALL`: returns the kernel's log without removing the text.
 const READ_ALL: i32 = 3;
-/// Bytes of the log that are read.
+/// The number of bytes of the log to read.
 const LOG: usize = 1 << 20;
 const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
 
@@ -16,7 +16,7 @@ const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
 /// The caller is the first process of the machine, because the function mounts `sysfs` and
 /// `securityfs`.
 pub fn print() {
-    // Without these mounts the facts that they contain are absent.
+    // Without these mounts, the facts in them are absent.
     let _ = init::mount("sysfs", "/sys");
     let _ = init::mount("securityfs", "/sys/kernel/security");
     for (name, text) in all() {

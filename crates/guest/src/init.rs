@@ -1,5 +1,5 @@
-//! A program that may be the first process of a machine: with nothing around it, it makes its own
-//! surroundings, and turns the machine off when it is done.
+//! A program that may be the first process of a machine: it sets up its own environment, and turns
+//! the machine off at the end.
 
 use crate::clock::sleep_ms;
 use crate::sys::{call, checked};
@@ -9,22 +9,23 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Where modules of the kernel may be, which are loaded in the order of their names.
+/// The folder of kernel modules, which are loaded in the order of their names.
 const MODULES: &str = "/modules";
-/// `MODULE_INIT_COMPRESSED_FILE`: the kernel decompresses it.
+/// `MODULE_INIT_COMPRESSED_FILE`: the kernel decompresses the module.
 const COMPRESSED: u64 = 4;
 
-/// Proof of being the first process of a Linux that has nothing mounted yet. The machine goes off when it is
-/// dropped.
+/// Proof of being the first process of a Linux without mounts. Dropping the value turns the machine
+/// off.
 #[derive(Debug)]
 pub struct Init(());
 
 impl Init {
-    /// If this is such a process, mounts `/proc` and a tmpfs at `/tmp`, loads what modules of the kernel there are, with `/dev` for
-    /// their devices, and lets the kernel come to rest for `settle` seconds: it has work left from its own start.
+    /// If this is the first process, mounts `/proc` and a tmpfs at `/tmp`, loads the kernel
+    /// modules, with `/dev` for their devices, and waits `settle` seconds for the kernel to finish
+    /// the work of its own start.
     ///
     /// # Errors
-    /// What cannot be mounted or loaded.
+    /// A mount or a load that failed.
     pub fn begin(settle: u64) -> Result<Option<Self>, String> {
         if proc::pid() != 1 || procfs::text("/proc/self/stat").is_ok() {
             return Ok(None);
@@ -42,7 +43,7 @@ impl Init {
 
 impl Drop for Init {
     fn drop(&mut self) {
-        // SAFETY: nothing here needs the machine any more.
+        // SAFETY: the machine is no longer needed.
         unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_POWER_OFF) };
     }
 }
@@ -58,7 +59,7 @@ pub(crate) fn mount(kind: &str, target: &str) -> Result<(), String> {
     checked(done).map(|_| ()).map_err(|errno| format!("mount {target}: {errno}"))
 }
 
-/// Gives the kernel its modules.
+/// Loads the kernel modules.
 fn load_modules() -> Result<(), String> {
     let explain =
         |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());

@@ -1,7 +1,8 @@
-//! What the measuring programs have in common: ticks of the time stamp counter for what is done, and the median of some passes.
+//! Common code of the measuring programs: time in ticks of the time stamp counter, and the median
+//! of several passes.
 //!
-//! Where an emulator counts instructions (`-icount shift=0`) ticks are instructions, and every figure repeats to the last digit; elsewhere they
-//! are only ticks.
+//! Under an emulator that counts instructions (`-icount shift=0`), ticks are instructions, and
+//! every result repeats to the last digit; elsewhere ticks are only time.
 
 use crate::args::Args;
 use crate::clock::{self, ticks};
@@ -27,12 +28,12 @@ pub enum Touch {
     Write,
 }
 
-/// Touches every page of `region` and returns the ticks it took.
+/// Touches every page of `region` and returns the ticks used.
 pub fn touch(region: &Region, how: Touch) -> u64 {
     let (start, end) = (region.start(), region.start() + region.len());
     let begin = ticks();
-    // One instruction that touches and three that loop, whatever the compiler thinks.
-    // SAFETY: the addresses are the region's, which has nothing of Rust's in it.
+    // One instruction that touches and three that loop, independent of the compiler. SAFETY: the
+    // addresses belong to the region, which contains no Rust objects.
     unsafe {
         match how {
             Touch::Read => asm!(
@@ -48,29 +49,29 @@ pub fn touch(region: &Region, how: Touch) -> u64 {
     ticks() - begin
 }
 
-/// What touching pages costs that are there: the least of a few times, for another program's turn in
-/// between would count against the figure.
+/// Returns the cost of touching present pages: the minimum of several runs, because another
+/// program's turn would be counted.
 pub fn touch_again(region: &Region, how: Touch) -> u64 {
     (0..4).map(|_| touch(region, how)).min().unwrap_or(0)
 }
 
-/// The ticks that `body` takes.
+/// Returns the ticks used by `body`.
 ///
 /// # Errors
-/// Those of `body`.
+/// The errors of `body`.
 pub fn time<T>(body: impl FnOnce() -> sys::Result<T>) -> sys::Result<(u64, T)> {
     let begin = ticks();
     let value = body()?;
     Ok((ticks() - begin, value))
 }
 
-/// Ticks between two readings of the counter with nothing between them.
+/// Returns the ticks between two consecutive readings of the counter.
 pub fn empty() -> u64 {
     let begin = ticks();
     ticks() - begin
 }
 
-/// The ticks of `rounds` rounds of `body`, without those of the loop.
+/// Returns the ticks of `rounds` rounds of `body`, without the ticks of the loop.
 pub fn rounds(rounds: u64, mut body: impl FnMut()) -> f64 {
     let around = |body: &mut dyn FnMut()| {
         let begin = ticks();
@@ -84,7 +85,7 @@ pub fn rounds(rounds: u64, mut body: impl FnMut()) -> f64 {
     with.saturating_sub(without) as f64 / rounds as f64
 }
 
-/// A call whose failure would make the figure worthless: it ends the process.
+/// Ends the process after a failed call, which would make the result invalid.
 pub fn must(call: &str, result: i64) {
     if let Err(errno) = sys::result(result) {
         eprintln!("{call}: {errno}");
@@ -92,7 +93,8 @@ pub fn must(call: &str, result: i64) {
     }
 }
 
-/// The rows of a program: `row=` says which are wanted, `passes=` of how many passes a figure is the median.
+/// The rows of a program: `row=` selects rows, and `passes=` sets the number of passes for the
+/// median.
 #[derive(Debug)]
 pub struct Rows<'a> {
     only: Option<&'a str>,
@@ -102,10 +104,11 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// What the program was given, on one CPU and without huge pages for its own memory.
+    /// Reads the program's arguments, and sets up one CPU and no huge pages for the program's own
+    /// memory.
     ///
     /// # Errors
-    /// It cannot stay on one CPU.
+    /// The process cannot be pinned to one CPU.
     pub fn begin(args: &'a Args) -> Result<Self, String> {
         proc::pin(0).map_err(|errno| format!("sched_setaffinity: {errno}"))?;
         proc::no_huge_pages();
@@ -116,7 +119,7 @@ impl<'a> Rows<'a> {
         Ok(Self { only: args.text("row"), passes, rest })
     }
 
-    /// How many passes there are, with the one that warms up.
+    /// Returns the number of passes, including the warm-up pass.
     pub fn all_passes(&self) -> u64 {
         self.passes as u64 + 1
     }
@@ -128,15 +131,15 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Whether one of `names` is wanted.
+    /// Returns whether one of `names` is selected.
     pub fn wanted(&self, names: &[&str]) -> bool {
         self.only.is_none_or(|only| only.split(',').any(|only| names.contains(&only)))
     }
 
-    /// Runs passes, each of which gives a figure for each of `names`, and prints their medians.
+    /// Runs passes, each with a result for each of `names`, and prints the medians.
     ///
     /// # Errors
-    /// A pass's, with the names.
+    /// The error of a pass, with the names.
     pub fn row<const N: usize>(
         &self,
         names: [&str; N],
@@ -162,10 +165,10 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A file of so many pages, all of which are cached; it has no name any more.
+/// Makes a file of `pages` pages, all of them cached; the file has no name.
 ///
 /// # Errors
-/// What cannot be made or written.
+/// A failure to make or write the file.
 pub fn cached_file(dir: &str, pages: u64) -> Result<File, String> {
     let path = format!("{dir}/rows.data");
     let explain = |what: &str, error: &dyn std::fmt::Display| format!("{what} {path}: {error}");
@@ -176,7 +179,7 @@ pub fn cached_file(dir: &str, pages: u64) -> Result<File, String> {
         .truncate(true)
         .open(&path)
         .map_err(|error| explain("create", &error))?;
-    // Whatever happens, nobody needs it by name.
+    // The name is not needed.
     std::fs::remove_file(&path).map_err(|error| explain("remove", &error))?;
     for _ in 0..pages {
         file.write_all(&[1; PAGE as usize]).map_err(|error| explain("write", &error))?;
@@ -184,23 +187,24 @@ pub fn cached_file(dir: &str, pages: u64) -> Result<File, String> {
     Ok(file)
 }
 
-/// Turns of the thread [beside](beside), and whether it is to end.
+/// The turns of the thread [beside](beside), and the flag to end it.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 static END: AtomicBool = AtomicBool::new(false);
 
-/// What a thread takes that gives its CPU away again and again.
+/// Measurements beside a thread that yields its CPU repeatedly.
 #[derive(Debug)]
 pub struct Beside {
-    /// Ticks of a turn when it is alone.
+    /// Ticks of a turn when this thread runs alone.
     alone: f64,
 }
 
 impl Beside {
-    /// The ticks that `body` takes, without those of the thread beside it, and without those in which the CPU itself waited for a disk, if the kernel tells
+    /// Returns the ticks used by `body`, without the ticks of the other thread, and without the
+    /// time for which the CPU itself waited for a disk, if the kernel reports this time
     /// (`disk_wait_ns` of `/proc/vmstat`).
     ///
     /// # Errors
-    /// Those of `body`.
+    /// The errors of `body`.
     pub fn time<T>(&self, body: impl FnOnce() -> sys::Result<T>) -> sys::Result<(f64, T)> {
         let waited = || procfs::vmstat().ok().and_then(|all| all.get("disk_wait_ns").copied());
         let (turns, wait, start) = (TURNS.load(Relaxed), waited(), Instant::now());
@@ -213,14 +217,16 @@ impl Beside {
     }
 }
 
-/// Runs `body` beside a thread that gives its CPU away again and again, so that the CPU never rests while a disk is waited for. So what `body` takes
-/// has no time of the disk; but what its waits take: the switches of threads, the part of a turn that each of them cuts off, and timer interrupts.
+/// Runs `body` beside a thread that yields its CPU repeatedly, so that the CPU never idles during a
+/// wait for a disk. So the time of `body` does not contain the disk's time. It does contain the
+/// cost of its waits: thread switches, the part of a turn cut off by each switch, and timer
+/// interrupts.
 ///
 /// # Errors
-/// Those of `body`.
+/// The errors of `body`.
 ///
 /// # Panics
-/// If there can be no thread.
+/// If no thread can be made.
 pub fn beside(body: impl FnOnce(&Beside) -> Result<(), String>) -> Result<(), String> {
     const ROUNDS: u64 = 1000;
     let give_way = || {
@@ -230,7 +236,7 @@ pub fn beside(body: impl FnOnce(&Beside) -> Result<(), String>) -> Result<(), St
     let (ready, begin) = mpsc::channel();
     END.store(false, Relaxed);
     let other = thread::spawn(move || {
-        // The main thread waits: this one is alone.
+        // The main thread waits, so this thread runs alone.
         let alone = (0..8).map(|_| rounds(ROUNDS, give_way)).fold(f64::MAX, f64::min);
         let _ = ready.send(alone);
         while !END.load(Relaxed) {

@@ -1,7 +1,7 @@
-//! Memory to probe: mappings that no Rust reference points into.
+//! Memory to probe: mappings without Rust references.
 //!
-//! Loads and stores are single instructions of ours, so the compiler neither drops, merges nor moves
-//! them, and one that faults is a signal and nothing worse.
+//! Loads and stores are single instructions in inline assembly. So the compiler does not drop,
+//! merge or move them, and a faulting access only causes a signal.
 
 use crate::sys::{self, Errno, call};
 use std::arch::asm;
@@ -11,18 +11,18 @@ use std::ptr::with_exposed_provenance_mut;
 
 /// The size of a page, in bytes.
 pub const PAGE: u64 = 4096;
-/// May be read.
+/// Readable.
 pub const READ: i32 = libc::PROT_READ;
-/// May be read and written.
+/// Readable and writable.
 pub const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
-/// May not be accessed.
+/// Not accessible.
 pub const NONE: i32 = libc::PROT_NONE;
 
 /// Loads the 8 bytes at `addr`.
 #[inline(always)]
 pub fn load(addr: u64) -> u64 {
     let value;
-    // SAFETY: reads only; the value means what the caller knows of it.
+    // SAFETY: reads only; the caller interprets the value.
     unsafe {
         asm!("mov {}, [{}]", out(reg) value, in(reg) addr, options(nostack, readonly, preserves_flags));
     }
@@ -32,16 +32,16 @@ pub fn load(addr: u64) -> u64 {
 /// Stores 8 bytes at `addr`.
 ///
 /// # Safety
-/// Nothing that Rust knows of lies there.
+/// The address contains no Rust object.
 #[inline(always)]
 pub unsafe fn store(addr: u64, value: u64) {
-    // SAFETY: handed on.
+    // SAFETY: by the caller's contract.
     unsafe {
         asm!("mov [{}], {}", in(reg) addr, in(reg) value, options(nostack, preserves_flags));
     }
 }
 
-/// A mapping of this process, with nothing of Rust's in it; it ends where it is dropped.
+/// A mapping of this process without Rust objects; dropping the region unmaps the memory.
 #[derive(Debug)]
 pub struct Region {
     start: u64,
@@ -49,19 +49,20 @@ pub struct Region {
 }
 
 impl Region {
-    /// Maps `len` bytes where the kernel likes, from `offset` of the file `fd` if the flags say so.
+    /// Maps `len` bytes at an address chosen by the kernel, from `offset` of the file `fd` if the
+    /// flags select a file.
     ///
     /// # Errors
     /// `mmap`'s.
     pub fn map(len: u64, prot: i32, flags: i32, fd: i32, offset: u64) -> sys::Result<Self> {
         assert_eq!(flags & libc::MAP_FIXED, 0, "would be anywhere");
         let args = [0, len, prot as u64, flags as u64, fd as u64, offset];
-        // SAFETY: a new mapping, where nothing is.
+        // SAFETY: a new mapping in unused address space.
         let start = unsafe { call(libc::SYS_mmap, args)? };
         Ok(Self { start, len: len.next_multiple_of(PAGE) })
     }
 
-    /// Maps `len` bytes of private anonymous memory, to be written.
+    /// Maps `len` bytes of private anonymous memory, writable.
     ///
     /// # Errors
     /// `mmap`'s.
@@ -69,7 +70,7 @@ impl Region {
         Self::map(len, WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
-    /// Maps `len` bytes that forked children share, to be written.
+    /// Maps `len` bytes shared with forked children, writable.
     ///
     /// # Errors
     /// `mmap`'s.
@@ -77,28 +78,29 @@ impl Region {
         Self::map(len, WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// How long it is, in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no bytes; it always has some.
+    /// Returns whether the region is empty, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of byte `at`, from which `len` bytes are within it.
+    /// Returns the address of byte `at`, after a check that the region contains `len` bytes from
+    /// there.
     fn within(&self, at: u64, len: u64) -> u64 {
         assert!(at <= self.len && len <= self.len - at, "{at:#x}+{len:#x} of {:#x}", self.len);
         self.start + at
     }
 
-    /// Offsets of its pages.
+    /// Returns the offsets of the pages.
     pub fn pages(&self) -> impl DoubleEndedIterator<Item = u64> + use<> {
         (0..self.len / PAGE).map(|page| page * PAGE)
     }
@@ -112,16 +114,17 @@ impl Region {
     /// Stores 8 bytes at `at`.
     #[inline]
     pub fn store(&self, at: u64, value: u64) {
-        // SAFETY: a region has nothing of Rust's in it.
+        // SAFETY: a region contains no Rust objects.
         unsafe { store(self.within(at, 8), value) }
     }
 
-    /// Makes a system call that copies 8 bytes between `value` and `at`, without a translation of this process.
+    /// Makes a system call that copies 8 bytes between `value` and `at`, without a translation of
+    /// this process.
     fn copy_outside(&self, number: i64, at: u64, value: &mut u64) -> sys::Result<()> {
         let pieces = [(&raw mut *value) as u64, 8, self.within(at, 8), 8];
         let (here, there) = (pieces.as_ptr() as u64, pieces[2..].as_ptr() as u64);
         let pid = u64::from(std::process::id());
-        // SAFETY: the pieces are a local and this region's.
+        // SAFETY: the pieces belong to a local and to this region.
         unsafe { call(number, [pid, here, 1, there, 1, 0]) }.map(|_| ())
     }
 
@@ -149,13 +152,13 @@ impl Region {
         }
     }
 
-    /// Makes system call `number` for `len` bytes from `at` with one more argument.
+    /// Makes the system call `number` for `len` bytes from `at` with one more argument.
     fn ask(&self, number: i64, at: u64, len: u64, more: u64) -> sys::Result<()> {
-        // SAFETY: it changes this region's bytes, in which there is nothing of Rust's.
+        // SAFETY: the call changes bytes of this region, which contains no Rust objects.
         unsafe { call(number, [self.within(at, len), len, more]) }.map(|_| ())
     }
 
-    /// Which pages are in memory: of a file, in its page cache.
+    /// Returns the pages in memory: for a file, in its page cache.
     ///
     /// # Errors
     /// `mincore`'s.
@@ -166,7 +169,7 @@ impl Region {
         Ok(pages.iter().map(|page| page & 1 != 0).collect())
     }
 
-    /// Changes what may be done with `len` bytes from `at`.
+    /// Changes the protection of `len` bytes from `at`.
     ///
     /// # Errors
     /// `mprotect`'s.
@@ -182,8 +185,8 @@ impl Region {
         self.ask(libc::SYS_madvise, at, len, advice as u64)
     }
 
-    /// Unmaps `len` bytes from `at`: later accesses fault. The range stays this region's, and is unmapped
-    /// again where the region is dropped: no other thread should map anything meanwhile.
+    /// Unmaps `len` bytes from `at`: later accesses fault. The region keeps the range, and unmaps
+    /// it again when dropped: until then, other threads must not map memory there.
     ///
     /// # Errors
     /// `munmap`'s.
@@ -191,7 +194,7 @@ impl Region {
         self.ask(libc::SYS_munmap, at, len, 0)
     }
 
-    /// Unmaps all of it, once.
+    /// Unmaps the whole region, once.
     ///
     /// # Errors
     /// `munmap`'s.
@@ -200,7 +203,7 @@ impl Region {
         gone.unmap(0, gone.len)
     }
 
-    /// Maps anew `len` bytes from `at`, in place of what is there.
+    /// Maps `len` bytes from `at` again, replacing the present mapping.
     ///
     /// # Errors
     /// `mmap`'s.
@@ -215,31 +218,31 @@ impl Region {
     ) -> sys::Result<()> {
         let flags = flags | libc::MAP_FIXED;
         let args = [self.within(at, len), len, prot as u64, flags as u64, fd as u64, offset];
-        // SAFETY: what it replaces is this region's.
+        // SAFETY: the replaced memory belongs to this region.
         unsafe { call(libc::SYS_mmap, args) }.map(|_| ())
     }
 
-    /// Changes its length, moving it where it must and may.
+    /// Changes the length, and moves the region if necessary.
     ///
     /// # Errors
-    /// `mremap`'s; it stays as it was.
+    /// `mremap`'s; the region is unchanged.
     pub fn resize(&mut self, len: u64) -> sys::Result<()> {
         let args = [self.start, self.len, len, libc::MREMAP_MAYMOVE as u64];
-        // SAFETY: it moves to where nothing is, and nothing of Rust's points to it.
+        // SAFETY: the memory moves to unused address space, and no Rust reference points to it.
         self.start = unsafe { call(libc::SYS_mremap, args)? };
         self.len = len.next_multiple_of(PAGE);
         Ok(())
     }
 
-    /// Moves the pages of `from` onto `len` bytes at `at` of this one. `from` is gone.
+    /// Moves the pages of `from` onto `len` bytes at `at` of this region. `from` is consumed.
     ///
     /// # Errors
-    /// `mremap`'s, with whatever it did.
+    /// `mremap`'s, with all its effects.
     pub fn take(&self, at: u64, from: Self) -> sys::Result<()> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         let to = self.within(at, from.len);
         let from = ManuallyDrop::new(from);
-        // SAFETY: both are regions, with nothing of Rust's in them.
+        // SAFETY: both are regions, without Rust objects.
         unsafe { call(libc::SYS_mremap, [from.start, from.len, from.len, flags as u64, to]) }
             .map(|_| ())
     }
@@ -247,7 +250,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Parts of it may be unmapped already; that is no error.
+        // Parts of the region may already be unmapped, which is no error.
         let _ = self.unmap(0, self.len);
     }
 }
@@ -257,19 +260,20 @@ pub fn errno<T>(result: sys::Result<T>) -> i32 {
     result.err().map_or(0, |Errno(number)| number)
 }
 
-/// A value that forked children share. It is never unmapped.
+/// A value shared with forked children. The value is never unmapped.
 #[derive(Debug)]
 pub struct Shared<T: Sync + 'static>(&'static T);
 
 impl<T: Sync> Shared<T> {
-    /// Shares `value`, which has no pointers to memory that children do not share.
+    /// Shares `value`, which must not contain pointers to memory that children do not share.
     ///
     /// # Errors
     /// `mmap`'s.
     pub fn new(value: T) -> sys::Result<Self> {
         let region = ManuallyDrop::new(Region::shared(size_of::<T>().max(1) as u64)?);
         let place = with_exposed_provenance_mut::<T>(region.start as usize);
-        // SAFETY: the region is long enough, page-aligned, this value's alone and never unmapped.
+        // SAFETY: the region is long enough, page-aligned, used only for this value and never
+        // unmapped.
         unsafe {
             place.write(value);
             Ok(Self(&*place))
@@ -285,7 +289,8 @@ impl<T: Sync> Deref for Shared<T> {
     }
 }
 
-/// The part of `lines` (as `/proc/self/maps` has them) that holds `addr`: its range and permissions.
+/// Returns the range and the permissions of the line of `lines` (in the format of
+/// `/proc/self/maps`) that contains `addr`.
 pub fn find_mapping(lines: &str, addr: u64) -> Option<(Range<u64>, &str)> {
     lines.lines().find_map(|line| {
         let mut fields = line.split(' ');

@@ -3,13 +3,14 @@
 use crate::mem::{PAGE, Region};
 use crate::sys::{self, Errno, call};
 
-/// Of [`move_pages`]: pages move that no other process maps.
+/// Flag of [`move_pages`]: move pages mapped only by this process.
 pub const MOVE: u64 = 2;
-/// Of [`move_pages`]: others move, too.
+/// Flag of [`move_pages`]: also move shared pages.
 pub const MOVE_ALL: u64 = 4;
 
-/// Moves the pages of this process at the addresses `pages` to `nodes`, or without these only asks where they are. Stores for each page
-/// the node where it is then, or the negated number of an error, and returns how many could not be moved.
+/// Moves the pages of this process at the addresses `pages` to `nodes`; without `nodes`, only reads
+/// their nodes. Stores for each page its node after the call, or the negated number of an error,
+/// and returns the number of pages that could not be moved.
 ///
 /// # Errors
 /// `move_pages`'.
@@ -25,11 +26,11 @@ pub fn move_pages(
     assert!(pages.len() == status.len() && nodes.is_none_or(|nodes| nodes.len() == pages.len()));
     let nodes = nodes.map_or(0, |nodes| nodes.as_ptr() as u64);
     let (list, told) = (pages.as_ptr() as u64, status.as_mut_ptr() as u64);
-    // SAFETY: the lists have so many entries; programs do not see where their pages are.
+    // SAFETY: the lists have this number of entries; programs do not see the frames of their pages.
     unsafe { call(libc::SYS_move_pages, [0, pages.len() as u64, list, nodes, told, flags]) }
 }
 
-/// The nodes of pages, or why they have none.
+/// Returns the nodes of pages, or negated errors.
 ///
 /// # Errors
 /// `move_pages`'.
@@ -39,10 +40,10 @@ pub fn nodes_of(pages: &[u64]) -> sys::Result<Vec<i32>> {
     Ok(status)
 }
 
-/// How many memory nodes there are: 2, or only one.
+/// Returns the number of memory nodes: 1 or 2.
 ///
 /// # Errors
-/// `mmap`'s, and `move_pages`' if it is not that there is no such node.
+/// `mmap`'s, and `move_pages`' except for a missing node.
 pub fn nodes() -> sys::Result<i32> {
     let region = Region::anonymous(PAGE)?;
     region.fill(1);
@@ -54,12 +55,12 @@ pub fn nodes() -> sys::Result<i32> {
 }
 
 impl Region {
-    /// The addresses of its pages.
+    /// Returns the addresses of the pages.
     pub fn addresses(&self) -> Vec<u64> {
         self.pages().map(|at| self.start() + at).collect()
     }
 
-    /// Moves all of its pages to `node`.
+    /// Moves all pages to `node`.
     ///
     /// # Errors
     /// `move_pages`'; `EBUSY` if a page did not move.
@@ -72,7 +73,7 @@ impl Region {
     }
 }
 
-/// From which nodes new pages come: Linux's `MPOL_*`, with one bit for each node.
+/// The nodes for new pages: Linux's `MPOL_*`, with one bit for each node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The mode.
@@ -88,33 +89,34 @@ impl Policy {
     /// The node of the CPU.
     pub const LOCAL: Self = Self { mode: libc::MPOL_LOCAL, nodes: 0 };
 
-    /// This node, if it has free memory.
+    /// Returns the policy for this node, while it has free memory.
     pub const fn preferred(node: i32) -> Self {
         Self { mode: libc::MPOL_PREFERRED, nodes: 1 << node }
     }
 
-    /// The first nodes in turns.
+    /// Returns the policy that alternates between the first nodes.
     pub const fn interleave(nodes: i32) -> Self {
         Self { mode: libc::MPOL_INTERLEAVE, nodes: (1 << nodes) - 1 }
     }
 
-    /// What the calls are given: the mode, and where its nodes are and how many bits they are, one more than there are.
+    /// Returns the arguments of the calls: the mode, the address of the nodes, and the number of
+    /// bits plus one.
     fn words(&self) -> [u64; 3] {
         [self.mode as u64, (&raw const self.nodes) as u64, u64::from(u64::BITS) + 1]
     }
 }
 
-/// Gives the memory at `addr` a policy.
+/// Sets the policy of the memory at `addr`.
 ///
 /// # Errors
 /// `mbind`'s.
 pub fn mbind(addr: u64, len: u64, policy: Policy, flags: u64) -> sys::Result<()> {
     let [mode, nodes, bits] = policy.words();
-    // SAFETY: the nodes are so many bits; programs do not see where their pages are.
+    // SAFETY: the nodes have this number of bits; programs do not see the frames of their pages.
     unsafe { call(libc::SYS_mbind, [addr, len, mode, nodes, bits, flags]) }.map(|_| ())
 }
 
-/// Gives this thread a policy.
+/// Sets the policy of this thread.
 ///
 /// # Errors
 /// `set_mempolicy`'s.
@@ -124,17 +126,17 @@ pub fn set_mempolicy(policy: Policy) -> sys::Result<()> {
     unsafe { call(libc::SYS_set_mempolicy, [mode, nodes, bits, 0, 0, 0]) }.map(|_| ())
 }
 
-/// The policy of this thread, or with `MPOL_F_ADDR` (2) that of the memory at `addr`.
+/// Returns the policy of this thread, or with `MPOL_F_ADDR` (2) the policy of the memory at `addr`.
 ///
 /// # Errors
 /// `get_mempolicy`'s.
 pub fn get_mempolicy(addr: u64, flags: u64) -> sys::Result<Policy> {
-    // Linux wants room for every node that it could have.
+    // Linux requires space for the maximum number of nodes.
     const WORDS: usize = 16;
     let (mut mode, mut nodes) = (-1i32, [u64::MAX; WORDS]);
     let (mode_at, nodes_at) = ((&raw mut mode) as u64, nodes.as_mut_ptr() as u64);
     let bits = (WORDS * 64) as u64;
-    // SAFETY: the call stores the mode and at most so many bits.
+    // SAFETY: the call stores the mode and at most this number of bits.
     unsafe { call(libc::SYS_get_mempolicy, [mode_at, nodes_at, bits, addr, flags, 0]) }?;
     Ok(Policy { mode, nodes: nodes[0] })
 }

@@ -12,14 +12,14 @@ pub const PANICKED: i32 = 101;
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It exited, with this status.
+    /// The process exited with this status.
     Exited(i32),
-    /// This signal ended it.
+    /// This signal ended the process.
     Killed(i32),
 }
 
 impl Status {
-    /// What `wait4` says of a process that has ended.
+    /// Decodes the status of an ended process from `wait4`.
     pub fn of(status: i32) -> Self {
         if libc::WIFSIGNALED(status) {
             Self::Killed(libc::WTERMSIG(status))
@@ -33,19 +33,20 @@ impl Status {
 #[derive(Debug)]
 #[must_use = "nobody else waits for it"]
 pub struct Child {
-    /// Its process id.
+    /// The process id.
     pub pid: i32,
 }
 
-/// Forks; the child runs `body` and exits with what it returns.
+/// Forks; the child runs `body` and exits with the result.
 ///
 /// # Errors
 /// `fork`'s.
 pub fn fork(body: impl FnOnce() -> i32) -> sys::Result<Child> {
-    // What is buffered must not be printed by both.
+    // Buffered output must not be printed by both processes.
     let _ = std::io::stdout().flush();
-    // SAFETY: the child runs `body` alone and never returns from here. Where this process has other
-    // threads, `body` keeps to what the C library's fork puts right and to memory of its own.
+    // SAFETY: the child runs only `body` and never returns from this function. If this process has
+    // other threads, `body` uses only its own memory, and parts of the C library that its fork
+    // makes consistent.
     match checked(unsafe { libc::fork() })? {
         0 => {
             let status = catch_unwind(AssertUnwindSafe(body)).unwrap_or(PANICKED);
@@ -56,14 +57,14 @@ pub fn fork(body: impl FnOnce() -> i32) -> sys::Result<Child> {
     }
 }
 
-/// Ends this process without anybody's clean-up.
+/// Ends this process without any clean-up.
 pub fn exit_now(status: i32) -> ! {
-    // SAFETY: it does not return.
+    // SAFETY: the call does not return.
     unsafe { libc::_exit(status) }
 }
 
 impl Child {
-    /// Waits for its end.
+    /// Waits for the end of the child.
     ///
     /// # Errors
     /// `wait4`'s.
@@ -71,7 +72,7 @@ impl Child {
         wait(self.pid, 0).map(|ended| ended.map_or(Status::Exited(0), |(_, status)| status))
     }
 
-    /// How it ended, where it has.
+    /// Returns the child's status if the child has ended.
     ///
     /// # Errors
     /// `wait4`'s.
@@ -79,7 +80,7 @@ impl Child {
         Ok(wait(self.pid, libc::WNOHANG)?.map(|(_, status)| status))
     }
 
-    /// Sends it a signal.
+    /// Sends the child a signal.
     ///
     /// # Errors
     /// `kill`'s.
@@ -88,8 +89,8 @@ impl Child {
     }
 }
 
-/// `wait4` for `pid`, again where a signal interrupts it: who ended, and how. `None` where nobody has
-/// and `options` say not to wait.
+/// Calls `wait4` for `pid`, and retries after an interruption by a signal. Returns the ended
+/// process and its status; `None` if no process has ended and `options` exclude waiting.
 ///
 /// # Errors
 /// `wait4`'s.
@@ -107,10 +108,10 @@ pub fn wait(pid: i32, options: i32) -> sys::Result<Option<(i32, Status)>> {
     }
 }
 
-/// What a forked child that runs `body` ends with.
+/// Returns the status of a forked child that runs `body`.
 ///
 /// # Errors
-/// Those of `fork` and `wait4`, as messages.
+/// The errors of `fork` and `wait4`, as messages.
 pub fn outcome(body: impl FnOnce() -> i32) -> Result<Status, String> {
     doing("wait4", doing("fork", fork(body))?.wait())
 }
@@ -158,7 +159,7 @@ pub fn pin(cpu: usize) -> sys::Result<()> {
     pin_to(&[cpu])
 }
 
-/// The CPUs that this thread may run on.
+/// Returns the CPUs allowed for this thread.
 ///
 /// # Errors
 /// `sched_getaffinity`'s.
@@ -175,7 +176,7 @@ pub fn cpus() -> sys::Result<Vec<usize>> {
         .collect())
 }
 
-/// The CPU that runs this thread.
+/// Returns the CPU that runs this thread.
 pub fn current_cpu() -> usize {
     // SAFETY: a plain call.
     unsafe { libc::sched_getcpu() as usize }
@@ -186,7 +187,7 @@ pub fn yield_now() {
     std::thread::yield_now();
 }
 
-/// Waits until `condition` holds, leaving the CPU to others now and then.
+/// Waits until `condition` holds, and yields the CPU periodically.
 pub fn wait_until(mut condition: impl FnMut() -> bool) {
     let mut spins = 0u32;
     while !condition() {
@@ -199,7 +200,7 @@ pub fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Uses the CPU for ever. (Not with `pause`, which emulators take long for.)
+/// Uses the CPU indefinitely. (Without `pause`, which is slow in emulators.)
 pub fn spin_for_ever() -> ! {
     let mut count = 0u64;
     loop {
@@ -207,17 +208,18 @@ pub fn spin_for_ever() -> ! {
     }
 }
 
-/// No huge pages for this process and its children. A kernel without them may refuse; that is as good.
+/// Disables huge pages for this process and its children. A kernel without huge pages may refuse
+/// the call, with the same effect.
 pub fn no_huge_pages() {
     // SAFETY: a plain call.
     let _ = unsafe { call(libc::SYS_prctl, [libc::PR_SET_THP_DISABLE as u64, 1, 0, 0, 0]) };
 }
 
-/// Waits while `word` is `value`, for `timeout` at most, among the threads of this process, or among
-/// all processes where it is `shared`.
+/// Waits while `word` is `value`, for `timeout` at most, among the threads of this process, or
+/// among all processes if the word is `shared`.
 ///
 /// # Errors
-/// `EAGAIN` where it is not `value`, `ETIMEDOUT`, `EINTR`.
+/// `EAGAIN` if the word is not `value`, `ETIMEDOUT`, `EINTR`.
 pub fn futex_wait(
     word: &AtomicU32,
     value: u32,
@@ -235,7 +237,7 @@ pub fn futex_wait(
     unsafe { call(libc::SYS_futex, args) }.map(|_| ())
 }
 
-/// Wakes up to `count` threads that wait for `word`, and returns how many there were.
+/// Wakes up to `count` threads waiting for `word`, and returns the number of woken threads.
 ///
 /// # Errors
 /// `futex`'s.
@@ -245,8 +247,8 @@ pub fn futex_wake(word: &AtomicU32, count: u32, shared: bool) -> sys::Result<u64
     unsafe { call(libc::SYS_futex, [word.as_ptr() as u64, operation as u64, u64::from(count)]) }
 }
 
-/// A place where `count` threads or processes meet, again and again. It spins: who waits here makes no
-/// system call but to yield.
+/// A barrier at which `count` threads or processes meet repeatedly. Waiters spin: the only system
+/// call is a yield.
 #[derive(Debug, Default)]
 pub struct Meeting {
     arrived: AtomicU32,
@@ -254,12 +256,12 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// A place to meet.
+    /// Returns a barrier.
     pub const fn new() -> Self {
         Self { arrived: AtomicU32::new(0), round: AtomicU32::new(0) }
     }
 
-    /// Waits until `count` have come.
+    /// Waits until `count` threads have arrived.
     pub fn wait(&self, count: u32) {
         let round = self.round.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == count {

@@ -1,22 +1,22 @@
-//! What `/proc` says, in Linux's formats.
+//! Parsers for Linux's formats in `/proc`.
 
 use crate::mem::{PAGE, Region};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-/// The text of `path`, or a message.
+/// Returns the text of `path`, or a message.
 ///
 /// # Errors
-/// What went wrong, with the path.
+/// The error, with the path.
 pub fn text(path: &str) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))
 }
 
-/// The lines `name value` of `/proc/vmstat`.
+/// Returns the lines `name value` of `/proc/vmstat`.
 ///
 /// # Errors
-/// What is missing or odd.
+/// A missing or malformed line.
 pub fn vmstat() -> Result<BTreeMap<String, u64>, String> {
     text("/proc/vmstat")?
         .lines()
@@ -30,10 +30,11 @@ pub fn vmstat() -> Result<BTreeMap<String, u64>, String> {
         .collect()
 }
 
-/// The fields `Name: value kB` of `/proc/meminfo` or a status file, in bytes where they are in `kB`.
+/// Returns the fields `Name: value kB` of `/proc/meminfo` or a status file, in bytes if the unit
+/// is `kB`.
 ///
 /// # Errors
-/// What is missing or odd.
+/// A missing or malformed line.
 pub fn fields(path: &str) -> Result<BTreeMap<String, String>, String> {
     text(path)?
         .lines()
@@ -45,10 +46,10 @@ pub fn fields(path: &str) -> Result<BTreeMap<String, String>, String> {
         .collect()
 }
 
-/// The field `name` of `fields`, a number of `kB`, in bytes.
+/// Returns the field `name` of `fields`, a number of `kB`, in bytes.
 ///
 /// # Errors
-/// What is missing or odd.
+/// A missing or malformed field.
 pub fn kilobytes(fields: &BTreeMap<String, String>, name: &str) -> Result<u64, String> {
     let value = fields.get(name).ok_or_else(|| format!("there is no field {name}"))?;
     value
@@ -58,10 +59,11 @@ pub fn kilobytes(fields: &BTreeMap<String, String>, name: &str) -> Result<u64, S
         .ok_or_else(|| format!("the field {name} is {value:?}"))
 }
 
-/// The rows of `/proc/interrupts`: label and counts by CPU, with the words behind them.
+/// Returns the rows of `/proc/interrupts`: label and counts by CPU, with the words after the
+/// counts.
 ///
 /// # Errors
-/// What is missing or odd.
+/// A missing or malformed line.
 pub fn interrupts() -> Result<BTreeMap<String, (Vec<u64>, String)>, String> {
     let text = text("/proc/interrupts")?;
     let mut lines = text.lines();
@@ -75,7 +77,7 @@ pub fn interrupts() -> Result<BTreeMap<String, (Vec<u64>, String)>, String> {
             let (label, rest) =
                 line.split_once(':').ok_or_else(|| format!("/proc/interrupts: {line:?}"))?;
             let words: Vec<_> = rest.split_whitespace().collect();
-            // A few rows are of the machine as a whole and have one count.
+            // A few rows describe the whole machine and have one count.
             let counts: Vec<u64> =
                 words.iter().take(cpus.len()).map_while(|word| word.parse().ok()).collect();
             let what = words[counts.len()..].join(" ");
@@ -84,19 +86,20 @@ pub fn interrupts() -> Result<BTreeMap<String, (Vec<u64>, String)>, String> {
         .collect()
 }
 
-/// TLB shootdowns that CPUs were interrupted for, by CPU: the row `TLB` of `/proc/interrupts`.
+/// Returns the TLB shootdowns for which CPUs were interrupted, by CPU: the row `TLB` of
+/// `/proc/interrupts`.
 ///
 /// # Errors
-/// What is missing or odd.
+/// A missing or malformed line.
 pub fn shootdowns() -> Result<Vec<u64>, String> {
     let (counts, _) = interrupts()?.remove("TLB").ok_or("/proc/interrupts: there is no row TLB")?;
     Ok(counts)
 }
 
-/// What `/proc/self/pagemap` says of the pages of a region.
+/// Returns the entries of `/proc/self/pagemap` for the pages of a region.
 ///
 /// # Errors
-/// What could not be read.
+/// A failed read.
 pub fn page_map(region: &Region) -> Result<Vec<u64>, String> {
     let file = File::open("/proc/self/pagemap").map_err(|error| format!("pagemap: {error}"))?;
     let mut bytes = vec![0; (region.len() / PAGE * 8) as usize];

@@ -1,11 +1,11 @@
-//! Random numbers from a seed: the same ones on every machine.
+//! Random numbers from a seed: the same numbers on every machine.
 
 /// A generator (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A generator that begins at `seed`.
+    /// Returns a generator with the initial state `seed`.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -24,7 +24,7 @@ impl Random {
         self.next() % end
     }
 
-    /// One of `items`, of which there are some.
+    /// Returns one of `items`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]
     }

@@ -1,7 +1,8 @@
-//! Refusing the kernel's own allocations, one after the other, as the tests of the subsystem do.
+//! Failing the kernel's own allocations, one after the other, like the tests of the subsystem.
 //!
-//! `/proc/thread-self/fail-nth` has the Nth allocation of the thread fail; `N+` that and all that follow. A kernel that
-//! has no such file makes every call as it is, once.
+//! `/proc/thread-self/fail-nth` makes the Nth allocation of the thread fail; `N+` also makes all
+//! later allocations fail. On a kernel without this file, every call is made once, without
+//! failures.
 
 use crate::check::Verdict;
 use crate::proc::Status;
@@ -16,10 +17,10 @@ const MANY: u32 = 2000;
 /// A bit of an exit status, above all error numbers here.
 const FAILED: i32 = 128;
 
-/// What refuses the running thread memory.
+/// Makes allocations of the running thread fail.
 #[derive(Debug)]
 pub struct Refusal {
-    /// The open file, if there is one.
+    /// The open file, if it exists.
     fd: Option<i32>,
     nth: Cell<u32>,
     onwards: Cell<bool>,
@@ -27,7 +28,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// That of the running thread; it refuses nothing yet.
+    /// Opens the file of the running thread; no allocation fails yet.
     pub fn new() -> Self {
         let path = c"/proc/thread-self/fail-nth";
         // SAFETY: the path is read only.
@@ -38,30 +39,32 @@ impl Refusal {
             onwards: Cell::new(false),
             failed: Cell::new(false),
         };
-        // Where it is not wanted it is there, but cannot be written.
+        // If the kernel has not enabled the test, the file exists but cannot be written.
         if new.write(0).is_err() {
             new.fd = None;
         }
         new
     }
 
-    /// The same for the thread of a child process, which runs this.
+    /// Opens the file for the thread of a child process, which calls this.
     pub fn inherit(other: &Self) -> Self {
         let new = Self::new();
         new.refuse(other.nth.get(), other.onwards.get());
         new
     }
 
-    /// The exit status that tells the parent how an attempt `ended`, and whether something was refused.
+    /// Returns the exit status that reports the result `ended` of an attempt, and whether an
+    /// allocation failed, to the parent.
     pub fn tell(&self, ended: sys::Result<()>) -> i32 {
         let failed = if self.failed.get() { FAILED } else { 0 };
         failed | ended.err().map_or(0, |errno| errno.0)
     }
 
-    /// What a child [told](Self::tell). For want of a page it may have been killed, too.
+    /// Decodes a child's [report](Self::tell). The child may also have been killed for lack of a
+    /// page.
     ///
     /// # Errors
-    /// It ended otherwise.
+    /// The child ended in another way.
     pub fn told(&self, status: Status) -> Result<sys::Result<()>, String> {
         let code = match status {
             Status::Exited(code) => code,
@@ -75,7 +78,8 @@ impl Refusal {
         }
     }
 
-    /// Has allocation `nth` to come fail, and with `onwards` all after it; 0: none.
+    /// Makes the next allocation number `nth` fail, and with `onwards` all later ones; 0: no
+    /// failures.
     pub fn refuse(&self, nth: u32, onwards: bool) {
         self.nth.set(nth);
         self.onwards.set(onwards);
@@ -86,13 +90,13 @@ impl Refusal {
         let mut text = [b' '; 16];
         let mut place = &mut text[..];
         let mark = if self.onwards.get() && nth != 0 { "+" } else { "" };
-        // It fits.
+        // The text fits.
         let _ = write!(place, "{nth}{mark}");
         // SAFETY: the text is read only.
         unsafe { call(libc::SYS_pwrite64, [fd as u64, text.as_ptr() as u64, 16, 0]) }
     }
 
-    /// Runs `body`, which is refused memory.
+    /// Runs `body` with failing allocations.
     pub fn during<T>(&self, body: impl FnOnce() -> T) -> T {
         if self.nth.get() == 0 {
             return body();
@@ -104,11 +108,11 @@ impl Refusal {
         result
     }
 
-    /// The first digit of how many allocations were left when that was last set.
+    /// Returns the first digit of the number of allocations left at the last setting.
     fn left(&self) -> u8 {
         let mut text = [0u8; 16];
         let fd = self.fd.unwrap_or(-1);
-        // SAFETY: the array has room for it.
+        // SAFETY: the array has space for the text.
         let read = unsafe { call(libc::SYS_pread64, [fd as u64, text.as_mut_ptr() as u64, 16, 0]) };
         if read.is_ok() { text[0] } else { 0 }
     }
@@ -120,23 +124,23 @@ impl Default for Refusal {
     }
 }
 
-/// Bytes of the kernel's heap that are allocated; 0 where it does not say so.
+/// Returns the allocated bytes of the kernel's heap; 0 if the kernel does not report this number.
 fn heap_bytes() -> u64 {
     procfs::vmstat().ok().and_then(|rows| rows.get("heap_bytes").copied()).unwrap_or(0)
 }
 
-/// Makes `attempt` with each of its allocations refused, alone and with all that follow it. An attempt takes
-/// everything back that it made, and says what is broken, or how its call ended: it may fail with the errors
-/// `allowed`, and only when it was refused something.
+/// Runs `attempt` with each of its allocations failing, alone and with all later ones. An attempt
+/// undoes all its effects. It returns either a broken check or the result of its call, which may be
+/// one of the errors `allowed`, only after a failed allocation.
 ///
 /// # Errors
-/// What is wrong, and at which allocation.
+/// The broken check, with the number of the allocation.
 pub fn exhaust(
     allowed: &[i32],
     mut attempt: impl FnMut(&Refusal) -> Result<sys::Result<()>, String>,
 ) -> Verdict {
     let refusal = Refusal::new();
-    // What is kept for the next time is there by then.
+    // Fills the caches that the kernel keeps for later calls.
     for _ in 0..3 {
         refusal.refuse(0, false);
         attempt(&refusal)?.map_err(|errno| format!("without being refused anything: {errno}"))?;
@@ -144,7 +148,7 @@ pub fn exhaust(
     if refusal.fd.is_none() {
         return Ok(());
     }
-    // What the file holds of its text, too.
+    // Includes the kernel's memory for the text of this file.
     refusal.left();
     let before = heap_bytes();
     let mut refused = 0;
@@ -168,7 +172,7 @@ pub fn exhaust(
     }
     refusal.refuse(0, false);
     println!("# refused {refused} times");
-    // What the subsystem frees it frees when a grace period has ended.
+    // The subsystem frees memory at the end of a grace period.
     let mut after = heap_bytes();
     for _ in 0..100 {
         if after <= before {

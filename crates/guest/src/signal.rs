@@ -6,16 +6,15 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 
-/// A handler, as `SA_SIGINFO` has them: the signal, what is known of it, and the context that it
-/// interrupted.
+/// A handler for `SA_SIGINFO`: the signal, its information, and the interrupted context.
 pub type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// A set of signals.
 pub type Set = libc::sigset_t;
 
-/// The set of `signals`.
+/// Returns the set of `signals`.
 pub fn set(signals: &[i32]) -> Set {
-    // SAFETY: the set is a local, and made empty before it is used.
+    // SAFETY: the set is a local, and is emptied before its use.
     unsafe {
         let mut set: Set = zeroed();
         libc::sigemptyset(&raw mut set);
@@ -26,13 +25,14 @@ pub fn set(signals: &[i32]) -> Set {
     }
 }
 
-/// Whether `signal` is in the set.
+/// Returns whether `signal` is in the set.
 pub fn contains(set: &Set, signal: i32) -> bool {
     // SAFETY: reads the set.
     unsafe { libc::sigismember(&raw const *set, signal) == 1 }
 }
 
-/// Makes `handler` handle `signal`, with `SA_SIGINFO` and `flags`, and with `masked` blocked meanwhile.
+/// Makes `handler` handle `signal`, with `SA_SIGINFO` and `flags`, and with `masked` blocked during
+/// the handler.
 ///
 /// # Errors
 /// `sigaction`'s.
@@ -40,7 +40,7 @@ pub fn handle_with(signal: i32, handler: Handler, flags: i32, masked: &[i32]) ->
     install(signal, handler as *const () as usize, flags | libc::SA_SIGINFO, masked)
 }
 
-/// [`handle_with`] nothing more blocked.
+/// Calls [`handle_with`] without additional blocked signals.
 ///
 /// # Errors
 /// `sigaction`'s.
@@ -48,7 +48,7 @@ pub fn handle(signal: i32, handler: Handler, flags: i32) -> sys::Result<()> {
     handle_with(signal, handler, flags, &[])
 }
 
-/// Does with `signal` what it does of itself.
+/// Restores the default action of `signal`.
 ///
 /// # Errors
 /// `sigaction`'s.
@@ -65,8 +65,8 @@ pub fn ignore(signal: i32) -> sys::Result<()> {
 }
 
 fn install(signal: i32, handler: usize, flags: i32, masked: &[i32]) -> sys::Result<()> {
-    // SAFETY: an action of zeros is valid; the handler is of the kind that the flags say, and handlers
-    // of these programs do only what may be done in a handler.
+    // SAFETY: an action of zeros is valid; the handler has the kind selected by the flags, and
+    // handlers of these programs only perform operations allowed in a handler.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = handler;
@@ -76,7 +76,7 @@ fn install(signal: i32, handler: usize, flags: i32, masked: &[i32]) -> sys::Resu
     }
 }
 
-/// Changes this thread's mask as `how` says, and returns what it was.
+/// Changes this thread's mask by `how`, and returns the old mask.
 ///
 /// # Errors
 /// `sigprocmask`'s.
@@ -92,7 +92,7 @@ pub fn mask(how: i32, signals: &[i32]) -> sys::Result<Set> {
 
 /// This thread's mask.
 pub fn blocked() -> Set {
-    // SAFETY: asks only; the set is a local.
+    // SAFETY: a query; the set is a local.
     unsafe {
         let mut old: Set = zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, null(), &raw mut old);
@@ -100,7 +100,7 @@ pub fn blocked() -> Set {
     }
 }
 
-/// Signals that wait for this thread to unblock them.
+/// Returns the signals that are blocked and pending for this thread.
 pub fn pending() -> Set {
     // SAFETY: the set is a local.
     unsafe {
@@ -110,29 +110,29 @@ pub fn pending() -> Set {
     }
 }
 
-/// Waits for a signal with `signals` blocked and no others.
+/// Waits for a signal with only `signals` blocked.
 pub fn suspend(signals: &[i32]) {
     let set = set(signals);
     // SAFETY: the set is a local.
     unsafe { libc::sigsuspend(&raw const set) };
 }
 
-/// What [`note`] saw of its last signal.
+/// The last signal seen by [`note`].
 #[derive(Debug)]
 pub struct Noted {
-    /// Its number.
+    /// The signal number.
     pub signal: AtomicI32,
-    /// Why it came: `si_code`.
+    /// The reason: `si_code`.
     pub code: AtomicI32,
-    /// Which address it is about: `si_addr`.
+    /// The address: `si_addr`.
     pub addr: AtomicU64,
-    /// Who sent it: `si_pid`.
+    /// The sender: `si_pid`.
     pub sender: AtomicI32,
-    /// How many there were.
+    /// The number of signals.
     pub count: AtomicU64,
 }
 
-/// What [`note`] saw.
+/// The record of [`note`].
 pub static NOTED: Noted = Noted {
     signal: AtomicI32::new(0),
     code: AtomicI32::new(0),
@@ -141,12 +141,12 @@ pub static NOTED: Noted = Noted {
     count: AtomicU64::new(0),
 };
 
-/// A handler that notes the signal in [`NOTED`].
+/// Records the signal in [`NOTED`], as a handler.
 ///
 /// # Safety
-/// It is called as the kernel calls handlers: `info` tells of the signal.
+/// Called like a handler by the kernel: `info` describes the signal.
 pub unsafe extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes what is known of the signal.
+    // SAFETY: the kernel passes valid information about the signal.
     let (code, addr, sender) =
         unsafe { ((*info).si_code, (*info).si_addr() as u64, (*info).si_pid()) };
     NOTED.signal.store(signal, Relaxed);

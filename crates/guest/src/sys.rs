@@ -1,14 +1,14 @@
-//! System calls, made directly: no C library in between remembers or changes anything.
+//! System calls, made directly: there is no C library in between that caches or changes values.
 
 use std::arch::asm;
 use std::fmt;
 
-/// One of Linux's error numbers.
+/// A Linux error number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// What the C library's last call left in `errno`.
+    /// Returns the `errno` of the C library's last call.
     pub fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
@@ -35,14 +35,14 @@ impl From<Errno> for String {
 /// The outcome of a system call.
 pub type Result<T> = std::result::Result<T, Errno>;
 
-/// Makes system call `number` and returns what the kernel left in `rax`, as it is.
+/// Makes the system call `number` and returns `rax` unchanged.
 ///
 /// # Safety
-/// What the call does to this process's memory is what the caller may do to it.
+/// The caller is allowed to make the changes that the call makes to this process's memory.
 #[inline(always)]
 pub unsafe fn raw(number: i64, args: [u64; 6]) -> i64 {
     let result: i64;
-    // SAFETY: handed on. The kernel keeps all registers but these.
+    // SAFETY: by the caller's contract. The kernel keeps all registers except these.
     unsafe {
         asm!(
             "syscall",
@@ -61,10 +61,10 @@ pub unsafe fn raw(number: i64, args: [u64; 6]) -> i64 {
     result
 }
 
-/// What [`raw`] returned, as a result.
+/// Converts the value of [`raw`] to a result.
 ///
 /// # Errors
-/// The error number that it is.
+/// The error number in the value.
 pub fn result(value: i64) -> Result<u64> {
     match value {
         -4095..=-1 => Err(Errno(-value as i32)),
@@ -72,7 +72,7 @@ pub fn result(value: i64) -> Result<u64> {
     }
 }
 
-/// Makes system call `number`; arguments that are not given are 0.
+/// Makes the system call `number`; missing arguments are 0.
 ///
 /// # Errors
 /// The kernel's.
@@ -82,22 +82,22 @@ pub fn result(value: i64) -> Result<u64> {
 pub unsafe fn call<const N: usize>(number: i64, args: [u64; N]) -> Result<u64> {
     let mut six = [0; 6];
     six[..N].copy_from_slice(&args);
-    // SAFETY: handed on.
+    // SAFETY: by the caller's contract.
     result(unsafe { raw(number, six) })
 }
 
-/// `result` of a call of the C library: -1 is the error that it left in `errno`.
+/// Checks the `result` of a call of the C library: -1 becomes the error in `errno`.
 ///
 /// # Errors
-/// That error.
+/// The error in `errno`.
 pub fn checked<T: PartialEq + From<i8>>(result: T) -> Result<T> {
     if result == T::from(-1) { Err(Errno::last()) } else { Ok(result) }
 }
 
-/// `result`, with what was being done in its error.
+/// Returns `result`, with the operation in its error.
 ///
 /// # Errors
-/// That of `result`, as a message.
+/// The error of `result`, as a message.
 pub fn doing<T>(what: &str, result: Result<T>) -> std::result::Result<T, String> {
     result.map_err(|errno| format!("{what}: {errno}"))
 }

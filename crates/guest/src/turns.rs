@@ -1,19 +1,19 @@
-//! Two threads that take turns, each on a CPU of its own, and what they leave in memory.
+//! Two threads that take turns, each on its own CPU, and the values they store in memory.
 
 use crate::mem::{PAGE, Region};
 use crate::proc::{self, pin, wait_until};
 use crate::sys::doing;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether a step went well, or why not.
+/// The result of a step, with the reason for a failure.
 pub type Outcome = Result<(), String>;
 
-/// A value that says, in decimal digits, where it was written.
+/// Returns a value that contains, in decimal digits, the place of its store.
 pub fn mark(round: u64, page: u64) -> u64 {
     7_000_000_000_000 + round * 100_000 + page
 }
 
-/// New memory.
+/// Maps new memory.
 ///
 /// # Errors
 /// `mmap`'s, as a message.
@@ -21,24 +21,24 @@ pub fn anonymous(pages: u64) -> Result<Region, String> {
     doing("mmap", Region::anonymous(pages * PAGE))
 }
 
-/// Two CPUs that this process may run on; the same one twice where there is no other.
+/// Returns two CPUs allowed for this process; the same CPU twice if there is only one.
 ///
 /// # Errors
-/// If it may run on none.
+/// The process has no allowed CPU.
 pub fn two_cpus() -> Result<(usize, usize), String> {
     let cpus = doing("sched_getaffinity", proc::cpus())?;
     let first = *cpus.first().ok_or("this process may run on no CPU")?;
     Ok((first, cpus.get(1).copied().unwrap_or(first)))
 }
 
-/// Two threads, each on a CPU of its own, and whose turn it is. `begin` runs in the first, `probe` in
-/// the second once the first is done, `warm` before that.
+/// Runs two threads, each on its own CPU, in turns. `begin` runs in the first, `probe` in the
+/// second after the first is done, and `warm` in the second before that.
 ///
-/// `warm(round)` makes the second CPU hold the translation. The steps follow one another, by
-/// release and acquire of the turn, so what `probe` sees must be what `change` left.
+/// `warm(round)` makes the second CPU hold the translation. The steps are ordered by release and
+/// acquire of the turn, so `probe` must see the result of `change`.
 ///
 /// # Errors
-/// The first step that failed.
+/// The first failed step.
 pub fn ordered(
     rounds: u64,
     warm: impl Fn(u64) -> Outcome + Sync,
@@ -52,7 +52,7 @@ pub fn ordered(
         wait_until(|| turn.load(Ordering::Acquire) >= step);
         turn.load(Ordering::Acquire) != GIVEN_UP
     };
-    // Whoever fails ends the other's waiting.
+    // A failing thread ends the other's wait.
     let guard = |outcome: Outcome| {
         if outcome.is_err() {
             turn.store(GIVEN_UP, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Every guest program passes on the host's kernel: what it does is what is right.
+//! Every guest program passes on the host's kernel, which is the reference for correct behaviour.
 
 use std::process::{Command, Output};
 
@@ -6,7 +6,7 @@ fn run(program: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).output().expect("the program is built and runs")
 }
 
-/// Runs a program that must pass; what it printed.
+/// Runs a program that must pass; returns its output.
 fn passes(program: &str, arguments: &[&str]) -> String {
     let output = run(program, arguments);
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -15,7 +15,7 @@ fn passes(program: &str, arguments: &[&str]) -> String {
     printed
 }
 
-/// Runs a program of checks, all of which must pass; there are at least `least`.
+/// Runs a program of checks, all of which must pass; at least `least` checks must run.
 fn all_pass(program: &str, arguments: &[&str], least: usize) {
     let printed = passes(program, arguments);
     assert!(!printed.contains("FAIL"), "{printed}");
@@ -28,7 +28,7 @@ fn tlb() {
     all_pass(env!("CARGO_BIN_EXE_tlb"), &["rounds=100"], 13);
 }
 
-/// With one node, which most hosts have, the pages stay where they are.
+/// With one node, which most hosts have, the pages stay on their node.
 #[test]
 fn migrate() {
     all_pass(env!("CARGO_BIN_EXE_migrate"), &["rounds=100"], 7);
@@ -149,7 +149,7 @@ fn oom() {
     all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 13);
 }
 
-/// The rest takes all memory of the machine.
+/// The other checks take all memory of the machine.
 #[test]
 fn victims() {
     all_pass(env!("CARGO_BIN_EXE_victims"), &["score"], 1);

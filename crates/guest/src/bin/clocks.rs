@@ -1,4 +1,4 @@
-//! `clocks [CHECK…]`: what programs expect of CPU time, sleep, and files that tell of time and signals.
+//! `clocks [CHECK…]`: CPU time, sleep, and files for time and signals.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// User and system time of `who`, as `getrusage` knows them.
+/// Returns the user and system time of `who` from `getrusage`.
 fn rusage(who: i32) -> Result<[Duration; 2], String> {
     // SAFETY: zeros are valid, and the pointer is to a local.
     let usage = unsafe {
@@ -26,7 +26,7 @@ fn rusage(who: i32) -> Result<[Duration; 2], String> {
     Ok([duration(usage.ru_utime), duration(usage.ru_stime)])
 }
 
-/// What a clock shows.
+/// Returns the time of a clock.
 fn time_of(id: i32) -> Result<Duration, String> {
     // SAFETY: zeros are valid, and the pointer is to a local.
     let time = unsafe {
@@ -37,7 +37,8 @@ fn time_of(id: i32) -> Result<Duration, String> {
     Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
-/// Calls `work` again and again until this thread has run for so long; the user and system time of that.
+/// Calls `work` repeatedly until this thread has run for the time `least`; returns the user and
+/// system time used.
 fn burn(least: Duration, mut work: impl FnMut()) -> Result<[Duration; 2], String> {
     let before = rusage(libc::RUSAGE_THREAD)?;
     let end = time_of(libc::CLOCK_THREAD_CPUTIME_ID)? + least;
@@ -78,7 +79,7 @@ fn user_and_system_time() -> Verdict {
     );
     let fault = || {
         const BYTES: usize = 1 << 20;
-        // SAFETY: a mapping of its own, which is written to within its bounds and then removed.
+        // SAFETY: a private mapping, which is written within its bounds and then removed.
         unsafe {
             let (access, kind) =
                 (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -99,7 +100,8 @@ fn user_and_system_time() -> Verdict {
     Ok(())
 }
 
-/// The clocks of CPU time, `getrusage`, `times` and `/proc` tell of the same time, which children add to.
+/// The clocks of CPU time, `getrusage`, `times` and `/proc` report the same time, which includes
+/// reaped children.
 fn accounts() -> Verdict {
     burn(LONG, count)?;
     let [user, system] = rusage(libc::RUSAGE_SELF)?;
@@ -135,7 +137,7 @@ fn accounts() -> Verdict {
 
 /// Opens a timer of this clock.
 fn timer(clock: i32, flags: i32) -> Result<OwnedFd, String> {
-    // SAFETY: a plain call, and its descriptor is nobody else's.
+    // SAFETY: a plain call, and its descriptor has no other owner.
     unsafe {
         let fd = doing("timerfd_create", checked(libc::timerfd_create(clock, flags)))?;
         Ok(OwnedFd::from_raw_fd(fd))
@@ -159,14 +161,14 @@ fn set(timer: &OwnedFd, flags: i32, value: Duration, interval: Duration) -> Verd
     doing("timerfd_settime", checked(done)).map(|_| ())
 }
 
-/// What a file with one number in it gives.
+/// Reads a file that returns one number.
 fn number(file: &OwnedFd) -> sys::Result<u64> {
     let mut number = 0u64;
     // SAFETY: eight bytes of a local.
     unsafe { checked(libc::read(file.as_raw_fd(), (&raw mut number).cast(), 8)) }.map(|_| number)
 }
 
-/// Whether a file is ready to read within `limit`.
+/// Returns whether a file is ready to read within `limit`.
 fn readable(file: &OwnedFd, limit: Duration) -> Result<bool, String> {
     let mut wanted = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one local.
@@ -176,7 +178,8 @@ fn readable(file: &OwnedFd, limit: Duration) -> Result<bool, String> {
 
 const MS: Duration = Duration::from_millis(1);
 
-/// `timerfd`: one expiration, many, absolute ones, reads that wait or do not, `poll`, `epoll`, edges.
+/// `timerfd`: one expiration, many, absolute ones, blocking and non-blocking reads, `poll`,
+/// `epoll`, edges.
 fn timer_files() -> Verdict {
     for clock_id in [libc::CLOCK_MONOTONIC, libc::CLOCK_REALTIME, libc::CLOCK_BOOTTIME] {
         let timer = timer(clock_id, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)?;
@@ -211,7 +214,7 @@ fn timer_files() -> Verdict {
     same!((left.it_interval.tv_nsec, old.it_interval.tv_nsec), (5_000_000, 5_000_000), "intervals");
     ensure!((1..=5_000_000).contains(&left.it_value.tv_nsec), "{} ns left", left.it_value.tv_nsec);
     ensure!(!readable(&timer, 20 * MS)?, "a timer that was stopped expired");
-    // Who waits already hears of a timer that is set.
+    // A waiter is notified of a timer that is set later.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| readable(&timer, 10_000 * MS));
         clock::sleep_ms(20);
@@ -227,9 +230,9 @@ fn timer_files() -> Verdict {
     Ok(())
 }
 
-/// Each expiration is an edge, once the one before was read.
+/// Each expiration is an edge, after the previous one was read.
 fn edges(timer: &OwnedFd) -> Verdict {
-    // SAFETY: the descriptor is nobody else's, the events are locals.
+    // SAFETY: the descriptor has no other owner, and the events are locals.
     unsafe {
         let set_of = OwnedFd::from_raw_fd(doing("epoll_create1", checked(libc::epoll_create1(0)))?);
         let mut event =
@@ -252,7 +255,7 @@ fn edges(timer: &OwnedFd) -> Verdict {
     Ok(())
 }
 
-/// `signalfd`: what was sent, by whom, with what; reads that wait or do not; `poll`.
+/// `signalfd`: signal, sender and value; blocking and non-blocking reads; `poll`.
 fn signal_files() -> Verdict {
     let real_time = libc::SIGRTMIN() + 2;
     doing(
@@ -267,7 +270,7 @@ fn signal_files() -> Verdict {
         doing("signalfd", checked(fd))
     };
     let fd = open(-1, &[libc::SIGUSR1])?;
-    // SAFETY: nobody else has it.
+    // SAFETY: the descriptor has no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     let read = |file: &OwnedFd| {
         // SAFETY: zeros are valid, and the bytes are a local's.
@@ -301,12 +304,12 @@ fn signal_files() -> Verdict {
     );
     same!((infos[0].ssi_status, infos[0].ssi_code), (5, libc::CLD_EXITED), "how it ended");
     same!((infos[1].ssi_signo, infos[1].ssi_int), (real_time as u32, 77), "a signal with a value");
-    // Who waits is woken.
+    // A waiter is woken.
     let (own, thread) = (proc::pid(), proc::tid());
     let waits = std::thread::scope(|scope| {
         scope.spawn(|| {
             clock::sleep_ms(20);
-            // SAFETY: plain calls, and the value is not looked at.
+            // SAFETY: plain calls, and the value is not dereferenced.
             unsafe { libc::syscall(libc::SYS_tgkill, own, thread, real_time) }
         });
         readable(&file, 10_000 * MS)
@@ -316,7 +319,7 @@ fn signal_files() -> Verdict {
     Ok(())
 }
 
-/// How much longer than `wanted` the longest of `count` sleeps took; none is shorter.
+/// Returns the overrun beyond `wanted` of the longest of `count` sleeps; no sleep may be shorter.
 fn overrun(wanted: Duration, count: u32) -> Result<Duration, String> {
     let mut worst = Duration::ZERO;
     for _ in 0..count {
@@ -328,8 +331,8 @@ fn overrun(wanted: Duration, count: u32) -> Result<Duration, String> {
     Ok(worst)
 }
 
-/// Sleeps end in time, with many sleepers and beside threads that never stop; what interrupts one is told
-/// how much was left.
+/// Sleeps end in time, with many sleepers and beside threads that never stop; an interrupted sleep
+/// reports the remaining time.
 fn sleeps() -> Verdict {
     let stop = AtomicBool::new(false);
     let spinners = doing("sched_getaffinity", proc::cpus())?.len();
@@ -351,7 +354,7 @@ fn sleeps() -> Verdict {
     let worst = worst.into_iter().max().unwrap_or_default();
     ensure!(worst < 250 * MS, "a sleep took {worst:?} too long");
     doing("sigaction", signal::handle(libc::SIGALRM, signal::note, libc::SA_RESTART))?;
-    // A thread may wait for a processor before it sleeps, while its timer runs: but not each time.
+    // A thread may wait for a processor before it sleeps, while its timer runs, but not each time.
     let mut least = Duration::MAX;
     for _ in 0..3 {
         least = least.min(interrupted_sleep()?);
@@ -362,7 +365,7 @@ fn sleeps() -> Verdict {
     Err(format!("{least:?} left of 2 s after 50 ms"))
 }
 
-/// What is left of a sleep of 2 s that a timer of 50 ms ends.
+/// Returns the rest of a sleep of 2 s that a timer of 50 ms interrupts.
 fn interrupted_sleep() -> Result<Duration, String> {
     // SAFETY: the pointers are to locals.
     let (interrupted, left) = unsafe {
@@ -381,7 +384,7 @@ fn interrupted_sleep() -> Result<Duration, String> {
     Ok(left)
 }
 
-/// Calls that only ask, or accept what changes nothing.
+/// Calls that are pure queries, or accept settings without an effect.
 fn questions() -> Verdict {
     // SAFETY: zeros are valid, and the pointers are to locals.
     unsafe {

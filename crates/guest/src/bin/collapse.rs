@@ -1,6 +1,7 @@
-//! `collapse CHECK…`: text that is mapped in base pages, and used, comes on huge pages by itself. The kernel looks for it every [`PERIOD`]
-//! (`text_scan=20` on its command line). `what_is_on_a_disk` needs a disk with `/data/text`. (Debian's Linux has no huge pages for
-//! the text of files: there it never does.)
+//! `collapse CHECK…`: used text that is mapped in base pages is moved to huge pages in the
+//! background. The kernel scans text every [`PERIOD`] (`text_scan=20` on its command line).
+//! `what_is_on_a_disk` needs a disk with `/data/text`. (Debian's Linux has no huge pages for the
+//! text of files, so the collapse never happens there.)
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::clock;
@@ -15,14 +16,14 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// What a huge page maps.
+/// The size of a huge page.
 const HUGE: u64 = 2 << 20;
-/// The seconds of CPU time between two looks of the kernel, as whoever runs this has told it.
+/// The CPU time between two scans of the kernel, in seconds, as set on the command line.
 const PERIOD: f64 = 0.02;
-/// What each check maps.
+/// The size of each check's mapping.
 const SIZE: u64 = 3 * HUGE;
 
-/// A file in memory, whose pages have their number in each word.
+/// Makes a file in memory, with the page number in each word of a page.
 fn file(name: &str) -> Result<File, String> {
     let file = create(name)?;
     for page in 0..SIZE / PAGE {
@@ -31,7 +32,7 @@ fn file(name: &str) -> Result<File, String> {
     Ok(file)
 }
 
-/// The bytes of `region` that are on huge pages, by `/proc/self/smaps`.
+/// Returns the number of bytes of `region` on huge pages, by `/proc/self/smaps`.
 fn huge(region: &Region) -> Result<u64, String> {
     let (start, end) = (region.start(), region.start() + region.len());
     let (mut within, mut sum) = (false, 0);
@@ -52,7 +53,7 @@ fn huge(region: &Region) -> Result<u64, String> {
     Ok(sum)
 }
 
-/// Loads from each page, as the program that has its code there would; `except` has another content.
+/// Loads from each page, like a program that executes the text; `except` has other contents.
 fn use_text(region: &Region, except: Option<u64>) -> Verdict {
     for at in region.pages().filter(|at| Some(*at) != except) {
         ensure!(region.load(at + 8) == at / PAGE, "page {} has {}", at / PAGE, region.load(at + 8));
@@ -60,7 +61,8 @@ fn use_text(region: &Region, except: Option<u64>) -> Verdict {
     Ok(())
 }
 
-/// Uses the text until `bytes` of it are on huge pages. However long that takes: whoever runs this ends it if it takes for ever.
+/// Uses the text until `bytes` of the text are on huge pages, without a time limit: the caller ends
+/// a run that takes too long.
 fn until_huge(region: &Region, bytes: u64) -> Verdict {
     while huge(region)? < bytes {
         for _ in 0..100 {
@@ -76,14 +78,14 @@ fn collapsed() -> Result<u64, String> {
     counters.get("thp_collapse_file").copied().ok_or_else(|| "no thp_collapse_file".to_owned())
 }
 
-/// Maps the file where huge pages can map all of it.
+/// Maps the file at an address that permits huge pages for the whole file.
 fn map(file: &File, prot: i32) -> Result<Region, String> {
     let region = doing("mmap", Region::map(SIZE, prot, MAP_PRIVATE, file.as_raw_fd(), 0))?;
     same!(region.start() % HUGE, 0, "where {:#x} lies in a huge page", region.start());
     Ok(region)
 }
 
-/// Pages that were touched when they were no text yet.
+/// Pages that were touched before they became text.
 fn what_became_text() -> Verdict {
     let file = file("became")?;
     let region = map(&file, READ)?;
@@ -96,7 +98,7 @@ fn what_became_text() -> Verdict {
     Ok(())
 }
 
-/// Text of which the program has changed a page, and then discarded its copy.
+/// Text with a page that the program has changed, and whose copy it has then discarded.
 fn what_was_changed() -> Verdict {
     let file = file("changed")?;
     let region = map(&file, WRITE | PROT_EXEC)?;
@@ -105,7 +107,7 @@ fn what_was_changed() -> Verdict {
     let page = HUGE + 5 * PAGE;
     region.store(page + 8, 77);
     same!(huge(&region)?, SIZE - HUGE, "bytes on huge pages, after a store");
-    // While the copy is there, the rest stays in base pages, and is never lost.
+    // While the copy exists, the other pages stay in base pages, and no page is lost.
     for _ in 0..100 {
         use_text(&region, Some(page))?;
     }
@@ -114,7 +116,7 @@ fn what_was_changed() -> Verdict {
     until_huge(&region, SIZE)
 }
 
-/// A child that ends while it has text to collapse, again and again.
+/// A child that ends while it has text to collapse, repeatedly.
 fn whose_process_ends() -> Verdict {
     let file = file("ends")?;
     for _ in 0..2 {
@@ -123,7 +125,7 @@ fn whose_process_ends() -> Verdict {
                 let region = map(&file, READ)?;
                 use_text(&region, None)?;
                 doing("mprotect", region.protect(0, SIZE, READ | PROT_EXEC))?;
-                // Until the first is collapsed: the others are left.
+                // Until the first is collapsed: the others remain.
                 while huge(&region)? == 0 {
                     use_text(&region, None)?;
                 }
@@ -136,12 +138,13 @@ fn whose_process_ends() -> Verdict {
     Ok(())
 }
 
-/// Text on a disk, of which a quarter was read and is in use: the rest is read for the huge pages, and nobody waits for it.
+/// Text on a disk, a quarter of which was read and is in use: the rest is read for the huge pages,
+/// without a waiting thread.
 fn what_is_on_a_disk() -> Verdict {
     const USED: u64 = HUGE / PAGE / 4;
     let file = io("open", File::open("/data/text"))?;
     let region = map(&file, READ)?;
-    // In no order, so that not everything is read ahead.
+    // In random order, so that read-ahead does not read all pages.
     let used = || {
         let places = (0..3 * USED).map(|step| step * 37 % (3 * USED));
         places.map(|place| (place / USED * (HUGE / PAGE) + place % USED) * PAGE)
@@ -167,14 +170,14 @@ fn what_is_on_a_disk() -> Verdict {
     Ok(())
 }
 
-/// A program on a machine whose knob is off; elsewhere it fails.
+/// Text on a machine with the knob off is not collapsed; elsewhere this check fails.
 fn nothing_when_off() -> Verdict {
     let file = file("off")?;
     let map = |offset| {
         let prot = READ | PROT_EXEC;
         doing("mmap", Region::map(2 * HUGE, prot, MAP_PRIVATE, file.as_raw_fd(), offset))
     };
-    // Such a kernel does not look for a place where address and offset agree.
+    // Such a kernel does not align the address with the offset.
     let probe = map(0)?;
     let offset = probe.start() % HUGE;
     doing("munmap", probe.end())?;

@@ -1,15 +1,17 @@
-//! `counts [PHASE…] [rounds=N] [strict=yes] [settle=SECONDS]`: page faults and TLB shootdowns of what several CPUs do.
+//! `counts [PHASE…] [rounds=N] [strict=yes] [settle=SECONDS]`: page faults and TLB shootdowns
+//! of operations on several CPUs.
 //!
-//! Each phase runs in a process of its own, on all the CPUs that this program may use, and prints
-//! `count PHASE NAME VALUE` for what it did (`operations`), and for what the machine counted meanwhile:
-//! `pgfault` of `/proc/vmstat`, and of the row `TLB` of `/proc/interrupts` the sum (`shootdowns`) and
-//! each CPU's part (`shootdowns_cpuN`).
+//! Each phase runs in its own process, on all the CPUs allowed for this program, and prints
+//! `count PHASE NAME VALUE` for the number of its `operations`, and for the machine's counts
+//! during the phase: `pgfault` of `/proc/vmstat`, and the row `TLB` of `/proc/interrupts`, as a sum
+//! (`shootdowns`) and for each CPU (`shootdowns_cpuN`).
 //!
-//! Where `may_shoot` is 0 no CPU but the one that changes a mapping can hold a translation of it: with
-//! `strict=yes` a shootdown there is a failure. (The counts are the machine's: nothing else may run.)
+//! If `may_shoot` is 0, only the CPU that changes a mapping can hold a translation of the mapping:
+//! with `strict=yes` a shootdown is a failure. (The counts belong to the machine, so no other
+//! program may run.)
 //!
-//! As the first process of a machine it makes its own surroundings (`settle`: how long it lets the kernel
-//! come to rest) and does not look at words: Linux gives its first process those that it does not know.
+//! As the first process of a machine, the program sets up its own environment (`settle`: the wait
+//! for the kernel's own start) and ignores words: Linux passes unknown words to its first process.
 
 use faultless_guest::args::Args;
 use faultless_guest::init::Init;
@@ -25,10 +27,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 
-/// Pages that a round touches.
+/// Pages touched in a round.
 const PAGES: u64 = 16;
 
-/// What the phases are given.
+/// The parameters of the phases.
 struct Plan {
     cpus: Vec<usize>,
     rounds: u64,
@@ -40,7 +42,8 @@ fn plan() -> &'static Plan {
     PLAN.get_or_init(|| Plan { cpus: vec![0], rounds: 200 })
 }
 
-/// A phase: what it does, and whether a shootdown can be needed. It returns how many operations it did.
+/// A phase: its function, and whether a shootdown can be necessary. The function returns the number
+/// of operations.
 struct Phase {
     name: &'static str,
     shoots: bool,
@@ -58,7 +61,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "confined_threads", shoots: true, run: confined_threads },
 ];
 
-/// Maps, touches, protects, empties and unmaps in each of `rounds`: five operations each.
+/// Maps, touches, protects, discards and unmaps in each of `rounds`: five operations each.
 fn work(rounds: Range<u64>) -> Result<u64, String> {
     let operations = 5 * (rounds.end - rounds.start);
     for round in rounds {
@@ -83,7 +86,7 @@ fn one_thread() -> Result<u64, String> {
     work(0..plan().rounds)
 }
 
-/// A process with a thread on each CPU, of which all but one sleep, and have done so for a while.
+/// A process with a thread on each CPU; all threads except one have been asleep for a while.
 fn sleeping_threads() -> Result<u64, String> {
     let word = AtomicU32::new(0);
     let asleep = AtomicU32::new(0);
@@ -107,11 +110,11 @@ fn sleeping_threads() -> Result<u64, String> {
     })
 }
 
-/// Runs `body` on each CPU, in a process forked there.
+/// Runs `body` on each CPU, in a process forked on this CPU.
 fn everywhere(body: fn() -> Result<u64, String>) -> Result<u64, String> {
     let mut children = Vec::new();
     for &cpu in &plan().cpus {
-        // Forked where it is to run: its space has never been anywhere else.
+        // Forked on its own CPU: its space has never run elsewhere.
         doing("sched_setaffinity", pin(cpu))?;
         children.push(doing(
             "fork",
@@ -135,7 +138,8 @@ fn processes() -> Result<u64, String> {
     everywhere(|| work(0..plan().rounds))
 }
 
-/// A process on each CPU that forks, writes to what it shares with its child, and waits for it.
+/// A process on each CPU that forks, writes to memory shared with its child, and waits for the
+/// child.
 fn forks() -> Result<u64, String> {
     everywhere(|| {
         let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
@@ -158,7 +162,7 @@ fn forks() -> Result<u64, String> {
     Ok(plan().cpus.len() as u64 * (plan().rounds / 10 + 1))
 }
 
-/// A process of one thread that goes from CPU to CPU and changes what it used on the last one.
+/// A process of one thread that migrates between CPUs and changes memory used on the previous CPU.
 fn moved_process() -> Result<u64, String> {
     let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
     let rounds = plan().rounds;
@@ -173,8 +177,8 @@ fn moved_process() -> Result<u64, String> {
     Ok(rounds)
 }
 
-/// Threads of one process, on `cpus` in turn. They meet before each round, so that all are running in every
-/// round, whoever gets more of the machine.
+/// Threads of one process, on `cpus` in turn. The threads meet before each round, so that all
+/// threads run in every round, independent of their share of the machine.
 fn crew(cpus: &[usize]) -> Result<u64, String> {
     let count = plan().cpus.len().max(2);
     let meeting = Meeting::new();
@@ -185,7 +189,7 @@ fn crew(cpus: &[usize]) -> Result<u64, String> {
                 scope.spawn(move || {
                     let mut verdict = doing("sched_setaffinity", pin(cpu)).map(|()| 0);
                     for round in 1..=plan().rounds {
-                        // The others wait for one that has failed, too.
+                        // The other threads also wait for a failed thread.
                         meeting.wait(count as u32);
                         verdict = verdict.and_then(|done| Ok(done + work(round..round + 1)?));
                     }
@@ -200,17 +204,17 @@ fn crew(cpus: &[usize]) -> Result<u64, String> {
     })
 }
 
-/// A thread on each CPU, each with memory of its own in one space.
+/// A thread on each CPU, each with its own memory in one space.
 fn threads() -> Result<u64, String> {
     crew(&plan().cpus)
 }
 
-/// The same threads on half the CPUs: the others never see the space.
+/// The same threads on half the CPUs: the other CPUs never run the space.
 fn confined_threads() -> Result<u64, String> {
     crew(&plan().cpus[..plan().cpus.len().div_ceil(2)])
 }
 
-/// A thread changes what threads on all other CPUs read all the time.
+/// A thread changes memory that threads on all other CPUs read all the time.
 fn readers() -> Result<u64, String> {
     let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
     let stop = AtomicU32::new(0);
@@ -243,7 +247,7 @@ fn readers() -> Result<u64, String> {
     })
 }
 
-/// The part of a phase that is counted, where it is not the whole.
+/// Counts only a part of a phase.
 fn measured(body: impl FnOnce() -> Result<u64, String>) -> Result<u64, String> {
     let before = counts()?;
     let done = body()?;
@@ -251,7 +255,7 @@ fn measured(body: impl FnOnce() -> Result<u64, String>) -> Result<u64, String> {
     Ok(done)
 }
 
-/// What the machine has counted: faults, and shootdowns by CPU.
+/// The machine's counts: faults, and shootdowns by CPU.
 type Counts = (u64, Vec<u64>);
 
 static MEASURED: std::sync::Mutex<Option<(Counts, Counts)>> = std::sync::Mutex::new(None);
@@ -264,7 +268,7 @@ fn counts() -> Result<Counts, String> {
 /// Runs a phase, in this process, and prints its counts.
 fn count(phase: &Phase, strict: bool) -> Verdict {
     doing("sched_setaffinity", pin(first()?))?;
-    // What the program touches for the first time, its own text and heap, is not the phase's.
+    // First touches of the program's own text and heap do not belong to the phase.
     work(0..1)?;
     counts()?;
     let before = counts()?;
@@ -307,7 +311,7 @@ fn main() -> ExitCode {
     let start = cpus[0];
     let _ = PLAN.set(Plan { cpus, rounds: args.get("rounds", 200) });
     proc::no_huge_pages();
-    // What is forked from here has never been on another CPU.
+    // Processes forked from here have never run on another CPU.
     let mut failed = false;
     for phase in
         PHASES.iter().filter(|phase| words.is_empty() || words.contains(&phase.name.into()))

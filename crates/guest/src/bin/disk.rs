@@ -1,7 +1,8 @@
-//! `disk CHECK…`: files that lie on a disk, from which their pages are read when they are needed.
+//! `disk CHECK…`: files on a disk, whose pages are read on demand.
 //!
-//! In `/data` each check has a file of its own, which nobody has read before: of [`PAGES`] pages, in which the word at each place is that of
-//! [`word`]. `others_run` needs a slow disk, and `errors` one that cannot read page [`BAD`] of its file.
+//! In `/data` each check has its own file, which has not been read before: [`PAGES`] pages, with
+//! [`word`] of its offset in each word. `others_run` needs a slow disk, and `errors` a disk that
+//! cannot read page [`BAD`] of its file.
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, io, number};
@@ -23,7 +24,7 @@ use std::thread;
 const PAGES: u64 = 320;
 /// Bytes of each file.
 const BYTES: u64 = PAGES * PAGE;
-/// The page that cannot be read.
+/// The unreadable page.
 const BAD: u64 = 37;
 
 /// The word at the place `at`, a multiple of 8.
@@ -50,7 +51,7 @@ fn map(file: &File, prot: i32, flags: i32) -> Result<Region, String> {
     doing("mmap", Region::map(BYTES, prot, flags, file.as_raw_fd(), 0))
 }
 
-/// The major faults of this thread, and how often it has slept.
+/// Returns the major faults of this thread, and the number of its sleeps.
 fn faults_and_sleeps() -> [i64; 2] {
     // SAFETY: the structure is a local, of integers.
     let usage = unsafe {
@@ -123,7 +124,7 @@ fn many_threads() -> Verdict {
     Ok(())
 }
 
-/// While a thread waits for the disk, others run on its CPU.
+/// While a thread waits for the disk, other threads run on its CPU.
 fn others_run() -> Verdict {
     static STEPS: AtomicU64 = AtomicU64::new(0);
     static END: AtomicBool = AtomicBool::new(false);
@@ -149,7 +150,7 @@ fn others_run() -> Verdict {
     Ok(())
 }
 
-/// The kernel copies from and to pages that are not there yet.
+/// The kernel copies from and to pages that are not present yet.
 fn copies() -> Verdict {
     let file = file("copies")?;
     let region = map(&file, WRITE, libc::MAP_PRIVATE)?;
@@ -169,7 +170,7 @@ fn copies() -> Verdict {
     let words = [0, 8, 16, 24].map(|more| region.load(100 * PAGE + more));
     let whole = |more| word(100 * PAGE + more);
     same!(words, [whole(0), whole(8), 0xeeee_eeee_eeee_eeee, whole(24)], "the page");
-    // By another way: as a debugger reads.
+    // By the access of a debugger.
     let mut seen = [0u64; 2];
     let local = [seen.as_mut_ptr() as u64, 16];
     let remote = [at(200), 16];
@@ -180,7 +181,7 @@ fn copies() -> Verdict {
     Ok(())
 }
 
-/// Pages that are asked for in advance cause no major faults.
+/// Pages requested in advance cause no major faults.
 fn populated() -> Verdict {
     let file = file("populated")?;
     let before = major_faults();
@@ -205,7 +206,7 @@ fn populated() -> Verdict {
     Ok(())
 }
 
-/// Whether each page of the mapping is in memory.
+/// Returns for each page of the mapping whether it is in memory.
 fn there(region: &Region) -> Result<Vec<bool>, String> {
     let mut there = vec![0u8; PAGES as usize];
     let args = [region.start(), BYTES, there.as_mut_ptr() as u64];
@@ -214,7 +215,7 @@ fn there(region: &Region) -> Result<Vec<bool>, String> {
     Ok(there.into_iter().map(|there| there & 1 != 0).collect())
 }
 
-/// Which pages are in memory once the program has said how it will use them, and has.
+/// The pages in memory after advice and accesses.
 fn advised() -> Verdict {
     let file = file("advised")?;
     let seen = map(&file, READ, libc::MAP_SHARED)?;
@@ -231,7 +232,7 @@ fn advised() -> Verdict {
         ensure!(buffer == bytes(at, len), "{len} bytes from {at} are wrong");
         Ok(())
     };
-    // At random: the pages that are needed, and no others.
+    // At random: only the needed pages.
     advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
     [5, 250, 90].iter().try_for_each(|page| read(page * PAGE + 7, 8))?;
     read(130 * PAGE + 5, 2 * PAGE)?;
@@ -240,7 +241,7 @@ fn advised() -> Verdict {
     doing("madvise", random.advise(0, BYTES, libc::MADV_RANDOM))?;
     same!(random.load(300 * PAGE), word(300 * PAGE), "the word of page 300");
     same!(resident()?, 7, "pages in memory after an access to a mapping that is used at random");
-    // Only whole pages are given up, and none that is mapped.
+    // Only whole pages are dropped, and no mapped page.
     advise(libc::POSIX_FADV_DONTNEED, 90 * PAGE + 1, 42 * PAGE - 2)?;
     let left: Vec<_> =
         there(&seen)?.iter().enumerate().filter_map(|(at, there)| there.then_some(at)).collect();
@@ -251,7 +252,7 @@ fn advised() -> Verdict {
     );
     advise(libc::POSIX_FADV_DONTNEED, 0, 0)?;
     same!(resident()?, 1, "pages in memory that are mapped");
-    // As before: more than is needed.
+    // As before: more pages than needed.
     advise(libc::POSIX_FADV_NORMAL, 0, 0)?;
     read(40 * PAGE, 8)?;
     ensure!(resident()? > 8, "{} pages in memory", resident()?);
@@ -259,7 +260,8 @@ fn advised() -> Verdict {
     Ok(())
 }
 
-/// Pages that are as on the disk can be had, and are dropped when that is asked for, unless they are mapped; what is read is counted.
+/// Clean pages are available memory, and are dropped on request, unless they are mapped; reads are
+/// counted.
 fn caches() -> Verdict {
     const DROP: &str = "/proc/sys/vm/drop_caches";
     let seen = || -> Result<[u64; 3], String> {
@@ -279,7 +281,7 @@ fn caches() -> Verdict {
     let before = seen()?;
     read()?;
     let after = seen()?;
-    // Linux counts for each CPU, and leaves half of the cache where it is small.
+    // Linux counts for each CPU, and keeps half of a small cache.
     for (what, at, part) in [("Cached rose", 0, 2), ("MemAvailable", 1, 4), ("pgpgin rose", 2, 1)] {
         least(what, after[at].saturating_sub(before[at]), BYTES / part)?;
     }
@@ -298,7 +300,7 @@ fn caches() -> Verdict {
     least("pgpgin rose again", seen()?[2].saturating_sub(dropped[2]), BYTES / 2)
 }
 
-/// Whole pages are written of which the disk is not asked what it has.
+/// Whole pages are written without a read from the disk.
 fn overwritten() -> Verdict {
     let file = file("overwritten")?;
     let seen = map(&file, READ, libc::MAP_SHARED)?;
@@ -307,7 +309,7 @@ fn overwritten() -> Verdict {
     same!(resident()?, 3, "pages in memory after whole pages were written");
     let mut expected = bytes(0, BYTES);
     expected[64 * PAGE as usize..][..3 * PAGE as usize].fill(5);
-    // From memory that ends within a page: what is before counts.
+    // From memory that ends within a page: the bytes before the end count.
     let from = doing(
         "mmap",
         Region::map(2 * PAGE, WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
@@ -317,7 +319,7 @@ fn overwritten() -> Verdict {
     let args = [file.as_raw_fd() as u64, from.start() + PAGE / 2, PAGE, 200 * PAGE];
     // SAFETY: the kernel reads the region's bytes.
     let short = unsafe { call(libc::SYS_pwrite64, args) };
-    // Nothing, or as much as there is: on Linux this depends on whether the page is in memory.
+    // No bytes, or all available bytes: on Linux this depends on whether the page is in memory.
     let short = match short {
         Ok(bytes) => bytes,
         Err(errno) => {
@@ -334,7 +336,7 @@ fn overwritten() -> Verdict {
     Ok(())
 }
 
-/// What is stored stays, beside what the disk has; private stores are not seen in the file.
+/// Stored data stays, separate from the disk's data; private stores are not visible in the file.
 fn stores() -> Verdict {
     let stored = file("stores")?;
     let mut expected = bytes(0, BYTES);
@@ -360,7 +362,7 @@ fn stores() -> Verdict {
     Ok(())
 }
 
-/// What was cut off is zeros when the file is longer again, whether its pages had been read or not.
+/// Truncated parts are zeros after the file grows again, whether their pages had been read or not.
 fn cut() -> Verdict {
     for read_first in [false, true] {
         let name = if read_first { "cut_read" } else { "cut" };
@@ -380,7 +382,7 @@ fn cut() -> Verdict {
     Ok(())
 }
 
-/// A program is run that nobody has read, and a script with an interpreter that is on the disk, too.
+/// Runs a program that has not been read yet, and a script with an interpreter on the disk.
 fn programs() -> Verdict {
     for name in ["busybox_copy", "script"] {
         let ran = io(name, Command::new(path(name)).arg("echo").arg("it runs").output())?;
@@ -389,7 +391,7 @@ fn programs() -> Verdict {
     Ok(())
 }
 
-/// A page that the disk cannot read is an error of whoever needs it, and of nobody else.
+/// An unreadable page is an error only for its users.
 fn errors() -> Verdict {
     let bad = file("bad")?;
     let region = map(&bad, READ, libc::MAP_PRIVATE)?;
@@ -412,7 +414,7 @@ fn errors() -> Verdict {
         }
     }
     same!(region.load((BAD + 1) * PAGE), word((BAD + 1) * PAGE), "the word behind the bad page");
-    // What is before it can be read.
+    // The bytes before the page can be read.
     let mut buffer = vec![0; 8 * PAGE as usize];
     let from = (BAD - 3) * PAGE;
     same!(io("pread", bad.read_at(&mut buffer, from))? as u64, 3 * PAGE, "bytes that can be read");
@@ -433,7 +435,7 @@ fn errors() -> Verdict {
     Ok(())
 }
 
-/// While others take all memory, a file is read as always: neither calls nor faults fail.
+/// While other processes take all memory, a file is read as usual: neither calls nor faults fail.
 fn while_memory_is_out() -> Verdict {
     let hogs = fork(|| {
         for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! `errors [CHECK…]`: the errors of calls with unusual arguments, and how far calls come before an
-//! error.
+//! `errors [CHECK…]`: the errors of calls with unusual arguments, and the progress of calls before
+//! an error.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -19,9 +19,9 @@ const KERNEL: u64 = 0xffff_8000_0000_0000;
 /// No bytes are mapped there.
 const NULL_PAGE: u64 = 8;
 
-/// Makes a call of this process's own memory and descriptors.
+/// Makes a call with this process's own memory and descriptors.
 fn make<const N: usize>(number: i64, args: [u64; N]) -> sys::Result<u64> {
-    // SAFETY: every caller passes pointers to its own memory, or to memory that is not mapped.
+    // SAFETY: every caller passes pointers to its own memory, or to unmapped memory.
     unsafe { call(number, args) }
 }
 
@@ -34,7 +34,7 @@ fn private(prot: i32) -> Result<Region, String> {
     doing("mmap", Region::map(PAGE, prot, flags, -1, 0))
 }
 
-/// Two readable pages and one that cannot be accessed.
+/// Maps two readable pages and an inaccessible page.
 fn ends_in_nothing() -> Result<Region, String> {
     let region = doing("mmap", Region::anonymous(3 * PAGE))?;
     region.fill(0x0101_0101_0101_0101);
@@ -67,7 +67,7 @@ fn pipe() -> Result<[File; 2], String> {
     }
 }
 
-/// A word without `FUTEX_PRIVATE_FLAG` must be in memory that the process may use.
+/// A word without `FUTEX_PRIVATE_FLAG` must be in memory accessible to the process.
 fn futexes() -> Verdict {
     let [read, none, written] = [private(READ)?, private(NONE)?, private(WRITE)?];
     let rows = [
@@ -85,7 +85,7 @@ fn futexes() -> Verdict {
         same!(futex(libc::FUTEX_WAIT, 9), wait, "FUTEX_WAIT");
         same!(futex(libc::FUTEX_WAIT | private, 9), wait_private, "FUTEX_WAIT, private");
     }
-    // A page of a file that is mapped shared can be read only.
+    // A page of a file mapped shared may be read-only.
     let file = memory_file()?;
     file.set_len(PAGE).map_err(|error| error.to_string())?;
     let region = Region::map(PAGE, READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
@@ -95,7 +95,7 @@ fn futexes() -> Verdict {
     Ok(())
 }
 
-/// Pointers that are refused, or not read, although no byte is moved.
+/// Pointers that are rejected, or not read, although no byte is moved.
 fn pointers() -> Verdict {
     let file = memory_file()?;
     let zero = |number, at| make(number, [fd(&file), at, 0]);
@@ -130,7 +130,7 @@ fn pointers() -> Verdict {
     Ok(())
 }
 
-/// `readlinkat` with no path, and with an empty one.
+/// `readlinkat` without a path, and with an empty path.
 fn links() -> Verdict {
     let file = memory_file()?;
     let mut buffer = [0u8; 64];
@@ -154,7 +154,7 @@ fn links() -> Verdict {
     Ok(())
 }
 
-/// A write from memory that ends writes what is there.
+/// A write from memory that ends writes the available bytes.
 fn short_writes() -> Verdict {
     let region = ends_in_nothing()?;
     let end = region.start() + 2 * PAGE;
@@ -168,7 +168,7 @@ fn short_writes() -> Verdict {
     same!(length(&file)?, 4196, "the length");
     same!(write(end - 4, 10, 4 * PAGE - 2), Ok(4), "a write across two pages");
     same!(length(&file)?, 4 * PAGE + 2, "the length");
-    // A mapping of the file beyond its end cannot be read, also by the write that would move the
+    // A mapping of the file beyond its end cannot be read, even by the write that would move the
     // end.
     let file = memory_file()?;
     file.set_len(PAGE).map_err(|error| error.to_string())?;
@@ -204,7 +204,7 @@ fn vectors_of_pipes() -> Verdict {
     Ok(())
 }
 
-/// Memory of other processes must be readable by them, also if the processor would read it.
+/// Memory of other processes must be readable for them, even if the processor could read it.
 fn other_memory() -> Verdict {
     let [read, none, written] = [private(READ)?, private(NONE)?, private(WRITE)?];
     let only_written = private(libc::PROT_WRITE)?;
@@ -225,7 +225,7 @@ fn other_memory() -> Verdict {
     Ok(())
 }
 
-/// `msync` of no bytes, and of a length that is rounded up to none.
+/// `msync` of no bytes, and of a length that wraps to 0 when rounded up.
 fn syncs() -> Verdict {
     let region = private(WRITE)?;
     let sync = |len: u64, flags: i32| make(libc::SYS_msync, [region.start(), len, flags as u64]);
@@ -240,7 +240,8 @@ fn syncs() -> Verdict {
     Ok(())
 }
 
-/// A heap that ends in a hole keeps its end until memory of it is left out.
+/// A heap that ends in a hole: a new end within the hole is refused, and a new end below the hole
+/// is accepted.
 fn heap() -> Verdict {
     let brk = |to| make(libc::SYS_brk, [to]);
     let start = doing("brk", brk(0))?.next_multiple_of(PAGE);
@@ -254,7 +255,7 @@ fn heap() -> Verdict {
     Ok(())
 }
 
-/// Copies within a file must not overlap, also if a position says where they are.
+/// Copies within a file must not overlap, even if a position supplies an offset.
 fn overlaps() -> Verdict {
     let mut file = memory_file()?;
     file.write_all(&[1; 20_000]).map_err(|error| error.to_string())?;
@@ -270,17 +271,17 @@ fn overlaps() -> Verdict {
     Ok(())
 }
 
-/// `madvise` that would split a VMA at the limit can be tried again.
+/// `madvise` that would split a VMA at the limit can be retried.
 fn many_areas() -> Verdict {
     const PAIRS: u64 = 33_000;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // With other permissions, so that it cannot merge with the region below.
+    // With other permissions, to prevent a merge with the region below.
     let whole = doing("mmap", Region::map(4 * PAGE, WRITE, flags, -1, 0))?;
     let region = doing("mmap", Region::map(2 * PAIRS * PAGE, NONE, flags, -1, 0))?;
     let split = |page| region.protect(page * PAGE, PAGE, READ);
     let full = (0..PAIRS).map(|pair| split(2 * pair + 1)).find(Result::is_err);
     same!(full, Some(fails(ENOMEM)), "mprotect");
-    // There may be room for one more VMA.
+    // There may be space for one more VMA.
     let _ = whole.protect(3 * PAGE, PAGE, READ);
     let advised = whole.advise(PAGE, PAGE, libc::MADV_DONTFORK);
     same!(advised, fails(EAGAIN), "MADV_DONTFORK of a part");
@@ -289,7 +290,7 @@ fn many_areas() -> Verdict {
     Ok(())
 }
 
-/// Runs `path`, which prints to a pipe. Returns its output and the number of the error of `execve`.
+/// Runs `path`, which prints to a pipe. Returns its output and the error number of `execve`.
 fn run(path: &str) -> Result<(String, i32), String> {
     let [mut reader, writer] = pipe()?;
     let program = CString::new(path).map_err(|error| error.to_string())?;
@@ -330,12 +331,12 @@ fn scripts() -> Verdict {
         script(&path(level), &format!("#!{}", path(level - 1)))?;
     }
     let [five, six] = [run(&path(5))?, run(&path(6))?];
-    // An argument that is longer than what is read of the file is cut off.
+    // An argument that continues beyond the read part of the file is cut off.
     let name = path(7);
     let long = "x".repeat(300);
     script(&name, &format!("#!{own} print {long}"))?;
     let cut = run(&name)?;
-    // A name that may be longer than what is read is no name.
+    // A name that may continue beyond the read part is invalid.
     script(&name, &format!("#!/{long}"))?;
     let unnamed = run(&name)?;
     script(&name, &format!("#!{}{own}", " ".repeat(300)))?;

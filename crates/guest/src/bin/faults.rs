@@ -1,5 +1,5 @@
-//! `faults [CHECK…]`: what programs expect of faults: that signals tell of them truly, that handlers can
-//! mend them, leave them by a jump or run on another stack, and that they disturb nothing else.
+//! `faults [CHECK…]`: the behaviour of faults. Signals describe faults correctly; handlers can
+//! repair the fault, jump out, or run on another stack; and a fault has no other effects.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -20,17 +20,18 @@ use std::time::Instant;
 /// The page that [`open_up`] makes writable.
 static PAGE_TO_OPEN: AtomicU64 = AtomicU64::new(0);
 
-/// Notes the fault and makes the page writable, so that the access, tried again, goes through.
+/// Records the fault and makes the page writable, so that the repeated access succeeds.
 extern "C" fn open_up(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: handed on from the kernel.
+    // SAFETY: the arguments come from the kernel.
     unsafe { note(signal, info, context) };
     let page = PAGE_TO_OPEN.load(Relaxed);
-    // SAFETY: the page is one of a check's region.
+    // SAFETY: the page belongs to a check's region.
     let _ = unsafe { call(libc::SYS_mprotect, [page, PAGE, WRITE as u64]) };
 }
 
-// `faultless_catch(body, argument)` calls `body(argument)` and returns 0, or 1 if `faultless_throw` is
-// called meanwhile, from a signal handler too: what `sigsetjmp` and `siglongjmp` are made of.
+// `faultless_catch(body, argument)` calls `body(argument)` and returns 0, or 1 if
+// `faultless_throw` is called in the meantime, also from a signal handler: a minimal `sigsetjmp`
+// and `siglongjmp`.
 global_asm!(
     ".globl faultless_catch",
     "faultless_catch:",
@@ -69,11 +70,11 @@ unsafe extern "C" {
     fn faultless_throw() -> !;
 }
 
-/// Notes the signal and leaves by a jump, without returning to what was interrupted.
+/// Records the signal and leaves by a jump, without returning to the interrupted code.
 extern "C" fn jump_out(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: handed on from the kernel.
+    // SAFETY: the arguments come from the kernel.
     unsafe { note(signal, info, context) };
-    // SAFETY: the handler runs within `faultless_catch`; no frame in between has anything to drop.
+    // SAFETY: the handler runs within `faultless_catch`; no frame in between has destructors.
     unsafe { faultless_throw() }
 }
 
@@ -88,7 +89,7 @@ extern "C" fn overflow(depth: u64) {
     if depth < u64::MAX {
         overflow(depth + 1);
     }
-    // SAFETY: as above; the frame is needed after the call, so that the call is none at the tail.
+    // SAFETY: as above; the frame is used after the call, which prevents a tail call.
     unsafe { asm!("/* {0} */", in(reg) frame.as_mut_ptr(), options(nostack)) };
 }
 
@@ -96,13 +97,13 @@ fn page(prot: i32) -> Result<Region, String> {
     doing("mmap", Region::map(PAGE, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0))
 }
 
-/// Whether `body` of `argument` was left by a jump.
+/// Returns whether `body(argument)` was left by a jump.
 fn jumped(body: extern "C" fn(u64), argument: u64) -> bool {
-    // SAFETY: neither the bodies nor the handlers have anything to drop.
+    // SAFETY: neither the bodies nor the handlers have destructors.
     unsafe { faultless_catch(body, argument) == 1 }
 }
 
-/// What a fault at `addr` must have been noted as.
+/// Checks the record of a fault at `addr`.
 fn noted(signal: i32, code: i32, addr: u64) -> Verdict {
     same!(NOTED.signal.load(Relaxed), signal, "the signal");
     same!(NOTED.code.load(Relaxed), code, "si_code");
@@ -110,7 +111,7 @@ fn noted(signal: i32, code: i32, addr: u64) -> Verdict {
     Ok(())
 }
 
-/// `SIGSEGV` tells where and why: `SEGV_MAPERR` or `SEGV_ACCERR`.
+/// `SIGSEGV` reports the address and the reason: `SEGV_MAPERR` or `SEGV_ACCERR`.
 fn segv_info() -> Verdict {
     const MAPERR: i32 = 1;
     const ACCERR: i32 = 2;
@@ -130,7 +131,7 @@ fn segv_info() -> Verdict {
         libc::SIGSEGV,
         "the signal of a load from the kernel's memory"
     );
-    // No page fault but a general protection fault, of which the CPU says no address.
+    // A general protection fault instead of a page fault: the CPU reports no address.
     ensure!(jumped(probe, 0x8000_0000_0000_0000), "a load from no canonical address went through");
     same!(
         NOTED.signal.load(Relaxed),
@@ -141,7 +142,7 @@ fn segv_info() -> Verdict {
     Ok(())
 }
 
-/// A handler that mends the page and returns: the store is made again.
+/// A handler that repairs the page and returns: the store is repeated.
 fn segv_retry() -> Verdict {
     doing("sigaction", handle(libc::SIGSEGV, open_up, 0))?;
     for round in 1..=100 {
@@ -184,7 +185,7 @@ fn truncate(file: &OwnedFd, len: i64) -> i32 {
     unsafe { libc::ftruncate(file.as_raw_fd(), len) }
 }
 
-/// A thread that overflows its stack is told on its other stack.
+/// A thread that overflows its stack gets the signal on its alternate stack.
 fn stack_overflow() -> Verdict {
     let other = doing("mmap", Region::anonymous(16 * PAGE))?;
     let stack = libc::stack_t {
@@ -192,7 +193,7 @@ fn stack_overflow() -> Verdict {
         ss_flags: 0,
         ss_size: other.len() as usize,
     };
-    // SAFETY: the region is a stack that nothing else uses, and is kept.
+    // SAFETY: the region is a stack without other uses, and is kept.
     doing("sigaltstack", checked(unsafe { libc::sigaltstack(&raw const stack, null_mut()) }))?;
     doing("sigaction", handle(libc::SIGSEGV, jump_out_stack, libc::SA_ONSTACK | libc::SA_NODEFER))?;
     ensure!(jumped(overflow, 0), "the stack did not end");
@@ -201,13 +202,14 @@ fn stack_overflow() -> Verdict {
     let fault = NOTED.addr.load(Relaxed);
     let here = (&raw const stack) as u64;
     ensure!(fault < here && here - fault < 64 << 20, "si_addr {fault:#x} is not below {here:#x}");
-    // Where the stack has been left by a jump it is free again, and the next overflow works as well.
+    // After a jump out of the alternate stack, the stack is free again, and the next overflow
+    // works, too.
     ensure!(jumped(overflow, 0), "the stack did not end the second time");
     std::mem::forget(other);
     Ok(())
 }
 
-/// Where the stack of [`jump_out_stack`] was.
+/// The address of the stack of [`jump_out_stack`].
 static HANDLER_STACK: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn jump_out_stack(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -216,7 +218,7 @@ extern "C" fn jump_out_stack(signal: i32, info: *mut libc::siginfo_t, context: *
     jump_out(signal, info, context);
 }
 
-/// The other stack's state: where it is, whether it is in use, and what is refused.
+/// The state of the alternate stack: its address, whether it is in use, and rejected settings.
 fn alternate_stack() -> Verdict {
     let ask = || {
         // SAFETY: a stack of zeros is valid, and the call fills it.
@@ -233,7 +235,7 @@ fn alternate_stack() -> Verdict {
         ss_size: size,
     };
     let change = |stack: libc::stack_t| {
-        // SAFETY: the region is kept; nothing else uses it.
+        // SAFETY: the region is kept, and has no other use.
         checked(unsafe { libc::sigaltstack(&raw const stack, null_mut()) }).err()
     };
     same!(change(stack(16, 0)), Some(Errno(libc::ENOMEM)), "a stack of 16 bytes");
@@ -255,7 +257,7 @@ fn alternate_stack() -> Verdict {
 }
 
 extern "C" fn note_stack(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: a stack of zeros is valid, and the call fills it; changing it is refused here.
+    // SAFETY: a stack of zeros is valid, and the call fills it; the change is rejected here.
     unsafe {
         let mut stack: libc::stack_t = zeroed();
         libc::sigaltstack(null(), &raw mut stack);
@@ -265,7 +267,7 @@ extern "C" fn note_stack(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) 
     }
 }
 
-/// A handler left by a jump: the mask is as the handler had it, until it is put back.
+/// A handler left by a jump: the mask is the handler's, until it is restored.
 fn jump_keeps_mask() -> Verdict {
     doing("sigaction", handle_with(libc::SIGSEGV, jump_out, 0, &[libc::SIGUSR2]))?;
     ensure!(jumped(probe, 8), "a load from address 8 went through");
@@ -277,7 +279,7 @@ fn jump_keeps_mask() -> Verdict {
     noted(libc::SIGSEGV, 1, 16)
 }
 
-/// A fault whose signal is blocked, or ignored, ends the process all the same.
+/// A fault with a blocked or ignored signal ends the process.
 fn forced() -> Verdict {
     let blocked = fork(|| {
         let _ = handle(libc::SIGSEGV, note, 0);
@@ -304,7 +306,7 @@ fn no_core() {
 }
 
 fn raise_ud2() {
-    // SAFETY: raises an exception and nothing else.
+    // SAFETY: only raises an exception.
     unsafe { asm!("ud2") }
 }
 
@@ -314,19 +316,19 @@ fn raise_int3() {
 }
 
 fn raise_div() {
-    // SAFETY: as above; what it would leave is declared.
+    // SAFETY: as above; its outputs are declared.
     unsafe { asm!("div {0:e}", in(reg) 0, inout("eax") 1 => _, inout("edx") 0 => _) }
 }
 
 fn raise_hlt() {
-    // SAFETY: as above: user mode may not.
+    // SAFETY: as above: the instruction is privileged.
     unsafe { asm!("hlt") }
 }
 
-/// Registers and flags are, after a handler, as they were, and vector registers and the x87 unit too.
+/// Registers and flags are unchanged after a handler, including vector registers and the x87 unit.
 fn registers_kept() -> Verdict {
     extern "C" fn spoil(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-        // SAFETY: all that it changes is declared, or put back.
+        // SAFETY: all changes are declared, or restored.
         unsafe {
             asm!(
                 "fninit", "fldpi", "fstp st(0)",
@@ -348,8 +350,8 @@ fn registers_kept() -> Verdict {
         let wrong: u64;
         let control: u16 = 0x037f & !0x0300;
         let mut found: u16 = 0;
-        // Fills the registers, spins, and looks whether they are the same.
-        // SAFETY: all that it changes is declared; the control word is put back by fninit.
+        // Fills the registers, spins, and compares them. SAFETY: all changes are declared; fninit
+        // restores the control word.
         unsafe {
             asm!(
                 "fninit", "fldcw [{control}]", "fld1",
@@ -378,8 +380,7 @@ fn registers_kept() -> Verdict {
     Ok(())
 }
 
-/// The context that a handler is given is the interrupted one, and what it changes is in force
-/// afterwards.
+/// A handler's context is the interrupted context, and changes of the context take effect.
 fn context_changed() -> Verdict {
     extern "C" fn skip(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         let context = context.cast::<libc::ucontext_t>();
@@ -406,7 +407,7 @@ fn context_changed() -> Verdict {
     Ok(())
 }
 
-/// Instructions that may not be, and what becomes of a process that makes them.
+/// Invalid instructions, and the end of a process that executes them.
 fn exceptions() -> Verdict {
     let exceptions: [(&str, fn(), i32); 4] = [
         ("ud2", raise_ud2, libc::SIGILL),

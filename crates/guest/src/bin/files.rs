@@ -1,5 +1,5 @@
-//! `files [CHECK…] [dir=DIR]`: what programs expect of files, mapped ones too.
-//! Files are made, and removed, in a directory of their own in DIR (`/tmp`).
+//! `files [CHECK…] [dir=DIR]`: the behaviour of files, including mapped files. Files are made,
+//! and removed, in a private directory in DIR (`/tmp`).
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, create, io, number, open, path};
@@ -27,7 +27,7 @@ fn read_write() -> Verdict {
     same!(io("pread", file.read_at(&mut buffer, 1))?, 11, "bytes read at 1");
     same!(io("pwrite", file.write_at(b"W", 7))?, 1, "bytes written at 7");
     same!(io("seek", file.stream_position())?, 12, "the position, which pwrite leaves alone");
-    // Beyond the end: what lies between is zero.
+    // Beyond the end: the gap is zero.
     same!(io("pwrite", file.write_at(b"!", 10_000))?, 1, "bytes written far beyond the end");
     same!(io("stat", file.metadata())?.len(), 10_001, "the length");
     let all = io("read", fs::read(path("a")))?;
@@ -55,7 +55,7 @@ fn vectors_and_faults() -> Verdict {
     let written = unsafe { call(libc::SYS_writev, [fd, vectors.as_ptr() as u64, 3]) };
     same!(written, Ok(7), "writev");
     let ask = |number, buffer: u64, len: u64| {
-        // SAFETY: the buffers are no memory that Rust knows of, or not written.
+        // SAFETY: the buffers contain no Rust objects, or are not written.
         unsafe { call(number, [fd, buffer, len, 0]) }
     };
     let region = doing("mmap", Region::anonymous(2 * PAGE))?;
@@ -66,7 +66,7 @@ fn vectors_and_faults() -> Verdict {
         same!(ask(libc::SYS_pwrite64, bad, 4), fault, "pwrite from {bad:#x}");
         same!(ask(libc::SYS_pread64, bad, 4), fault, "pread to {bad:#x}");
     }
-    // What is there up to the fault is written.
+    // The bytes up to the fault are written.
     doing("ftruncate", checked(truncate(&file, 0)))?;
     let partial = ask(libc::SYS_pwrite64, gone - 16, 64);
     ensure!(
@@ -86,7 +86,7 @@ fn vectors_and_faults() -> Verdict {
     // SAFETY: a plain call.
     let missing = checked(unsafe { libc::open(bad.as_ptr(), libc::O_RDONLY) });
     same!(missing, Err(Errno(libc::ENOENT)), "opening what is not there");
-    // SAFETY: the path is no memory, which the kernel must find.
+    // SAFETY: the path is no memory, which the kernel must detect.
     let nowhere = unsafe { call(libc::SYS_open, [8, 0, 0]) };
     same!(nowhere, Err(Errno(libc::EFAULT)), "opening a path that is no memory");
     Ok(())
@@ -97,7 +97,7 @@ fn truncate(file: &impl AsRawFd, len: i64) -> i32 {
     unsafe { libc::ftruncate(file.as_raw_fd(), len) }
 }
 
-/// Shared mappings and the file are one; private ones see the file until they are written.
+/// Shared mappings show the file; private mappings show the file until they are written.
 fn mappings() -> Verdict {
     let file = create("a")?;
     let fd = file.as_raw_fd();
@@ -130,7 +130,7 @@ fn mappings() -> Verdict {
     same!(private.load(5 * PAGE), 55, "the private copy after a shared store");
     doing("madvise", private.advise(5 * PAGE, PAGE, libc::MADV_DONTNEED))?;
     same!(private.load(5 * PAGE), 66, "a private copy that was given up");
-    // Children share the one and not the other.
+    // Children share the shared mapping and not the private one.
     let child = doing(
         "fork",
         fork(|| {
@@ -170,7 +170,7 @@ fn mappings() -> Verdict {
 
 fn sync(region: &Region) -> Result<(), Errno> {
     let args = [region.start(), region.len(), libc::MS_SYNC as u64];
-    // SAFETY: changes nothing in memory.
+    // SAFETY: the call does not change memory.
     unsafe { call(libc::SYS_msync, args) }.map(|_| ())
 }
 
@@ -195,7 +195,7 @@ fn mappings_outlive() -> Verdict {
     Ok(())
 }
 
-/// Whether a load from `addr` ends a child by `SIGBUS`.
+/// Returns the status of a child that loads from `addr`.
 fn load_ends(addr: u64) -> Result<Status, String> {
     let child = fork(|| {
         let _ = signal::default(libc::SIGBUS);
@@ -205,8 +205,8 @@ fn load_ends(addr: u64) -> Result<Status, String> {
     doing("wait4", doing("fork", child)?.wait())
 }
 
-/// Beyond the end of the file a mapping is `SIGBUS`, also where the file was cut off under it, and not
-/// where it was lengthened again. The rest of the last page is zero.
+/// Beyond the end of the file an access to a mapping is `SIGBUS`, also after a truncation of the
+/// mapped file, and not after the file grows again. The rest of the last page is zero.
 fn beyond_the_end() -> Verdict {
     let file = create("a")?;
     let resize = |len: u64| doing("ftruncate", checked(truncate(&file, len as i64)));
@@ -239,8 +239,8 @@ fn beyond_the_end() -> Verdict {
             "the file when it is longer again"
         );
     }
-    // One thread reads while another cuts off and lengthens: it sees what was there or a signal, never
-    // another file's bytes.
+    // One thread reads while another truncates and extends the file: the reader sees old data or a
+    // signal, never another file's bytes.
     for round in 0..50u64 {
         resize(4 * PAGE)?;
         shared.store(3 * PAGE, round);
@@ -298,7 +298,7 @@ fn directories() -> Verdict {
     Ok(())
 }
 
-/// Links, symbolic and hard, and what `stat` says.
+/// Links, symbolic and hard, and the fields of `stat`.
 fn links_and_stat() -> Verdict {
     let mut file = create("a")?;
     io("write", file.write_all(&[1; 5000]))?;
@@ -333,7 +333,7 @@ fn links_and_stat() -> Verdict {
     Ok(())
 }
 
-/// A hole reads as zeros everywhere but in the private copies that were made before.
+/// A hole reads as zeros everywhere except in private copies made before.
 fn holes() -> Verdict {
     const PUNCH: u64 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64;
     let file = create("a")?;
@@ -356,14 +356,14 @@ fn holes() -> Verdict {
     private.store(0, 70);
     private.store(5 * PAGE, 75);
     let punch = |at: u64, len: u64| {
-        // SAFETY: changes the file, whose mappings are regions.
+        // SAFETY: the call changes the file, whose mappings are regions.
         doing("fallocate", unsafe { call(libc::SYS_fallocate, [fd as u64, PUNCH, at, len]) })
     };
     punch(0, PAGE)?;
     same!((private.load(0), private.load(5 * PAGE)), (70, 75), "private copies after a hole");
     same!((shared.load(0), shared.load(PAGE)), (0, byte(2)), "the hole and what follows, shared");
     child_sees()?;
-    // Some of the first and of the last page, and all of those between.
+    // A part of the first and of the last page, and all pages in between.
     punch(PAGE + 8, 5 * PAGE)?;
     same!((private.load(0), private.load(5 * PAGE)), (70, 75), "private copies after another");
     same!((private.load(PAGE), private.load(PAGE + 8)), (byte(2), 0), "the hole's first page");
@@ -376,15 +376,15 @@ fn holes() -> Verdict {
     same!(private.load(4 * PAGE), 44, "a store to the hole");
     child_sees()?;
     same!(io("stat", file.metadata())?.len(), 8 * PAGE, "the length");
-    // Cutting it off takes the copies.
+    // Truncation drops the copies.
     doing("ftruncate", checked(truncate(&file, 0)))?;
     doing("ftruncate", checked(truncate(&file, 8 * PAGE as i64)))?;
     same!((private.load(0), private.load(5 * PAGE)), (0, 0), "copies of what was cut off");
     Ok(())
 }
 
-/// While one process cuts a file off, another makes it long again and stores to its private mapping: the
-/// store stays.
+/// While one process truncates a file, another extends it and stores to its private mapping: the
+/// store is kept.
 fn lengthened_meanwhile() -> Verdict {
     const ROUNDS: u32 = 300;
     const LEN: i64 = 8 * PAGE as i64;
@@ -393,7 +393,7 @@ fn lengthened_meanwhile() -> Verdict {
     let region =
         doing("mmap", Region::map(LEN as u64, WRITE, libc::MAP_PRIVATE, file.as_raw_fd(), 0))?;
     let place = doing("mmap", Shared::new(Meeting::new()))?;
-    // Memories that the pages are to be taken out of first.
+    // Memories from which the pages must be removed first.
     let idle = || {
         std::thread::sleep(Duration::from_secs(60));
         0
@@ -432,7 +432,7 @@ fn lengthened_meanwhile() -> Verdict {
     Ok(())
 }
 
-/// A descriptor keeps an unlinked file, and `memfd_create` makes one that never had a name.
+/// A descriptor keeps an unlinked file, and `memfd_create` makes a file without a name.
 fn nameless() -> Verdict {
     let mut file = create("a")?;
     io("unlink", fs::remove_file(path("a")))?;
@@ -441,7 +441,7 @@ fn nameless() -> Verdict {
     io("seek", file.rewind())?;
     io("read", file.read_to_string(&mut all))?;
     same!(all, "still there", "what an unlinked file holds");
-    // SAFETY: nobody else owns the descriptor.
+    // SAFETY: the descriptor has no other owner.
     let mut memory = unsafe {
         let fd = doing("memfd_create", checked(libc::memfd_create(c"x".as_ptr(), 0)))?;
         File::from_raw_fd(fd)

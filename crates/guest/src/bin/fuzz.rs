@@ -1,26 +1,28 @@
-//! `fuzz [seconds=N] [seed=N] [workers=N] [calls=memory|all]`: random system calls from every CPU.
+//! `fuzz [seconds=N] [seed=N] [workers=N] [calls=memory|all]`: random system calls from every
+//! CPU.
 //!
-//! A supervisor keeps `workers` processes of two threads each; each thread makes system calls with random
-//! and boundary arguments, three in four of them memory calls. A worker that ends, as most do sooner or
-//! later, is started anew with another seed. One that has made no call for a while waits for what may
-//! never come, as `poll`, `pause` or a read of a pipe do by right: a signal interrupts it; if it waits on,
-//! having blocked the signal, it is started anew, too. The verdict is that the machine goes on: that every worker can be killed
-//! at the end, and that a new process finds everything in order.
+//! A supervisor runs `workers` processes of two threads each; each thread makes system calls with
+//! random and boundary arguments, three in four of them memory calls. A worker that ends, as most
+//! eventually do, is restarted with another seed. A worker without a call for a while may wait
+//! indefinitely, as `poll`, `pause` or a read of a pipe may do: a signal interrupts the worker; if
+//! it continues to wait, with the signal blocked, it is restarted, too. The test passes if the
+//! machine continues to work: every worker can be killed at the end, and a new process finds a
+//! consistent state.
 //!
-//! `calls=memory`, the default, keeps to calls that change nothing but the worker's own memory, and keeps
-//! that below a limit. `calls=all` makes calls of every number and harms the system it runs on: it wants
-//! to be a descendant of no one but the machine's first process, or that process itself.
+//! `calls=memory`, the default, makes only calls that change the worker's own memory, and limits
+//! this memory. `calls=all` makes calls of every number and damages the system: the program must be
+//! the machine's first process, or a descendant of no other process than the first.
 
 mod arguments {
-    //! What calls are made, and with what.
+    //! The generation of calls and arguments.
 
     use faultless_guest::mem::PAGE;
     use faultless_guest::random::Random;
 
-    /// What an argument is.
+    /// The kind of an argument.
     #[derive(Clone, Copy)]
     enum Kind {
-        /// Anything.
+        /// Any value.
         Any,
         /// An address in the arena, mostly of a page.
         Area,
@@ -32,7 +34,7 @@ mod arguments {
         Fd,
         /// A small number.
         Small,
-        /// Bits of what `mprotect` takes.
+        /// Bits of `mprotect`'s protection.
         Prot,
         /// Flags of `mmap`.
         MapFlags,
@@ -46,7 +48,7 @@ mod arguments {
 
     use Kind::{Advice, Any, Area, Fd, Length, MapFlags, MoveFlags, Offset, Pointer, Prot, Small};
 
-    /// The memory calls, and those that copy to and from memory of the caller, by shape.
+    /// The memory calls, and calls that copy to and from memory of the caller, by shape.
     const SHAPES: &[(i64, [Kind; 6])] = &[
         (libc::SYS_mmap, [Area, Length, Prot, MapFlags, Fd, Offset]),
         (libc::SYS_mmap, [Area, Length, Prot, MapFlags, Fd, Offset]),
@@ -80,7 +82,7 @@ mod arguments {
         (libc::SYS_uname, [Pointer, Any, Any, Any, Any, Any]),
     ];
 
-    /// Calls of which there are more than of others, among all.
+    /// Calls with a higher frequency than other calls, for `all`.
     const OTHERS: &[(i64, [Kind; 6])] = &[
         (libc::SYS_futex, [Pointer, Small, Small, Pointer, Pointer, Any]),
         (libc::SYS_rt_sigaction, [Small, Pointer, Pointer, Small, Any, Any]),
@@ -110,8 +112,8 @@ mod arguments {
         (libc::SYS_process_madvise, [Fd, Pointer, Small, Advice, Any, Any]),
     ];
 
-    /// Calls that are not made: those that turn the machine off or stop its clocks, that give or take
-    /// rights to its devices, and that reach into other processes, of which one is the supervisor.
+    /// Excluded calls: they turn the machine off or stop its clocks, grant or revoke access to its
+    /// devices, or change other processes, such as the supervisor.
     const AVOIDED: &[i64] = &[
         libc::SYS_reboot,
         libc::SYS_kexec_load,
@@ -165,14 +167,14 @@ mod arguments {
         i64::MIN as u64,
     ];
 
-    /// Where workers keep what pointers point to.
+    /// The memory for the targets of pointers.
     #[derive(Clone, Copy)]
     pub struct Arena {
-        /// Its first byte.
+        /// The first byte.
         pub start: u64,
-        /// Its pages.
+        /// The number of pages.
         pub pages: u64,
-        /// Its first page stays what it is, and has strings, times and numbers in it.
+        /// The address of a page that stays unchanged, with strings, times and numbers.
         pub kept: u64,
     }
 
@@ -191,11 +193,12 @@ mod arguments {
             Area => area(random) + if random.below(16) == 0 { random.below(PAGE) } else { 0 },
             Pointer => match random.below(4) {
                 0 => arena.kept + random.below(PAGE / 16) * 16,
-                // So near to the page's end that what is there goes on beyond it.
+                // So close to the page's end that the object continues beyond it.
                 1 => area(random) + PAGE - 1 - random.below(24),
                 _ => area(random) + random.below(PAGE),
             },
-            // A huge one, which may take away all that the worker lives on, is rare: it is to live a while.
+            // A huge length, which may remove the worker's own memory, is rare, so that the worker
+            // lives for a while.
             Length => match random.below(32) {
                 0 => random.next() >> random.below(64),
                 1..5 => random.below(2 * PAGE),
@@ -221,13 +224,13 @@ mod arguments {
                 (sharing | anonymous | fixed | more) as u64
             }
             MoveFlags => random.below(8),
-            // Not those that poison the machine's memory.
+            // Excludes advice that poisons the machine's memory.
             Advice => random.below(27),
             Offset => random.below(32) * PAGE,
         }
     }
 
-    /// The next call. With `all`, one in four is of any number.
+    /// Returns the next call. With `all`, one in four calls has any number.
     pub fn next(arena: Arena, all: bool, random: &mut Random) -> (i64, [u64; 6]) {
         let (number, kinds) = match random.below(16) {
             0..2 if all => (random.below(480) as i64, [Any; 6]),
@@ -238,11 +241,11 @@ mod arguments {
             return (libc::SYS_getpid, [0; 6]);
         }
         let args = kinds.map(|kind| argument(kind, arena, random));
-        // Numbers beyond the table, and those with a 32-bit or x32 look.
+        // Numbers beyond the table, and numbers that look like 32-bit or x32 calls.
         let odd = all && random.below(200) == 0;
         let number = if odd { number | random.pick(&[1 << 30, 1 << 31, 1 << 62]) } else { number };
         match number {
-            // A number of bytes that no worker may have.
+            // Limits a number of bytes that no worker may have.
             libc::SYS_madvise if args[2] > 30 => (number, [args[0], args[1], 4, 0, 0, 0]),
             _ => (number, args),
         }
@@ -266,41 +269,42 @@ use std::time::{Duration, Instant};
 
 const THREADS: usize = 2;
 const MAX_WORKERS: usize = 64;
-/// A worker that has made no call for so long is interrupted.
+/// A worker without a call for this time is interrupted.
 const WAITING: Duration = Duration::from_millis(100);
-/// A worker that has made no call for so long is stuck.
+/// A worker without a call for this time is stuck.
 const STUCK: Duration = Duration::from_millis(400);
-/// How much memory a worker may map where the machine is not its own.
+/// The maximum memory that a worker may map on a shared machine.
 const LIMIT: u64 = 1 << 30;
 /// The arena's pages.
 const PAGES: u64 = 64;
-/// Pages behind it that nobody may touch: calls whose length goes beyond the arena end there, and not in
-/// what the worker itself lives on.
+/// Inaccessible pages after the arena: calls with a length beyond the arena end there, and not in
+/// the worker's own memory.
 const GUARD: u64 = 2 * PAGES;
-/// Calls after which the arena is made anew.
+/// The number of calls after which the arena is made again.
 const FRESH: u64 = 256;
 
-/// In the upper half of each count that a thread tells: a word without it was written by a stray call.
+/// The upper half of each count reported by a thread: a word without this mark was overwritten by a
+/// stray call.
 const MARK: u64 = 0x5eed_ca11 << 32;
 
-/// What a worker's threads tell. A call may write here, too, of all places.
+/// The reports of a worker's threads. A call may overwrite this memory, too.
 struct Slot {
     /// Calls made, each count with the mark.
     calls: [AtomicU64; THREADS],
     last: [AtomicU64; THREADS],
-    /// Their numbers among all threads.
+    /// The thread numbers (TIDs).
     tids: [AtomicI32; THREADS],
 }
 
 impl Slot {
-    /// Calls that the worker has told of.
+    /// Returns the number of calls reported by the worker.
     fn calls(&self) -> u64 {
         let told = self.calls.iter().map(|calls| calls.load(Relaxed));
         told.filter(|told| told >> 32 == MARK >> 32).map(|told| told & !MARK).sum()
     }
 }
 
-/// What all workers have in common.
+/// The state shared by all workers.
 struct Plan<'a> {
     seed: u64,
     all: bool,
@@ -308,15 +312,16 @@ struct Plan<'a> {
     slots: &'a [Slot; MAX_WORKERS],
 }
 
-/// Makes a call. A child that it makes ends at once, without touching memory: it may share the stack.
+/// Makes a call. A child made by the call ends at once, without touching memory, because it may
+/// share the stack.
 ///
 /// # Safety
-/// The process is a worker: whatever becomes of it, it has nothing to lose.
+/// The process is a worker, which may be damaged by the call.
 unsafe fn fuzz(number: i64, args: [u64; 6]) -> i64 {
     let result: i64;
     let makes = [libc::SYS_clone, libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
     let makes = u64::from(makes.contains(&(number & 0xffff)));
-    // SAFETY: handed on.
+    // SAFETY: by the caller's contract.
     unsafe {
         asm!(
             "syscall",
@@ -329,7 +334,7 @@ unsafe fn fuzz(number: i64, args: [u64; 6]) -> i64 {
             "syscall",
             "ud2",
             "2:",
-            // Not one that the call changes.
+            // A register that the call does not change.
             in("r12") makes,
             inlateout("rax") number => result,
             inlateout("rdi") args[0] => _,
@@ -345,7 +350,7 @@ unsafe fn fuzz(number: i64, args: [u64; 6]) -> i64 {
     result
 }
 
-/// Puts into the arena pages of all kinds, and into its first page what calls may find useful.
+/// Fills the arena with pages of all kinds, and its first page with useful objects for calls.
 fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
     let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let eighth = PAGES * PAGE / 8;
@@ -372,12 +377,12 @@ fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
     Ok(())
 }
 
-/// What a worker that waits is interrupted with.
+/// The signal that interrupts a waiting worker.
 const INTERRUPT: i32 = libc::SIGURG;
 
 extern "C" fn interrupted(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// One thread of a worker: calls for ever.
+/// Runs one thread of a worker: an endless loop of calls.
 fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
     let slot = &plan.slots[worker];
     let number = (worker * THREADS + index) as u64;
@@ -415,20 +420,20 @@ fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
 /// A worker's process.
 fn worker(plan: &Plan, number: usize, generation: u64) -> i32 {
     let _ = signal::default(libc::SIGPIPE);
-    // A file that grows beyond its limit is an error, and no end.
-    // SAFETY: nothing is run on that signal.
+    // A file that grows beyond its limit is an error, and not a signal. SAFETY: the signal has no
+    // handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    // What it prints by chance goes into a pipe of its own; the next number is a file's.
+    // Accidental output goes into a separate pipe; the next descriptor is a file.
     for fd in 0..3 {
-        // SAFETY: nothing is printed by a worker.
+        // SAFETY: a worker prints no output.
         let _ = unsafe { call(libc::SYS_close, [fd]) };
     }
     let mut ends = [0i32; 2];
-    // SAFETY: the array has room for both; calls that would block do not.
+    // SAFETY: the array has space for both; calls that would block return.
     unsafe {
         let _ = call(libc::SYS_pipe2, [ends.as_mut_ptr() as u64, libc::O_NONBLOCK as u64]);
         let _ = call(libc::SYS_memfd_create, [c"fuzz".as_ptr() as u64, 0]);
-        // A group of its own: what it sends to its group must not reach the supervisor.
+        // A separate process group: signals to this group must not reach the supervisor.
         let _ = call(libc::SYS_setsid, []);
     }
     let memory = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
@@ -452,7 +457,7 @@ fn worker(plan: &Plan, number: usize, generation: u64) -> i32 {
     0
 }
 
-/// A worker that runs.
+/// A running worker.
 struct Running {
     child: Child,
     calls: u64,
@@ -460,7 +465,7 @@ struct Running {
     interrupted: bool,
 }
 
-/// What came of the workers.
+/// The results of the workers.
 #[derive(Default)]
 struct Tally {
     started: u64,
@@ -489,7 +494,7 @@ fn start(plan: &Plan, number: usize, tally: &mut Tally) -> Result<Running, Strin
     plan.slots[number].calls.iter().for_each(|calls| calls.store(0, Relaxed));
     let begin = Instant::now();
     loop {
-        // Memory may be short for a moment: other workers have it.
+        // Other workers may use all memory for a moment.
         match fork(|| worker(plan, number, generation)) {
             Ok(child) => {
                 return Ok(Running { child, calls: 0, since: Instant::now(), interrupted: false });
@@ -504,7 +509,7 @@ fn start(plan: &Plan, number: usize, tally: &mut Tally) -> Result<Running, Strin
 fn stop(plan: &Plan, child: &Child, number: usize, tally: &mut Tally) -> Result<(), String> {
     let _ = child.signal(libc::SIGKILL);
     let begin = Instant::now();
-    // The host may have much else to do.
+    // The host may be busy.
     while begin.elapsed().as_secs() < 100 {
         if let Some(status) = doing("wait4", child.try_wait())? {
             tally.end(status, &plan.slots[number]);
@@ -539,7 +544,7 @@ fn supervise(plan: &Plan, workers: usize, time: Duration, tally: &mut Tally) -> 
                 tally.interrupted += 1;
                 for tid in &slot.tids {
                     let (pid, tid) = (worker.child.pid as u64, tid.load(Relaxed) as u64);
-                    // SAFETY: of its threads one may have ended; the worker has a handler.
+                    // SAFETY: one of the threads may have ended; the worker has a handler.
                     let _ = unsafe { call(libc::SYS_tgkill, [pid, tid, INTERRUPT as u64]) };
                 }
             } else if worker.since.elapsed() > STUCK {
@@ -557,7 +562,7 @@ fn supervise(plan: &Plan, workers: usize, time: Duration, tally: &mut Tally) -> 
     Ok(())
 }
 
-/// As the first process of a machine this one inherits the orphans.
+/// Reaps the orphans adopted by this process as the machine's first process.
 fn reap_others(running: &[Running]) {
     if proc::pid() != 1 {
         return;
@@ -579,7 +584,7 @@ fn reap_others(running: &[Running]) {
     }
 }
 
-/// That a new process finds everything in order.
+/// Checks that a new process finds a consistent state.
 fn in_order() -> Result<(), String> {
     let begin = Instant::now();
     loop {
@@ -593,14 +598,14 @@ fn in_order() -> Result<(), String> {
         });
         match status {
             Ok(Status::Exited(0)) => return Ok(()),
-            // What the workers had may not be free yet.
+            // The memory of the workers may not be free yet.
             _ if begin.elapsed().as_secs() < 10 => clock::sleep_ms(100),
             other => return Err(format!("a process after all that: {other:?}")),
         }
     }
 }
 
-/// Whether the machine is there for this program alone.
+/// Returns whether this program has the machine to itself.
 fn own_machine() -> bool {
     // SAFETY: a plain call.
     proc::pid() == 1 || unsafe { libc::getppid() } == 1

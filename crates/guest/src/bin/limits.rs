@@ -1,6 +1,6 @@
-//! `limits [CHECK…] [dir=DIR]`: how deep and how long things may get: chains of epolls, paths, directories;
-//! and files that shrink while a process is being copied. Files are made, and removed, in a directory of
-//! their own in DIR (`/tmp`).
+//! `limits [CHECK…] [dir=DIR]`: limits of depth and length: chains of epolls, paths, directories;
+//! and files that shrink during a fork. Files are made, and removed, in a private directory in DIR
+//! (`/tmp`).
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, dir, io};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 fn epoll() -> Result<OwnedFd, String> {
-    // SAFETY: nobody else owns what is made.
+    // SAFETY: the new descriptor has no other owner.
     unsafe {
         doing("epoll_create1", checked(libc::epoll_create1(0))).map(|fd| OwnedFd::from_raw_fd(fd))
     }
@@ -33,8 +33,8 @@ fn watch(outer: &OwnedFd, inner: &OwnedFd) -> Result<i32, Errno> {
     checked(unsafe { libc::epoll_ctl(outer, libc::EPOLL_CTL_ADD, inner, &raw mut event) })
 }
 
-/// Epolls in epolls: a few are allowed, whether the chain grows at its outer end or at its inner one; a
-/// circle never is; and an event at the bottom is seen at the top.
+/// Epolls in epolls: short chains are allowed, growing at either end; a circle is never allowed;
+/// and an event at the bottom is visible at the top.
 fn epoll_chains() -> Verdict {
     let grows = |outwards: bool| -> Result<usize, String> {
         let mut chain = vec![epoll()?];
@@ -58,23 +58,24 @@ fn epoll_chains() -> Verdict {
     }
     same!(watch(&chain[0], &chain[0]), Err(Errno(libc::EINVAL)), "an epoll in itself");
     same!(watch(&chain[3], &chain[0]), Err(Errno(libc::ELOOP)), "a circle of four");
-    // SAFETY: nobody else owns what is made.
+    // SAFETY: the new descriptor has no other owner.
     let event = unsafe { OwnedFd::from_raw_fd(doing("eventfd", checked(libc::eventfd(1, 0)))?) };
     same!(watch(&chain[3], &event), Ok(0), "an event at the bottom");
     let mut seen = libc::epoll_event { events: 0, u64: 1 };
-    // SAFETY: there is room for one event.
+    // SAFETY: there is space for one event.
     let count = unsafe { libc::epoll_wait(chain[0].as_raw_fd(), &raw mut seen, 1, 0) };
     same!(count, 1, "events at the top");
     Ok(())
 }
 
-/// Asks for the directory; how long the answer is, with its NUL.
+/// Reads the directory; returns the length of the result, with its NUL.
 fn cwd(buffer: &mut [u8]) -> Result<u64, Errno> {
-    // SAFETY: the buffer is as long as is said.
+    // SAFETY: the buffer has the passed length.
     unsafe { call(libc::SYS_getcwd, [buffer.as_mut_ptr() as u64, buffer.len() as u64]) }
 }
 
-/// Directories deeper than any path is long: they can be walked into and out of, and have no name.
+/// Directories nested deeper than the maximum path length: they can be entered and left, and have
+/// no path.
 fn deep_paths() -> Verdict {
     const LEVELS: usize = 40;
     io("chdir", std::env::set_current_dir(dir()))?;
@@ -96,7 +97,7 @@ fn deep_paths() -> Verdict {
     ensure!(told <= 4096, "getcwd told of a path of {told} bytes");
     ensure!(told + 201 > 4096, "getcwd told of no path longer than {told} bytes");
     ensure!(deepest_named < LEVELS, "all levels have a path");
-    // From there relative paths work as anywhere.
+    // Relative paths work from there as usual.
     io("write", fs::write("file", b"deep"))?;
     same!(io("read", fs::read("file"))?, b"deep", "the file at the bottom");
     io("unlink", fs::remove_file("file"))?;
@@ -114,7 +115,7 @@ fn deep_paths() -> Verdict {
     Ok(())
 }
 
-/// A directory of thousands, listed through buffers of any size: each name once.
+/// A directory of thousands, listed through buffers of various sizes: each name appears once.
 fn many_entries() -> Verdict {
     const MANY: usize = 3000;
     let many = dir().join("many");
@@ -131,7 +132,7 @@ fn many_entries() -> Verdict {
         let mut buffer = vec![0u8; size];
         loop {
             let fd = opened.as_raw_fd() as u64;
-            // SAFETY: the buffer is as long as is said.
+            // SAFETY: the buffer has the passed length.
             let len = unsafe {
                 call(libc::SYS_getdents64, [fd, buffer.as_mut_ptr() as u64, size as u64])
             };
@@ -155,20 +156,20 @@ fn many_entries() -> Verdict {
     let opened = io("open", fs::File::open(&many))?;
     let mut small = [0u8; 16];
     let ask = [opened.as_raw_fd() as u64, small.as_mut_ptr() as u64, 16];
-    // SAFETY: the buffer is as long as is said.
+    // SAFETY: the buffer has the passed length.
     let refused = unsafe { call(libc::SYS_getdents64, ask) };
     same!(refused, Err(Errno(libc::EINVAL)), "no room for one entry");
     io("rmdir", fs::remove_dir_all(&many))
 }
 
-/// A file is shortened while its process is being copied: the copy does not have what is gone either.
+/// A file is shortened during a fork: the copy does not have the removed pages either.
 fn shortened_in_fork() -> Verdict {
     const PAGES: u64 = 64;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true);
     let file = io("create", options.open(dir().join("short")))?;
     let whole = vec![7u8; (PAGES * PAGE) as usize];
-    // What makes the copy take its time.
+    // Memory that makes the fork slow.
     let ballast = doing("mmap", Region::anonymous(512 * PAGE))?;
     ballast.fill(1);
     let told = doing("mmap", Shared::new([const { AtomicU64::new(0) }; 2]))?;
@@ -176,7 +177,7 @@ fn shortened_in_fork() -> Verdict {
         io("write", std::os::unix::fs::FileExt::write_all_at(&file, &whole, 0))?;
         let fd = file.as_raw_fd();
         let mapped = doing("mmap", Region::map(PAGES * PAGE, WRITE, libc::MAP_PRIVATE, fd, 0))?;
-        // Private copies go too, and they are what a copy of a process takes along.
+        // Private copies are dropped too; fork copies only private copies.
         mapped.fill(7);
         let status = std::thread::scope(|scope| {
             let shorten = scope.spawn(|| {
@@ -210,7 +211,7 @@ fn shortened_in_fork() -> Verdict {
     Ok(())
 }
 
-/// As many threads at once as the machine should have room for: 3000 in 1 GiB.
+/// As many concurrent threads as the machine should support: 3000 in 1 GiB.
 fn many_threads() -> Verdict {
     let memory = kilobytes(&fields("/proc/meminfo")?, "MemTotal")?;
     let most = ((memory >> 20) * 345 / 100).min(3000) as usize;
@@ -253,7 +254,7 @@ fn closed_descriptors() -> Verdict {
         doing("setrlimit", checked(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit)))?;
         doing("dup2", checked(libc::dup2(0, limit.rlim_cur as i32 - 1)))?
     };
-    // SAFETY: nobody else owns what was made.
+    // SAFETY: the new descriptor has no other owner.
     doing("close", checked(unsafe { libc::close(high) }))?;
     let gate = doing("mmap", Shared::new(AtomicU64::new(0)))?;
     let held = || {

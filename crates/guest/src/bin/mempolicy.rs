@@ -1,6 +1,8 @@
-//! `mempolicy [CHECK…]`: `mbind`, `set_mempolicy` and `get_mempolicy`, and from which memory nodes new pages come.
+//! `mempolicy [CHECK…]`: `mbind`, `set_mempolicy` and `get_mempolicy`, and the memory nodes of new
+//! pages.
 //!
-//! On a machine with one node all policies mean that one; what is left are the errors, and which VMAs merge.
+//! On a machine with one node all policies select this node; the checks then cover errors, and
+//! merging of VMAs.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -20,14 +22,14 @@ const STRICT: u64 = 1;
 const OF_NODE: u64 = 1;
 const OF_ADDR: u64 = 2;
 const ALLOWED: u64 = 4;
-/// Where Linux tells of the nodes.
+/// Linux's directory about the nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 fn last() -> Result<i32, String> {
     Ok(doing("move_pages", nodes())? - 1)
 }
 
-/// How many pages of a region are on each of the first two nodes.
+/// Returns the number of a region's pages on each of the first two nodes.
 fn counts(region: &Region) -> Result<[usize; 2], String> {
     let found = doing("move_pages", nodes_of(&region.addresses()))?;
     Ok([0, 1].map(|node| found.iter().filter(|found| **found == node).count()))
@@ -81,7 +83,7 @@ fn errors() -> Verdict {
     Ok(())
 }
 
-/// What a policy makes of the VMA in the middle, and that it is told.
+/// A policy for the middle of a VMA splits the VMA, and can be read back.
 fn parts() -> Verdict {
     let region = anonymous(6)?;
     let at = region.start();
@@ -123,11 +125,11 @@ fn fields_of(node: i32) -> Result<BTreeMap<String, String>, String> {
         .collect()
 }
 
-/// `/sys/devices/system/node` tells which nodes there are, and `/proc/zoneinfo` has them all.
+/// `/sys/devices/system/node` lists the nodes, and `/proc/zoneinfo` contains all of them.
 fn directories() -> Verdict {
     const PAGES: u64 = 512;
     if !Path::new(NODES).exists() {
-        // Not every Linux has it.
+        // Some Linux kernels lack this directory.
         return Ok(());
     }
     let last = last()?;
@@ -162,7 +164,7 @@ fn directories() -> Verdict {
         ensure!(zones.contains(&format!("Node {node}, zone ")), "no zone of node {node}");
     }
     let all_memory = procfs::kilobytes(&procfs::fields("/proc/meminfo")?, "MemTotal")?;
-    // To a virtual machine with Linux memory may be added that has no node.
+    // On a virtual machine, Linux may add memory without a node.
     let all_known = procfs::vmstat()?.contains_key("speculative_pgfault");
     let right = if all_known { total == all_memory } else { total <= all_memory };
     ensure!(right && total != 0, "the nodes have {total} bytes of {all_memory}");
@@ -177,17 +179,17 @@ fn directories() -> Verdict {
         region.fill(1);
         Ok::<_, String>(anon()?.saturating_sub(before))
     };
-    // Other programs of the host may give memory back at the same time.
+    // Other programs of the host may free memory at the same time.
     let mut more = rise()?;
     for _ in 0..20 {
         more = more.max(rise()?);
     }
-    // Linux counts for each CPU, and adds up from time to time.
+    // Linux counts for each CPU, and sums the counts periodically.
     ensure!(more >= PAGES * PAGE / 2, "AnonPages of node {last} rose by {more} bytes");
     Ok(())
 }
 
-/// New pages come from the nodes that a policy names.
+/// New pages come from the nodes of a policy.
 fn new_pages() -> Verdict {
     const PAGES: u64 = 32;
     let last = last()?;
@@ -212,7 +214,7 @@ fn new_pages() -> Verdict {
     Ok(())
 }
 
-/// Pages that are there move if the call says so.
+/// Present pages move if requested.
 fn moves() -> Verdict {
     const PAGES: u64 = 40;
     let last = last()?;
@@ -235,7 +237,7 @@ fn moves() -> Verdict {
     Ok(())
 }
 
-/// A thread's policy is for what it maps from then on, and its children have it.
+/// A thread's policy applies to its later mappings, and its children inherit the policy.
 fn of_threads() -> Verdict {
     const PAGES: u64 = 16;
     let last = last()?;

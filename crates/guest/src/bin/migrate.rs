@@ -1,11 +1,14 @@
-//! `migrate [CHECK…] [rounds=N] [seed=N]`: the laws of translations while pages move between memory nodes, seen from user mode.
+//! `migrate [CHECK…] [rounds=N] [seed=N]`: the rules of translations while pages move between
+//! memory nodes, seen from user mode.
 //!
-//! Each check is as those of `tlb`: what a page holds is written by one CPU, by a translation that it has, while another moves
-//! the page. A flush that is left out shows in three ways: a store through a translation to the old frame is lost; a page that was moved while
-//! it was read-only shows what it was after a store; and it shows what the next owner of its old frame stores. There is a check for each, and one
-//! where all of it happens at the same time, and threads compare what they find with a model.
+//! Each check works like the checks of `tlb`: one CPU writes a page through a present translation,
+//! while another CPU moves the page. A missing flush is visible in three ways. A store through a
+//! translation to the old frame is lost; a page moved while read-only shows its old contents after
+//! a store; and a page shows stores by the next owner of its old frame. There is a check for each,
+//! and a check with all of these at the same time, in which threads compare their reads with a
+//! model.
 //!
-//! On a machine with one node nothing moves, and the program says so.
+//! On a machine with one node no page moves, and the program reports this.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -22,7 +25,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What the arguments say.
+/// The parsed arguments.
 struct Settings {
     rounds: u64,
     seed: u64,
@@ -34,12 +37,12 @@ fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| Settings { rounds: 500, seed: 1 })
 }
 
-/// The node to which pages move in this round. They come from the other.
+/// Returns the target node of this round's moves. The source is the other node.
 fn node_of(round: u64, nodes: i32) -> i32 {
     (round as i32 + 1) % nodes
 }
 
-/// A file of `pages` pages that has no name any more.
+/// Makes a file of `pages` pages without a name.
 fn nameless(pages: u64) -> Result<File, String> {
     let path = format!("/tmp/migrate.{}", proc::pid());
     let explain = |error: std::io::Error| format!("{path}: {error}");
@@ -56,14 +59,14 @@ fn errors() -> Verdict {
     region.store(PAGE, 1);
     let pages = region.addresses();
     let mut status = [77; 4];
-    // Memory that was used before may be of any node.
+    // Reused memory may be on any node.
     same!(
         move_pages(&pages[..2], Some(&[0; 2]), &mut status[..2], MOVE),
         Ok(0),
         "a move to node 0"
     );
     let raw = |pid: u64, list: u64, nodes: u64, told: u64, flags: u64| {
-        // SAFETY: the lists have four entries or are nowhere; pages keep what is in them.
+        // SAFETY: the lists have four entries or are invalid; pages keep their contents.
         errno(unsafe { call(libc::SYS_move_pages, [pid, 4, list, nodes, told, flags]) })
     };
     let (list, told) = (pages.as_ptr() as u64, status.as_mut_ptr() as u64);
@@ -82,7 +85,7 @@ fn errors() -> Verdict {
     }
     same!(move_pages(&[], None, &mut [], MOVE), Ok(0), "no pages");
 
-    // What is read of untouched memory is the zero page, which is nobody's.
+    // A read of untouched memory maps the zero page, which has no owner.
     let zero = region.load(2 * PAGE);
     doing("munmap", region.unmap(3 * PAGE, PAGE))?;
     let hole = [0, 0, -libc::EFAULT, -libc::EFAULT];
@@ -94,7 +97,7 @@ fn errors() -> Verdict {
     doing("mprotect", region.protect(0, PAGE, NONE))?;
     same!(nodes_of(&pages[..1]), Ok(vec![0]), "a page that may not be accessed");
 
-    // The lists are looked at up to the node that is not there.
+    // The lists are read up to the missing node.
     let nodes = doing("move_pages", nodes())?;
     let to = [nodes - 1, 7];
     same!(
@@ -106,19 +109,19 @@ fn errors() -> Verdict {
     Ok(())
 }
 
-/// Pages that a child has, too, move for who asks for all.
+/// Pages shared with a child move only with the flag for all pages.
 fn shared_pages() -> Verdict {
     let nodes = doing("move_pages", nodes())?;
     let region = anonymous(3)?;
     region.fill(5);
-    // Memory that was used before may be of any node.
+    // Reused memory may be on any node.
     doing("move_pages", region.move_to(0))?;
     let last = nodes - 1;
     let moves = |flags| {
         let mut status = [0; 3];
         move_pages(&region.addresses(), Some(&[last; 3]), &mut status, flags).map(|_| status)
     };
-    // With one node they are there already.
+    // With one node the pages are already there.
     let refused = if nodes == 1 { 0 } else { -libc::EACCES };
     let child = doing(
         "fork",
@@ -139,8 +142,9 @@ fn shared_pages() -> Verdict {
     Ok(())
 }
 
-/// What a program stores by a translation from before the move is not lost, and it sees what is stored after. The CPU that moves the page
-/// uses it through the kernel: a translation of its own would lead to the old frame, too, if the flush was left out.
+/// A program's store through a translation from before the move is not lost, and the program sees
+/// later stores. The CPU that moves the page accesses it through the kernel: its own translation
+/// would lead to the old frame, too, if the flush was missing.
 fn store_elsewhere() -> Verdict {
     let nodes = doing("move_pages", nodes())?;
     let region = anonymous(1)?;
@@ -166,7 +170,7 @@ fn store_elsewhere() -> Verdict {
     )
 }
 
-/// A page that moved while it was read-only shows every CPU what is stored to it afterwards.
+/// A page moved while read-only shows every CPU the stores made afterwards.
 fn store_after_move() -> Verdict {
     let nodes = doing("move_pages", nodes())?;
     let region = anonymous(1)?;
@@ -192,7 +196,7 @@ fn store_after_move() -> Verdict {
     )
 }
 
-/// The same where the kernel stores, to a page of a file.
+/// The same for stores by the kernel, to a page of a file.
 fn write_after_move() -> Verdict {
     let nodes = doing("move_pages", nodes())?;
     let file = nameless(1)?;
@@ -208,7 +212,7 @@ fn write_after_move() -> Verdict {
             Ok(())
         },
         |round| {
-            // Its translation is needed for nothing but the move.
+            // Its translation is needed only for the move.
             same!(region.load(0), mark(round, 1), "round {round}: the page here");
             doing("move_pages", region.move_to(node_of(round, nodes)))?;
             write(mark(round + 1, 1))
@@ -221,7 +225,8 @@ fn write_after_move() -> Verdict {
     )
 }
 
-/// Read-only pages leave the second node, and others fill it: no CPU sees these in place of those.
+/// Read-only pages leave the second node, and other pages fill the node: no CPU sees the new pages
+/// instead of the old.
 fn old_frames_reused() -> Verdict {
     const PAGES: u64 = 32;
     if doing("move_pages", nodes())? == 1 {
@@ -251,7 +256,8 @@ fn old_frames_reused() -> Verdict {
         |round| {
             move_filler.lock().unwrap_or_else(PoisonError::into_inner)(0)?;
             doing("move_pages", region.move_to(1))?;
-            // This move may have left a translation here, which would hide one that the next leaves.
+            // This move may have left a translation here, which would hide a translation left by
+            // the next move.
             doing("mprotect", region.protect(0, PAGES * PAGE, NONE))?;
             doing("mprotect", region.protect(0, PAGES * PAGE, READ))?;
             looks("before the move", round)
@@ -266,7 +272,8 @@ fn old_frames_reused() -> Verdict {
     )
 }
 
-/// Pages of which one thread at a time stores, each time a higher number, which it tells after the store.
+/// Pages that one thread at a time stores to, with increasing numbers, each reported after the
+/// store.
 struct Told<'a> {
     region: &'a Region,
     told: Vec<AtomicU64>,
@@ -277,7 +284,7 @@ impl<'a> Told<'a> {
         Self { region, told: region.pages().map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Tells that page `page` has its next value, once `store` has stored it.
+    /// Reports that page `page` has its next value, after `store` has stored it.
     fn next(&self, page: u64, store: impl FnOnce(u64) -> Outcome) -> Outcome {
         let told = &self.told[page as usize];
         let next = told.load(Ordering::Relaxed) + 1;
@@ -286,7 +293,7 @@ impl<'a> Told<'a> {
         Ok(())
     }
 
-    /// Whether a page has what was told, or what came after.
+    /// Checks that a page has the reported value, or a later value.
     fn look(&self, page: u64) -> Outcome {
         let told = self.told[page as usize].load(Ordering::Acquire);
         let found = self.region.load(page * PAGE);
@@ -298,8 +305,9 @@ impl<'a> Told<'a> {
     }
 }
 
-/// Pages move back and forth while threads load from them and store to them: to private pages, each thread to its own words; to private pages that
-/// become writable for each store; and to pages of a file, by `write`.
+/// Pages move back and forth while threads load from them and store to them: to private pages, each
+/// thread to its own words; to private pages that become writable for each store; and to pages of a
+/// file, by `write`.
 fn storm() -> Verdict {
     const PAGES: u64 = 48;
     const WORDS: u64 = 64;
@@ -315,7 +323,7 @@ fn storm() -> Verdict {
     let (guarded, mapped) = (Told::new(&guarded), Told::new(&mapped));
     let stop = AtomicBool::new(false);
     let word = |page: u64, thread: u64| page * PAGE + 8 * (1 + thread);
-    // Every value names its thread and page.
+    // Every value contains its thread and page.
     let value = |thread: u64, page: u64, count: u64| (count * WORDS + thread) * PAGES + page;
 
     let worker = |thread: u64| -> Outcome {
@@ -359,7 +367,7 @@ fn storm() -> Verdict {
         let mut moved = 0;
         for round in 0..settings().rounds {
             if stop.load(Ordering::Relaxed) {
-                // The thread that failed tells why.
+                // The failed thread reports the reason.
                 return Ok(());
             }
             let starts = [&own, guarded.region, mapped.region].map(Region::start);
@@ -369,7 +377,8 @@ fn storm() -> Verdict {
             let to: Vec<_> = pages.iter().map(|_| random.below(nodes as u64) as i32).collect();
             let mut status = vec![-1; pages.len()];
             let stayed = doing("move_pages", move_pages(&pages, Some(&to), &mut status, MOVE_ALL))?;
-            // A page of the file may not be there yet. Those that another CPU is using stay; Linux then tells of none behind them.
+            // A page of the file may not be present yet. Pages in use by another CPU stay; Linux
+            // then reports no later page.
             let fits = |(status, to): (&i32, &i32)| {
                 status == to || [-libc::ENOENT, -libc::EBUSY].contains(status)
             };
@@ -384,7 +393,7 @@ fn storm() -> Verdict {
                 guarded.region.store(page * PAGE, value);
                 doing("mprotect", guarded.region.protect(page * PAGE, PAGE, READ))
             })?;
-            // Where CPUs take turns the others come, too.
+            // If CPUs take turns, the other threads run now.
             proc::yield_now();
         }
         ensure!(

@@ -1,8 +1,8 @@
-//! `oom [CHECK…] [limit=MIB]`: takes all there is of everything, in child processes. Each must end by
-//! being refused or killed; this process lives on and finds the machine as it was.
+//! `oom [CHECK…] [limit=MIB]`: exhausts each resource, in child processes. Each child must end by
+//! an error or be killed; this process survives and finds the machine unchanged.
 //!
-//! Without `limit` the machine's memory is what ends it, so it must have less than 2 GiB: a machine that is
-//! shared with others is no place for that. With `limit` each child may map so many MiB.
+//! Without `limit` the machine's memory is the limit, so the machine must have less than 2 GiB, and
+//! must not be shared. With `limit` each child may map this number of MiB.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// What each child may map, in bytes, where that is limited.
+/// The maximum number of bytes that each child may map, if limited.
 static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
 
 const REFUSED: i32 = 50;
@@ -27,7 +27,7 @@ fn limit() -> Option<u64> {
     *LIMIT.get_or_init(|| None)
 }
 
-/// Ends a child that was refused what it asked for, if with an error that says so.
+/// Ends a child after a refused request, if the error is an expected one.
 fn refused(errno: Errno) -> i32 {
     match errno.0 {
         libc::ENOMEM | libc::EAGAIN | libc::ENOSPC | libc::EFBIG | libc::EMFILE | libc::ENFILE => {
@@ -41,19 +41,19 @@ fn last_error(error: &std::io::Error) -> i32 {
     refused(Errno(error.raw_os_error().unwrap_or(0)))
 }
 
-/// Runs `body`, which takes memory until it cannot, in a child; then looks at the machine.
+/// Runs `body`, which takes memory until a failure, in a child; then checks the machine.
 fn exhaust(body: fn() -> i32) -> Verdict {
     ends(body).map(drop)
 }
 
-/// The rest of [`exhaust`]. Returns how the child ended.
+/// The rest of [`exhaust`]. Returns the status of the child.
 fn ends(body: fn() -> i32) -> Result<Status, String> {
     let free = free()?;
     let child = doing(
         "fork",
         fork(|| {
-            // A group of its own: what it leaves behind can be found.
-            // SAFETY: a plain call.
+            // A separate process group, so that remaining processes can be found. SAFETY: a plain
+            // call.
             unsafe { libc::setpgid(0, 0) };
             if let Some(limit) = limit() {
                 let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
@@ -69,13 +69,14 @@ fn ends(body: fn() -> i32) -> Result<Status, String> {
     )?;
     let group = child.pid;
     let status = doing("wait4", child.wait())?;
-    // Where it was killed, its children live on.
+    // If the child was killed, its own children still live.
     let _ = kill(-group, libc::SIGKILL);
     let proper = [
         Status::Killed(libc::SIGKILL),
-        // Where a file system has no more room for a page of a shared mapping.
+        // If a file system has no space for a page of a shared mapping.
         Status::Killed(libc::SIGBUS),
-        // Where the standard library gets no memory for its record of a thread, which a kernel may refuse.
+        // If the standard library gets no memory for its record of a thread, which a kernel may
+        // refuse.
         Status::Killed(libc::SIGABRT),
         Status::Exited(REFUSED),
         Status::Exited(ENOUGH),
@@ -91,11 +92,12 @@ fn free() -> Result<u64, String> {
     kilobytes(&info, "MemAvailable")
 }
 
-/// That the machine is as it was: memory came back, and processes do what they did.
+/// Checks that the machine is unchanged: the memory was freed, and processes work.
 fn after(before: u64) -> Verdict {
     let begin = Instant::now();
     let mut found = 0;
-    // On a machine of one's own all of it comes back; who ends needs a moment to give it.
+    // On an exclusive machine all memory is freed; an ending process needs a moment to free its
+    // memory.
     while limit().is_none() && begin.elapsed().as_secs() < 20 {
         found = free()?;
         if found >= before - before / 8 {
@@ -117,7 +119,7 @@ fn after(before: u64) -> Verdict {
     Ok(())
 }
 
-/// Touches private memory until there is no more.
+/// Touches private memory until memory is out.
 fn anonymous() -> Verdict {
     exhaust(|| {
         loop {
@@ -132,7 +134,7 @@ fn anonymous() -> Verdict {
     })
 }
 
-/// Reads of it cost only tables; the zero page is one.
+/// Reads need memory only for tables; there is a single zero page.
 fn read_only() -> Verdict {
     exhaust(|| {
         loop {
@@ -164,7 +166,7 @@ fn shared() -> Verdict {
     })
 }
 
-/// Copies: parent and child write to what they share, until there is no more.
+/// Copies: parent and child write to shared pages until memory is out.
 fn copies() -> Verdict {
     exhaust(|| {
         let share = limit().unwrap_or(1 << 30) / 4;
@@ -184,7 +186,7 @@ fn copies() -> Verdict {
                 }
             }
             clock::sleep_ms(if limit().is_some() { 1 } else { 30 });
-            // Some have been killed for want of memory: that was it.
+            // A process was killed for lack of memory: the test is complete.
             if wait(-1, libc::WNOHANG).is_ok_and(|ended| ended.is_some()) {
                 end_all();
                 return REFUSED;
@@ -211,7 +213,7 @@ fn end_all() {
     }
 }
 
-/// This process's children, as `/proc` lists them; `None` where there are none.
+/// Returns this process's children, as listed by `/proc`; `None` without children.
 fn children() -> Option<Vec<i32>> {
     let own = proc::pid();
     let mut found = Vec::new();
@@ -228,7 +230,7 @@ fn children() -> Option<Vec<i32>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// A file that grows until there is no more room.
+/// A file that grows until no space is left.
 fn file() -> Verdict {
     exhaust(|| {
         let path = format!("/tmp/oom.{}", proc::pid());
@@ -236,7 +238,7 @@ fn file() -> Verdict {
             Ok(file) => file,
             Err(error) => return last_error(&error),
         };
-        // Whatever ends this process, the file goes with it.
+        // The file is removed even if this process is killed.
         let _ = std::fs::remove_file(&path);
         let block = vec![7u8; 1 << 20];
         loop {
@@ -247,8 +249,7 @@ fn file() -> Verdict {
     })
 }
 
-/// A mapped file that is written until there is no more room: the store is refused, and no process
-/// is killed for it.
+/// A mapped file that is written until no space is left: the store fails, and no process is killed.
 fn mapped_file() -> Verdict {
     let status = ends(|| {
         let path = format!("/tmp/oom.{}", proc::pid());
@@ -272,7 +273,7 @@ fn mapped_file() -> Verdict {
             Err(errno) => refused(errno),
         }
     })?;
-    // A disk may have room for all of it.
+    // A disk may have space for the whole file.
     let ends = [Status::Killed(libc::SIGBUS), Status::Exited(ENOUGH)];
     ensure!(limit().is_some() || ends.contains(&status), "the child ended with {status:?}");
     Ok(())
@@ -298,7 +299,7 @@ fn tables() -> Verdict {
     })
 }
 
-/// Mappings: as many as there may be, no two of which can be one.
+/// The maximum number of mappings, which cannot merge.
 fn mappings() -> Verdict {
     exhaust(|| {
         let len = limit().map_or(1 << 30, |limit| limit / 2);
@@ -308,7 +309,7 @@ fn mappings() -> Verdict {
         };
         for at in region.pages().step_by(2) {
             if let Err(errno) = region.protect(at, PAGE, NONE) {
-                // Nothing is half done: what is there still works.
+                // The failed call has no partial effect: the region still works.
                 region.store(PAGE, 5);
                 return if region.load(PAGE) == 5 { refused(errno) } else { 1 };
             }
@@ -317,7 +318,7 @@ fn mappings() -> Verdict {
     })
 }
 
-/// Processes: a bounded number, or as many as there may be, all alive at once.
+/// Processes: a bounded number, or the maximum number, all alive at once.
 fn processes() -> Verdict {
     exhaust(|| {
         let most = if limit().is_some() { 100 } else { 3000 };
@@ -354,12 +355,12 @@ fn threads() -> Verdict {
     })
 }
 
-/// Pipes, full: what they hold is the kernel's own memory.
+/// Full pipes, whose contents are in the kernel's own memory.
 fn pipes() -> Verdict {
     exhaust(|| {
         loop {
             let mut ends = [0i32; 2];
-            // SAFETY: the arrays have room for what is written and read.
+            // SAFETY: the arrays have space for the data.
             let made = unsafe {
                 call(libc::SYS_pipe2, [ends.as_mut_ptr() as u64, libc::O_NONBLOCK as u64])
             };
@@ -375,19 +376,19 @@ fn pipes() -> Verdict {
     })
 }
 
-/// Makes a call of this process's own memory.
+/// Makes a call with this process's own memory.
 fn make<const N: usize>(number: i64, args: [u64; N]) -> Result<u64, Errno> {
-    // SAFETY: every caller hands pointers to what is its own and outlives the call.
+    // SAFETY: every caller passes pointers to its own memory, which outlives the call.
     unsafe { call(number, args) }
 }
 
-/// The kernel's memory is full, and then everything is asked of it that could need some. What takes something back
-/// works; the rest is refused or works.
+/// With full kernel memory, makes all calls that could need memory. Calls that release something
+/// succeed; other calls fail or succeed.
 fn full() -> Verdict {
     exhaust(|| fill_and_ask().map_or_else(|what| 60 + what, |()| REFUSED))
 }
 
-/// The number of what went wrong, if anything did.
+/// Returns the number of the failed step, if any.
 fn fill_and_ask() -> Result<(), i32> {
     let (ready, most) = if limit().is_some() { (300u64, 100) } else { (3000, usize::MAX) };
     let descriptors = libc::rlimit { rlim_cur: 200_000, rlim_max: 1 << 20 };
@@ -395,7 +396,7 @@ fn fill_and_ask() -> Result<(), i32> {
         // SAFETY: the pointer is to a local.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const descriptors) };
     }
-    // What is to be used when it is full.
+    // The objects to use when memory is full.
     let set = make(libc::SYS_epoll_create1, [0]).map_err(|_| 1)?;
     for fd in 0..ready {
         let event = make(libc::SYS_eventfd2, [1, 0]).map_err(|_| 2)?;
@@ -425,7 +426,7 @@ fn fill_and_ask() -> Result<(), i32> {
     let mut told = vec![libc::epoll_event { events: 0, u64: 0 }; 3000];
     let values = vec![1u16; 32000];
 
-    // Full: pipes, until they are refused.
+    // Fill memory with pipes, until a pipe is refused.
     let block = [1u8; 4096];
     for _ in 0..most {
         let mut ends = [0i32; 2];
@@ -436,7 +437,7 @@ fn fill_and_ask() -> Result<(), i32> {
         while make(libc::SYS_write, [ends[1] as u64, block.as_ptr() as u64, 4096]) == Ok(4096) {}
     }
 
-    // Each takes what is left, until it is refused.
+    // Each call takes the remaining memory, until a refusal.
     let until_refused =
         |most: u64, what: i32, errors: &[i32], one: &dyn Fn(u64) -> Result<u64, Errno>| {
             for step in 0..most {
@@ -476,7 +477,7 @@ fn fill_and_ask() -> Result<(), i32> {
     })?;
     let at = told.as_mut_ptr() as u64;
     until_refused(10, 15, &[libc::ENOMEM], &|_| make(libc::SYS_epoll_wait, [set, at, 3000, 0]))?;
-    // In the middle: a lock is cut in two each time.
+    // In the middle: each unlock splits a lock.
     until_refused(5000, 16, &[libc::ENOLCK], &|step| lock(libc::F_UNLCK, 2 + 4 * step as i64, 1))?;
     until_refused(5000, 17, &[libc::ENOMEM, libc::EMFILE], &|_| make(libc::SYS_dup, [set]))?;
     for path in [c"/proc/self/maps", c"/proc/self/status", c"/proc/meminfo", c"/"] {
@@ -490,7 +491,7 @@ fn fill_and_ask() -> Result<(), i32> {
         };
         until_refused(2, 18, &[libc::ENOMEM, libc::EMFILE], &read)?;
     }
-    // What takes back, waits, or cannot tell of an error.
+    // Calls that release, wait, or cannot report an error.
     let time = [0i64, 1_000_000];
     let at = time.as_ptr() as u64;
     make(libc::SYS_nanosleep, [at, 0]).map_err(|_| 20)?;
@@ -502,7 +503,7 @@ fn fill_and_ask() -> Result<(), i32> {
     region.end().map_err(|_| 26)
 }
 
-/// Several at once, each of which takes all it can.
+/// Several processes at once, each of which takes as much as it can.
 fn together() -> Verdict {
     exhaust(|| {
         let takers: Vec<_> = (0..4)

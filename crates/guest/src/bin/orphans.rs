@@ -1,5 +1,5 @@
-//! `orphans [CHECK…]`: what becomes of processes whose parent ends: who adopts them, who is told, and what an
-//! init is to them.
+//! `orphans [CHECK…]`: processes whose parent has ended: their adoption, the notifications, and
+//! the duties of an init.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -16,25 +16,25 @@ fn parent() -> i32 {
     unsafe { libc::getppid() }
 }
 
-/// Whether the program was started by an init, so that nobody else reaps its orphans.
+/// Returns whether an init started the program, so that no other process reaps its orphans.
 fn has_init() -> bool {
     // A check runs in a child of the program.
     parent() == 2
 }
 
-/// `prctl` with one number or pointer.
+/// Calls `prctl` with one number or pointer.
 fn control(option: i32, value: u64) -> sys::Result<i32> {
-    // SAFETY: where the option wants a pointer, it is to a local of the caller's.
+    // SAFETY: if the option expects a pointer, it points to a local of the caller.
     checked(unsafe { libc::prctl(option, value, 0, 0, 0) })
 }
 
-/// What `prctl` stores for an option.
+/// Returns the value that `prctl` stores for an option.
 fn asked(option: i32) -> sys::Result<i32> {
     let mut value = -1;
     control(option, (&raw mut value) as u64).map(|_| value)
 }
 
-/// Waits until `condition` holds, for at most ten seconds; whether it does.
+/// Waits until `condition` holds, for at most ten seconds; returns whether it holds.
 fn comes(mut condition: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     while !condition() && begin.elapsed().as_secs() < 10 {
@@ -43,19 +43,19 @@ fn comes(mut condition: impl FnMut() -> bool) -> bool {
     condition()
 }
 
-/// Whether a process goes.
+/// Returns whether a process disappears.
 fn goes(process: i32) -> bool {
     comes(|| kill(process, 0) == Err(Errno(libc::ESRCH)))
 }
 
-/// Two numbers that processes tell one another.
+/// Two numbers exchanged by processes.
 type Told = Shared<(AtomicI32, AtomicI32)>;
 
 fn told() -> Result<Told, String> {
     doing("mmap", Shared::new((AtomicI32::new(0), AtomicI32::new(0))))
 }
 
-/// An orphan is reaped by somebody else, and its parent's number is not its parent's any more.
+/// An orphan is reaped by another process, and its parent's number has changed.
 fn adopted() -> Verdict {
     let seen = told()?;
     let middle = fork(|| {
@@ -97,7 +97,7 @@ fn zombies() -> Verdict {
     Ok(())
 }
 
-/// Process 1: everybody's last parent, which no signal harms.
+/// Process 1: the last parent of every process, which no signal harms.
 fn init() -> Verdict {
     if !has_init() {
         return Ok(());
@@ -123,7 +123,7 @@ fn init() -> Verdict {
     Ok(())
 }
 
-/// A signal to everybody reaches neither its sender nor process 1.
+/// A signal to all processes reaches neither its sender nor process 1.
 fn everybody() -> Verdict {
     if !has_init() {
         return Ok(());
@@ -147,11 +147,11 @@ fn everybody() -> Verdict {
     Ok(())
 }
 
-/// A stopped group that nobody is left to have go on gets `SIGHUP` and goes on; in such a group a stop from
-/// the keyboard has no effect.
+/// A stopped group without a process that could continue it gets `SIGHUP` and continues; in such a
+/// group a stop from the keyboard has no effect.
 fn groups() -> Verdict {
     let seen = told()?;
-    // A session of its own, so that nobody outside counts.
+    // A separate session, so that processes outside do not count.
     let status = outcome(|| {
         // SAFETY: a plain call.
         if unsafe { libc::setsid() } < 0 {
@@ -190,7 +190,7 @@ fn groups() -> Verdict {
     Ok(())
 }
 
-/// `PR_SET_PDEATHSIG`: a signal at the parent's end, which children do not inherit.
+/// `PR_SET_PDEATHSIG`: a signal at the end of the parent, not inherited by children.
 fn death_signals() -> Verdict {
     const SET: i32 = libc::PR_SET_PDEATHSIG;
     let seen = told()?;
@@ -221,7 +221,7 @@ fn death_signals() -> Verdict {
     Ok(())
 }
 
-/// `PR_SET_CHILD_SUBREAPER`: who asks for them adopts the orphans among its descendants, living or not.
+/// `PR_SET_CHILD_SUBREAPER`: a subreaper adopts the orphans among its descendants, living or not.
 fn subreapers() -> Verdict {
     const GET: i32 = libc::PR_GET_CHILD_SUBREAPER;
     same!(asked(GET), Ok(0), "whether it adopts orphans");
@@ -231,7 +231,7 @@ fn subreapers() -> Verdict {
     let seen = told()?;
     let middle = fork(|| {
         let own = pid();
-        // Two generations further down, so that the nearest is looked for.
+        // Two generations further down, to test the search for the nearest subreaper.
         let next = fork(|| {
             let orphan = fork(|| {
                 comes(|| parent() != own && seen.0.load(Acquire) != 0);
@@ -246,7 +246,7 @@ fn subreapers() -> Verdict {
             Ok(Status::Exited(0)) => {}
             _ => exit_now(1),
         }
-        // One that is a zombie when it is adopted.
+        // A child that is a zombie when it is adopted.
         i32::from(fork(|| 8).is_err())
     });
     let middle = doing("fork", middle)?;
@@ -278,7 +278,7 @@ const CHECKS: &[Check] = &[
 fn main() {
     let args = Args::read("orphans", &[]);
     proc::no_huge_pages();
-    // For the check that sends it to everybody.
+    // For the check that sends this signal to all processes.
     let _ = signal::ignore(libc::SIGUSR1);
     std::process::exit(check::run(&args, CHECKS))
 }

@@ -1,5 +1,5 @@
-//! `pages [CHECK…] [dir=DIR]`: what programs say about their pages, and what they are refused: locks, advice,
-//! synchronisation, and mappings that cannot be.
+//! `pages [CHECK…] [dir=DIR]`: calls about pages, and their errors: locks, advice,
+//! synchronisation, and invalid mappings.
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, create, io, open};
@@ -15,14 +15,14 @@ use libc::{
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-/// The outcome of a call that is to be refused.
+/// The result of a rejected call.
 const fn refused<T>(errno: i32) -> sys::Result<T> {
     Err(Errno(errno))
 }
 
-/// A call about a region of memory.
+/// Makes a call about a region of memory.
 fn ask(number: i64, addr: u64, len: u64, more: i32) -> sys::Result<u64> {
-    // SAFETY: it changes bytes of regions, in which there is nothing of Rust's.
+    // SAFETY: the call changes bytes of regions, which contain no Rust objects.
     unsafe { call(number, [addr, len, more as u64]) }
 }
 
@@ -34,12 +34,12 @@ fn unlock(addr: u64, pages: u64) -> sys::Result<u64> {
     ask(libc::SYS_munlock, addr, pages * PAGE, 0)
 }
 
-/// How many pages of this process are locked.
+/// Returns the number of this process's locked pages.
 fn locked() -> Result<u64, String> {
     Ok(kilobytes(&fields("/proc/self/status")?, "VmLck")? / PAGE)
 }
 
-/// What is locked counts once, as long as it is mapped.
+/// Locked pages count once, while they are mapped.
 fn locked_pages_count() -> Verdict {
     let mut region = doing("mmap", Region::anonymous(8 * PAGE))?;
     let at = |region: &Region, page: u64| region.start() + page * PAGE;
@@ -79,7 +79,7 @@ fn locked_pages_count() -> Verdict {
     Ok(())
 }
 
-/// `mlockall` and `munlockall`, for now and for what comes.
+/// `mlockall` and `munlockall`, for present and future memory.
 fn all_may_be_locked() -> Verdict {
     let all = |flags: i32| ask(libc::SYS_mlockall, flags as u64, 0, 0);
     let region = doing("mmap", Region::anonymous(4 * PAGE))?;
@@ -115,12 +115,13 @@ fn all_may_be_locked() -> Verdict {
     Ok(())
 }
 
-/// Which pages of a region are there.
+/// Returns the present pages of a region.
 fn in_core(region: &Region) -> Result<Vec<bool>, String> {
     doing("mincore", region.in_core())
 }
 
-/// Pages of a file that are in memory are there, however they are mapped and whoever put them there.
+/// Cached pages of a file are present, independent of the mapping and of the process that read
+/// them.
 fn cached_pages() -> Verdict {
     let file = create("cached")?;
     io("write", file.write_all_at(&[1; 4 * PAGE as usize], 0))?;
@@ -219,13 +220,13 @@ fn advice() -> Verdict {
             same!(advise(region, 3 * PAGE, what), refused(EINVAL), "advice {what}, locked");
         }
         same!(region.load(3 * PAGE), 5, "what is locked");
-        // What lies before it is done.
+        // The part before the locked page is discarded.
         same!(region.advise(0, 4 * PAGE, libc::MADV_DONTNEED), refused(EINVAL), "all of it");
     }
     same!(private.load(PAGE), 0, "a private copy before what is locked");
     same!(private.load(3 * PAGE), 5, "a private copy that is locked");
     match advise(&memory, 3 * PAGE, libc::MADV_DONTNEED_LOCKED) {
-        // Linux has it since 5.18.
+        // Available on Linux since 5.18.
         Err(Errno(EINVAL)) => {}
         result => {
             doing("MADV_DONTNEED_LOCKED", result)?;
@@ -243,7 +244,7 @@ fn advice() -> Verdict {
     Ok(())
 }
 
-/// What `mmap` refuses, and why.
+/// The errors of `mmap`.
 fn mappings_refused() -> Verdict {
     let file = create("mapped")?;
     io("ftruncate", file.set_len(PAGE))?;
@@ -272,7 +273,7 @@ fn mappings_refused() -> Verdict {
     for (kind, file) in [(0, &both), (0, &writes), (4, &both), (9, &both), (10, &writes)] {
         same!(map(PAGE, READ, kind, file), refused(EINVAL), "the kind {kind}");
     }
-    // Of all flags only those are unknown that came with that kind, or after it.
+    // Only flags that were added with this kind of mapping, or later, are unknown flags.
     const UNKNOWN: i32 = 1 << 9;
     same!(map(PAGE, READ, MAP_SHARED | UNKNOWN, &both), Ok(()), "an unknown flag");
     for flags in [UNKNOWN, libc::MAP_FIXED_NOREPLACE] {

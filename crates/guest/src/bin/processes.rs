@@ -1,4 +1,4 @@
-//! `processes [CHECK…]`: what programs expect of processes: fork, vfork, execve and wait4.
+//! `processes [CHECK…]`: fork, vfork, execve and wait4.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::thread;
 use std::time::Instant;
 
-/// Exit statuses, and what `wait4` says where there is nobody to wait for.
+/// Exit statuses, and the errors of `wait4` without children.
 fn waits() -> Verdict {
     for status in [0, 1, 77, 255] {
         same!(outcome(|| exit_now(status))?, Status::Exited(status), "exit({status})");
@@ -32,7 +32,7 @@ fn waits() -> Verdict {
     same!(child.try_wait(), Ok(None), "a child that has not ended");
     same!(wait(1 << 22, 0), Err(Errno(libc::ECHILD)), "waiting for a stranger");
     same!(wait(-1, 0), Ok(Some((child.pid, Status::Exited(3)))), "waiting for any child");
-    // Many at once; each is found once.
+    // Many children at once; each is found once.
     let children: Vec<_> = (0..20).map(|number| fork(move || number)).collect();
     let mut sum = 0;
     for _ in &children {
@@ -46,14 +46,14 @@ fn waits() -> Verdict {
     Ok(())
 }
 
-/// What a child used is told with its end.
+/// The usage of a child is reported with its end.
 fn usage() -> Verdict {
     let child = doing(
         "fork",
         fork(|| {
             let region = Region::anonymous(64 * PAGE);
             region.map_or(1, |region| {
-                // Each page for itself, where others might be mapped ahead.
+                // One fault for each page, without fault-around.
                 let alone = region.advise(0, 64 * PAGE, libc::MADV_RANDOM);
                 region.fill(1);
                 i32::from(alone.is_err())
@@ -72,7 +72,7 @@ fn usage() -> Verdict {
     Ok(())
 }
 
-/// A process that nobody has waited for is a zombie: it has a number, and no more.
+/// An ended process that has not been waited for is a zombie: only its number exists.
 fn zombies() -> Verdict {
     let child = doing("fork", fork(|| 9))?;
     let path = format!("/proc/{}/stat", child.pid);
@@ -90,20 +90,20 @@ fn zombies() -> Verdict {
     let number = child.pid;
     same!(doing("wait4", child.wait())?, Status::Exited(9), "the zombie");
     same!(kill(number, 0), Err(Errno(libc::ESRCH)), "kill of who was waited for");
-    // With SIGCHLD ignored there are none.
+    // With SIGCHLD ignored there are no zombies.
     doing("sigaction", signal::ignore(libc::SIGCHLD))?;
     let child = doing("fork", fork(|| 9))?;
     same!(child.wait(), Err(Errno(libc::ECHILD)), "waiting for a child that nobody wants");
     Ok(())
 }
 
-/// Where the program can be executed anew.
+/// Returns the path at which this program can be executed again.
 fn own_path() -> Result<CString, String> {
     let path = std::env::current_exe().map_err(|error| format!("/proc/self/exe: {error}"))?;
     CString::new(path.into_os_string().into_encoded_bytes()).map_err(|error| error.to_string())
 }
 
-/// Executes this program anew with the argument `word` and `FAULTLESS=environment`.
+/// Executes this program again with the argument `word` and `FAULTLESS=environment`.
 fn execute(word: &str) -> i32 {
     let Ok(path) = own_path() else { return 90 };
     let Ok(word) = CString::new(word) else { return 91 };
@@ -114,7 +114,7 @@ fn execute(word: &str) -> i32 {
     Errno::last().0
 }
 
-/// `execve`: arguments, environment, handlers, masks and threads; and what it refuses.
+/// `execve`: arguments, environment, handlers, masks and threads; and its errors.
 fn exec() -> Verdict {
     same!(outcome(|| execute("exec:plain"))?, Status::Exited(40), "a program executed");
     let status = outcome(|| {
@@ -145,7 +145,8 @@ fn exec() -> Verdict {
             unsafe { libc::chmod(path.as_ptr(), 0o755) };
         }
         let arguments = [path.as_ptr(), std::ptr::null()];
-        // SAFETY: the arrays end in null. Where it is executed after all, this process is lost.
+        // SAFETY: the arrays end in null. If the program is executed after all, this process is
+        // lost.
         unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), arguments[1..].as_ptr().cast()) };
         let errno = Errno::last();
         if text.is_some() {
@@ -173,8 +174,8 @@ fn exec() -> Verdict {
     Ok(())
 }
 
-/// Programs that something is wrong with: refused, or ended by a signal where that is seen too late, and
-/// executing what is right goes on working.
+/// Malformed programs are rejected, or ended by a signal if the error is detected too late; and
+/// valid programs can still be executed.
 fn malformed() -> Verdict {
     let whole =
         std::fs::read("/proc/self/exe").map_err(|error| format!("/proc/self/exe: {error}"))?;
@@ -191,7 +192,7 @@ fn malformed() -> Verdict {
             Errno::last().0
         })
     };
-    // Where the header of an ELF file has what, and values that will not do.
+    // Offsets in the header of an ELF file, with invalid values.
     let wrong: [(&str, usize, &[u8]); 7] = [
         ("magic", 0, b"\x7fELG"),
         ("type: relocatable", 16, &[1, 0]),
@@ -209,7 +210,7 @@ fn malformed() -> Verdict {
     for len in [0, 1, 4, 16, 63] {
         same!(attempt(&whole[..len])?, Status::Exited(libc::ENOEXEC), "a file of {len} bytes");
     }
-    // The program headers, word by word: some values go unnoticed, some are noticed too late.
+    // The program headers, word by word: some values are not detected, some are detected too late.
     let table = 64;
     for at in (table..table + 4 * 56).step_by(8) {
         for value in
@@ -228,11 +229,11 @@ fn malformed() -> Verdict {
     std::fs::remove_file(&path).map_err(|error| format!("unlink {path}: {error}"))
 }
 
-/// Programs made by hand with one thing wrong each: the error that Linux has for it, or, where Linux finds out
-/// only when the old program is gone, `ENOEXEC` or the end by `SIGSEGV`.
+/// Handmade programs with one error each: the same error as on Linux, or, if Linux detects the
+/// error only after the old program is gone, `ENOEXEC` or the end by `SIGSEGV`.
 fn hostile() -> Verdict {
-    /// A file header and three headers of segments, of which the first one is the program; at 0x100 its code:
-    /// `exit(7)`. The others are empty.
+    /// Returns a file header and three headers of segments, the first of which is the program; its
+    /// code is at 0x100: `exit(7)`. The other segments are empty.
     fn program() -> Vec<u8> {
         let mut file = vec![0u8; 0x1000];
         let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -251,7 +252,8 @@ fn hostile() -> Verdict {
         put(0x100, &[0xbf, 7, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 0x05]);
         file
     }
-    /// Where a field of a segment is: 0 its kind, 1 offset, 2 address, 4 bytes in the file, 5 in memory.
+    /// The offset of a field of a segment: 0 its kind, 1 offset, 2 address, 4 bytes in the file, 5
+    /// in memory.
     const fn field(segment: usize, field: usize) -> usize {
         64 + segment * 56 + 8 * field
     }
@@ -336,7 +338,7 @@ fn hostile() -> Verdict {
             "{what}: {status:?}"
         );
     }
-    // Its own interpreter: that is started and interprets nothing.
+    // Its own interpreter, which is started and interprets no program.
     let own =
         [(field(1, 0), &[3u8][..]), (field(1, 1), &[0, 2]), (0x200, name.as_bytes_with_nul())];
     let mut own = own.to_vec();
@@ -366,7 +368,7 @@ fn hostile() -> Verdict {
     std::fs::remove_file(&path).map_err(|error| format!("unlink {path}: {error}"))
 }
 
-/// What the program does where [`execute`] executes it.
+/// The action of the program after [`execute`].
 fn executed(word: &str) -> i32 {
     let environment = std::env::var("FAULTLESS").is_ok_and(|value| value == "environment");
     let arguments = std::env::args().count() == 2 && std::env::vars().count() == 1;
@@ -378,7 +380,7 @@ fn executed(word: &str) -> i32 {
         "exec:identity" if pid() == tid() => 41,
         "exec:signals" => {
             let action = |signal| {
-                // SAFETY: asks only; the action is a local.
+                // SAFETY: a query; the action is a local.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     libc::sigaction(signal, std::ptr::null(), &raw mut action);
@@ -410,18 +412,17 @@ fn vfork() -> Verdict {
             environment: environment.as_ptr(),
         };
         let top = stack.start() + stack.len();
-        // SAFETY: the child has a stack of its own, and shares what it is given with a parent that
-        // waits.
+        // SAFETY: the child has its own stack, and shares its argument with a waiting parent.
         let child = unsafe { faultless_clone(flags, top, vforked, &raw const argument) };
         ensure!(child > 0, "clone with CLONE_VFORK: error {}", -child);
-        // The child wrote to the memory that they share, long before its parent went on.
+        // The child wrote to the shared memory long before its parent continued.
         same!(word.load(Relaxed), 5, "what the child wrote");
         let expected = Status::Exited(if execute { 40 } else { 33 });
         let ended = doing("wait4", wait(child as i32, 0))?;
         same!(ended, Some((child as i32, expected)), "the child");
     }
     let status = outcome(|| {
-        // The C library's own: `posix_spawn` is made of it.
+        // The C library's use of vfork: `posix_spawn`.
         let command = std::process::Command::new("/proc/self/exe")
             .arg("exec:plain")
             .env_clear()
@@ -433,7 +434,7 @@ fn vfork() -> Verdict {
     Ok(())
 }
 
-/// A child of `vfork` that a signal ends, its own or another's: the parent goes on.
+/// A child of `vfork` that is ended by its own or another's signal: the parent continues.
 fn vfork_killed() -> Verdict {
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
     for (body, signal) in
@@ -446,14 +447,14 @@ fn vfork_killed() -> Verdict {
             unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
             let _ = signal::default(libc::SIGSEGV);
             let top = stack.start() + stack.len();
-            // SAFETY: the child has a stack of its own and uses nothing else.
+            // SAFETY: the child has its own stack and uses no other memory.
             let child = unsafe { faultless_clone(flags, top, body, std::ptr::null()) };
             let ended = wait(child as i32, 0);
             i32::from(ended != Ok(Some((child as i32, Status::Killed(signal)))))
         })?;
         same!(status, Status::Exited(0), "the parent of a child that signal {signal} ends");
     }
-    // Killed by a third while it sleeps.
+    // Killed by a third process while it sleeps.
     let word = doing("mmap", Shared::new(AtomicI32::new(0)))?;
     let parent = doing(
         "fork",
@@ -461,7 +462,7 @@ fn vfork_killed() -> Verdict {
             let Ok(stack) = Region::anonymous(64 << 10) else { return 1 };
             let top = stack.start() + stack.len();
             let argument: *const AtomicI32 = &raw const *word;
-            // SAFETY: the child has a stack of its own; the word is shared for as long as it lives.
+            // SAFETY: the child has its own stack; the word is shared during the child's lifetime.
             let child = unsafe { faultless_clone(flags, top, sleeps, argument.cast()) };
             let ended = wait(child as i32, 0);
             i32::from(ended != Ok(Some((child as i32, Status::Killed(libc::SIGTERM)))))
@@ -500,12 +501,13 @@ extern "C" fn sleeps(word: *const ForkArgument) -> ! {
     }
 }
 
-/// What a sibling, made with `CLONE_PARENT`, sends at its end is what its maker would send, whatever the maker
-/// asks for.
+/// A sibling, made with `CLONE_PARENT`, sends at its end the signal that its maker would send,
+/// independent of the requested signal.
 fn siblings() -> Verdict {
-    // As fork, with these flags.
+    // Like fork, with these flags.
     let clone = |flags: i32| {
-        // SAFETY: without CLONE_VM the child is a copy, as of fork; it makes plain calls only.
+        // SAFETY: without CLONE_VM the child is a copy, as after fork; the child makes only plain
+        // calls.
         unsafe { checked(libc::syscall(libc::SYS_clone, flags as u64, 0u64, 0u64, 0u64, 0u64)) }
     };
     let sibling = doing("mmap", Shared::new(AtomicI32::new(0)))?;
@@ -522,7 +524,7 @@ fn siblings() -> Verdict {
     wait_until(|| sibling.load(Acquire) != 0);
     let sibling = sibling.load(Acquire);
     ensure!(sibling > 0, "clone with CLONE_PARENT failed");
-    // Both are children that only who asks for all kinds, or for these, waits for.
+    // Only a wait for all kinds of children, or for this kind, finds both.
     same!(
         wait(child as i32, 0),
         Err(Errno(libc::ECHILD)),
@@ -539,7 +541,7 @@ fn siblings() -> Verdict {
     Ok(())
 }
 
-/// What [`vforked`] is given.
+/// The argument of [`vforked`].
 #[repr(C)]
 struct ForkArgument {
     word: *const AtomicU64,
@@ -549,7 +551,7 @@ struct ForkArgument {
 }
 
 extern "C" fn vforked(argument: *const ForkArgument) -> ! {
-    // SAFETY: the parent waits, and what it gave lives meanwhile.
+    // SAFETY: the parent waits, and the argument lives during the wait.
     unsafe {
         let argument = &*argument;
         clock::sleep_ms(20);
@@ -566,8 +568,8 @@ extern "C" fn vforked(argument: *const ForkArgument) -> ! {
 global_asm!(
     ".globl faultless_clone",
     "faultless_clone:",
-    // The child finds on its stack what to do: its registers but rax and rsp are the parent's, and
-    // the call uses those that arguments come in.
+    // The child finds its function and argument on its stack: its registers except rax and rsp are
+    // the parent's, and the call uses the argument registers.
     "sub rsi, 16",
     "mov [rsi], rdx",
     "mov [rsi + 8], rcx",

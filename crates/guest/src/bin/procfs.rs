@@ -1,4 +1,5 @@
-//! `procfs [CHECK…]`: what programs read in `/proc` and ask of the machine, in Linux's formats, and true.
+//! `procfs [CHECK…]`: texts in `/proc` and calls about the machine: Linux's formats, and correct
+//! values.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -14,12 +15,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The error of `std::io`, with what was being done.
+/// Converts an error of `std::io` to a message that contains the operation.
 fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// `/proc/self/maps` in Linux's format, and true.
+/// `/proc/self/maps` in Linux's format, with correct values.
 fn proc_maps() -> Verdict {
     let region = doing("mmap", Region::anonymous(16 * PAGE))?;
     doing("mprotect", region.protect(4 * PAGE, 4 * PAGE, READ))?;
@@ -45,7 +46,7 @@ fn proc_maps() -> Verdict {
             flags.len() == 4 && flags.iter().zip(allowed).all(|(flag, of)| of.contains(flag));
         ensure!(proper, "/proc/self/maps: the permissions of {line:?}");
         ensure!(words[3].contains(':'), "/proc/self/maps: the device of {line:?}");
-        // The name begins in the column where Linux has it.
+        // The name begins in the same column as on Linux.
         if let Some(name) = words.get(5) {
             same!(
                 line.find(name).map(|at| at >= 73),
@@ -72,7 +73,8 @@ fn proc_maps() -> Verdict {
     Ok(())
 }
 
-/// `/proc/self/smaps` of a program with thousands of areas: each is there, with what is resident of it.
+/// `/proc/self/smaps` of a program with thousands of areas: each area is listed with its resident
+/// pages.
 fn proc_smaps() -> Verdict {
     const AREAS: u64 = 4096;
     let region = doing("mmap", Region::anonymous(AREAS * PAGE))?;
@@ -105,11 +107,11 @@ fn proc_smaps() -> Verdict {
     Ok(())
 }
 
-/// What `/proc/self/smaps` tells of pages that are shared, locked, used and lazily freed.
+/// The rows of `/proc/self/smaps` for shared, locked, used and lazily freed pages.
 fn proc_smaps_kinds() -> Verdict {
     const PAGES: u64 = 16;
     doing("sched_setaffinity", proc::pin(proc::current_cpu()))?;
-    // With a page around that keeps it apart from others.
+    // Pages around the region prevent a merge with other areas.
     let region = doing("mmap", Region::anonymous((PAGES + 2) * PAGE))?;
     for around in [0, (PAGES + 1) * PAGE] {
         doing("mprotect", region.protect(around, PAGE, 0))?;
@@ -134,7 +136,7 @@ fn proc_smaps_kinds() -> Verdict {
     let shares = ["Rss", "Pss", "Private_Dirty", "Private_Clean", "Shared_Dirty"];
     same!(kinds(&shares)?, [16 * page, 16 * page, 16 * page, 0, 0], "own pages");
     same!(kinds(&["Referenced", "LazyFree", "Locked"])?, [16 * page, 0, 0], "used pages");
-    // A child that has stored to half of them shares the others.
+    // A child that has stored to half of the pages shares the others.
     let step = doing("mmap", Shared::new(AtomicU32::new(0)))?;
     let reached = |count| proc::wait_until(|| step.load(Ordering::Acquire) == count);
     let child = doing(
@@ -152,7 +154,7 @@ fn proc_smaps_kinds() -> Verdict {
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
     same!(shared?, [16 * page, 12 * page, 8 * page, 0, 8 * page], "pages shared with a child");
     doing("madvise", region.advise(PAGE, 4 * PAGE, libc::MADV_FREE))?;
-    // Linux looks at pages that are lazily freed some later, many at once.
+    // Linux processes lazily freed pages later, in batches.
     let more = doing("mmap", Region::anonymous(64 * PAGE))?;
     more.fill(1);
     doing("madvise", more.advise(0, 64 * PAGE, libc::MADV_FREE))?;
@@ -163,7 +165,7 @@ fn proc_smaps_kinds() -> Verdict {
     );
     region.store(PAGE, 1);
     same!(kinds(&["LazyFree", "Private_Dirty"])?, [3 * page, 13 * page], "after a store");
-    // SAFETY: memory of this check's own.
+    // SAFETY: memory of this check alone.
     doing("mlock", checked(unsafe { libc::syscall(libc::SYS_mlock, start, end) }))?;
     same!(kinds(&["Locked"])?, [16 * page], "locked pages");
     Ok(())
@@ -197,7 +199,7 @@ fn proc_smaps_rollup() -> Verdict {
         Ok(sums)
     };
     let (mut whole, mut parts) = ([0; NAMES.len()], [1; NAMES.len()]);
-    // Reading them takes memory, until there is enough of it.
+    // Reading the texts takes memory, until enough memory is allocated.
     for _ in 0..20 {
         (parts, whole) = (sums("/proc/self/smaps")?, sums("/proc/self/smaps_rollup")?);
         if whole == parts {
@@ -264,7 +266,8 @@ fn proc_oom() -> Verdict {
     const OLD: &str = "/proc/self/oom_adj";
     let write = |path: &str, text: &str| dir::number(fs::write(path, text));
     let read = |path: &str| text(path)?.trim().parse::<i32>().map_err(|error| error.to_string());
-    // Values that who may not lower it below where it was may set, too.
+    // Includes values allowed for processes that may not lower the adjustment below its earlier
+    // value.
     for (path, given, kept, old) in [
         (NEW, "990", 990, 15),
         (NEW, "1000\n", 1000, 15),
@@ -310,12 +313,12 @@ fn number_of(text: &str, label: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(label)).and_then(|rest| rest.trim().parse().ok())
 }
 
-/// `/proc/vmstat` and `/proc/meminfo` move as memory is touched and freed.
+/// `/proc/vmstat` and `/proc/meminfo` change when memory is touched and freed.
 fn proc_memory() -> Verdict {
     let used = || fields("/proc/meminfo").and_then(|fields| kilobytes(&fields, "AnonPages"));
     let faults = || vmstat()?.get("pgfault").copied().ok_or("there is no pgfault".to_owned());
     let mut seen = (0, 0, 0);
-    // Whatever else runs on the machine takes and gives memory too: one quiet moment is enough.
+    // Other programs on the machine allocate and free memory, too: a single quiet moment is enough.
     for _ in 0..20 {
         let (before, used_before) = (faults()?, used()?);
         let region = doing("mmap", Region::anonymous(32 << 20))?;
@@ -348,7 +351,7 @@ fn proc_memory() -> Verdict {
     Ok(())
 }
 
-/// The pages that `/proc/vmstat` says were allocated and freed are those of files, too.
+/// The allocated and freed pages in `/proc/vmstat` include pages of files.
 fn proc_counters() -> Verdict {
     const PAGES: u64 = 1024;
     let read = || {
@@ -357,7 +360,8 @@ fn proc_counters() -> Verdict {
         let freed = all.get("pgfree").copied().ok_or("/proc/vmstat has no pgfree")?;
         Ok::<_, String>([made.map(|(_, pages)| pages).sum(), freed])
     };
-    // What other CPUs free between two numbers of a reading is in both, or in none: until two readings agree. On a busy Linux no two do.
+    // Pages freed by other CPUs between two numbers of a reading are in both numbers, or in
+    // neither: retry until two readings agree. On a busy Linux no two readings agree.
     let seen = || {
         let mut last: [u64; 2] = read()?;
         for _ in 0..100 {
@@ -384,10 +388,11 @@ fn proc_counters() -> Verdict {
     Ok(())
 }
 
-/// `Cached` and `Mapped` of `/proc/meminfo` move as files are written, mapped, unmapped and removed.
+/// `Cached` and `Mapped` of `/proc/meminfo` change when files are written, mapped, unmapped and
+/// removed.
 fn proc_files() -> Verdict {
     const BYTES: u64 = 32 << 20;
-    /// Linux counts for each CPU, and adds up from time to time.
+    /// Linux counts for each CPU, and sums the counts periodically.
     const MOST: u64 = 24 << 20;
     let seen = || {
         let info = fields("/proc/meminfo")?;
@@ -425,7 +430,8 @@ fn proc_files() -> Verdict {
     Ok(())
 }
 
-/// `/proc/interrupts`, `/proc/stat`, `/proc/cpuinfo`, `/proc/uptime`, `/proc/loadavg`, `/proc/version`.
+/// `/proc/interrupts`, `/proc/stat`, `/proc/cpuinfo`, `/proc/uptime`, `/proc/loadavg`,
+/// `/proc/version`.
 fn proc_machine() -> Verdict {
     let cpus = doing("sched_getaffinity", proc::cpus())?.len();
     let rows = interrupts()?;
@@ -460,7 +466,7 @@ fn proc_machine() -> Verdict {
     Ok(())
 }
 
-/// What the kernel says of the machine by calls.
+/// The calls that describe the machine.
 fn system_information() -> Verdict {
     // SAFETY: zeros are valid for both, and the calls fill them.
     let (info, name) = unsafe {
@@ -472,7 +478,7 @@ fn system_information() -> Verdict {
     let total = info.totalram * u64::from(info.mem_unit);
     same!(total, kilobytes(&fields("/proc/meminfo")?, "MemTotal")?, "totalram");
     ensure!(info.procs > 0, "sysinfo says that there are no processes");
-    // SAFETY: the fields are arrays of zeros or end in one.
+    // SAFETY: the fields are arrays that contain a zero.
     let system = unsafe { std::ffi::CStr::from_ptr(name.sysname.as_ptr()) };
     same!(system, c"Linux", "uname");
     // SAFETY: the pointer is to a local.
@@ -487,12 +493,12 @@ fn system_information() -> Verdict {
     Ok(())
 }
 
-/// The switch and the counters of the subsystem, where the original proposals published them.
+/// The switch and the counters of the subsystem, at the paths published by the original proposals.
 fn published_paths() -> Verdict {
     const SWITCH: &str = "/proc/sys/vm/speculative_page_fault";
     const COUNTER: &str = "speculative_pgfault";
     let Some(before) = vmstat()?.get(COUNTER).copied() else {
-        // A Linux without the proposal has neither.
+        // A Linux without the proposal has neither path.
         same!(fs::exists(SWITCH).ok(), Some(false), "the switch without its counter");
         return Ok(());
     };
@@ -527,20 +533,20 @@ fn published_paths() -> Verdict {
     Ok(())
 }
 
-/// Pages that lie scattered are moved together when that is asked for, and hold what they held.
+/// Scattered pages are moved together on request, and keep their contents.
 fn compaction() -> Verdict {
     const PATH: &str = "/proc/sys/vm/compact_memory";
     const PAGES: u64 = 8192;
     const KEPT: usize = 8;
     let Ok(mut file) = fs::File::options().write(true).open(PATH) else {
-        // Not everybody may.
+        // The write may require privileges.
         return Ok(());
     };
     let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
     (0..PAGES).for_each(|page| region.store(page * PAGE, page));
     for page in (0..PAGES).step_by(KEPT) {
         let at = region.start() + (page + 1) * PAGE;
-        // SAFETY: pages of the region, to which nothing refers.
+        // SAFETY: pages of the region, without references.
         let done =
             unsafe { libc::madvise(at as *mut _, (KEPT - 1) * PAGE as usize, libc::MADV_DONTNEED) };
         doing("madvise", checked(done))?;
@@ -558,7 +564,7 @@ fn compaction() -> Verdict {
     Ok(())
 }
 
-/// What is read first may be any part of a text.
+/// The first read may start at any part of a text.
 fn parts() -> Verdict {
     for path in ["/proc/version", "/sys/devices/system/cpu/online"] {
         let whole = io(path, fs::read(path))?;
@@ -580,7 +586,7 @@ fn below(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(all)
 }
 
-/// A setting that cannot be changed cannot be written; what is no value of one that can is refused.
+/// A read-only setting cannot be written; an invalid value of a writable setting is rejected.
 fn settings() -> Verdict {
     const CHANGED: [&str; 3] = ["speculative_page_fault", "compact_memory", "drop_caches"];
     let write = |path: &Path, text: &str| {
@@ -588,7 +594,7 @@ fn settings() -> Verdict {
         dir::number(file.and_then(|mut file| file.write_all(text.as_bytes())))
     };
     if !vmstat()?.contains_key("speculative_pgfault") {
-        // Linux has more settings, which are not this program's to change.
+        // Linux has more settings, which this program must not change.
         return Ok(());
     }
     let drop_caches = Path::new("/proc/sys/vm/drop_caches");

@@ -1,15 +1,21 @@
-//! `reclaim [disk=FILE] [swap=DISK] [to=NODE] [compact] [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS]`: what it costs that pages come from a disk, leave
-//! memory and move, in [ticks](faultless_guest::measure), by what the machine has:
+//! `reclaim [disk=FILE] [swap=DISK] [to=NODE] [compact] [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS]`:
+//! the cost of reading pages from a disk, evicting and moving pages, in
+//! [ticks](faultless_guest::measure), depending on the machine's equipment:
 //!
-//! - `disk=` names a file on a disk, or the disk itself, that nobody has read, of [`MAJOR`] 128 KiB for each pass. The row `major_fault` reads it once;
-//!   the row `evict_page` pages it out (`MADV_PAGEOUT`).
-//! - `swap=` names a disk that becomes the swap area, or is `there` where the machine has one. Memory should be less than 256 MiB. The row
-//!   `swap_out_page` stores to more pages than memory holds; `swap_in_page` does so again.
-//! - `to=` names a second memory node, to which pages move and back in the rows `move_page`, `move_read_only_page` and `move_file_page`.
-//! - `compact`: the row `compact_page` has a process take most of memory and give back three pages of four, and memory compacted.
+//! - `disk=` names a file on a disk, or the disk itself, that has not been read before, with
+//!   [`MAJOR`] 128 KiB for each pass. The row `major_fault` reads the file once; the row
+//!   `evict_page` pages it out (`MADV_PAGEOUT`).
+//! - `swap=` names a disk that becomes the swap area, or is `there` if the machine already has an
+//!   area. Memory should be less than 256 MiB. The row `swap_out_page` stores to more pages than
+//!   memory holds; `swap_in_page` stores to these pages again.
+//! - `to=` names a second memory node, to which pages move and back in the rows `move_page`,
+//!   `move_read_only_page` and `move_file_page`.
+//! - `compact`: for the row `compact_page`, a process takes most of memory and frees three of four
+//!   pages, and memory is compacted.
 //!
-//! A figure is the median of some passes, after one that warms up. As the first process of a machine it makes its own surroundings, and turns the machine off
-//! when it is done. Other words are not looked at: Linux gives its first process those of its command line that it does not know.
+//! A result is the median of several passes, after a warm-up pass. As the first process of a
+//! machine, the program sets up its own environment, and turns the machine off at the end. Other
+//! words are ignored: Linux passes unknown words of its command line to the first process.
 
 use faultless_guest::args::Args;
 use faultless_guest::init::Init;
@@ -26,17 +32,18 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// The rows of pages that move, and how many do in a pass.
+/// The rows of moving pages, and the number of pages moved in a pass.
 const MOVES: [&str; 3] = ["move_page", "move_read_only_page", "move_file_page"];
 const MOVED: u64 = 512;
 
 /// Faults in a pass of the row of major faults.
 const MAJOR: u64 = 32;
-/// Pages that each of them reads, as both kernels do by default; the next touches the first page behind them.
+/// The number of pages read by each major fault, by default in both kernels; the next fault touches
+/// the first page after them.
 const READ_AHEAD: usize = 32;
 const STRIDE: u64 = READ_AHEAD as u64 * PAGE;
 
-/// Bytes that the rows of swapped pages use beyond what is free.
+/// Bytes that the rows of swapped pages use beyond the free memory.
 const BEYOND: u64 = 32 << 20;
 
 /// The counter `name` of `/proc/vmstat`.
@@ -44,13 +51,13 @@ fn counter(name: &str) -> sys::Result<u64> {
     procfs::vmstat().ok().and_then(|all| all.get(name).copied()).ok_or(Errno(libc::ENOENT))
 }
 
-/// Bytes of memory that can be had.
+/// Returns the available memory in bytes.
 fn available() -> Result<u64, String> {
     kilobytes(&procfs::fields("/proc/meminfo")?, "MemAvailable")
 }
 
-/// Pages that move to node `to` and back, all of a region in one call, per page and move: written ones, the same while they may only be read, and
-/// pages of a file that is mapped to be read.
+/// Pages that move to node `to` and back, all pages of a region in one call, with the cost per page
+/// and move: written pages, read-only pages, and pages of a file that is mapped for reading.
 fn moves(rows: &Rows<'_>, dir: &str, to: i32) -> Result<(), String> {
     let file = cached_file(dir, MOVED)?;
     let go = |pages: &[u64], node| {
@@ -62,7 +69,7 @@ fn moves(rows: &Rows<'_>, dir: &str, to: i32) -> Result<(), String> {
     let pass = |region: &Region, how| {
         touch(region, how);
         let pages = region.addresses();
-        // Memory that was used before may be of any node.
+        // Reused memory may be on any node.
         go(&pages, 0)?;
         let (there, back) = (go(&pages, to)?, go(&pages, 0)?);
         Ok([(there + back) as f64 / (2 * MOVED) as f64])
@@ -80,13 +87,13 @@ fn moves(rows: &Rows<'_>, dir: &str, to: i32) -> Result<(), String> {
     })
 }
 
-/// A fault for whose page a disk is read, without the time that the disk takes. A figure has what the fault, the driver and the interrupt take, and what
-/// [waits](beside) do.
+/// Faults whose page is read from a disk, without the disk's time. A result contains the time of
+/// the fault, the driver and the interrupt, and the cost of the [waits](beside).
 fn major_faults(rows: &Rows<'_>, path: &str, beside: &Beside) -> Result<(), String> {
     const PASS: u64 = MAJOR * STRIDE;
     let open = || File::open(path).map_err(|error| format!("open {path}: {error}"));
     let size = rows.all_passes() * PASS;
-    // The end of a disk is its size, too.
+    // The end of a disk is also its size.
     let has = open()?.seek(SeekFrom::End(0)).map_err(|error| format!("{path}: {error}"))?;
     if has < size {
         return Err(format!("{path} has {has} bytes; the passes need {size}"));
@@ -94,7 +101,7 @@ fn major_faults(rows: &Rows<'_>, path: &str, beside: &Beside) -> Result<(), Stri
     let mut passes = (0..size).step_by(PASS as usize);
     let mut read = Vec::new();
     rows.row(["major_fault"], "per_fault", || {
-        // A file for each pass: after 100 misses on one Linux reads single pages.
+        // A separate file for each pass: after 100 misses on one file Linux reads single pages.
         let file = open().map_err(|_| Errno(libc::EIO))?;
         let at = passes.next().unwrap_or_default();
         let region = Region::map(PASS, READ, libc::MAP_PRIVATE, file.as_raw_fd(), at)?;
@@ -108,7 +115,8 @@ fn major_faults(rows: &Rows<'_>, path: &str, beside: &Beside) -> Result<(), Stri
         read.push(region.in_core()?.into_iter().filter(|read| *read).count());
         Ok([cost / MAJOR as f64])
     })?;
-    // Linux reads half of a window before the page: the second half of the last is in the next pass.
+    // Linux reads half of a window before the page: the second half of the last window is in the
+    // next pass.
     let all = (PASS / PAGE) as usize;
     match read.iter().find(|read| !(all - READ_AHEAD / 2..=all).contains(*read)) {
         Some(read) => Err(format!("{MAJOR} faults read {read} pages and not {all}")),
@@ -116,7 +124,7 @@ fn major_faults(rows: &Rows<'_>, path: &str, beside: &Beside) -> Result<(), Stri
     }
 }
 
-/// Clean pages of a file that are mapped, and are paged out all at once.
+/// Clean mapped pages of a file, paged out in one call.
 fn evictions(rows: &Rows<'_>, path: &str) -> Result<(), String> {
     const PAGES: u64 = MAJOR * READ_AHEAD as u64;
     rows.row(["evict_page"], "per_page", || {
@@ -134,7 +142,7 @@ fn swap_on(path: &str) -> Result<(), String> {
     let explain = |error: &dyn std::fmt::Display| format!("{path}: {error}");
     let mut disk = File::options().read(true).write(true).open(path).map_err(|e| explain(&e))?;
     let bytes = disk.seek(SeekFrom::End(0)).map_err(|error| explain(&error))?;
-    // As mkswap does: the first page says what the disk is, and which is its last page.
+    // Like mkswap: the first page describes the disk and contains the number of the last page.
     let mut head = [0; PAGE as usize];
     head[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
     head[1028..1032].copy_from_slice(&((bytes / PAGE - 1) as u32).to_le_bytes());
@@ -146,8 +154,9 @@ fn swap_on(path: &str) -> Result<(), String> {
     done.map(drop).map_err(|errno| explain(&format!("swapon: {errno}")))
 }
 
-/// Private pages that leave memory for the swap area as others are stored to, and come back as they are stored to again. A page that leaves is
-/// counted without the fault of the page that takes its frame; one that comes back with its fault, and with what leaves for it.
+/// Private pages that move to the swap area while other pages are stored to, and that are read back
+/// by later stores. A page swapped out is counted without the fault of the page that takes its
+/// frame. A page swapped in is counted with its fault, and with the eviction for its frame.
 fn swaps(rows: &Rows<'_>, beside: &Beside) -> Result<(), String> {
     let plain = {
         let small = Region::anonymous(BEYOND / 2).map_err(|errno| format!("mmap: {errno}"))?;
@@ -172,10 +181,11 @@ fn swaps(rows: &Rows<'_>, beside: &Beside) -> Result<(), String> {
     })
 }
 
-/// Pages that move so that free ones come together: a process has every fourth page of its memory left.
+/// Pages that move to make free pages contiguous: a process has every fourth page of its memory
+/// left.
 fn compactions(rows: &Rows<'_>) -> Result<(), String> {
     const SYSCTL: &str = "/proc/sys/vm/compact_memory";
-    // Most of memory: else Linux finds all of it together at the upper end.
+    // Most of memory: otherwise Linux finds contiguous memory at the upper end.
     let size = available()? / 4 * 3 / (4 * PAGE) * (4 * PAGE);
     rows.row(["compact_page"], "per_page", || {
         let region = Region::anonymous(size)?;

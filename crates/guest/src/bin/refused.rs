@@ -1,7 +1,9 @@
-//! `refused [CHECK…]`: the kernel is refused memory at every step of its calls, and goes on: a call fails as it does on
-//! Linux, nothing is half done, and nothing leaks. What releases something, waits, or ends a process needs no memory.
+//! `refused [CHECK…]`: every allocation in the kernel's calls fails once, and the kernel
+//! continues: a call fails as on Linux, without partial effects, and without leaks. Calls that
+//! release something, wait, or end a process need no memory.
 //!
-//! Where the kernel has no `fail-nth` (see [`faultless_guest::refusal`]) each call is made as it is.
+//! On a kernel without `fail-nth` (see [`faultless_guest::refusal`]) each call is made without
+//! failures.
 
 use faultless_guest::check::{self, Check, Verdict};
 use faultless_guest::mem::{PAGE, Region};
@@ -17,7 +19,7 @@ use std::sync::atomic::AtomicU32;
 
 /// Makes a call of this process's own memory and descriptors.
 fn make<const N: usize>(number: i64, args: [u64; N]) -> sys::Result<u64> {
-    // SAFETY: every caller hands pointers to what is its own and outlives the call.
+    // SAFETY: every caller passes pointers to its own memory, which outlives the call.
     unsafe { call(number, args) }
 }
 
@@ -45,12 +47,12 @@ fn pipe(flags: i32) -> sys::Result<[Fd; 2]> {
     Ok(ends.map(|fd| Fd(fd as u64)))
 }
 
-/// That a call succeeds although no memory is to be had.
+/// Checks that a call succeeds without available memory.
 fn must<T>(what: &str, result: sys::Result<T>) -> Result<T, String> {
     doing(what, result)
 }
 
-/// Pipes: made, filled, made larger, looked into, moved between, opened again.
+/// Pipes: made, filled, enlarged, peeked, spliced, opened again.
 fn pipes() -> Verdict {
     let bytes = vec![7u8; 3 * PAGE as usize];
     exhaust(&[ENOMEM], |refusal| {
@@ -67,7 +69,7 @@ fn pipes() -> Verdict {
             let mut buffer = [0u8; 64];
             make(libc::SYS_read, [other.0, buffer.as_mut_ptr() as u64, 64])?;
             let mut path = [0u8; 32];
-            // It fits, and a zero follows.
+            // The text fits, followed by a zero.
             let _ = write!(&mut path[..31], "/proc/self/fd/{}", other.0);
             let flags = (libc::O_RDONLY | libc::O_NONBLOCK) as u64;
             make(libc::SYS_open, [path.as_ptr() as u64, flags, 0]).map(Fd)?;
@@ -101,7 +103,7 @@ fn special() -> Verdict {
     })
 }
 
-/// Sets of files, in one another; what was told of is not lost.
+/// Nested sets of files; a report is not lost.
 fn epoll() -> Verdict {
     exhaust(&[ENOMEM], |refusal| {
         let run = || -> sys::Result<()> {
@@ -148,7 +150,7 @@ fn polling() -> Verdict {
     })
 }
 
-/// A lock, or with `F_UNLCK` none, of open files on `len` bytes from `start` on.
+/// Takes a lock, or with `F_UNLCK` releases locks, of open files on `len` bytes from `start` on.
 fn lock(fd: u64, kind: i32, start: i64, len: i64) -> sys::Result<u64> {
     let request = libc::flock {
         l_type: kind as i16,
@@ -160,7 +162,7 @@ fn lock(fd: u64, kind: i32, start: i64, len: i64) -> sys::Result<u64> {
     make(libc::SYS_fcntl, [fd, libc::F_OFD_SETLK as u64, ptr::from_ref(&request) as u64])
 }
 
-/// Whether somebody else's lock is in the way at `start`.
+/// Returns whether another owner's lock conflicts at `start`.
 fn is_locked(fd: u64, start: i64) -> Result<bool, String> {
     let mut request = libc::flock {
         l_type: libc::F_WRLCK as i16,
@@ -174,7 +176,7 @@ fn is_locked(fd: u64, start: i64) -> Result<bool, String> {
     Ok(i32::from(request.l_type) != libc::F_UNLCK)
 }
 
-/// A lock that is cut in two stays whole where there is no memory for the second part.
+/// A lock to be split stays whole if there is no memory for the second part.
 fn locks() -> Verdict {
     let path = c"/tmp/refused.locks";
     let mut opened = [const { None }; 2];
@@ -183,7 +185,7 @@ fn locks() -> Verdict {
     }
     let [Some(own), Some(other)] = opened else { return Err("two files".into()) };
     exhaust(&[ENOLCK], |refusal| {
-        // As many as a list holds before it grows.
+        // The capacity of a list before it grows.
         for start in [0, 200, 400, 600] {
             doing("F_WRLCK", lock(own.0, libc::F_WRLCK, start, 100))?;
         }
@@ -194,7 +196,7 @@ fn locks() -> Verdict {
         must("F_UNLCK", lock(own.0, libc::F_UNLCK, 0, 0))?;
         Ok(ended.map(drop))
     })?;
-    // A lock of another kind inside one cuts it, too.
+    // A lock of another kind inside a lock splits it, too.
     exhaust(&[ENOLCK], |refusal| {
         let ended = refusal.during(|| -> sys::Result<()> {
             lock(own.0, libc::F_WRLCK, 0, 100)?;
@@ -209,7 +211,7 @@ fn locks() -> Verdict {
     })
 }
 
-/// Timers; those of `setitimer` are always to be had.
+/// Timers; the timers of `setitimer` need no memory.
 fn timers() -> Verdict {
     exhaust(&[EAGAIN], |refusal| {
         let mut id = 0i32;
@@ -235,12 +237,12 @@ fn timers() -> Verdict {
     })
 }
 
-/// Signals that wait with what they tell.
+/// Signals that are pending with their information.
 fn signals() -> Verdict {
     let signal = libc::SIGRTMIN() + 1;
     doing("block", signal::mask(libc::SIG_BLOCK, &[signal]))?;
     exhaust(&[EAGAIN], |refusal| {
-        // A process of its own: what a queue once had it keeps.
+        // A separate process, because a queue keeps its memory.
         let status = proc::outcome(|| {
             let refusal = Refusal::inherit(refusal);
             let mut info = [0u8; 128];
@@ -251,7 +253,7 @@ fn signals() -> Verdict {
             let queue = || make(libc::SYS_rt_sigqueueinfo, [own, signal as u64, at]);
             let ended = refusal.during(|| -> sys::Result<()> {
                 (0..5).try_for_each(|_| queue().map(drop))?;
-                // Nothing is told with it, so it waits in any case.
+                // This signal has no information, so it becomes pending in any case.
                 make(libc::SYS_kill, [own, libc::SIGURG as u64]).map(drop)
             });
             refusal.tell(ended)
@@ -288,7 +290,7 @@ fn sysv() -> Verdict {
             attached = None;
             Ok(())
         });
-        // What was refused has not happened.
+        // A refused operation has no effect.
         if let Some(at) = attached {
             must("shmdt", make(libc::SYS_shmdt, [at]))?;
         }
@@ -306,7 +308,7 @@ fn sysv() -> Verdict {
     })
 }
 
-/// Names: made, moved, exchanged, listed, taken away.
+/// Names: made, renamed, exchanged, listed, removed.
 fn names() -> Verdict {
     let here = libc::AT_FDCWD as u64;
     let (dir, one, two, way) = (
@@ -349,14 +351,14 @@ fn names() -> Verdict {
     })
 }
 
-/// Descriptors in a table that grows; copies between files.
+/// Descriptors in a growing table; copies between files.
 fn descriptors() -> Verdict {
     let from = doing("open", open(c"/tmp/refused.from", libc::O_RDWR | libc::O_CREAT))?;
     let to = doing("open", open(c"/tmp/refused.to", libc::O_RDWR | libc::O_CREAT))?;
     let bytes = [5u8; 3000];
     doing("write", make(libc::SYS_pwrite64, [from.0, bytes.as_ptr() as u64, 3000, 0]))?;
     exhaust(&[ENOMEM], |refusal| {
-        // The table is shared until it is copied, and so as long as it was.
+        // The table is shared until it is copied, and so has its length.
         let status = proc::outcome(|| {
             let refusal = Refusal::inherit(refusal);
             let ended = refusal.during(|| -> sys::Result<()> {
@@ -373,7 +375,7 @@ fn descriptors() -> Verdict {
     })
 }
 
-/// What `/proc` tells.
+/// The texts of `/proc`.
 fn proc_texts() -> Verdict {
     let texts = [
         c"/proc/self/maps",
@@ -410,7 +412,7 @@ fn proc_texts() -> Verdict {
     })
 }
 
-/// Mappings: made, cut, locked, moved, taken away.
+/// Mappings: made, split, locked, moved, removed.
 fn mappings() -> Verdict {
     let file = doing("open", open(c"/tmp/refused.map", libc::O_RDWR | libc::O_CREAT))?;
     doing("ftruncate", make(libc::SYS_ftruncate, [file.0, 8 * PAGE]))?;
@@ -475,7 +477,7 @@ fn processes() -> Verdict {
     })
 }
 
-/// A file of eight pages that has no name, and a mapping of them all.
+/// Makes a file of eight pages without a name, and a mapping of all its pages.
 fn mapped_memory() -> Result<(Fd, Region), String> {
     let memory = doing("memfd_create", make(libc::SYS_memfd_create, [text(c"refused"), 0]))?;
     let memory = Fd(memory);
@@ -487,7 +489,7 @@ fn mapped_memory() -> Result<(Fd, Region), String> {
     Ok((memory, mapped))
 }
 
-/// What releases something, waits, or cannot tell of an error: it needs no memory.
+/// Calls that release something, wait, or cannot report an error need no memory.
 fn releases() -> Verdict {
     let path = c"/tmp/refused.free";
     let word = AtomicU32::new(1);
@@ -539,7 +541,7 @@ fn releases() -> Verdict {
     })
 }
 
-/// A process with everything ends without memory.
+/// A process with all kinds of objects ends without memory.
 fn ends() -> Verdict {
     let path = c"/tmp/refused.end";
     exhaust(&[], |refusal| {
@@ -564,7 +566,7 @@ fn ends() -> Verdict {
             if made().is_err() {
                 return 1;
             }
-            // Never disarmed: the process ends in it.
+            // Never disabled: the process ends with failing allocations.
             refusal.during(|| exit_now(0))
         })?;
         same!(status, Status::Exited(0), "the process");
@@ -572,17 +574,17 @@ fn ends() -> Verdict {
     })
 }
 
-/// A process ends without memory although its children get another parent, and are told.
+/// A process ends without memory although its children are adopted and notified.
 fn orphans() -> Verdict {
     exhaust(&[], |refusal| {
-        // Its end is that of all who have the writer.
+        // The read ends when all holders of the writer have ended.
         let [reader, writer] = doing("pipe2", pipe(0))?;
         let status = proc::outcome(|| {
             let refusal = Refusal::inherit(refusal);
             if family().is_err() {
                 return 1;
             }
-            // Never disarmed: the process ends in it.
+            // Never disabled: the process ends with failing allocations.
             refusal.during(|| exit_now(0))
         })?;
         same!(status, Status::Exited(0), "the parent");
@@ -594,8 +596,8 @@ fn orphans() -> Verdict {
     })
 }
 
-/// Makes a zombie, and two children that the end of their parent kills: one asked for that, the other is stopped in a
-/// group of its own.
+/// Makes a zombie, and two children that the end of their parent kills: one requested the signal,
+/// and the other is stopped in its own group.
 fn family() -> sys::Result<()> {
     let mut byte = [0u8; 1];
     let at = byte.as_mut_ptr() as u64;
@@ -614,7 +616,7 @@ fn family() -> sys::Result<()> {
         clock::sleep_ms(20_000);
         1
     })?;
-    // All of them are as they are to be.
+    // All children have reached their states.
     make(libc::SYS_read, [told.0, at, 1])?;
     for (child, how) in [(zombie, libc::WEXITED), (stops, libc::WSTOPPED)] {
         let (whose, how) = (u64::from(libc::P_PID), (how | libc::WNOWAIT) as u64);
@@ -653,7 +655,7 @@ fn main() {
     std::process::exit(passed)
 }
 
-/// Removes what the checks left.
+/// Removes the remains of the checks.
 fn clean() {
     for name in ["locks", "from", "to", "map", "free", "end"] {
         let _ = std::fs::remove_file(format!("/tmp/refused.{name}"));

@@ -1,4 +1,4 @@
-//! `registers [CHECK…]`: registers that a program rarely sets, and values that they must not have.
+//! `registers [CHECK…]`: rarely used registers, and invalid values.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -21,7 +21,7 @@ use std::time::Duration;
 const DATA: u16 = 0x2b;
 const CODE: u16 = 0x33;
 
-/// What is in DS, ES, FS and GS.
+/// Returns the contents of DS, ES, FS and GS.
 fn selectors() -> [u16; 4] {
     let (ds, es, fs, gs): (u16, u16, u16, u16);
     // SAFETY: reads registers.
@@ -32,20 +32,20 @@ fn selectors() -> [u16; 4] {
     [ds, es, fs, gs]
 }
 
-/// Loads DS, ES and GS; the C library has its own in FS.
+/// Loads DS, ES and GS; the C library uses FS.
 fn select([ds, es, gs]: [u16; 3]) {
-    // SAFETY: 64-bit code does not look at these, and uses no memory by the base of GS.
+    // SAFETY: 64-bit code does not use these selectors, and no memory access uses the base of GS.
     unsafe {
         asm!("mov ds, {:x}", "mov es, {:x}", "mov gs, {:x}", in(reg) ds, in(reg) es, in(reg) gs,
             options(nostack));
     }
 }
 
-/// Each process has its own selectors; a child begins with its parent's.
+/// Each process has its own selectors; a child starts with its parent's.
 fn selectors_are_own() -> Verdict {
     const ROUNDS: usize = 50;
     let place = doing("mmap", Shared::new(Meeting::new()))?;
-    // On one CPU: every meeting switches from the one to the other.
+    // On one CPU: every meeting switches between the processes.
     doing("sched_setaffinity", proc::pin(doing("sched_getaffinity", proc::cpus())?[0]))?;
     same!(selectors(), [0; 4], "at the start");
     let keeps = |own: [u16; 4]| {
@@ -70,7 +70,7 @@ fn selectors_are_own() -> Verdict {
     Ok(())
 }
 
-/// A new program has none.
+/// A new program starts with null selectors.
 fn selectors_end_with_the_program() -> Verdict {
     select([DATA, DATA, DATA]);
     let shown = io("execve", Command::new("/proc/self/exe").arg("show=selectors").output())?;
@@ -78,20 +78,20 @@ fn selectors_end_with_the_program() -> Verdict {
     Ok(())
 }
 
-/// Which byte of an FPU state the handler changes, and which bits of it.
+/// The byte of an FPU state that the handler changes, and the changed bits.
 static SPOILED: [AtomicI32; 2] = [AtomicI32::new(0), AtomicI32::new(0)];
-/// What XSAVE adds to a state: a word that says so, and which parts there are.
+/// XSAVE's addition to a state: a magic word, and the present parts.
 const SOFTWARE: usize = 464;
 const MAGIC: u32 = 0x4650_5853;
 const MXCSR: usize = 24;
 const HEADER: usize = 512;
 
-/// The state in a signal frame.
+/// Returns the state in a signal frame.
 ///
 /// # Safety
-/// `context` is what a handler was given.
+/// `context` is the argument of a handler.
 unsafe fn state_of(context: *mut libc::c_void) -> *mut u8 {
-    // SAFETY: handed on.
+    // SAFETY: by the caller's contract.
     unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.fpregs.cast() }
 }
 
@@ -142,21 +142,21 @@ fn unfit_states() -> Verdict {
     same!(ends(HEADER + 7, 0x40)?, ended, "a part that there will hardly be");
     same!(ends(HEADER + 8, 1)?, ended, "another format");
     same!(ends(HEADER + 16, 1)?, ended, "a reserved byte of the header");
-    // What is not said to be there is as at the start.
+    // Parts that are not marked as present get their initial values.
     same!(ends(SOFTWARE + 8, parts)?, fine, "a state of no parts");
     Ok(())
 }
 
-/// Above all user addresses, and below the kernel's.
+/// An address above all user addresses, and below the kernel's.
 const NOWHERE: usize = 1 << 63;
 
-/// A handler that is no address is a signal again, and again, until there is no stack left. Meanwhile other
-/// programs run, and may kill this one.
+/// A handler at an invalid address causes another signal, repeatedly, until the stack is used up.
+/// During this time other programs run, and may kill this program.
 fn handlers_nowhere() -> Verdict {
     // A stack that lasts for seconds, in little memory.
     const STACK: u64 = 1 << 30;
     const PIECE: u64 = 4 << 20;
-    // SAFETY: the name lives; nobody else owns the descriptor.
+    // SAFETY: the name lives; the descriptor has no other owner.
     let memory = unsafe {
         let fd = doing("memfd_create", checked(libc::memfd_create(c"stack".as_ptr(), 0)))?;
         File::from_raw_fd(fd)
@@ -176,7 +176,7 @@ fn handlers_nowhere() -> Verdict {
             ss_flags: 0,
             ss_size: bytes as usize,
         };
-        // SAFETY: an action of zeros is valid; the stack is a region, and nothing runs on it.
+        // SAFETY: an action of zeros is valid; the stack is a region without running code.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = NOWHERE;
@@ -196,7 +196,7 @@ fn handlers_nowhere() -> Verdict {
 
 /// Returns as from an interrupt, to the next instruction, with these selectors.
 fn interrupt_return(code: u64, stack: u64) {
-    // SAFETY: goes on below with the stack as it was, or is ended.
+    // SAFETY: execution continues below with the same stack, or the process is ended.
     unsafe {
         asm!("mov {sp}, rsp", "push {stack}", "push {sp}", "pushfq", "push {code}",
             "lea {sp}, [rip + 2f]", "push {sp}", "iretq", "2:",
@@ -206,14 +206,15 @@ fn interrupt_return(code: u64, stack: u64) {
 
 /// Returns as from a far call, to the next instruction, with this selector.
 fn far_return(code: u64) {
-    // SAFETY: goes on below with the stack as it was, or is ended.
+    // SAFETY: execution continues below with the same stack, or the process is ended.
     unsafe {
         asm!("push {code}", "lea {at}, [rip + 2f]", "push {at}", "retfq", "2:",
             at = out(reg) _, code = in(reg) code);
     }
 }
 
-/// `iretq` and `lretq` go where they may, and end the program where they may not: at once.
+/// `iretq` and `lretq` with valid selectors continue, and with invalid selectors end the program at
+/// once.
 fn returns() -> Verdict {
     let ends = |act: &dyn Fn()| {
         outcome(|| {
@@ -227,7 +228,7 @@ fn returns() -> Verdict {
     };
     let (code, data) = (u64::from(CODE), u64::from(DATA));
     let ended = Status::Killed(SIGSEGV);
-    // Some emulators make these accesses with the kernel's rights, and refuse them then.
+    // Some emulators make these accesses with the kernel's rights, and then reject them.
     let fine = [Status::Exited(0), ended];
     for (name, act) in [
         ("iretq", &(|| interrupt_return(code, data)) as &dyn Fn()),
@@ -252,7 +253,8 @@ unsafe extern "C" fn exit_with_error(_: i32, _: *mut libc::siginfo_t, context: *
     exit_now(error[libc::REG_ERR as usize] as i32)
 }
 
-/// The error code of an access to a kernel address is that of a protection fault, whatever the kernel's tables have there.
+/// The error code of an access to a kernel address is the code of a protection fault, independent
+/// of the kernel's tables.
 fn error_codes() -> Verdict {
     const KERNEL: [u64; 3] = [0xffff_8000_0000_0000, 0xffff_8880_0000_1000, 0xffff_ffff_8000_0000];
     let fails = |at: u64, stores: bool| {
@@ -282,11 +284,11 @@ fn error_codes() -> Verdict {
     Ok(())
 }
 
-/// There is no local descriptor table: selectors of it have no descriptor, and cannot be loaded.
+/// There is no local descriptor table: its selectors have no descriptor, and cannot be loaded.
 fn no_local_descriptors() -> Verdict {
     for selector in (7..=0xffff).step_by(8) {
         let found: u8;
-        // SAFETY: looks at the rights of a descriptor, and does not load it.
+        // SAFETY: reads the rights of a descriptor, without loading it.
         unsafe {
             asm!("lar {at:e}, {selector:e}", "setz {found}", at = out(reg) _,
                 selector = in(reg) selector, found = out(reg_byte) found, options(nostack));

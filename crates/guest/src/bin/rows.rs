@@ -1,23 +1,25 @@
-//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS] [facts]`: what faults
-//! and calls cost, in [ticks](faultless_guest::measure).
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS] [facts]`: the
+//! cost of faults and calls, in [ticks](faultless_guest::measure).
 //!
-//! A figure is the median of some passes, after one that warms up, without the cost of the loop and of
-//! reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; of a call row, 1,000 rounds. Files
-//! lie in DIR (`/tmp`), which should be a tmpfs. Words are not looked at: Linux gives its first process
-//! those of its command line that it does not know. `row=` may name rows, with commas between. Before each pass of the anonymous
-//! rows the machine may rest, and do what it does when it is idle.
+//! A result is the median of several passes, after a warm-up pass, without the cost of the loop and
+//! of reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; a pass of a call row is
+//! 1,000 rounds. Files lie in DIR (`/tmp`), which should be a tmpfs. Other words are ignored: Linux
+//! passes unknown words of its command line to the first process. `row=` may list rows, separated
+//! by commas. Before each pass of the anonymous rows the machine may rest, and do its idle work.
 //!
-//! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
-//! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
+//! As the first process of a machine, the program sets up its own environment: it mounts file
+//! systems, waits `settle` seconds for the kernel to become idle, and turns the machine off at the
+//! end.
 //!
-//! With the word `facts` it prints [`faultless_guest::facts`] of the kernel after the rows, if
-//! it is the first process.
+//! With the word `facts`, the first process also prints the [`faultless_guest::facts`] of the
+//! kernel after the rows.
 //!
-//! `mprotect_pair_roomy` is `mprotect_pair` where Linux's tree of VMAs has room; see `calls`.
+//! `mprotect_pair_roomy` is `mprotect_pair` with free slots in Linux's tree of VMAs; see `calls`.
 //!
-//! It does without the runtime of Rust's `main`, which maps an alternate signal stack. With those two
-//! VMAs more, Linux's tree of VMAs is one slot too full for one node, and every `mmap` that finds no
-//! neighbour to join splits a node and every `munmap` joins it again: 11,000 instructions of chance.
+//! The program does not use the runtime of Rust's `main`, which maps an alternate signal stack.
+//! With these two additional VMAs, Linux's tree of VMAs has one entry too many for one node. Every
+//! `mmap` without a neighbour to join would split a node, and every `munmap` would join it again:
+//! 11,000 instructions that depend on chance.
 
 #![no_main]
 
@@ -32,14 +34,14 @@ use faultless_guest::sys::{self, raw};
 use std::os::fd::AsRawFd;
 
 const MIB: u64 = 1 << 20;
-/// What a pass of a fault row touches.
+/// The size touched by a pass of a fault row.
 const SIZE: u64 = 32 * MIB;
 const PAGES: u64 = SIZE / PAGE;
 /// Rounds in a pass of a call row.
 const ROUNDS: u64 = 1000;
 /// Rounds in a pass of the fork row.
 const FORKS: u64 = 20;
-/// What the parent of the fork row has touched.
+/// The size touched by the parent of the fork row.
 const PARENT: u64 = 16 * MIB;
 
 /// A mapping of the whole file `fd`.
@@ -88,25 +90,26 @@ fn files(rows: &Rows, dir: &str) -> Result<(), String> {
     row(names[0], WRITE, libc::MAP_SHARED, Touch::Write)?;
     row(names[1], WRITE, libc::MAP_PRIVATE, Touch::Write)?;
     row(names[2], READ, libc::MAP_SHARED, Touch::Read)?;
-    // The pass that warms up makes it huge pages, where the kernel has them for text.
+    // The warm-up pass turns the pages into huge pages, if the kernel supports huge pages for text.
     row(names[3], READ | libc::PROT_EXEC, libc::MAP_PRIVATE, Touch::Read)
 }
 
-/// A VMA that nothing is done with and no neighbour can join.
+/// Returns an unused VMA that cannot join a neighbour.
 fn bystander() -> Option<Region> {
     let alone = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     Region::map(PAGE, READ, alone, -1, 0).ok()
 }
 
-/// The calls. Linux's figures depend on how full its tree of VMAs is: with the one bystander `mprotect`
-/// finds its node full, and splits and joins it in each pair; among three more it does not.
+/// The calls. Linux's results depend on the number of entries in its tree of VMAs: with one
+/// bystander, `mprotect` finds a full node, and splits and joins it in each pair; with three more
+/// bystanders it does not.
 fn calls(rows: &Rows) -> Result<(), String> {
     let _bystander = bystander();
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
     let map = [0, SIZE, WRITE as u64, flags, u64::MAX, 0];
     rows.row(["mmap_munmap_pair"], "per_pair", || {
         Ok([rounds(ROUNDS, || {
-            // SAFETY: a new mapping comes and goes.
+            // SAFETY: a new mapping is made and removed.
             unsafe {
                 let start = raw(libc::SYS_mmap, map);
                 must("munmap", raw(libc::SYS_munmap, [start as u64, SIZE, 0, 0, 0, 0]));
@@ -115,7 +118,7 @@ fn calls(rows: &Rows) -> Result<(), String> {
     })?;
     rows.row(["mmap_touch_munmap"], "per_round", || {
         Ok([rounds(ROUNDS, || {
-            // SAFETY: as above; the store is to its first page.
+            // SAFETY: as above; the store is to the first page.
             unsafe {
                 let start = raw(libc::SYS_mmap, map);
                 must("mmap", start);
@@ -124,11 +127,11 @@ fn calls(rows: &Rows) -> Result<(), String> {
             }
         })])
     })?;
-    // SAFETY: asks only.
+    // SAFETY: a query.
     let end = unsafe { raw(libc::SYS_brk, [0; 6]) } as u64;
     rows.row(["brk_pair"], "per_pair", || {
         Ok([rounds(ROUNDS, || {
-            // SAFETY: what lies beyond the present break is nobody's, and is given back.
+            // SAFETY: the memory beyond the present break has no owner, and is freed again.
             unsafe {
                 raw(libc::SYS_brk, [end + PAGE, 0, 0, 0, 0, 0]);
                 raw(libc::SYS_brk, [end, 0, 0, 0, 0, 0]);
@@ -154,7 +157,7 @@ fn calls(rows: &Rows) -> Result<(), String> {
     protect("mprotect_pair_roomy")?;
     rows.row(["getppid"], "per_call", || {
         Ok([rounds(ROUNDS, || {
-            // SAFETY: asks only.
+            // SAFETY: a query.
             let _ = unsafe { raw(libc::SYS_getppid, [0; 6]) };
         })])
     })
@@ -168,7 +171,7 @@ fn forks(rows: &Rows) -> Result<(), String> {
     region.fill(1);
     rows.row(["fork_exit_wait"], "per_round", || {
         Ok([rounds(FORKS, || {
-            // SAFETY: the child does nothing but end.
+            // SAFETY: the child only ends.
             unsafe {
                 let child = libc::fork();
                 if child == 0 {

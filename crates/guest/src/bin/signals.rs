@@ -1,4 +1,4 @@
-//! `signals [CHECK…]`: what programs expect of signals.
+//! `signals [CHECK…]`: the behaviour of signals.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
-/// Blocked signals wait, once each, and come when they are unblocked.
+/// Blocked signals are pending, once each, and are delivered when they are unblocked.
 fn masks() -> Verdict {
     doing("sigaction", handle(libc::SIGUSR1, note, 0))?;
     doing("sigprocmask", mask(libc::SIG_BLOCK, &[libc::SIGUSR1]))?;
@@ -27,7 +27,7 @@ fn masks() -> Verdict {
     same!(NOTED.sender.load(Relaxed), pid(), "si_pid");
     same!(NOTED.code.load(Relaxed), libc::SI_USER, "si_code of kill");
     ensure!(!contains(&signal::pending(), libc::SIGUSR1), "the signal is still pending");
-    // SIGKILL and SIGSTOP cannot be blocked; asking is no error.
+    // SIGKILL and SIGSTOP cannot be blocked; the attempt is no error.
     doing("sigprocmask", mask(libc::SIG_BLOCK, &[libc::SIGKILL, libc::SIGSTOP]))?;
     ensure!(!contains(&signal::blocked(), libc::SIGKILL), "SIGKILL is blocked");
     same!(handle(libc::SIGKILL, note, 0), Err(Errno(libc::EINVAL)), "a handler for SIGKILL");
@@ -51,13 +51,14 @@ fn realtime_queues() -> Verdict {
     Ok(())
 }
 
-/// While a handler runs its signal is blocked; with `SA_NODEFER` not; `SA_RESETHAND` handles one.
+/// The signal of a running handler is blocked, except with `SA_NODEFER`; `SA_RESETHAND` handles
+/// only one signal.
 fn handler_flags() -> Verdict {
     extern "C" fn again(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
         let depth = NOTED.count.fetch_add(1, Relaxed);
         if depth == 0 {
             let _ = kill(pid(), signal);
-            // With the signal blocked meanwhile, the second has not come yet.
+            // With the signal blocked in the handler, the second has not been delivered yet.
             NOTED.addr.store(NOTED.count.load(Relaxed), Relaxed);
         }
     }
@@ -87,7 +88,7 @@ fn handler_flags() -> Verdict {
     Ok(())
 }
 
-/// Waits, for at most ten seconds, until `count` signals have been noted.
+/// Waits, for at most ten seconds, until `count` signals have been recorded.
 fn await_count(count: u64) -> Verdict {
     let begin = Instant::now();
     while NOTED.count.load(Acquire) < count && begin.elapsed().as_secs() < 10 {
@@ -157,7 +158,7 @@ fn posix_timer(before: u64) -> Verdict {
     Ok(())
 }
 
-/// `kill` of processes and threads, and what it refuses.
+/// `kill` of processes and threads, and its errors.
 fn kills() -> Verdict {
     same!(kill(pid(), 0), Ok(()), "kill of this process with signal 0");
     same!(kill(pid(), 65), Err(Errno(libc::EINVAL)), "kill with signal 65");
@@ -172,7 +173,7 @@ fn kills() -> Verdict {
     same!(NOTED.count.load(Acquire), 1, "signals after tgkill of this thread");
     same!(NOTED.code.load(Relaxed), libc::SI_TKILL, "si_code of tgkill");
     same!(tgkill(1 << 22, 0), Err(Errno(libc::ESRCH)), "tgkill of nobody");
-    // The thread that is meant handles it, and no other.
+    // Only the addressed thread handles the signal.
     static HANDLED_BY: AtomicI32 = AtomicI32::new(0);
     extern "C" fn who(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
         HANDLED_BY.store(tid(), Release);
@@ -192,7 +193,7 @@ fn kills() -> Verdict {
     })
 }
 
-/// `SIGCHLD` comes when a child ends, and says which.
+/// `SIGCHLD` comes when a child ends, and identifies the child.
 fn child_signal() -> Verdict {
     doing("sigaction", handle(libc::SIGCHLD, note, 0))?;
     doing("sigprocmask", mask(libc::SIG_BLOCK, &[libc::SIGCHLD]))?;
@@ -207,7 +208,7 @@ fn child_signal() -> Verdict {
     Ok(())
 }
 
-/// `sigsuspend` lets in what the mask keeps out otherwise, and puts the mask back.
+/// `sigsuspend` accepts signals that the mask otherwise blocks, and restores the mask.
 fn suspends() -> Verdict {
     doing("sigaction", handle(libc::SIGUSR1, note, 0))?;
     doing("sigprocmask", mask(libc::SIG_BLOCK, &[libc::SIGUSR1]))?;
@@ -239,7 +240,7 @@ fn suspends() -> Verdict {
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
     let mut ends = [0; 2];
-    // SAFETY: the array has room for both, and nobody else owns them.
+    // SAFETY: the array has space for both, and the descriptors have no other owner.
     unsafe {
         doing("pipe", checked(libc::pipe(ends.as_mut_ptr())))?;
         Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
@@ -253,11 +254,11 @@ fn read_one(end: &OwnedFd) -> Result<isize, Errno> {
     checked(unsafe { libc::read(end.as_raw_fd(), (&raw mut byte).cast(), 1) })
 }
 
-/// A signal ends a call that waits with `EINTR`, or, with `SA_RESTART`, does not.
+/// A signal ends a waiting call with `EINTR`; with `SA_RESTART` the call continues.
 fn interrupted() -> Verdict {
     let (receive, send) = pipe()?;
     let parent = pid();
-    // Signals come until the waiting is over: one that comes before it begins says nothing.
+    // Signals are sent until the wait is over, because an early signal has no effect on the wait.
     let signals = |count: u64, byte: bool| {
         let send = send.as_raw_fd();
         fork(move || {
@@ -292,7 +293,7 @@ fn interrupted() -> Verdict {
     Ok(())
 }
 
-/// What signals do to a process that says nothing about them.
+/// The effect of signals on a process without handlers.
 fn default_actions() -> Verdict {
     let ends = [
         libc::SIGHUP,
@@ -344,7 +345,7 @@ fn no_core() {
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
 }
 
-/// Stopped and continued, as the parent sees it.
+/// Stop and continue, as seen by the parent.
 fn stop_and_continue() -> Verdict {
     let child = doing(
         "fork",
@@ -360,7 +361,8 @@ fn stop_and_continue() -> Verdict {
         let found = checked(unsafe { libc::waitpid(child.pid, &raw mut status, options) });
         found.map(|_| status)
     };
-    // The parent continues it as soon as it knows of the stop, when the child may still be telling it.
+    // The parent continues the child as soon as it knows of the stop, when the child may still be
+    // reporting the stop.
     for _ in 0..200 {
         doing("kill", child.signal(libc::SIGSTOP))?;
         let stopped = doing("wait4", status(libc::WUNTRACED))?;

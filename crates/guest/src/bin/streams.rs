@@ -1,5 +1,5 @@
-//! `streams [CHECK…] [dir=DIR]`: what programs expect of descriptors: pipes, waiting for many at once, locks,
-//! devices.
+//! `streams [CHECK…] [dir=DIR]`: the behaviour of descriptors: pipes, waiting for many files at
+//! once, locks, devices.
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, create, io, number, open};
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 fn pipe(flags: i32) -> Result<(File, File), String> {
     let mut ends = [0; 2];
-    // SAFETY: the array has room for both, and nobody else owns them.
+    // SAFETY: the array has space for both, and the descriptors have no other owner.
     unsafe {
         doing("pipe2", checked(libc::pipe2(ends.as_mut_ptr(), flags)))?;
         Ok((File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])))
@@ -29,14 +29,15 @@ fn pipes() -> Verdict {
     let mut buffer = [0; 2];
     same!(io("read", receive.read(&mut buffer))?, 2, "bytes read");
     same!(io("read", receive.read(&mut buffer))?, 1, "bytes read of the rest");
-    // A megabyte through a pipe that holds much less, with a process at each end.
+    // A megabyte through a much smaller pipe, with a process at each end.
     const TOTAL: usize = 1 << 20;
     let byte = |at: usize| (at * 7 + at / 251) as u8;
     let reader = receive.as_raw_fd();
     let child = doing(
         "fork",
         fork(|| {
-            // SAFETY: this process's copy of the descriptor; it ends with it.
+            // SAFETY: this process's copy of the descriptor, which is closed by the end of the
+            // process.
             unsafe { libc::close(reader) };
             let all: Vec<u8> = (0..TOTAL).map(byte).collect();
             i32::from(send.write_all(&all).is_err())
@@ -79,7 +80,7 @@ fn pipes() -> Verdict {
     Ok(())
 }
 
-/// Small writes to a pipe are not torn apart, though many processes write.
+/// Small writes to a pipe are not split, even with many writing processes.
 fn pipe_atomicity() -> Verdict {
     let (mut receive, mut send) = pipe(0)?;
     let children: Vec<_> = (0..4u8)
@@ -102,14 +103,14 @@ fn pipe_atomicity() -> Verdict {
     Ok(())
 }
 
-/// Opening `/proc/self/fd/N` of a pipe is another end of it, and waits for nobody; a named pipe is waited for.
+/// Opening `/proc/self/fd/N` of a pipe makes another end, without a wait; opening a named pipe
+/// waits.
 fn reopened() -> Verdict {
-    // What waits for ever fails.
-    // SAFETY: a plain call.
+    // An endless wait fails the check. SAFETY: a plain call.
     unsafe { libc::alarm(20) };
     let again = |end: &File, flags: i32| {
         let path = CString::new(format!("/proc/self/fd/{}", end.as_raw_fd())).unwrap_or_default();
-        // SAFETY: the path lives as long as the call, and nobody else owns what is opened.
+        // SAFETY: the path lives as long as the call, and the new descriptor has no other owner.
         unsafe { checked(libc::open(path.as_ptr(), flags)).map(|fd| File::from_raw_fd(fd)) }
     };
     let hung_up = |end: &File| {
@@ -162,7 +163,7 @@ fn spliced() -> Verdict {
     let vmsplice = |fd: &File, bytes: &mut [u8], flags: u64| {
         let piece = [bytes.as_mut_ptr() as u64, bytes.len() as u64];
         let args = [fd.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
-        // SAFETY: the piece is of bytes that are lent.
+        // SAFETY: the piece consists of borrowed bytes.
         unsafe { call(libc::SYS_vmsplice, args) }
     };
     let tee = |from: &File, to: &File, len: u64, flags: u64| {
@@ -172,7 +173,7 @@ fn spliced() -> Verdict {
     let refused = |errno| Err::<u64, _>(Errno(errno));
     let (mut receive, send) = pipe(0)?;
     let (mut second, copy) = pipe(0)?;
-    // What is given to a pipe is not to be changed before it is read: the pages may be the same.
+    // Bytes given to a pipe must not be changed before they are read: the pipe may share the pages.
     let mut given = [7; 6000];
     same!(vmsplice(&send, &mut given, 0), Ok(6000), "vmsplice to a pipe");
     same!(tee(&receive, &copy, 5000, 0), Ok(5000), "tee");
@@ -214,12 +215,12 @@ fn dup(fd: RawFd) -> Result<i32, Errno> {
 }
 
 fn control(fd: RawFd, command: i32, value: i32) -> Result<i32, Errno> {
-    // SAFETY: the checks ask for flags and new descriptors.
+    // SAFETY: the checks request flags and new descriptors.
     checked(unsafe { libc::fcntl(fd, command, value) })
 }
 
 fn close(fd: RawFd) -> Result<i32, Errno> {
-    // SAFETY: the checks close what nobody else owns.
+    // SAFETY: the checks close descriptors without another owner.
     checked(unsafe { libc::close(fd) })
 }
 
@@ -229,11 +230,11 @@ fn descriptors() -> Verdict {
     let fd = file.as_raw_fd();
     let copy = doing("dup", dup(fd))?;
     same!(copy, fd + 1, "the lowest free descriptor");
-    // SAFETY: nobody else owns it.
+    // SAFETY: the descriptor has no other owner.
     let mut copy = unsafe { File::from_raw_fd(copy) };
     io("write", file.write_all(b"12345"))?;
     same!(io("seek", copy.stream_position())?, 5, "the position is common to both");
-    // SAFETY: nobody owns descriptor 77.
+    // SAFETY: descriptor 77 has no owner.
     same!(checked(unsafe { libc::dup2(fd, 77) }), Ok(77), "dup2");
     same!(control(77, libc::F_GETFD, 0), Ok(0), "the flags of a copy");
     same!(control(77, libc::F_SETFD, libc::FD_CLOEXEC), Ok(0), "F_SETFD");
@@ -248,12 +249,12 @@ fn descriptors() -> Verdict {
     same!(close(77), Err(Errno(libc::EBADF)), "closing it again");
     same!(dup(77), Err(Errno(libc::EBADF)), "dup of what is closed");
     same!(io("write", file.write(b"6"))?, 1, "the file is still open");
-    // What a child closes stays open here; the position is common.
+    // A descriptor closed by a child stays open here; the position is shared.
     let child = doing(
         "fork",
         fork(|| {
             let _ = copy.seek(SeekFrom::Start(2));
-            // SAFETY: this process's own copy; it ends with it.
+            // SAFETY: this process's own copy, which is closed by the end of the process.
             unsafe { libc::close(fd) };
             0
         }),
@@ -301,7 +302,8 @@ fn polls() -> Verdict {
     Ok(())
 }
 
-/// Asks for a lock of `kind` on some bytes of a file; for `F_GETLK` and the like, what is in the way.
+/// Requests a lock of `kind` on some bytes of a file; for `F_GETLK` and similar commands, returns
+/// the conflicting lock.
 fn lock(
     file: &impl AsRawFd,
     command: i32,
@@ -318,10 +320,10 @@ fn lock(
     }
 }
 
-/// Locks keep others out: those of processes, of open files, and of whole files.
+/// Locks exclude other owners: locks of processes, of open files, and of whole files.
 fn locks() -> Verdict {
     use libc::{F_GETLK, F_OFD_SETLK, F_RDLCK, F_SETLK, F_SETLKW, F_UNLCK, F_WRLCK};
-    /// What another process gets that asks for a lock.
+    /// Returns the result of a lock request in another process.
     fn elsewhere(command: i32, kind: i32, bytes: [i64; 2]) -> Result<Status, String> {
         proc::outcome(|| {
             let Ok(file) = open("locked", libc::O_RDWR) else { return 100 };
@@ -344,7 +346,7 @@ fn locks() -> Verdict {
     same!(elsewhere(F_SETLK, F_WRLCK, [60, 80])?, refused, "the same for writing");
     same!(elsewhere(F_GETLK, F_WRLCK, [0, 0])?, Status::Exited(F_WRLCK + 10), "what is in the way");
     same!(elsewhere(F_GETLK, F_WRLCK, [40, 60])?, Status::Exited(F_UNLCK), "where nothing is");
-    // A lock waits, and a child that ends releases what it had.
+    // A lock waits, and the end of a child releases its locks.
     let child = doing(
         "fork",
         fork(|| {
@@ -358,7 +360,7 @@ fn locks() -> Verdict {
     }
     doing("wait for a lock", lock(&file, F_SETLKW, F_WRLCK, [200, 300]))?;
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
-    // Any descriptor that is closed ends them.
+    // Closing any descriptor of the file releases the locks.
     drop(doing("open", open("locked", libc::O_RDONLY))?);
     same!(
         elsewhere(F_SETLK, F_WRLCK, [0, 0])?,
@@ -407,23 +409,24 @@ fn devices() -> Verdict {
     same!(io("write", null.write(b"gone"))?, 4, "bytes written to /dev/null");
     same!(io("read", null.read(&mut [0; 4]))?, 0, "bytes read from /dev/null");
     let mut random = [0u8; 32];
-    // SAFETY: the pointer is to a local of that length.
+    // SAFETY: the pointer is to a local of this length.
     let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), 32, 0) };
     same!(got, 32, "random bytes");
     ensure!(random != [0; 32], "32 random bytes are all 0");
     Ok(())
 }
 
-/// A write to an event counter that does not fit waits until enough was read, asleep, and a signal ends it.
+/// A write that does not fit into an event counter sleeps until enough was read, and a signal ends
+/// the wait.
 fn event_counters() -> Verdict {
-    // SAFETY: nobody else owns the descriptor.
+    // SAFETY: the descriptor has no other owner.
     let mut counter = unsafe { File::from_raw_fd(doing("eventfd", checked(libc::eventfd(0, 0)))?) };
     let nearly = u64::MAX - 5;
     io("write", counter.write(&nearly.to_ne_bytes()))?;
     let child = doing(
         "fork",
         fork(|| {
-            // It is writable, but not by so much.
+            // The counter is writable, but not for this value.
             let more = counter.write(&10u64.to_ne_bytes());
             i32::from(more.ok() != Some(8)) + 2 * i32::from(clock::used() > 0.05)
         }),

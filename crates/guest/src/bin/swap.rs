@@ -1,5 +1,7 @@
-//! `swap [CHECK…]`: more private memory than the machine has. It needs a machine with less than 160 MiB of memory and a swap area of 256 MiB; the check
-//! `none`, which runs only if it is named, one without an area, and `errors`, too, one whose area has some pages that can be written but not read.
+//! `swap [CHECK…]`: more private memory than the machine has. The program needs a machine with
+//! less than 160 MiB of memory and a swap area of 256 MiB. The check `none` runs only by name, on a
+//! machine without an area, and `errors`, also by name, on a machine whose area has some pages that
+//! can be written but not read.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -10,10 +12,10 @@ use faultless_guest::sys::{Errno, checked, doing};
 use faultless_guest::{ensure, same};
 use std::collections::BTreeSet;
 
-/// What one process uses, in bytes.
+/// The memory used by one process, in bytes.
 const LARGE: u64 = 160 << 20;
 
-/// What is stored in a page, in round `round`.
+/// Returns the value stored in a page in round `round`.
 const fn word(at: u64, round: u64) -> u64 {
     (at / PAGE + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round
 }
@@ -22,7 +24,7 @@ fn put(region: &Region, round: u64) {
     region.pages().for_each(|at| region.store(at, word(at, round)));
 }
 
-/// Where the first page is that has not what was stored in it, of every `step`th.
+/// Returns the offset of the first wrong page, of every `step`th.
 fn wrong(region: &Region, step: usize, round: u64) -> Option<u64> {
     region.pages().step_by(step).find(|&at| region.load(at) != word(at, round))
 }
@@ -32,13 +34,13 @@ fn swapped() -> Result<u64, String> {
     kilobytes(&fields("/proc/self/status")?, "VmSwap")
 }
 
-/// The bytes of the area, and those that are free.
+/// Returns the size of the area and its free part, in bytes.
 fn area() -> Result<[u64; 2], String> {
     let info = fields("/proc/meminfo")?;
     Ok([kilobytes(&info, "SwapTotal")?, kilobytes(&info, "SwapFree")?])
 }
 
-/// What `sysinfo` tells of the area: its bytes, and those that are free.
+/// Returns the size of the area and its free part from `sysinfo`, in bytes.
 fn told() -> Result<[u64; 2], String> {
     // SAFETY: zeros are a value; the pointer is to a local.
     let info = unsafe {
@@ -49,7 +51,7 @@ fn told() -> Result<[u64; 2], String> {
     Ok([info.totalswap, info.freeswap].map(|pages| pages * u64::from(info.mem_unit)))
 }
 
-/// What was stored is loaded again, by a forked child, too; and each has its own.
+/// Stored values are loaded again, also by a forked child; and each process has its own pages.
 fn comes_back() -> Verdict {
     let region = doing("mmap", Region::anonymous(LARGE))?;
     put(&region, 1);
@@ -65,7 +67,7 @@ fn comes_back() -> Verdict {
     Ok(())
 }
 
-/// `/proc` and `sysinfo` tell what is in the area. Pages that are given back leave it.
+/// `/proc` and `sysinfo` report the used part of the area. Discarded pages leave the area.
 fn is_told() -> Verdict {
     const LEAST: u64 = LARGE - (96 << 20);
     let before = area()?[1];
@@ -84,14 +86,14 @@ fn is_told() -> Verdict {
     doing("madvise", region.advise(0, LARGE / 2, libc::MADV_DONTNEED))?;
     same!(region.load(0), 0, "what was discarded");
     drop(region);
-    // A few pages of the program itself may have left.
+    // A few pages of the program itself may have left memory.
     for still in [swapped()?, before.saturating_sub(area()?[1])] {
         ensure!(still <= 4 << 20, "{still} bytes of the area stay in use");
     }
     Ok(())
 }
 
-/// `/proc/self/pagemap` tells which pages are in the area, and where.
+/// `/proc/self/pagemap` reports the pages in the area, and their slots.
 fn pages_told() -> Verdict {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
@@ -104,7 +106,7 @@ fn pages_told() -> Verdict {
     ensure!(out.len() as u64 >= PAGES / 2, "{} of {PAGES} pages are out", out.len());
     ensure!(out.iter().all(|told| **told & SWAPPED != 0), "neither here nor there: {map:x?}");
     let places: BTreeSet<_> = out.iter().map(|told| **told >> 5 & ((1 << 50) - 1)).collect();
-    // Only who may know is told.
+    // Only privileged users see the slots.
     ensure!(places.len() == out.len() || places.len() == 1, "two pages in one place: {map:x?}");
     same!(wrong(&region, 1, 4), None, "a page");
     let map = page_map(&region)?;
@@ -112,7 +114,8 @@ fn pages_told() -> Verdict {
     Ok(())
 }
 
-/// Pages of the area that are in memory are told of as that, and not as shared memory; what the disk has read and written is told, too.
+/// Pages of the area that are in memory are counted separately, and not as shared memory; reads and
+/// writes of the disk are counted, too.
 fn cached() -> Verdict {
     const PAGES: u64 = 64;
     let seen = || -> Result<[u64; 2], String> {
@@ -123,7 +126,7 @@ fn cached() -> Verdict {
     put(&region, 5);
     doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_PAGEOUT))?;
     let before = seen()?;
-    // A page that a child reads is copied for it, and stays for the parent.
+    // A page read by a child is copied for the child, and stays for the parent.
     let child = proc::outcome(|| i32::from(wrong(&region, 1, 5).is_some()))?;
     same!(child, Status::Exited(0), "a child that reads them");
     let after = seen()?;
@@ -157,7 +160,8 @@ fn several() -> Verdict {
     Ok(())
 }
 
-/// A page that cannot be read is a signal for who needs it, and an error of a call; all others are there. Pages that cannot be written stay in memory.
+/// An unreadable page is a signal for its users, and an error of a call; all other pages are
+/// intact. Unwritable pages stay in memory.
 fn errors() -> Verdict {
     let region = doing("mmap", Region::anonymous(LARGE))?;
     put(&region, 4);
@@ -180,7 +184,7 @@ fn errors() -> Verdict {
             0
         })?;
         same!(child, Status::Killed(libc::SIGBUS), "a load from the page at {at:#x}");
-        // It may be given up, and used again.
+        // The page may be discarded, and used again.
         doing("madvise", region.advise(at, PAGE, libc::MADV_DONTNEED))?;
         same!(region.load(at), 0, "the page at {at:#x} after that");
         region.store(at, word(at, 4));
@@ -189,7 +193,7 @@ fn errors() -> Verdict {
     Ok(())
 }
 
-/// Without an area there is none to be told of.
+/// Without an area, all sizes are 0.
 fn none() -> Verdict {
     same!([area()?, told()?], [[0; 2]; 2], "the area");
     same!(text("/proc/swaps")?.lines().count(), 1, "lines of /proc/swaps");
@@ -203,7 +207,7 @@ const CHECKS: &[Check] = &[
     ("cached", cached),
     ("several", several),
 ];
-/// Those of a machine without an area, or with a bad one.
+/// The checks for a machine without an area, or with a bad area.
 const OTHERS: &[Check] = &[("none", none), ("errors", errors)];
 
 fn main() {

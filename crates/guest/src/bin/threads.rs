@@ -1,4 +1,4 @@
-//! `threads [CHECK…]`: what programs expect of threads, futexes, the scheduler and the clocks.
+//! `threads [CHECK…]`: the behaviour of threads, futexes, the scheduler and the clocks.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -21,7 +21,7 @@ fn spawn_error(error: std::io::Error) -> String {
     format!("pthread_create: {error}")
 }
 
-/// Threads come and go, many at a time, again and again.
+/// Threads are made and end, many at a time, repeatedly.
 fn storm() -> Verdict {
     let count = AtomicU64::new(0);
     for round in 0..30u64 {
@@ -75,7 +75,7 @@ fn mutex() -> Verdict {
     Ok(())
 }
 
-/// Condition variables and barriers: nobody is forgotten.
+/// Condition variables and barriers: every waiter is woken.
 fn condvar() -> Verdict {
     const ROUNDS: u32 = 500;
     let turn = (Mutex::new(0u32), Condvar::new());
@@ -142,7 +142,8 @@ fn futex() -> Verdict {
             Ok(())
         })?;
     }
-    // Another process; the word lies at the same address in both, but private futexes would not meet.
+    // Another process; the word lies at the same address in both, but private futexes have
+    // different keys.
     let child = doing(
         "fork",
         fork(|| {
@@ -162,7 +163,7 @@ fn futex() -> Verdict {
 
 fn futex_refuses() -> Verdict {
     let ask = |addr: u64, operation: i32, value: u64, time: u64| {
-        // SAFETY: it waits for nothing and wakes nobody.
+        // SAFETY: the call neither waits nor wakes a thread.
         unsafe { call(libc::SYS_futex, [addr, operation as u64, value, time]) }.err()
     };
     let word = AtomicU32::new(0);
@@ -207,14 +208,15 @@ fn futex_more() -> Verdict {
         };
         let mut moved = 0;
         let begin = Instant::now();
-        // All but none are woken, and moved to the second word, as they come.
+        // All waiters are moved to the second word as they arrive, and none is woken.
         while moved < 3 && begin.elapsed().as_secs() < 9 {
             moved += move_all()?;
             proc::yield_now();
         }
         same!(moved, 3, "threads that were moved to another word");
         same!(done.load(Acquire), 0, "threads that were woken by being moved");
-        // A thread that wakes up for no reason waits for the first word again, on Linux too, and is moved and counted twice.
+        // A thread with a spurious wake-up waits for the first word again, also on Linux, and is
+        // moved and counted twice.
         let mut woken = 0;
         while woken < 3 && begin.elapsed().as_secs() < 9 {
             woken += doing("FUTEX_WAKE", futex_wake(&second, 9, false))?;
@@ -234,7 +236,7 @@ fn futex_more() -> Verdict {
     Ok(())
 }
 
-/// A thread runs where it is confined to, and moves at once when that changes.
+/// A thread runs on its allowed CPUs, and moves at once after a change.
 fn affinity() -> Verdict {
     let all = doing("sched_getaffinity", cpus())?;
     for _ in 0..20 {
@@ -247,14 +249,14 @@ fn affinity() -> Verdict {
     same!(pin_to(&[]), Err(Errno(libc::EINVAL)), "confining to no CPU");
     same!(pin(1000), Err(Errno(libc::EINVAL)), "confining to a CPU that is not there");
     doing("sched_setaffinity", pin_to(&all))?;
-    // Children inherit it; other threads keep theirs.
+    // Children inherit the CPUs; other threads keep their own.
     doing("sched_setaffinity", pin(all[0]))?;
     let inherited = thread::spawn(cpus).join().map_err(|_| "a thread panicked")?;
     same!(doing("sched_getaffinity", inherited)?, vec![all[0]], "what a thread inherits");
     Ok(())
 }
 
-/// Threads that never yield share a CPU: the timer takes it from them.
+/// Threads that never yield share a CPU: the timer preempts them.
 fn preemption() -> Verdict {
     let all = doing("sched_getaffinity", cpus())?;
     let counts = [const { AtomicU64::new(0) }; 3];
@@ -278,7 +280,7 @@ fn preemption() -> Verdict {
     Ok(())
 }
 
-/// Yielding lets the other thread of a CPU run.
+/// A yield lets the other thread of a CPU run.
 fn yielding() -> Verdict {
     const ROUNDS: u32 = 2000;
     let all = doing("sched_getaffinity", cpus())?;
@@ -298,7 +300,7 @@ fn yielding() -> Verdict {
         play(1);
     });
     same!(turn.load(Acquire), 2 * ROUNDS, "turns");
-    // Were each turn to wait for the timer, this would take a hundred times as long.
+    // If each turn had to wait for the timer, this would take a hundred times as long.
     ensure!(begin.elapsed().as_secs() < 10, "{} turns took {:?}", 2 * ROUNDS, begin.elapsed());
     Ok(())
 }
@@ -346,7 +348,7 @@ fn vector_state() -> Verdict {
                     let control = 0x1f80u32 | ((me as u32 & 3) << 13);
                     for round in 0..200 {
                         let (mut wrong, mut found) = (0u64, 0u32);
-                        // SAFETY: all that it changes is declared; the control word is put back.
+                        // SAFETY: all changes are declared; the control word is restored.
                         unsafe {
                             asm!(
                                 "ldmxcsr [{control}]",
@@ -424,7 +426,7 @@ fn group_exit() -> Verdict {
             clock::sleep_ms(20);
             exit_now(22)
         });
-        // SAFETY: ends this thread, whose stack stays: it is the process's first.
+        // SAFETY: ends this thread, whose stack stays: the thread is the process's first.
         let _ = unsafe { call(libc::SYS_exit, [0]) };
         1
     })?;
@@ -439,7 +441,7 @@ fn group_exit() -> Verdict {
     Ok(())
 }
 
-/// A fork in a process with threads: the child has one, and its memory is a snapshot.
+/// A fork in a process with threads: the child has one thread, and its memory is a snapshot.
 fn fork_with_threads() -> Verdict {
     let stop = AtomicU32::new(0);
     let count = AtomicU64::new(0);
@@ -472,7 +474,7 @@ fn fork_with_threads() -> Verdict {
     })
 }
 
-/// Time goes on, sleeps last as long as they are asked to, and clocks agree.
+/// Time advances, sleeps last at least the requested time, and clocks agree.
 fn clocks() -> Verdict {
     let read = |clock| {
         // SAFETY: a time of zeros is valid, and the call fills it.

@@ -1,5 +1,6 @@
-//! `tiers [CHECK…]`: pages that are used come to the fast node and stay there, those that are not used leave it. It needs a machine with two nodes of memory, of which
-//! the first is a quarter of 128 MiB, and a swap area of 256 MiB.
+//! `tiers [CHECK…]`: used pages move to the fast node and stay there, and unused pages leave the
+//! fast node. The program needs a machine with two nodes of memory, the first of which is a quarter
+//! of 128 MiB, and a swap area of 256 MiB.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -10,11 +11,11 @@ use faultless_guest::sys::doing;
 use faultless_guest::{ensure, same};
 use std::time::{Duration, Instant};
 
-/// What is used all the time, in bytes: a part of the fast node.
+/// The memory in constant use, in bytes: a part of the fast node.
 const USED: u64 = 8 << 20;
-/// After how many bytes of other pages it is used once more.
+/// The number of bytes of other pages after which the memory is used again.
 const STEP: u64 = 256 << 10;
-/// How long pages may take, where the host is busy.
+/// The time limit for moves, with a busy host.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn word(at: u64) -> u64 {
@@ -27,13 +28,13 @@ fn filled(bytes: u64) -> Result<Region, String> {
     Ok(region)
 }
 
-/// That each page of `region` holds what was stored in it.
+/// Checks that each page of `region` has its stored contents.
 fn is_whole(region: &Region) -> Verdict {
     same!(region.pages().find(|&at| region.load(at) != word(at)), None, "a page");
     Ok(())
 }
 
-/// How many pages of `region` are in node `node`.
+/// Returns the number of pages of `region` in node `node`.
 fn pages_on(region: &Region, node: i32) -> Result<usize, String> {
     let nodes = doing("move_pages", nodes_of(&region.addresses()))?;
     Ok(nodes.iter().filter(|there| **there == node).count())
@@ -43,7 +44,7 @@ fn counter(name: &str) -> Result<u64, String> {
     vmstat()?.get(name).copied().ok_or_else(|| format!("/proc/vmstat has no {name}"))
 }
 
-/// Uses a part of memory while it fills `bytes` of other memory. Returns both.
+/// Uses a part of memory while it fills `bytes` of other memory. Returns both regions.
 fn beside(bytes: u64) -> Result<[Region; 2], String> {
     let used = filled(USED)?;
     let other = doing("mmap", Region::anonymous(bytes))?;
@@ -56,7 +57,7 @@ fn beside(bytes: u64) -> Result<[Region; 2], String> {
     Ok([used, other])
 }
 
-/// Uses `used` until nine of ten of its pages are in the fast node.
+/// Uses `used` until nine tenths of its pages are in the fast node.
 fn all_come(used: &Region) -> Verdict {
     let (begin, all) = (Instant::now(), used.pages().count());
     loop {
@@ -69,7 +70,7 @@ fn all_come(used: &Region) -> Verdict {
     }
 }
 
-/// Most of what is used stays in the fast node while more is filled than that holds.
+/// Most of the used pages stay in the fast node while more pages are filled than the node holds.
 fn stays() -> Verdict {
     let before = counter("pgdemote")?;
     let [used, other] = beside(64 << 20)?;
@@ -80,7 +81,7 @@ fn stays() -> Verdict {
     is_whole(&other)
 }
 
-/// What is used stays in memory while more is filled than that holds.
+/// Used pages stay in memory while more pages are filled than memory holds.
 fn others_leave() -> Verdict {
     let before = counter("pswpout")?;
     let [used, other] = beside(128 << 20)?;
@@ -92,7 +93,7 @@ fn others_leave() -> Verdict {
     is_whole(&other)
 }
 
-/// What is used comes to the fast node, which others leave.
+/// Used pages move to the fast node, and other pages leave it.
 fn comes() -> Verdict {
     let used = filled(USED)?;
     let pages = used.addresses();

@@ -1,18 +1,19 @@
-//! `tlb [CHECK…] [rounds=N] [seed=N]`: the laws of translations, seen from user mode.
+//! `tlb [CHECK…] [rounds=N] [seed=N]`: the rules of translations, seen from user mode.
 //!
-//! 1. *Never a stale owner*: no CPU reads or writes a frame through a translation older than the frame's
-//!    present ownership.
-//! 2. *Never a lost write*: what a store wrote, every later load sees.
+//! 1. *Never a stale owner*: no CPU reads or writes a frame through a translation older than the
+//!    frame's present ownership.
+//! 2. *Never a lost write*: every later load sees the value of a store.
 //!
-//! Each check changes a mapping and probes it at once, in the mode and on the CPU that had used the old
-//! one: a translation that was not flushed is soon evicted by chance and then proves nothing. What is
-//! probed for its write protection has been written before, so that the CPU holds a writable, dirty
-//! translation. Every value names its round and its place: what is found tells where it came from.
+//! Each check changes a mapping and probes it at once, in the mode and on the CPU that used the old
+//! mapping: a translation that was not flushed is soon evicted by chance, and then the probe
+//! detects nothing. A page probed for its write protection has been written before, so that the CPU
+//! holds a writable, dirty translation. Every value contains its round and its place, which
+//! identify the origin of a wrong value.
 //!
-//! Where several CPUs take part, a CPU is a thread or process pinned to one. They hand each other turns
-//! through a word in shared memory that both only read and write (the steps are ordered by the
-//! program), so an access that came after the unmapping must see it. On one CPU the same checks run by
-//! taking turns there.
+//! If several CPUs take part, a CPU is a thread or process pinned to one CPU. The CPUs take turns
+//! through a word in shared memory that they only read and write (the program orders the steps), so
+//! an access after the unmapping must see the unmapping. On one CPU the same checks run in turns on
+//! this CPU.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -26,7 +27,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 mod trap {
-    //! Probes that may fault: the access says whether it did.
+    //! Probes that may fault: the access returns whether it faulted.
 
     use std::arch::global_asm;
     use std::mem::{MaybeUninit, zeroed};
@@ -67,18 +68,18 @@ mod trap {
             faultless_probe_store as *const () as usize,
         ];
         if !probes.contains(&at) {
-            // Not a probe: let it end the process when it comes again.
-            // SAFETY: plain calls.
+            // Not a probe: the repeated fault ends the process. SAFETY: plain calls.
             unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
             return;
         }
-        // SAFETY: as above; at the label the stack is as the probe's caller left it.
+        // SAFETY: as above; at the label, the stack pointer is the same as at the call of the
+        // probe.
         unsafe { (*context).uc_mcontext.gregs[rip] = faultless_probe_fault as *const () as i64 };
     }
 
-    /// Probes of this process may fault from here on.
+    /// Allows faults of probes in this process from now on.
     pub fn catch() {
-        // SAFETY: an action of zeros is valid; the handler is of the kind that the flag says.
+        // SAFETY: an action of zeros is valid; the handler has the kind selected by the flag.
         unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -88,26 +89,27 @@ mod trap {
         }
     }
 
-    /// Loads 8 bytes; `None` where that faults.
+    /// Loads 8 bytes; `None` after a fault.
     pub fn load(addr: u64) -> Option<u64> {
         let mut value = MaybeUninit::uninit();
-        // SAFETY: the probe reads `addr`, or faults and does nothing; without fault the value is there.
+        // SAFETY: the probe reads `addr`, or faults without an effect; without a fault the value is
+        // initialised.
         unsafe {
             (faultless_probe_load(addr, value.as_mut_ptr()) == 0).then(|| value.assume_init())
         }
     }
 
-    /// Stores 8 bytes; whether that went without fault.
+    /// Stores 8 bytes; returns whether the store succeeded without a fault.
     ///
     /// # Safety
-    /// Nothing that Rust knows of lies there.
+    /// The address contains no Rust object.
     pub unsafe fn store(addr: u64, value: u64) -> bool {
-        // SAFETY: handed on.
+        // SAFETY: by the caller's contract.
         unsafe { faultless_probe_store(addr, value) == 0 }
     }
 }
 
-/// What the arguments say.
+/// The parsed arguments.
 struct Settings {
     rounds: u64,
     seed: u64,
@@ -119,7 +121,7 @@ fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| Settings { rounds: 1000, seed: 1 })
 }
 
-/// On one CPU: a page that is mapped anew at the same address reads as zero, not as the old page.
+/// On one CPU: a page mapped again at the same address reads as zero, not as the old page.
 fn remap_reads_fresh() -> Verdict {
     let region = anonymous(8)?;
     for round in 0..settings().rounds {
@@ -136,8 +138,8 @@ fn remap_reads_fresh() -> Verdict {
     Ok(())
 }
 
-/// On one CPU: a store after remapping goes to the new page. With a stale translation it would go to
-/// the old frame, which by then is a page of the witness.
+/// On one CPU: a store after remapping goes to the new page. With a stale translation it would go
+/// to the old frame, which is now a page of the witness.
 fn store_through_stale() -> Verdict {
     let region = anonymous(1)?;
     let witness = anonymous(4)?;
@@ -145,7 +147,7 @@ fn store_through_stale() -> Verdict {
     for round in 0..settings().rounds {
         region.store(0, mark(round, 1));
         doing("mmap", region.replace(0, PAGE, WRITE, flags, -1, 0))?;
-        // The frame that has just come free is likely to be the next that is handed out.
+        // The frame that was just freed is likely to be allocated next.
         doing("madvise", witness.advise(0, 4 * PAGE, libc::MADV_DONTNEED))?;
         witness.fill(mark(round, 2));
         region.store(0, mark(round, 3));
@@ -157,7 +159,8 @@ fn store_through_stale() -> Verdict {
     Ok(())
 }
 
-/// An access after `munmap` faults, and so does one after `PROT_NONE`; a write after `PROT_READ` does.
+/// An access after `munmap` faults, and so does an access after `PROT_NONE`, and a write after
+/// `PROT_READ`.
 fn revoked_here() -> Verdict {
     trap::catch();
     for round in 0..settings().rounds {
@@ -179,7 +182,7 @@ fn revoked_here() -> Verdict {
     Ok(())
 }
 
-/// `MADV_DONTNEED` leaves zeros, on one page or many.
+/// After `MADV_DONTNEED`, one page or many pages read as zeros.
 fn dontneed_reads_zero() -> Verdict {
     let region = anonymous(64)?;
     let mut random = Random::new(settings().seed);
@@ -197,8 +200,8 @@ fn dontneed_reads_zero() -> Verdict {
     Ok(())
 }
 
-/// `mremap` takes the pages with it; what comes where they were is new, and they are not reached
-/// through it.
+/// `mremap` moves the pages; new pages at the old address are fresh, and do not give access to the
+/// moved pages.
 fn remap_moves() -> Verdict {
     for round in 0..settings().rounds / 4 + 1 {
         let from = anonymous(4)?;
@@ -214,7 +217,7 @@ fn remap_moves() -> Verdict {
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let args = [old, 4 * PAGE, WRITE as u64, flags as u64, u64::MAX, 0];
-        // SAFETY: nothing is there: the flags see to it.
+        // SAFETY: the range is unmapped: the flags ensure this.
         doing("mmap", unsafe { faultless_guest::sys::call(libc::SYS_mmap, args) })?;
         for at in to.pages() {
             same!(load(old + at), 0, "round {round}: a new page where one was moved away");
@@ -228,13 +231,14 @@ fn remap_moves() -> Verdict {
     Ok(())
 }
 
-/// After `fork` neither of the two sees what the other writes.
+/// After `fork` neither process sees the other's writes.
 fn fork_isolates() -> Verdict {
     let region = anonymous(16)?;
     let shared = doing("mmap", Shared::new((AtomicU64::new(0), AtomicU64::new(0))))?;
     let (turn, found) = (&shared.0, &shared.1);
     for round in 0..settings().rounds / 20 + 1 {
-        // Both have written, and the CPU knows it, when the fork takes the right away.
+        // Both pages have been written, with dirty translations in the CPU, when the fork removes
+        // the write permission.
         for at in region.pages() {
             region.store(at, mark(round, 1));
         }
@@ -272,7 +276,7 @@ fn fork_isolates() -> Verdict {
     Ok(())
 }
 
-/// A page that this CPU replaces is seen as new by another CPU that had read the old one.
+/// If this CPU replaces a page, another CPU that had read the old page sees the new page.
 fn remap_seen_elsewhere() -> Verdict {
     let region = anonymous(1)?;
     ordered(
@@ -296,7 +300,7 @@ fn remap_seen_elsewhere() -> Verdict {
     )
 }
 
-/// The same for `MADV_DONTNEED`, and the frame is given to somebody else at once.
+/// The same for `MADV_DONTNEED`; the frame gets a new owner at once.
 fn reuse_seen_elsewhere() -> Verdict {
     let region = anonymous(1)?;
     let witness = anonymous(8)?;
@@ -324,7 +328,7 @@ fn reuse_seen_elsewhere() -> Verdict {
     )
 }
 
-/// Rights that one CPU takes away are gone on another that used them.
+/// Permissions removed by one CPU are gone on another CPU that has used them.
 fn revoked_elsewhere() -> Verdict {
     trap::catch();
     let region = anonymous(1)?;
@@ -349,7 +353,7 @@ fn revoked_elsewhere() -> Verdict {
     )
 }
 
-/// What one CPU moves away is not reached by another through the old address.
+/// Pages moved by one CPU are not accessible to another CPU through the old address.
 fn move_seen_elsewhere() -> Verdict {
     trap::catch();
     let place = anonymous(1)?;
@@ -384,8 +388,8 @@ fn move_seen_elsewhere() -> Verdict {
     )
 }
 
-/// Threads store to pages all the time while the process forks: what a child was given does not change
-/// any more, though a CPU had a writable translation when the child was made.
+/// Threads store to pages all the time while the process forks: a child's memory does not change
+/// after the fork, although a CPU had a writable translation at the fork.
 fn fork_stops_writers() -> Verdict {
     const PAGES: u64 = 16;
     let region = anonymous(PAGES)?;
@@ -442,7 +446,7 @@ fn fork_stops_writers() -> Verdict {
 }
 
 /// A frame passes from process to process: each in turn maps, marks, checks and unmaps, while the
-/// others keep the addresses they used to reach theirs by.
+/// others keep the addresses through which they accessed theirs.
 fn hand_over() -> Verdict {
     const PAGES: u64 = 32;
     let cpus = doing("sched_getaffinity", proc::cpus())?;

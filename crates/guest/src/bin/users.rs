@@ -1,7 +1,7 @@
-//! `users [CHECK…]`: user and group ids and what they permit, scheduling policies, and calls that
-//! only root may make.
+//! `users [CHECK…]`: user and group ids and their permissions, scheduling policies, and calls
+//! reserved for root.
 //!
-//! It must be started by root.
+//! Root must start the program.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -21,10 +21,10 @@ const USER: u64 = 1000;
 const OTHER: u64 = 1001;
 /// A supplementary group of the user.
 const GROUP: u32 = 2000;
-/// An id that stays.
+/// The id of `setresuid` for no change.
 const SAME: u64 = u32::MAX as u64;
 
-/// Makes a call of this process's own memory.
+/// Makes a call with this process's own memory.
 fn make<const N: usize>(number: i64, args: [u64; N]) -> sys::Result<u64> {
     // SAFETY: every caller passes pointers to its own memory.
     unsafe { call(number, args) }
@@ -34,7 +34,7 @@ const fn fails<T>(number: i32) -> sys::Result<T> {
     Err(Errno(number))
 }
 
-/// The number of the error of a call of the standard library, or 0.
+/// Returns the error number of a call of the standard library, or 0.
 fn number<T>(result: std::io::Result<T>) -> i32 {
     result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
 }
@@ -75,7 +75,7 @@ fn ids(number: i64) -> sys::Result<[u32; 3]> {
     Ok(ids)
 }
 
-/// The ids of a process, by the rules for root and for others.
+/// Changes of ids, by the rules for root and for other users.
 fn changing_ids() -> Verdict {
     for (get, set, pair, all, file) in [
         (
@@ -191,7 +191,7 @@ fn writes(path: &Path) -> i32 {
     number(File::options().write(true).open(path))
 }
 
-/// Whether files can be opened, by their owner, their group and others.
+/// Opening files, as the owner, the group and other users.
 fn opening_files() -> Verdict {
     let dir = Dir::new("open", 0o755)?;
     let user = USER as u32;
@@ -244,7 +244,7 @@ fn opening_files() -> Verdict {
         same!(ran, fails(EACCES), "execve of root's file");
         Ok(())
     })?;
-    // A real id counts for `access`, an effective one for the rest.
+    // The real id counts for `access`, the effective id for other calls.
     let ended = proc::outcome(|| {
         let check = || -> Verdict {
             doing("setresuid", make(libc::SYS_setresuid, [USER, 0, 0]))?;
@@ -260,7 +260,7 @@ fn opening_files() -> Verdict {
     Ok(())
 }
 
-/// Names can be changed in directories that may be written, and the owner may change permissions.
+/// Names can be changed in writable directories, and the owner may change permissions.
 fn changing_files() -> Verdict {
     let user = USER as u32;
     let [own, shared] = [Dir::new("own", 0o755)?, Dir::new("sticky", 0o1777)?];
@@ -305,7 +305,7 @@ fn changing_files() -> Verdict {
     })
 }
 
-/// Calls that only root may make.
+/// Calls reserved for root.
 fn privileges() -> Verdict {
     as_user(USER, || {
         let slash = c"/".as_ptr() as u64;
@@ -331,7 +331,7 @@ fn privileges() -> Verdict {
     })
 }
 
-/// Signals reach processes of the same user, and `/proc` shows them only.
+/// Signals reach only processes of the same user, and `/proc` shows only these processes.
 fn other_processes() -> Verdict {
     let root = proc::pid() as u64;
     let sleeper = |user: u64| {
@@ -390,7 +390,7 @@ fn other_processes() -> Verdict {
         same!(kill(own.pid as u64, libc::SIGKILL), Ok(0), "a signal to the same user");
         Ok(())
     });
-    // The child that has ended, and its user.
+    // The ended child, and its user.
     let mut information = [0u32; 32];
     let args = [1, own.pid as u64, information.as_mut_ptr() as u64, libc::WEXITED as u64, 0];
     if checked.is_ok() {
@@ -470,7 +470,7 @@ fn schedules() -> Verdict {
     })
 }
 
-/// Mounts that are refused.
+/// Rejected mounts.
 fn mounts() -> Verdict {
     let dir = Dir::new("mount", 0o755)?;
     let path = text(&dir.0)?;
@@ -490,7 +490,7 @@ fn mounts() -> Verdict {
     Ok(())
 }
 
-/// `RLIMIT_SIGPENDING` limits the signals that wait.
+/// `RLIMIT_SIGPENDING` limits the pending signals.
 fn pending_signals() -> Verdict {
     const MOST: u64 = 8;
     let real_time = libc::SIGRTMIN();
@@ -506,7 +506,7 @@ fn pending_signals() -> Verdict {
         errno(checked(unsafe { libc::sigqueue(pid, real_time, value) }))
     };
     let full = (0..=MOST).find(|_| queue() != 0);
-    // Signals of other processes of this user may wait.
+    // Signals of other processes of this user may be pending.
     ensure!(full.is_some_and(|full| full > MOST / 2), "a signal is refused after {full:?}");
     same!(queue(), EAGAIN, "sigqueue beyond the limit");
     let send = |signal: i32| make(libc::SYS_kill, [pid as u64, signal as u64]);

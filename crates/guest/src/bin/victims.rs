@@ -1,9 +1,11 @@
-//! `victims [CHECK…]`: who is killed when memory is out, and who is not. Hogs take all there is, in processes of their own; what
-//! else runs must see nothing of that.
+//! `victims [CHECK…]`: the choice of the killed process when memory is out. Hogs take all memory,
+//! in separate processes; other processes must not be affected.
 //!
-//! `nobody`, which runs only if it is named, is of a machine whose processes are all protected; Linux panics there.
+//! `nobody`, which runs only by name, requires a machine whose processes are all protected; Linux
+//! panics in this case.
 //!
-//! The machine's memory is what ends the hogs, so it must have less than 2 GiB; of a larger one only `score` can be run, which takes little.
+//! The machine's memory limits the hogs, so the machine must have less than 2 GiB; on a larger
+//! machine only `score` can run, which takes little memory.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -20,10 +22,10 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const KILLED: Status = Status::Killed(libc::SIGKILL);
-/// What a process exits with that could not do its part.
+/// The exit status of a process that could not perform its part.
 const WRONG: i32 = 30;
 
-/// Words that this process and its children share.
+/// Words shared by this process and its children.
 struct Shared(Region);
 
 impl Shared {
@@ -34,7 +36,8 @@ impl Shared {
     }
 
     fn word(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: the region is mapped as long as it is borrowed, and of zeros, or what others stored atomically.
+        // SAFETY: the region is mapped while it is borrowed, and contains zeros or atomically
+        // stored values.
         unsafe { AtomicU64::from_ptr((self.0.start() + 8 * at) as *mut u64) }
     }
 
@@ -46,7 +49,7 @@ impl Shared {
         self.word(at).store(value, Ordering::SeqCst);
     }
 
-    /// Waits until a word is not 0; a child that goes wrong never says so.
+    /// Waits until a word is not 0; a failed child never sets its word.
     fn await_word(&self, at: u64) {
         while self.get(at) == 0 {
             clock::sleep_ms(2);
@@ -59,7 +62,7 @@ fn memory() -> Result<u64, String> {
     kilobytes(&fields("/proc/meminfo")?, "MemTotal")
 }
 
-/// How many processes were killed so far.
+/// Returns the number of processes killed so far.
 fn kills() -> Result<u64, String> {
     vmstat()?.get("oom_kill").copied().ok_or_else(|| "there is no oom_kill".into())
 }
@@ -75,7 +78,7 @@ const fn value(seed: u64, at: u64) -> u64 {
     (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed
 }
 
-/// Private memory with something to know again in each page.
+/// Maps private memory with a recognisable value in each page.
 fn filled(len: u64, seed: u64) -> Region {
     let Ok(region) = Region::anonymous(len) else { exit_now(WRONG) };
     region.pages().for_each(|at| region.store(at, value(seed, at)));
@@ -86,7 +89,7 @@ fn is_filled(region: &Region, seed: u64) -> bool {
     region.pages().all(|at| region.load(at) == value(seed, at))
 }
 
-/// Takes memory until something ends this process.
+/// Takes memory until a signal ends this process.
 fn take_all() -> i32 {
     loop {
         match Region::anonymous(1 << 20) {
@@ -94,13 +97,14 @@ fn take_all() -> i32 {
                 region.fill(1);
                 forget(region);
             }
-            // Where the kernel has no more memory for the mapping.
+            // If the kernel has no memory for the mapping.
             Err(_) => clock::sleep_ms(1),
         }
     }
 }
 
-/// A process that has `len` bytes, says so in word `at`, and looks at them until word 0 is set. It exits with 0 if they are as they were.
+/// Starts a process with `len` bytes, which sets word `at`, and checks its bytes until word 0 is
+/// set. The process exits with 0 if the bytes are unchanged.
 fn bystander(shared: &Shared, at: u64, len: u64, adjustment: i32) -> Result<Child, String> {
     let child = fork(|| {
         if adjustment != 0 {
@@ -126,7 +130,7 @@ fn ends(child: Child, status: Status, who: &str) -> Verdict {
     Ok(())
 }
 
-/// The greedy one dies, and only that one.
+/// Only the greedy process is killed.
 fn greedy() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let small = bystander(&shared, 1, 2 << 20, 0)?;
@@ -137,7 +141,7 @@ fn greedy() -> Verdict {
     Ok(())
 }
 
-/// Who has more of it, but is protected, lives.
+/// A protected process with more memory survives.
 fn protected() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let large = bystander(&shared, 1, memory()? / 8 * 5, -1000)?;
@@ -148,7 +152,7 @@ fn protected() -> Verdict {
     Ok(())
 }
 
-/// Who has less of it, but is offered, dies.
+/// A process with less memory but a positive adjustment is killed.
 fn offered() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let small = bystander(&shared, 1, memory()? / 4, 1000)?;
@@ -170,7 +174,7 @@ fn offered() -> Verdict {
     Ok(())
 }
 
-/// What a program asks of the kernel again and again; the number of the call that failed.
+/// Makes a series of calls; returns the number of the failed call.
 fn ask(step: u64) -> Result<(), (i32, Errno)> {
     fn of<T>(number: i32, result: Result<T, Errno>) -> Result<T, (i32, Errno)> {
         result.map_err(|errno| (number, errno))
@@ -189,7 +193,7 @@ fn ask(step: u64) -> Result<(), (i32, Errno)> {
     // SAFETY: the pointers are to a local, and to the region.
     unsafe {
         of(6, call(libc::SYS_write, [to, at, 8]))?;
-        // Into pages that were never touched: the kernel makes them.
+        // Into untouched pages, which the kernel makes.
         of(7, call(libc::SYS_read, [from, region.start() + 32 * PAGE, 8]))?;
         of(8, call(libc::SYS_close, [from]))?;
         of(9, call(libc::SYS_close, [to]))?;
@@ -203,7 +207,7 @@ fn ask(step: u64) -> Result<(), (i32, Errno)> {
     of(13, region.end())
 }
 
-/// A process that makes calls sees nothing of it: none fails, and it is not killed.
+/// A process that makes calls is not affected: no call fails, and the process is not killed.
 fn calls() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let asks = fork(|| {
@@ -223,7 +227,7 @@ fn calls() -> Verdict {
     for _ in 0..3 {
         ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
     }
-    // It goes on.
+    // The process continues.
     let seen = shared.get(1);
     while shared.get(1) == seen && matches!(asks.try_wait(), Ok(None)) {
         clock::sleep_ms(2);
@@ -239,7 +243,8 @@ fn calls() -> Verdict {
     Ok(())
 }
 
-/// A mapping of far more addresses than there is memory moves and grows, or is refused; nobody is killed for it.
+/// A mapping of far more addresses than memory moves and grows, or the call fails; no process is
+/// killed.
 fn sparse() -> Verdict {
     const BYTES: u64 = 1 << 40;
     let before = kills()?;
@@ -252,7 +257,7 @@ fn sparse() -> Verdict {
     match to.take(0, from) {
         Ok(()) => same!(to.load(at), 7, "the word that moved"),
         Err(Errno(libc::ENOMEM)) => {
-            // SAFETY: it is mapped there still, with nothing of Rust's in it.
+            // SAFETY: the page is still mapped there, and contains no Rust objects.
             same!(unsafe { *((start + at) as *const u64) }, 7, "the word that did not move");
         }
         Err(errno) => return Err(format!("mremap: {errno}")),
@@ -265,7 +270,8 @@ fn sparse() -> Verdict {
     Ok(())
 }
 
-/// A hog that never stores: the kernel reads into its memory. It does not learn that there is no more.
+/// A hog that never stores: the kernel reads into its memory. The hog gets no error when memory is
+/// out.
 fn by_reads() -> Verdict {
     /// Bytes of a read.
     const READ: u64 = 1 << 20;
@@ -281,7 +287,7 @@ fn by_reads() -> Verdict {
             let mut done = 0;
             while done < READ {
                 let args = [fd, region.start() + done, READ - done, done];
-                // SAFETY: the region is of nobody else.
+                // SAFETY: the region has no other owner.
                 match unsafe { call(libc::SYS_pread64, args) } {
                     Ok(read @ 1..) => done += read,
                     Ok(_) => return WRONG + 2,
@@ -300,7 +306,7 @@ fn by_reads() -> Verdict {
     Ok(())
 }
 
-/// Several hogs at once: each is killed, once, and the last small one lives.
+/// Several hogs at once: each is killed once, and the last small process survives.
 fn together() -> Verdict {
     const HOGS: usize = 4;
     let (shared, before) = (Shared::new()?, kills()?);
@@ -316,10 +322,11 @@ fn together() -> Verdict {
     Ok(())
 }
 
-/// The victim's memory is in use for a while after its process ended, by one who reads of it in `/proc`. Nobody else is killed meanwhile.
+/// The victim's memory is in use for a while after the end of its process, by a reader in `/proc`.
+/// No other process is killed during this time.
 fn read_of() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
-    // The second victim, if there were one.
+    // The second victim, if a second process were killed.
     let medium = bystander(&shared, 1, memory()? / 5, 0)?;
     let hog = doing("fork", fork(take_all))?;
     let readers = [0; 2].map(|_| {
@@ -343,7 +350,8 @@ fn read_of() -> Verdict {
     Ok(())
 }
 
-/// Who shares the victim's memory dies with it: the parent of a hog that is none itself, whether it waits for the hog (`vfork`) or not.
+/// Processes that share the victim's memory are killed with it: the parent of a hog, which takes no
+/// memory itself, whether it waits for the hog (`vfork`) or not.
 fn shared_memory() -> Verdict {
     extern "C" fn hog(_: *mut libc::c_void) -> i32 {
         take_all()
@@ -358,7 +366,8 @@ fn shared_memory() -> Verdict {
             let Ok(stack) = Region::anonymous(256 << 10) else { return WRONG };
             let top = (stack.start() + stack.len()) as *mut libc::c_void;
             let flags = libc::CLONE_VM | libc::SIGCHLD | waits;
-            // SAFETY: the child has a stack of its own, and runs only what shares nothing else with this process.
+            // SAFETY: the child has its own stack, and its code shares no other state with this
+            // process.
             let cloned = unsafe { libc::clone(hog, top, flags, std::ptr::null_mut()) };
             if cloned < 0 {
                 return WRONG + 1;
@@ -377,7 +386,7 @@ fn shared_memory() -> Verdict {
     Ok(())
 }
 
-/// Where all are protected, the one that finds no memory is killed. (Linux panics.)
+/// If all processes are protected, the process that finds no memory is killed. (Linux panics.)
 fn nobody() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let other = bystander(&shared, 1, memory()? / 4, 0)?;
@@ -388,7 +397,8 @@ fn nobody() -> Verdict {
     Ok(())
 }
 
-/// `oom_score` tells the points: the pages resident, swapped and of tables, in thousandths of all there are, and the adjustment.
+/// `oom_score` contains the points: the resident, swapped and table pages, in thousandths of all
+/// pages, and the adjustment.
 fn score() -> Verdict {
     let region = doing("mmap", Region::anonymous(24 << 20))?;
     region.fill(1);
@@ -438,7 +448,7 @@ const UNLIKE_LINUX: &[Check] = &[("nobody", nobody)];
 
 fn main() -> ExitCode {
     let args = Args::read("victims", &["settle"]);
-    // A stock Linux can be started with this program alone.
+    // A stock Linux can be started with only this program.
     let _init = Init::begin(args.get("settle", 1)).unwrap_or_else(|why| args.refuse(&why));
     let takes_all = args.words().iter().all(|word| word != "score") || args.words().len() > 1;
     match memory() {
