@@ -1,5 +1,5 @@
-//! `memory [CHECK…]`: memory calls beside the mapping of memory: locking it, moving its pages about, and
-//! reading and writing that of other processes.
+//! `memory [CHECK…]`: memory calls other than mapping: locking memory, rearranging pages, and
+//! accessing the memory of other processes.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -14,23 +14,23 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Acquire;
 
-/// The outcome of a call that is to be refused.
+/// The result of a rejected call.
 const fn refused<T>(errno: i32) -> sys::Result<T> {
     Err(Errno(errno))
 }
 
-/// Which pages of a region are there.
+/// Returns the present pages of a region.
 fn in_core(region: &Region) -> Result<Vec<bool>, String> {
     doing("mincore", region.in_core())
 }
 
 /// A call to lock or unlock.
 fn lock(number: i64, addr: u64, len: u64, flags: u64) -> sys::Result<u64> {
-    // SAFETY: changes nothing that a program sees.
+    // SAFETY: the call has no effect visible to a program.
     unsafe { call(number, [addr, len, flags]) }
 }
 
-/// `mlock` and `mlock2` fault in, `munlock` changes nothing, and what is not mapped is an error.
+/// `mlock` and `mlock2` fault pages in, `munlock` changes no page, and unmapped memory is an error.
 fn locking() -> Verdict {
     let region = doing("mmap", Region::anonymous(8 * PAGE))?;
     let at = |page: u64| region.start() + page * PAGE;
@@ -58,14 +58,14 @@ fn locking() -> Verdict {
     Ok(())
 }
 
-/// `mlockall`: of what there is, of what comes, and neither any more.
+/// `mlockall`: present memory, future memory, and neither.
 fn locking_all() -> Verdict {
     const ALL: i64 = libc::SYS_mlockall;
     let region = doing("mmap", Region::anonymous(4 * PAGE))?;
     same!(lock(ALL, 0, 0, 0), refused(EINVAL), "mlockall of nothing");
     same!(lock(ALL, 4, 0, 0), refused(EINVAL), "MCL_ONFAULT alone");
     same!(lock(ALL, 8, 0, 0), refused(EINVAL), "another flag");
-    // What the whole program needs may be more than a limit allows; not for who may lock without one.
+    // The whole program may need more memory than a limit allows; privileged users have no limit.
     let limited = Err(Errno(ENOMEM));
     match lock(ALL, 1, 0, 0) {
         result if result == limited => return Ok(()),
@@ -95,13 +95,13 @@ fn locking_all() -> Verdict {
 }
 
 fn remap(at: u64, len: u64, prot: u64, page: u64) -> sys::Result<u64> {
-    // SAFETY: it changes regions, in which nothing of Rust's lies.
+    // SAFETY: the call changes regions, which contain no Rust objects.
     unsafe { call(libc::SYS_remap_file_pages, [at, len, prot, page, 0]) }
 }
 
-/// `remap_file_pages` shows other pages of what is shared.
+/// `remap_file_pages` maps other pages of a shared object.
 fn rearranged() -> Verdict {
-    // SAFETY: the name lives; nobody else owns the descriptor.
+    // SAFETY: the name lives; the descriptor has no other owner.
     let file = unsafe {
         let fd = doing("memfd_create", checked(libc::memfd_create(c"pages".as_ptr(), 0)))?;
         File::from(OwnedFd::from_raw_fd(fd))
@@ -140,7 +140,7 @@ fn rearranged() -> Verdict {
     let locked = doing("mmap", Region::shared(4 * PAGE))?;
     if lock(libc::SYS_mlock, locked.start(), 4 * PAGE, 0).is_ok() {
         same!(remap(locked.start(), PAGE, 0, 3), Ok(0), "locked memory");
-        // SAFETY: it changes nothing.
+        // SAFETY: the call changes no memory.
         let sync =
             unsafe { call(libc::SYS_msync, [locked.start(), PAGE, libc::MS_INVALIDATE as u64]) };
         same!(sync, refused(EBUSY), "whether it still is locked");
@@ -203,14 +203,14 @@ fn memory_as_a_file() -> Verdict {
     Ok(())
 }
 
-/// Pieces of memory: where, and how long.
+/// Pieces of memory: address and length.
 type Pieces<'a> = &'a [[u64; 2]];
 
 /// A call between this process's memory and another's.
 fn across(number: i64, pid: i32, here: Pieces<'_>, there: Pieces<'_>) -> sys::Result<u64> {
     let [(here, heres), (there, theres)] =
         [here, there].map(|pieces| (pieces.as_ptr() as u64, pieces.len() as u64));
-    // SAFETY: the callers' pieces are regions, with nothing of Rust's in them.
+    // SAFETY: the callers' pieces are regions, which contain no Rust objects.
     unsafe { call(number, [pid as u64, here, heres, there, theres, 0]) }
 }
 
@@ -248,7 +248,7 @@ fn other_processes() -> Verdict {
     same!(across(GET, it, &to, &from), Ok(8), "one piece to two");
     same!(ours.load(PAGE), 1, "what came in parts");
     ours.store(0, 77);
-    // A page that is not there yet is made.
+    // A page that is not present is made.
     same!(across(PUT, it, &[[here, 8]], &[[at(2), 8]]), Ok(8), "a write");
     same!(across(PUT, it, &[[here, 8]], &[[at(3), 8]]), refused(EFAULT), "what may only be read");
     same!(across(GET, it, &[[here, 8]], &[[at(3), 8]]), Ok(8), "reading that");
@@ -288,7 +288,8 @@ fn other_processes() -> Verdict {
     Ok(())
 }
 
-/// Signals that come during `process_vm_readv` and `process_vm_writev` wait until all is done.
+/// Signals that come during `process_vm_readv` and `process_vm_writev` wait until the end of the
+/// call.
 fn other_processes_signalled() -> Verdict {
     const LEN: u64 = 512 * PAGE;
     let whole = |number| {
@@ -334,7 +335,7 @@ fn pages_told() -> Verdict {
     same!(marks(map[0]), 0, "what was not touched");
     same!(marks(map[1]), PRESENT | EXCLUSIVE, "what was written");
     same!(marks(map[3]), PRESENT, "the page of zeros");
-    // Only who may know is told the frames.
+    // Only privileged users see frame numbers.
     if map[1] & FRAME != 0 {
         ensure!(map[1] & FRAME != map[2] & FRAME, "two pages in one frame: {map:x?}");
         ensure!(map[1] & FRAME != map[3] & FRAME, "a page in the frame of zeros: {map:x?}");

@@ -15,7 +15,7 @@ const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
 /// Makes a call of this process's own memory.
 fn make<const N: usize>(number: i64, args: [u64; N]) -> sys::Result<u64> {
-    // SAFETY: every caller passes pointers to its own memory, or regions of its own.
+    // SAFETY: every caller passes pointers to its own memory, or its own regions.
     unsafe { call(number, args) }
 }
 
@@ -39,7 +39,7 @@ fn status(name: &str) -> Result<u64, String> {
     Ok(kib.ok_or_else(|| format!("no {name} in /proc/self/status"))? << 10)
 }
 
-/// A page that grows down, with unmapped memory below.
+/// Maps a page that grows down, with unmapped memory below.
 fn stack() -> Result<u64, String> {
     let region = doing("mmap", Region::map(4 * MIB, NONE, PRIVATE, -1, 0))?;
     let top = region.start() + region.len();
@@ -50,10 +50,10 @@ fn stack() -> Result<u64, String> {
     Ok(top)
 }
 
-/// How a child ends that stores to `addr`.
+/// Returns the status of a child that stores to `addr`.
 fn stores(addr: u64) -> Result<Status, String> {
     proc::outcome(|| {
-        // SAFETY: the memory belongs to a stack that nothing else uses.
+        // SAFETY: the memory belongs to a stack without other uses.
         unsafe { store(addr, 1) };
         0
     })
@@ -115,7 +115,7 @@ fn address_space() -> Verdict {
     same!(remap(8 * MIB), Err(Errno(ENOMEM)), "MREMAP_DONTUNMAP of 8 MiB");
     let copied = doing("mremap", remap(2 * MIB))?;
     doing("munmap", make(libc::SYS_munmap, [copied, 2 * MIB]))?;
-    // A mapping that reaches beyond the one that it replaces.
+    // A mapping that extends beyond the replaced mapping.
     let end = reserved.start() + 32 * MIB;
     doing("munmap", make(libc::SYS_munmap, [end - 8 * MIB, 8 * MIB]))?;
     let map = |at: u64, len: u64| {
@@ -152,7 +152,7 @@ fn data() -> Verdict {
 }
 
 fn usage(of: i32) -> u64 {
-    // SAFETY: zeros are a valid structure, and it is a local.
+    // SAFETY: zeros are a valid structure, which is a local.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(of, &raw mut usage);
@@ -161,7 +161,7 @@ fn usage(of: i32) -> u64 {
     (usage.ru_maxrss as u64) << 10
 }
 
-/// The most memory that was mapped and resident.
+/// The peaks of mapped and resident memory.
 fn peaks() -> Verdict {
     let [size, resident] = [status("VmSize")?, status("VmRSS")?];
     {

@@ -1,4 +1,4 @@
-//! `seals [CHECK…]`: what the seals of a memory file guarantee.
+//! `seals [CHECK…]`: the guarantees of a memory file's seals.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
@@ -15,7 +15,7 @@ const FUTURE_WRITE: i32 = 0x10;
 const EXEC: i32 = 0x20;
 const SHARED: i32 = libc::MAP_SHARED;
 
-/// A memory file of two pages that takes seals.
+/// Makes a memory file of two pages that accepts seals.
 fn sealable(flags: u32) -> Result<File, String> {
     // SAFETY: the name is text, and the new descriptor belongs to the file.
     let file = unsafe {
@@ -41,7 +41,7 @@ fn map(file: &File, prot: i32, flags: i32) -> sys::Result<Region> {
     Region::map(PAGE, prot, flags, file.as_raw_fd(), 0)
 }
 
-/// The number of the error of a call of the standard library, or 0.
+/// Returns the error number of a call of the standard library, or 0.
 fn number<T>(result: std::io::Result<T>) -> i32 {
     result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
 }
@@ -111,7 +111,7 @@ fn sealed_files_stay_as_they_are() -> Verdict {
     Ok(())
 }
 
-/// `F_SEAL_FUTURE_WRITE` leaves older mappings as they are.
+/// `F_SEAL_FUTURE_WRITE` does not affect older mappings.
 fn future_writes() -> Verdict {
     let file = sealable(0)?;
     let [older, written] = [READ, WRITE].map(|prot| map(&file, prot, SHARED));
@@ -127,7 +127,7 @@ fn future_writes() -> Verdict {
     Ok(())
 }
 
-/// Seals of the length, also of writes that cross the end.
+/// Seals of the length, also for writes that cross the end.
 fn lengths() -> Verdict {
     let file = sealable(0)?;
     same!(seal(&file, F_SEAL_GROW), 0, "F_SEAL_GROW");
@@ -143,7 +143,7 @@ fn lengths() -> Verdict {
     Ok(())
 }
 
-/// Seals that do not exist, and those that a file begins with.
+/// Seals that do not exist, and a file's initial seals.
 fn which_seals() -> Verdict {
     let file = sealable(0)?;
     same!(seal(&file, 0x40), EINVAL, "an unknown seal");
@@ -156,7 +156,7 @@ fn which_seals() -> Verdict {
     };
     same!(seals(&plain), F_SEAL_SEAL, "the seals of a file that takes none");
     same!(seal(&plain, F_SEAL_GROW), EPERM, "a seal of a file that takes none");
-    // A file that can be executed is sealed against changes as well.
+    // Sealing an executable file also seals its contents.
     same!(seal(&file, EXEC), 0, "F_SEAL_EXEC");
     let all = EXEC | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | FUTURE_WRITE;
     same!(seals(&file), all, "the seals of an executable file");

@@ -1,4 +1,4 @@
-//! `shm [CHECK…]`: System V's shared memory, as programs expect it.
+//! `shm [CHECK…]`: System V's shared memory.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -9,34 +9,34 @@ use faultless_guest::{check, ensure, procfs, same};
 use libc::{EACCES, EEXIST, EFAULT, EINVAL, ENOENT};
 use std::ffi::CString;
 
-/// A segment; it is removed where this is dropped.
+/// A segment; dropping the value removes the segment.
 struct Segment {
     id: u64,
 }
 
-/// The outcome of a call that is to be refused.
+/// The result of a rejected call.
 const fn refused<T>(errno: i32) -> sys::Result<T> {
     Err(Errno(errno))
 }
 
 fn get(key: i32, bytes: u64, flags: i32) -> sys::Result<u64> {
-    // SAFETY: changes no memory.
+    // SAFETY: the call changes no memory.
     unsafe { call(libc::SYS_shmget, [key as u64, bytes, flags as u64]) }
 }
 
-/// `shmat`; an address is one where nothing of Rust's lies.
+/// Calls `shmat`; an address must not contain Rust objects.
 fn attach(id: u64, addr: u64, flags: i32) -> sys::Result<u64> {
     // SAFETY: by the caller's care.
     unsafe { call(libc::SYS_shmat, [id, addr, flags as u64]) }
 }
 
 fn detach(addr: u64) -> sys::Result<u64> {
-    // SAFETY: only attachments are detached, in which nothing of Rust's lies.
+    // SAFETY: only attachments are detached, which contain no Rust objects.
     unsafe { call(libc::SYS_shmdt, [addr]) }
 }
 
 fn control(id: u64, command: i32, buffer: u64) -> sys::Result<u64> {
-    // SAFETY: the buffer, where there is one, is as large as the command's.
+    // SAFETY: the buffer, if any, has the size of the command.
     unsafe { call(libc::SYS_shmctl, [id, command as u64, buffer]) }
 }
 
@@ -66,7 +66,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The segment may already be removed.
         let _ = control(self.id, libc::IPC_RMID, 0);
     }
 }
@@ -76,17 +76,17 @@ fn bytes_at(addr: u64) -> u64 {
 }
 
 fn put(addr: u64, value: u64) {
-    // SAFETY: attachments have nothing of Rust's in them.
+    // SAFETY: attachments contain no Rust objects.
     unsafe { store(addr, value) }
 }
 
 /// Unmaps a part of an attachment.
 fn unmap(addr: u64, len: u64) -> sys::Result<u64> {
-    // SAFETY: attachments have nothing of Rust's in them.
+    // SAFETY: attachments contain no Rust objects.
     unsafe { call(libc::SYS_munmap, [addr, len]) }
 }
 
-/// A key that nobody else uses.
+/// Returns an unused key.
 fn new_key() -> i32 {
     0x4661_0000 ^ pid()
 }
@@ -127,7 +127,7 @@ fn keys() -> Verdict {
     Ok(())
 }
 
-/// Where segments are attached, and the errors of `shmat` and `shmdt`.
+/// The addresses of attachments, and the errors of `shmat` and `shmdt`.
 fn places() -> Verdict {
     let segment = Segment::new(3 * PAGE - 100)?;
     let at = segment.attach()?;
@@ -141,7 +141,7 @@ fn places() -> Verdict {
     same!(detach(at + PAGE), refused(EINVAL), "shmdt in the middle");
     same!(detach(at + 1), refused(EINVAL), "shmdt of no page");
 
-    // Where nothing of Rust's will be: in place of a region of ours.
+    // An address without Rust objects: in place of a region.
     let room = doing("mmap", Region::anonymous(8 * PAGE))?;
     let addr = room.start();
     same!(attach(segment.id, addr, 0), refused(EINVAL), "shmat over something");
@@ -169,7 +169,7 @@ fn places() -> Verdict {
     Ok(())
 }
 
-/// What is attached for reading stays so.
+/// A read-only attachment stays read-only.
 fn read_only() -> Verdict {
     let segment = Segment::new(PAGE)?;
     let at = segment.attach()?;
@@ -181,14 +181,14 @@ fn read_only() -> Verdict {
         0
     };
     same!(outcome(stores)?, Status::Killed(libc::SIGSEGV), "a store");
-    // SAFETY: an attachment, in which nothing of Rust's lies.
+    // SAFETY: an attachment, which contains no Rust objects.
     let protected = unsafe { call(libc::SYS_mprotect, [other, PAGE, 3]) };
     same!(protected, refused(EACCES), "mprotect");
     same!(bytes_at(at), 7, "what was there");
     Ok(())
 }
 
-/// How often a segment is attached: after `fork`, `execve`, ends of processes, and `munmap` of parts.
+/// The number of attachments: after `fork`, `execve`, ends of processes, and `munmap` of parts.
 fn attachments() -> Verdict {
     let segment = Segment::new(8 * PAGE)?;
     let count = |what: &str| doing(what, segment.attachments());
@@ -221,7 +221,7 @@ fn attachments() -> Verdict {
     doing("kill", killed.signal(libc::SIGKILL))?;
     doing("wait4", killed.wait())?;
     same!(count("IPC_STAT")?, 2, "after it was killed");
-    // The program, made anew, has none; it counts and exits.
+    // The program after `execve` has no attachment; it counts and exits.
     let again = || {
         let program = CString::new(
             std::env::current_exe().unwrap_or_default().as_os_str().as_encoded_bytes(),
@@ -230,7 +230,7 @@ fn attachments() -> Verdict {
             return 97;
         };
         let arguments = [program.as_ptr(), id.as_ptr(), std::ptr::null()];
-        // SAFETY: strings that live, and the null that ends them.
+        // SAFETY: strings that live, and the terminating null.
         unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
         exit_now(96)
     };
@@ -242,7 +242,7 @@ fn attachments() -> Verdict {
     same!(count("IPC_STAT")?, 3, "when its first page went");
     put(other + PAGE, 6);
     same!(bytes_at(at + PAGE), 6, "what is left of it");
-    // Its parts lie where they would if it were whole.
+    // The parts lie at the same offsets as in the whole attachment.
     doing("shmdt", detach(at))?;
     same!(count("IPC_STAT")?, 1, "when all of its parts were detached");
     doing("munmap", unmap(other, 8 * PAGE))?;
@@ -252,7 +252,7 @@ fn attachments() -> Verdict {
     Ok(())
 }
 
-/// A segment that is removed goes with its last attachment, and not before.
+/// A removed segment is freed with its last attachment, and not before.
 fn removal() -> Verdict {
     let key = new_key();
     let id = doing("shmget", get(key, 4 * PAGE, libc::IPC_CREAT | 0o600))?;
@@ -278,7 +278,7 @@ fn removal() -> Verdict {
     doing("shmdt", detach(other))?;
     same!(state(id).map(|_| ()), refused(EINVAL), "IPC_STAT after the last one");
     same!(attach(id, 0, 0), refused(EINVAL), "shmat after the last one");
-    // Nobody removes these but their ends.
+    // Only the ends of the processes remove these attachments.
     for _ in 0..200 {
         let gone = Segment::new(64 * PAGE)?;
         let at = gone.attach()?;

@@ -1,4 +1,4 @@
-//! `sysv [CHECK…]`: System V's semaphores and message queues, as programs expect them.
+//! `sysv [CHECK…]`: System V's semaphores and message queues.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
@@ -18,12 +18,12 @@ const SETALL: i32 = 17;
 const UNDO: i16 = 0x1000;
 const NO_WAIT: i16 = IPC_NOWAIT as i16;
 
-/// The outcome of a call that is to be refused.
+/// The result of a rejected call.
 const fn refused<T>(errno: i32) -> sys::Result<T> {
     Err(Errno(errno))
 }
 
-/// A set of semaphores, which is removed where this is dropped.
+/// A set of semaphores; dropping the value removes the set.
 struct Set(u64);
 
 impl Set {
@@ -60,12 +60,12 @@ impl Set {
 
 impl Drop for Set {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The set may already be removed.
         let _ = self.control(0, IPC_RMID, 0);
     }
 }
 
-/// Semaphores are changed together or not at all, and who must wait does.
+/// Semaphores are changed together or not at all, and a change that cannot be made waits.
 fn semaphores() -> Verdict {
     let set = Set::new(3)?;
     same!(set.values(3)?, [0, 0, 0], "new semaphores");
@@ -123,13 +123,13 @@ fn semaphores() -> Verdict {
     Ok(())
 }
 
-/// What a process wanted undone at its end.
+/// Changes undone at the end of a process.
 fn undone() -> Verdict {
     let set = Set::new(2)?;
     doing("SETALL", set.control(0, SETALL, [5u16, 5].as_ptr() as u64))?;
     let child = outcome(|| {
         let done = set.change(&[(0, -2, UNDO), (1, 3, UNDO), (1, 1, 0)], None);
-        // What is refused is not undone either.
+        // Refused changes are not undone.
         let refused = set.change(&[(0, -1, UNDO), (1, -20, NO_WAIT)], None);
         let values = set.values(2);
         i32::from(done != Ok(0) || refused != Err(Errno(EAGAIN)) || values != Ok(vec![3, 9]))
@@ -152,14 +152,14 @@ fn undone() -> Verdict {
     Ok(())
 }
 
-/// A message: its number, and its text.
+/// A message: number and text.
 #[repr(C)]
 struct Message {
     kind: i64,
     text: [u8; 64],
 }
 
-/// A message queue, which is removed where this is dropped.
+/// A message queue; dropping the value removes the queue.
 struct Queue(u64);
 
 impl Queue {
@@ -175,25 +175,25 @@ impl Queue {
         let mut message = Message { kind: 0, text: [0; 64] };
         let at = (&raw mut message) as u64;
         let args = [self.0, at, most.min(64), kind as u64, flags as u64];
-        // SAFETY: writes no more than the message.
+        // SAFETY: writes at most the message.
         let len = unsafe { call(libc::SYS_msgrcv, args)? };
         Ok((message.kind, message.text[..len as usize].to_vec()))
     }
 
     fn control(&self, command: i32, buffer: u64) -> sys::Result<u64> {
-        // SAFETY: the buffer, where there is one, is as large as the command's.
+        // SAFETY: the buffer, if any, has the size of the command.
         unsafe { call(libc::SYS_msgctl, [self.0, command as u64, buffer]) }
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The queue may already be removed.
         let _ = self.control(IPC_RMID, 0);
     }
 }
 
-/// Messages come in order, or by number, and who must wait does.
+/// Messages come in order, or by number, and a blocked call waits.
 fn messages() -> Verdict {
     let get = |key: i32, flags: i32| {
         // SAFETY: changes no memory.
@@ -231,7 +231,7 @@ fn messages() -> Verdict {
     doing("msgrcv", queue.receive(1, 64, libc::MSG_NOERROR))?;
     same!(queue.receive(2, 64, 0), found(2, "late"), "what waited");
     same!(doing("wait4", sender.wait())?, Status::Exited(0), "who sent it");
-    // Where it comes late, there is no queue any more.
+    // If the call comes late, the queue no longer exists.
     let waits = || {
         let end = queue.receive(4, 64, 0);
         i32::from(end != refused(EIDRM) && end != refused(EINVAL))

@@ -1,4 +1,4 @@
-//! What `mmap` maps of a file.
+//! The parts of a file that `mmap` maps.
 
 use super::device::Device;
 use super::file::{File, Kind};
@@ -8,12 +8,12 @@ use crate::errno::{Errno, Result};
 use faultless::{Backing, MapFlags, Object, Prot, Shared};
 use faultless_bare::percpu;
 
-/// What can be mapped of a file.
+/// The memory that a mapping of a file refers to.
 #[derive(Debug)]
 pub struct Mapping {
     object: Held,
     may_write: bool,
-    /// Until the mapping is there.
+    /// Held until the mapping exists.
     _about: Option<AboutToMap>,
 }
 
@@ -24,10 +24,10 @@ impl Mapping {
     }
 }
 
-/// What `mmap` maps of `file`.
+/// Returns the memory for a mapping of `file`.
 ///
 /// # Errors
-/// `EBADF`, `EACCES`, `EPERM`: it is sealed; `ENODEV`: it cannot be mapped; `ENOMEM`.
+/// `EBADF`, `EACCES`, `EPERM`: the file is sealed; `ENODEV`: the file cannot be mapped; `ENOMEM`.
 pub fn object_to_map(file: &File, prot: Prot, flags: MapFlags) -> Result<Mapping> {
     if let Kind::Path = file.kind {
         return Err(Errno::EBADF);

@@ -1,15 +1,16 @@
 //! The contents of regular files: a memory object, and a length.
 //!
-//! The object of a file on the disk has a backing store, from which its pages are read when they are first needed. They stay, and so do
-//! bytes that are stored to them: nothing is written to the disk. Since nobody may sleep under a lock, what a call
-//! copies is [fetched](Regular::fetch) before.
+//! The object of a file on the disk has a backing store, from which its pages are read on first
+//! use. The pages stay, and so do bytes stored to them: the disk is never written. A thread must
+//! not sleep under a lock, so a call [fetches](Regular::fetch) the pages before it copies.
 //!
-//! Bytes are copied directly between the object's pages and the program. The lock orders writes and changes of
-//! the length; reads take none. It may be held during accesses to user memory: a page fault takes no
-//! lock of the file system, even if that memory is a mapping of the same file.
+//! Bytes are copied directly between the object's pages and the program. The lock orders writes and
+//! changes of the length; reads take no lock. The lock may be held during accesses to user memory:
+//! a page fault takes no lock of the file system, even if this memory is a mapping of the same
+//! file.
 //!
-//! *The tail:* in the last page of the object the bytes beyond the length are zero, except for what
-//! programs store there through mappings; that is cleared when the file grows over it.
+//! *The tail:* in the last page of the object the bytes beyond the length are zero, except for data
+//! that programs store there through mappings; this data is cleared when the file grows over it.
 
 use super::cache;
 use super::inode::Inode;
@@ -30,20 +31,20 @@ use faultless_collections::Arc;
 use faultless_disk::Extent;
 use linux_raw_sys::general as linux;
 
-/// The largest length of a file.
+/// The maximum length of a file.
 pub const MAX_LENGTH: u64 = Object::MAX_PAGES << PAGE_SHIFT;
 
-/// The frames that files must leave free.
+/// Returns the number of frames that files must not use.
 pub fn frames_left_to_others() -> u64 {
     percpu::vm().total_frames() / 8
 }
 
-/// The most bytes that are read ahead for one call.
+/// The maximum number of bytes read ahead by one call.
 const MOST_AHEAD: u64 = 2 << 20;
-/// The most bytes of a file on the disk that are copied at a time.
+/// The maximum number of bytes of a file on the disk that are copied at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Why a page of a file cannot be stored to.
+/// The reason why a page of a file cannot be stored to.
 fn no_page(errno: faultless::Errno) -> Errno {
     match errno {
         faultless::Errno::EAGAIN => Errno::EAGAIN,
@@ -51,11 +52,12 @@ fn no_page(errno: faultless::Errno) -> Errno {
     }
 }
 
-/// A reference to an object, which its drop releases at once: free memory counts, for a file that is written next.
+/// A reference to an object. Dropping the reference frees the object's memory at once, because the
+/// next write to a file needs free memory.
 #[derive(Debug)]
 pub struct Held {
     object: Shared<Object>,
-    /// Below the object.
+    /// The field order matters: this field is dropped after the object.
     _end: EndsDropped,
 }
 
@@ -79,15 +81,15 @@ pub struct Regular {
     object: Held,
     length: AtomicU64,
     change: Mutex<()>,
-    /// Whether it was ever mapped.
+    /// Set if the file was ever mapped.
     mapped: AtomicBool,
-    /// Its seals (`F_SEAL_…`); only `F_SEAL_SEAL` if it cannot be sealed.
+    /// The seals (`F_SEAL_…`); only `F_SEAL_SEAL` if the file cannot be sealed.
     seals: AtomicU32,
-    /// The calls that are about to map it shared and writable.
+    /// The number of calls that are about to map the file shared and writable.
     mapping: AtomicU32,
 }
 
-/// A call that is about to map a file. While it exists, `F_SEAL_WRITE` is refused.
+/// A call that is about to map a file. While this value exists, `F_SEAL_WRITE` is refused.
 #[derive(Debug)]
 pub struct AboutToMap(Arc<Inode>);
 
@@ -114,7 +116,7 @@ impl fmt::Debug for Regular {
 }
 
 impl Regular {
-    /// An empty file, whose object carries `tag` and is charged.
+    /// Makes an empty file, whose object carries `tag` and is charged.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -122,7 +124,7 @@ impl Regular {
         Ok(Self::around(Object::try_new_charged(percpu::cpu(), 0, tag)?, 0))
     }
 
-    /// A file with the contents of `extent`, whose object carries `tag`.
+    /// Makes a file with the contents of `extent`, whose object carries `tag`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -142,17 +144,18 @@ impl Regular {
         }
     }
 
-    /// Whether it lies on the disk.
+    /// Returns whether the file lies on the disk.
     pub fn is_stored(&self) -> bool {
         self.object.is_stored()
     }
 
-    /// Waits until `len` bytes from `offset` on are there, if the file lies on the disk: pages that are not are read. Returns how many are;
-    /// beyond the end all of them are. What the open file's `reader` expects to be
-    /// needed next is read, too. The caller holds no lock, and nothing that it has of this CPU.
+    /// Waits until `len` bytes from `offset` on are present, if the file lies on the disk: missing
+    /// pages are read. Returns the number of present bytes; bytes beyond the end count as present.
+    /// Also reads the pages that the open file's `reader` predicts to be needed next. The caller
+    /// holds no lock, and no per-CPU data of this CPU.
     ///
     /// # Errors
-    /// Why the first is not: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
+    /// The error of the first byte: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
     pub fn fetch(&self, offset: u64, len: u64, reader: Option<&Reader>) -> Result {
         if !self.object.is_stored() {
             return Ok(len);
@@ -164,7 +167,7 @@ impl Regular {
         Ok(if there >= end { len } else { (there << PAGE_SHIFT) - offset })
     }
 
-    /// Whether all of `len` bytes from `offset` on are there, or beyond the end.
+    /// Returns whether all of `len` bytes from `offset` on are present, or beyond the end.
     #[inline]
     pub fn is_there(&self, offset: u64, len: u64) -> bool {
         let end = || self.length().min(offset.saturating_add(len)).div_ceil(PAGE_SIZE);
@@ -172,8 +175,9 @@ impl Regular {
         !self.object.is_stored() || (offset >> PAGE_SHIFT..end()).all(there)
     }
 
-    /// The offsets of up to two pages of which a write of `len` bytes from `offset` on leaves something that the file has: the first and the last.
-    /// The others it overwrites, and nothing of them need be there.
+    /// Returns the offsets of the pages in which a write of `len` bytes from `offset` on keeps
+    /// other bytes of the file: the first and the last page, if partial. The other pages are
+    /// overwritten completely, so their old contents need not be present.
     fn kept(&self, offset: u64, len: u64) -> impl Iterator<Item = u64> {
         let (end, length) = (offset.saturating_add(len), self.length());
         let first = (!offset.is_multiple_of(PAGE_SIZE) && len != 0).then_some(offset);
@@ -182,14 +186,14 @@ impl Regular {
         first.into_iter().chain(last.filter(|last| first.map(page) != Some(page(*last))))
     }
 
-    /// As [`fetch`](Self::fetch), for a write.
+    /// Fetches like [`fetch`](Self::fetch), for a write.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch).
     pub fn fetch_kept(&self, offset: u64, len: u64) -> Result {
         for at in self.kept(offset, len) {
             if let Err(errno) = self.fetch(at, 1, None) {
-                // What is before the last page can be written.
+                // The bytes before the last page can be written.
                 let before = (at & !(PAGE_SIZE - 1)).saturating_sub(offset);
                 return if before == 0 { Err(errno) } else { Ok(before) };
             }
@@ -197,40 +201,41 @@ impl Regular {
         Ok(len)
     }
 
-    /// As [`is_there`](Self::is_there), for a write.
+    /// Checks like [`is_there`](Self::is_there), for a write.
     #[inline]
     pub fn kept_is_there(&self, offset: u64, len: u64) -> bool {
         !self.object.is_stored() || self.kept(offset, len).all(|at| self.is_there(at, 1))
     }
 
-    /// Drops the pages that are as on the disk, and that nobody uses, of those that lie wholly in `len` bytes from `offset` on; returns how many. To the
-    /// last page belongs what is behind the end.
+    /// Drops the clean, unused pages that lie wholly in `len` bytes from `offset` on; returns their
+    /// number. The bytes after the end belong to the last page.
     pub fn drop_clean_within(&self, offset: u64, len: u64) -> u64 {
         let end = offset.saturating_add(len);
         let behind = if end >= self.length() { u64::MAX } else { end >> PAGE_SHIFT };
         self.object.drop_clean(percpu::cpu(), offset.div_ceil(PAGE_SIZE)..behind)
     }
 
-    /// How many of `len` bytes are read or written at a time: the pages of so many are there at once.
+    /// Returns the number of bytes to read or write at a time, of `len`: the pages of a piece are
+    /// present at once.
     #[inline]
     pub fn piece(&self, len: u64) -> u64 {
         if self.object.is_stored() { len.min(PIECE) } else { len }
     }
 
-    /// Begins to read `len` bytes from `offset` on that are not there, if the file lies on the disk.
+    /// Begins to read missing pages of `len` bytes from `offset` on, if the file lies on the disk.
     pub fn read_ahead(&self, offset: u64, len: u64) {
         let end = self.length().min(offset.saturating_add(len.min(MOST_AHEAD)));
-        // As on Linux, errors are told when the pages are needed.
+        // As on Linux, errors are reported when the pages are needed.
         let pages = offset >> PAGE_SHIFT..end.div_ceil(PAGE_SIZE);
         let _ = self.object.read_ahead(percpu::cpu(), pages);
     }
 
-    /// Its bytes.
+    /// Returns the length in bytes.
     pub fn length(&self) -> u64 {
         self.length.load(Ordering::Acquire)
     }
 
-    /// The pages that it takes: in memory, or on the disk.
+    /// Returns the number of pages used, in memory or on the disk.
     pub fn pages(&self) -> u64 {
         if self.object.is_stored() {
             return self.object.pages();
@@ -238,12 +243,13 @@ impl Regular {
         self.object.resident_pages(percpu::cpu())
     }
 
-    /// Calls `tell` for each of its pages that is in memory, with whether it is dirty: it lies on the disk, which has something else.
+    /// Calls `tell` for each resident page. The second argument is set for a dirty page: the file
+    /// lies on the disk, which has other contents.
     pub fn each_resident(&self, tell: impl FnMut(FrameNumber, bool)) {
         self.object.each_resident(percpu::cpu(), tell);
     }
 
-    /// Its object, for a mapping.
+    /// Returns the object, for a mapping.
     pub fn map(&self) -> &Shared<Object> {
         self.mapped.store(true, Ordering::SeqCst);
         &self.object
@@ -262,8 +268,8 @@ impl Regular {
     /// Adds seals.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such seal. `EPERM`: `F_SEAL_SEAL` is set. `EBUSY`: `F_SEAL_WRITE`,
-    /// while a mapping may store.
+    /// `EINVAL`: an unknown seal. `EPERM`: `F_SEAL_SEAL` is set. `EBUSY`: `F_SEAL_WRITE`, while a
+    /// mapping may store.
     pub fn seal(&self, more: u32) -> Result<()> {
         if more & !ALL_SEALS != 0 {
             return Err(Errno::EINVAL);
@@ -273,7 +279,8 @@ impl Regular {
         if before & linux::F_SEAL_SEAL != 0 {
             return Err(Errno::EPERM);
         }
-        // First: a call that maps the file now finds the seal, or is found.
+        // Set the seals first: a concurrent call that maps the file either finds the seal, or is
+        // found here.
         self.seals.fetch_or(more, Ordering::SeqCst);
         if more & !before & linux::F_SEAL_WRITE != 0 && self.has_writable_mapping() {
             self.seals.store(before, Ordering::SeqCst);
@@ -287,10 +294,10 @@ impl Regular {
             || self.mapped.load(Ordering::SeqCst) && memory::may_store_to(&self.object)
     }
 
-    /// Its object, for a mapping through which stores are allowed.
+    /// Returns the object, for a mapping that allows stores.
     ///
     /// # Errors
-    /// `EPERM`: it is sealed.
+    /// `EPERM`: the file is sealed.
     pub fn map_writable(inode: &Arc<Inode>) -> Result<AboutToMap> {
         let regular = inode.regular().ok_or(Errno::ENODEV)?;
         regular.mapping.fetch_add(1, Ordering::SeqCst);
@@ -305,10 +312,11 @@ impl Regular {
         if self.seals() & sealed == 0 { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Copies up to `most` bytes from `offset` on to `to`, and returns how many. They were [fetched](Self::fetch).
+    /// Copies up to `most` bytes from `offset` on to `to`, and returns the number of copied bytes.
+    /// The caller has [fetched](Self::fetch) the pages.
     ///
     /// # Errors
-    /// `EFAULT`; `EAGAIN`: they left the file in between, and came back.
+    /// `EFAULT`; `EAGAIN`: the pages were evicted in between.
     pub fn read(&self, to: &mut Transfer<'_>, offset: u64, most: u64) -> Result {
         let end = self.length().min(offset.saturating_add(most));
         let mut at = offset;
@@ -316,7 +324,7 @@ impl Regular {
             let part = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
             let cpu = percpu::cpu();
             let read = self.object.read_page(cpu, at >> PAGE_SHIFT, |page| match page {
-                // SAFETY: the part lies within the page that is lent.
+                // SAFETY: the part lies within the borrowed page.
                 Some(page) => unsafe { to.put(page.add((at % PAGE_SIZE) as usize), part) },
                 None => to.put_zeros(part),
             });
@@ -331,11 +339,12 @@ impl Regular {
         to.result().map(|_| at.saturating_sub(offset))
     }
 
-    /// Copies up to `most` bytes from `from` to `offset` or, without one, to the end; returns where they begin. What the file keeps there was
-    /// [fetched](Self::fetch_kept).
+    /// Copies up to `most` bytes from `from` to `offset` or, without an offset, to the end; returns
+    /// the start of the written bytes. The caller has [fetched](Self::fetch_kept) the pages with
+    /// kept bytes.
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed. `EAGAIN`, as [`read`](Self::read).
+    /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: the file is sealed. `EAGAIN`, as [`read`](Self::read).
     pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>, most: u64) -> Result {
         let _change = self.change.lock();
         let length = self.length();
@@ -393,7 +402,8 @@ impl Regular {
         }
     }
 
-    /// Copies `len` bytes from `from` to `at`, within one page; returns how many. `change` is held.
+    /// Copies `len` bytes from `from` to `at`, within one page; returns the number of copied bytes.
+    /// `change` is held.
     fn write_part(
         &self,
         from: &mut Transfer<'_>,
@@ -402,7 +412,7 @@ impl Regular {
     ) -> core::result::Result<u64, faultless::Errno> {
         let (cpu, index, to) = (percpu::cpu(), at >> PAGE_SHIFT, at % PAGE_SIZE);
         if to != 0 || len < (self.object.bytes() - at).min(PAGE_SIZE) {
-            // SAFETY: the part lies within the page that is lent.
+            // SAFETY: the part lies within the borrowed page.
             let write = |page: *mut u8| unsafe { from.take(page.add(to as usize), len) };
             return self.object.write_page(cpu, index, write);
         }
@@ -419,7 +429,7 @@ impl Regular {
         if stored != 0 {
             return Ok(stored as u64);
         }
-        // The program's memory ends within the page: what is before is written.
+        // The program's memory ends within the page: the bytes before the end are written.
         let readable = from.progress().since(&before);
         from.uncount(&before);
         if readable == 0 || self.object.is_stored() {
@@ -459,7 +469,7 @@ impl Regular {
         let index = from >> PAGE_SHIFT;
         if from < to && self.object.has_page(cpu, index) {
             let zero = |page: *mut u8| {
-                // SAFETY: the part lies within the page that is lent.
+                // SAFETY: the part lies within the borrowed page.
                 unsafe {
                     ptr::write_bytes(
                         page.add((from % PAGE_SIZE) as usize),
@@ -468,7 +478,7 @@ impl Regular {
                     );
                 }
             };
-            // A page that left the object meanwhile is zero.
+            // A page that left the object in between is zero.
             let _ = self.object.write_page(cpu, index, zero);
         }
     }
@@ -476,7 +486,7 @@ impl Regular {
     /// Sets the length.
     ///
     /// # Errors
-    /// `EFBIG`; `EPERM`: it is sealed.
+    /// `EFBIG`; `EPERM`: the file is sealed.
     pub fn truncate(&self, length: u64) -> Result<()> {
         if length > MAX_LENGTH {
             return Err(Errno::EFBIG);
@@ -498,12 +508,12 @@ impl Regular {
         Ok(())
     }
 
-    /// Frees the pages beyond the end. `change` is held, so none is added before all of them are unmapped
-    /// everywhere.
+    /// Frees the pages beyond the end. `change` is held, so no page is added before all of these
+    /// pages are unmapped everywhere.
     fn shorten(&self) {
         let (before, length) = (self.object.pages(), self.length());
         let pages = length.div_ceil(PAGE_SIZE);
-        // What the disk has behind the end must not come back, not even in the last page.
+        // The disk's data after the end must not come back, even in the last page.
         if pages < before || self.object.is_stored() && length < self.object.bytes() {
             // Shrinking never fails.
             let _ = self.object.set_len(percpu::cpu(), length);
@@ -513,10 +523,11 @@ impl Regular {
         }
     }
 
-    /// Allocates pages for `range`, and with `grow` extends the file over it. The caller holds no lock.
+    /// Allocates pages for `range`, and with `grow` extends the file over the range. The caller
+    /// holds no lock.
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`; `EPERM`: it is sealed. `EIO`, `EINTR`, as [`fetch`](Self::fetch).
+    /// `EFBIG`, `ENOSPC`; `EPERM`: the file is sealed. `EIO`, `EINTR`, as [`fetch`](Self::fetch).
     pub fn allocate(&self, start: u64, end: u64, grow: bool) -> Result<()> {
         if end > MAX_LENGTH {
             return Err(Errno::EFBIG);
@@ -546,7 +557,7 @@ impl Regular {
         Ok(())
     }
 
-    /// How many pages of `start..end` a store would charge.
+    /// Returns the number of pages of `start..end` that stores would charge.
     fn missing(&self, start: u64, end: u64) -> u64 {
         let cpu = percpu::cpu();
         let is_charged = |index: &u64| match self.object.is_stored() {
@@ -555,18 +566,18 @@ impl Regular {
         };
         let pages = start >> PAGE_SHIFT..end.div_ceil(PAGE_SIZE);
         let all = pages.end.saturating_sub(pages.start);
-        // More than could ever be charged need not be counted.
+        // A number beyond the maximum charge need not be exact.
         if all > percpu::vm().total_frames() {
             return all;
         }
         pages.filter(|index| !is_charged(index)).count() as u64
     }
 
-    /// Zeroes `start..end`, and frees the pages that lie wholly in it. Private copies of programs
-    /// stay.
+    /// Zeroes `start..end`, and frees the pages that lie wholly in this range. Private copies of
+    /// programs stay.
     ///
     /// # Errors
-    /// `EPERM`: it is sealed. `EOPNOTSUPP`: it lies on the disk.
+    /// `EPERM`: the file is sealed. `EOPNOTSUPP`: the file lies on the disk.
     pub fn punch(&self, start: u64, end: u64) -> Result<()> {
         if self.object.is_stored() {
             return Err(Errno::EOPNOTSUPP);
@@ -586,13 +597,14 @@ impl Regular {
         Ok(())
     }
 
-    /// The first byte from `offset` on in a resident page, or, unless `there`, in a hole.
-    /// The end of the file is a hole. A very long hole is reported in parts, as if there were data between.
+    /// Returns the first byte from `offset` on in a resident page, or, unless `there`, in a hole.
+    /// The end of the file is a hole. A very long hole is reported in parts, as if separated by
+    /// data.
     ///
     /// # Errors
-    /// `ENXIO`: there is none.
+    /// `ENXIO`: there is no such byte.
     pub fn seek(&self, offset: u64, there: bool) -> Result {
-        /// The most pages that one call checks.
+        /// The maximum number of pages checked by one call.
         const LONGEST: u64 = 1 << 18;
         let length = self.length();
         if offset >= length {

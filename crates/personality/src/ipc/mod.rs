@@ -1,9 +1,9 @@
 //! System V interprocess communication: objects that processes find by keys, and that exist until
 //! they are removed.
 //!
-//! Each kind of object has a table, [`Ids`], in which an object is found by its key or its identifier. As on Linux, the
-//! identifier is an index in the table and a count of reuses. So the identifier of a
-//! removed object stays invalid for a long time.
+//! Each kind of object has a table, [`Ids`], in which an object is found by its key or its
+//! identifier. As on Linux, the identifier is an index in the table and a sequence number. So the
+//! identifier of a removed object stays invalid for a long time.
 
 pub mod msg;
 pub mod sem;
@@ -14,11 +14,11 @@ use crate::wall;
 use faultless_bare::heap::try_push;
 use faultless_collections::Vec;
 
-/// The key of private objects: each call makes a new one.
+/// The key of private objects: each call makes a new object.
 pub const PRIVATE: i32 = 0;
-/// Of `…get`: create the object if there is none.
+/// Flag of `…get`: create the object if it does not exist.
 const CREATE: u32 = 0o1000;
-/// Of `…get`: fail if there is one.
+/// Flag of `…get`: fail if the object exists.
 const EXCLUSIVE: u32 = 0o2000;
 /// The bits of an identifier for the index.
 const PLACE_BITS: u32 = 15;
@@ -39,7 +39,7 @@ pub struct Common {
     pub gid: u32,
     /// Permissions, and flags of the kind.
     pub mode: u32,
-    /// When it was made, or its owner and permissions were last set.
+    /// The time of the creation, or of the last change of owner and permissions.
     pub changed: u64,
 }
 
@@ -54,7 +54,7 @@ struct Entry<T> {
 #[derive(Debug)]
 pub struct Ids<T> {
     places: Vec<Option<Entry<T>>>,
-    /// The count of reuses, modulo its width in an identifier.
+    /// The number of objects made, modulo its width in an identifier.
     given: u16,
     most: usize,
 }
@@ -65,8 +65,8 @@ impl<T> Ids<T> {
         Self { places: Vec::new(), given: 0, most }
     }
 
-    /// The object for `key`: the existing one if it `suits`, or, depending on `flags`, a new one that `make`
-    /// makes for an identifier.
+    /// Returns the object for `key`: the existing object if `suits` accepts it, or, depending on
+    /// `flags`, a new object made by `make` for an identifier.
     ///
     /// # Errors
     /// `ENOENT`: there is none. `EEXIST`: there is one, against `flags`. `ENOSPC`: there are too many.
@@ -106,10 +106,10 @@ impl<T> Ids<T> {
         Ok(id)
     }
 
-    /// The object with identifier `id`.
+    /// Returns the object with identifier `id`.
     ///
     /// # Errors
-    /// `EINVAL`: there is none.
+    /// `EINVAL`: an unknown identifier.
     pub fn find(&mut self, id: i32) -> Result<(&mut Common, &mut T)> {
         let place = usize::try_from(id).map_err(|_| Errno::EINVAL)? & ((1 << PLACE_BITS) - 1);
         match self.places.get_mut(place) {
@@ -121,7 +121,7 @@ impl<T> Ids<T> {
     /// The identifier of the object at an index.
     ///
     /// # Errors
-    /// `EINVAL`: there is none.
+    /// `EINVAL`: an unused index.
     pub fn at(&self, place: i32) -> Result<i32> {
         let place = usize::try_from(place).map_err(|_| Errno::EINVAL)?;
         match self.places.get(place) {
@@ -133,7 +133,7 @@ impl<T> Ids<T> {
     /// Removes the object with identifier `id` from the table.
     ///
     /// # Errors
-    /// `EINVAL`: there is none.
+    /// `EINVAL`: an unknown identifier.
     pub fn remove(&mut self, id: i32) -> Result<T> {
         self.find(id)?;
         let place = id as usize & ((1 << PLACE_BITS) - 1);
@@ -145,13 +145,13 @@ impl<T> Ids<T> {
         self.places.iter().flatten().map(|entry| (entry.id, &entry.common, &entry.object))
     }
 
-    /// The first object from index `place` on, and its index.
+    /// Returns the first object from index `place` on, and its index.
     pub fn from(&self, place: usize) -> Option<(usize, &T)> {
         let mut places = self.places.iter().enumerate().skip(place);
         places.find_map(|(place, entry)| Some((place, &entry.as_ref()?.object)))
     }
 
-    /// The highest used index; 0 if there is none.
+    /// Returns the highest used index; 0 for an empty table.
     pub fn last_place(&self) -> u64 {
         self.places.iter().rposition(Option::is_some).unwrap_or(0) as u64
     }
@@ -161,7 +161,7 @@ impl<T> Ids<T> {
     /// Sets owner and permissions.
     ///
     /// # Errors
-    /// `EINVAL`: there is none.
+    /// `EINVAL`: an unknown identifier.
     pub fn set(&mut self, id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::EINVAL);

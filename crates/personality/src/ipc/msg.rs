@@ -6,9 +6,9 @@ use crate::task::wait::{Stop, WaitQueue, wait_until};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Chain, Link, Linked, Vec};
 
-/// The most queues.
+/// The maximum number of queues.
 pub const MOST: usize = 32000;
-/// The most bytes of a message.
+/// The maximum size of a message in bytes.
 pub const LONGEST: u64 = 8192;
 /// The default limit of a queue in bytes.
 pub const CAPACITY: u64 = 16384;
@@ -16,7 +16,7 @@ pub const CAPACITY: u64 = 16384;
 /// A message.
 #[derive(Debug)]
 pub struct Message {
-    /// Its number, from 1 on.
+    /// The number of the message, from 1 on.
     pub kind: i64,
     /// Its text.
     pub text: Vec<u8>,
@@ -48,13 +48,13 @@ impl Message {
 #[derive(Debug)]
 pub struct State {
     messages: Chain<Message, Queued>,
-    /// Bytes of its messages.
+    /// The total size of the messages in bytes.
     pub bytes: u64,
-    /// The limit of that.
+    /// The maximum total size.
     pub capacity: u64,
-    /// The last sender and the last receiver; 0: none.
+    /// The last sender and the last receiver; 0 if there is no such process.
     pub last_users: [u32; 2],
-    /// When they sent and received.
+    /// The times of the last send and receive.
     pub times: [u64; 2],
     gone: bool,
 }
@@ -78,7 +78,7 @@ pub enum Wanted {
     Kind(i64),
     /// The first with another number.
     Not(i64),
-    /// The first with the lowest number, if that is at most this.
+    /// The first with the lowest number, if this number is at most the limit.
     UpTo(i64),
 }
 
@@ -118,18 +118,18 @@ impl Queue {
         Ok(Arc::try_new(Self { state: Mutex::new(state), changed: WaitQueue::new() })?)
     }
 
-    /// Calls `look` with its state.
+    /// Calls `look` with the state.
     pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         look(&self.state.lock())
     }
 
-    /// Sets its limit in bytes.
+    /// Sets the limit in bytes.
     pub fn set_capacity(&self, capacity: u64) {
         self.state.lock().capacity = capacity;
         self.changed.wake_all();
     }
 
-    /// Waits until `act` returns something, and then wakes other waiters.
+    /// Waits until `act` returns a result, and then wakes other waiters.
     fn act<R>(
         &self,
         at_once: Option<Errno>,
@@ -170,7 +170,8 @@ impl Queue {
         })
     }
 
-    /// Removes and returns the wanted message when there is one; one longer than `most` only with `cut`.
+    /// Removes and returns the wanted message when it exists; a message longer than `most` only
+    /// with `cut`.
     ///
     /// # Errors
     /// As `msgrcv`.

@@ -1,7 +1,9 @@
-//! Semaphores: sets of counters that are changed together, by processes that wait until they can be.
+//! Semaphores: sets of counters that are changed together, by processes that wait until the changes
+//! are possible.
 //!
-//! A call makes all of its changes at once, or none. If it cannot, it waits in the set's queue, and tries again after
-//! every change. The set also stores the changes to undo when a process ends.
+//! A call makes all of its changes at once, or no change. If the changes are not possible, the call
+//! waits in the set's queue, and retries after every change. The set also stores the changes to
+//! undo at the end of a process.
 
 use super::Ids;
 use crate::errno::{Errno, Result};
@@ -10,11 +12,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Vec};
 
-/// The most sets, and semaphores in one.
+/// The maximum number of sets, and of semaphores in a set.
 pub const MOST: usize = 32000;
-/// The most changes in a call.
+/// The maximum number of changes in a call.
 pub const MOST_CHANGES: u64 = 500;
-/// The largest value.
+/// The maximum value.
 pub const LARGEST: i32 = 32767;
 
 /// One change: `sembuf`.
@@ -23,7 +25,7 @@ pub const LARGEST: i32 = 32767;
 pub struct Change {
     /// The semaphore's index.
     pub at: u16,
-    /// What is added to it; 0: wait until it is 0.
+    /// The number to add; 0: wait until the value is 0.
     pub by: i16,
     /// Flags.
     pub flags: i16,
@@ -39,9 +41,9 @@ impl Change {
 pub struct Semaphore {
     /// Its value.
     pub value: u16,
-    /// The process that changed it last.
+    /// The process that made the last change.
     pub last_user: u32,
-    /// How many threads wait for it to grow, and to become 0.
+    /// The numbers of threads that wait for a larger value, and for 0.
     pub waiting: [u32; 2],
 }
 
@@ -50,9 +52,9 @@ pub struct Semaphore {
 pub struct State {
     /// Its semaphores.
     pub all: Vec<Semaphore>,
-    /// When it was last changed by `semop`; 0: never.
+    /// The time of the last change by `semop`; 0: never.
     pub used: u64,
-    /// Whether it was removed.
+    /// Set if the set was removed.
     gone: bool,
     /// The changes to undo at the ends of processes.
     undo: Map<u32, Vec<i16>>,
@@ -67,10 +69,10 @@ pub struct Set {
 
 /// All sets.
 pub static SETS: Mutex<Ids<Arc<Set>>> = Mutex::new(Ids::new(MOST));
-/// The number of changes to undo, ever: while it is 0, no process has any.
+/// The number of changes to undo since boot: while it is 0, no process has changes to undo.
 static UNDOES: AtomicU64 = AtomicU64::new(0);
 
-/// What changes must wait for.
+/// The condition that changes must wait for.
 enum Refused {
     /// Semaphore `at` must become larger, or 0.
     Wait {
@@ -94,15 +96,16 @@ impl Set {
         Ok(Arc::try_new(set)?)
     }
 
-    /// Calls `look` with its state.
+    /// Calls `look` with the state.
     pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         look(&self.state.lock())
     }
 
-    /// Sets values, of the semaphore `at` or of all, and drops the changes to undo of these.
+    /// Sets the value of the semaphore `at`, or of all, and drops the changes to undo of these
+    /// semaphores.
     ///
     /// # Errors
-    /// `ERANGE`, `EINVAL`: there is no such semaphore. `EIDRM`.
+    /// `ERANGE`, `EINVAL`: an unknown semaphore. `EIDRM`.
     pub fn set(&self, at: usize, values: &[u16], pid: u32) -> Result<()> {
         if values.iter().any(|&value| i32::from(value) > LARGEST) {
             return Err(Errno::ERANGE);
@@ -125,7 +128,7 @@ impl Set {
         Ok(())
     }
 
-    /// Makes `changes` together; waits until that is possible.
+    /// Makes `changes` together; waits until the changes are possible.
     ///
     /// # Errors
     /// As `semop`.
@@ -162,7 +165,7 @@ impl Set {
         }
     }
 
-    /// Marks it as removed, and wakes its waiters.
+    /// Marks the set as removed, and wakes its waiters.
     fn end(&self) {
         self.state.lock().gone = true;
         self.changed.wake_all();

@@ -1,13 +1,13 @@
-//! Shared memory segments: memory objects that processes map.
+//! Shared memory segments: memory objects mapped by processes.
 //!
-//! *Attachments are VMAs*, as on Linux: a VMA that is split counts twice. They are counted, when needed, by a search of
-//! all spaces for VMAs with the segment's tag. So fork, `execve`, `munmap` and
-//! the end of a process know nothing of segments, and the count is always right.
+//! *Attachments are VMAs*, as on Linux: a split VMA counts twice. Attachments are counted, when
+//! needed, by a search of all spaces for VMAs with the segment's tag. So fork, `execve`, `munmap`
+//! and the end of a process need no code for segments, and the count is always right.
 //!
-//! *Removal.* A segment holds a reference to its object until it is marked for removal. Then only its VMAs hold
-//! references, and with the last of them the memory is freed. The entry in the table stays as long as the segment is
-//! attached, and is dropped by the next call that
-//! finds it unattached. Attaching a marked segment takes the object from a VMA.
+//! *Removal.* A segment holds a reference to its object until it is marked for removal. After the
+//! mark only VMAs hold references, and the last VMA frees the memory. The entry in the table stays
+//! while the segment is attached, and is dropped by the next call that finds it unattached.
+//! Attaching a marked segment takes the object from a VMA.
 
 use super::{Common, Ids, PRIVATE, seconds};
 use crate::errno::{Errno, Result};
@@ -22,34 +22,34 @@ use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Vec;
 
-/// The most segments.
+/// The maximum number of segments.
 pub const MOST: usize = 4096;
-/// The limits that programs see, of bytes of one and of pages of all: none.
+/// The limits reported to programs, of the bytes of one segment and the pages of all: unlimited.
 pub const LARGEST: u64 = u64::MAX - (1 << 24);
 /// In the mode: marked for removal.
 const GOING: u32 = 0o1000;
 /// In the mode: locked in memory, without effect.
 const LOCKED: u32 = 0o2000;
-/// Of `shmget`: huge pages, which are not supported.
+/// Flag of `shmget`: huge pages, which are not supported.
 const HUGE: u32 = 0o4000;
-/// Of `shmget`: do not reserve memory.
+/// Flag of `shmget`: do not reserve memory.
 const NO_RESERVE: u32 = 0o10000;
 
 /// A segment.
 #[derive(Debug)]
 pub struct Segment {
-    /// Its object, until it is marked for removal.
+    /// The object, until the segment is marked for removal.
     object: Option<Held>,
     tag: u64,
-    /// Its length.
+    /// The length in bytes.
     pub bytes: u64,
-    /// When it was last attached; 0: never.
+    /// The time of the last attach; 0: never.
     pub attached: u64,
-    /// When it was last detached, by `shmdt`.
+    /// The time of the last detach by `shmdt`.
     pub detached: u64,
-    /// The process that made it.
+    /// The process that made the segment.
     pub creator: u32,
-    /// The process that attached or detached it last.
+    /// The last process that attached or detached the segment.
     pub last_user: u32,
 }
 
@@ -58,18 +58,18 @@ static SEGMENTS: Mutex<Ids<Segment>> = Mutex::new(Ids::new(MOST));
 /// The tag of a segment's object: this bit, the identifier, the key.
 const TAG: u64 = 1 << 63;
 
-/// The identifier and the key of the segment whose object has this tag.
+/// Returns the identifier and the key of the segment whose object has this tag.
 pub const fn segment_of_tag(tag: u64) -> Option<(i32, i32)> {
     if tag & TAG == 0 { None } else { Some((((tag & !TAG) >> 32) as i32, tag as i32)) }
 }
 
-/// The tag and the object of a VMA, if it is an attachment.
+/// Returns the tag and the object of a VMA, if the VMA is an attachment.
 fn attachment(area: &Area) -> Option<(u64, &Shared<Object>)> {
     let object = area.memory.object()?;
     (object.tag() & TAG != 0).then(|| (object.tag(), object))
 }
 
-/// Calls `tell` for each attachment of any segment, until it returns false.
+/// Calls `tell` for each attachment of any segment, until `tell` returns false.
 fn each_attachment(mut tell: impl FnMut(u64, &Shared<Object>) -> bool) {
     memory::each(|memory| {
         let mut more = true;
@@ -82,7 +82,7 @@ fn each_attachment(mut tell: impl FnMut(u64, &Shared<Object>) -> bool) {
     });
 }
 
-/// The number of attachments of each of `tags`, which are sorted.
+/// Returns the number of attachments of each of `tags`, which are sorted.
 fn count(tags: &[u64]) -> Result<Vec<u64>> {
     let mut counts = Vec::try_filled(0, tags.len())?;
     each_attachment(|tag, _| {
@@ -94,7 +94,7 @@ fn count(tags: &[u64]) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// Drops the marked segments that are not attached any more.
+/// Drops the marked segments without attachments.
 fn forget() -> Result<()> {
     let mut gone = Vec::new();
     for (id, _, segment) in SEGMENTS.lock().all().filter(|(.., segment)| segment.object.is_none()) {
@@ -108,13 +108,13 @@ fn forget() -> Result<()> {
     let counts = count(&tags)?;
     let mut segments = SEGMENTS.lock();
     for ((_, id), _) in gone.into_iter().zip(counts).filter(|&(_, count)| count == 0) {
-        // Another thread may have dropped it already.
+        // Another thread may already have dropped the segment.
         let _ = segments.remove(id);
     }
     Ok(())
 }
 
-/// `shmget`.
+/// Finds or makes a segment: `shmget`.
 ///
 /// # Errors
 /// As Linux.
@@ -154,10 +154,10 @@ pub fn get(key: i32, bytes: u64, flags: u32, pid: u32) -> Result<i32> {
     })
 }
 
-/// The identifier of the segment at an index of the table.
+/// Returns the identifier of the segment at an index of the table.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unused index.
 pub fn at(place: i32) -> Result<i32> {
     SEGMENTS.lock().at(place)
 }
@@ -187,18 +187,18 @@ pub fn object(id: i32) -> Result<(Held, u64)> {
 
 /// Records that `pid` attached a segment, or detached it.
 pub fn used(id: i32, attached: bool, pid: u32) {
-    // It may have been removed already.
+    // The segment may already be removed.
     if let Ok((_, segment)) = SEGMENTS.lock().find(id) {
         *if attached { &mut segment.attached } else { &mut segment.detached } = seconds();
         segment.last_user = pid;
     }
 }
 
-/// The attachment that begins at `addr`: its segment, and the ranges of its parts. Other mappings in its
-/// range, and moved parts, do not belong to it.
+/// Returns the attachment that begins at `addr`: its segment, and the ranges of its parts. Other
+/// mappings in its range, and moved parts, do not belong to the attachment.
 ///
 /// # Errors
-/// `EINVAL`: there is none. `ENOMEM`.
+/// `EINVAL`: no attachment begins there. `ENOMEM`.
 pub fn parts(space: &Space<Bare>, addr: u64) -> Result<(i32, Vec<VirtRange>)> {
     let mut found: Option<(u64, VirtRange)> = None;
     let mut parts = Vec::new();
@@ -236,7 +236,7 @@ pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Resul
     let mut all = SEGMENTS.lock();
     let (common, segment) = all.find(id)?;
     if segment.object.is_none() && attachments == 0 {
-        // It is unattached, and was not dropped yet.
+        // The segment is unattached, but has not been dropped yet.
         return all.remove(id).and(Err(Errno::EINVAL));
     }
     Ok(look(common, segment, attachments))
@@ -250,7 +250,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
     SEGMENTS.lock().set(id, uid, gid, mode)
 }
 
-/// Locks or unlocks it in memory.
+/// Locks or unlocks the segment in memory.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -261,12 +261,12 @@ pub fn lock(id: i32, locked: bool) -> Result<()> {
     Ok(())
 }
 
-/// Marks a segment for removal: at once if it is not attached.
+/// Marks a segment for removal; removes it at once if it is not attached.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
 pub fn remove(id: i32) -> Result<()> {
-    // Not freed under the lock: it may be large.
+    // Not freed under the lock, because the segment may be large.
     let object = {
         let mut all = SEGMENTS.lock();
         let (common, segment) = all.find(id)?;
@@ -285,9 +285,9 @@ pub fn remove(id: i32) -> Result<()> {
 pub struct Totals {
     /// The number of segments.
     pub segments: u64,
-    /// Their pages.
+    /// The number of their pages.
     pub pages: u64,
-    /// The resident pages, without those of marked segments.
+    /// The number of resident pages, except pages of marked segments.
     pub resident: u64,
     /// The highest used index of the table.
     pub last_place: u64,

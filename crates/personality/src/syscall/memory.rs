@@ -1,4 +1,4 @@
-//! System calls on the address space. The work is done in the subsystem.
+//! System calls on the address space. The subsystem does the work.
 
 use super::mempolicy::bind_new;
 use super::{Args, Errno, Result};
@@ -36,10 +36,11 @@ pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_remap_file_pages, remap_file_pages),
 ];
 
-/// The space of the caller.
+/// Returns the space of the caller.
 pub(super) fn space<'a>() -> &'a Space<Bare> {
-    // SAFETY: a thread runs, so this CPU runs the space of its process, which exists at least as long as
-    // the call: only `execve` and the end of the process replace it, which are other calls.
+    // SAFETY: a thread runs, so this CPU runs the space of its process. The space exists at least
+    // until the end of the call: only `execve` and the end of the process replace the space, which
+    // are other calls.
     unsafe { &*percpu::this().space.get() }
 }
 
@@ -52,7 +53,8 @@ fn of_caller<R>(call: impl FnOnce(&Space<Bare>, &Cpu<'static, Bare>) -> R) -> R 
 /// Fails if the kernel is short of memory. The caller holds no lock.
 fn room() -> Result<()> {
     if faultless_bare::heap::low() {
-        // Most of it may be retired memory that waits for a grace period, delayed by a CPU that the host did not run.
+        // Retired memory may be waiting for a grace period, delayed by a CPU that the host did not
+        // run.
         percpu::cpu().settle_all();
         if faultless_bare::heap::low() {
             return Err(Errno::ENOMEM);
@@ -61,18 +63,18 @@ fn room() -> Result<()> {
     Ok(())
 }
 
-/// What a call adds to the caller's memory, in bytes.
+/// The memory that a call adds to the caller's space, in bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Added {
-    /// What it maps.
+    /// The size of the new mapping.
     pub bytes: u64,
-    /// Whether that is private and writable, and no stack.
+    /// Set if the new memory is private and writable, and no stack.
     pub is_data: bool,
-    /// The range whose mappings it replaces.
+    /// The range of replaced mappings.
     pub replaced: Option<VirtRange>,
 }
 
-/// [`room`], and a check of the caller's limits of its address space and its data.
+/// Checks [`room`], and the caller's limits of its address space and its data.
 pub(super) fn room_for(added: Added) -> Result<()> {
     room()?;
     let process = &current().process;
@@ -84,7 +86,7 @@ pub(super) fn room_for(added: Added) -> Result<()> {
     }
     let replaced = added.replaced.map_or(0, |range| bytes_of(range, |_| true));
     let fits = |has: u64, limit: u64| {
-        // As on Linux, what is replaced does not count.
+        // As on Linux, replaced memory does not count.
         let added = added.bytes.saturating_sub(replaced);
         limit == u64::MAX || has.saturating_add(added) <= limit
     };
@@ -97,13 +99,13 @@ pub(super) fn room_for(added: Added) -> Result<()> {
     Ok(())
 }
 
-/// Whether it counts against `RLIMIT_DATA`.
+/// Returns whether the area counts against `RLIMIT_DATA`.
 fn is_data(area: &Area) -> bool {
     let flags = area.flags;
     area.allows(Prot::WRITE) && !flags.intersects(VmaFlags::SHARED | VmaFlags::GROWSDOWN)
 }
 
-/// How many bytes of `range` are mapped in areas that are `meant`.
+/// Returns the number of bytes of `range` in mapped areas selected by `meant`.
 fn bytes_of(range: VirtRange, meant: impl Fn(&Area) -> bool) -> u64 {
     let mut bytes = 0;
     space().each_area(percpu::cpu(), range, |area| {
@@ -125,28 +127,28 @@ fn note_peaks(bytes: u64) {
     }
 }
 
-/// How the caller's new mappings are locked.
+/// Returns the lock mode of the caller's new mappings.
 fn future_lock() -> Lock {
     current().process.limits.locks_future.get()
 }
 
-/// Of `mmap`: the mask of the kind.
+/// Flag of `mmap`: the mask of the kind.
 const TYPE: u64 = 0xf;
-/// Of `mmap`: the two kinds.
+/// Flags of `mmap`: the two kinds.
 const SHARED: u64 = MapFlags::SHARED.bits() as u64;
 const PRIVATE: u64 = MapFlags::PRIVATE.bits() as u64;
-/// Of `mmap`: shared, and unknown flags, or those that the file does not support, are an error.
+/// Flag of `mmap`: shared; unknown flags, or flags not supported by the file, are an error.
 const SHARED_VALIDATE: u64 = 3;
-/// Of `mmap`: the flags that are allowed with `SHARED_VALIDATE`, as on Linux: those that are older.
+/// Flags of `mmap` allowed with `SHARED_VALIDATE`: as on Linux, the older flags.
 const VALIDATED: u64 = linux::MAP_SHARED_VALIDATE as u64
     | (linux::MAP_FIXED | linux::MAP_ANONYMOUS | linux::MAP_32BIT | linux::MAP_ABOVE4G) as u64
     | (linux::MAP_DENYWRITE | linux::MAP_EXECUTABLE | linux::MAP_UNINITIALIZED) as u64
     | (linux::MAP_GROWSDOWN | linux::MAP_LOCKED | linux::MAP_NORESERVE | linux::MAP_STACK) as u64
     | (linux::MAP_POPULATE | linux::MAP_NONBLOCK | linux::MAP_HUGETLB) as u64
     | (21 | 30) << linux::MAP_HUGE_SHIFT;
-/// Of `mmap`: fault the pages in.
+/// Flag of `mmap`: fault the pages in.
 const POPULATE: u64 = MapFlags::POPULATE.bits() as u64;
-/// Of `mmap`: do not fault in now; of `remap_file_pages`: do not fault in.
+/// Flag of `mmap`: do not fault in now; of `remap_file_pages`: do not fault in.
 const NONBLOCK: u64 = 0x1_0000;
 
 /// `mmap(addr, length, prot, flags, fd, offset)`.
@@ -166,7 +168,7 @@ pub fn mmap(args: Args<'_>) -> Result {
     }
     match args.d() & TYPE {
         SHARED | PRIVATE => {}
-        // As on Linux, it fails in the subsystem, after the search for a place.
+        // As on Linux, the failure comes from the subsystem, after the search for an address.
         _ if file.is_none() => flags -= MapFlags::SHARED | MapFlags::PRIVATE,
         SHARED_VALIDATE if args.d() & !VALIDATED != 0 => return Err(Errno::EOPNOTSUPP),
         SHARED_VALIDATE => flags -= MapFlags::PRIVATE,
@@ -197,11 +199,11 @@ pub fn mmap(args: Args<'_>) -> Result {
     };
     bind_new(start, len);
     if lock == Lock::OnFault {
-        // If its VMA cannot be split, the mapping keeps its lock state.
+        // If the VMA cannot be split, the mapping keeps its lock state.
         let _ = space().mlock(percpu::cpu(), start, len, lock);
     }
     if lock == Lock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
-        // As on Linux, pages that cannot be faulted in now are left for later.
+        // As on Linux, pages that cannot be faulted in now are skipped.
         let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
     Ok(start)
@@ -216,14 +218,15 @@ fn populate(start: u64, len: u64, write: bool) -> Result<()> {
     })
 }
 
-/// Waits until the pages of files on the disk that are mapped in `range` are there, as far as they can be read.
+/// Waits until the pages of files on the disk mapped in `range` are present, unless they cannot be
+/// read.
 ///
 /// # Errors
 /// `RESTART`: the thread is killed.
 fn fetch(range: VirtRange) -> Result<()> {
     let mut left = range;
     while !left.is_empty() {
-        // One at a time, in its present state.
+        // One area at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), left, |area| {
             let stored = area.memory.object().is_some_and(|object| object.is_stored());
@@ -241,7 +244,7 @@ fn fetch(range: VirtRange) -> Result<()> {
     Ok(())
 }
 
-/// The mapped parts of `range`, and whether they are writable.
+/// Returns the mapped parts of `range`, and whether they are writable.
 fn areas(range: VirtRange) -> Result<Vec<(VirtRange, bool)>> {
     let mut areas = Vec::new();
     let mut room = Ok(());
@@ -289,7 +292,7 @@ pub fn mprotect(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Checks the limit of data for what becomes writable.
+/// Checks the limit of data for memory that becomes writable.
 fn data_for_protect(start: u64, len: u64) -> Result<()> {
     if current().process.limits.data.load(Ordering::Relaxed) == u64::MAX {
         return Ok(());
@@ -395,7 +398,7 @@ fn remove(start: u64, len: u64) -> Result {
     let mut at = start;
     let mut hole = false;
     while at < end {
-        // One at a time, in its present state.
+        // One area at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), VirtRange::new(at, end), |area| {
             found = Some(area.part(VirtRange::new(at, end)));
@@ -427,7 +430,7 @@ fn remove(start: u64, len: u64) -> Result {
     if hole { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
-/// `brk(addr)`: does not fail; the break stays where it is instead.
+/// `brk(addr)`: does not fail; instead the break does not move.
 pub fn brk(args: Args<'_>) -> Result {
     let heap = space().heap_range();
     let growth = args.a().saturating_sub(heap.end);
@@ -468,7 +471,7 @@ fn settle_grown(from: u64, to: u64) {
     if lock == Lock::No {
         return;
     }
-    // If its VMA cannot be split, the heap grows unlocked.
+    // If the VMA cannot be split, the heap grows unlocked.
     let _ = space().mlock(percpu::cpu(), start, len, lock);
     if lock == Lock::Now {
         let _ = populate(start, len, true);
@@ -497,7 +500,8 @@ pub fn mincore(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `msync(addr, length, flags)`: files are in memory, so there is nothing to write back or to read again.
+/// `msync(addr, length, flags)`: files are in memory, so there is no data to write back or to
+/// read again.
 pub fn msync(args: Args<'_>) -> Result {
     const ASYNC: u64 = linux::MS_ASYNC as u64;
     const INVALIDATE: u64 = linux::MS_INVALIDATE as u64;
@@ -509,7 +513,7 @@ pub fn msync(args: Args<'_>) -> Result {
     {
         return Err(Errno::EINVAL);
     }
-    // As on Linux, a length near the maximum is rounded up to 0, and nothing is done.
+    // As on Linux, a length near the maximum is rounded up to 0, without an effect.
     let len = faultless::page_up(args.b()).unwrap_or(0);
     let end = args.a().checked_add(len).ok_or(Errno::ENOMEM)?;
     if len == 0 {
@@ -542,7 +546,7 @@ fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
     Ok(VirtRange::new(start, end))
 }
 
-/// `mlock(addr, length)`: nothing is ever paged out, so faulting in is enough.
+/// `mlock(addr, length)`: locks the pages, and faults them in.
 pub fn mlock(args: Args<'_>) -> Result {
     room()?;
     let range = lock(&args, Lock::Now)?;
@@ -571,18 +575,18 @@ pub fn munlock(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Locks or unlocks all mappings. Needs no memory for a list of them, and so does not fail.
+/// Locks or unlocks all mappings. Needs no memory for a list of mappings, and so does not fail.
 fn lock_all(how: Lock) {
     let mut left = VirtRange::USER;
     loop {
-        // One at a time, in its present state.
+        // One area at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), left, |area| {
             found = Some(area.range.intersect(left));
             false
         });
         let Some(part) = found else { return };
-        // A mapping that was removed meanwhile, or needs memory that is missing, is left out.
+        // Skips a mapping that was removed concurrently, or for which memory is out.
         let _ = space().mlock(percpu::cpu(), part.start, part.len(), how);
         left = VirtRange::new(part.end, left.end);
     }
@@ -605,7 +609,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
     }
     if flags & CURRENT != 0 && how == Lock::Now {
         for (part, write) in areas(VirtRange::USER)? {
-            // Pages that cannot be faulted in are left out.
+            // Skips pages that cannot be faulted in.
             if populate(part.start, part.len(), write) == Err(Errno::RESTART) {
                 return Err(Errno::RESTART);
             }
@@ -621,8 +625,8 @@ pub fn munlockall(_: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `remap_file_pages(addr, length, prot, page, flags)`: a new shared mapping of another part of the same object, as on
-/// Linux since it has no nonlinear mappings any more.
+/// `remap_file_pages(addr, length, prot, page, flags)`: makes a new shared mapping of another
+/// part of the same object, as Linux does since the removal of nonlinear mappings.
 pub fn remap_file_pages(args: Args<'_>) -> Result {
     room()?;
     let (start, len) = (faultless::page_down(args.a()), faultless::page_down(args.b()));
@@ -664,13 +668,13 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
         let _ = space().mlock(percpu::cpu(), start, len, lock);
     }
     if lock == Lock::Now || args.e() & NONBLOCK == 0 {
-        // Pages that cannot be faulted in now are left for later.
+        // Skips pages that cannot be faulted in now.
         let _ = populate(start, len, area.prot.contains(Prot::WRITE));
     }
     Ok(0)
 }
 
-/// Whether all of a range is mapped.
+/// Checks that the whole range is mapped.
 fn mapped(range: VirtRange) -> Result<()> {
     if space().is_mapped(percpu::cpu(), range) { Ok(()) } else { Err(Errno::ENOMEM) }
 }

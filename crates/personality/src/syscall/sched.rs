@@ -214,7 +214,7 @@ pub fn sched_setattr(args: Args<'_>) -> Result {
     set_schedule(&thread, new, priority)
 }
 
-/// `ioprio_get(which, who)`: without disks all processes have Linux's default priority.
+/// `ioprio_get(which, who)`: all processes have Linux's default priority.
 pub fn ioprio_get(args: Args<'_>) -> Result {
     const USUAL: u64 = 2 << 13 | 4;
     const PROCESS: u64 = 1;

@@ -6,10 +6,10 @@ use faultless::Lock;
 use faultless_bare::sync::Mutex;
 use linux_raw_sys::general as nr;
 
-/// Largest number of a process or thread, as on Linux.
+/// The maximum number of a process or thread, as on Linux.
 pub const PID_MAX: u32 = 4 << 20;
 
-/// How future mappings of a process are locked: `mlockall` with `MCL_FUTURE`.
+/// The locking of a process's future mappings: `mlockall` with `MCL_FUTURE`.
 #[derive(Debug, Default)]
 pub struct FutureLock(AtomicU8);
 
@@ -31,8 +31,7 @@ impl FutureLock {
 /// Soft and hard limits, by Linux's numbers of resources.
 pub type Rows = [[u64; 2]; 16];
 
-/// The limits of the first processes: Linux's, with a stack as large as the subsystem lets one
-/// grow.
+/// The limits of the first processes: Linux's limits, with the subsystem's maximum stack size.
 const FIRST: Rows = {
     const NONE: u64 = u64::MAX;
     let mut limits = [[NONE, NONE]; 16];
@@ -53,13 +52,13 @@ const FIRST: Rows = {
 pub struct Limits {
     /// By Linux's numbers: soft and hard.
     pub rows: Mutex<Rows>,
-    /// The soft limit of its address space, in bytes, for frequent reads.
+    /// The soft limit of the address space, in bytes, for frequent reads.
     pub address_space: AtomicU64,
-    /// The soft limit of its private writable memory.
+    /// The soft limit of private writable memory.
     pub data: AtomicU64,
-    /// The soft limit of signals that wait with their information.
+    /// The soft limit of signals pending with their information.
     pub signals: AtomicU64,
-    /// Whether its mappings are locked at once (`MCL_FUTURE`), and so faulted in.
+    /// Set if new mappings are locked (`MCL_FUTURE`), and so faulted in, at once.
     pub locks_future: FutureLock,
 }
 
@@ -76,10 +75,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Sets one of its limits.
+    /// Sets a limit.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such resource, or the soft limit is above the hard one.
+    /// `EINVAL`: an unknown resource, or the soft limit is above the hard limit.
     pub fn set(&self, resource: usize, new: [u64; 2]) -> Result<()> {
         let mut rows = self.rows.lock();
         let limit = rows.get_mut(resource).filter(|_| new[0] <= new[1]).ok_or(Errno::EINVAL)?;

@@ -1,11 +1,11 @@
-//! The memory of a process: its address space, and what the kernel knows about the program in it.
+//! The memory of a process: its address space, and the kernel's data about its program.
 //!
-//! Threads of a process share it, and so does a child of `vfork` until it calls `execve`.
+//! Threads of a process share the memory, and so does a child of `vfork` until it calls `execve`.
 //!
-//! *Revocation.* Pages that leave a file are taken out of every memory ([`revoke`]). So every
-//! memory is in the list before a file is mapped in it, whether a process uses it yet or not. A copy of a memory
-//! has its mappings from the start, but is listed only when it is complete; so no copy is made
-//! while pages are taken out.
+//! *Revocation.* Pages that leave a file are removed from every memory ([`revoke`]). So every
+//! memory is in the list before a file is mapped in it, even if no process uses the memory yet. A
+//! copy of a memory has its mappings from the start, but is listed only after its completion; so no
+//! copy is made during a revocation.
 
 use crate::errno::Result;
 use alloc::boxed::Box;
@@ -24,19 +24,20 @@ use faultless_collections::{Arc, Map, Slot, String, Weak};
 
 /// All memories, by the number of their space.
 static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
-/// Held shared to copy a memory and list the copy; held exclusively, inside the lock of a file, to take pages of that file
-/// out of all of them. Taken before the locks of the subsystem, and that of the list.
+/// Held shared to copy a memory and list the copy; held exclusively, inside the lock of a file, to
+/// remove pages of this file from all memories. Taken before the locks of the subsystem, and the
+/// lock of the list.
 static COPYING: RwLock = RwLock::new();
 
-/// Who is told of each memory that is free, by its number.
+/// The function called for each freed memory, with its number.
 static WATCHER: Mutex<fn(u64)> = Mutex::new(|_| {});
 
-/// From now on `tell` is called with the number of each memory that is free.
+/// Sets the function called for each freed memory, with its number.
 pub fn watch(tell: fn(u64)) {
     *WATCHER.lock() = tell;
 }
 
-/// Calls `show` for each memory, until it returns false. Allocates nothing.
+/// Calls `show` for each memory, until `show` returns false. Allocates no memory.
 pub fn each(mut show: impl FnMut(&Memory) -> bool) {
     let mut last = None;
     loop {
@@ -46,16 +47,17 @@ pub fn each(mut show: impl FnMut(&Memory) -> bool) {
             last = Some(number);
             memory.upgrade()
         };
-        // Dropped without the lock: it may be the last reference.
+        // Dropped without the lock, because the reference may be the last one.
         if next.is_some_and(|next| !show(&next)) {
             return;
         }
     }
 }
 
-/// Takes the pages of `object` with the numbers `pages`, which have left it, out of every memory, and
-/// keeps or drops their private copies by `copies`. The caller ensures that the object gets no pages there
-/// meanwhile: a program could store to a private mapping of them at once, and that store must not be lost.
+/// Removes the pages of `object` with the numbers `pages`, which have left the object, from every
+/// memory, and keeps or drops private copies by `copies`. The caller ensures that the object gets
+/// no pages in this range during the call: a program could store to a private mapping of these
+/// pages at once, and this store must not be lost.
 pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
     let _alone = COPYING.write(percpu::cpu());
     each(|memory| {
@@ -64,7 +66,7 @@ pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
     });
 }
 
-/// Whether a mapping may store to `object`. No copy of a memory is made meanwhile.
+/// Returns whether a mapping may store to `object`. No copy of a memory is made during the call.
 pub fn may_store_to(object: &Shared<Object>) -> bool {
     let _alone = COPYING.write(percpu::cpu());
     let mut found = false;
@@ -85,9 +87,9 @@ pub fn may_store_to(object: &Shared<Object>) -> bool {
 pub struct Image {
     /// The path of the program.
     pub path: String,
-    /// The addresses of its arguments.
+    /// The addresses of the arguments.
     pub arguments: Option<VirtRange>,
-    /// The addresses of its environment.
+    /// The addresses of the environment.
     pub environment: Option<VirtRange>,
 }
 
@@ -97,14 +99,14 @@ impl Image {
     }
 }
 
-/// An address space with a program in it.
+/// An address space with a program.
 #[derive(Debug)]
 pub struct Memory {
-    /// Boxed: it is large, and kernel stacks are small. Taken by the drop.
+    /// Boxed, because spaces are large, and kernel stacks are small. Taken by the drop.
     space: ManuallyDrop<Box<Space<Bare>>>,
     /// The program.
     pub image: Mutex<Image>,
-    /// The most pages that were mapped, and that were resident, when that was last noted.
+    /// The peaks of mapped and resident pages, at the last update.
     peaks: [AtomicU64; 2],
 }
 
@@ -129,7 +131,7 @@ impl Memory {
         Self::around(empty()?, Image::default(), slot)
     }
 
-    /// A copy, as `fork` makes it.
+    /// Makes a copy, as `fork` requires.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -160,8 +162,8 @@ impl Memory {
         &self.space
     }
 
-    /// Notes the mapped and resident pages if there were never more: before some are taken away,
-    /// and now and then. Returns the most pages that were mapped and resident.
+    /// Updates the peaks of mapped and resident pages: before pages are removed, and periodically.
+    /// Returns the peaks.
     pub fn note_peaks(&self) -> [u64; 2] {
         let cpu = percpu::cpu();
         let now = [self.space.mapped_pages(cpu), self.space.resident_pages(cpu)];
@@ -172,7 +174,7 @@ impl Memory {
         peaks
     }
 
-    /// Its page tables: the least number that the mapped pages need.
+    /// Returns the number of page tables: the minimum for the mapped pages.
     pub fn table_pages(&self) -> u64 {
         let mut tables = 1;
         let mut last = [u64::MAX; 3];
@@ -210,7 +212,8 @@ impl Drop for Memory {
         ALL.lock().remove(&number);
         // SAFETY: taken once, here, and not used afterwards.
         let space = unsafe { ManuallyDrop::take(&mut self.space) };
-        // By this CPU, not by another that ends what was dropped: the frames are free when this returns.
+        // By this CPU, not by another that ends dropped spaces: the frames are free when this
+        // returns.
         space.exit(percpu::cpu());
         let tell = *WATCHER.lock();
         tell(number);
@@ -220,24 +223,25 @@ impl Drop for Memory {
 /// The present memory of a process.
 pub struct OwnMemory {
     memory: Mutex<Option<Arc<Memory>>>,
-    /// The space in `memory`, for the scheduler; null if there is none.
+    /// The space in `memory`, for the scheduler; null without a memory.
     space: AtomicPtr<Space<Bare>>,
 }
 
 impl OwnMemory {
-    /// `memory`, or none.
+    /// Returns a cell with `memory`, which may be `None`.
     pub fn new(memory: Option<Arc<Memory>>) -> Self {
         let space = space_of(memory.as_ref());
         Self { memory: Mutex::new(memory), space: AtomicPtr::new(space.cast_mut()) }
     }
 
-    /// The memory; none once the process has ended, or in process 1.
+    /// Returns the memory; `None` after the end of the process, and in process 1.
     pub fn get(&self) -> Option<Arc<Memory>> {
         self.memory.lock().clone()
     }
 
-    /// Replaces the memory, by none at the end, and returns the old. Called by the only thread, which
-    /// runs the new memory ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
+    /// Replaces the memory, by `None` at the end of the process, and returns the old memory. Called
+    /// by the only thread, which runs the new memory
+    /// ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
     #[must_use = "the old memory may be dropped only when no CPU runs it"]
     pub fn replace(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
         let mut memory = self.memory.lock();
@@ -245,7 +249,7 @@ impl OwnMemory {
         core::mem::replace(&mut *memory, new)
     }
 
-    /// The space in it, null once the process has ended.
+    /// Returns the space, null after the end of the process.
     pub(super) fn space(&self) -> *const Space<Bare> {
         self.space.load(Ordering::Acquire)
     }

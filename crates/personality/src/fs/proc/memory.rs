@@ -1,8 +1,9 @@
 //! `/proc/PID/mem`: the memory of a process, by address.
 //!
-//! An open file belongs to the memory that the process had when it was opened: after `execve` and after the end of the process, it reads
-//! as an empty file. The kernel copies with the rights of the process itself. (On Linux, a debugger may also store to
-//! private pages that the process can only read.)
+//! An open file refers to the memory that the process had at the time of the open: after `execve`
+//! and after the end of the process, the file reads as empty. The kernel copies with the rights of
+//! the process itself. (On Linux, a debugger may also store to private pages that the process can
+//! only read.)
 
 use super::super::transfer::{Piece, Transfer};
 use crate::errno::{Errno, Result};
@@ -20,10 +21,10 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The memory that process `pid` has now.
+    /// Returns the present memory of process `pid`.
     ///
     /// # Errors
-    /// `ESRCH`: it has none any more.
+    /// `ESRCH`: the process has no memory.
     pub fn try_new(pid: u32) -> Result<Self> {
         let memory = find(pid).and_then(|process| process.memory()).ok_or(Errno::ESRCH)?;
         Ok(Self { pid, space: memory.space().id() })
@@ -76,7 +77,7 @@ impl Opened {
         if moved != 0 || wanted == 0 {
             return Ok(moved);
         }
-        // The caller's memory has an error of its own.
+        // The caller's memory has its own error.
         here.result().and(Err(Errno::EIO))
     }
 }

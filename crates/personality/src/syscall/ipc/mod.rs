@@ -11,7 +11,7 @@ use crate::ipc::Common;
 const RMID: u32 = 0;
 /// Set owner and permissions.
 const SET: u32 = 1;
-/// Read its state.
+/// Read the state.
 const STAT: u32 = 2;
 /// Read the limits.
 const INFO: u32 = 3;
