@@ -69,8 +69,8 @@ impl<T> Ids<T> {
     /// `flags`, a new object made by `make` for an identifier.
     ///
     /// # Errors
-    /// `ENOENT`: there is none. `EEXIST`: there is one, against `flags`. `ENOSPC`: there are too many.
-    /// `ENOMEM`. Those of `suits` and `make`.
+    /// `ENOENT`: the object does not exist. `EEXIST`: it exists, against `flags`. `ENOSPC`: too
+    /// many objects. `ENOMEM`. The errors of `suits` and `make`.
     pub fn get(
         &mut self,
         key: i32,
@@ -118,7 +118,7 @@ impl<T> Ids<T> {
         }
     }
 
-    /// The identifier of the object at an index.
+    /// Returns the identifier of the object at an index.
     ///
     /// # Errors
     /// `EINVAL`: an unused index.

@@ -196,10 +196,10 @@ impl Queue {
     }
 }
 
-/// The queue with identifier `id`.
+/// Returns the queue with identifier `id`.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn find(id: i32) -> Result<Arc<Queue>> {
     QUEUES.lock().find(id).map(|(_, queue)| queue.clone())
 }
@@ -207,7 +207,7 @@ pub fn find(id: i32) -> Result<Arc<Queue>> {
 /// Removes a queue, and wakes its waiters.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn remove(id: i32) -> Result<()> {
     let queue = QUEUES.lock().remove(id)?;
     queue.state.lock().gone = true;

@@ -242,10 +242,10 @@ impl State {
     }
 }
 
-/// The set with identifier `id`.
+/// Returns the set with identifier `id`.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn find(id: i32) -> Result<Arc<Set>> {
     SETS.lock().find(id).map(|(_, set)| set.clone())
 }
@@ -253,7 +253,7 @@ pub fn find(id: i32) -> Result<Arc<Set>> {
 /// Removes a set.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn remove(id: i32) -> Result<()> {
     let set = SETS.lock().remove(id)?;
     set.end();

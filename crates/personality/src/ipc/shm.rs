@@ -162,10 +162,10 @@ pub fn at(place: i32) -> Result<i32> {
     SEGMENTS.lock().at(place)
 }
 
-/// The object of a segment, for an attachment, and its length in bytes.
+/// Returns the object of a segment, for an attachment, and its length in bytes.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn object(id: i32) -> Result<(Held, u64)> {
     let (tag, bytes) = {
         let mut all = SEGMENTS.lock();
@@ -229,7 +229,7 @@ pub fn parts(space: &Space<Bare>, addr: u64) -> Result<(i32, Vec<VirtRange>)> {
 /// Calls `look` with a segment and its number of attachments.
 ///
 /// # Errors
-/// `EINVAL`: there is none. `ENOMEM`.
+/// `EINVAL`: an unknown identifier. `ENOMEM`.
 pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Result<R> {
     let tag = SEGMENTS.lock().find(id)?.1.tag;
     let [attachments] = count(&[tag])?[..] else { return Err(Errno::EINVAL) };
@@ -245,7 +245,7 @@ pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Resul
 /// Sets owner and permissions.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
     SEGMENTS.lock().set(id, uid, gid, mode)
 }
@@ -253,7 +253,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
 /// Locks or unlocks the segment in memory.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn lock(id: i32, locked: bool) -> Result<()> {
     let mut all = SEGMENTS.lock();
     let (common, _) = all.find(id)?;
@@ -264,7 +264,7 @@ pub fn lock(id: i32, locked: bool) -> Result<()> {
 /// Marks a segment for removal; removes it at once if it is not attached.
 ///
 /// # Errors
-/// `EINVAL`: there is none.
+/// `EINVAL`: an unknown identifier.
 pub fn remove(id: i32) -> Result<()> {
     // Not freed under the lock, because the segment may be large.
     let object = {
@@ -275,7 +275,7 @@ pub fn remove(id: i32) -> Result<()> {
         segment.object.take()
     };
     drop(object);
-    // Without memory for the count it is removed later.
+    // Without memory for the count, the segment is removed later.
     let _ = look(id, |_, _, _| ());
     Ok(())
 }

@@ -117,8 +117,8 @@ fn bytes_of(range: VirtRange, meant: impl Fn(&Area) -> bool) -> u64 {
     bytes
 }
 
-/// Notes the caller's mapped and resident pages before `bytes` bytes are taken away. A few pages
-/// are not worth it.
+/// Updates the caller's peaks of mapped and resident pages before `bytes` bytes are removed. Skips
+/// small removals.
 fn note_peaks(bytes: u64) {
     if bytes >= 16 << PAGE_SHIFT
         && let Some(memory) = current().process.memory()
@@ -441,7 +441,7 @@ pub fn brk(args: Args<'_>) -> Result {
         is_data: true,
         replaced: None,
     };
-    // As on Linux, the end stays if nothing is mapped between the new one and the old one.
+    // As on Linux, the end does not move if the range between the new and the old end is unmapped.
     let freed = pages_end(args.a())..pages_end(heap.end);
     if heap.start <= args.a() && !freed.is_empty() {
         let mut is_hole = true;
@@ -453,7 +453,7 @@ pub fn brk(args: Args<'_>) -> Result {
             return Ok(heap.end);
         }
     }
-    // Shrinking frees memory, and does not fail without it.
+    // Shrinking frees memory, and does not fail for lack of memory.
     let wanted = if growth == 0 || room_for(added).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));
     if growth != 0 && end == args.a() {
@@ -634,7 +634,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
     let pages_end = first.checked_add(len >> PAGE_SHIFT);
     let (Some(end), 0, Some(_)) = (end, args.c(), pages_end) else { return Err(Errno::EINVAL) };
-    // All of it must map one object, with one protection, without holes.
+    // The whole range must map one object, with one protection, without holes.
     let mut whole: Option<Area> = None;
     let mut reached = start;
     space().each_area(percpu::cpu(), VirtRange::new(start, end), |area| {

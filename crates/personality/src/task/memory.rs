@@ -110,8 +110,8 @@ pub struct Memory {
     peaks: [AtomicU64; 2],
 }
 
-/// Its drop ends the spaces and objects that were dropped. A structure that has it below a space or object so gives the
-/// frames back at once.
+/// A field whose drop ends the dropped spaces and objects. A structure with this field below a
+/// space or an object so frees the frames at once.
 #[derive(Debug)]
 pub struct EndsDropped;
 
@@ -255,7 +255,7 @@ impl OwnMemory {
     }
 }
 
-/// The space in `memory`, null without one.
+/// Returns the space in `memory`, null without a memory.
 fn space_of(memory: Option<&Arc<Memory>>) -> *const Space<Bare> {
     memory.map_or(ptr::null(), |memory| ptr::from_ref(memory.space()))
 }
