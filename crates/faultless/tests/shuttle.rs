@@ -1,8 +1,8 @@
-//! All scenarios, in one program: the subsystem is compiled for their machine once, and the tests of all files run side by
-//! side. See [`scenario`], and each file.
+//! All scenarios in one program: the subsystem is compiled once for their machine, and the tests of
+//! all files run in parallel. See [`scenario`] and each file.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test --release -p faultless --test scenarios --target-dir target/shuttle shuttle_exit` runs
-//! those of a file.
+//! `RUSTFLAGS="--cfg shuttle" cargo test --release -p faultless --test scenarios --target-dir target/shuttle shuttle_exit`
+//! runs the scenarios of one file.
 #![cfg(shuttle)]
 
 #[macro_use]

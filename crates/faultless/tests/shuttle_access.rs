@@ -1,5 +1,5 @@
-//! A space that is reached from outside, by a CPU that runs another, while its own CPUs change it; and spaces that are
-//! dropped while others make calls.
+//! Remote access to a space, by a CPU that runs another space, while the CPUs of the space change
+//! it; and spaces dropped during calls of other CPUs.
 
 use crate::scenario::{Guest, PAGE, PRIVATE, RW, Space, World, page};
 use faultless::{Advice, FaultError};
@@ -19,7 +19,7 @@ fn write(guest: &Guest<'_>, space: &Space, at: u64, value: u64) -> Result<(), Fa
     space.write_bytes(guest.cpu, at, words.as_flattened()).map_err(|error| error.error)
 }
 
-/// A page is taken away while it is read, and its frame is used for another at once.
+/// A page is unmapped during a remote read, and its frame is reused at once.
 fn reads_against_reuse() {
     let world = World::outside(2, FRAMES);
     let (space, other) = (world.numbered(2, 2), world.numbered(0, 2));
@@ -40,7 +40,7 @@ fn reads_against_reuse() {
     world.finish(vec![space, other]);
 }
 
-/// What is written is in the child, or it is not; and it never comes there later.
+/// A remote write either reaches the child at the fork, or never.
 fn writes_against_fork() {
     let world = World::outside(3, FRAMES);
     let (space, other) = (world.numbered(2, 2), world.numbered(0, 2));
@@ -57,7 +57,7 @@ fn writes_against_fork() {
             write(guest, &child, page(1), 7).unwrap();
             let later = [0, 3].map(|at| read(guest, &child, page(at)).unwrap());
             assert_eq!(later, seen, "a store to the parent");
-            // A later call ends it.
+            // A later call ends the child.
             drop(child);
         }),
         (&space, &|guest| {
@@ -73,7 +73,7 @@ fn writes_against_fork() {
     world.finish(vec![space, other]);
 }
 
-/// A page that is unmapped and mapped again has what was written after that, or zeros.
+/// A page unmapped and mapped again shows later writes or zeros.
 fn writes_against_munmap() {
     let world = World::outside(2, FRAMES);
     let (space, other) = (world.numbered(1, 2), world.numbered(0, 2));
@@ -93,7 +93,7 @@ fn writes_against_munmap() {
     world.finish(vec![space, other]);
 }
 
-/// Once stores are forbidden, nothing that was begun before is stored any more.
+/// Once stores are forbidden, earlier remote writes store no more bytes.
 fn writes_against_mprotect() {
     let world = World::outside(2, FRAMES);
     let (space, other) = (world.numbered(1, 2), world.numbered(0, 2));
@@ -114,7 +114,8 @@ fn writes_against_mprotect() {
     world.finish(vec![space, other]);
 }
 
-/// Children that no exit ends: calls of all CPUs do, while others fault in what they shared.
+/// Children without an explicit exit: calls of all CPUs end them, while other CPUs fault on the
+/// pages they shared.
 fn children_that_are_dropped() {
     let world = World::unwatched(3, FRAMES);
     let space = world.numbered(3, 2);

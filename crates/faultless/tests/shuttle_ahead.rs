@@ -1,16 +1,16 @@
-//! Batches: faults that map pages before they are asked for, against each other and against calls that take
-//! these pages away. In each scenario the first faults are sure to be batches of four pages: eight used ones
-//! lie below.
+//! Batches: faults that prefault pages, against each other and against calls that remove these
+//! pages. In each scenario, the first faults certainly prefault batches of four pages, because
+//! eight used pages lie below.
 
 use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::Prot;
 
-/// Used pages that say what comes next.
+/// Used pages from which the predictor infers the next pages.
 const BEFORE: u64 = 8;
-/// The pages of a scenario: those, and those that are mapped in batches.
+/// The pages of a scenario: the used pages, and the pages mapped in batches.
 const PAGES: u64 = 16;
 
-/// What three CPUs share.
+/// Creates the world and the space shared by three CPUs.
 fn before_a_batch() -> (World, Space) {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -65,8 +65,8 @@ fn batches_against_each_other() {
     world.finish(vec![space]);
 }
 
-/// What shows the page of zeros is stored to, by one who has its neighbours copied with it, while others
-/// read them.
+/// Zero pages are stored to, by a CPU whose fault also copies their neighbours, while other CPUs
+/// read the pages.
 fn batches_over_zeros() {
     let (world, space) = before_a_batch();
     world.within(&space, |guest| {
@@ -89,8 +89,9 @@ fn batches_over_zeros() {
     world.finish(vec![space]);
 }
 
-/// What shows the page of zeros is stored to in batches, while the protection of all changes by one permission more. A store to a page that the change
-/// has not reached finds the old permissions in the entry, which is not taken for the new ones; and who holds entries waits for it to flush.
+/// Zero pages are stored to in batches, while mprotect adds one permission to all pages. A store to
+/// a page which mprotect has not reached finds the old permissions in the entry. The fault must not
+/// mistake these for the new permissions, and a CPU with busy entries waits for mprotect's flush.
 fn batches_over_zeros_against_mprotect() {
     let (world, space) = before_a_batch();
     world.within(&space, |guest| {
@@ -107,7 +108,7 @@ fn batches_over_zeros_against_mprotect() {
     world.finish(vec![space]);
 }
 
-/// Pages mapped ahead are moved, shared with a child, and looked at by who unmaps them.
+/// Prefaulted pages are moved, shared with a child, and evaluated during their unmapping.
 fn batches_against_fork_and_moves() {
     let (world, space) = before_a_batch();
     let there = AT + 64 * PAGE;

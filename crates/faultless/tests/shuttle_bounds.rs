@@ -1,4 +1,4 @@
-//! What is chosen in a tree in shards, against those who change it on the other side of a bound.
+//! Decisions in a tree with shards, against changes on the other side of a shard boundary.
 
 use crate::scenario::{Guest, NONE, PAGE, PRIVATE, RW, World, page};
 use faultless::{Access, Counter, FaultError, MapFlags, RemapFlags, VirtRange};
@@ -20,8 +20,9 @@ fn with_stack(guest: &Guest<'_>, at: u64) {
     guest.store(page(at), 1).unwrap();
 }
 
-/// A stack above a bound grows until its guard reaches across, which joins the shards, while a mapping is placed below the bound, where
-/// nothing is. The tree is parted again before that step: the shard below is empty, as it was, but the stack is nearer.
+/// A stack above a boundary grows until its guard gap reaches across. This joins the shards.
+/// Meanwhile, a mapping is placed below the boundary, in an empty range. The tree is split again
+/// before the placement's step: the lower shard is still empty, but the stack is nearer.
 fn a_stack_whose_guard_reaches_into_an_empty_shard() {
     const STACK: u64 = NEXT + 200;
     let world = World::new(2);
@@ -46,8 +47,9 @@ fn a_stack_whose_guard_reaches_into_an_empty_shard() {
     world.finish(vec![space]);
 }
 
-/// All is full but what is above the common top, where a stack goes while another CPU looks for a place: there is one all the time.
-fn who_finds_a_place_above_a_stack_that_goes() {
+/// All addresses are in use, except above the common top. A stack is unmapped there while another
+/// CPU searches for a place: a place exists at every moment.
+fn a_place_above_an_unmapped_stack_is_found() {
     const BASE: u64 = 0x7fff_f7ff_f000;
     let stack = BASE + 100 * PAGE;
     let world = World::new(2);
@@ -68,8 +70,9 @@ fn who_finds_a_place_above_a_stack_that_goes() {
     world.finish(vec![space]);
 }
 
-/// What moves from across a bound to across another moves at once, though a second VMA is mapped in the old place before that is claimed.
-fn what_moves_across_bounds_moves_at_once() {
+/// A move from one boundary to another boundary is atomic, even if a second VMA is mapped at the
+/// old address before the claim.
+fn a_move_across_boundaries_is_atomic() {
     const TO: u64 = 3 * NEXT;
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -100,9 +103,9 @@ fn what_moves_across_bounds_moves_at_once() {
     world.finish(vec![space]);
 }
 
-/// A CPU maps over the place where the tree is to be parted, and cuts what it mapped: if the VMA lay across a bound, one shard would have it
-/// as it was.
-fn who_maps_where_a_shard_is_to_be_parted() {
+/// A CPU maps over a future boundary of the tree, and cuts the mapping. If the VMA lay across the
+/// boundary, one shard would keep the uncut VMA.
+fn a_mapping_over_a_future_boundary_is_cut() {
     let world = World::new(3);
     let space = world.space(|guest| {
         guest.map(page(0), 1, RW);
@@ -146,8 +149,8 @@ fn the_last_of_two_over_a_table_of_a_shard() {
     world.finish(vec![space]);
 }
 
-/// A CPU faults below a stack. Another CPU maps a second stack in a lower shard, and then unmaps the first: there is one at every moment, so
-/// the fault may not end as if there were none.
+/// A CPU faults below a stack. Another CPU maps a second stack in a lower shard, and then unmaps
+/// the first stack. A stack exists at every moment, so the fault must not fail for lack of a stack.
 fn a_stack_in_one_shard_after_another() {
     const STACK: u64 = NEXT + 100;
     let world = World::new(2);
@@ -168,8 +171,9 @@ fn a_stack_in_one_shard_after_another() {
     world.finish(vec![space]);
 }
 
-/// A listing is of one moment: what is unmapped second is not gone where what is unmapped first is there.
-fn a_listing_is_of_one_moment() {
+/// A listing shows a single moment: if the VMA unmapped first is listed, then the VMA unmapped
+/// second is listed as well.
+fn a_listing_shows_one_moment() {
     let world = World::new(2);
     let (low, high) = (page(0), page(NEXT + 4));
     let space = world.space(|guest| {
@@ -200,18 +204,18 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_a_place_above_a_stack_that_goes() {
-        scenario::explore(SPECULATIVE, super::who_finds_a_place_above_a_stack_that_goes);
+    fn a_place_above_an_unmapped_stack_is_found() {
+        scenario::explore(SPECULATIVE, super::a_place_above_an_unmapped_stack_is_found);
     }
 
     #[test]
-    fn what_moves_across_bounds_moves_at_once() {
-        scenario::explore(SPECULATIVE, super::what_moves_across_bounds_moves_at_once);
+    fn a_move_across_boundaries_is_atomic() {
+        scenario::explore(SPECULATIVE, super::a_move_across_boundaries_is_atomic);
     }
 
     #[test]
-    fn who_maps_where_a_shard_is_to_be_parted() {
-        scenario::explore(SPECULATIVE, super::who_maps_where_a_shard_is_to_be_parted);
+    fn a_mapping_over_a_future_boundary_is_cut() {
+        scenario::explore(SPECULATIVE, super::a_mapping_over_a_future_boundary_is_cut);
     }
 
     #[test]
@@ -221,13 +225,13 @@ mod tests {
 
     #[test]
     fn a_stack_in_one_shard_after_another() {
-        // It takes two calls between two loads.
+        // The failure requires two calls between two loads.
         let all = 10 * scenario::schedules();
         scenario::explore_under(SPECULATIVE, all, super::a_stack_in_one_shard_after_another);
     }
 
     #[test]
-    fn a_listing_is_of_one_moment() {
-        scenario::explore(SPECULATIVE, super::a_listing_is_of_one_moment);
+    fn a_listing_shows_one_moment() {
+        scenario::explore(SPECULATIVE, super::a_listing_shows_one_moment);
     }
 }

@@ -1,5 +1,6 @@
-//! Compaction while programs use the pages that it moves, and others take and free frames: against accesses, forks, calls that unmap, pins, blocks of a
-//! kernel, and a second compaction. Blocks are of a few frames, so that the machines may be small.
+//! Compaction while programs use the moved pages, and other CPUs allocate and free frames: against
+//! accesses, forks, unmapping calls, pins, blocks of a kernel, and a second compaction. Blocks have
+//! few frames, so that the machines can be small.
 
 use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::Prot;
@@ -8,18 +9,18 @@ use faultless::Prot;
 const FRAMES: u32 = 64;
 /// log2 of the frames of a block.
 const ORDER: u8 = 2;
-/// How often programs do the same: as long as a compaction of all memory may take.
+/// The number of repetitions of a program: the duration of a compaction of all memory.
 const ROUNDS: u64 = 4;
-/// Pages that are there at first, and those that are left.
+/// The initial number of pages, and the spacing of the remaining pages.
 const PAGES: u64 = 16;
 const KEPT: usize = 3;
 
-/// Compacts all that there is.
+/// Compacts all memory.
 fn compacts(guest: &Guest<'_>) {
     guest.cpu.compact_small(ORDER);
 }
 
-/// A space whose pages lie scattered: of 16 every third is left.
+/// Creates a space with scattered pages: every third of 16 pages remains.
 fn scattered(world: &World) -> Space {
     let space = world.numbered(PAGES, 2);
     world.within(&space, |guest| {
@@ -75,7 +76,8 @@ fn forks_against_compaction() {
     world.finish(vec![space]);
 }
 
-/// Pages are unmapped and others mapped meanwhile: frames of the block that is emptied are freed, and come to another CPU's list.
+/// Pages are unmapped and other pages mapped in the meantime: frames of the emptied block are
+/// freed, and reach another CPU's list.
 fn calls_against_compaction() {
     let world = World::unwatched(2, FRAMES);
     let space = scattered(&world);
@@ -105,7 +107,7 @@ fn loads_against_compaction() {
             }
         }),
         (&space, &|guest| {
-            // Whose frames are others' at once.
+            // The frames of these pages are reused at once.
             for round in 0..ROUNDS {
                 guest.map(AT + 64 * PAGE, 6, RW);
                 (64..70).for_each(|at| guest.store(page(at), 70 + round).unwrap());
@@ -117,7 +119,7 @@ fn loads_against_compaction() {
     world.finish(vec![space]);
 }
 
-/// A pinned page stays where the device looks for it; a kernel's blocks are of nobody else.
+/// A pinned page stays in the device's frame, and a kernel's blocks have no other owner.
 fn pins_and_blocks_against_compaction() {
     let world = World::unwatched(2, FRAMES);
     let space = scattered(&world);

@@ -1,5 +1,6 @@
-//! Discards: pages go while their mappings stay, and nobody is kept out. Advice against accesses, against itself,
-//! against calls that change the mappings, and the revocation of an object's pages.
+//! Discards: pages are removed while their mappings stay, and no CPU is locked out. Advice against
+//! accesses, against itself, against calls that change the mappings, and the revocation of an
+//! object's pages.
 
 use crate::scenario;
 use crate::scenario::{AT, Guest, NONE, PAGE, RW, Space, World, page};
@@ -8,12 +9,12 @@ use faultless::{
 };
 use std::sync::Mutex;
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
-/// Where pages are moved: below another last-level table.
+/// The target of moves: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
-/// Runs the bodies. As nobody changes a VMA, no fault finds one changed.
+/// Runs the bodies, none of which changes a VMA. Checks that no fault finds a changed VMA.
 fn run_without_aborts(world: &World, bodies: &[scenario::guest::Body<'_>]) {
     let overtaken = || {
         let totals = world.vm.totals();
@@ -24,7 +25,7 @@ fn run_without_aborts(world: &World, bodies: &[scenario::guest::Body<'_>]) {
     assert_eq!(overtaken(), before, "a discard overtook a fault");
 }
 
-/// Two CPUs load and store, each what the other stored, in pages that a third empties.
+/// Two CPUs load and store, each loading the other's values, in pages emptied by a third CPU.
 fn accesses_against_discards() {
     let (world, space) = World::with_pages(2);
     run_without_aborts(
@@ -55,7 +56,7 @@ fn accesses_against_discards() {
     world.finish(vec![space]);
 }
 
-/// Two CPUs empty ranges that overlap, and use what they emptied; a third uses all of it.
+/// Two CPUs empty overlapping ranges, and use the emptied pages. A third CPU uses all pages.
 fn discards_that_overlap() {
     let (world, space) = World::with_pages(3);
     run_without_aborts(
@@ -147,7 +148,7 @@ fn discards_against_protection() {
     world.finish(vec![space]);
 }
 
-/// Pages are emptied while they, and their tables, come and go.
+/// Pages are emptied while the pages and their tables are unmapped and mapped.
 fn discards_against_munmap() {
     let (world, space) = World::with_pages(2);
     world.run(&[
@@ -175,7 +176,7 @@ fn discards_against_munmap() {
     world.finish(vec![space]);
 }
 
-/// Pages are emptied while the space forks: the child has all of them, or none.
+/// Pages are emptied while the space forks: the child has all pages or none.
 fn discards_against_fork() {
     let (world, space) = World::with_pages(2);
     let born = Mutex::new(None);
@@ -207,7 +208,7 @@ fn discards_against_fork() {
     world.finish(vec![space, child]);
 }
 
-/// Pages are emptied while they are moved: before, or not at all.
+/// Pages are emptied while they are moved: before the move, or not at all.
 fn discards_against_moves() {
     let world = World::unwatched(3, 320);
     let space = world.space(|guest| guest.fill(AT, 2));
@@ -261,7 +262,7 @@ fn lazy_frees_that_overlap() {
             (&space, &|guest| {
                 guest.advise(AT, 2, Advice::Free);
                 for at in 8..11 {
-                    // Another CPU may have what was reclaimed.
+                    // Another CPU may have the reclaimed frames.
                     if guest.store(page(at), 100 + at).is_ok() {
                         guest.load(page(at)).unwrap();
                     }
@@ -280,7 +281,8 @@ fn cut_off(guest: &Guest<'_>, object: &Shared<Object>) {
     });
 }
 
-/// A world, a space that maps an object of two pages, of which the kernel wrote `there`, and the object.
+/// Creates a world, a space that maps an object of two pages, `there` of which were written by the
+/// kernel, and the object.
 fn with_object(there: u64, kind: MapFlags) -> (World, Space, Shared<Object>) {
     let world = World::new(3);
     let object = world.object(2, there);
@@ -293,7 +295,7 @@ fn with_object(there: u64, kind: MapFlags) -> (World, Space, Shared<Object>) {
     (world, space, object)
 }
 
-/// The end of most scenarios: nothing is mapped of what was cut off.
+/// Ends most scenarios: checks that no truncated page is mapped.
 fn is_cut_off(world: World, space: Space, object: Shared<Object>) {
     world.within(&space, |guest| {
         assert!(space.page_at(guest.cpu, page(1)).is_none(), "a page beyond the end is mapped");
@@ -353,7 +355,7 @@ fn copies_of_a_hole_against_truncation() {
     private_copies_against_truncation(1);
 }
 
-/// The object is cut off and lengthened again: what is copied from then on are zeros.
+/// The object is truncated and extended again: later copies are zeros.
 fn private_copies_against_regrowth() {
     let (world, space, object) = with_object(2, MapFlags::PRIVATE);
     run_without_aborts(
@@ -383,7 +385,7 @@ fn private_copies_against_regrowth() {
     world.finish_with(vec![space], vec![object]);
 }
 
-/// A hole is punched behind a private mapping: what was stored there stays, and the rest becomes zeros.
+/// A hole is punched behind a private mapping: private stores stay, and the rest becomes zeros.
 fn private_copies_against_a_hole() {
     let world = World::unwatched(3, 320);
     let object = world.object(3, 3);
@@ -445,11 +447,11 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        holding_what_is_emptied: DiscardHolds in [accesses_against_discards],
-        holding_what_two_empty: DiscardHolds in [discards_that_overlap],
+        holding_discarded_entries: DiscardHolds in [accesses_against_discards],
+        holding_entries_of_two_discards: DiscardHolds in [discards_that_overlap],
         flushing_before_reuse: FlushFirst in [accesses_against_discards],
         a_second_look_at_a_page: CopyLooksAgain in [copies_of_a_page_against_truncation],
         a_second_look_at_a_hole: CopyLooksAgain in [copies_of_a_hole_against_truncation],
-        a_second_look_at_what_came_back: CopyLooksAgain in [private_copies_against_regrowth],
+        a_second_look_at_a_regrown_page: CopyLooksAgain in [private_copies_against_regrowth],
     );
 }

@@ -1,5 +1,5 @@
-//! Pages of files that leave memory while programs and the kernel use them: against accesses, writing back, truncation, calls that change the
-//! mappings, and with flushes that are deferred.
+//! Evictions of file pages while programs and the kernel use the pages: against accesses,
+//! writeback, truncation, calls that change the mappings, and with deferred flushes.
 
 use crate::scenario::disk::{
     Disk, Plan, nothing_is_lost, overwrite_page, read_page, write_back, write_page,
@@ -11,22 +11,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 160;
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 const READ: Prot = Prot::READ;
-/// Where files are mapped a second time: below another last-level table.
+/// The address of the files' second mapping: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
 type File = Shared<Object>;
 
-/// A machine of so many CPUs, a file of `pages` pages, and a space that maps it.
+/// Creates a machine of `cpus` CPUs, a file of `pages` pages, and a space that maps the file.
 fn mapped(cpus: usize, pages: u64, prot: Prot, kind: MapFlags) -> (World, Arc<Disk>, File, Space) {
     let world = World::unwatched(cpus, FRAMES);
     let disk = Disk::new(pages, 2);
     let file = world.file(disk.clone());
     let space = world.space(|guest| {
         guest.map_object(AT, pages, &file, prot, kind);
-        // So the table stays where the file is unmapped.
+        // Keeps the table when the file is unmapped.
         guest.map(page(8), 8, RW);
         (0..pages).for_each(|at| assert_eq!(guest.load(page(at)), Ok(at + 1)));
     });
@@ -38,7 +38,8 @@ fn evict_all(guest: &Guest<'_>, file: &File) {
     (0..3).for_each(|_| guest.evict(file, 0..u64::MAX));
 }
 
-/// Two CPUs store and load in pages that are written and dropped meanwhile, sometimes in vain.
+/// Two CPUs store and load in pages that are written and dropped in the meantime, sometimes with
+/// write errors.
 fn stores_against_evictions() {
     let (world, disk, file, space) = mapped(3, 2, RW, MapFlags::SHARED);
     disk.plan_write(Plan::Fail(0));
@@ -62,7 +63,7 @@ fn stores_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// The kernel stores to pages that are evicted meanwhile, and a program sees it.
+/// The kernel stores to pages that are evicted in the meantime, and a program reads the stores.
 fn kernel_writes_against_evictions() {
     let (world, disk, file, space) = mapped(3, 2, READ, MapFlags::SHARED);
     let written = AtomicBool::new(false);
@@ -89,7 +90,7 @@ fn kernel_writes_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A page that is overwritten while it is not there: a CPU that read it before it was evicted sees what was written.
+/// An absent page is overwritten: a CPU that read the page before its eviction sees the new bytes.
 fn overwriting_against_evictions() {
     let (world, disk, file, space) = mapped(2, 1, READ, MapFlags::SHARED);
     let written = AtomicBool::new(false);
@@ -105,7 +106,7 @@ fn overwriting_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// Pages that move while reclaim looks at them, in the frames that they leave and in those that they come to.
+/// Pages move while reclaim scans the old and the new frames.
 fn migrations_against_evictions() {
     let (world, disk, file, space) = mapped(2, 2, RW, MapFlags::SHARED);
     world.run(&[
@@ -140,7 +141,7 @@ fn sees(
     }
 }
 
-/// A program stores to its own copy of a page that was evicted: its other CPU sees the copy.
+/// A program stores to its private copy of an evicted page: the program's other CPU sees the copy.
 fn copies_against_evictions() {
     let (world, disk, file, space) = mapped(2, 1, RW, MapFlags::PRIVATE);
     let stored = AtomicBool::new(false);
@@ -157,7 +158,8 @@ fn copies_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A page that was evicted is unmapped, forbidden, moved, or replaced: the other CPU does not see it any more.
+/// An evicted page is unmapped, forbidden, moved, or replaced: the other CPU no longer sees the
+/// page.
 fn calls_against_evictions(call: usize, moves: bool) {
     let (world, disk, file, space) = mapped(2, 1, READ, MapFlags::SHARED);
     let segv = Err(FaultError::Segv { mapped: call == 1 });
@@ -200,12 +202,13 @@ fn replacing_against_evictions() {
     calls_against_evictions(3, false);
 }
 
-/// The same for a page that was aged, and moved by a deferred flush: the other CPU may still come to its old frame.
+/// The same for a page that was aged, and moved by a deferred flush: the other CPU may still reach
+/// the old frame.
 fn replacing_against_evictions_of_moved_pages() {
     calls_against_evictions(3, true);
 }
 
-/// What is cut off a page that was evicted is not seen any more.
+/// The truncated part of an evicted page is no longer visible.
 fn truncation_against_evictions() {
     let (world, disk, file, space) = mapped(2, 2, READ, MapFlags::SHARED);
     let [shorter, cut] = [false; 2].map(AtomicBool::new);
@@ -226,7 +229,7 @@ fn truncation_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A hole is punched where a page was evicted, in one space, while another looks at it.
+/// A hole is punched over an evicted page in one space, while another space reads the page.
 fn holes_against_evictions() {
     let (world, disk, file, space) = mapped(2, 1, READ, MapFlags::SHARED);
     let other = world.space(|guest| {
@@ -241,7 +244,7 @@ fn holes_against_evictions() {
             let before = reads();
             guest.evict(&file, 0..1);
             file.punch(guest.cpu, 0..1).unwrap();
-            // Nothing is there to be revoked, unless the page was read again meanwhile.
+            // No page needs revocation, unless the page was read again in the meantime.
             if reads() == before && !file.has_page(guest.cpu, 0) {
                 cut.store(true, Ordering::SeqCst);
             }
@@ -275,7 +278,8 @@ fn writing_back_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// What was stored before a page is written back is in the store then, though other CPUs evict the page meanwhile.
+/// Bytes stored before a writeback are in the store afterwards, even if other CPUs evict the page
+/// in the meantime.
 fn the_store_has_what_was_written_back() {
     let (world, disk, file, space) = mapped(3, 1, RW, MapFlags::SHARED);
     world.run(&[
@@ -293,7 +297,7 @@ fn the_store_has_what_was_written_back() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// Once a program has locked a page and used it, it stays.
+/// A page stays after a program has locked and used it.
 fn locking_against_evictions() {
     let (world, disk, file, space) = mapped(2, 2, READ, MapFlags::SHARED);
     world.run(&[
@@ -333,7 +337,7 @@ fn forks_against_evictions() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// Two programs read more than memory holds, and a third stores to it.
+/// Two programs read more pages than memory holds, and a third program stores to the file.
 fn programs_in_little_memory() {
     const PAGES: u64 = 12;
     let world = World::unwatched(3, FRAMES);
@@ -346,7 +350,7 @@ fn programs_in_little_memory() {
         for at in 0..PAGES {
             match guest.load(page(at) + 8) {
                 Ok(word) => assert_eq!(word, at + 1),
-                // Others have taken what this CPU has freed.
+                // Other CPUs have allocated the frames freed by this CPU.
                 Err(error) => assert_eq!(error, FaultError::OutOfMemory),
             }
         }
@@ -397,9 +401,9 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        a_flush_of_what_leaves: EvictFlush in [stores_against_evictions],
-        waiting_for_entries_that_others_have: WriteBackAwaits in [the_store_has_what_was_written_back],
-        a_look_at_what_is_dirty: EvictLooksAtDirty in [kernel_writes_against_evictions],
+        a_flush_before_pages_leave: EvictFlush in [stores_against_evictions],
+        waiting_for_held_entries_at_write_back: WriteBackAwaits in [the_store_has_what_was_written_back],
+        a_check_for_dirty_pages: EvictLooksAtDirty in [kernel_writes_against_evictions],
         a_look_at_locks: EvictLooksAtLocks in [locking_against_evictions],
         a_count_of_the_references: MigrateCounts in [kernel_writes_against_evictions],
         a_stamp_that_moves: MigrateKeepsStamp in [replacing_against_evictions_of_moved_pages],

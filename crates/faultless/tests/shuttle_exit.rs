@@ -1,15 +1,15 @@
-//! The end of spaces: by whoever leaves last, and of a whole family at once.
+//! The end of spaces: by the last leaving program, and of a whole family at once.
 
 use crate::scenario::disk::{Disk, read_page};
 use crate::scenario::{AT, Guest, RW, Space, World, page};
 use faultless::{MapFlags, Object, Prot};
 use std::sync::{Arc, Mutex};
 
-/// Pages of the space that ends; there is one more, which nobody has touched.
+/// Pages of the ending space; one more page stays untouched.
 const PAGES: u64 = 3;
 
-/// A world of three CPUs, the space where they are at home, and one that is theirs in common: a share for
-/// each.
+/// Creates a world of three CPUs, the home space of their programs, and a common space with a
+/// reference for each program.
 fn with_shares() -> (World, Space, [Mutex<Option<Arc<Space>>>; 3]) {
     let (world, shared) = World::with_pages(PAGES);
     world.within(&shared, |guest| guest.map(page(PAGES), 1, RW));
@@ -24,8 +24,8 @@ fn share(guest: &Guest<'_>, shares: &[Mutex<Option<Arc<Space>>>; 3]) -> Arc<Spac
     shares[guest.cpu.id().index()].lock().unwrap().take().unwrap()
 }
 
-/// Programs leave a space, which the last of them ends, and go on in its frames.
-fn whoever_leaves_last_ends_it() {
+/// Programs leave a space, which the last program ends, and continue in frames of the ended space.
+fn the_last_leaving_program_ends_the_space() {
     let (world, home, shares) = with_shares();
     let program = |guest: &Guest<'_>| {
         let (shared, mine) = (share(guest, &shares), u64::from(guest.cpu.id().0));
@@ -45,7 +45,8 @@ fn whoever_leaves_last_ends_it() {
     world.finish(vec![home]);
 }
 
-/// Two children end while their parent stores to what it shares with them: one copies, the last keeps.
+/// Two children end while their parent stores to the shared pages: one store copies, the last store
+/// reuses.
 fn stores_against_the_end_of_two_children() {
     let (world, space) = World::with_pages(2);
     let children = [(), ()].map(|()| world.within(&space, |guest| guest.fork(|_| false)));
@@ -78,8 +79,9 @@ fn stores_against_the_end_of_two_children() {
     world.finish(vec![space]);
 }
 
-/// A child ends while another CPU looks for the pages that it shares with its parent, to evict them. Its frames are soon others', who store there what looks like
-/// an entry of such a page.
+/// A child ends while another CPU searches for the pages shared with the parent, to evict them. The
+/// child's frames soon have other owners, who store words there that look like an entry of such a
+/// page.
 fn the_end_of_a_child_against_eviction() {
     let world = World::unwatched(2, 48);
     world.swap_on(Disk::scratch(8, 2));
@@ -88,7 +90,7 @@ fn the_end_of_a_child_against_eviction() {
     let entry = u64::from(frame.0) << 12 | 0x25;
     let untouched = 2..6;
     let child = world.within(&parent, |guest| {
-        // That page, too, looks like a table of such entries.
+        // The page's content also looks like a table of such entries.
         [0, 8].into_iter().for_each(|word| guest.store(page(0) + word, entry).unwrap());
         guest.space.fork(guest.cpu).unwrap()
     });
@@ -106,7 +108,8 @@ fn the_end_of_a_child_against_eviction() {
     world.finish(vec![parent, home]);
 }
 
-/// A space that maps a file ends while another CPU looks for the file's page. Its frames are soon others', who store there what looks like an entry of that page.
+/// A space that maps a file ends while another CPU searches for the file's page. The frames of the
+/// space soon have other owners, who store words there that look like an entry of this page.
 fn the_end_of_a_space_against_eviction_of_its_file() {
     let world = World::unwatched(2, 64);
     let file = world.file(Disk::new(1, 2));
@@ -118,7 +121,7 @@ fn the_end_of_a_space_against_eviction_of_its_file() {
     let frame = world.quietly(|cpu| mapper.page_at(cpu, page(0)).unwrap().frame);
     let entry = u64::from(frame.0) << 12 | 0x25;
     world.quietly(|cpu| {
-        // SAFETY: two words of a page that nobody uses now.
+        // SAFETY: two words of a currently unused page.
         file.write_page(cpu, 0, |at| unsafe { at.cast::<[u64; 2]>().write([entry; 2]) }).unwrap();
     });
     let mapper = Mutex::new(Some(mapper));
@@ -136,7 +139,7 @@ fn the_end_of_a_space_against_eviction_of_its_file() {
     world.finish_with(vec![home], vec![file]);
 }
 
-/// An object is released while another CPU looks at its pages; the CPU that released it needs their frames.
+/// An object is released while another CPU scans its pages. The releasing CPU needs their frames.
 fn the_end_of_an_object_against_reclaim() {
     let world = World::unwatched(2, 64);
     let home = world.space(|guest| {
@@ -160,7 +163,7 @@ fn the_end_of_an_object_against_reclaim() {
     world.finish(vec![home, other]);
 }
 
-/// Stores two words to each of `pages`, which stay as they are.
+/// Stores two words to each of `pages`, which stay unchanged.
 fn fill_with(guest: &Guest<'_>, value: u64, pages: core::ops::Range<u64>) {
     let words = [0, 8];
     for at in pages.clone().map(page) {
@@ -173,7 +176,7 @@ fn fill_with(guest: &Guest<'_>, value: u64, pages: core::ops::Range<u64>) {
 
 mod tests {
     holds!(
-        whoever_leaves_last_ends_it,
+        the_last_leaving_program_ends_the_space,
         stores_against_the_end_of_two_children,
         the_end_of_a_child_against_eviction,
         the_end_of_a_space_against_eviction_of_its_file,
@@ -187,6 +190,6 @@ mod needs {
 
     needs!(
         waiting_for_walks: ExitAwaitsWalks in [the_end_of_a_child_against_eviction],
-        walking_in_no_space_that_ends: WalkLooksAtClosed in [the_end_of_a_space_against_eviction_of_its_file],
+        walking_in_no_closed_space: WalkLooksAtClosed in [the_end_of_a_space_against_eviction_of_its_file],
     );
 }

@@ -1,13 +1,14 @@
-//! Fork, and what follows: copies, and reuse by the last owner.
+//! Forks and the following stores: copies, and reuse by the last owner.
 
 use crate::scenario::{AT, PAGE, RW, World, page};
 use faultless::MapFlags;
 use std::sync::Mutex;
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 6;
 
-/// Two CPUs store while a third forks; the child has what was there at the fork, and keeps it.
+/// Two CPUs store while a third CPU forks. The child has the values of the moment of the fork, and
+/// keeps them.
 fn stores_against_fork() {
     let (world, space) = World::with_pages(2);
     let born = Mutex::new(None);
@@ -43,8 +44,9 @@ fn stores_against_fork() {
     world.finish(vec![space, child]);
 }
 
-/// Parent and child store to a page that they share, and others read it: one copies, one may keep it.
-fn both_write_what_they_share() {
+/// Parent and child store to a shared page, and other CPUs read it: one copies, the other may reuse
+/// it.
+fn parent_and_child_write_shared_pages() {
     let (world, space) = World::with_pages(2);
     let child = world.within(&space, |guest| guest.fork(|_| false));
     world.run(&[
@@ -95,8 +97,8 @@ fn stores_against_the_child_s_exit() {
     world.finish(vec![space]);
 }
 
-/// A fault copies while the page becomes its space's own, is stored to, and is shared again: the entry is
-/// as it was, but not the page.
+/// A fault copies a page while the page becomes exclusive to its space, is stored to, and is shared
+/// again: the entry has the old value, but the page does not.
 fn a_copy_against_reuse_and_fork() {
     let (world, born) = (World::new(2), Mutex::new(None));
     let space = world.space(|guest| guest.fill(AT, 1));
@@ -131,7 +133,7 @@ fn a_copy_against_a_new_page_in_the_old_frame() {
     world.finish(vec![space, child, born.into_inner().unwrap().unwrap()]);
 }
 
-/// Shared memory stays shared across a fork, whoever is first to touch it.
+/// Shared memory stays shared across a fork, whichever process touches it first.
 fn shared_memory_across_fork() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -169,7 +171,7 @@ fn shared_memory_across_fork() {
 mod tests {
     holds!(
         stores_against_fork,
-        both_write_what_they_share,
+        parent_and_child_write_shared_pages,
         stores_against_the_child_s_exit,
         a_copy_against_reuse_and_fork,
         a_copy_against_a_new_page_in_the_old_frame,
@@ -182,7 +184,7 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        flushing_what_a_fork_shares: ForkFlush in [stores_against_fork],
-        flushing_what_was_copied: CopyFlush in [both_write_what_they_share],
+        flushing_pages_shared_by_a_fork: ForkFlush in [stores_against_fork],
+        flushing_copied_pages: CopyFlush in [parent_and_child_write_shared_pages],
     );
 }

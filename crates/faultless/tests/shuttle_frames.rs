@@ -1,11 +1,12 @@
-//! Frames run out in the middle of faults and forks, on all CPUs: who is refused leaves nothing behind.
+//! Frames run out in the middle of faults and forks, on all CPUs: a refused operation leaves no
+//! traces.
 
 use crate::scenario::{AT, Guest, RW, World, page};
 
-/// Pages that programs want, and of those what there is.
+/// The number of pages wanted by programs, of which only some can be allocated.
 const PAGES: u64 = 6;
 
-/// Everybody wants more than there is, and one gives back.
+/// All CPUs want more frames than available, and one CPU frees frames.
 fn faults_without_frames() {
     let world = World::new(3);
     let space = world.space(|guest| guest.map(AT, PAGES, RW));
@@ -31,7 +32,7 @@ fn faults_without_frames() {
     world.finish(vec![space]);
 }
 
-/// Forks, and the copies that follow, while somebody takes what they lack.
+/// Forks, and the following copies, while another CPU allocates the missing frames.
 fn forks_without_frames() {
     let (world, space) = World::with_pages(2);
     world.within(&space, |guest| guest.map(page(2), PAGES - 2, RW));

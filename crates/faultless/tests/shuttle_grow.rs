@@ -1,16 +1,16 @@
-//! What grows by itself or at one end: stacks and the heap, under those who use them.
+//! Automatic growth and growth at one end: stacks and the heap, during their use.
 
 use crate::scenario;
 use crate::scenario::{AT, NONE, PAGE, PRIVATE, RW, Space, World, page};
 use faultless::{MapFlags, Prot};
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 
-/// The page of a stack that has not grown yet.
+/// The first page of the stack before its growth.
 const STACK: u64 = 8;
 
-/// A stack of one page, that was stored to.
+/// Creates a stack of one page with a store.
 fn with_stack() -> (World, Space) {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -23,7 +23,7 @@ fn with_stack() -> (World, Space) {
     (world, space)
 }
 
-/// All CPUs grow the stack at once: none is refused.
+/// All CPUs grow the stack at once: no growth fails.
 fn several_that_grow_a_stack() {
     let (world, space) = with_stack();
     world.within(&space, |guest| guest.change((page(3), STACK - 3), Some(RW), true, || {}));
@@ -77,13 +77,14 @@ fn a_stack_against_mappings_below() {
             });
         }),
     ]);
-    // Nothing is in its way any more.
+    // The way below the stack is free.
     world.within(&space, |guest| guest.store(page(7), 40).unwrap());
     world.finish(vec![space]);
 }
 
-/// A stack grows while a mapping is placed as near below it as its guard allows: one of them gives way.
-fn a_stack_against_who_wants_its_guard() {
+/// A stack grows while a mapping is placed as near below as the guard gap allows: one of the two
+/// yields.
+fn a_stack_against_a_mapping_in_its_guard_gap() {
     const GUARD: u64 = 256 * PAGE;
     let (world, space) = with_stack();
     let wanted = page(STACK) - GUARD - PAGE;
@@ -103,7 +104,7 @@ fn a_stack_against_who_wants_its_guard() {
     world.finish(vec![space]);
 }
 
-/// A heap of two pages, that were stored to.
+/// Creates a heap of two pages with stores.
 fn with_heap() -> (World, Space) {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -114,7 +115,7 @@ fn with_heap() -> (World, Space) {
     (world, space)
 }
 
-/// The heap shrinks and grows under those who use it.
+/// The heap shrinks and grows during its use.
 fn faults_against_brk() {
     let (world, space) = with_heap();
     world.run(&[
@@ -140,7 +141,7 @@ fn faults_against_brk() {
     world.finish(vec![space]);
 }
 
-/// Two CPUs move the end of the heap, up and down: it is where the heap ends.
+/// Two CPUs move the end of the heap up and down: the returned end matches the heap.
 fn two_that_move_the_break() {
     let (world, space) = with_heap();
     world.within(&space, |guest| guest.doubt(page(1), 4));
@@ -183,7 +184,7 @@ mod tests {
     holds!(
         several_that_grow_a_stack,
         a_stack_against_mappings_below,
-        a_stack_against_who_wants_its_guard,
+        a_stack_against_a_mapping_in_its_guard_gap,
         faults_against_brk,
         two_that_move_the_break,
     );

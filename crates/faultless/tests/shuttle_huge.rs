@@ -1,6 +1,8 @@
-//! Huge leaves: folios that are mapped, split, unmapped and made, against programs, the kernel and each other.
+//! Huge leaves: folios that are mapped, split, unmapped and created, against programs, the kernel
+//! and each other.
 //!
-//! What concerns all pages of a folio takes some thousand steps, so there are fewer schedules than elsewhere.
+//! Operations on all pages of a folio take thousands of steps, so these scenarios have fewer
+//! schedules than others.
 
 use crate::scenario;
 use crate::scenario::disk::Disk;
@@ -20,7 +22,8 @@ const RWX: Prot = RW.union(Prot::EXEC);
 
 type File = Shared<Object>;
 
-/// A file of a folio, of which the cache has all pages, `cached` by single reads and not as a folio.
+/// Creates a file of one folio. If `cached` is set, the cache has all pages, from single reads and
+/// not as a folio.
 fn file(world: &World, cached: bool) -> File {
     let file = world.file(Disk::new(F, 64));
     let space = mapping(world, &file, RX, MapFlags::SHARED);
@@ -42,8 +45,8 @@ fn count(world: &World, counter: Counter) -> u64 {
     world.vm.totals().get(counter)
 }
 
-/// Programs load while the file is cut off in the middle of the folio, of which another space has a leaf. Then a page beyond is gone for
-/// all of them.
+/// Programs load while the file is truncated in the middle of the folio, for which another space
+/// has a leaf. Afterwards, no program sees a page beyond the end.
 fn a_first_load_against_truncation() {
     let world = World::unwatched(3, FRAMES);
     let file = file(&world, false);
@@ -69,8 +72,8 @@ fn a_first_load_against_truncation() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// Programs load while a hole is punched into the folio, of which another space may have a leaf, and the pages are read again into other frames.
-/// Then all of them see zeros there.
+/// Programs load while a hole is punched into the folio, for which another space may have a leaf,
+/// and the pages are read again into other frames. Afterwards, all programs see zeros in the hole.
 fn a_first_load_against_a_hole() {
     let world = World::unwatched(3, FRAMES);
     let file = file(&world, false);
@@ -103,7 +106,7 @@ fn a_first_load_against_a_hole() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// A folio is read by a first fetch, while others need single pages of it.
+/// A first fetch reads a folio, while other accesses need single pages of the folio.
 fn a_first_fetch_against_reads() {
     let world = World::unwatched(3, FRAMES);
     let file = world.file(Disk::new(F, 1));
@@ -164,7 +167,8 @@ fn first_leaves_and_last_ones() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// Pages move into a folio for a first fetch, while the kernel reads and writes them, writes them back, and drops them.
+/// Pages move into a folio for a first fetch, while the kernel reads, writes, writes back, and
+/// drops the pages.
 fn a_folio_is_made_against_the_kernel() {
     let world = World::unwatched(3, FRAMES);
     let file = file(&world, true);
@@ -179,7 +183,7 @@ fn a_folio_is_made_against_the_kernel() {
         (&other, &|guest| {
             let write = |at: *mut u8| {
                 scenario::machine::step();
-                // SAFETY: a word of the page, lent; one thread runs at a time.
+                // SAFETY: a word of the lent page; one thread runs at a time.
                 unsafe { at.cast::<u64>().write(30) };
             };
             guest.poll();
@@ -200,15 +204,15 @@ fn a_folio_is_made_against_the_kernel() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// Pages of an object without a store move into a folio, while the kernel reads one, and a program makes copies. None is taken for a page of
-/// zeros.
-fn a_page_that_moves_is_there() {
+/// Pages of an object without a store move into a folio, while the kernel reads a page, and a
+/// program copies pages. No page is mistaken for a zero page.
+fn a_moving_page_stays_present() {
     let world = World::unwatched(3, FRAMES);
     let object = world.object(F, F);
     world.vm.set(Setting::HugeText(HugeText::Always));
     let space = mapping(&world, &object, RX, MapFlags::SHARED);
     let other = mapping(&world, &object, RW, MapFlags::PRIVATE);
-    // SAFETY: a word of the page, lent; one thread runs at a time.
+    // SAFETY: a word of the lent page; one thread runs at a time.
     let word = |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
     let first = world.quietly(|cpu| object.read_page(cpu, 0, word).unwrap());
     assert_ne!(first, 0);
@@ -227,7 +231,8 @@ fn a_page_that_moves_is_there() {
     world.finish_with(vec![space, other], vec![object]);
 }
 
-/// Base pages that programs use are replaced by a leaf, or not, and one is unmapped meanwhile.
+/// Base pages in use are replaced by a leaf, or the collapse fails, and one page is unmapped in the
+/// meantime.
 fn a_collapse_against_uses() {
     let world = World::unwatched(3, FRAMES);
     let file = file(&world, true);
@@ -255,7 +260,8 @@ fn a_collapse_against_uses() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A collapse reads the whole folio, and the last page is dropped again, three times, as soon as it is there. The store never fails, so there is no `EIO`.
+/// A collapse reads the whole folio. The last page is dropped three times, each time as soon as it
+/// is present. The store never fails, so `EIO` must not occur.
 fn a_collapse_against_drops() {
     let world = World::unwatched(2, FRAMES);
     let file = world.file(Disk::new(F, 64));
@@ -282,7 +288,7 @@ fn a_collapse_against_drops() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// An operation on a folio that is mapped by a leaf, or in base pages: on all of it, or on a part.
+/// An operation on a folio mapped by a leaf or by base pages: on the whole folio, or on a part.
 type Op = (&'static str, fn(&Guest<'_>, &File));
 
 /// Reads the page, which shows what the file has, or a program stored; or is gone.
@@ -300,7 +306,7 @@ fn put(guest: &Guest<'_>, at: u64) {
     }
 }
 
-/// Makes a call that may find that there is nothing to do.
+/// Makes a call that may find no work.
 fn call(guest: &Guest<'_>, made: Result<(), faultless::Error>) {
     guest.poll();
     let errno = made.map_err(|error| error.errno);
@@ -381,8 +387,9 @@ const OPS: [Op; 18] = [
     }),
 ];
 
-/// Each operation with each, itself included, on text that may be written to, of a private or a shared mapping.
-fn each_with_each() {
+/// Each operation against each operation, including itself, on writable text in a private or a
+/// shared mapping.
+fn every_operation_against_every_operation() {
     let mut random = shuttle::rand::thread_rng();
     let [first, second] = [(); 2].map(|()| OPS[random.gen_range(0..OPS.len())]);
     let kind = if random.gen_bool(0.5) { MapFlags::PRIVATE } else { MapFlags::SHARED };
@@ -440,12 +447,12 @@ mod tests {
         splits_against_each_other,
         first_leaves_and_last_ones,
         a_folio_is_made_against_the_kernel,
-        a_page_that_moves_is_there,
+        a_moving_page_stays_present,
         a_collapse_against_uses,
         a_collapse_against_drops,
     );
 
-    /// More schedules: of what seldom happens.
+    /// More schedules, for rare interleavings.
     fn explore(scenario: fn()) {
         use crate::scenario::{self, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE};
         let few = scenario::schedules().div_ceil(8);
@@ -456,8 +463,8 @@ mod tests {
     }
 
     #[test]
-    fn each_with_each() {
-        explore(super::each_with_each);
+    fn every_operation_against_every_operation() {
+        explore(super::every_operation_against_every_operation);
     }
 
     #[test]
@@ -472,6 +479,6 @@ mod needs {
 
     needs!(
         a_look_for_copies_by_a_collapse: CollapseLooksAgain in [a_collapse_against_uses],
-        a_look_at_all_pages_by_who_maps_them: LeafLooksAgain in [a_first_load_against_a_hole],
+        validating_all_pages_of_a_leaf: LeafLooksAgain in [a_first_load_against_a_hole],
     );
 }

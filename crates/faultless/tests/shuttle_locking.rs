@@ -1,12 +1,12 @@
-//! Writers against writers, and a program that changes the locking policy under itself.
+//! Writers against writers, and a program that changes the locking policy during its own calls.
 
 use crate::scenario::{AT, Guest, RW, World, page};
 use faultless::{Locking, Prot, Setting};
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 3;
 
-/// Uses all pages, whether they are there or not.
+/// Uses all pages, whether mapped or not.
 fn user(guest: &Guest<'_>) {
     for round in 1..=ROUNDS {
         let _ = guest.load(page(0));
@@ -16,7 +16,7 @@ fn user(guest: &Guest<'_>) {
     }
 }
 
-/// Two CPUs change ranges that overlap, a third uses them.
+/// Two CPUs change overlapping ranges, and a third CPU uses the pages.
 fn two_writers() {
     let (world, space) = World::with_pages(3);
     world.run(&[
@@ -37,7 +37,7 @@ fn two_writers() {
     world.finish(vec![space]);
 }
 
-/// A fork against the changes of another CPU, and a third that stores.
+/// A fork against the changes of another CPU, and a third CPU that stores.
 fn fork_against_a_writer() {
     let (world, space) = World::with_pages(3);
     let born = std::sync::Mutex::new(None);

@@ -1,16 +1,16 @@
-//! Pages that move to other frames while programs use them: against accesses, accesses from outside, forks, and calls that
-//! change the mappings or take pages away.
+//! Pages that move to other frames while programs use them: against accesses, remote accesses,
+//! forks, and calls that change the mappings or remove pages.
 
 use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::sync::atomic::{AtomicBool, Ordering, spin_hint};
 use faultless::{FaultError, Object, Prot, Shared};
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 const READ: Prot = Prot::READ;
 /// Frames of the near node.
 const FRAMES: u32 = 64;
-/// Where pages are moved by `mremap`: below another last-level table.
+/// The target of `mremap`: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
 /// Moves two pages there and back.
@@ -27,7 +27,7 @@ fn map_object(guest: &Guest<'_>, object: &Shared<Object>, (at, pages): (u64, u64
     guest.space.mmap_object(guest.cpu, at, pages * PAGE, prot, flags, backing).unwrap();
 }
 
-/// Two CPUs load and store, each what the other stored, in pages that move.
+/// Two CPUs load and store, each loading the other's values, in moving pages.
 fn accesses_against_migrations() {
     let (world, space) = World::with_pages(2);
     world.run(&[
@@ -50,8 +50,8 @@ fn accesses_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// Who writes from outside holds no entry while it copies, but a reference.
-fn writes_from_outside_against_migrations() {
+/// A remote write holds no entry during its copy, but a reference to the frame.
+fn remote_writes_against_migrations() {
     let world = World::outside(2, FRAMES);
     let (space, other) = (world.numbered(1, 2), world.numbered(0, 2));
     world.run(&[
@@ -75,7 +75,7 @@ fn writes_from_outside_against_migrations() {
     world.finish(vec![space, other]);
 }
 
-/// What a fork shares may move before the child has it, and afterwards moves in both.
+/// Pages shared by a fork may move before the child has them. Afterwards they move in both spaces.
 fn forks_against_migrations() {
     let (world, space) = World::with_pages(2);
     world.run(&[
@@ -100,7 +100,8 @@ fn forks_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// Pages that are read-only already, as another child has them: a fork changes no entry, and the frames that they leave are used again.
+/// Pages that are already read-only because another child shares them: a fork changes no entry, and
+/// the old frames are reused.
 fn forks_of_shared_pages_against_migrations() {
     let world = World::unwatched(2, FRAMES);
     let (space, other) = (world.numbered(2, 2), world.numbered(0, 2));
@@ -126,7 +127,7 @@ fn forks_of_shared_pages_against_migrations() {
     world.finish(vec![space, other, first]);
 }
 
-/// Pages that are moved to another address, forbidden, and unmapped meanwhile.
+/// Pages that are moved to another address, forbidden, and unmapped in the meantime.
 fn calls_against_migrations() {
     let world = World::unwatched(3, FRAMES);
     let space = world.numbered(2, 2);
@@ -167,7 +168,7 @@ fn objects_against_migrations() {
     world.run(&[
         (&spaces[0], &|guest| {
             guest.store(page(0), 50).unwrap();
-            // It may be cut off by then.
+            // The page may be truncated by then.
             let _ = guest.store(page(1), 51);
             assert_eq!(guest.load(page(0)), Ok(50), "a lost write");
         }),
@@ -191,7 +192,7 @@ fn objects_against_migrations() {
     world.finish_with(vec![first, second], vec![object]);
 }
 
-/// A space ends while its pages move with those of its relatives.
+/// A space ends while its pages move together with the pages of related spaces.
 fn ends_against_migrations() {
     let world = World::unwatched(3, FRAMES);
     let space = world.numbered(2, 2);
@@ -216,7 +217,8 @@ fn ends_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// Read-only pages move without a flush; a CPU that still reads their old frames keeps these from being used.
+/// Read-only pages move without a flush. A CPU that still reads the old frames prevents their
+/// reuse.
 fn loads_against_deferred_flushes() {
     let (world, space) = World::with_pages(2);
     world.within(&space, |guest| guest.protect(AT, 2, READ));
@@ -242,8 +244,9 @@ fn loads_against_deferred_flushes() {
     world.finish(vec![space]);
 }
 
-/// A page whose accessed bit was cleared moves without a flush where no CPU can have a translation. One that begins to run the space, has dropped its
-/// translations, or uses the page again, does not lose what it stores.
+/// A page with a cleared accessed bit moves without a flush if no CPU can have a translation. A CPU
+/// that begins to run the space, has dropped its translations, or uses the page again, does not
+/// lose its stores.
 fn stores_against_migrations_of_aged_pages() {
     let world = World::unwatched(2, FRAMES);
     let object = world.object(1, 1);
@@ -270,7 +273,7 @@ fn stores_against_migrations_of_aged_pages() {
     world.finish_with(vec![space], vec![object]);
 }
 
-/// What the kernel writes to a page that moved is seen by a CPU that read it before it moved.
+/// Kernel writes to a moved page are visible to a CPU that read the page before the move.
 fn writes_against_deferred_flushes() {
     let world = World::unwatched(2, FRAMES);
     let object = world.object(1, 1);
@@ -297,8 +300,8 @@ fn writes_against_deferred_flushes() {
     world.finish_with(vec![space], vec![object]);
 }
 
-/// What a program stores to a page that moved is seen by a CPU that read it before it moved: through a mapping of its own, and through one that
-/// forbade stores before.
+/// Program stores to a moved page are visible to a CPU that read the page before the move. The
+/// store goes through another mapping, or through a mapping that forbade stores before.
 fn stores_against_deferred_flushes(elsewhere: bool) {
     let world = World::unwatched(2, FRAMES);
     let object = world.object(1, 1);
@@ -335,8 +338,10 @@ fn stores_here_against_deferred_flushes() {
     stores_against_deferred_flushes(false);
 }
 
-/// A page moves away and back, to the frame that it had, while a fault that has done what was deferred comes to take its entry. What is stored then is seen
-/// by a CPU that has read the page where it was between. The fault is of a CPU that does not run the space: another would have to answer a flush.
+/// A page moves away and back to its old frame, while a fault that has done the deferred flush
+/// makes the entry busy. The fault's store is visible to a CPU that has read the page in the
+/// intermediate frame. The fault runs on a CPU that does not run the space: a CPU of the space
+/// would have to serve a flush.
 fn stores_against_moves_and_back(world: &World, space: Space, object: Option<Shared<Object>>) {
     let other = world.numbered(0, 2);
     let stored = AtomicBool::new(false);
@@ -402,7 +407,7 @@ fn protection_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// The same of one that forbids loads, too: the entry is hidden before it is flushed.
+/// The same for an mprotect that also forbids loads: the entry is hidden before the flush.
 fn forbidding_against_migrations() {
     let (world, space) = World::with_pages(1);
     world.run(&[
@@ -422,7 +427,7 @@ fn forbidding_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// The same of `mremap`: the entry is at its new address before the old one is flushed.
+/// The same for `mremap`: the entry is at its new address before the flush of the old address.
 fn moving_against_migrations() {
     let world = World::unwatched(3, FRAMES);
     let space = world.numbered(3, 1);
@@ -434,7 +439,7 @@ fn moving_against_migrations() {
             }
         }),
         (&space, &|guest| {
-            // The other pages come between the first one and the flush.
+            // The other pages are moved between the first page and the flush.
             guest.relocate(AT, TO, 3);
             guest.store(TO, 8).unwrap();
             assert_eq!(guest.load(TO), Ok(8));
@@ -448,7 +453,7 @@ fn moving_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// Two CPUs settle at a time; a third serves them.
+/// Two CPUs settle at a time, and a third CPU serves their requests.
 fn settlements_against_settlements() {
     let world = World::unwatched(3, FRAMES);
     let space = world.numbered(2, 2);
@@ -472,7 +477,7 @@ fn settlements_against_settlements() {
     world.finish(vec![space]);
 }
 
-/// A CPU leaves the space, and answers nobody from then on, while another settles.
+/// A CPU leaves the space, and serves no requests from then on, while another CPU settles.
 fn departures_against_settlements() {
     let world = World::unwatched(2, FRAMES);
     let space = world.numbered(2, 2);
@@ -490,7 +495,8 @@ fn departures_against_settlements() {
     world.finish(vec![space]);
 }
 
-/// A store to one of two pages that move together, by a translation that `mprotect` of this page alone is about to flush, is not lost.
+/// A store to one of two pages that move together is not lost, although it uses a translation that
+/// an `mprotect` of only this page is about to flush.
 fn protection_of_one_of_two_against_migrations() {
     let (world, space) = World::with_pages(2);
     world.within(&space, |guest| guest.protect(page(0), 1, READ));
@@ -512,7 +518,8 @@ fn protection_of_one_of_two_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// A page that two spaces map moves without a flush: CPUs of both keep its old frame from being used.
+/// A page mapped by two spaces moves without a flush: CPUs of both spaces prevent the reuse of the
+/// old frame.
 fn loads_of_two_spaces_against_deferred_flushes() {
     let world = World::unwatched(3, FRAMES);
     let object = world.object(1, 1);
@@ -551,7 +558,7 @@ mod tests {
         departures_against_settlements,
         stores_against_migrations_of_aged_pages,
         accesses_against_migrations,
-        writes_from_outside_against_migrations,
+        remote_writes_against_migrations,
         forks_against_migrations,
         forks_of_shared_pages_against_migrations,
         calls_against_migrations,
@@ -571,7 +578,7 @@ mod needs {
 
     needs!(
         a_flush_before_the_copy: MigrateFlush in [accesses_against_migrations],
-        a_count_of_the_references: MigrateCounts in [writes_from_outside_against_migrations],
+        a_count_of_the_references: MigrateCounts in [remote_writes_against_migrations],
         a_second_look_of_a_fork: ForkLooksAgain in [forks_of_shared_pages_against_migrations],
         a_look_at_the_stamps: ReleaseLooksAtStamps in [loads_against_deferred_flushes],
         a_settlement_that_waits: SettleAwaits in [loads_against_deferred_flushes],
@@ -581,8 +588,8 @@ mod needs {
         a_second_look_at_a_private_page: StoreLooksAgain in [stores_against_private_moves_and_back],
         a_second_look_at_a_shared_page: StoreLooksAgain in [stores_against_shared_moves_and_back],
         a_look_at_the_right_to_store: DeferLooksAtStores in [accesses_against_migrations],
-        a_flush_of_what_is_hidden: FlushLooksAtClaims in [forbidding_against_migrations],
-        a_look_at_who_has_flushed: ColdLooksAtStamps in [stores_against_migrations_of_aged_pages],
+        a_flush_of_hidden_pages: FlushLooksAtClaims in [forbidding_against_migrations],
+        a_check_of_the_flushed_cpus: ColdLooksAtStamps in [stores_against_migrations_of_aged_pages],
         a_look_at_the_claims: DeferLooksAtClaims in [protection_against_migrations],
     );
 }

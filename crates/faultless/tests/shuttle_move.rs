@@ -4,13 +4,13 @@ use crate::scenario::{AT, NONE, PAGE, RW, World, page};
 use faultless::RemapFlags;
 use std::sync::Mutex;
 
-/// Where pages are moved: below another last-level table.
+/// The target of moves: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 5;
 
-/// Pages go away and come back, with all that was stored.
+/// Pages are moved away and back, with all stores.
 fn accesses_against_moves() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -46,7 +46,7 @@ fn accesses_against_moves() {
     world.finish(vec![space]);
 }
 
-/// The target holds pages already, and then new ones at the place they came from.
+/// The target already has pages, and later the old address gets new pages.
 fn accesses_against_moves_over() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -84,7 +84,7 @@ fn accesses_against_moves_over() {
     world.finish(vec![space]);
 }
 
-/// A mapping shrinks, and grows again elsewhere, for something is in its way.
+/// A mapping shrinks, and grows again at another address, because the way is blocked.
 fn accesses_against_resizing() {
     let (world, space) = World::with_pages(4);
     world.run(&[
@@ -135,10 +135,11 @@ fn accesses_against_resizing() {
     world.finish(vec![space]);
 }
 
-/// What is in pages moves away while they are stored to; they stay, empty, and as good as new.
-fn stores_against_a_move_that_leaves_pages() {
+/// `MREMAP_DONTUNMAP` moves pages away while a program stores to them; the old mapping stays, empty
+/// and as good as new.
+fn stores_against_mremap_dontunmap() {
     let (world, space) = World::with_pages(2);
-    // One that nobody has touched.
+    // An untouched page.
     world.within(&space, |guest| guest.map(page(2), 1, RW));
     world.run(&[
         (&space, &|guest| {
@@ -171,9 +172,9 @@ fn stores_against_a_move_that_leaves_pages() {
     world.finish(vec![space]);
 }
 
-/// The only store to a page that nobody has touched, while its whole VMA is left empty: the VMA that stays has no anon_vma, and gets one
-/// with the page.
-fn one_store_against_a_move_that_leaves_pages() {
+/// The only store to an untouched page, while its whole VMA is left empty by `MREMAP_DONTUNMAP`:
+/// the remaining VMA has no anon_vma, and gets one with the page.
+fn one_store_against_mremap_dontunmap() {
     let (world, space) = World::with_pages(2);
     world.within(&space, |guest| guest.map(page(2), 1, RW));
     world.run(&[
@@ -191,8 +192,8 @@ fn one_store_against_a_move_that_leaves_pages() {
     world.finish(vec![space]);
 }
 
-/// Two CPUs move pages to each other's place: those of one are there in the end, all of them.
-fn two_that_move() {
+/// Two CPUs move pages to each other's address: in the end all pages of one CPU are there.
+fn two_opposite_moves() {
     let world = World::new(3);
     let space = world.space(|guest| {
         guest.fill(AT, 2);
@@ -221,7 +222,7 @@ fn two_that_move() {
         }),
     ]);
     world.within(&space, |guest| {
-        // Page 0 was the first to be moved, or page 1 of the others.
+        // Page 0 was moved first, or page 1 of the other range.
         let first_there = guest.areas().iter().any(|area| area.contains(AT));
         let (there, gone, value) =
             if first_there { (AT, TO + PAGE, 1) } else { (TO + PAGE, AT, 2) };
@@ -236,7 +237,8 @@ fn two_that_move() {
     world.finish(vec![space]);
 }
 
-/// The first store of all that needs a table, against the move of its page: the move meets the table, or the fault meets the move.
+/// The first store below a missing table, against the move of its page: either the move finds the
+/// table, or the fault finds the move.
 fn a_first_store_in_a_table_against_a_move() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let world = World::new(2);
@@ -244,7 +246,7 @@ fn a_first_store_in_a_table_against_a_move() {
         guest.map(page(511), 2, RW);
         guest.store(page(511), 1).unwrap();
     });
-    // Where they lie in two tables as well.
+    // The pages lie in two tables at the target as well.
     let to = TO + 511 * PAGE;
     let stored = AtomicBool::new(false);
     world.run(&[
@@ -262,7 +264,8 @@ fn a_first_store_in_a_table_against_a_move() {
     world.finish(vec![space]);
 }
 
-/// A fork beside a move of pages that an earlier child shares. The reverse map of both children finds each page.
+/// A fork next to a move of pages shared with an earlier child. The reverse map of both children
+/// finds each page.
 fn a_fork_against_a_move_of_shared_pages() {
     let (world, space) = World::with_pages(2);
     let first = world.within(&space, |guest| guest.fork(|_| false));
@@ -287,9 +290,9 @@ mod tests {
         accesses_against_moves,
         accesses_against_moves_over,
         accesses_against_resizing,
-        stores_against_a_move_that_leaves_pages,
-        one_store_against_a_move_that_leaves_pages,
-        two_that_move,
+        stores_against_mremap_dontunmap,
+        one_store_against_mremap_dontunmap,
+        two_opposite_moves,
     );
 }
 
@@ -300,7 +303,7 @@ mod needs {
     needs!(
         the_second_look: SecondLook in [accesses_against_moves],
         waiting_for_held_entries: SettleWaits in [accesses_against_moves],
-        a_move_looked_at_twice: SecondLook in [one_store_against_a_move_that_leaves_pages],
+        a_move_looked_at_twice: SecondLook in [one_store_against_mremap_dontunmap],
         awaiting_answers: AwaitAnswers in [accesses_against_moves],
         notes_copied_under_the_claim: ForkCopiesMoves in [a_fork_against_a_move_of_shared_pages],
     );

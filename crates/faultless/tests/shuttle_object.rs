@@ -3,10 +3,11 @@
 use crate::scenario::{AT, Guest, NONE, RW, Space, World, page};
 use faultless::{Copies, MapFlags, Object, Shared};
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 5;
 
-/// Shortens the object to `left` of its two pages, in both spaces, and makes it as long as it was.
+/// Truncates the object to `left` of its two pages, in both spaces, and extends it to its old
+/// length.
 fn truncate_and_extend(
     guest: &Guest<'_>,
     object: &Shared<Object>,
@@ -66,8 +67,9 @@ fn accesses_against_truncation() {
     world.finish_with(vec![space, other], vec![object]);
 }
 
-/// The object's page is there, but mapped nowhere; its frame is another's before the mapping is revoked.
-fn a_mapping_against_a_page_that_leaves() {
+/// The object's page is present, but unmapped. Its frame has another owner before the mapping is
+/// revoked.
+fn a_mapping_against_a_removed_page() {
     let world = World::new(2);
     let object = world.object(2, 2);
     let space = world.space(|guest| {
@@ -93,7 +95,7 @@ fn a_mapping_against_a_page_that_leaves() {
     world.finish_with(vec![space, other], vec![object]);
 }
 
-/// A page comes into being while the object becomes too short for it.
+/// A page is created while the object becomes too short for it.
 fn a_first_touch_against_truncation() {
     let world = World::new(2);
     let object = world.object(2, 0);
@@ -115,7 +117,7 @@ fn a_first_touch_against_truncation() {
     world.finish_with(vec![space], vec![object]);
 }
 
-/// A private mapping copies an object's pages, which stay as they are; another reads them.
+/// A private mapping copies an object's pages, which stay unchanged. Another mapping reads them.
 fn private_copies() {
     let world = World::new(3);
     let object = world.object(2, 1);
@@ -153,7 +155,8 @@ fn private_copies() {
     world.finish_with(vec![space, other], vec![object]);
 }
 
-/// Pages are added beyond what the object's tables span, while others are read and cut off.
+/// Pages are added beyond the range of the object's tables, while other pages are read and
+/// truncated.
 fn pages_beyond_the_tables() {
     const FAR: [u64; 3] = [512, 1024, 512 * 512];
     let world = World::unwatched(3, 160);
@@ -162,7 +165,7 @@ fn pages_beyond_the_tables() {
     let space = world.space(|_| {});
     let write = |guest: &Guest<'_>, index| {
         guest.poll();
-        // SAFETY: a word of a page that is lent; one thread runs at a time.
+        // SAFETY: a word of a lent page; one thread runs at a time.
         object.write_page(guest.cpu, index, |at| unsafe { at.cast::<u64>().write(index) })
     };
     let read = |guest: &Guest<'_>, index| {
@@ -198,7 +201,7 @@ mod tests {
     holds!(
         pages_beyond_the_tables,
         accesses_against_truncation,
-        a_mapping_against_a_page_that_leaves,
+        a_mapping_against_a_removed_page,
         a_first_touch_against_truncation,
         private_copies,
     );
@@ -212,6 +215,6 @@ mod needs {
         a_root_that_is_the_only_one: GrowsOnce in [pages_beyond_the_tables],
         a_look_at_the_length_below_a_new_root: ObjectLooksAgain in [pages_beyond_the_tables],
         a_look_at_the_length: ObjectLooksAgain in [a_first_touch_against_truncation],
-        a_look_at_what_is_referred_to: ReferLooksAgain in [a_mapping_against_a_page_that_leaves],
+        a_second_look_at_a_referenced_page: ReferLooksAgain in [a_mapping_against_a_removed_page],
     );
 }

@@ -1,11 +1,12 @@
-//! The owner of a space, who is alone in it, against others who come: to run it, and to look at it from outside.
+//! The owner of a space, the only CPU in the space, against arriving CPUs: CPUs that begin to run
+//! the space, and CPUs that read it remotely.
 
 use crate::scenario::{AT, Guest, RW, Space, World, page};
 use faultless::{Access, Advice, MapFlags, Prot};
 
 const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::FIXED);
 
-/// A world of three CPUs, a space with six VMAs in which nothing merges, and one that is elsewhere.
+/// Creates a world of three CPUs, a space with six VMAs that cannot merge, and another space.
 fn with_parts() -> (World, Space, Space) {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -18,7 +19,7 @@ fn with_parts() -> (World, Space, Space) {
     (world, space, elsewhere)
 }
 
-/// What the owner does: VMAs come, go, split and merge.
+/// The changes of the owner: VMAs are created, removed, split and merged.
 fn changes(guest: &Guest<'_>) {
     guest.unmap(page(1), 1);
     guest.map(page(1), 1, RW);
@@ -30,7 +31,7 @@ fn changes(guest: &Guest<'_>) {
     guest.unmap(page(6), 1);
 }
 
-/// What an owner does whose VMA is used by others: it goes, and comes back.
+/// An owner unmaps and maps a VMA used by other CPUs.
 fn goes_and_comes(guest: &Guest<'_>) {
     for _ in 0..3 {
         guest.unmap(page(8), 1);
@@ -38,8 +39,9 @@ fn goes_and_comes(guest: &Guest<'_>) {
     }
 }
 
-/// One CPU runs the space and changes it; another looks at it from another space, and maps there.
-fn changes_against_who_looks_from_outside() {
+/// One CPU runs the space and changes it. Other CPUs read the space from another space, and map
+/// there.
+fn changes_against_remote_readers() {
     let (world, space, elsewhere) = with_parts();
     world.run(&[
         (&space, &changes),
@@ -61,14 +63,16 @@ fn changes_against_who_looks_from_outside() {
     world.finish(vec![space, elsewhere]);
 }
 
-/// One CPU runs the space and changes it; another leaves its own, runs this one for a moment, and goes back.
-fn changes_against_who_comes_and_goes() {
+/// One CPU runs the space and changes it. Another CPU leaves its own space, runs this space
+/// briefly, and goes back.
+fn changes_against_a_visiting_cpu() {
     let (world, space, elsewhere) = with_parts();
     world.run(&[
         (&space, &changes),
         (&elsewhere, &|guest| {
             guest.switch(&space, |guest| {
-                // What is gone when the fault is served has no page: the books say so in the end.
+                // A page unmapped before the end of the fault does not exist: the audit checks this
+                // at the end.
                 let _ = space.fault(guest.cpu, page(8), Access::Write);
                 guest.store(page(0), 10).unwrap();
             });
@@ -78,14 +82,14 @@ fn changes_against_who_comes_and_goes() {
     world.finish(vec![space, elsewhere]);
 }
 
-/// A CPU begins to run the space while the only one that runs it tries to own it. Both use the same page, whose VMA goes and
-/// comes.
-fn a_try_against_who_begins_to_run() {
+/// A CPU begins to run the space while the only running CPU tries to own it. Both use the same
+/// page, whose VMA is unmapped and mapped.
+fn a_try_to_own_against_a_beginning_cpu() {
     let (world, space, elsewhere) = with_parts();
     world.run(&[
         (&space, &goes_and_comes),
         (&elsewhere, &|guest| {
-            // It reads the space, which shares it.
+            // This CPU reads the space, and thereby makes it shared.
             space.areas(guest.cpu, |_| {});
             for _ in 0..2 {
                 guest.switch(&space, |guest| {
@@ -99,9 +103,10 @@ fn a_try_against_who_begins_to_run() {
     world.finish(vec![space, elsewhere]);
 }
 
-/// A CPU owns the space just before a step that it makes with a claim, another has just changed a page far off, and begins to run
-/// the space: the step may not part the tree, which its CPU changes in place next.
-fn a_step_of_who_owns_since_its_claim() {
+/// A CPU becomes the owner just before a step with a claim. Another CPU has just changed a distant
+/// page, and begins to run the space. The step must not split the tree, which its CPU changes in
+/// place next.
+fn a_step_of_an_owner_since_its_claim() {
     /// Over the next last-level table: the tree may be parted between.
     const FAR: u64 = 520;
     let (world, space, elsewhere) = with_parts();
@@ -119,7 +124,8 @@ fn a_step_of_who_owns_since_its_claim() {
     world.finish(vec![space, elsewhere]);
 }
 
-/// One CPU discards from outside, under a claim, while another that has come alone begins to own the space.
+/// One CPU discards remotely, under a claim, while another CPU, alone in the space, becomes the
+/// owner.
 fn changes_against_a_claim() {
     let (world, space, elsewhere) = with_parts();
     world.run(&[
@@ -135,11 +141,11 @@ fn changes_against_a_claim() {
 
 mod tests {
     holds!(
-        changes_against_who_looks_from_outside,
-        changes_against_who_comes_and_goes,
+        changes_against_remote_readers,
+        changes_against_a_visiting_cpu,
         changes_against_a_claim,
-        a_try_against_who_begins_to_run,
-        a_step_of_who_owns_since_its_claim,
+        a_try_to_own_against_a_beginning_cpu,
+        a_step_of_an_owner_since_its_claim,
     );
 }
 
@@ -148,10 +154,10 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        who_looks_asks_for_the_owner: UserLooksAtOwner in [changes_against_who_looks_from_outside],
-        who_waits_for_the_owner: JoinAwaitsOwner in [changes_against_who_looks_from_outside],
-        who_tries_looks_again: OwnerLooksAgain in [a_try_against_who_begins_to_run],
-        a_step_of_an_owner_parts_nothing: OwnerPartsNothing in [a_step_of_who_owns_since_its_claim],
-        who_runs_asks_for_the_owner: RunnerLooksAtOwner in [changes_against_who_comes_and_goes],
+        a_remote_reader_checks_the_owner: UserLooksAtOwner in [changes_against_remote_readers],
+        a_remote_reader_waits_for_the_owner: JoinAwaitsOwner in [changes_against_remote_readers],
+        a_try_to_own_checks_again: OwnerLooksAgain in [a_try_to_own_against_a_beginning_cpu],
+        a_step_of_an_owner_does_not_split_the_tree: OwnerPartsNothing in [a_step_of_an_owner_since_its_claim],
+        a_running_cpu_checks_the_owner: RunnerLooksAtOwner in [changes_against_a_visiting_cpu],
     );
 }

@@ -1,10 +1,11 @@
-//! Every operation against every other on one space, from two CPUs, in every place that they may have to
-//! each other: each pair must end as one of its two sequential orders does. See `pairs`.
+//! Every operation against every other operation on one space, from two CPUs, in every relative
+//! position: each pair must end like one of its two sequential orders. See `pairs`.
 //!
-//! Each pair is tried under some schedules from each starting state, more where both write what both
-//! read. `FAULTLESS_SCHEDULES` multiplies them: 2000 is what nobody needs to ask for. `FAULTLESS_PAIR` tries
-//! those whose line contains its text, such as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the
-//! schedule that failed. And the programs that have failed before, which are not all pairs.
+//! Each pair runs under some schedules from each starting state, and under more schedules if both
+//! operations write state read by both. `FAULTLESS_SCHEDULES` multiplies the numbers, relative to
+//! its default of 2000. `FAULTLESS_PAIR` selects the pairs whose line contains the given text, such
+//! as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the failed schedule. The programs that
+//! failed before, not all of them pairs, run as well.
 
 use crate::pairs;
 use crate::pairs::file::Which;
@@ -73,10 +74,10 @@ impl Hand for Guest<'_> {
     }
 }
 
-/// What every order of a case gives.
+/// The outcomes of every order of a case.
 type Orders = Arc<OnceLock<Vec<(Order, Outcome)>>>;
 
-/// Runs the case under the schedule of the moment, and judges it.
+/// Runs the case under the current schedule, and judges its outcome.
 fn try_once(case: &Case, orders: &Orders) {
     let frames = if case.is_text() { TEXT_FRAMES } else { FRAMES };
     let world = World::unwatched(2 + usize::from(case.is_slow()), frames);
@@ -86,13 +87,14 @@ fn try_once(case: &Case, orders: &Orders) {
     let [space, elsewhere] = [(); 2].map(|()| world.space(|_| {}));
     let orders = orders.get_or_init(|| world.within(&space, |hand| case.orders(hand)));
     let besides = world.within(&space, |hand| {
-        // A folio needs frames that are neighbours.
+        // A folio needs adjacent frames.
         hand.cpu.drain();
         let leaves = || world.vm.totals().get(Counter::ThpFileMapped);
         let before = leaves();
         let besides = case.prepare(hand);
         if hand.random(2) == 0 {
-            // Steps on either side of the boundary are of different shards, and those across join them.
+            // Steps on both sides of the boundary belong to different shards, and steps across the
+            // boundary join the shards.
             space.part_tree(hand.cpu(), hand.arena().addr(BOUNDARY));
         }
         assert!(!case.is_text() || leaves() != before, "no huge leaf:\n{case}");
@@ -108,7 +110,7 @@ fn try_once(case: &Case, orders: &Orders) {
         }
         running.fetch_sub(1, Ordering::Relaxed);
     };
-    // That of a slow file.
+    // The device of a slow file.
     let device = |hand: &Guest<'_>| {
         while running.load(Ordering::Relaxed) != 0 {
             if !besides.slow().is_some_and(|words| words.complete(hand, Which::Oldest)) {
@@ -136,7 +138,7 @@ fn try_once(case: &Case, orders: &Orders) {
     world.finish(vec![space, elsewhere]);
 }
 
-/// What was run of the pairs of two kinds, or not.
+/// The numbers of runs and omissions for the pairs of two kinds.
 #[derive(Default)]
 struct Row {
     starts: usize,
@@ -144,7 +146,7 @@ struct Row {
     omitted: BTreeMap<Omitted, usize>,
 }
 
-/// Schedules of a place, if nobody asks for more: in the regime that is the default, and in others.
+/// Returns the default number of schedules at a place, in the default regime and in other regimes.
 fn schedules(pair: &Pair, regime: Regime) -> usize {
     let all = match (pair.shares(), regime == SPECULATIVE) {
         (true, true) => 16,
@@ -162,7 +164,7 @@ fn schedules(pair: &Pair, regime: Regime) -> usize {
     (all * scenario::schedules()).div_ceil(2000)
 }
 
-/// Runs all pairs of which `chosen` says so, and prints the matrix.
+/// Runs all pairs selected by `chosen`, and prints the matrix.
 fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
     let only = std::env::var("FAULTLESS_PAIR").ok();
     let (mut failed, mut rows) = (Vec::new(), Vec::new());
@@ -188,7 +190,7 @@ fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
             case.pages &= regime != AHEAD;
             let orders = Orders::default();
             let one = move || try_once(&case, &orders);
-            // A thread that has failed is of no use to the scheduler any more.
+            // The scheduler cannot use a thread after a failure.
             let tried = std::thread::scope(|scope| {
                 scope.spawn(|| scenario::explore_under(regime, count, one)).join()
             });
@@ -210,7 +212,7 @@ fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
     assert!(failed.is_empty(), "{} pairs failed", failed.len());
 }
 
-/// Runs the programs that are known to have failed.
+/// Runs the programs known to have failed.
 fn run_known(regime: Regime) {
     for (name, mut case) in pairs::known::known() {
         case.pages &= regime != AHEAD;
@@ -238,7 +240,7 @@ macro_rules! regimes {
                 run_pairs(super::$regime, |touch| touch == [Touches::Vmas; 2]);
             }
 
-            /// One changes VMAs, the other uses pages.
+            /// One operation changes VMAs, and the other uses pages.
             #[test]
             fn vmas_against_pages() {
                 run_pairs(super::$regime, |touch| {
@@ -273,18 +275,19 @@ fn try_pair(kinds: [Kind; 2], relation: Relation, base: Base) {
     try_once(&pair.case(), &Orders::default());
 }
 
-/// What is put between a page that is under change and a VMA like it is one with both.
+/// A mapping between a page under change and an equal VMA merges with both.
 fn a_mapping_beside_another() {
     try_pair([Kind::MapHint, Kind::MapFixed], Relation::AboveAcross, Base::Parts);
 }
 
-/// What is put beside a VMA with an anon_vma has it, though that VMA goes before they have merged.
-fn a_mapping_beside_what_goes() {
+/// A mapping next to a VMA with an anon_vma adopts the anon_vma, even if that VMA is unmapped
+/// before the merge.
+fn a_mapping_beside_an_unmapped_vma() {
     try_pair([Kind::MapFixed, Kind::MapShared], Relation::Above, Base::Parts);
 }
 
 /// Two map over a page of a VMA each, and no more VMAs are allowed than there were.
-fn two_that_stay_as_many() {
+fn two_changes_that_keep_the_vma_count() {
     try_pair([Kind::MapFixed; 2], Relation::Apart, Base::Full);
 }
 
@@ -294,28 +297,29 @@ fn try_known(name: &str) {
     try_once(&case, &Orders::default());
 }
 
-/// What stays of a move is a part of what a mapping under change beside it will be one with.
-fn a_part_that_stays() {
+/// The remains of a move are part of the future merge with a mapping under change.
+fn the_remains_of_a_move() {
     try_known("kept beside a change");
 }
 
-/// A mapping comes between a VMA without an anon_vma, which gets one, and one that has one.
+/// A mapping is placed between a VMA without an anon_vma, which gets one, and a VMA with an
+/// anon_vma.
 fn a_first_store_beside() {
     try_known("first store beside a change");
 }
 
-/// Advice for a page that is being unmapped, and a load of it.
+/// Advice for a page during its unmapping, and a load from the page.
 fn advice_of_a_hole() {
     try_known("advised of a hole");
 }
 
-/// A store below a stack that is replaced, and another to it.
-fn a_store_below_a_stack_that_goes() {
+/// A store below a stack during the replacement of the stack, and another store to the stack.
+fn a_store_below_a_replaced_stack() {
     try_known("below a stack that goes");
 }
 
-/// mincore of a page whose first store copies it.
-fn a_page_that_is_copied() {
+/// mincore of a page during the copy by its first store.
+fn a_page_during_its_copy() {
     try_known("looked for at its first store");
 }
 
@@ -325,7 +329,7 @@ fn populating_a_hole() {
 }
 
 /// A part is locked and kept while a mapping beside it is under change.
-fn a_part_alike_again() {
+fn a_part_equal_again() {
     try_known("alike again beside a change");
 }
 
@@ -334,43 +338,43 @@ fn a_cut_before_a_merge() {
     try_known("cut off what merges");
 }
 
-/// A pin of what another CPU maps just then.
-fn a_pin_of_nothing() {
+/// A pin of a page that another CPU maps at the same time.
+fn a_pin_of_an_unmapped_page() {
     try_known("pinned where nothing is");
 }
 
-/// A store to a page that is written back.
-fn a_store_while_it_is_written_back() {
+/// A store to a page during its writeback.
+fn a_store_during_writeback() {
     try_pair([Kind::Store, Kind::WriteBack], Relation::Same, Base::FileShared);
 }
 
-/// A program and the kernel wait for a read that ends meanwhile.
-fn two_that_wait_for_a_read() {
+/// A program and the kernel wait for a read, which ends in the meantime.
+fn two_waiters_for_one_read() {
     try_pair([Kind::Load, Kind::ReadPage], Relation::Same, Base::SlowShared);
 }
 
-/// A page leaves the file while it is read.
-fn a_page_that_leaves_while_it_is_read() {
+/// A page leaves the file during its read.
+fn a_page_removed_during_its_read() {
     try_pair([Kind::Load, Kind::Truncate], Relation::Same, Base::SlowShared);
 }
 
-/// The kernel overwrites a page that is being read.
-fn a_page_that_is_overwritten_while_it_is_read() {
+/// The kernel overwrites a page during its read.
+fn a_page_overwritten_during_its_read() {
     try_pair([Kind::ReadPage, Kind::Overwrite], Relation::Same, Base::SlowShared);
 }
 
-/// The kernel overwrites a page that leaves the file.
-fn a_page_that_leaves_while_it_is_overwritten() {
+/// The kernel overwrites a page while the page leaves the file.
+fn a_page_removed_during_its_overwrite() {
     try_pair([Kind::Truncate, Kind::Overwrite], Relation::Same, Base::SlowShared);
 }
 
-/// A file comes to end in a page that is being read, and that nobody waits for.
-fn an_end_in_a_page_that_is_read() {
+/// A file is truncated within a page whose read has no waiter.
+fn an_end_in_a_page_during_its_read() {
     try_pair([Kind::InCore, Kind::TruncateIn], Relation::Same, Base::SlowShared);
 }
 
-/// The kernel needs a page while it becomes a hole.
-fn a_page_that_is_needed_while_it_is_punched() {
+/// The kernel needs a page while the page becomes a hole.
+fn a_page_needed_during_its_punch() {
     try_pair([Kind::PunchHole, Kind::WritePage], Relation::Same, Base::SlowShared);
 }
 
@@ -381,24 +385,24 @@ mod needs {
     needs!(
         conflicts: RangeConflict in [two_on_a_page],
         neighbours_merge_later: MergesLater in [a_mapping_beside_another],
-        a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
+        a_root_is_adopted: RootAdopted in [a_mapping_beside_an_unmapped_vma],
         a_group_is_sealed: SealsGroup in [a_first_store_beside],
-        a_part_keeps_its_root: RenewsParts in [a_part_that_stays],
-        a_stack_is_flushed: StackIsFlushed in [a_store_below_a_stack_that_goes],
-        a_page_is_looked_for: LookSettles in [a_page_that_is_copied],
-        neighbours_part: PartsNeighbours in [a_part_alike_again],
+        a_part_keeps_its_root: RenewsParts in [the_remains_of_a_move],
+        a_stack_is_flushed: StackIsFlushed in [a_store_below_a_replaced_stack],
+        mincore_waits_for_the_entry: LookSettles in [a_page_during_its_copy],
+        neighbours_part: PartsNeighbours in [a_part_equal_again],
         a_cut_merges_before: CutsUnmerged in [a_cut_before_a_merge],
-        a_pin_finds_nothing: PinFindsNothing in [a_pin_of_nothing],
+        a_pin_without_a_mapping_serves_no_fault: PinFindsNothing in [a_pin_of_an_unmapped_page],
         a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
-        a_first_store_is_noted: FaultMarksDirty in [a_store_while_it_is_written_back],
-        a_page_is_protected_first: WriteBackProtects in [a_store_while_it_is_written_back],
-        who_joins_a_read_holds_the_entry: JoinHoldsEntry in [two_that_wait_for_a_read],
-        a_read_page_is_freed: EndFreesFrame in [a_page_that_leaves_while_it_is_read],
-        a_read_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_read],
-        an_overwritten_page_is_freed: EndFreesFrame in [a_page_that_is_overwritten_while_it_is_read],
-        an_overwrite_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_overwritten],
-        a_cut_drops_reads: CutDropsReads in [an_end_in_a_page_that_is_read],
-        a_read_looks_for_a_cut: ReadLooksForCut in [a_page_that_is_needed_while_it_is_punched],
-        what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
+        a_first_store_is_noted: FaultMarksDirty in [a_store_during_writeback],
+        a_page_is_protected_first: WriteBackProtects in [a_store_during_writeback],
+        a_joined_read_needs_the_held_entry: JoinHoldsEntry in [two_waiters_for_one_read],
+        a_read_page_is_freed: EndFreesFrame in [a_page_removed_during_its_read],
+        a_read_looks_at_the_end: ReadLooksAgain in [a_page_removed_during_its_read],
+        an_overwritten_page_is_freed: EndFreesFrame in [a_page_overwritten_during_its_read],
+        an_overwrite_looks_at_the_end: ReadLooksAgain in [a_page_removed_during_its_overwrite],
+        a_cut_drops_reads: CutDropsReads in [an_end_in_a_page_during_its_read],
+        a_read_looks_for_a_cut: ReadLooksForCut in [a_page_needed_during_its_punch],
+        vmas_with_a_deferred_merge_count_as_one: CountsMerged in [two_changes_that_keep_the_vma_count],
     );
 }

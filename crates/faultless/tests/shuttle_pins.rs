@@ -1,4 +1,5 @@
-//! Pages that a device uses by their frames, while other CPUs fork, copy, discard and give up the pages.
+//! Pages used by a device through their frames, while other CPUs fork, copy, discard and free the
+//! pages.
 
 use crate::scenario::machine::Board;
 use crate::scenario::{AT, Guest, PAGE, World, page};
@@ -32,7 +33,7 @@ fn device_store(guest: &Guest<'_>, pins: &Pins<'_, Board>, value: u64) {
     unsafe { word(guest, pins.frames()[0]).write(value) }
 }
 
-/// The program and the device use one page, whoever forks.
+/// The program and the device use the same page, whichever CPU forks.
 fn pins_against_fork() {
     let world = World::unwatched(3, FRAMES);
     let space = world.numbered(2, 1);
@@ -64,7 +65,8 @@ fn pins_against_fork() {
     world.finish(vec![space]);
 }
 
-/// What a child gets was there at one moment: of two stores, one to a pinned page, not the second alone.
+/// A child gets the content of one moment: of two stores, the first to a pinned page, the child
+/// never gets only the second.
 fn pins_and_stores_against_fork() {
     let world = World::unwatched(2, FRAMES);
     let space = world.numbered(2, 1);
@@ -88,7 +90,7 @@ fn pins_and_stores_against_fork() {
     world.finish(vec![space]);
 }
 
-/// Stores copy pages as they were shared, while their last other user goes and a device gets them.
+/// Stores copy formerly shared pages, while the last other user leaves and a device gets the pages.
 fn pins_against_a_copy() {
     const PAGES: u64 = 4;
     let world = World::unwatched(2, FRAMES);
@@ -102,7 +104,7 @@ fn pins_against_a_copy() {
             guest.poll();
             child.exit(guest.cpu);
             let pins = guest.space.pin(guest.cpu, AT, PAGES * PAGE, false).unwrap();
-            // The other CPU may go on.
+            // The other CPU may continue.
             (0..10).for_each(|_| assert_eq!(guest.load(page(PAGES)), Ok(0)));
             for (at, &frame) in (0..).zip(pins.frames()) {
                 guest.store(page(at), 20 + at).unwrap();
@@ -122,7 +124,8 @@ fn pins_against_a_copy() {
     world.finish(vec![space]);
 }
 
-/// The page is taken away while it is pinned by a CPU that runs another space, and its frame is used for another page at once.
+/// A CPU that runs another space pins a page during its unmapping, and the page's frame is reused
+/// at once.
 fn pins_against_reuse() {
     let world = World::unwatched(2, FRAMES);
     let (space, other) = (world.numbered(1, 1), world.numbered(0, 1));
@@ -146,7 +149,7 @@ fn pins_against_reuse() {
     world.finish(vec![space, other]);
 }
 
-/// What a device stores after the page was given up stays.
+/// Device stores after the page was lazily freed stay.
 fn pins_against_advice() {
     let world = World::unwatched(2, FRAMES);
     let space = world.numbered(2, 1);
@@ -174,7 +177,7 @@ fn pins_against_advice() {
     world.finish(vec![space]);
 }
 
-/// Whichever of the mapping and the pin goes last frees the frame.
+/// The last of the mapping and the pin frees the frame.
 fn unpinning_against_munmap() {
     let world = World::unwatched(2, FRAMES);
     let space = world.numbered(2, 1);

@@ -1,10 +1,11 @@
-//! Accesses against mprotect, first stores to pages of zeros, and the life of what faults look at.
+//! Accesses against mprotect, first stores to zero pages, and the lifetime of the memory read by
+//! faults.
 
 use crate::scenario::{AT, NONE, RW, World, page};
 use faultless::Prot;
 use faultless::sync::observe::at_once;
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 
 /// Stores, while the right to store is taken and given.
@@ -40,7 +41,7 @@ fn stores_against_downgrade() {
     world.finish(vec![space]);
 }
 
-/// Pages are hidden, and come back as they were.
+/// Pages are hidden, and restored unchanged.
 fn accesses_against_hiding() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -100,7 +101,7 @@ fn doubt_against_upgrade() {
     world.finish(vec![space]);
 }
 
-/// All read the page of zeros; two store to it first.
+/// All CPUs read the zero page, and two of them store first.
 fn first_stores_to_zeros() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -127,8 +128,8 @@ fn first_stores_to_zeros() {
     world.finish(vec![space]);
 }
 
-/// VMAs, nodes of the tree and tables are freed while faults look at them.
-fn faults_against_the_freeing_of_what_they_read() {
+/// VMAs, nodes of the tree and tables are freed during faults that read them.
+fn faults_against_the_freeing_of_their_structures() {
     let world = World::new(3);
     let space = world.space(|guest| {
         guest.map(AT, 4, RW);
@@ -159,11 +160,11 @@ fn faults_against_the_freeing_of_what_they_read() {
     world.finish(vec![space]);
 }
 
-/// What was unlinked long ago is freed bit by bit, as much piles up.
+/// Objects unlinked long ago are freed in small parts, as many accumulate.
 fn faults_against_collection() {
     let world = World::new(2);
     let space = world.space(|guest| {
-        // Not touched yet: a call that drops translations waits for faults.
+        // The pages are untouched: a call that drops translations waits for faults.
         guest.map(AT, 2, RW);
         guest.map(page(4), 2, RW);
     });
@@ -176,7 +177,7 @@ fn faults_against_collection() {
         }),
         (&space, &|guest| {
             guest.protect(AT, 2, Prot::READ);
-            // What is retired elsewhere; each call alone is of no interest.
+            // Retires objects elsewhere. The single calls do not matter.
             for _ in 0..40 {
                 at_once(|| {
                     guest.protect(page(4), 1, Prot::READ);
@@ -195,7 +196,7 @@ mod tests {
         accesses_against_hiding,
         doubt_against_upgrade,
         first_stores_to_zeros,
-        faults_against_the_freeing_of_what_they_read,
+        faults_against_the_freeing_of_their_structures,
         faults_against_collection,
     );
 }
@@ -209,8 +210,8 @@ mod needs {
         waiting_for_held_entries: SettleWaits in [stores_against_downgrade, accesses_against_hiding],
         flushing_lost_rights: ProtectFlush in [stores_against_downgrade],
         flushing_zeros: ZeroPageFlush in [first_stores_to_zeros],
-        marks: SectionMark in [faults_against_the_freeing_of_what_they_read],
-        looking_at_marks: LookAtMarks in [faults_against_the_freeing_of_what_they_read],
+        marks: SectionMark in [faults_against_the_freeing_of_their_structures],
+        looking_at_marks: LookAtMarks in [faults_against_the_freeing_of_their_structures],
         both_epochs: SecondEpoch in [faults_against_collection],
     );
 }

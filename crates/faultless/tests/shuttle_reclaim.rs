@@ -1,13 +1,13 @@
-//! Reclaim of lazily freed pages, by a CPU that has run out of frames: against stores, calls, and the end of
-//! the space that has them.
+//! Reclaim of lazily freed pages by a CPU without free frames: against stores, calls, and the end
+//! of the space.
 
 use crate::scenario::{AT, Guest, RW, Space, World, page};
 use faultless::{Advice, Prot};
 use std::sync::Mutex;
 
-/// Pages that are lazily freed.
+/// The number of lazily freed pages.
 const LAZY: u64 = 4;
-/// Pages that nobody has touched, from this one on.
+/// The first untouched page.
 const UNTOUCHED: u64 = 8;
 
 /// A world, and a space in which pages are lazily freed.
@@ -23,7 +23,7 @@ fn freed_lazily() -> (World, Space) {
 /// Needs `pages` frames, which are there or have to be reclaimed.
 fn wants_frames(guest: &Guest<'_>, from: u64, pages: u64) {
     for at in from..from + pages {
-        // Another CPU may have what was reclaimed.
+        // Another CPU may have the reclaimed frames.
         if guest.store(page(at), 100 + at).is_ok() {
             guest.load(page(at)).unwrap();
         }
@@ -40,7 +40,7 @@ fn uses(guest: &Guest<'_>) {
     let _ = guest.load(page(2));
 }
 
-/// What is stored to a lazily freed page is kept, whenever its reclaim begins.
+/// Stores to a lazily freed page are kept, whenever its reclaim begins.
 fn stores_against_reclaim() {
     let (world, space) = freed_lazily();
     world.leave_frames(1);
@@ -58,7 +58,7 @@ fn stores_against_reclaim() {
     world.finish(vec![space]);
 }
 
-/// The same of another space, where nobody is short of anything.
+/// The same for another space, in which no memory is short.
 fn stores_against_reclaim_by_another_space() {
     let (world, space) = freed_lazily();
     let other = world.space(|guest| {
@@ -85,7 +85,7 @@ fn stores_against_reclaim_by_another_space() {
     world.finish(vec![space, other]);
 }
 
-/// What is stored to a lazily freed page is kept, whenever the page is evicted by advice.
+/// Stores to a lazily freed page are kept, whenever advice evicts the page.
 fn stores_against_eviction() {
     let (world, space) = freed_lazily();
     world.run(&[
@@ -132,7 +132,7 @@ fn calls_against_reclaim() {
     world.finish([Some(space), child].into_iter().flatten().collect());
 }
 
-/// Pages are lazily freed under who stores to them, and are reclaimed: what is stored after that is kept.
+/// Pages are lazily freed during stores, and are reclaimed: later stores are kept.
 fn stores_against_advice_and_reclaim() {
     let (world, space) = World::with_pages(2);
     world.within(&space, |guest| guest.map(page(UNTOUCHED), 6, RW));
@@ -155,8 +155,8 @@ fn stores_against_advice_and_reclaim() {
     world.finish(vec![space]);
 }
 
-/// A space ends while another CPU looks for pages in it. Its frames are soon others', who store there what
-/// looks like an entry of a lazily freed page.
+/// A space ends while another CPU searches for pages in the space. The frames of the space soon
+/// have other owners, who store words there that look like an entry of a lazily freed page.
 fn the_end_of_a_space_against_reclaim() {
     let (world, lazy) = freed_lazily();
     let home = world.space(|guest| {
@@ -166,7 +166,7 @@ fn the_end_of_a_space_against_reclaim() {
     let lazy = Mutex::new(Some(lazy));
     let stored = world.quietly(|cpu| home.page_at(cpu, page(UNTOUCHED + 7)).unwrap());
     let entry = u64::from(stored.frame.0) << 12 | 0x25;
-    // That page, too, looks like a table of such entries.
+    // The page's content also looks like a table of such entries.
     world.within(&home, |guest| {
         [0, 8].into_iter().for_each(|word| guest.store(page(UNTOUCHED + 7) + word, entry).unwrap());
     });
@@ -190,8 +190,8 @@ fn the_end_of_a_space_against_reclaim() {
     world.finish(vec![home]);
 }
 
-/// One CPU unlinks tables and idles; another finds their frames.
-fn frames_that_an_idle_cpu_retired() {
+/// One CPU unlinks tables and idles. Another CPU finds their frames.
+fn frames_retired_by_an_idle_cpu() {
     let world = World::new(2);
     let far = AT + (1 << 30);
     let space = world.space(|guest| {
@@ -224,7 +224,7 @@ mod tests {
         stores_against_eviction,
         calls_against_reclaim,
         the_end_of_a_space_against_reclaim,
-        frames_that_an_idle_cpu_retired,
+        frames_retired_by_an_idle_cpu,
     );
 }
 
@@ -233,12 +233,12 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        looking_at_the_dirty_bit: ReclaimLooksAtDirty in [stores_against_reclaim],
-        looking_at_the_dirty_bit_of_what_is_evicted: ReclaimLooksAtDirty in [stores_against_eviction],
-        flushing_what_is_evicted: EvictFlush in [stores_against_eviction],
+        checking_the_dirty_bit: ReclaimLooksAtDirty in [stores_against_reclaim],
+        checking_the_dirty_bit_of_an_evicted_page: ReclaimLooksAtDirty in [stores_against_eviction],
+        flushing_evicted_pages: EvictFlush in [stores_against_eviction],
         flushing_before_reuse: ReclaimFlush in [stores_against_reclaim],
         flushing_another_space: ReclaimFlush in [stores_against_reclaim_by_another_space],
-        flushing_what_is_freed_lazily: FreeFlush in [stores_against_advice_and_reclaim],
+        flushing_lazily_freed_pages: FreeFlush in [stores_against_advice_and_reclaim],
         waiting_for_reclaim: ExitAwaitsReclaim in [the_end_of_a_space_against_reclaim],
     );
 }

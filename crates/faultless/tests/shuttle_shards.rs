@@ -1,4 +1,4 @@
-//! A tree of VMAs that is parted and joined while CPUs change and use what it has.
+//! A tree of VMAs that is split and joined while CPUs change and use its VMAs.
 
 use crate::scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use faultless::{Prot, VirtRange};
@@ -23,7 +23,7 @@ fn part(guest: &Guest<'_>) {
 }
 
 /// Two CPUs unmap on either side of a bound, while a third makes it.
-fn two_that_unmap_while_the_tree_is_parted() {
+fn unmappings_during_a_split_of_the_tree() {
     let world = World::new(3);
     let space = two_far_apart(&world);
     world.run(&[
@@ -38,8 +38,9 @@ fn two_that_unmap_while_the_tree_is_parted() {
     world.finish(vec![space]);
 }
 
-/// The tree is in two shards: CPUs change one each, and a third maps over the bound, which joins them.
-fn two_that_change_shards_while_they_are_joined() {
+/// The tree has two shards: two CPUs change one shard each, and a third CPU maps over the boundary,
+/// which joins the shards.
+fn changes_of_shards_during_their_join() {
     let world = World::new(3);
     let space = two_far_apart(&world);
     world.within(&space, |guest| {
@@ -58,8 +59,9 @@ fn two_that_change_shards_while_they_are_joined() {
     world.finish(vec![space]);
 }
 
-/// A CPU uses pages on either side of a bound, and lists VMAs, while others make the bound and take it away.
-fn who_looks_while_shards_come_and_go() {
+/// A CPU uses pages on both sides of a boundary and lists VMAs, while other CPUs add and remove the
+/// boundary.
+fn accesses_and_listings_during_splits_and_joins() {
     let world = World::new(3);
     let space = two_far_apart(&world);
     world.run(&[
@@ -89,7 +91,7 @@ fn neighbours_across_a_bound_merge() {
     let world = World::new(2);
     let space = world.space(|guest| {
         guest.fill(page(NEXT - 4), 2);
-        // Untouched: two that were stored to would not merge.
+        // Untouched: VMAs with stores would not merge.
         guest.map(page(NEXT + 2), 2, RW);
         part(guest);
     });
@@ -103,7 +105,7 @@ fn neighbours_across_a_bound_merge() {
     world.finish(vec![space]);
 }
 
-/// A child has what both shards have, of one moment.
+/// A child has the VMAs of both shards, of one moment.
 fn a_fork_sees_all_shards() {
     let world = World::new(2);
     let space = two_far_apart(&world);
@@ -124,9 +126,9 @@ fn a_fork_sees_all_shards() {
 
 mod tests {
     holds!(
-        two_that_unmap_while_the_tree_is_parted,
-        two_that_change_shards_while_they_are_joined,
-        who_looks_while_shards_come_and_go,
+        unmappings_during_a_split_of_the_tree,
+        changes_of_shards_during_their_join,
+        accesses_and_listings_during_splits_and_joins,
         neighbours_across_a_bound_merge,
         a_fork_sees_all_shards,
     );
@@ -138,8 +140,8 @@ mod needs {
 
     needs!(
         a_writer_looks_whether_its_shard_has_ended: ShardEnds in [
-            two_that_unmap_while_the_tree_is_parted,
-            two_that_change_shards_while_they_are_joined
+            unmappings_during_a_split_of_the_tree,
+            changes_of_shards_during_their_join
         ],
     );
 }

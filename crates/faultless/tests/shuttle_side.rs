@@ -1,12 +1,13 @@
-//! Writers side by side in one VMA: each has its own pages under change, and leaves alone what the other has.
+//! Concurrent writers in one VMA: each writer has its own pages under change, and skips the pages
+//! of other writers.
 
 use crate::scenario::{AT, Guest, RW, World, page};
 use faultless::{Prot, VirtRange};
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 
-/// Stores to pages that only a new mapping allows to be stored to: what is stored is there from then on.
+/// Stores to pages that only a new mapping makes writable: once allowed, the stored words stay.
 fn store_once_allowed(guest: &Guest<'_>, pages: &[u64]) {
     for round in 1..=ROUNDS {
         for &at in pages {
@@ -22,8 +23,9 @@ fn store_once_allowed(guest: &Guest<'_>, pages: &[u64]) {
     }
 }
 
-/// Two CPUs map over neighbouring pages in the middle of a VMA, while a third uses them and those around them.
-fn two_that_map_over_neighbours() {
+/// Two CPUs map over neighbouring pages in the middle of a VMA, while a third CPU uses these pages
+/// and the surrounding pages.
+fn two_mappings_over_neighbouring_pages() {
     let world = World::new(3);
     let space = world.space(|guest| {
         guest.fill(AT, 4);
@@ -44,7 +46,7 @@ fn two_that_map_over_neighbours() {
     world.finish(vec![space]);
 }
 
-/// One CPU maps over a page, and another into the hole beside it.
+/// One CPU maps over a page, and another CPU maps into the adjacent hole.
 fn a_mapping_beside_one_under_change() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -63,8 +65,9 @@ fn a_mapping_beside_one_under_change() {
     world.finish(vec![space]);
 }
 
-/// One CPU takes rights from a page, one unmaps another, and one discards a third, all of one VMA.
-fn three_that_change_one_vma() {
+/// One CPU reduces the rights of a page, one unmaps another page, and one discards a third page,
+/// all in one VMA.
+fn three_changes_of_one_vma() {
     let world = World::new(4);
     let space = world.space(|guest| guest.fill(AT, 5));
     world.run(&[
@@ -81,8 +84,8 @@ fn three_that_change_one_vma() {
     world.finish(vec![space]);
 }
 
-/// A store that only the new mapping allows goes to the new mapping.
-fn stores_against_a_mapping_that_allows_them() {
+/// A store allowed only by the new mapping goes to the new mapping.
+fn stores_against_a_mapping_that_permits_stores() {
     let world = World::new(2);
     let space = world.space(|guest| {
         guest.fill(AT, 3);
@@ -97,10 +100,10 @@ fn stores_against_a_mapping_that_allows_them() {
 
 mod tests {
     holds!(
-        two_that_map_over_neighbours,
+        two_mappings_over_neighbouring_pages,
         a_mapping_beside_one_under_change,
-        three_that_change_one_vma,
-        stores_against_a_mapping_that_allows_them,
+        three_changes_of_one_vma,
+        stores_against_a_mapping_that_permits_stores,
     );
 }
 
@@ -109,7 +112,7 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        what_is_busy_is_left: BusyIsLeft in [a_mapping_beside_one_under_change],
-        what_changes_is_stopped: ChangesStopped in [stores_against_a_mapping_that_allows_them],
+        busy_vmas_are_skipped: BusyIsLeft in [a_mapping_beside_one_under_change],
+        changing_vmas_are_stopped: ChangesStopped in [stores_against_a_mapping_that_permits_stores],
     );
 }

@@ -1,5 +1,5 @@
-//! Files with a store behind them: pages that are read in and written back, against programs, calls of the kernel, truncation
-//! and each other.
+//! Files with a backing store: pages that are read and written back, against programs, kernel
+//! calls, truncation and each other.
 
 use crate::scenario::disk::{
     Disk, End, Plan, end_read, nothing_is_lost, overwrite_page, read_page, write_back, write_page,
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 160;
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 
 type File = Shared<Object>;
 
-/// A space that maps `file`, and 8 pages of private memory at page 8.
+/// Creates a space that maps `file`, and 8 pages of private memory at page 8.
 fn mapping(world: &World, file: &File, kind: MapFlags) -> Space {
     world.space(|guest| {
         guest.map_object(AT, file.pages(), file, RW, kind);
@@ -37,7 +37,8 @@ fn truncate(guest: &Guest<'_>, spaces: &[&Space], file: &File, pages: u64) {
     spaces.iter().for_each(revoke);
 }
 
-/// Who waits for reads, and is to be waited for by who ends them.
+/// The number of readers that still wait for reads. The completing thread continues until the count
+/// is zero.
 struct Readers(AtomicUsize);
 
 impl Readers {
@@ -85,7 +86,8 @@ fn faults_on_absent_pages() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// The same, of a store that takes reads along. They end well, or with an error, or are forgotten.
+/// The same for a store that completes reads later: with success, with an error, or by dropping the
+/// read.
 fn pending_faults_against_their_end() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(4, 2);
@@ -146,7 +148,8 @@ fn a_read_against_truncation() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A page is taken along by the store, and ends once the file was shortened within the page, and grown.
+/// The store keeps the read of a page. The read ends after the file was truncated within the page
+/// and extended again.
 fn a_pending_read_against_truncation() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(2, 2);
@@ -173,7 +176,7 @@ fn a_pending_read_against_truncation() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// Programs store to pages that are written back meanwhile, sometimes in vain.
+/// Programs store to pages during their writeback, which sometimes fails.
 fn stores_against_write_back() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(2, 2);
@@ -203,7 +206,8 @@ fn stores_against_write_back() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// The first stores to pages that were only read so far, and to pages that nobody has read; and they are unmapped.
+/// The first stores to pages that were only read so far, and to absent pages; then the pages are
+/// unmapped.
 fn first_stores_against_write_back() {
     let world = World::unwatched(2, FRAMES);
     let disk = Disk::new(3, 1);
@@ -228,7 +232,7 @@ fn first_stores_against_write_back() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// The kernel stores to pages that are written back and dropped meanwhile.
+/// The kernel stores to pages that are written back and dropped in the meantime.
 fn kernel_writes_against_write_back() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(2, 2);
@@ -261,7 +265,8 @@ fn kernel_writes_against_write_back() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// Clean pages are dropped, and their frames are others' at once, while programs and the kernel use the pages.
+/// Clean pages are dropped, and their frames reused at once, while programs and the kernel use the
+/// pages.
 fn dropping_against_uses() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(4, 2);
@@ -295,7 +300,7 @@ fn dropping_against_uses() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// The page is unmapped while it is read for a program there.
+/// The page is unmapped during its read for a program at the same address.
 fn munmap_against_a_read() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(2, 1);
@@ -360,7 +365,7 @@ fn copies_against_dropping_and_truncation() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// The first store to a page that was read, which leaves the file just then.
+/// The first store to a read page, which leaves the file at the same time.
 fn a_first_store_against_truncation() {
     let world = World::unwatched(2, FRAMES);
     let disk = Disk::new(2, 1);
@@ -384,7 +389,7 @@ fn a_first_store_against_truncation() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A hole is punched while a program and the kernel use its pages: whoever has found the hole finds what it stores there.
+/// A hole is punched while a program and the kernel use its pages: later stores to the hole stay.
 fn uses_against_a_hole() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(3, 1);
@@ -418,8 +423,8 @@ fn uses_against_a_hole() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// Another process writes to the mapping, while it is written back.
-fn writes_from_outside_against_write_back() {
+/// Another process writes to the mapping during its writeback.
+fn remote_writes_against_write_back() {
     let world = World::outside(2, FRAMES);
     let disk = Disk::new(2, 2);
     let file = world.file(disk.clone());
@@ -446,8 +451,8 @@ fn writes_from_outside_against_write_back() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// The kernel reads an open file in sequence, and ahead, while a program stores to it, and it is written back, dropped, punched and cut
-/// off.
+/// The kernel reads an open file in sequence, with read-ahead, while a program stores to it, and
+/// the file is written back, dropped, punched and truncated.
 fn reads_in_sequence_against_changes() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(8, 1);
@@ -483,7 +488,7 @@ fn reads_in_sequence_against_changes() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
-/// The kernel overwrites whole pages while they are read for a program, and are written back and dropped.
+/// The kernel overwrites whole pages during reads for a program, writeback and drops.
 fn whole_pages_against_reads() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(4, 2);
@@ -512,8 +517,9 @@ fn whole_pages_against_reads() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// The read of a page fails after the page was overwritten: a program that waits for it finds the page.
-fn a_whole_page_against_a_read_that_fails() {
+/// The read of a page fails after the page was overwritten: a program that waits for the read finds
+/// the new page.
+fn a_whole_page_against_a_failing_read() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(2, 2);
     disk.plan_reads(Some(Plan::Later));
@@ -541,7 +547,8 @@ fn a_whole_page_against_a_read_that_fails() {
     world.finish_with(vec![space], vec![file]);
 }
 
-/// A hole is punched, and the file is cut off, while the kernel overwrites whole pages. Whoever has found the hole finds what it stores there.
+/// A hole is punched, and the file is truncated, while the kernel overwrites whole pages. Later
+/// stores to the hole stay.
 fn whole_pages_against_cuts() {
     let world = World::unwatched(3, FRAMES);
     let disk = Disk::new(4, 1);
@@ -580,7 +587,7 @@ fn whole_pages_against_cuts() {
 mod tests {
     holds!(
         whole_pages_against_reads,
-        a_whole_page_against_a_read_that_fails,
+        a_whole_page_against_a_failing_read,
         whole_pages_against_cuts,
         reads_in_sequence_against_changes,
         faults_on_absent_pages,
@@ -595,7 +602,7 @@ mod tests {
         copies_against_dropping_and_truncation,
         a_first_store_against_truncation,
         uses_against_a_hole,
-        writes_from_outside_against_write_back,
+        remote_writes_against_write_back,
     );
 }
 
@@ -607,14 +614,14 @@ mod needs {
         a_look_at_the_length_by_a_read: ReadLooksAgain in [a_read_against_truncation],
         a_mark_by_a_fault: FaultMarksDirty in [first_stores_against_write_back],
         protection_before_writing: WriteBackProtects in [stores_against_write_back],
-        a_mark_of_what_failed: FailedStaysDirty in [stores_against_write_back],
+        a_mark_of_failed_pages: FailedStaysDirty in [stores_against_write_back],
         a_look_at_the_mark_by_dropping: DropsDirty in [kernel_writes_against_write_back],
         a_look_for_a_hole_by_a_read: ReadLooksForCut in [uses_against_a_hole],
         an_end_of_reads_by_a_cut: CutDropsReads in [a_pending_read_against_truncation],
-        no_error_of_what_was_overwritten: OverwrittenIsNoError in [a_whole_page_against_a_read_that_fails],
+        no_error_for_overwritten_pages: OverwrittenIsNoError in [a_whole_page_against_a_failing_read],
         a_look_at_the_length_by_an_overwrite: ReadLooksAgain in [whole_pages_against_cuts],
         a_look_for_a_hole_by_an_overwrite: ReadLooksForCut in [whole_pages_against_cuts],
-        an_entry_held_by_who_joins: JoinHoldsEntry in [faults_on_absent_pages],
+        an_entry_held_while_joining: JoinHoldsEntry in [faults_on_absent_pages],
         a_frame_freed_by_the_end: EndFreesFrame in [a_pending_read_against_truncation],
         a_reference_dropped_in_one_step: DropsSole in [dropping_against_uses],
         a_turn: TurnExcludes in [kernel_writes_against_write_back],

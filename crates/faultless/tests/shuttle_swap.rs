@@ -1,5 +1,5 @@
-//! Private pages that leave memory for the swap area, and come back, while programs use them: against accesses, forks, exits, calls that change the
-//! mappings, pins, and the next use of a slot.
+//! Private pages that are swapped out and in while programs use them: against accesses, forks,
+//! exits, calls that change the mappings, pins, and the reuse of a slot.
 
 use crate::scenario::disk::{Disk, End, Plan, end_read};
 use crate::scenario::{AT, Guest, NONE, PAGE, RW, Space, World, page};
@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 160;
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
-/// Where pages are moved by `mremap`: below another last-level table.
+/// The target of `mremap`: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
-/// A machine of so many CPUs, a swap area of `slots` slots, and a space with `pages` pages, numbered from 1 on.
+/// Creates a machine of `cpus` CPUs, a swap area of `slots` slots, and a space with `pages` pages,
+/// numbered from 1 on.
 fn swapping(cpus: usize, slots: u64, pages: u64) -> (World, Arc<Disk>, Space) {
     let world = World::unwatched(cpus, FRAMES);
     let disk = Disk::scratch(slots, 2);
@@ -28,7 +29,7 @@ fn swap_out(guest: &Guest<'_>) {
     (0..3).for_each(|_| guest.swap_out(AT, 2));
 }
 
-/// Two CPUs store and load in pages that leave and come back, and sometimes cannot be written.
+/// Two CPUs store and load in pages that are swapped out and in, sometimes with write errors.
 fn stores_against_swap() {
     let (world, disk, space) = swapping(3, 4, 2);
     disk.plan_write(Plan::Fail(0));
@@ -55,12 +56,13 @@ fn stores_against_swap() {
     world.finish(vec![space]);
 }
 
-/// A page is given up and made anew while a fault brings it back, and gets the slot that the old one had. The fault is of a CPU that does not run
-/// the space: another would have to answer the flush of the new page.
-fn slots_that_are_used_again() {
+/// A page is freed and created anew during a swap-in fault, and gets the slot of the old page. The
+/// fault runs on a CPU that does not run the space: a CPU of the space would have to serve the
+/// flush of the new page.
+fn reused_slots_against_swap_in() {
     let (world, _, space) = swapping(2, 1, 1);
     let other = world.numbered(0, 2);
-    // As long as there is a child, the page is copied.
+    // While the child exists, the page is copied.
     let child = world.within(&space, |guest| {
         let child = guest.space.fork(guest.cpu).unwrap();
         guest.swap_out(AT, 1);
@@ -92,7 +94,7 @@ fn slots_that_are_used_again() {
     world.finish(vec![space, other]);
 }
 
-/// A parent and its child each get their own page back.
+/// A parent and its child each swap in their own page.
 fn forks_against_swap() {
     let (world, _, space) = swapping(3, 8, 2);
     world.run(&[
@@ -115,10 +117,10 @@ fn forks_against_swap() {
     world.finish(vec![space]);
 }
 
-/// A space that has forked: three programs bring one page back, each for itself.
+/// A space that has forked: three programs swap in one page, each for itself.
 fn families_against_swap() {
     let (world, disk, space) = swapping(3, 4, 2);
-    // The store has not what is in memory.
+    // The store does not have the page's contents.
     (0..8).for_each(|_| disk.plan_write(Plan::Fail(0)));
     let children =
         [0, 1].map(|_| world.within(&space, |guest| guest.space.fork(guest.cpu).unwrap()));
@@ -164,7 +166,7 @@ fn exits_against_swap() {
     world.finish(vec![space]);
 }
 
-/// Permissions are taken away from pages that leave meanwhile, and come back.
+/// Permissions are removed from pages that are swapped out in the meantime, and restored.
 fn forbidding_against_swap() {
     let (world, _, space) = swapping(3, 4, 1);
     let other = world.numbered(0, 2);
@@ -200,7 +202,7 @@ fn forbidding_against_swap() {
     world.finish(vec![space, other]);
 }
 
-/// Pages are moved to another address, from where they leave, while a CPU uses them at the old one.
+/// Pages are moved to another address and swapped out there, while a CPU uses the old address.
 fn moving_against_swap() {
     let (world, _, space) = swapping(3, 4, 1);
     let other = world.numbered(0, 2);
@@ -229,7 +231,7 @@ fn moving_against_swap() {
     world.finish(vec![space, other]);
 }
 
-/// Pages that are away are moved, given up, replaced and unmapped while a fault brings them back.
+/// Swapped pages are moved, discarded, replaced and unmapped during swap-in faults.
 fn calls_against_swap() {
     let (world, _, space) = swapping(3, 4, 4);
     world.within(&space, |guest| guest.swap_out(AT, 4));
@@ -257,7 +259,7 @@ fn calls_against_swap() {
     world.finish(vec![space]);
 }
 
-/// Once a program has locked a page and used it, it stays.
+/// A page stays after a program has locked and used it.
 fn locking_against_swap() {
     let (world, _, space) = swapping(2, 4, 2);
     world.run(&[
@@ -274,7 +276,7 @@ fn locking_against_swap() {
     world.finish(vec![space]);
 }
 
-/// A device uses a page that was to leave, or had left.
+/// A device uses a page before or after its swap-out.
 fn pins_against_swap() {
     let (world, _, space) = swapping(2, 4, 1);
     world.run(&[
@@ -295,7 +297,7 @@ fn pins_against_swap() {
     world.finish(vec![space]);
 }
 
-/// What a fork's child is to get of a pinned page leaves before it is there.
+/// A pinned page's copy for a fork's child is evicted before the copy is filled.
 fn pins_and_forks_against_swap() {
     let world = World::unwatched(2, 48);
     world.swap_on(Disk::scratch(8, 2));
@@ -323,7 +325,7 @@ fn pins_and_forks_against_swap() {
     world.finish(vec![space, other]);
 }
 
-/// Programs wait for pages that are read later, and give them up meanwhile.
+/// Programs wait for pages that are read later, and discard them in the meantime.
 fn pending_reads(end: End) {
     let (world, disk, space) = swapping(3, 2, 2);
     world.within(&space, |guest| guest.swap_out(AT, 2));
@@ -367,15 +369,16 @@ fn pending_reads(end: End) {
     world.finish(vec![space]);
 }
 
-fn pages_that_are_read_later() {
+fn pages_with_pending_reads() {
     pending_reads(End::Good);
 }
 
-fn pages_that_cannot_be_read() {
+fn unreadable_pages() {
     pending_reads(End::Error);
 }
 
-/// A page that was aged, and is freed lazily, moves: `MADV_FREE` has cleared the accessed bit, and not flushed yet.
+/// A page that was aged, and is freed lazily, moves: `MADV_FREE` has cleared the accessed bit, and
+/// has not flushed yet.
 fn lazily_freed_pages_against_migrations() {
     let (world, _, space) = swapping(3, 4, 1);
     world.run(&[
@@ -402,7 +405,8 @@ fn lazily_freed_pages_against_migrations() {
     world.finish(vec![space]);
 }
 
-/// Pages that were freed lazily, stored to, away, and back again: they stay when memory is short.
+/// Pages that were lazily freed, stored to, swapped out, and swapped in: they stay when memory is
+/// short.
 fn lazily_freed_pages_against_swap() {
     let (world, _, space) = swapping(2, 4, 2);
     world.within(&space, |guest| {
@@ -431,7 +435,8 @@ fn lazily_freed_pages_against_swap() {
     world.finish(vec![space]);
 }
 
-/// A program stores to more than memory holds, while another takes the turn to write again and again for pages that cannot leave.
+/// A program stores to more pages than memory holds, while another program repeatedly takes the
+/// turn to write for pages that cannot be evicted.
 fn stores_against_futile_evictions() {
     let (world, _, space) = swapping(2, 16, 1);
     let locked = world.numbered(2, 2);
@@ -469,7 +474,7 @@ fn programs_in_little_memory() {
             for at in 0..PAGES {
                 match guest.store(page(at), 100 * round + at) {
                     Ok(()) => stored[at as usize] = Some(100 * round + at),
-                    // Others have taken what this CPU has freed.
+                    // Other CPUs have allocated the frames freed by this CPU.
                     Err(error) => assert_eq!(error, FaultError::OutOfMemory),
                 }
             }
@@ -490,7 +495,7 @@ mod tests {
     holds!(
         stores_against_swap,
         lazily_freed_pages_against_migrations,
-        slots_that_are_used_again,
+        reused_slots_against_swap_in,
         forks_against_swap,
         families_against_swap,
         exits_against_swap,
@@ -500,8 +505,8 @@ mod tests {
         locking_against_swap,
         pins_against_swap,
         pins_and_forks_against_swap,
-        pages_that_are_read_later,
-        pages_that_cannot_be_read,
+        pages_with_pending_reads,
+        unreadable_pages,
         lazily_freed_pages_against_swap,
         programs_in_little_memory,
         stores_against_futile_evictions,
@@ -513,14 +518,14 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        a_page_that_is_not_aged_any_more: FreeUnages in [lazily_freed_pages_against_migrations],
-        a_flush_of_what_leaves: SwapFlush in [stores_against_swap],
+        a_page_that_loses_its_age: FreeUnages in [lazily_freed_pages_against_migrations],
+        a_flush_before_pages_leave: SwapFlush in [stores_against_swap],
         a_count_of_the_references: MigrateCounts in [stores_against_swap, pins_against_swap],
-        a_second_look_at_the_slot: SwapInLooksAgain in [slots_that_are_used_again],
+        a_second_look_at_the_slot: SwapInLooksAgain in [reused_slots_against_swap_in],
         a_ticket: SecondLook in [calls_against_swap],
         a_look_at_the_count: AdoptLooksAtCount in [families_against_swap],
         a_count_for_a_child: ForkCountsSlots in [forks_against_swap],
-        a_flush_where_pages_are_being_forbidden: FlushLooksAtClaims in [forbidding_against_swap],
+        a_flush_while_pages_are_being_forbidden: FlushLooksAtClaims in [forbidding_against_swap],
         a_look_at_locks: EvictLooksAtLocks in [locking_against_swap],
         a_reference_until_a_page_is_filled: FilledIsReferredTo in [pins_and_forks_against_swap],
         a_wait_for_the_turn_to_write: ReclaimAwaitsTurn in [stores_against_futile_evictions],

@@ -1,7 +1,8 @@
-//! Faults against calls that take pages away: munmap, mmap over them, advice; and the tables above them.
+//! Faults against calls that remove pages: munmap, mmap over mapped pages, advice; and the tables
+//! above them.
 //!
-//! No test fails here without `TableValidated`: a table that is published for a VMA that is gone stays
-//! empty, for the page is refused, and ends with the table above it, or with the space.
+//! No test here fails without `TableValidated`: a table published for an unmapped VMA stays empty,
+//! because the page is refused, and is freed with the table above or with the space.
 
 use crate::scenario::{AT, Guest, RW, World, page};
 use faultless::Advice;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGES: u64 = 3;
 
-/// How often programs do the same: as long as a call may take.
+/// The number of repetitions of a program: the duration of a call.
 const ROUNDS: u64 = 4;
 
 /// Two CPUs load and store while a third unmaps and maps again.
@@ -41,7 +42,7 @@ fn faults_against_munmap() {
     world.finish(vec![space]);
 }
 
-/// As above, but that something is mapped at any moment: no access may be refused.
+/// As above, but a mapping exists at every moment: no access may be refused.
 fn faults_against_mapping_over() {
     let (world, space) = World::with_pages(PAGES);
     world.run(&[
@@ -68,7 +69,7 @@ fn faults_against_mapping_over() {
     world.finish(vec![space]);
 }
 
-/// Pages are emptied under those who use them.
+/// Pages are emptied during their use.
 fn faults_against_dontneed() {
     let (world, space) = World::with_pages(PAGES);
     world.run(&[
@@ -98,8 +99,8 @@ fn faults_against_dontneed() {
     world.finish(vec![space]);
 }
 
-/// What is freed is at once used by another space.
-fn unmapped_frames_are_used_again() {
+/// Freed frames are at once used by another space.
+fn unmapped_frames_are_reused() {
     let (world, space) = World::with_pages(PAGES);
     let other = world.space(|guest| guest.map(AT, PAGES, RW));
     world.run(&[
@@ -158,8 +159,8 @@ fn tables_against_prune() {
     world.finish(vec![space, other]);
 }
 
-/// Pages are marked as free until they are stored to, under those who store. Who stores after that has
-/// it marked: or else who is short of memory would take the page, and the store with it.
+/// Pages are lazily freed during stores. A later store marks the page dirty; otherwise, a CPU short
+/// of memory would reclaim the page together with the store.
 fn stores_against_lazy_freeing() {
     let (world, space) = World::with_pages(PAGES);
     let free = AtomicBool::new(false);
@@ -191,7 +192,7 @@ fn stores_against_lazy_freeing() {
     world.finish(vec![space]);
 }
 
-/// Advice that changes VMAs, cuts and joins them, takes nothing away from those who use the pages.
+/// Advice that changes, splits and joins VMAs removes no pages from programs that use them.
 fn faults_against_advice() {
     let (world, space) = World::with_pages(2);
     world.within(&space, |guest| guest.map(page(2), 1, RW));
@@ -220,7 +221,7 @@ fn faults_against_advice() {
     world.finish(vec![space]);
 }
 
-/// A call fills memory that another unmaps.
+/// A call populates memory that another call unmaps.
 fn populating_against_munmap() {
     let world = World::new(2);
     let space = world.space(|guest| guest.map(AT, PAGES, RW));
@@ -244,7 +245,7 @@ mod tests {
         faults_against_munmap,
         faults_against_mapping_over,
         faults_against_dontneed,
-        unmapped_frames_are_used_again,
+        unmapped_frames_are_reused,
         tables_against_prune,
         stores_against_lazy_freeing,
         faults_against_advice,
@@ -259,11 +260,11 @@ mod needs {
     needs!(
         the_second_look: SecondLook in [faults_against_munmap, faults_against_dontneed],
         waiting_for_held_entries: SettleWaits in [faults_against_munmap, faults_against_dontneed],
-        flushing_first: FlushFirst in [unmapped_frames_are_used_again],
-        dropping_translations: DropTranslations in [unmapped_frames_are_used_again],
-        awaiting_answers: AwaitAnswers in [unmapped_frames_are_used_again],
-        flushing_what_is_free: FreeFlush in [stores_against_lazy_freeing],
-        flushing_what_is_left: LeaveFlush in [unmapped_frames_are_used_again],
+        flushing_first: FlushFirst in [unmapped_frames_are_reused],
+        dropping_translations: DropTranslations in [unmapped_frames_are_reused],
+        awaiting_answers: AwaitAnswers in [unmapped_frames_are_reused],
+        flushing_freed_pages: FreeFlush in [stores_against_lazy_freeing],
+        flushing_the_old_space: LeaveFlush in [unmapped_frames_are_reused],
         a_table_s_grace: TableGrace in [tables_against_prune],
     );
 }
