@@ -18,7 +18,7 @@ type Call<'c> = &'c dyn Fn(&TestCpu<'_>, &mut World) -> Result<(), Refused>;
 fn exhaust_crowded(name: &str, setup: Setup<'_>, call: Call<'_>, left: Left) {
     for crowd in [0, 14, 40] {
         let setup = |cpu: &TestCpu<'_>, world: &mut World| {
-            // One by one, with holes between.
+            // Single pages with holes between.
             for number in 0..crowd {
                 let below = number % 2 == 0;
                 let at =
@@ -36,19 +36,19 @@ fn exhaust_call(name: &str, setup: Setup<'_>, call: Call<'_>, left: Left) {
     exhaust(&Case { name, setup, call, left, checks: LATE, may_fail: true });
 }
 
-/// With no memory at all it does what it does.
+/// Checks that the call succeeds without any free memory.
 fn exhaust_infallible(name: &str, setup: Setup<'_>, call: Call<'_>) {
     let left = Left::Nothing;
     exhaust(&Case { name, setup, call, left, checks: LATE, may_fail: false });
 }
 
-/// Pages 0..8 of private memory, some of them written.
+/// Maps pages 0..8 of private memory, with stores to some pages.
 fn eight(cpu: &TestCpu<'_>, world: &mut World) {
     world.map(cpu, 0, 8, RW, PRIVATE);
     [0, 1, 4, 7].into_iter().for_each(|page| world.store(cpu, page, 100 + page));
 }
 
-/// Those, and pages of an object that are mapped shared and private, and shared memory.
+/// Maps the pages of [`eight`], pages of an object both shared and private, and shared memory.
 fn all_kinds(cpu: &TestCpu<'_>, world: &mut World) {
     eight(cpu, world);
     world.map_object(cpu, 10, 4, MapFlags::SHARED | MapFlags::FIXED, 0);
@@ -81,7 +81,7 @@ fn mremap(
 }
 
 #[test]
-fn mmap_of_a_free_place() {
+fn mmap_of_a_free_address() {
     exhaust_crowded("mmap", &eight, &mmap(20, 4, PRIVATE), Left::Nothing);
     exhaust_crowded("mmap that merges", &eight, &mmap(8, 4, PRIVATE), Left::Nothing);
     exhaust_crowded("mmap of shared memory", &eight, &mmap(20, 4, SHARED), Left::Nothing);
@@ -94,7 +94,7 @@ fn mmap_of_a_free_place() {
 }
 
 #[test]
-fn mmap_over_what_is_there() {
+fn mmap_over_existing_mappings() {
     exhaust_crowded("mmap inside", &eight, &mmap(2, 3, SHARED), Left::Nothing);
     exhaust_crowded("mmap over both ends", &all_kinds, &mmap(6, 14, PRIVATE), Left::Nothing);
     exhaust_crowded("mmap over all", &all_kinds, &mmap(0, 22, SHARED), Left::Nothing);
@@ -119,22 +119,22 @@ fn mmap_of_device_memory() {
         let (first, cache) = (FrameNumber(1 << 20), CacheMode::Uncached);
         let device = DeviceMemory { first, cache, tag: 3, may_write: true };
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: frames of no region, which nobody accesses.
+        // SAFETY: frames of no region, without accesses.
         unsafe { world.spaces[0].mmap_device(cpu, AT + 5 * P, 6 * P, RW, flags, device) }?;
         Ok(())
     };
     exhaust_crowded("mmap of device memory", &all_kinds, &call, Left::Nothing);
 }
 
-/// What was faulted in stays; nothing stays pinned.
+/// Faulted pages stay, and no page stays pinned.
 #[test]
-fn pins() {
+fn pin_leaves_no_page_pinned() {
     let call = |cpu: &TestCpu<'_>, world: &mut World| {
         drop(world.spaces[0].pin(cpu, AT, 8 * P, true)?);
         Ok(())
     };
     exhaust_call("a pin", &eight, &call, Left::Pages);
-    // Pages that are shared with a child: a pin for loads copies them.
+    // Pages shared with a child: a pin for loads copies them.
     let forked = |cpu: &TestCpu<'_>, world: &mut World| {
         eight(cpu, world);
         let child = world.spaces[0].fork(cpu).unwrap();
@@ -149,7 +149,7 @@ fn pins() {
 }
 
 #[test]
-fn fork_of_what_is_pinned() {
+fn fork_of_pinned_pages() {
     let call = |cpu: &TestCpu<'_>, world: &mut World| {
         let pins = world.spaces[0].pin(cpu, AT, 2 * P, true)?;
         let child = world.spaces[0].fork(cpu)?;
@@ -162,14 +162,14 @@ fn fork_of_what_is_pinned() {
 
 /// As on Linux, the call succeeds and what could not be populated is left for faults.
 #[test]
-fn mmap_that_populates_maps_in_any_case() {
+fn mmap_with_populate_always_maps() {
     let call = |cpu: &TestCpu<'_>, world: &mut World| {
         world.spaces[0].mmap(cpu, AT + 18 * P, 4 * P, RW, PRIVATE | MapFlags::POPULATE)?;
-        // So that it ends the same whatever was populated.
+        // Makes the end state independent of the populated pages.
         world.spaces[0].madvise(cpu, AT + 18 * P, 4 * P, Advice::PopulateWrite)?;
         Ok(())
     };
-    // The second time it replaces what the first one made.
+    // The second call replaces the mapping of the first.
     let setup = |cpu: &TestCpu<'_>, world: &mut World| {
         eight(cpu, world);
         world.map(cpu, 18, 4, RW, PRIVATE);
@@ -230,7 +230,7 @@ fn mremap_in_place() {
 }
 
 #[test]
-fn mremap_that_moves() {
+fn mremap_with_a_move() {
     let to = RemapFlags::MAYMOVE | RemapFlags::FIXED;
     let keep = to | RemapFlags::DONTUNMAP;
     for (name, from, there, flags) in [
@@ -269,10 +269,10 @@ fn mremap_that_moves() {
     exhaust_crowded("mremap grows a middle elsewhere", &blocked, &grow, Left::Ways);
 }
 
-/// Pages that two children share, which have the numbers of two mappings. The audit finds all of them by the
-/// reverse map, whether the call moved them or not.
+/// Pages shared by two children, with page numbers of two mappings. The audit finds all pages
+/// through the reverse map, whether or not the call moved them.
 #[test]
-fn mremap_that_moves_shared_pages() {
+fn mremap_of_shared_pages() {
     let to = RemapFlags::MAYMOVE | RemapFlags::FIXED;
     let keep = to | RemapFlags::DONTUNMAP;
     let shared = |cpu: &TestCpu<'_>, world: &mut World| {
@@ -341,7 +341,7 @@ fn madvise() {
     }
     let (read, write) = (Advice::PopulateRead, Advice::PopulateWrite);
     exhaust_call("PopulateWrite of memory", &eight, &advise(0, 8, write), Left::Pages);
-    // Pages of zeros cost nothing.
+    // Zero pages need no memory.
     exhaust_infallible("PopulateRead of memory", &eight, &advise(0, 8, read));
     for advice in [Advice::DontNeed, Advice::Free, Advice::WillNeed] {
         exhaust_infallible(&format!("{advice:?}"), &eight, &advise(1, 5, advice));
@@ -387,7 +387,7 @@ fn brk() {
 }
 
 #[test]
-fn spaces_and_objects_that_are_made() {
+fn creation_of_spaces_and_objects() {
     let call = |cpu: &TestCpu<'_>, world: &mut World| {
         let space = Space::new(cpu)?;
         space.activate(cpu);
@@ -423,7 +423,7 @@ fn pages_that_need_more_levels_of_an_object() {
 }
 
 #[test]
-fn what_gives_memory_back_needs_none() {
+fn calls_that_free_memory_need_none() {
     let forked = |cpu: &TestCpu<'_>, world: &mut World| {
         all_kinds(cpu, world);
         let child = world.spaces[0].fork(cpu).unwrap();
@@ -471,7 +471,7 @@ fn what_gives_memory_back_needs_none() {
     exhaust_infallible("punch a hole", &forked, &punch);
 }
 
-/// Blocks of the kernel's own take no memory of the heap, and frames only if they are had.
+/// Kernel blocks need no heap memory, and use frames only if the allocation succeeds.
 #[test]
 fn blocks_of_frames() {
     for order in [0, 2] {
@@ -484,14 +484,14 @@ fn blocks_of_frames() {
     }
 }
 
-/// What outlives its subsystem frees what it has on the heap.
+/// Spaces and objects that outlive their subsystem free their heap memory.
 #[test]
-fn nothing_is_left_on_the_heap_of_what_outlives_its_subsystem() {
+fn spaces_and_objects_that_outlive_the_subsystem_free_their_heap() {
     for first in [false, true] {
         let start = live();
         {
             let vm = TestVm::new(Small::new(256)).unwrap();
-            // SAFETY: the only one.
+            // SAFETY: the only CPU handle.
             let cpu = unsafe { vm.cpu(CpuId(0)) };
             let mut world = World {
                 spaces: vec![Space::new(&cpu).unwrap()],
@@ -500,7 +500,7 @@ fn nothing_is_left_on_the_heap_of_what_outlives_its_subsystem() {
             all_kinds(&cpu, &mut world);
             let child = world.spaces[0].fork(&cpu).unwrap();
             world.spaces.push(child);
-            // What calls have retired is a matter of the CPU.
+            // Retired memory of the calls belongs to the CPU.
             cpu.drain();
             if first {
                 drop(world);
@@ -515,7 +515,7 @@ fn nothing_is_left_on_the_heap_of_what_outlives_its_subsystem() {
 
 /// The subsystem itself.
 #[test]
-fn a_subsystem_that_is_made() {
+fn creation_of_a_subsystem() {
     for plan in [super::Plan::Only as fn(u64) -> _, super::Plan::From] {
         for step in 0.. {
             let machine = Small::new(64);

@@ -1,4 +1,5 @@
-//! Compaction while the heap gives nothing: a page that cannot move stays where it is, and what was isolated goes back.
+//! Compaction with an exhausted heap: a page that cannot move stays, and isolated frames are
+//! returned.
 
 use super::guest::{AT, P, PRIVATE, RW, Small, TestVm};
 use super::new_world;
@@ -7,16 +8,16 @@ use faultless::{CpuId, audit::audit};
 
 /// Frames of the machine: a few blocks of 2 MiB.
 const FRAMES: u32 = 2560;
-/// Pages that are touched, of which one in so many stays.
+/// The number of touched pages, and the spacing of the remaining pages.
 const PAGES: u64 = 1800;
 const KEPT: u64 = 8;
 
 #[test]
-fn pages_that_come_together() {
+fn compaction_without_heap_memory() {
     for only in [false, true] {
         for step in 0.. {
             let vm = TestVm::new(Small::new(FRAMES)).unwrap();
-            // SAFETY: the only one.
+            // SAFETY: the only CPU handle.
             let cpu = unsafe { vm.cpu(CpuId(0)) };
             let world = new_world(&cpu);
             world.map(&cpu, 0, PAGES, RW, PRIVATE);

@@ -8,8 +8,8 @@ const BOTH: &[AnonVmaCheck] = &[AnonVmaCheck::Late, AnonVmaCheck::Early];
 
 type Setup<'c> = &'c dyn Fn(&TestCpu<'_>, &mut World);
 
-/// How far from what is there the faulting page is: in the same table, or with one, two or three tables
-/// missing above it.
+/// The distance of the faulting page from the mapped pages: in the same table, or below one, two or
+/// three missing tables.
 const AWAY: [u64; 4] = [1, 512, 512 * 512, 512 * 512 * 512];
 
 /// Exhausts a fault at page `page`, which ends as `kind`.
@@ -34,7 +34,7 @@ fn object(cpu: &TestCpu<'_>, world: &mut World, flags: MapFlags, page: u64, from
 }
 
 #[test]
-fn of_untouched_private_memory() {
+fn faults_on_untouched_private_memory() {
     for away in AWAY {
         let setup = |cpu: &TestCpu<'_>, world: &mut World| {
             world.map(cpu, 0, 1, RW, SHARED);
@@ -45,14 +45,14 @@ fn of_untouched_private_memory() {
         exhaust_fault("read", &setup, away, Access::Read, FaultKind::ZeroPage, may);
         exhaust_fault("write", &setup, away, Access::Write, FaultKind::Anon, true);
     }
-    // Of a VMA with a policy: the frame that is prepared first goes back.
+    // A VMA with a policy: the prepared frame is freed.
     let bound = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 1, 4, RW, PRIVATE);
         let policy = MemPolicy::Preferred(NodeSet::only(0));
         world.spaces[0].mbind(cpu, AT + P, 4 * P, policy).unwrap();
     };
     exhaust_fault("write bound", &bound, 1, Access::Write, FaultKind::Anon, true);
-    // With a root that is there, or a neighbour's.
+    // The VMA has a root, or a neighbour with a root.
     let setup = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 4, RW, PRIVATE);
         world.store(cpu, 0, 1);
@@ -63,7 +63,7 @@ fn of_untouched_private_memory() {
 }
 
 #[test]
-fn of_private_pages_that_are_there() {
+fn faults_on_present_private_pages() {
     let forked = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 4, RW, PRIVATE);
         [0, 2].into_iter().for_each(|page| world.store(cpu, page, 7));
@@ -79,7 +79,7 @@ fn of_private_pages_that_are_there() {
     };
     exhaust_fault("reuse", &copied, 0, Access::Write, FaultKind::Reuse, false);
     exhaust_fault("spurious", &copied, 2, Access::Read, FaultKind::Spurious, false);
-    // A mapping that has only ever been read has no root.
+    // A mapping that was only read has no root.
     let read = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 4, RW, PRIVATE);
         world.spaces[0].fault(cpu, AT, Access::Read).unwrap();
@@ -88,7 +88,7 @@ fn of_private_pages_that_are_there() {
 }
 
 #[test]
-fn of_an_objects_pages() {
+fn faults_on_object_pages() {
     for (away, from) in AWAY.into_iter().zip([0, 600, 512 * 512, 512 * 512 * 512]) {
         for there in [false, true] {
             let setup = |flags| {
@@ -125,9 +125,9 @@ fn of_an_objects_pages() {
     exhaust_fault("object copied", &mapped, 0, Access::Write, FaultKind::Copy, true);
 }
 
-/// What is reached from outside is faulted in page by page: those before the one that is refused are written.
+/// A remote access faults its pages in one by one: the pages before a failed page are written.
 #[test]
-fn of_an_access_from_outside() {
+fn faults_of_remote_accesses() {
     let setup = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 1, RW, PRIVATE);
         world.store(cpu, 0, 1);
@@ -155,7 +155,7 @@ fn of_an_access_from_outside() {
 }
 
 #[test]
-fn of_a_stack_that_grows() {
+fn faults_that_grow_a_stack() {
     let setup = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 2000, 2, RW, PRIVATE | MapFlags::GROWSDOWN);
         world.store(cpu, 2000, 1);
@@ -178,7 +178,7 @@ fn of_a_stack_that_grows() {
 }
 
 #[test]
-fn of_a_kernel_that_writes_an_object() {
+fn kernel_writes_to_an_object() {
     for index in [0, 600, 512 * 512, 512 * 512 * 512] {
         let setup = |cpu: &TestCpu<'_>, world: &mut World| {
             world.objects[0].set_pages(cpu, index + 1).unwrap();

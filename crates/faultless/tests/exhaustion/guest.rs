@@ -1,4 +1,4 @@
-//! One CPU without a TLB, and what can be seen from outside of its spaces and objects.
+//! A machine of one CPU without a TLB, and the visible state of its spaces and objects.
 
 use faultless::audit::audit_with;
 use faultless::{
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) const P: u64 = PAGE_SIZE;
-/// Where the calls are about; a table ends 20 pages above.
+/// The address of the calls; a table's range ends 20 pages above.
 pub(crate) const AT: u64 = (1 << 30) - 20 * P;
 pub(crate) const RW: Prot = Prot::READ.union(Prot::WRITE);
 pub(crate) const PRIVATE: MapFlags =
@@ -80,7 +80,7 @@ pub(crate) struct World {
     pub(crate) objects: Vec<Shared<Object>>,
 }
 
-/// What is at a page: the entry's flags and the frame, and what the frame holds.
+/// The state of a page: the entry's flags, the frame, and the first and last word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Page {
     flags: u64,
@@ -89,7 +89,7 @@ struct Page {
     last: u64,
 }
 
-/// Everything that can be seen of a world.
+/// The complete visible state of a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sight {
     spaces: Vec<SpaceSight>,
@@ -107,7 +107,7 @@ struct SpaceSight {
 }
 
 impl Sight {
-    /// Without the numbers of frames, which differ between one run and another.
+    /// Removes the frame numbers, which differ between runs.
     pub(crate) fn anywhere(mut self) -> Self {
         for space in &mut self.spaces {
             space.pages.values_mut().for_each(|page| page.frame = 0);
@@ -115,7 +115,7 @@ impl Sight {
         self
     }
 
-    /// Without the right to store, and whether it was used: what a fault gives back.
+    /// Removes the write permission and the dirty bit, which a fault restores.
     pub(crate) fn read_only(mut self) -> Self {
         for space in &mut self.spaces {
             space.pages.values_mut().for_each(|page| page.flags &= !0x42);
@@ -123,7 +123,8 @@ impl Sight {
         self
     }
 
-    /// Without the pages of files that came since `before`. They are as the store has them: page `n` starts with `n + 1`.
+    /// Removes file pages that were read since `before`. These pages show the store's contents:
+    /// page `n` starts with `n + 1`.
     pub(crate) fn but_read(mut self, before: &Self) -> Self {
         for (object, old) in self.objects.iter_mut().zip(&before.objects) {
             for ((number, page), then) in (1..).zip(&mut object.1).zip(&old.1) {
@@ -135,7 +136,7 @@ impl Sight {
         self
     }
 
-    /// What was mapped already in `before`: pages that came besides are left out.
+    /// Keeps only pages already mapped in `before`.
     pub(crate) fn within(mut self, before: &Self) -> Self {
         for (space, old) in self.spaces.iter_mut().zip(&before.spaces) {
             let (now, then) = (space.pages.len() as u64, old.pages.len() as u64);
@@ -145,7 +146,7 @@ impl Sight {
             space.resident = old.resident;
         }
         for (object, old) in self.objects.iter_mut().zip(&before.objects) {
-            // A page that was made is of zeros.
+            // A created page contains zeros.
             for (page, then) in object.1.iter_mut().zip(&old.1) {
                 if then.is_none() && *page == Some(0) {
                     *page = None;
@@ -157,7 +158,7 @@ impl Sight {
 }
 
 impl Sight {
-    /// Its pages alone, and not the map.
+    /// Keeps the pages of `before`'s map, and ignores the map itself.
     pub(crate) fn pages_of(mut self, before: &Self) -> Self {
         for (space, old) in self.spaces.iter_mut().zip(&before.spaces) {
             (space.maps, space.flags) = (old.maps.clone(), old.flags.clone());
@@ -193,10 +194,11 @@ fn each_page(
 }
 
 impl World {
-    /// What can be seen now.
+    /// Returns the present state.
     pub(crate) fn sight(&self, cpu: &TestCpu<'_>) -> Sight {
         let vm = cpu.vm();
-        // Accessed, aged: what reclaim looks at and changes while it looks for private pages that may be swapped out.
+        // The accessed and aged bits, which reclaim changes when it scans for private pages to swap
+        // out.
         let age = if cpu.swap_usage().0 != 0 { 1 << 5 | 1 << 52 } else { 0 };
         let spaces = self.spaces.iter().map(|space| {
             let mut flags = Vec::new();
@@ -206,14 +208,14 @@ impl World {
                 const FRAME: u64 = ((1 << 40) - 1) << 12;
                 const SWAPPED: u64 = 1 << 8;
                 if entry & (SWAPPED | 1) == SWAPPED {
-                    // Which slot it is in differs.
+                    // The slot number differs between runs.
                     let page = Page { flags: SWAPPED, frame: 0, first: 0, last: 0 };
                     pages.insert(addr, page);
                     return;
                 }
                 let frame = (entry & FRAME) >> 12;
                 let bytes = vm.machine().frame_bytes(FrameNumber(frame as u32)).cast::<u64>();
-                // SAFETY: the frame is mapped, and nobody stores to it.
+                // SAFETY: the frame is mapped, and no other CPU stores to the page.
                 let (first, last) = unsafe { (bytes.read(), bytes.add(511).read()) };
                 pages.insert(addr, Page { flags: entry & !FRAME & !age, frame, first, last });
             });
@@ -231,7 +233,7 @@ impl World {
         let objects = self.objects.iter().map(|object| {
             // SAFETY: the bytes of a page, aligned.
             let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
-            // What a store has is not read for this.
+            // Absent pages are not read from the store.
             let page = |index| {
                 let there = object.has_page(cpu, index);
                 there.then(|| object.read_page(cpu, index, |at| at.map(word)).unwrap()).flatten()
@@ -308,7 +310,7 @@ pub(crate) fn store(
         // Present and writable.
         if entry & 3 == 3 {
             let frame = FrameNumber((entry >> 12) as u32);
-            // SAFETY: a page that the program may store to.
+            // SAFETY: a page to which the program may store.
             unsafe { cpu.vm().machine().frame_bytes(frame).cast::<u64>().write(value) };
             return Ok(());
         }

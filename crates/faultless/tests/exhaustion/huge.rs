@@ -1,5 +1,5 @@
-//! Huge leaves: where a folio, or the table of a split, cannot be had, there are base pages, or none until the next access; and nothing
-//! is lost.
+//! Huge leaves: if no frames for a folio, or for the table of a split, are available, base pages
+//! are mapped, or no page until the next access. No contents are lost.
 
 use super::guest::{P, Small, TestCpu, TestVm, World};
 use super::shim::{self, Plan};
@@ -12,7 +12,7 @@ use faultless::{
 const F: u64 = 512;
 const AT: u64 = 1 << 30;
 
-/// A file of one folio, whose page `n` starts with the word `n + 1`. It needs no heap.
+/// A file of one folio. Page `n` starts with the word `n + 1`. The file needs no heap.
 #[derive(Debug)]
 struct Numbers;
 
@@ -46,8 +46,8 @@ impl BackingStore for Numbers {
     }
 }
 
-/// Makes `call` with the text mapped, and memory refused in each way at each step; `before` is done with memory. It may be refused
-/// with memory out.
+/// Makes `call` with the text mapped, and with memory refused in each way at each step. `before`
+/// runs with memory. The call may fail with out of memory.
 fn exhaust_huge(
     before: &dyn Fn(&TestCpu<'_>, &World),
     call: &dyn Fn(&TestCpu<'_>, &World) -> Result<(), FaultError>,
@@ -60,7 +60,7 @@ fn exhaust_huge(
         for step in 0.. {
             let (plan, frames) = way(step);
             let vm = TestVm::new(Small::new(1800)).unwrap();
-            // SAFETY: the only one.
+            // SAFETY: the only CPU handle.
             let cpu = unsafe { vm.cpu(CpuId(0)) };
             let mut world = World { spaces: Vec::new(), objects: Vec::new() };
             world.spaces.push(Space::new(&cpu).unwrap());

@@ -1,10 +1,10 @@
-//! Failure at every step: each call and each kind of fault, with the Nth request for memory refused,
-//! for every N until none is.
+//! Failure at every step: each call and each kind of fault runs with the Nth memory request
+//! refused, for every N until no request is refused.
 //!
-//! Memory is of the heap (one request is refused, or all from one on), of frames (so many are left), or
-//! is VMAs (so many are allowed). After a refusal nothing has changed: the map, each entry, each byte,
-//! the books (law 6) and the bytes on the heap are as before; and with memory the same call does what it
-//! does without a refusal.
+//! Three kinds of memory can be short: the heap (one request is refused, or all requests from one
+//! on), frames (a limited number remains), and VMAs (a limited number is allowed). After a failure
+//! no state has changed: the map, each entry, each byte, the audit (law 6) and the bytes on the
+//! heap are as before. With memory, the same call then has the same effect as without a failure.
 #![cfg(not(any(loom, shuttle)))]
 
 mod calls;
@@ -25,33 +25,33 @@ use shim::Plan;
 /// Frames of the machine.
 const FRAMES: u32 = 256;
 
-/// What a refused call may leave behind.
+/// The traces which a failed call may leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// Nothing at all.
+    /// No traces.
     Nothing,
-    /// Tables without pages, and an anon_vma without pages: a fault needs them one after the
-    /// other, and the next one finds them.
+    /// Tables without pages, and an anon_vma without pages. A fault allocates these one after the
+    /// other, and the next fault finds them.
     Ways,
-    /// The same, and the page of a file that the fault has read from its store.
+    /// The same, and a file page which the fault has read from its store.
     ReadIn,
-    /// Pages, as if programs had read or written there: what was to be populated, as far as it went.
+    /// Pages, as if programs had read or written there: the already populated part of a range.
     Pages,
-    /// The same, and a stack that has grown already.
+    /// The same, and a stack that has already grown.
     Grown,
-    /// Pages that can be read only, until they are written again.
+    /// Pages that are read-only until their next store.
     ReadOnly,
 }
 
-/// A call: what is there before, what is done, and what may be left of it when it is refused.
+/// A call: the initial state, the call itself, and its possible traces after a failure.
 pub(crate) struct Case<'c> {
     pub(crate) name: &'c str,
     pub(crate) setup: &'c dyn Fn(&TestCpu<'_>, &mut World),
     pub(crate) call: &'c dyn Fn(&TestCpu<'_>, &mut World) -> Result<(), Refused>,
     pub(crate) left: Left,
-    /// Policies that matter.
+    /// The relevant policies.
     pub(crate) checks: &'c [AnonVmaCheck],
-    /// Whether it may be refused at all.
+    /// Whether the call may fail.
     pub(crate) may_fail: bool,
 }
 
@@ -85,7 +85,7 @@ impl From<AccessError> for Refused {
     }
 }
 
-/// What is short.
+/// The short resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Short {
     Heap(Plan),
@@ -95,18 +95,19 @@ enum Short {
 }
 
 fn new_world(cpu: &TestCpu<'_>) -> World {
-    // Room for what a call adds, so that the test itself asks for no memory.
+    // Capacity for the objects created by a call, so that the test itself requests no memory.
     let mut world = World { spaces: Vec::with_capacity(4), objects: Vec::with_capacity(4) };
     world.spaces.push(Space::new(cpu).unwrap());
     world.objects.push(Object::try_new(cpu, 16, 7).unwrap());
     world
 }
 
-/// How faults and calls keep out of each other's way, when a root is asked for, and whether all that is
-/// free is zeroed, in a pool, and a space edited in place.
+/// The locking policy, the time of the anon_vma check, and a flag. With the flag set, all free
+/// memory is zeroed in a pool, and a space is edited in place.
 type Policy = (Locking, AnonVmaCheck, bool);
 
-/// One run. Returns whether anything was refused, whether the call was, and what was seen in the end.
+/// Runs the case once. Returns whether any request was refused, whether the call failed, and the
+/// final state.
 fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Sight) {
     let origin = shim::live();
     let vm = TestVm::new(Small::new(FRAMES)).unwrap();
@@ -115,7 +116,7 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     vm.set(Setting::AnonVmaCheck(policy.1));
     vm.set(Setting::ZeroedPool(if policy.2 { u64::MAX } else { 0 }));
     vm.set(Setting::EditInPlace(policy.2));
-    // SAFETY: the only one.
+    // SAFETY: the only CPU handle.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     cpu.zero_ahead(usize::MAX);
     let mut world = new_world(&cpu);
@@ -183,7 +184,7 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     let (slots, used) = cpu.swap_usage();
     assert_eq!(used, 0, "slots of the swap area are lost");
     if slots != 0 {
-        // What is dead there.
+        // Frees the unused pages of the swap cache.
         cpu.reclaim(u64::MAX);
         cpu.drain();
     }
@@ -215,8 +216,8 @@ pub(crate) fn exhaust(case: &Case<'_>) -> u64 {
                 &Short::Vmas,
             ];
             for kind in kinds {
-                // So many steps in a row without a refusal are the end: what retries is refused more
-                // than once.
+                // The run ends after several steps in a row without a refusal, because a retrying
+                // call has more than one refused request.
                 for step in 0.. {
                     let short = kind(step);
                     let told = Told { name: case.name, policy, short };
@@ -245,7 +246,7 @@ pub(crate) fn exhaust(case: &Case<'_>) -> u64 {
     failures
 }
 
-/// Says where it was when something panics.
+/// Prints the current case when a check panics.
 struct Told<'c> {
     name: &'c str,
     policy: Policy,

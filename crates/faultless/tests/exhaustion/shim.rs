@@ -1,10 +1,10 @@
-//! An allocator that refuses when told to, and counts what a thread has.
+//! An allocator that refuses requests on demand, and counts the allocated bytes of a thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Requests refused in one call beyond which whoever asks is taken to ask for ever. The heap is given
-/// back to it then, so that the call ends and the test can say so.
+/// The number of refused requests in one call after which the caller is assumed to retry forever.
+/// From then on requests succeed, so that the call ends and the test can report the loop.
 const PATIENCE: u64 = 1000;
 
 /// Which of a thread's requests are refused, counted from 0 when this is armed.
@@ -14,9 +14,9 @@ pub(crate) enum Plan {
     Grant,
     /// This one.
     Only(u64),
-    /// This one and all that follow.
+    /// This request and all later requests.
     From(u64),
-    /// All before this one.
+    /// All requests before this one.
     Before(u64),
 }
 
@@ -27,9 +27,10 @@ thread_local! {
     static LIVE: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Arms the allocator for this thread while `body` runs. Returns how many requests were refused, too.
+/// Arms the allocator for this thread while `body` runs. Returns the number of refused requests as
+/// well.
 pub(crate) fn with<R>(plan: Plan, body: impl FnOnce() -> R) -> (R, u64) {
-    /// Disarms it also where `body` panics: the panic's own message needs memory.
+    /// Disarms the allocator even if `body` panics: the panic message needs memory.
     struct Disarm;
     impl Drop for Disarm {
         fn drop(&mut self) {
@@ -47,7 +48,7 @@ pub(crate) fn with<R>(plan: Plan, body: impl FnOnce() -> R) -> (R, u64) {
     (result, refused)
 }
 
-/// The bytes that this thread has allocated and not freed.
+/// Returns the allocated bytes of this thread.
 pub(crate) fn live() -> i64 {
     LIVE.get()
 }
@@ -83,7 +84,7 @@ unsafe impl GlobalAlloc for Shim {
     // SAFETY: as `System`.
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.set(LIVE.get() - layout.size() as i64);
-        // SAFETY: the caller's promises are passed on; `alloc` gave what `System` gave.
+        // SAFETY: the caller's promises are passed on; `alloc` returned memory of `System`.
         unsafe { System.dealloc(at, layout) }
     }
 }

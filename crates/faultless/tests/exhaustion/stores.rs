@@ -1,4 +1,4 @@
-//! Files with a store: pages that are read in, and written back.
+//! Files with a store: pages that are read and written back.
 
 use super::guest::{AT, P, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{self, Plan};
@@ -13,11 +13,12 @@ const LATE: &[AnonVmaCheck] = &[AnonVmaCheck::Late];
 const PAGES: usize = 8;
 
 thread_local! {
-    /// What the store has: the first word of each page. The others are zeros. It needs no heap, and outlives the object.
+    /// The contents of the store: the first word of each page. All other words are zeros. The store
+    /// needs no heap, and outlives the object.
     static WORDS: Cell<[u64; PAGES]> = const { Cell::new([0; PAGES]) };
 }
 
-/// A store of one thread; see [`WORDS`].
+/// A store for one thread; see [`WORDS`].
 #[derive(Debug)]
 pub(super) struct Words;
 
@@ -26,7 +27,7 @@ impl BackingStore for Words {
         PAGES as u64 * P
     }
 
-    /// One, so that what is there in the end does not depend on how much memory there was.
+    /// One page, so that the end state does not depend on the available memory.
     fn preferred_pages(&self) -> usize {
         1
     }
@@ -43,7 +44,7 @@ impl BackingStore for Words {
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let mut words = WORDS.get();
         for (index, (page, _)) in (run.first() as usize..).zip(run.memory()) {
-            // SAFETY: a word of a page, valid for reads during the call; nobody stores to it.
+            // SAFETY: a word of a page, valid for reads during the call, without concurrent stores.
             words[index] = unsafe { page.cast::<u64>().read() };
         }
         WORDS.set(words);
@@ -72,7 +73,7 @@ fn file(cpu: &TestCpu<'_>, world: &mut World) {
     Object::release(core::mem::replace(&mut world.objects[0], file), cpu);
 }
 
-/// It is mapped shared, and 10, 11, … were stored to four pages.
+/// Maps the file shared, and stores 10, 11, … to four pages.
 fn stored_to(cpu: &TestCpu<'_>, world: &mut World) {
     file(cpu, world);
     world.map_object(cpu, 0, PAGES as u64, MapFlags::SHARED | MapFlags::FIXED, 0);
@@ -84,7 +85,7 @@ fn write_back(cpu: &TestCpu<'_>, world: &World) -> Result<u64, Errno> {
     file.write_back(cpu, 0..u64::MAX, |pages| world.spaces[0].write_protect(cpu, file, pages))
 }
 
-/// A call of the kernel that must do what it does with no memory at all.
+/// Checks a kernel call that must succeed without any free memory.
 fn infallible(
     name: &str,
     setup: &dyn Fn(&TestCpu<'_>, &mut World),
@@ -98,7 +99,7 @@ fn infallible(
 }
 
 #[test]
-fn faults_that_read() {
+fn faults_that_read_from_the_store() {
     for away in [1, 512, 512 * 512 * 512] {
         for (flags, access, kind) in [
             (MapFlags::SHARED, Access::Read, FaultKind::Shared),
@@ -124,7 +125,7 @@ fn faults_that_read() {
 }
 
 #[test]
-fn calls_of_the_kernel_that_read() {
+fn kernel_calls_that_read() {
     let (left, checks, may_fail) = (Left::Ways, LATE, true);
     let read = |cpu: &TestCpu<'_>, world: &mut World| {
         // SAFETY: a word of the page, lent.
@@ -142,9 +143,9 @@ fn calls_of_the_kernel_that_read() {
     exhaust(&Case { name: "write_page", setup: &file, call: &write, left, checks, may_fail });
 }
 
-/// Nothing is read, and nothing asked of the heap: without a frame nothing has changed.
+/// The call reads no page, and requests no heap memory: without a frame, no state changes.
 #[test]
-fn a_page_that_the_kernel_overwrites() {
+fn overwrites_by_the_kernel() {
     let (left, checks, may_fail) = (Left::Ways, LATE, true);
     let overwrite = |cpu: &TestCpu<'_>, world: &mut World| {
         let stored = world.objects[0].overwrite_page(cpu, 3, |at| {
@@ -173,7 +174,8 @@ fn a_page_that_the_kernel_overwrites() {
     });
 }
 
-/// Pages that are read before they are used. Advice is never refused: what cannot be read now, an access will read.
+/// Pages that are read before their use. Advice never fails: an access will read the remaining
+/// pages.
 #[test]
 fn reading_ahead() {
     let mapped = |cpu: &TestCpu<'_>, world: &mut World| {
@@ -184,13 +186,13 @@ fn reading_ahead() {
     let needed = |cpu: &TestCpu<'_>, world: &mut World| {
         let advised = world.spaces[0].madvise(cpu, AT + P, 5 * P, Advice::WillNeed);
         assert_eq!(advised, Ok(()));
-        // So that it ends the same whatever was read.
+        // Makes the end state independent of the read pages.
         world.objects[0].read_ahead(cpu, 1..6)?;
         Ok::<_, Refused>(())
     };
     exhaust(&Case { name: "WillNeed", setup: &mapped, call: &needed, left, checks, may_fail });
     let read = |cpu: &TestCpu<'_>, world: &mut World| {
-        // To the end, behind which nothing is read in addition.
+        // Reads to the end of the file, behind which no further pages are read.
         let (reader, file) = (ThreadStreams::new(), &world.objects[0]);
         file.read_in_sequence(cpu, &reader, 3..4)?;
         file.read_in_sequence(cpu, &reader, 4..PAGES as u64)?;
@@ -218,7 +220,7 @@ fn writing_back_and_dropping() {
     });
 }
 
-/// What was stored to is in the store, whatever memory there is.
+/// Stored bytes reach the store, whatever memory is available.
 #[test]
 fn the_end_of_a_file() {
     let unmapped = |cpu: &TestCpu<'_>, world: &mut World| {
@@ -240,7 +242,7 @@ fn the_end_of_a_file() {
 }
 
 #[test]
-fn a_length_that_changes() {
+fn changes_of_the_length() {
     infallible("shorter, and longer", &stored_to, &|cpu, world| {
         world.objects[0].set_len(cpu, 2 * P + 4).unwrap();
         world.spaces[0].revoke(cpu, &world.objects[0], 3..u64::MAX, Copies::Drop);
@@ -256,14 +258,15 @@ fn a_length_that_changes() {
     });
 }
 
-/// They leave where their mappings are not remembered, too; and a page stays if what it takes to take it is not to be had.
+/// The pages are evicted even if their mappings cannot be remembered. A page stays if the memory
+/// for its eviction is not available.
 #[test]
-fn pages_with_many_mappings_that_leave() {
+fn evictions_of_pages_with_many_mappings() {
     const MAPPINGS: u64 = 20;
     let (mut all, mut none) = (0, 0);
     for step in 0.. {
         let vm = TestVm::new(Small::new(FRAMES)).unwrap();
-        // SAFETY: the only one.
+        // SAFETY: the only CPU handle.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         let mut world = new_world(&cpu);
         file(&cpu, &mut world);
@@ -294,17 +297,18 @@ fn pages_with_many_mappings_that_leave() {
     assert!(none > 0, "nothing else was asked for");
 }
 
-/// A fault that must read its page finds the heap exhausted, without a lock and under it. It is tried again after what was retired has been freed, once.
+/// A fault that must read its page finds the heap exhausted, without the lock and with the lock.
+/// The fault is retried once, after retired memory was freed.
 #[test]
-fn what_was_retired_may_be_what_a_read_lacks() {
+fn retired_memory_is_freed_for_a_read() {
     for (refused, served) in [(2, Ok(FaultKind::Shared)), (3, Err(FaultError::OutOfMemory))] {
         let vm = TestVm::new(Small::new(FRAMES)).unwrap();
-        // SAFETY: the only one.
+        // SAFETY: the only CPU handle.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         let mut world = new_world(&cpu);
         file(&cpu, &mut world);
         world.map_object(&cpu, 0, PAGES as u64, MapFlags::SHARED | MapFlags::FIXED, 0);
-        // Tables, and what the first read makes.
+        // Allocates the tables, and the memory of the first read.
         world.spaces[0].fault(&cpu, AT, Access::Read).unwrap();
         let fault = || world.spaces[0].fault(&cpu, AT + P, Access::Read);
         let (got, seen) = shim::with(Plan::Before(refused), fault);

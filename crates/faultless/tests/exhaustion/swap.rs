@@ -1,4 +1,4 @@
-//! The swap area: how it is made, pages that come back from it, and pages that leave while nothing is to be had.
+//! The swap area: its creation, swap-in, and swap-out without any free memory.
 
 use super::guest::{AT, P, PRIVATE, RW, Small, TestCpu, TestVm, World};
 use super::shim::{self, Plan};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const LATE: &[AnonVmaCheck] = &[AnonVmaCheck::Late];
 
-/// Three pages of which the last is locked: it stays whatever is short.
+/// Creates three pages. The last page is locked, and stays under every shortage.
 fn stored(cpu: &TestCpu<'_>, world: &mut World) {
     cpu.swap_on(Arc::new(Words)).unwrap();
     world.map(cpu, 0, 4, RW, PRIVATE);
@@ -17,14 +17,14 @@ fn stored(cpu: &TestCpu<'_>, world: &mut World) {
     world.spaces[0].mlock(cpu, AT + 2 * P, P, Lock::Now).unwrap();
 }
 
-/// The other two are swapped out.
+/// Swaps out the other two pages.
 fn swapped(cpu: &TestCpu<'_>, world: &mut World) {
     stored(cpu, world);
     world.spaces[0].evict(cpu, AT, 2 * P).unwrap();
     assert_eq!(world.spaces[0].swapped_pages(cpu), 2);
 }
 
-/// And a child has them, too.
+/// Shares the pages with a child.
 fn shared(cpu: &TestCpu<'_>, world: &mut World) {
     swapped(cpu, world);
     let child = world.spaces[0].fork(cpu).unwrap();
@@ -32,7 +32,7 @@ fn shared(cpu: &TestCpu<'_>, world: &mut World) {
 }
 
 #[test]
-fn an_area_that_is_made() {
+fn creation_of_a_swap_area() {
     let store: Arc<dyn BackingStore> = Arc::new(Words);
     let setup = |_: &TestCpu<'_>, _: &mut World| {};
     let call = |cpu: &TestCpu<'_>, _: &mut World| Ok::<_, Refused>(cpu.swap_on(store.clone())?);
@@ -83,13 +83,13 @@ fn forks_of_swapped_pages() {
     });
 }
 
-/// Whatever is refused, a page is in memory or in the area.
+/// Whatever request is refused, a page is in memory or in the area.
 #[test]
-fn pages_that_leave() {
+fn evictions_to_the_swap_area() {
     for only in [false, true] {
         for step in 0.. {
             let vm = TestVm::new(Small::new(FRAMES)).unwrap();
-            // SAFETY: the only one.
+            // SAFETY: the only CPU handle.
             let cpu = unsafe { vm.cpu(CpuId(0)) };
             let mut world = new_world(&cpu);
             stored(&cpu, &mut world);

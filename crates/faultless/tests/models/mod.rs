@@ -17,8 +17,8 @@ const EXECUTIONS: &str = "FAULTLESS_EXECUTIONS";
 
 /// Explores the executions with at most `preemptions` forced switches (`None`: any number).
 ///
-/// Explores all of these executions, or the first `FAULTLESS_EXECUTIONS` of them if that variable is
-/// set. A model of a mutant has no such limit, because its first failure ends the search.
+/// Explores all of these executions, or the first `FAULTLESS_EXECUTIONS` of them if that variable
+/// is set. A model of a mutant has no such limit, because its first failure ends the search.
 pub fn explore(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = preemptions;

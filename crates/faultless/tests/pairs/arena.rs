@@ -1,7 +1,8 @@
-//! Where a case is: in a space of its own, or in an *arena* of a space that other cases share.
+//! The location of a case: a space of its own, or an *arena* of a space shared with other cases.
 //!
-//! An arena is a few ranges around the pages that cases name. What is mapped there is the case's alone, and all that is judged of it; what
-//! placement puts elsewhere is found by what a call returned.
+//! An arena consists of a few ranges around the pages named by cases. The mappings there belong to
+//! the case alone, and only they are judged. Mappings placed elsewhere are found from the return
+//! values of the calls.
 
 use super::op::{APART, BASE, BOUNDARY, LEAF, Span, TOP_PAGE, WINDOW};
 use super::place::Base;
@@ -16,28 +17,29 @@ pub struct Arena {
     shared: Option<Share>,
 }
 
-/// What a case has of a space that others share.
+/// The part of a shared space that belongs to a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
-    /// Pages on both sides of those that cases name.
+    /// The number of pages on each side of the named pages.
     margin: i64,
     heap: bool,
     mark: u8,
 }
 
 impl Arena {
-    /// A space of its own: what is placed goes right above the window.
+    /// A space of its own: placed mappings go directly above the window.
     pub const WHOLE: Self = Self { base: BASE, shared: None };
 
-    /// One of a space that others share, `boundary` being the address, a multiple of 2 MiB, in the middle of its window. It has `margin` pages
-    /// on both sides of the window, and on both sides of where moves come from and go to. One case of a space has the heap. From `mark`
-    /// on are a few numbers that no other arena has.
+    /// An arena of a shared space. `boundary` is the address in the middle of its window, a
+    /// multiple of 2 MiB. The arena has `margin` pages on both sides of the window, and on both
+    /// sides of the source and target of moves. One case of a space has the heap. The few numbers
+    /// from `mark` on belong to no other arena.
     pub const fn at(boundary: u64, margin: i64, heap: bool, mark: u8) -> Self {
         let base = boundary - BOUNDARY as u64 * PAGE_SIZE;
         Self { base, shared: Some(Share { margin, heap, mark }) }
     }
 
-    /// Whether the space, and what is set for the whole machine, is the case's alone.
+    /// Returns whether the space, and the settings of the whole machine, belong to the case alone.
     pub fn is_whole(&self) -> bool {
         self.shared.is_none()
     }
@@ -46,13 +48,14 @@ impl Arena {
         self.shared.is_none_or(|share| share.heap)
     }
 
-    /// Numbers that no other arena has. They are of one byte, which is what a file may have of its last page.
+    /// Returns numbers of no other arena. Each number has one byte, the possible size of a file's
+    /// last page.
     pub fn marks(&self) -> impl Iterator<Item = u64> {
         let first = self.shared.map_or(0, |share| share.mark);
         (0..=u8::MAX).map(move |number| u64::from(first.wrapping_add(number)))
     }
 
-    /// Whether it has what such an operation is about.
+    /// Returns whether the arena supports operations of `kind`.
     pub fn admits(&self, kind: Kind) -> bool {
         match kind {
             Kind::BrkGrow | Kind::BrkShrink => self.has_heap(),
@@ -61,7 +64,7 @@ impl Arena {
         }
     }
 
-    /// Whether it may be in such a starting state.
+    /// Returns whether the arena supports the starting state `base`.
     pub fn admits_base(&self, base: Base) -> bool {
         match base {
             // All share how many VMAs there may be.
@@ -71,7 +74,7 @@ impl Arena {
         }
     }
 
-    /// Whether a huge leaf fits beside the window.
+    /// Returns whether a huge leaf fits next to the window.
     fn has_leaf(&self) -> bool {
         self.shared.is_none_or(|share| share.margin > LEAF.pages)
     }
@@ -90,7 +93,7 @@ impl Arena {
         VirtRange::new(self.addr(span.at), self.addr(span.end()))
     }
 
-    /// All that cases may have mapped in it.
+    /// Returns all ranges in which cases may have mappings.
     pub fn parts(&self) -> Vec<VirtRange> {
         let Some(Share { margin, .. }) = self.shared else {
             return vec![VirtRange::new(0x1_0000, USER_END)];
@@ -99,7 +102,8 @@ impl Arena {
         [0, APART[0], APART[1]].map(around).into()
     }
 
-    /// The last page of each part, where something is mapped: else an access to a hole of this arena could grow a stack of the next.
+    /// Returns the last page of each part, which must be mapped: otherwise, an access to a hole of
+    /// this arena could grow a stack of the next arena.
     pub fn fences(&self) -> Vec<VirtRange> {
         if self.is_whole() {
             return Vec::new();
@@ -108,7 +112,7 @@ impl Arena {
         self.parts().into_iter().map(last).collect()
     }
 
-    /// Whether an address is in it.
+    /// Returns whether an address belongs to the arena.
     pub fn has(&self, addr: u64) -> bool {
         self.parts().iter().any(|part| (part.start..part.end).contains(&addr))
     }

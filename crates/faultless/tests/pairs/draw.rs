@@ -5,11 +5,11 @@ use super::op::{Span, WINDOW};
 use super::place::{Base, Relation};
 use super::table::{Kind, Pair, may_meet};
 
-/// One case in so many has a huge leaf.
+/// One of this many cases has a huge leaf.
 const TEXT_SELDOM: usize = 24;
 
-/// Draws a case: mostly a pair, now and then two operations of a side. `below` gives a random number below another; of the kinds
-/// and starting states only those are drawn that may be.
+/// Draws a case: usually a pair, occasionally two operations per side. `below` returns a random
+/// number below its argument. Only the permitted kinds and starting states are drawn.
 pub fn draw(
     below: &mut impl FnMut(usize) -> usize,
     kinds: impl Fn(Kind) -> bool,
@@ -18,7 +18,7 @@ pub fn draw(
     let mut kind = || {
         loop {
             let kind = Kind::ALL[below(Kind::ALL.len())];
-            // Whatever ends or copies a space takes as long as many others.
+            // Operations that end or copy a space take as long as many others.
             let often = !matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop);
             if kinds(kind) && (often || below(4) == 0) {
                 return kind;
@@ -31,7 +31,7 @@ pub fn draw(
             break ([first, second], more);
         }
     };
-    // A huge leaf takes as long as many others, too.
+    // A huge leaf takes as long as many others as well.
     let text = below(TEXT_SELDOM) == 0 && bases(Base::Text);
     let relation = Relation::ALL[below(Relation::ALL.len())];
     let fits = !relation.is_of_leaf() || text && kinds.into_iter().all(Kind::meets_leaf);

@@ -1,7 +1,9 @@
-//! The file of a case: an object with a store, which has the first word of each page. The others are zeros.
+//! The file of a case: an object with a store, which holds the first word of each page. All other
+//! words are zeros.
 //!
-//! The store of a *slow* file takes reads along while two CPUs run. Each of these reads is [completed](Words::complete) by a thread that waits
-//! for it or for another, or by a device, which has a CPU of its own: a call that waits inside the subsystem completes nothing.
+//! The store of a *slow* file keeps reads while two CPUs run. Each of these reads is
+//! [completed](Words::complete) by a thread that waits for the read or for another read, or by a
+//! device, which has a CPU of its own. A call that waits inside the subsystem completes no reads.
 
 use super::op::{Besides, Hand, LEAF, Op, Ret, WINDOW};
 use faultless::Cpu;
@@ -14,19 +16,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What is behind the file.
+/// The store of the file.
 #[derive(Debug)]
 pub struct Words {
     words: Mutex<Vec<u64>>,
-    /// How many pages it has below the window.
+    /// The number of pages below the window.
     pub below: i64,
-    /// Whether reads are taken along now.
+    /// Whether reads are currently kept.
     slow: AtomicBool,
-    /// Those that were, and how many bytes there were. No lock is held across a step of a scheduler.
+    /// The kept reads, with their number of bytes. No lock is held across a step of a scheduler.
     taken: Mutex<VecDeque<(Reading, usize)>>,
 }
 
-/// Which of the reads that were taken along.
+/// The choice among the kept reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     Oldest,
@@ -34,8 +36,8 @@ pub enum Which {
 }
 
 impl Words {
-    /// One word for each page of the window, and of the pages below. Each has more than one byte, so that it is another one where
-    /// the file ends behind the first.
+    /// Creates one word for each page of the window, and for the pages below. Each word has more
+    /// than one byte, so that it changes if the file ends behind the first byte.
     pub fn new(below: i64) -> Arc<Self> {
         let word = |page: u64| 0x100 + 200 + page;
         Arc::new(Self {
@@ -46,7 +48,7 @@ impl Words {
         })
     }
 
-    /// What it has.
+    /// Returns the contents.
     pub fn get(&self) -> Vec<u64> {
         self.words.lock().unwrap().clone()
     }
@@ -59,7 +61,8 @@ impl Words {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Completes a read, if there is one. Now and then it ends early, and who needs the rest is to ask again.
+    /// Completes a read, if any. Occasionally the read ends early, and waiters for the rest must
+    /// retry.
     pub fn complete<H: Hand>(&self, hand: &H, which: Which) -> bool {
         hand.poll();
         let taken = {
@@ -77,7 +80,8 @@ impl Words {
         true
     }
 
-    /// What a thread does that needs a page which is being read: it completes some read, its own or another's, or sleeps until its own is over.
+    /// The wait of a thread that needs a page during its read: the thread completes some read, its
+    /// own or another, or sleeps until its own read ends.
     pub fn wait<H: Hand>(&self, hand: &H) {
         let completed = match hand.random(3) {
             0 => self.complete(hand, Which::Oldest),
@@ -100,7 +104,7 @@ impl BackingStore for Words {
     }
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
-        // A shorter one, if another CPU has just made it so.
+        // Shorter, if another CPU has just truncated the file.
         let words = self.get();
         let first = run.first() as usize;
         let mut done = 0;
@@ -142,12 +146,12 @@ impl BackingStore for Words {
     }
 }
 
-/// What the first bytes of a page have of its word, of which they are so many.
+/// Returns the part of a page's word in the first `bytes` bytes of the page.
 fn low(word: u64, bytes: u64) -> u64 {
     if bytes < 8 { word & ((1 << (8 * bytes)) - 1) } else { word }
 }
 
-/// Writes the pages back that `space` and the kernel have stored to.
+/// Writes back the pages to which `space` and the kernel have stored.
 pub fn write_back<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,
@@ -163,7 +167,7 @@ impl Op {
         let below = if self == Self::Text { -LEAF.at } else { 0 };
         let words = besides.words.get_or_init(|| Words::new(below));
         let file = Object::of_store(hand.cpu(), words.clone(), 1).expect("memory for it");
-        // Some of them with their neighbours.
+        // Some pages are read together with their neighbours.
         let read: &[u64] = match self {
             Self::File => &[0, 5],
             Self::SlowFile => &[0],
@@ -195,7 +199,7 @@ impl Op {
                 Ok(())
             }
             Self::ReadPage(at) => {
-                // SAFETY: a word of a page that is lent.
+                // SAFETY: a word of a lent page.
                 let word = |at: *const u8| unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) };
                 let load = |at: Option<_>| at.map_or(0, |at| word(at).load(Ordering::Relaxed));
                 let read = file.read_page(cpu, besides.index(at), load);
@@ -212,7 +216,8 @@ impl Op {
             Self::Overwrite(at, value) => {
                 let whole = PAGE_SIZE as usize;
                 let write = |at: *mut u8| {
-                    // SAFETY: as above. The others of its bytes are zeros in every page, which is what a new frame is not.
+                    // SAFETY: as above. The other bytes are zeros in every page, unlike the bytes
+                    // of a new frame.
                     unsafe {
                         AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
                         at.add(8).write_bytes(0, whole - 8);

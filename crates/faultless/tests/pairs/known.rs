@@ -1,4 +1,4 @@
-//! The programs that are known to have failed.
+//! The programs known to have failed.
 
 use super::Case;
 use super::op::{APART, BOUNDARY, How, Op, RW, Span, WINDOW};
@@ -6,12 +6,13 @@ use super::place::fill;
 use super::table::reveal;
 use faultless::{Advice, Lock, MapFlags, Prot, RemapFlags};
 
-/// The programs that are known to have failed, by name.
+/// Returns the programs known to have failed, by name.
 pub fn known() -> Vec<(&'static str, Case)> {
     let map = |at, pages, how| Op::Map(Span::new(at, pages), how, RW, MapFlags::PRIVATE);
     let read_only = |at| Op::Protect(Span::new(at, 1), Prot::READ);
     let made = |start, first, at, how| {
-        // One makes the page below, the other its own, and then makes that read-only.
+        // One side creates the lower page. The other side creates the upper page, and then makes it
+        // read-only.
         let sides = [vec![first], vec![map(at, 1, how), read_only(at)]];
         Case::new(start, sides, reveal([Span::new(at, 1), Span::new(at - 1, 1)]))
     };
@@ -31,7 +32,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
         ("hints", made(vec![], map(1, 1, How::Hint), 2, How::Hint)),
         ("fixed", made(vec![], map(b - 1, 1, How::Fixed), b, How::Fixed)),
         ("target", {
-            // One that nobody has touched merges wherever it goes.
+            // An untouched VMA merges at every address.
             let start = vec![Op::Map(source, How::Fixed, RW, MapFlags::PRIVATE)];
             made(start, Op::Remap(source, 1, to, b - 1), b, How::Hint)
         }),
@@ -40,7 +41,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             made(filled(start), Op::Remap(start, 2, stays, 0), b, How::Hint)
         }),
         ("root", {
-            // A first store below, and a mapping between that and what was stored to.
+            // A first store below, and a mapping between this page and the stored page.
             let mut start = filled(Span::new(3, 1));
             start.push(map(1, 1, How::Fixed));
             let spans = [Span::new(1, 1), Span::new(2, 1)];
@@ -57,13 +58,13 @@ pub fn known() -> Vec<(&'static str, Case)> {
             pair(start, Op::Remap(spans[0], 2, to, APART[0]), Op::Unmap(Span::new(2, 5)), spans)
         }),
         ("shrink", {
-            // The first grows in place after the other, or moves before it.
+            // The first operation grows in place after the second, or moves before it.
             let spans = [Span::new(1, 1), Span::new(1, 2)];
             let grow = Op::Remap(spans[0], 2, moves, 0);
             pair(filled(spans[1]), grow, Op::Remap(spans[1], 1, stays, 0), spans)
         }),
         ("place", {
-            // Both of what moves must be gone before its place is looked at.
+            // Both parts of the move must be unmapped before the search for a place.
             let mut start = filled(Span::new(0, 2));
             start.push(Op::Map(Span::new(2, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
             start.push(Op::Roof(3));
@@ -71,21 +72,22 @@ pub fn known() -> Vec<(&'static str, Case)> {
             pair(start, map(0, 2, How::Placed), Op::Remap(spans[1], 3, to, APART[1]), spans)
         }),
         ("first stores", {
-            // Both are to what was one VMA before the mapping, and will be again.
+            // Both stores go to pages that were in one VMA before the mapping, and will be again.
             let stores = vec![Op::Store(0, 100), Op::Store(2, 102)];
             let sides = [vec![map(1, 1, How::Fixed)], stores];
             let spans = [Span::new(0, 1), Span::new(2, 1)];
             Case::new(vec![map(0, 3, How::Fixed)], sides, reveal(spans))
         }),
         ("first store", {
-            // Whose anon_vma is all that is left of the VMA stored to.
+            // The anon_vma is all that remains of the VMA with the store.
             let sides =
                 [vec![map(b, 1, How::Fixed)], vec![Op::Store(b - 1, 100), map(0, b, How::Fixed)]];
             let spans = [Span::new(b, 1), Span::new(6, 1)];
             Case::new(vec![map(0, b + 1, How::Fixed)], sides, reveal(spans))
         }),
         ("neighbours gone", {
-            // What comes between two VMAs with an anon_vma has it, though both are gone before it merges.
+            // A mapping between two VMAs with an anon_vma adopts the anon_vma, even if both VMAs
+            // are unmapped before the merge.
             let start = filled(Span::new(0, WINDOW));
             let above = Span::new(b, 1);
             let gone = vec![Op::Remap(above, 1, to, APART[1]), map(0, b - 1, How::Fixed)];
@@ -93,7 +95,8 @@ pub fn known() -> Vec<(&'static str, Case)> {
             Case::new(start, sides, reveal([Span::new(b - 1, 1), above]))
         }),
         ("first store beside a change", {
-            // What comes between takes the anon_vma above, while the VMA below gets one of its own.
+            // The mapping in between adopts the anon_vma from above, while the VMA below gets
+            // another anon_vma.
             let mut start = filled(Span::new(b, 2));
             start.push(Op::Map(Span::new(b - 1, 1), How::Fixed, RW, stack));
             start.push(map(b - 2, 1, How::Fixed));
@@ -101,7 +104,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             pair(start, map(b - 1, 1, How::Fixed), Op::Store(b - 2, 100), spans)
         }),
         ("several that are too many", {
-            // The second of two that move would be one VMA too many; the first has moved then.
+            // The second of two moved VMAs would exceed the limit; the first VMA has moved by then.
             let mut start = filled(Span::new(b - 1, 1));
             start.extend([map(b + 1, 3, How::Fixed), map(0, 1, How::Fixed)]);
             start.push(Op::Map(Span::new(b - 2, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
@@ -110,7 +113,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             pair(start, Op::Remap(spans[0], 3, to, APART[1]), Op::Unmap(spans[1]), spans)
         }),
         ("cut off a change", {
-            // What is cut off is one with the change, and has its anon_vma already.
+            // The cut part merges with the change, and has its anon_vma already.
             let mut start = filled(Span::new(b - 1, 1));
             start.push(map(b + 1, 3, How::Fixed));
             let (mapped, above) = (Span::new(b, 3), Span::new(b + 3, 1));
@@ -118,7 +121,8 @@ pub fn known() -> Vec<(&'static str, Case)> {
             pair(start, map(mapped.at, mapped.pages, How::Fixed), protect, [mapped, above])
         }),
         ("cut off from a change", {
-            // What one finishes merges with what is beside it, though the other has something under change further down.
+            // The finished change of one side merges with its neighbour, although the other side
+            // has a change in progress further down.
             let keep = Op::Remap(Span::new(1, 1), 1, to | RemapFlags::DONTUNMAP, APART[0]);
             let leave = Op::Remap(Span::new(b - 1, 1), 4, moves, 0);
             let sides = [vec![keep], vec![map(b + 2, 1, How::Fixed), leave]];
@@ -126,7 +130,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             Case::new(filled(Span::new(0, WINDOW)), sides, reveal)
         }),
         ("kept beside a change", {
-            // What stays is a part of what it will be one with, and so keeps its anon_vma.
+            // The remains are part of the future merged VMA, and therefore keep the anon_vma.
             let part = Span::new(b - 4, 3);
             let keep = Op::Remap(part, 3, moves | RemapFlags::DONTUNMAP, 0);
             let kept = vec![keep, Op::Protect(part, Prot::READ)];
@@ -136,7 +140,8 @@ pub fn known() -> Vec<(&'static str, Case)> {
             Case::new(start, sides, reveal([Span::new(b - 1, 1), part]))
         }),
         ("alike again beside a change", {
-            // Locked, it is not like the change beside it. What stays of it is alike again, and yet another VMA: one too many.
+            // The locked part differs from the adjacent change. The remains of the part are equal
+            // again, and still a separate VMA: one VMA too many.
             let mut start = filled(Span::new(b - 2, 2));
             start.push(Op::Map(Span::new(b, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
             start.extend([map(b + 1, 1, How::Fixed), Op::Store(b + 1, 4), Op::NoMoreAreas]);
@@ -146,7 +151,8 @@ pub fn known() -> Vec<(&'static str, Case)> {
             Case::new(start, sides, reveal([mapped, part]))
         }),
         ("cut off what merges", {
-            // What is left between a VMA and the cut merges with it, though the change that would have merged all three is not over.
+            // The part between a VMA and the cut merges with the VMA, although the change that
+            // would have merged all three is still in progress.
             let (mapped, part) = (Span::new(b - 3, 2), Span::new(b - 2, 1));
             let mut start = filled(Span::new(0, b));
             start.push(Op::Unmap(mapped));
@@ -160,7 +166,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let mut start = filled(Span::new(0, b));
             start.push(Op::Lock(Span::new(b - 3, 3), Lock::Now));
             start.push(Op::Roof(b));
-            // Split, and one again.
+            // Split, and merged again.
             let twice = [Prot::READ, RW].map(|prot| Op::Protect(Span::new(b - 1, 1), prot));
             let sides = [twice.to_vec(), vec![keep]];
             Case::new(start, sides, reveal([Span::new(b - 1, 1), part]))
@@ -175,7 +181,8 @@ pub fn known() -> Vec<(&'static str, Case)> {
             Case::new(start, sides, reveal([below, below]))
         }),
         ("below a stack that goes", {
-            // A store below it is told that nothing is there, and another to the stack must not come before what replaces it.
+            // A store below the stack fails for lack of a mapping. A later store to the stack must
+            // not take effect before the replacement.
             let start = vec![Op::Map(Span::new(7, 1), How::Fixed, RW, stack), Op::Store(7, 1)];
             let start = [start, vec![Op::Object]].concat();
             let spans = [Span::new(6, 1), Span::new(7, 1)];
@@ -186,19 +193,19 @@ pub fn known() -> Vec<(&'static str, Case)> {
             Case::new(start, sides, reveal(spans))
         }),
         ("looked for at its first store", {
-            // It is there before, as zeros, and afterwards.
+            // The page is present before, as a zero page, and afterwards.
             let start = vec![map(5, 1, How::Fixed), Op::Load(5)];
             pair(start, Op::Store(5, 100), Op::InCore(5), [Span::new(5, 1); 2])
         }),
         ("pinned where nothing is", {
-            // A pin that fails leaves no page in what moves there, and away.
+            // A failed pin leaves no page in a mapping that moves to the address and away.
             let start = vec![Op::Map(source, How::Fixed, RW, MapFlags::PRIVATE)];
             let page = Span::new(0, 1);
             let moves = vec![Op::Remap(source, 1, to, 0), Op::Remap(page, 1, to, APART[1])];
             Case::new(start, [vec![Op::PinRead(0)], moves], reveal([page, page]))
         }),
         ("advised of a hole", {
-            // Who is told that a page is unmapped cannot use it afterwards.
+            // A CPU that received the error for an unmapped page cannot use the page afterwards.
             let (spans, last) = ([Span::new(7, 1), Span::new(6, 2)], WINDOW - 1);
             let sides = [
                 vec![Op::Advise(spans[0], Advice::Free), Op::Load(last)],

@@ -1,32 +1,34 @@
 //! Pairs of operations of two CPUs on one space, judged by both sequential orders.
 //!
-//! A [`Case`] is a starting state, what each of two CPUs does, and what is done afterwards to reveal what
-//! is wrong: a VMA that was merged wrongly looks well until a part of it is protected, unmapped or used.
-//! The case is run by one CPU alone, in every order of the operations ([`Case::orders`]); then by two at
-//! the same time. What is returned, what `maps` lists (protection and flags too), the counts and the
-//! contents of pages must be what one of the orders gives. So the subsystem that runs alone is the
-//! model of the one that does not.
+//! A [`Case`] consists of a starting state, the operations of each of two CPUs, and further
+//! operations that reveal errors: a wrongly merged VMA looks correct until a part is protected,
+//! unmapped or used. One CPU runs the case alone, in every order of the operations
+//! ([`Case::orders`]). Then two CPUs run the case at the same time. The return values, the listing
+//! of `maps` (with protection and flags), the counts and the contents of pages must match one of
+//! the orders. The subsystem on one CPU is therefore the model of the subsystem on two CPUs.
 //!
-//! A case has a space of its own, or an [arena] of a space in which other cases are run at the same time. Then it must end as if it had been
-//! alone there: the orders are those of an empty space. What the space, or the machine, has once is not a case's: the heap is for one
-//! of them, and no case limits how many VMAs there may be ([`admits`](arena::Arena::admits)).
+//! A case has a space of its own, or an [arena] of a space in which other cases run at the same
+//! time. In an arena, the case must end as if it had run alone: the orders are run in an empty
+//! space. Resources that exist once in a space or a machine are not available to every case: one
+//! case has the heap, and no case limits the number of VMAs ([`admits`](arena::Arena::admits)).
 //!
-//! What is not promised is not compared:
-//! - where a mapping goes whose address is left open, if that is a region of its CPU ([`Case::elsewhere`]);
-//! - of operations that fault pages in one by one, and with prefault: which pages are resident, and what
-//!   follows from that for the VMAs ([`Seen::without_pages`]); nor that they do so for all pages at once;
-//! - of an access to an object: which pages around it the fault maps;
-//! - of a listing that is made while another CPU does something: its counts of pages, and names;
-//! - of three operations, a listing and `mincore`: they tell of mappings before the pages are as these say;
-//! - of `mincore` while another CPU changes mappings: which pages are there;
-//! - of a listing made while another CPU moves, protects or advises several VMAs, one after the other:
-//!   anything;
-//! - an access that faults may be the growth of a stack or the making of an anon_vma, the fault, and the
-//!   access: another CPU may do something in between, and undo what the fault began with.
+//! Results without a guarantee are not compared:
+//! - the address of a mapping without a fixed address in a region of its CPU ([`Case::elsewhere`]);
+//! - of operations that fault pages in one by one, and with prefault: the resident pages, and their
+//!   effect on the VMAs ([`Seen::without_pages`]); nor whether all pages are faulted in at once;
+//! - of an access to an object: the pages around it that the fault maps;
+//! - of a listing during other operations: its counts of pages, and names;
+//! - of three operations, a listing and `mincore`: both report mappings before their pages are in
+//!   place;
+//! - of `mincore` while another CPU changes mappings: the present pages;
+//! - of a listing while another CPU moves, protects or advises several VMAs, one after the other:
+//!   all results;
+//! - a faulting access may consist of the growth of a stack or the creation of an anon_vma, the
+//!   fault, and the access: another CPU may act in between, and undo the fault's first part.
 
 #![allow(dead_code, reason = "each program uses a part")]
 
-/// Makes an enum, and the list of all it has.
+/// Declares an enum, and the list of all its variants.
 macro_rules! listed {
     ($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $each:ident),+ $(,)? }) => {
         $(#[$about])*
@@ -34,7 +36,7 @@ macro_rules! listed {
         pub enum $name { $($(#[$what])* $each),+ }
 
         impl $name {
-            /// All of them.
+            /// All variants.
             pub const ALL: &[Self] = &[$(Self::$each),+];
         }
     };
@@ -61,13 +63,13 @@ use steps::Fine;
 /// Pages of a slow file of which some are being read when two CPUs begin.
 const UNDER_WAY: Range<u64> = 2..3;
 
-/// The page where an empty heap begins that no case meets.
+/// The first page of an empty heap, outside all cases.
 const NO_HEAP: i64 = -1 << 14;
 
-/// The regions of CPUs are below this page, and nothing else is.
+/// The regions of CPUs, and no other mappings, are below this page.
 const REGIONS: i64 = -1 << 23;
 
-/// VMAs that a space may have where a case does not say: more than any has.
+/// The default limit of VMAs in a space: more than any case has.
 const AREAS: u64 = 1 << 16;
 
 /// See the module.
@@ -76,9 +78,9 @@ pub struct Case {
     pub start: Vec<Op>,
     pub sides: [Vec<Op>; 2],
     pub after: Vec<Op>,
-    /// Whether which pages are resident is promised.
+    /// Whether the resident pages are guaranteed.
     pub pages: bool,
-    /// What the operations do in [`Case::orders`].
+    /// The steps of the operations in [`Case::orders`].
     fine: Fine,
 }
 
@@ -87,13 +89,14 @@ impl Case {
         let any = |is: fn(&Op) -> bool| sides.iter().flatten().any(is);
         let objects = start.iter().chain(sides.iter().flatten()).any(|op| op.maps_object());
         let around = objects && any(|op| op.is_access());
-        // Of a file the page cache has what it happens to have.
+        // The cached pages of a file depend on chance.
         let file = start.iter().any(|op| matches!(op, Op::File | Op::SlowFile | Op::Text));
         let pages = !around && !file && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, fine: Fine::default() }
     }
 
-    /// The case, in an arena: what is made and looked at there meets with other cases, so of an object no pages around one are promised.
+    /// Adapts the case to an arena. Listings and created objects may meet other cases there, so the
+    /// pages around an object's page are not guaranteed.
     pub fn beside_others(self) -> Self {
         let objects =
             self.start.iter().chain(self.sides.iter().flatten()).any(|op| op.maps_object());
@@ -101,10 +104,10 @@ impl Case {
     }
 }
 
-/// One order of the operations: which side comes next.
+/// An order of the operations: the side of each next step.
 pub type Order = Vec<usize>;
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub returned: [Vec<Ret>; 2],
@@ -116,7 +119,7 @@ pub struct Outcome {
     placed: Placed,
     /// Right after the pair, and at last.
     object: Option<[ObjectSeen; 2]>,
-    /// What is in the store of a file, once all was written back.
+    /// The store of a file, after the writeback of all pages.
     stored: Option<Vec<u64>>,
 }
 
@@ -126,11 +129,11 @@ impl Case {
         let (besides, arena) = (Besides::default(), hand.arena());
         if arena.is_whole() {
             hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
-            // Where one maps must not depend on whom the last case met.
+            // The address of a mapping must not depend on the conflicts of the previous case.
             hand.cpu().vm().set(Setting::MapApart(1));
         }
         if arena.has_heap() {
-            // Not that of the last case.
+            // The heap of the previous case must not remain.
             let start = hand.space().set_heap_start(hand.cpu(), arena.addr(NO_HEAP));
             start.expect("the heap is empty");
         }
@@ -145,26 +148,27 @@ impl Case {
         besides
     }
 
-    /// Whether it has a huge leaf, and so costs some hundred pages.
+    /// Returns whether the case has a huge leaf, which costs hundreds of pages.
     pub fn is_text(&self) -> bool {
         self.start.contains(&Op::Text)
     }
 
-    /// Whether private pages may leave memory, if there is a swap area.
+    /// Returns whether private pages may be swapped out, if there is a swap area.
     pub fn swaps(&self) -> bool {
         self.sides.iter().flatten().any(|op| op.swaps())
     }
 
-    /// Whether its file is slow while two CPUs run.
+    /// Returns whether the case's file is slow while two CPUs run.
     pub fn is_slow(&self) -> bool {
         self.start.contains(&Op::SlowFile)
     }
 
-    /// Two CPUs are about to run: pages may be aged, and the store of a slow file begins to read some.
+    /// Prepares the run of two CPUs: pages may be aged, and the store of a slow file begins some
+    /// reads.
     pub fn begin<H: Hand>(&self, hand: &H, besides: &Besides<H::Child>) {
         if hand.random(2) != 0 {
             let (start, len) = (hand.arena().addr(0), WINDOW as u64 * PAGE_SIZE);
-            // Where some pages are not mapped, the others are.
+            // Even if some pages are unmapped, the other pages are aged.
             let _holes = hand.space().madvise(hand.cpu(), start, len, Advice::Cold);
             hand.cpu().flush_own();
         }
@@ -179,7 +183,8 @@ impl Case {
         }
     }
 
-    /// They are done: reads that nobody waits for are completed, and from now on the store reads at once.
+    /// Ends the run of two CPUs: completes reads without a waiter. From now on the store reads at
+    /// once.
     pub fn end<H: Hand>(&self, hand: &H, besides: &Besides<H::Child>) {
         if let Some(words) = besides.slow() {
             words.set_slow(false);
@@ -198,7 +203,8 @@ impl Case {
         self.sides[side][number].apply(hand, besides, &besides.new[side])
     }
 
-    /// Looks at what the pair left, does what reveals more, ends the children and the object, and empties the space, or the arena, again.
+    /// Records the state after the pair, runs the revealing operations, ends the children and the
+    /// object, and empties the space or the arena.
     pub fn conclude<H: Hand>(
         &self,
         hand: &H,
@@ -244,7 +250,7 @@ impl Case {
         let placed = if self.pages { placed } else { placed.without_pages() };
         let stored = object.as_ref().zip(words).map(|(file, words)| {
             file::write_back(hand.cpu(), hand.space(), file, 0..u64::MAX).expect("it is written");
-            // In no order is anything lost, so this needs none to compare with.
+            // No order loses stored bytes, so this check needs no comparison.
             let stored = words.get();
             let there = ObjectSeen::of(file, hand.cpu());
             assert!(there.is(&stored), "{there:?} was written back as {stored:?}:\n{self}");
@@ -258,7 +264,7 @@ impl Case {
         Outcome { returned, seen, children, after, last, placed, object: objects, stored }
     }
 
-    /// What was placed outside of the arena, which `returned` no longer says then.
+    /// Returns the mappings placed outside of the arena, and removes them from `returned`.
     fn elsewhere_of<H: Hand>(&self, hand: &H, returned: &mut [Vec<Ret>; 2]) -> Vec<Span> {
         let arena = hand.arena();
         let mut elsewhere = Vec::new();
@@ -274,7 +280,7 @@ impl Case {
         elsewhere
     }
 
-    /// Empties the space, or the arena and what was placed elsewhere.
+    /// Empties the space, or the arena and the mappings placed elsewhere.
     fn clear<H: Hand>(hand: &H, elsewhere: &[Span]) {
         let (space, cpu, arena) = (hand.space(), hand.cpu(), hand.arena());
         hand.poll();
@@ -296,7 +302,8 @@ impl Case {
             .collect()
     }
 
-    /// What a side does, in the smallest steps: which operation's, the step, and whether it returns something.
+    /// Returns the smallest steps of a side: the number of the operation, the step, and whether the
+    /// step returns a value.
     fn steps(&self, side: usize) -> Vec<(usize, Op, bool)> {
         let others = self.sides[1 - side].len();
         let each = |(number, op): (usize, &Op)| {
@@ -306,7 +313,7 @@ impl Case {
         self.sides[side].iter().enumerate().flat_map(each).collect()
     }
 
-    /// Does the operations in one order, in an empty space.
+    /// Runs the operations in one order, in an empty space.
     pub fn in_order<H: Hand>(&self, hand: &H, order: &[usize]) -> Outcome {
         let besides = self.prepare(hand);
         let mut returned = [0, 1].map(|side| vec![Ret::Done; self.sides[side].len()]);
@@ -324,13 +331,13 @@ impl Case {
         self.conclude(hand, returned, besides)
     }
 
-    /// What every order gives.
+    /// Returns the outcome of every order.
     pub fn orders<H: Hand>(&self, hand: &H) -> Vec<(Order, Outcome)> {
         let all = self.all_orders().into_iter();
         all.map(|order| (order.clone(), self.in_order(hand, &order))).collect()
     }
 
-    /// The same case in other steps, which the subsystem may take as well.
+    /// Returns the same case with other permitted steps.
     fn finer(&self) -> impl Iterator<Item = Self> {
         let any = |is: fn(&Op) -> bool| self.sides.iter().flatten().any(is);
         let by_page = if any(|op| op.is_by_page()) { [false, true].as_slice() } else { &[false] };
@@ -350,8 +357,8 @@ impl Case {
         others.map(|fine| Self { fine, ..self.clone() })
     }
 
-    /// The case whose mappings are asked for where they were found, if some were placed in a region of their CPU: only a CPU that maps alone
-    /// is promised the highest hole.
+    /// Returns the case with the actual addresses as hints, if some mappings were placed in a
+    /// region of their CPU: the highest hole is guaranteed only to a CPU that maps alone.
     fn elsewhere(&self, found: &Outcome) -> Option<Self> {
         let mut case = self.clone();
         let ops = case.sides.iter_mut().flatten().zip(found.returned.iter().flatten());
@@ -365,10 +372,11 @@ impl Case {
         (case != *self).then_some(case)
     }
 
-    /// Checks that `found` is what one of the orders gives. More orders are run in `hand`'s space, which is empty.
+    /// Checks that `found` matches one of the orders. Runs further orders in `hand`'s space, which
+    /// is empty.
     ///
     /// # Errors
-    /// What a person needs to see of it.
+    /// A description of the mismatch.
     pub fn judge<H: Hand>(
         &self,
         hand: &H,

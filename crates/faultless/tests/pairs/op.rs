@@ -1,8 +1,8 @@
-//! The operations of a case, and who does them: a program's thread on a CPU.
+//! The operations of a case, and their executor: a program's thread on a CPU.
 //!
-//! Addresses are page numbers, counted from the first page of a window of eight that lies across a 2 MiB
-//! boundary: in a space of its own right below the place where automatic placement starts. So a mapping that is placed can be
-//! made to land in the window. See [`Arena`].
+//! Addresses are page numbers, relative to the first page of a window of eight pages across a 2 MiB
+//! boundary. In a space of its own, the window lies directly below the start of automatic
+//! placement, so a placed mapping can land in the window. See [`Arena`].
 
 use super::arena::Arena;
 use super::file::Words;
@@ -18,20 +18,20 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Where automatic placement starts, going down.
+/// The start of automatic placement, which goes down.
 const TOP: u64 = 0x7fff_f7ff_f000;
 /// Pages of the window.
 pub const WINDOW: i64 = 8;
 /// The page of the window at the 2 MiB boundary.
 pub const BOUNDARY: i64 = 4;
-/// Page 0, in a space of its own.
+/// The address of page 0 in a space of its own.
 pub const BASE: u64 = (TOP & !((2 << 20) - 1)) - BOUNDARY as u64 * PAGE_SIZE;
-/// The page where automatic placement starts.
+/// The page of the start of automatic placement.
 pub const TOP_PAGE: i64 = ((TOP - BASE) / PAGE_SIZE) as i64;
-/// Pages that lie apart: where moves come from and go to, by side.
+/// Distant pages: the source and target of moves, by side.
 pub const APART: [i64; 2] = [-1 << 12, -1 << 13];
 
-/// The 2 MiB below the boundary: what a huge leaf maps.
+/// The range of a huge leaf: the 2 MiB below the boundary.
 pub const LEAF: Span = Span::new(BOUNDARY - 512, 512);
 
 pub const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -67,14 +67,14 @@ impl Span {
 /// Of what takes pages out of the object: the first part, the second, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// They leave the object.
+    /// The pages leave the object.
     First,
-    /// And what is mapped of them is unmapped.
+    /// The mappings of the pages are unmapped.
     Second,
     Both,
 }
 
-/// How a mapping is told where to be.
+/// The address argument of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum How {
     Hint,
@@ -83,17 +83,18 @@ pub enum How {
     Placed,
 }
 
-/// One call, or one access.
+/// A call or an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// `mmap` of anonymous memory.
     Map(Span, How, Prot, MapFlags),
     Unmap(Span),
     Protect(Span, Prot),
-    /// `mremap` of the span to so many pages; the page is the target.
+    /// `mremap` of the span to the given number of pages; the last page is the target.
     Remap(Span, i64, RemapFlags, i64),
     Advise(Span, Advice),
-    /// [`Advice::Free`] while another CPU has references to some of the pages, a bit for each: those stay as they are.
+    /// [`Advice::Free`] while another CPU has references to some of the pages, a bit for each: the
+    /// referenced pages are unchanged.
     FreeBut(Span, u32),
     /// `mlock`, or `munlock`.
     Lock(Span, Lock),
@@ -101,9 +102,9 @@ pub enum Op {
     Bind(Span),
     /// No space may have more VMAs than this one has, until the pair is over.
     NoMoreAreas,
-    /// Nothing can be placed above a page, nor grow there. Nothing merges with it.
+    /// Blocks placement and growth above a page. The blocking mapping merges with no VMA.
     Roof(i64),
-    /// Where the heap starts.
+    /// The start of the heap.
     HeapAt(i64),
     Brk(i64),
     Load(i64),
@@ -111,10 +112,10 @@ pub enum Op {
     /// [`Load`](Self::Load) and [`Store`](Self::Store) from outside, which grow no stack.
     ReadOutside(i64),
     WriteOutside(i64, u64),
-    /// What an access does before the access: the fault.
+    /// The first part of an access: the fault.
     Fault(i64, Access),
-    /// What a fault does first, and leaves if it is overtaken: a stack grows down to the page, and a VMA gets an
-    /// anon_vma.
+    /// The first effect of a fault, which remains if the fault is overtaken: a stack grows down to
+    /// the page, and a VMA gets an anon_vma.
     Begin(i64, Access),
     /// The same two of an access from outside, which does so only where something is mapped.
     FaultOutside(i64, Access),
@@ -123,56 +124,60 @@ pub enum Op {
     Object,
     /// The same, of a file: a page for each of the window, of which some were read.
     File,
-    /// The same, of a slow one: see [`file`](super::file).
+    /// The same for a slow file: see [`file`](super::file).
     SlowFile,
-    /// The same, of program text: the file begins with the pages of [`LEAF`], and has those of the window above.
+    /// The same for program text: the file begins with the pages of [`LEAF`], and continues with
+    /// the window's pages above.
     Text,
-    /// What was stored to the pages of the file is written back.
+    /// Writes back stores to the file's pages.
     WriteBack(Span),
-    /// Pages of the file that are neither dirty nor used are dropped, and read again when they are needed.
+    /// Drops clean and unused pages of the file, which are read again on demand.
     DropClean(Span),
-    /// Pages of the file leave memory, whoever maps them, after they were written if need be; and are read again when they are needed.
+    /// Evicts pages of the file, with any number of mappings and after writeback if necessary. The
+    /// pages are read again on demand.
     Evict(Span),
-    /// What is mapped there leaves memory, whoever maps it, private pages for the swap area.
+    /// Evicts the mapped pages, with any number of mappings; private pages are swapped out.
     SwapOut(Span),
-    /// The kernel reads a page of the file, or writes to it and returns what was there.
+    /// A kernel read of a page of the file, or a kernel write that returns the old word.
     ReadPage(i64),
     WritePage(i64, u64),
     /// The kernel overwrites a whole page of the file, which is not read first.
     Overwrite(i64, u64),
-    /// The object gets so many pages.
+    /// Extends the object to the given number of pages.
     Extend(i64),
-    /// `mmap` of the object: each page of the window shows the page of that number. Text may be executed.
+    /// `mmap` of the object: each page of the window shows the object's page of the same number.
+    /// Text is executable.
     MapObject(Span, MapFlags),
-    /// The machine's device memory, if it has some, is as at the start: a page for each of the window.
+    /// Resets the machine's device memory, if any: a page for each page of the window.
     Device,
-    /// `mmap` of it: each page of the window shows the page of that number.
+    /// `mmap` of device memory: each page of the window shows the device's page of the same number.
     MapDevice(Span),
-    /// A device loads or stores the first word of a page that is pinned meanwhile.
+    /// A device load or store of the first word of a page, which is pinned for the access.
     PinRead(i64),
     PinWrite(i64, u64),
-    /// Pages of the object leave it: it ends where they begin, if the copies go too, or it gets a hole.
+    /// Removes pages from the object: a truncation if private copies go too, otherwise a hole.
     Leave(Span, Copies, Part),
-    /// The file ends behind the first byte of the page; those beyond that page leave it.
+    /// Truncates the file behind the first byte of the page, which removes the pages beyond.
     EndIn(i64, Part),
-    /// What `MAP_POPULATE` does with a page, whatever is mapped there.
+    /// The effect of `MAP_POPULATE` on a page, whatever the mapping.
     Populate(i64),
-    /// Each page goes to the other node of memory, if the machine has two, and if nothing else is using it.
+    /// Moves each page to the other memory node, if the machine has two nodes and the page has no
+    /// other user.
     MovePages(Span),
-    /// Pages of the machine move so that free frames lie together.
+    /// Moves pages of the machine so that free frames are contiguous.
     Compact,
     /// A listing of the space.
     Maps,
     /// `mincore` of the page.
     InCore(i64),
     Fork,
-    /// One of the children made at the start ends.
+    /// Ends one of the children created at the start.
     Exit,
-    /// One is dropped, and ends with a later call.
+    /// Drops a child, which ends with a later call.
     Drop,
 }
 
-/// What an operation returned.
+/// The return value of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ret {
     Done,
@@ -215,17 +220,17 @@ pub trait Hand {
 
     fn space(&self) -> &Space<Self::Machine>;
     fn cpu(&self) -> &Cpu<'_, Self::Machine>;
-    /// Where its case is.
+    /// The location of the case.
     fn arena(&self) -> Arena {
         Arena::WHOLE
     }
     /// Takes a waiting interrupt.
     fn poll(&self);
     /// # Errors
-    /// What the program is told.
+    /// The program's signal.
     fn load(&self, addr: u64) -> Result<u64, FaultError>;
     /// # Errors
-    /// What the program is told.
+    /// The program's signal.
     fn store(&self, addr: u64, value: u64) -> Result<(), FaultError>;
     /// # Errors
     /// `ENOMEM`.
@@ -240,16 +245,16 @@ pub trait Hand {
     }
 }
 
-/// What a case has besides its space.
+/// The objects of a case besides its space.
 #[derive(Debug)]
 pub struct Besides<C> {
-    /// Children made at the start, of which [`Op::Exit`] ends one.
+    /// Children created at the start, one of which is ended by [`Op::Exit`].
     pub old: Mutex<Vec<C>>,
-    /// Those that each side makes.
+    /// Children created by each side.
     pub new: [Mutex<Vec<C>>; 2],
-    /// The object, if it needs one.
+    /// The object, if the case needs one.
     pub object: OnceLock<Shared<Object>>,
-    /// What is behind it, if it is a file.
+    /// The store of the object, if the object is a file.
     pub words: OnceLock<Arc<Words>>,
 }
 
@@ -265,7 +270,7 @@ impl<C> Default for Besides<C> {
 }
 
 impl<C> Besides<C> {
-    /// What is behind the file, if it is slow now.
+    /// Returns the store of the file, if it is slow now.
     pub fn slow(&self) -> Option<&Words> {
         self.words.get().map(|words| &**words).filter(|words| words.is_slow())
     }
@@ -275,12 +280,13 @@ impl<C> Besides<C> {
         (self.words.get().map_or(0, |words| words.below) + page) as u64
     }
 
-    /// Those of some pages.
+    /// Returns the object's page numbers of a span.
     pub fn indices(&self, span: Span) -> Range<u64> {
         self.index(span.at)..self.index(span.end())
     }
 
-    /// What a kernel does for a program whose access faults: while the page is being read, the thread waits, and tries again.
+    /// Acts as a kernel for a program whose access faults: during the read of the page, the thread
+    /// waits, and then retries.
     fn await_page<H: Hand>(&self, hand: &H, at: i64, access: Access) {
         let (Some(words), space, cpu) = (self.slow(), hand.space(), hand.cpu()) else { return };
         let addr = hand.arena().addr(at);
@@ -292,14 +298,14 @@ impl<C> Besides<C> {
     }
 }
 
-/// The first word of a frame, as a device reaches it.
+/// Returns the first word of a frame, as a device accesses the frame.
 fn device_word<H: Hand>(hand: &H, frame: FrameNumber) -> &AtomicU64 {
     let at = hand.cpu().vm().machine().frame_bytes(frame).cast::<u64>();
     // SAFETY: a word of device memory, or of a pinned page.
     unsafe { AtomicU64::from_ptr(at) }
 }
 
-/// What a device does with the page at `at`, which is pinned meanwhile.
+/// Runs `access`, a device's access to the page at `at`, which is pinned for the access.
 fn pinned<H: Hand>(hand: &H, at: i64, write: bool, access: impl Fn(&AtomicU64) -> Ret) -> Ret {
     match hand.space().pin(hand.cpu(), hand.arena().addr(at), 1, write) {
         Ok(pins) => access(device_word(hand, pins.frames()[0])),
@@ -312,7 +318,7 @@ fn make_object<H: Hand>(hand: &H) -> Shared<Object> {
     let pages = WINDOW as u64;
     let object = Object::try_new(hand.cpu(), pages, 1).expect("memory for an object");
     for index in (0..pages).filter(|index| index % 3 != 2) {
-        // SAFETY: the first word of a page that nobody else knows.
+        // SAFETY: the first word of a page without other users.
         let write = |at: *mut u8| unsafe { at.cast::<u64>().write(200 + index) };
         object.write_page(hand.cpu(), index, write).expect("memory for a page");
     }
@@ -328,7 +334,7 @@ fn compact<M: Machine>(cpu: &Cpu<'_, M>) {
 }
 
 impl Op {
-    /// Does it. Children go to `born`.
+    /// Runs the operation. New children go to `born`.
     pub fn apply<H: Hand>(
         self,
         hand: &H,
@@ -372,7 +378,7 @@ impl Op {
             Self::FreeBut(span, used) => {
                 let used = span.each().enumerate().filter(|(bit, _)| used >> bit & 1 != 0);
                 let pins = used.map(|(_, page)| (addr(page.at), page.bytes()));
-                // Of what is in memory: a pin reads in what is in the swap area.
+                // Only pages in memory: a pin would swap in other pages.
                 let pins = pins.filter(|(at, _)| space.page_at(cpu, *at).is_some());
                 let pin = |(at, len)| space.pin(cpu, at, len, false);
                 let _pins = pins.map(pin).collect::<Vec<_>>();
@@ -421,7 +427,8 @@ impl Op {
             }
             Self::Begin(at, access) => {
                 let (start, there) = (addr(at), space.page_at(cpu, addr(at)));
-                // A store to a page that is not the VMA's own, that of zeros or an object's, is a fault, too.
+                // A store to a page that is not private to the VMA, a zero page or an object's
+                // page, also faults.
                 let other = there.is_some_and(|page| page.usage != Use::Anon);
                 let begins = there.is_none() || other && access == Access::Write;
                 let swapped = space.swapped_pages(cpu);
@@ -493,7 +500,8 @@ impl Op {
                 let cache = CacheMode::Uncached;
                 let device = DeviceMemory { first: frame, cache, tag: 2, may_write: true };
                 let flags = MapFlags::SHARED | MapFlags::FIXED;
-                // SAFETY: memory of the machine, which nothing else uses; it has no caches.
+                // SAFETY: device memory of the test machine, without other users and without
+                // caches.
                 mapped(unsafe {
                     space.mmap_device(cpu, addr(span.at), span.bytes(), RW, flags, device)
                 })
@@ -553,7 +561,7 @@ impl Op {
                 space.page_nodes(cpu, &pages, &mut nodes);
                 for (page, node) in pages.iter().zip(nodes) {
                     let mut status = [Ok(0)];
-                    // With one node there is nowhere to go.
+                    // With one node there is no target.
                     let _ = node
                         .map(|node| space.move_pages(cpu, &[*page], 1 - node, true, &mut status));
                 }
@@ -591,14 +599,14 @@ impl Op {
         }
     }
 
-    /// The same, of a case that has nothing besides its space.
+    /// Runs the operation for a case without further objects.
     pub fn alone<H: Hand>(self, hand: &H) -> Ret {
         let none = Besides::default();
         self.apply(hand, &none, &none.old)
     }
 }
 
-/// The frames of device memory that begin with `first`.
+/// Returns the frames of device memory from `first` on.
 fn window(first: FrameNumber) -> impl Iterator<Item = FrameNumber> {
     (first.0..first.0 + WINDOW as u32).map(FrameNumber)
 }

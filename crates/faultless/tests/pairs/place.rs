@@ -1,4 +1,5 @@
-//! Where pairs of operations are run: what is mapped there, and how the spans of the two lie.
+//! The places of pairs of operations: the initial mappings, and the relative position of both
+//! spans.
 
 use super::op::{BOUNDARY, How, LEAF, Op, RW, Span, WINDOW};
 use faultless::{Lock, MapFlags, Prot};
@@ -9,25 +10,25 @@ pub fn fill(span: Span, ops: &mut Vec<Op>) {
     ops.extend((span.at..span.end()).map(|page| Op::Store(page, word(page))));
 }
 
-/// What is stored to a page at the start.
+/// Returns the initial word of a page.
 fn word(page: i64) -> u64 {
     1 + page.rem_euclid(64) as u64
 }
 
 listed! {
-    /// What is mapped in the window before the operations' needs are.
+    /// The mappings of the window before the needs of the operations.
     Base {
         /// Nothing.
         Empty,
-        /// One VMA, whose pages were stored to.
+        /// One VMA with stores to its pages.
         Whole,
-        /// One VMA that nobody has touched.
+        /// One untouched VMA.
         Untouched,
-        /// Several that may merge, if what is between them goes or comes, and several that may not.
+        /// Several VMAs, some of which may merge if the mapping in between is removed or created.
         Parts,
-        /// As [`Parts`](Self::Parts), and no more VMAs than there are.
+        /// As [`Parts`](Self::Parts), with the limit of VMAs reached.
         Full,
-        /// One VMA, whose pages were stored to; the two below the boundary are locked.
+        /// One VMA with stores to its pages; the two pages below the boundary are locked.
         Locked,
         /// Shared memory.
         Shared,
@@ -39,7 +40,8 @@ listed! {
         File,
         /// The same, shared.
         FileShared,
-        /// A file whose store completes reads later, private: some pages were loaded, some are being read.
+        /// A private file whose store completes reads later: some pages were loaded, and some are
+        /// being read.
         Slow,
         /// The same, shared.
         SlowShared,
@@ -51,7 +53,7 @@ listed! {
 }
 
 impl Base {
-    /// What makes it.
+    /// Returns the operations that create the state.
     pub fn ops(self) -> Vec<Op> {
         let mut ops = Vec::new();
         let window = Span::new(0, WINDOW);
@@ -86,7 +88,7 @@ impl Base {
             Self::Slow | Self::SlowShared => {
                 let private = self == Self::Slow;
                 let kind = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
-                // All others are absent, or under way.
+                // All other pages are absent, or being read.
                 let touch = [Op::Load(0), Op::Store(1, word(1))];
                 ops.extend([Op::SlowFile, Op::MapObject(window, kind)].into_iter().chain(touch));
             }
@@ -115,23 +117,23 @@ listed! {
         /// The first below the second.
         Below,
         Above,
-        /// With the boundary between them.
+        /// With the boundary in between.
         BelowAcross,
         AboveAcross,
-        /// Some pages are those of both.
+        /// The spans share some pages.
         Overlapping,
         OverlappingAbove,
         /// The second in the middle of the first.
         Around,
         Inside,
-        /// In one VMA, if there is one, and not adjacent.
+        /// In one VMA, if any, and not adjacent.
         Apart,
         /// Adjacent to the same hole, or the same VMA, of one page.
         Beside,
-        /// All of a huge leaf, and a page of it.
+        /// A whole huge leaf, and one of its pages.
         Leaf,
         OfLeaf,
-        /// All of it.
+        /// A whole huge leaf for both.
         SameLeaf,
     }
 }
@@ -159,7 +161,7 @@ impl Relation {
         [first, second].map(|(at, pages)| Span::new(at, pages))
     }
 
-    /// Whether it is about all of a huge leaf.
+    /// Returns whether an operation concerns a whole huge leaf.
     pub fn is_of_leaf(self) -> bool {
         matches!(self, Self::Leaf | Self::OfLeaf | Self::SameLeaf)
     }
@@ -169,7 +171,7 @@ impl Relation {
         first.end() <= second.at || second.end() <= first.at
     }
 
-    /// Whether something lies between the two.
+    /// Returns whether there is a gap between the spans.
     pub fn parted(self) -> bool {
         matches!(self, Self::Apart | Self::Beside)
     }

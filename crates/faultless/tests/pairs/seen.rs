@@ -1,4 +1,4 @@
-//! What a case leaves: what `maps` lists, the counts, the children.
+//! The state after a case: the listing of `maps`, the counts, the children.
 
 use super::arena::Arena;
 use super::op::{Hand, Op, Ret, Span};
@@ -6,7 +6,7 @@ use faultless::{Area, AreaInfo, Cpu, Machine, Memory, Object, PAGE_SHIFT, PAGE_S
 use faultless::{Shared, Space, Use, VirtRange, VmaFlags};
 use std::fmt;
 
-/// A VMA as `maps` lists it.
+/// A VMA as listed in `maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AreaSeen {
     start: i64,
@@ -20,7 +20,7 @@ pub struct AreaSeen {
 }
 
 impl AreaSeen {
-    /// Without what only counts at a quiet moment.
+    /// Removes the counts that are exact only at a quiet moment.
     pub fn without_pages(self) -> Self {
         Self { resident: 0, zero: 0, ..self }
     }
@@ -46,7 +46,7 @@ impl AreaSeen {
         Self { start, end, prot, flags, offset, name, resident, zero }
     }
 
-    /// Without a name, and its pages not yet counted.
+    /// Creates the record without a name, and without the page counts.
     fn found(area: &Area, arena: &Arena) -> Self {
         let Area { range, prot, flags, offset, memory, .. } = area;
         let [start, end] = [range.start, range.end].map(|addr| arena.page(addr));
@@ -57,7 +57,7 @@ impl AreaSeen {
         Self { start, end, prot: *prot, flags: *flags, offset, name: "", resident: 0, zero: 0 }
     }
 
-    /// The part of it that is in `span`, as if that began with page 0.
+    /// Returns the part in `span`, relative to the start of `span`.
     fn part_in(self, span: Span) -> Self {
         let (start, end) = (self.start.max(span.at), self.end.min(span.end()));
         let skipped = (start - self.start) as u64 * PAGE_SIZE;
@@ -79,7 +79,7 @@ impl fmt::Display for AreaSeen {
     }
 }
 
-/// A listing of the space: of what is in the arena.
+/// Returns a listing of the space, limited to the arena.
 pub fn areas<H: Hand>(hand: &H, keep: impl Fn(AreaSeen) -> AreaSeen) -> Vec<AreaSeen> {
     let (arena, mut seen) = (hand.arena(), Vec::new());
     hand.space().areas(hand.cpu(), |area| {
@@ -90,7 +90,8 @@ pub fn areas<H: Hand>(hand: &H, keep: impl Fn(AreaSeen) -> AreaSeen) -> Vec<Area
     seen
 }
 
-/// The VMAs in a range of a space, whole, at a moment that is quiet there. A listing would make the tree one piece, and look at what others have.
+/// Returns the whole VMAs in a range of a space, at a moment without changes there. A listing would
+/// join the tree's shards, and read other cases' VMAs.
 fn areas_in<M: Machine>(
     space: &Space<M>,
     cpu: &Cpu<'_, M>,
@@ -112,7 +113,7 @@ pub struct Seen {
     mapped: u64,
     resident: u64,
     heap: (i64, i64),
-    /// Of a child, what is in its private pages: loads of the parent tell what is in the parent's.
+    /// The words in a child's private pages. Loads of the parent show the parent's pages.
     words: Vec<(i64, u64)>,
 }
 
@@ -149,8 +150,9 @@ impl Seen {
         Self { areas, mapped, resident, heap, words }
     }
 
-    /// A child, which runs nowhere. Which of its pages show the page of zeros depends on whether a fault under
-    /// way had made an anon_vma, for want of which fork looks at no page.
+    /// Returns the state of a child, which runs on no CPU. The child's zero pages are not compared:
+    /// a fork copies no pages of a VMA without an anon_vma, and a concurrent fault may have created
+    /// the anon_vma.
     pub fn child<H: Hand>(hand: &H, child: &H::Child) -> Self {
         let (space, cpu, arena) = (H::space_of(child), hand.cpu(), hand.arena());
         let mut seen = Self::of_space(hand, space);
@@ -160,7 +162,7 @@ impl Seen {
             for number in area.pages() {
                 let addr = arena.addr(number);
                 if swaps && space.page_at(cpu, addr).is_none() {
-                    // What nobody may read comes back, too. The child ends afterwards.
+                    // Swaps in unreadable pages as well. The child ends afterwards.
                     let allowed = area.prot.union(Prot::READ);
                     let _ = space.mprotect(cpu, addr, PAGE_SIZE, allowed);
                     let _absent = space.read_bytes(cpu, addr, &mut [0; 8]);
@@ -168,7 +170,7 @@ impl Seen {
                 let at = space.page_at(cpu, addr);
                 let Some(at) = at.filter(|at| at.usage == Use::Anon) else { continue };
                 let bytes = cpu.vm().machine().frame_bytes(at.frame).cast::<u64>();
-                // SAFETY: a frame that the child maps, of which nobody writes at a quiet moment.
+                // SAFETY: a frame mapped by the child, without writers at a quiet moment.
                 let word = unsafe { bytes.read() };
                 if word != 0 {
                     seen.words.push((number, word));
@@ -178,8 +180,8 @@ impl Seen {
         seen
     }
 
-    /// Without which pages are resident, and what follows from which were written: whether a read-only VMA
-    /// is accounted, and whether two that are alike are one.
+    /// Removes the resident pages, and the effects of written pages: whether a read-only VMA is
+    /// accounted, and whether two equal VMAs are merged.
     pub fn without_pages(self) -> Self {
         Self { areas: without_pages(self.areas), resident: 0, ..self }
     }
@@ -189,7 +191,7 @@ impl Seen {
 fn without_pages(all: Vec<AreaSeen>) -> Vec<AreaSeen> {
     let mut areas: Vec<AreaSeen> = Vec::new();
     for area in all {
-        // The name says which VMAs the heap touches.
+        // The name depends on the VMAs touched by the heap.
         let flags = area.flags - VmaFlags::ACCOUNT;
         let area = AreaSeen { flags, ..area.without_name() };
         match areas.last_mut() {
@@ -209,7 +211,8 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What was placed outside of the arena: the VMAs of each mapping, as if it were alone and began with page 0, and what is in the pages.
+/// Mappings placed outside of the arena: the VMAs of each mapping, relative to its first page, and
+/// the contents of the pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placed {
     areas: Vec<Vec<AreaSeen>>,
@@ -217,7 +220,8 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// Nobody else may have what is there: each page gets a number that is the arena's alone, and has it when all have theirs.
+    /// Checks that no other case shares these pages: each page gets a number of this arena, and
+    /// still has it after all pages have got theirs.
     pub fn of<H: Hand>(hand: &H, spans: &[Span]) -> Self {
         let arena = hand.arena();
         let words = || spans.iter().flat_map(|span| span.each()).zip(arena.marks());
@@ -252,13 +256,13 @@ pub struct ObjectSeen(Vec<Option<u64>>);
 
 impl ObjectSeen {
     pub fn of<M: Machine>(object: &Shared<Object>, cpu: &Cpu<'_, M>) -> Self {
-        // SAFETY: a page that is lent, to which nobody writes at a quiet moment.
+        // SAFETY: a lent page, without writers at a quiet moment.
         let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
         let word = |index| object.read_page(cpu, index, |page| page.map(word)).unwrap();
         Self((0..object.pages()).map(word).collect())
     }
 
-    /// Whether the pages have these words.
+    /// Returns whether the pages have these words.
     pub fn is(&self, words: &[u64]) -> bool {
         self.0.iter().map(|word| word.unwrap_or(0)).eq(words.iter().copied())
     }

@@ -1,23 +1,26 @@
-//! What may happen to an operation while it goes on: its steps, and what is not promised of it.
+//! The steps of an operation, between which another operation may run, and its results without a
+//! guarantee.
 
 use super::op::{Op, Part, Span};
 use faultless::{Access, Advice, MapFlags, RemapFlags};
 
-/// How operations are done that may be done in several ways.
+/// The variant of operations with several permitted variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fine {
-    /// What populates does so page by page.
+    /// Populating operations work page by page.
     pub by_page: bool,
-    /// The faults of an access that only begin, a bit for each: what follows finds the page undone.
+    /// The faults of an access that only begin, a bit for each: the following step finds the
+    /// fault's work undone.
     pub begun: u32,
-    /// The pages that eviction has references to while they are lazily freed, a bit for each: they stay as they are.
+    /// The pages referenced by an eviction during lazy freeing, a bit for each: the referenced
+    /// pages are unchanged.
     pub used: u32,
 }
 
 impl Op {
-    /// Another CPU may do something between these; those marked return something. The first that is refused is the
-    /// last, and what it returns is what all return. The other CPU does `others` operations, so an access may fault
-    /// that often.
+    /// Returns the steps, between which another CPU may act, and whether each step returns a value.
+    /// The first failed step is the last, and its error is the result. The other CPU runs `others`
+    /// operations, so an access may fault that often.
     pub fn steps(self, others: usize, fine: Fine) -> Vec<(Self, bool)> {
         let Fine { begun, by_page, used } = fine;
         let (at, access) = match self {
@@ -49,7 +52,7 @@ impl Op {
         };
         let [begin, fault] = match self {
             Self::Load(_) | Self::Store(..) => [Self::Begin(at, access), Self::Fault(at, access)],
-            // Its faults are those of a store, or copy what is read-only.
+            // The faults of a pin are the faults of a store, or copy read-only pages.
             Self::PinRead(_) | Self::PinWrite(..) => {
                 [Self::BeginOutside(at, access), Self::PinRead(at)]
             }
@@ -63,7 +66,7 @@ impl Op {
         faults.chain([(self, true)]).collect()
     }
 
-    /// Pages of the mapping that it makes, or moves, if it may be placed.
+    /// Returns the pages of the created or moved mapping, if its address may be chosen.
     pub fn placed_pages(self) -> Option<i64> {
         match self {
             Self::Map(span, ..) => Some(span.pages),
@@ -72,7 +75,7 @@ impl Op {
         }
     }
 
-    /// Whether it changes one VMA after the other, each at once.
+    /// Returns whether the operation changes one VMA after the other, each atomically.
     pub fn is_by_vma(self) -> bool {
         match self {
             Self::Remap(old, pages, flags, _) => {
@@ -86,7 +89,7 @@ impl Op {
         }
     }
 
-    /// Whether a page that is there may be in none of its VMAs' entries while this goes on.
+    /// Returns whether a present page may be temporarily absent from all entries of its VMAs.
     pub fn moves_pages(self) -> bool {
         match self {
             Self::Map(..)
@@ -139,12 +142,12 @@ impl Op {
         }
     }
 
-    /// Whether it may let private pages leave memory.
+    /// Returns whether the operation may swap out private pages.
     pub fn swaps(self) -> bool {
         matches!(self, Self::SwapOut(_) | Self::Advise(_, Advice::PageOut))
     }
 
-    /// What it frees lazily.
+    /// Returns the pages freed lazily by the operation.
     pub fn lazily_freed(self) -> Option<Span> {
         match self {
             Self::Advise(span, Advice::Free) => Some(span),
@@ -152,7 +155,7 @@ impl Op {
         }
     }
 
-    /// Whether it maps pages of an object.
+    /// Returns whether the operation maps pages of an object.
     pub fn maps_object(self) -> bool {
         match self {
             Self::Map(_, _, _, flags) => flags.contains(MapFlags::SHARED),
@@ -160,7 +163,7 @@ impl Op {
         }
     }
 
-    /// Whether it is a program's access.
+    /// Returns whether the operation is a program's access.
     pub fn is_access(self) -> bool {
         matches!(
             self,
@@ -173,8 +176,8 @@ impl Op {
         )
     }
 
-    /// Whether it does its work page by page, or maps pages that nobody asked for: then which pages are
-    /// resident afterwards is not promised.
+    /// Returns whether the operation works page by page, or maps pages without a request: then the
+    /// resident pages are not guaranteed.
     pub fn is_by_page(self) -> bool {
         match self {
             Self::SwapOut(_) => true,

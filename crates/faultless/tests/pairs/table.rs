@@ -1,7 +1,8 @@
-//! The table of operations, and the pairs that it makes.
+//! The table of operations, and the resulting pairs.
 //!
-//! A new operation is a row of [`Kind`]: the compiler then asks what it does and what it needs, and it is
-//! paired with every other, in every [`Relation`] and from every [`Base`].
+//! A new operation is a row of [`Kind`]. The compiler then requires its effect and its needs, and
+//! the operation is paired with every other operation, in every [`Relation`] and from every
+//! [`Base`].
 
 use super::Case;
 use super::op::{APART, How, LEAF, NONE, Op, Part, RW, Span, WINDOW};
@@ -73,14 +74,15 @@ listed! {
     }
 }
 
-/// What an operation does with memory, as far as it matters for what it can disturb.
+/// The memory state that an operation changes, as far as it can disturb another operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touches {
-    /// It makes, splits or takes away VMAs: two of these may disturb each other even where they only meet.
+    /// Creates, splits or removes VMAs: two such operations may disturb each other even if their
+    /// ranges only touch.
     Vmas,
-    /// Pages of its span.
+    /// The pages of the span.
     Pages,
-    /// The whole space, wherever the other is.
+    /// The whole space, independent of the other operation's span.
     Space,
 }
 
@@ -218,7 +220,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is one that wants its span free, or else does something else or nothing.
+    /// Returns whether the operation needs a free span, and otherwise has another effect or none.
     fn wants_free(self) -> bool {
         match self {
             Self::MapHint
@@ -282,7 +284,7 @@ impl Kind {
         }
     }
 
-    /// What it needs of the starting state, beyond the base.
+    /// Adds the needs of the operation to the starting state, beyond the base.
     fn needs(self, span: Span, side: usize, ops: &mut Vec<Op>) {
         let Span { at, pages } = span;
         match self {
@@ -292,7 +294,7 @@ impl Kind {
             Self::BrkShrink => ops.extend([Op::HeapAt(at - 1), Op::Brk(span.end())]),
             Self::StackGrowth => {
                 let stack = Span::new(span.end(), 1);
-                // Nothing but other stacks may be near below.
+                // Only other stacks may be near below.
                 ops.push(Op::Unmap(Span::new(0, span.end().max(1))));
                 let flags = MapFlags::PRIVATE | MapFlags::GROWSDOWN;
                 ops.push(Op::Map(stack, How::Fixed, RW, flags));
@@ -355,7 +357,8 @@ impl Kind {
         }
     }
 
-    /// Whether it does something else to a huge leaf, or to a page of it, than to a base page; and no more than 512 times what it does to that.
+    /// Returns whether the operation treats a huge leaf, or one of its pages, differently from base
+    /// pages, with at most 512 times the work.
     pub fn meets_leaf(self) -> bool {
         matches!(
             self,
@@ -385,7 +388,7 @@ impl Kind {
         )
     }
 
-    /// Whether placement decides where it goes.
+    /// Returns whether placement chooses the address.
     fn is_placed(self) -> bool {
         match self {
             Self::MapPlaced | Self::GrowOrMove | Self::MoveKeep => true,
@@ -448,7 +451,7 @@ impl Kind {
     }
 }
 
-/// A pair, and where.
+/// A pair, and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     pub kinds: [Kind; 2],
@@ -456,22 +459,22 @@ pub struct Pair {
     pub base: Base,
 }
 
-/// Why a pair is not run where it would be no other than elsewhere, or could not be.
+/// The reason for omitting a pair at a place, where it would be redundant or impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Omitted {
-    /// It is the same pair as with the sides exchanged.
+    /// The pair equals another pair with the sides exchanged.
     Mirrored,
-    /// Neither looks at spans.
+    /// Both operations ignore spans.
     NoSpan,
-    /// Both are about pages, and these are not the same.
+    /// Both operations concern pages, and the pages differ.
     OtherPages,
-    /// There is one heap and it has one end.
+    /// There is one heap with one end.
     OneHeap,
-    /// The kernel keeps them apart.
+    /// The kernel serializes the operations.
     KeptApart,
-    /// No page of an object is concerned, or only those of one.
+    /// No object page is concerned, or only pages of one object.
     NoObject,
-    /// It is run where a huge leaf is, and nowhere else.
+    /// The pair runs only at a huge leaf.
     Leaf,
     /// The two share little, and are run under the default policy.
     OtherRegime,
@@ -502,8 +505,9 @@ pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
         .flat_map(|(at, &first)| Kind::ALL[at..].iter().map(move |&second| [first, second]))
 }
 
-/// Whether a kernel lets them be under way at the same time: while pages of an object leave the spaces that map
-/// it, these are all there are; and while it is shortened its length does not change otherwise.
+/// Returns whether a kernel permits both operations at the same time. During the removal of object
+/// pages from the spaces, the set of spaces must not change. During a truncation, the length must
+/// not change otherwise.
 pub fn may_meet([first, second]: [Kind; 2]) -> bool {
     let sets_length = |kind| matches!(kind, Kind::Truncate | Kind::TruncateIn | Kind::GrowFile);
     let leave = |kind| matches!(kind, Kind::Truncate | Kind::TruncateIn | Kind::PunchHole);
@@ -513,7 +517,7 @@ pub fn may_meet([first, second]: [Kind; 2]) -> bool {
         || sets_length(first) && sets_length(second))
 }
 
-/// Whether `base` says something about the two that others do not.
+/// Returns whether `base` adds information on the pair beyond other bases.
 fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     let any = |is: fn(Kind) -> bool| is(first) || is(second);
     let leaves = any(|kind| matches!(kind, Kind::Truncate | Kind::PunchHole));
@@ -530,7 +534,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
                 | Kind::InCore
         )
     });
-    // Of what is about files no other base has anything.
+    // Only file bases concern file operations.
     let files = any(|kind| {
         matches!(
             kind,
@@ -553,7 +557,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     match base {
         Base::Empty | Base::Parts => maps || !leaves,
         Base::Whole | Base::Untouched | Base::Shared => !maps && !leaves,
-        // Those that make more VMAs for a while than there are in the end.
+        // Operations that temporarily create more VMAs than remain in the end.
         Base::Full => {
             [first, second].map(Kind::touches) == [Touches::Vmas; 2]
                 && any(|kind| matches!(kind, Kind::MapFixed | Kind::MoveHere))
@@ -569,7 +573,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     }
 }
 
-/// Where a pair is run, and where it is not.
+/// Returns the places of a pair, and the reason for each omitted place.
 pub fn places([first, second]: [Kind; 2]) -> impl Iterator<Item = (Pair, Result<(), Omitted>)> {
     let kinds = [first, second];
     let mirrored = |relation| {
@@ -630,7 +634,7 @@ impl fmt::Display for Pair {
 }
 
 impl Pair {
-    /// Whether the two write state that both read: worth more time than others.
+    /// Returns whether both operations write state read by both, which deserves more schedules.
     pub fn shares(&self) -> bool {
         let touch = self.kinds.map(Kind::touches);
         let [first, second] = self.spans;
@@ -641,7 +645,7 @@ impl Pair {
     /// The pair as a case.
     pub fn case(&self) -> Case {
         let Self { kinds, spans, base } = *self;
-        // Frames are free between those of the pages, so that compaction finds something to do.
+        // Free frames between the frames of the pages give compaction some work.
         let compacts = kinds.contains(&Kind::Compact);
         let mut start = if compacts { scatter() } else { Vec::new() };
         start.extend(base.ops());
@@ -659,7 +663,7 @@ impl Pair {
             kinds[side].needs(spans[side], side, &mut start);
         }
         if kinds.into_iter().any(Kind::is_placed) {
-            // What is placed goes right below the upper of the two, or to a hole there.
+            // Placed mappings go directly below the upper span, or to a hole there.
             start.push(Op::Roof(spans[0].end().max(spans[1].end())));
         }
         if base == Base::Full {
@@ -670,10 +674,10 @@ impl Pair {
     }
 }
 
-/// Pages that are there while those of a base are made.
+/// Pages present during the creation of the base's pages.
 const SCATTERED: Span = Span::new(APART[0] + 100, 24);
 
-/// Takes frames, and frees every second one of them again: the next pages get these.
+/// Allocates frames, and frees every second frame again for the next pages.
 fn scatter() -> Vec<Op> {
     let mut ops = vec![Op::Map(SCATTERED, How::Fixed, RW, MapFlags::PRIVATE)];
     ops.extend(SCATTERED.each().map(|page| Op::Store(page.at, 1)));
@@ -681,8 +685,8 @@ fn scatter() -> Vec<Op> {
     ops
 }
 
-/// What shows what is wrong with the VMAs: a part of them is protected, another unmapped, and all pages are
-/// used.
+/// Returns operations that reveal errors in the VMAs: a part is protected, another part unmapped,
+/// and all pages are used.
 pub fn reveal([first, second]: [Span; 2]) -> Vec<Op> {
     let apart = APART.into_iter().flat_map(|at| [at, at + 1]);
     let pages: Vec<i64> = (-1..=WINDOW).chain(apart).collect();

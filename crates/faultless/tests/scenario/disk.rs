@@ -1,4 +1,5 @@
-//! What is behind files of scenarios: bytes in memory, reached in steps between which other threads may run.
+//! The backing store of scenario files: bytes in memory, accessed in steps between which other
+//! threads may run.
 
 use super::machine::step;
 use super::{Guest, PAGE, Space, World};
@@ -9,33 +10,34 @@ use std::sync::{Arc, Mutex};
 
 const PAGE_BYTES: usize = PAGE as usize;
 
-/// What a disk does at one of its next calls, in place of what it should.
+/// The behaviour of a disk at one of its next calls, instead of the regular behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Does so many bytes, and fails.
+    /// Transfers the given number of bytes, and then fails.
     Fail(usize),
-    /// Reads at once, and says so later.
+    /// Reads at once, and reports the completion later.
     Later,
 }
 
-/// A read that was taken along, and how many bytes there were.
+/// A kept read, and its number of bytes.
 type Taken = (Reading, usize);
 
-/// See the module. No lock of it is held across a step.
+/// See the module. No lock of the disk is held across a step.
 #[derive(Debug)]
 pub struct Disk {
     bytes: Mutex<Vec<u8>>,
     preferred: usize,
-    /// The plan of every read from now on, if there is one; and those of the next writes.
+    /// The plan of every read from now on, if any, and the plans of the next writes.
     reads: Mutex<Option<Plan>>,
     writes: Mutex<VecDeque<Plan>>,
     taken: Mutex<VecDeque<Taken>>,
-    /// How often each page was asked for.
+    /// The number of requests for each page.
     asked: Mutex<BTreeMap<u64, u32>>,
 }
 
 impl Disk {
-    /// A file of `pages` pages, read and written `preferred` pages at a time. The first two words of page `n` are `n + 1`.
+    /// Creates a file of `pages` pages, read and written `preferred` pages at a time. The first two
+    /// words of page `n` are `n + 1`.
     pub fn new(pages: u64, preferred: usize) -> Arc<Self> {
         let mut bytes = vec![0; pages as usize * PAGE_BYTES];
         for (number, page) in (1u64..).zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
@@ -52,7 +54,7 @@ impl Disk {
         })
     }
 
-    /// One for swapping, of bytes that are no page's.
+    /// Creates a disk for swapping, with bytes of no page.
     pub fn scratch(pages: u64, preferred: usize) -> Arc<Self> {
         let disk = Self::new(pages, preferred);
         disk.bytes.lock().unwrap().fill(0xee);
@@ -63,7 +65,7 @@ impl Disk {
         *self.reads.lock().unwrap() = plan;
     }
 
-    /// From now on it does what it should.
+    /// Restores the regular behaviour.
     pub fn heal(&self) {
         *self.reads.lock().unwrap() = None;
         self.writes.lock().unwrap().clear();
@@ -79,17 +81,17 @@ impl Disk {
         bytes.get(at..at + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap()))
     }
 
-    /// How often the page was asked for.
+    /// Returns the number of requests for the page.
     pub fn asked(&self, page: u64) -> u32 {
         self.asked.lock().unwrap().get(&page).copied().unwrap_or(0)
     }
 
-    /// A read that was taken along, to be ended.
+    /// Returns the next kept read, to be completed.
     pub fn next_taken(&self) -> Option<Taken> {
         self.taken.lock().unwrap().pop_front()
     }
 
-    /// Copies what is at `offset` to `to`, as far as there is something.
+    /// Copies the bytes at `offset` to `to`, up to the end of the file.
     fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
         let bytes = self.bytes.lock().unwrap();
         let from = &bytes[offset.min(bytes.len())..(offset + to.len()).min(bytes.len())];
@@ -137,10 +139,11 @@ impl BackingStore for Disk {
         let (start, mut buffer) = (run.offset() as usize, Vec::new());
         for (from, len) in run.memory() {
             step();
-            // SAFETY: valid for reads during the call; one thread runs at a time, and this is no step.
+            // SAFETY: valid for reads during the call; one thread runs at a time, and this copy
+            // contains no step.
             buffer.extend_from_slice(unsafe { std::slice::from_raw_parts(from, len) });
         }
-        // What was fetched takes its time to arrive.
+        // The fetched bytes arrive later.
         step();
         let failed = match plan {
             Some(Plan::Fail(done)) => Err(StoreError { done, errno: Errno::EIO }),
@@ -175,11 +178,11 @@ pub enum End {
     Good,
     /// After the first page.
     Error,
-    /// It is forgotten.
+    /// The read is dropped.
     Dropped,
 }
 
-/// Ends the next read that was taken along, if there is one.
+/// Ends the next kept read, if any.
 pub fn end_read(guest: &Guest<'_>, disk: &Disk, end: End) -> bool {
     guest.poll();
     let Some((reading, done)) = disk.next_taken() else { return false };
@@ -197,7 +200,7 @@ pub fn end_read(guest: &Guest<'_>, disk: &Disk, end: End) -> bool {
     true
 }
 
-/// Writes what was stored to the pages of `file`, which `spaces` map, back.
+/// Writes back the stores to the pages of `file`, which `spaces` map.
 pub fn write_back(
     guest: &Guest<'_>,
     spaces: &[&Space],
@@ -210,11 +213,11 @@ pub fn write_back(
     file.write_back(guest.cpu, 0..u64::MAX, protect)
 }
 
-/// The first word of a page, for the kernel, which waits for it.
+/// Returns the first word of a page to the kernel, which waits for the page.
 pub fn read_page(guest: &Guest<'_>, file: &Shared<Object>, index: u64) -> Result<u64, Errno> {
     loop {
         guest.poll();
-        // SAFETY: a word of the page, lent; one thread runs at a time.
+        // SAFETY: a word of the lent page; one thread runs at a time.
         let word = |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
         match file.read_page(guest.cpu, index, word) {
             Err(Errno::EAGAIN) => guest.cpu.await_read()?,
@@ -223,7 +226,7 @@ pub fn read_page(guest: &Guest<'_>, file: &Shared<Object>, index: u64) -> Result
     }
 }
 
-/// The kernel stores the first word of a page, which it waits for.
+/// Stores the first word of a page for the kernel, which waits for the page.
 pub fn write_page(
     guest: &Guest<'_>,
     file: &Shared<Object>,
@@ -244,7 +247,7 @@ pub fn write_page(
     }
 }
 
-/// The kernel stores a whole page, of which nothing is to be read: its first two words are `value`.
+/// Overwrites a whole page for the kernel, without a read: the first two words are `value`.
 pub fn overwrite_page(
     guest: &Guest<'_>,
     file: &Shared<Object>,
@@ -253,7 +256,7 @@ pub fn overwrite_page(
 ) -> Result<usize, Errno> {
     guest.poll();
     file.overwrite_page(guest.cpu, index, |at| {
-        // SAFETY: a page, lent; one thread runs at a time, and none between the two words.
+        // SAFETY: a lent page; one thread runs at a time, and no thread between the two words.
         unsafe { at.cast::<[u64; 2]>().write([value; 2]) };
         step();
         PAGE as usize

@@ -1,9 +1,9 @@
-//! Programs that run in spaces: their accesses, as a CPU does them, and their calls, as the oracle is to
-//! know of them.
+//! Programs in spaces: their accesses, executed as by a CPU, and their calls, reported to the
+//! oracle.
 //!
-//! An access is one instruction: look at the interrupt line, translate by the TLB or by a walk, move the
-//! word. The scheduler may run another CPU between any two of its steps; the last, with the checks of
-//! the oracle, is one moment.
+//! An access is one instruction: check the interrupt line, translate by the TLB or by a walk, move
+//! the word. The scheduler may run another CPU between any two steps. The last step, with the
+//! checks of the oracle, is atomic.
 
 use super::machine::{Board, Tlb, Translation, step};
 use super::oracle::{Oracle, Page, Through, WORDS};
@@ -30,16 +30,16 @@ const HUGE: u64 = 1 << 7;
 const SPECIAL: u64 = 1 << 10;
 const FRAME: u64 = ((1 << 40) - 1) << faultless::PAGE_SHIFT;
 
-/// The frame that an entry has.
+/// Returns the frame of an entry.
 fn frame_of(entry: u64) -> FrameNumber {
     FrameNumber::from_phys(entry & FRAME).expect("a frame of the machine")
 }
 
-/// The subsystem on a machine, and what may be seen of it.
+/// The subsystem on a machine, and the oracle.
 pub struct World {
     pub vm: Vm<Board>,
     oracle: Mutex<Oracle>,
-    /// Whether the oracle is told of calls, and so asked about accesses.
+    /// Whether calls are reported to the oracle, and accesses checked by the oracle.
     watched: bool,
     /// Whether frames may run out.
     scarce: AtomicBool,
@@ -50,23 +50,24 @@ pub struct World {
 /// Frames of the far node.
 const FAR: u32 = 16;
 
-/// What a CPU does in a space.
+/// The program of a CPU in a space.
 pub type Body<'a> = (&'a Space, &'a (dyn Fn(&Guest<'_>) + Sync));
 
 impl World {
-    /// One in the regime of the scenario; the thread that turns the knob has a CPU more.
+    /// Creates a world in the regime of the scenario; the thread that changes the knob has another
+    /// CPU.
     pub fn new(cpus: usize) -> Self {
         Self::build(cpus, |cpus| Board::new(cpus, FRAMES).with_far_node(FAR), true)
     }
 
-    /// As [`new`](Self::new), with so many frames, where something else than the oracle judges what loads
-    /// find and what is refused.
+    /// As [`new`](Self::new), with `frames` frames. The scenario itself, not the oracle, judges the
+    /// loaded values and the refusals.
     pub fn unwatched(cpus: usize, frames: u32) -> Self {
         Self::build(cpus, |cpus| Board::new(cpus, frames).with_far_node(FAR), false)
     }
 
-    /// As [`unwatched`](Self::unwatched), on a machine [with steps](Board::with_steps_at_bytes) between an access from outside
-    /// and its copy.
+    /// As [`unwatched`](Self::unwatched), on a machine [with steps](Board::with_steps_at_bytes)
+    /// between a remote access and its copy.
     pub fn outside(cpus: usize, frames: u32) -> Self {
         Self::build(
             cpus,
@@ -83,7 +84,8 @@ impl World {
         };
         let vm = at_once(|| Vm::new(board(cpus + more)).unwrap());
         vm.set(Setting::Locking(locking));
-        // In half of the schedules: what a CPU does that is alone in a shared space is to be seen, too.
+        // In half of the schedules: operations of a CPU alone in a shared space must be tested as
+        // well.
         vm.set(Setting::EditInPlace(shuttle::rand::thread_rng().gen_bool(0.5)));
         vm.set(Setting::PrefaultMaxOrder(if REGIME.get() == Regime::Ahead { 3 } else { 0 }));
         Self {
@@ -95,14 +97,15 @@ impl World {
         }
     }
 
-    /// One of three CPUs, and a space in which the first `pages` pages are mapped, and stored to: 1, 2, …
+    /// Creates a world of three CPUs, and a space with the first `pages` pages mapped and stored
+    /// to: 1, 2, …
     pub fn with_pages(pages: u64) -> (Self, Space) {
         let world = Self::new(3);
         let space = world.space(|guest| guest.fill(AT, pages));
         (world, space)
     }
 
-    /// Leaves `frames` frames to be had, until the guests are done.
+    /// Leaves `frames` frames available, until the guests have finished.
     pub fn leave_frames(&self, frames: u64) {
         self.quietly(|cpu| cpu.drain());
         let taken = self.vm.total_frames() - self.vm.free_frames();
@@ -111,8 +114,8 @@ impl World {
     }
 
     fn cpu(&self, id: usize) -> Cpu<'_, Board> {
-        // SAFETY: each is claimed by one thread at a time: before and after the guests run, by the one
-        // that runs them.
+        // SAFETY: each CPU is claimed by one thread at a time: before and after the run of the
+        // guests, by the thread that runs them.
         unsafe { self.vm.cpu(CpuId(id as u16)) }
     }
 
@@ -120,7 +123,7 @@ impl World {
         self.oracle.lock().unwrap()
     }
 
-    /// A space, and what a guest does in it before others come.
+    /// Creates a space, prepared by a guest before other CPUs use it.
     pub fn space(&self, prepare: impl FnOnce(&Guest<'_>)) -> Space {
         at_once(|| {
             let cpu = self.cpu(0);
@@ -130,7 +133,8 @@ impl World {
         })
     }
 
-    /// A space that maps 16 pages at [`AT`]. The first `words` words of each of the first `pages` pages are its number, from 1 on.
+    /// Creates a space that maps 16 pages at [`AT`]. The first `words` words of each of the first
+    /// `pages` pages are the page's number, from 1 on.
     pub fn numbered(&self, pages: u64, words: u64) -> Space {
         self.space(|guest| {
             guest.map(AT, 16, RW);
@@ -140,12 +144,13 @@ impl World {
         })
     }
 
-    /// An object of `pages` pages, of which the first `there` were written by the kernel: all words are 7.
+    /// Creates an object of `pages` pages. The kernel has written the first `there` pages: all
+    /// words are 7.
     pub fn object(&self, pages: u64, there: u64) -> Shared<Object> {
         self.quietly(|cpu| {
             let object = Object::try_new(cpu, pages, 1).unwrap();
             for index in 0..there {
-                // SAFETY: two words of a page that nobody else knows.
+                // SAFETY: two words of a page without other users.
                 object
                     .write_page(cpu, index, |at| unsafe { at.cast::<[u64; 2]>().write([7; 2]) })
                     .unwrap();
@@ -154,7 +159,7 @@ impl World {
         })
     }
 
-    /// An object of what is in `store`.
+    /// Creates an object backed by `store`.
     pub fn file(&self, store: Arc<dyn BackingStore>) -> Shared<Object> {
         self.quietly(|cpu| Object::of_store(cpu, store, 1).unwrap())
     }
@@ -197,8 +202,7 @@ impl World {
         }
     }
 
-    /// Checks the books, while these are all the spaces there are, and all the objects that somebody has
-    /// besides them.
+    /// Runs the audit, with the complete list of spaces, and all objects with other references.
     pub fn audit(&self, spaces: &[&Space], objects: &[&Shared<Object>]) {
         at_once(|| {
             (0..self.vm.machine().lines()).for_each(|id| self.cpu(id).drain());
@@ -207,12 +211,12 @@ impl World {
         });
     }
 
-    /// Checks the books, ends the spaces, and checks them again.
+    /// Runs the audit, ends the spaces, and runs the audit again.
     pub fn finish(&self, spaces: Vec<Space>) {
         self.finish_with(spaces, Vec::new());
     }
 
-    /// As [`finish`](Self::finish), where the scenario has shares of `objects`.
+    /// As [`finish`](Self::finish), for a scenario with references to `objects`.
     pub fn finish_with(&self, spaces: Vec<Space>, objects: Vec<Shared<Object>>) {
         self.vm.set(Setting::FrameLimit(u64::MAX));
         at_once(|| {
@@ -229,7 +233,7 @@ impl World {
             let (slots, used) = cpu.swap_usage();
             assert_eq!(used, 0, "slots of the swap area were lost");
             if slots != 0 {
-                // What is dead there.
+                // Frees the unused pages of the swap cache.
                 cpu.reclaim(u64::MAX);
                 drain();
             }
@@ -255,17 +259,17 @@ pub struct Guest<'a> {
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // SAFETY: whose program has ended.
+            // SAFETY: the program has ended.
             unsafe { self.space.deactivate(self.cpu) };
         }
     }
 }
 
-/// An entry of a table, and what was read of it at one moment.
+/// An entry of a table, and its value at one moment.
 struct Seen {
     slot: *mut u64,
     value: u64,
-    /// The ownership of the frame that it names.
+    /// The ownership of the frame named by the entry.
     owner: u64,
 }
 
@@ -300,18 +304,18 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Loads the word at `addr`, one of the first of its page.
+    /// Loads the word at `addr`, one of the first words of its page.
     ///
     /// # Errors
-    /// What the program is told.
+    /// The program's signal.
     pub fn load(&self, addr: u64) -> Result<u64, FaultError> {
         self.access(addr, None)
     }
 
-    /// Stores there.
+    /// Stores to the word at `addr`.
     ///
     /// # Errors
-    /// What the program is told.
+    /// The program's signal.
     pub fn store(&self, addr: u64, value: u64) -> Result<(), FaultError> {
         self.access(addr, Some(value)).map(drop)
     }
@@ -334,7 +338,7 @@ impl<'a> Guest<'a> {
             self.tlb().forget(id, page);
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
             let served = self.space.fault_of(self.cpu, &self.thread, addr, access);
-            // A thread whose page is being read sleeps until that is over.
+            // A thread that needs a page during its read sleeps until the read ends.
             let pending = served == Ok(FaultKind::Pending);
             if pending && self.cpu.await_read().is_err() {
                 return Err(FaultError::Bus);
@@ -354,7 +358,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// The access itself, at one moment.
+    /// The access itself, which is atomic.
     fn touch(&self, through: Translation, at: usize, store: Option<u64>) -> u64 {
         let page = through.page;
         self.owned(page, through.frame, through.owner, "which the TLB names");
@@ -371,7 +375,8 @@ impl<'a> Guest<'a> {
         if !self.world.watched {
             return found;
         }
-        // A frame that a read-only page left is read as long as its flush is deferred; what is found there counts.
+        // The old frame of a read-only page remains readable while its flush is deferred; the
+        // loaded value counts.
         let moves = self.world.moves.load(Ordering::Relaxed);
         let left = moves && store.is_none() && !through.stores;
         let frame = (!through.zeros).then_some((through.frame, through.owner));
@@ -382,7 +387,8 @@ impl<'a> Guest<'a> {
         found
     }
 
-    /// Walks the tables and fills the TLB. `None`: the access faults, or an entry changed meanwhile.
+    /// Walks the tables and fills the TLB. Returns `None` if the access faults, or if an entry
+    /// changed during the walk.
     fn walk(&self, page: u64, stores: bool) -> Option<Translation> {
         let id = self.space.id();
         let way = self.tlb().way(id, page);
@@ -461,7 +467,7 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Sets bits of an entry that is still as it was seen.
+    /// Sets bits of an entry if it still has the recorded value.
     fn mark(&self, seen: &Seen, bits: u64) -> Option<()> {
         if seen.value & bits == bits {
             return Some(());
@@ -476,8 +482,8 @@ impl<'a> Guest<'a> {
 
     // Calls
 
-    /// A call on the pages from `start` on: it lets programs have `after` of them (`None`: as before),
-    /// and empties them if it `wipes`.
+    /// Runs a call on the pages from `start` on, which gives programs the rights `after` (`None`:
+    /// unchanged), and empties the pages if it `wipes`.
     pub fn change<R>(
         &self,
         range: (u64, u64),
@@ -523,7 +529,7 @@ impl<'a> Guest<'a> {
         (0..pages).for_each(|at| self.store(start + at * PAGE, 1 + at).unwrap());
     }
 
-    /// Maps `pages` pages of an object, from its first on.
+    /// Maps `pages` pages of an object, from its first page on.
     pub fn map_object(
         &self,
         start: u64,
@@ -543,7 +549,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Tells the oracle that the first `there` pages at `AT` are as [`World::object`] made them.
+    /// Informs the oracle that the first `there` pages at `AT` have the contents written by
+    /// [`World::object`].
     pub fn written(&self, there: u64) {
         let mut oracle = self.world.oracle();
         (0..there).for_each(|at| oracle.renew((self.space.id(), super::page(at)), 7));
@@ -559,14 +566,14 @@ impl<'a> Guest<'a> {
         status.iter().filter(|status| **status == Ok(node)).count()
     }
 
-    /// Evicts what is mapped in the pages from `start` on, as far as that is possible.
+    /// Evicts the mapped pages from `start` on, as far as possible.
     pub fn swap_out(&self, start: u64, pages: u64) {
         self.world.moves.store(true, Ordering::Relaxed);
         self.poll();
         self.space.evict(self.cpu, start, pages * PAGE).unwrap();
     }
 
-    /// Evicts pages of a file, as far as that is possible.
+    /// Evicts pages of a file, as far as possible.
     pub fn evict(&self, file: &Shared<Object>, pages: core::ops::Range<u64>) {
         self.world.moves.store(true, Ordering::Relaxed);
         self.poll();
@@ -580,14 +587,14 @@ impl<'a> Guest<'a> {
         });
     }
 
-    /// All of it is mapped.
+    /// Protects pages, all of which are mapped.
     pub fn protect(&self, start: u64, pages: u64, prot: Prot) {
         self.change((start, pages), Some(prot), false, || {
             self.space.mprotect(self.cpu, start, pages * PAGE, prot).unwrap();
         });
     }
 
-    /// Gives advice about what is mapped there; there may be holes.
+    /// Gives advice on the pages, with possible holes.
     pub fn advise(&self, start: u64, pages: u64, advice: Advice) {
         let each = |tell: fn(&mut Oracle, Page)| {
             let mut oracle = self.world.oracle();
@@ -602,7 +609,7 @@ impl<'a> Guest<'a> {
         each(Oracle::end_free);
     }
 
-    /// Empties what is mapped there.
+    /// Empties the mapped pages.
     pub fn empty(&self, start: u64, pages: u64) {
         self.advise(start, pages, Advice::DontNeed);
     }
@@ -613,14 +620,15 @@ impl<'a> Guest<'a> {
         (0..pages).for_each(|at| oracle.doubtful((self.space.id(), start + at * PAGE), RW));
     }
 
-    /// What is mapped.
+    /// Returns the mapped ranges.
     pub fn areas(&self) -> Vec<VirtRange> {
         let mut ranges = Vec::new();
         self.space.areas(self.cpu, |area| ranges.push(area.range));
         ranges
     }
 
-    /// Whether the entry of a page is marked dirty: whoever takes the page away has to save it.
+    /// Returns whether the entry of a page is dirty: the page must then be saved before its
+    /// removal.
     pub fn is_dirty(&self, page: u64) -> bool {
         let (mut table, mut owner) = (self.space.root(), self.root);
         for level in (1..=4).rev() {
@@ -640,7 +648,7 @@ impl<'a> Guest<'a> {
         self.space.mremap(self.cpu, from, len, len, flags, to).unwrap();
     }
 
-    /// Moves pages that may be written to `to`, where nothing is that anybody has stored to.
+    /// Moves writable pages to `to`, a range without any stored words.
     pub fn relocate(&self, from: u64, to: u64, pages: u64) {
         let id = self.space.id();
         {
@@ -658,8 +666,8 @@ impl<'a> Guest<'a> {
         (0..pages).for_each(|page| oracle.renew((id, from + page * PAGE), 0));
     }
 
-    /// Moves what is in pages that may be written to `to`, where nothing is, and which nobody uses before
-    /// this returns. The pages stay, empty.
+    /// Moves the contents of writable pages to `to`, an unmapped range without users until the
+    /// return of this call. The old pages stay, empty.
     pub fn empty_into(&self, from: u64, to: u64, pages: u64) {
         let id = self.space.id();
         let each = |place: u64| (0..pages).map(move |page| (id, place + page * PAGE));
@@ -672,7 +680,7 @@ impl<'a> Guest<'a> {
         self.change((to, pages), Some(RW), false, || {});
     }
 
-    /// A child; pages of which `shared` says so are the same in both.
+    /// Forks a child; the pages selected by `shared` are the same in both spaces.
     pub fn fork(&self, shared: impl Fn(u64) -> bool) -> Space {
         self.try_fork(shared).expect("there is memory")
     }
@@ -691,7 +699,7 @@ impl<'a> Guest<'a> {
     /// Runs in another space on the same CPU for a while.
     pub fn switch<R>(&self, space: &Space, what: impl FnOnce(&Guest<'_>) -> R) -> R {
         self.poll();
-        // SAFETY: this program goes on when the CPU is back.
+        // SAFETY: the program continues when the CPU is back in the space.
         unsafe { self.space.deactivate(self.cpu) };
         let result = what(&Guest::enter(self.world, self.cpu, space));
         self.space.activate(self.cpu);

@@ -1,14 +1,14 @@
-//! The heap, which overwrites what is freed: who reads it afterwards finds pointers to nowhere, and
-//! sequences that look as if nobody wrote.
+//! A heap that overwrites freed memory: a later reader finds invalid pointers, and sequences
+//! without a writer.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// An even number, and as a pointer not one of a program's.
+/// An even number, and not a valid pointer of a program.
 const FREED: u8 = 0xa4;
 
 struct Overwriting;
 
-// SAFETY: the system's allocator; what is freed is nobody's any more when it is overwritten.
+// SAFETY: the system's allocator; freed memory has no user when it is overwritten.
 unsafe impl GlobalAlloc for Overwriting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: handed on.
@@ -16,10 +16,10 @@ unsafe impl GlobalAlloc for Overwriting {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: of that size, by the caller's promise, and free from now on.
+        // SAFETY: memory of this size, by the caller's promise, and free from now on.
         unsafe {
             at.write_bytes(FREED, layout.size());
-            // The compiler knows that nobody reads what is freed.
+            // The compiler knows that freed memory is not read.
             System.dealloc(core::hint::black_box(at), layout);
         }
     }

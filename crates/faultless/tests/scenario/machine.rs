@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 /// Frames of device memory.
 const DEVICE: usize = 8;
 
-/// Bytes of memory that nobody has zeroed yet.
+/// The byte pattern of memory not yet zeroed.
 const STALE: u8 = 0xa5;
 
 /// The bytes of a frame.
@@ -21,7 +21,8 @@ const STALE: u8 = 0xa5;
 #[repr(align(4096))]
 struct Page(UnsafeCell<[u8; PAGE_SIZE as usize]>);
 
-// SAFETY: reached as the subsystem and its page tables allow, by threads of which one runs at a time.
+// SAFETY: accessed as the subsystem and its page tables permit, by threads of which one runs at a
+// time.
 unsafe impl Sync for Page {}
 
 impl Page {
@@ -30,7 +31,7 @@ impl Page {
     }
 }
 
-/// The frames of a machine, and which of them somebody asked for.
+/// The frames of a machine, and their used subset.
 #[derive(Debug, Default)]
 struct Memory {
     pages: Vec<Page>,
@@ -38,7 +39,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Makes it one of `frames` frames that nobody has zeroed. Most scenarios reach few.
+    /// Resets the memory to `frames` frames that are not zeroed. Most scenarios use few frames.
     fn renew(&mut self, frames: usize) {
         for (page, reached) in self.pages.iter_mut().zip(&mut self.reached) {
             if std::mem::take(reached.get_mut()) {
@@ -60,11 +61,12 @@ impl Memory {
 }
 
 thread_local! {
-    /// The memory of the last machine: the host takes longer to give new memory than a scenario lasts.
+    /// The memory of the last machine: allocating new memory from the host takes longer than a
+    /// scenario.
     static SPARE: RefCell<Memory> = RefCell::default();
 }
 
-/// What a TLB holds of a page.
+/// The TLB's entry for a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Translation {
     pub space: SpaceId,
@@ -72,13 +74,13 @@ pub struct Translation {
     pub frame: FrameNumber,
     /// The ownership of the frame when the entry was read.
     pub owner: u64,
-    /// Whether stores may go through it: writable, and marked dirty.
+    /// Whether stores are allowed: the entry is writable, and marked dirty.
     pub stores: bool,
-    /// Whether the frame is that of zeros.
+    /// Whether the frame is the zero page.
     pub zeros: bool,
 }
 
-/// The last-level table of a 2 MiB region, as a paging-structure cache holds it.
+/// The last-level table of a 2 MiB region, as held by a paging-structure cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     pub space: SpaceId,
@@ -87,11 +89,11 @@ pub struct Way {
     pub owner: u64,
 }
 
-/// How many bits of an address a last-level table translates, with the offset.
+/// The number of address bits translated by a last-level table, including the offset.
 const REGION_SHIFT: u32 = 21;
 
-/// The translations that one CPU has cached, with the space that each belongs to: a switch of spaces
-/// alone drops none.
+/// The translations cached by one CPU, with the space of each: a switch of spaces alone drops no
+/// translation.
 #[derive(Debug, Default)]
 pub struct Tlb {
     pages: Vec<Translation>,
@@ -128,7 +130,7 @@ impl Tlb {
         self.ways.push(Way { space, region, table, owner });
     }
 
-    /// What hardware drops of an address that faults.
+    /// Drops the translations that hardware drops for a faulting address.
     pub fn forget(&mut self, space: SpaceId, addr: u64) {
         let page = faultless::VirtRange::page(addr);
         self.drop_of(space, Invalidate::Range(page));
@@ -152,7 +154,7 @@ impl Tlb {
 #[derive(Debug, Default)]
 struct Line {
     pending: AtomicBool,
-    /// Its CPU's own; never locked across a step of the scheduler.
+    /// Used only by its CPU; never locked across a step of the scheduler.
     tlb: Mutex<Tlb>,
     permit: Permit,
     bed: Bed<()>,
@@ -174,12 +176,13 @@ pub struct Board {
     memory: Memory,
     regions: Vec<MemoryRegion>,
     lines: Vec<Line>,
-    /// Whether another thread may run whenever bytes of a frame are about to be accessed.
+    /// Whether another thread may run before each access to bytes of a frame.
     steps_at_bytes: bool,
 }
 
 impl Board {
-    /// A machine of `cpus` CPUs and `frames` frames, the first numbered 1; and above these some of device memory.
+    /// Creates a machine of `cpus` CPUs and `frames` frames, numbered from 1 on, with device memory
+    /// above.
     pub fn new(cpus: usize, frames: u32) -> Self {
         let mut memory = SPARE.take();
         memory.renew(frames as usize + 1 + DEVICE);
@@ -188,14 +191,14 @@ impl Board {
         Self { memory, regions, lines, steps_at_bytes: false }
     }
 
-    /// The same, where another thread may run before each access to bytes of a frame: also between an access from outside and
-    /// its copy. That makes many more steps, since each level of a walk is such an access.
+    /// Lets another thread run before each access to bytes of a frame, for example between a remote
+    /// access and its copy. This adds many steps, because each level of a walk is such an access.
     pub fn with_steps_at_bytes(mut self) -> Self {
         self.steps_at_bytes = true;
         self
     }
 
-    /// The same, with so many frames more, of another node.
+    /// Adds a second node of `frames` frames.
     pub fn with_far_node(mut self, frames: u32) -> Self {
         let first = self.device();
         self.memory.resize(self.memory.pages.len() + frames as usize);
@@ -213,12 +216,12 @@ impl Board {
         self.lines[cpu.index()].tlb.lock().unwrap()
     }
 
-    /// How many CPUs there are.
+    /// Returns the number of CPUs.
     pub fn lines(&self) -> usize {
         self.lines.len()
     }
 
-    /// Takes the interrupt of `cpu`, the calling CPU, if one waits.
+    /// Takes a pending interrupt of `cpu`, the calling CPU.
     pub fn interrupted(&self, cpu: CpuId) -> bool {
         let pending = &self.lines[cpu.index()].pending;
         pending.load(Ordering::Acquire) && pending.swap(false, Ordering::AcqRel)
@@ -231,7 +234,8 @@ impl Drop for Board {
     }
 }
 
-/// Others may get far meanwhile. The scheduler that favours one thread lets it wait for those at once.
+/// A long step, during which other threads may advance far. The scheduler that favours one thread
+/// makes this thread wait for the others at once.
 fn long_time() {
     step();
     if shuttle::rand::thread_rng().gen_bool(0.5) {
@@ -244,9 +248,9 @@ pub fn step() {
     AtomicBool::new(false).load(Ordering::Relaxed);
 }
 
-// SAFETY: one region with memory of its own, page-aligned; a TLB drops what is asked, and a walk is done
-// by the CPU's own thread; guests look at the interrupt line before every access; the walk sets
-// accessed and dirty bits by compare-and-swap, before the store.
+// SAFETY: one region with its own, page-aligned memory. A TLB drops the requested translations, and
+// a walk is done by the CPU's own thread. Guests check the interrupt line before every access. The
+// walk sets accessed and dirty bits by compare-and-swap, before the store.
 unsafe impl Machine for Board {
     type Predictor = faultless::prefault::Streams;
 
@@ -318,7 +322,7 @@ unsafe impl Machine for Board {
             let from = self.frame_bytes(from).cast_const();
             self.frame_bytes(to).copy_from_nonoverlapping(from, PAGE_SIZE as usize);
         }
-        // The copy is there; what it is a copy of may change.
+        // The copy exists; its original may change from here on.
         long_time();
     }
 }

@@ -1,18 +1,21 @@
-//! Scenarios of the whole subsystem under a scheduler that may run another thread before every access to
-//! shared state: faults of some CPUs against calls of others, on a machine whose TLBs are real.
+//! Scenarios of the whole subsystem under a scheduler that may run another thread before every
+//! access to shared state: faults of some CPUs against calls of others, on a machine with real
+//! TLBs.
 //!
-//! Each scenario is run under two thousand schedules, the same at every run: random ones, sticky ones (see
-//! [`sticky`]) and PCT's; and under a quarter as many in each of the other [regimes](Regime): the
-//! baselines, a knob that is turned meanwhile, and pages mapped ahead. `FAULTLESS_SCHEDULES=100000` asks for so many of each.
-//! What fails prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone, and so does `FAULTLESS_REPLAY=@file`.
+//! Each scenario runs under two thousand schedules, the same in every run: random schedules, sticky
+//! schedules (see [`sticky`]) and PCT schedules. A quarter as many run in each of the other
+//! [regimes](Regime): the baselines, a knob changed during the run, and prefaulted pages.
+//! `FAULTLESS_SCHEDULES=100000` sets the number of schedules. A failure prints its schedule:
+//! `FAULTLESS_REPLAY=91…` with the name of the test runs only this schedule, and so does
+//! `FAULTLESS_REPLAY=@file`.
 //!
-//! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
-//! entry was read), law 2 (what a load finds may be there, see [`oracle`]), law 4 (nothing is refused
-//! that nothing forbids); in the end, the books must balance: laws 5 and 6. What is freed on the heap is
-//! overwritten, so that who goes on using it is lost.
+//! Every access checks law 1 (the frame, and each table of the walk, has the same owner as at the
+//! read of the entry), law 2 (the loaded value is permitted, see [`oracle`]), and law 4 (no
+//! permitted access is refused). At the end, the audit must balance: laws 5 and 6. Freed heap
+//! memory is overwritten, so that its later use fails.
 //!
-//! Beside the scenarios stands, for each line that a protocol rests on, a test that some scenario fails
-//! without it: [`needed`].
+//! For each mutation point there is also a test that some scenario fails without the step:
+//! [`needed`].
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test uses a part")]
 
@@ -41,28 +44,28 @@ pub const RW: Prot = Prot::READ.union(Prot::WRITE);
 pub const NONE: Prot = Prot::empty();
 pub const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 
-/// Where scenarios map: the start of what a last-level table maps.
+/// The address of the scenarios' mappings: the start of a last-level table's range.
 pub const AT: u64 = 0x4000_0000;
 
 /// A space of the scenarios' machine.
 pub type Space = faultless::Space<Board>;
 
-/// The address of a page that scenarios map.
+/// Returns the address of a page mapped by scenarios.
 pub const fn page(number: u64) -> u64 {
     AT + number * PAGE
 }
 
-/// A scenario: it makes its world, lets CPUs loose in it, and looks at what is left.
+/// A scenario: creates its world, runs CPUs in it, and checks the final state.
 pub type Scenario = fn();
 
-/// What keeps faults and calls out of each other's way while a scenario runs.
+/// The synchronization of faults and calls during a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Regime {
-    /// One policy, always.
+    /// One policy throughout.
     Always(Locking),
     /// Another CPU turns the knob, again and again.
     Changing,
-    /// Without locks, and faults map pages before they are asked for.
+    /// Without locks, and with prefault.
     Ahead,
 }
 
@@ -72,14 +75,15 @@ pub const MMAP_LOCK: Regime = Regime::Always(Locking::MmapLock);
 pub const AHEAD: Regime = Regime::Ahead;
 
 thread_local! {
-    /// That of the scenario which this thread runs.
+    /// The regime of the scenario run by this thread.
     static REGIME: Cell<Regime> = const { Cell::new(SPECULATIVE) };
 }
 
-/// Schedules of each scenario, if nobody asks for another number.
+/// The default number of schedules of each scenario.
 const SCHEDULES: usize = 2000;
 
-/// Scheduling steps after which a scenario is one that never ends: some hundred times what it takes.
+/// The limit of scheduling steps, after which a scenario counts as endless: about a hundred times
+/// the usual number.
 const STEPS: usize = 400_000;
 
 pub fn schedules() -> usize {
@@ -105,7 +109,8 @@ pub fn explore(regime: Regime, scenario: Scenario) {
     explore_some(schedules(), regime, scenario);
 }
 
-/// Runs a scenario under `all` schedules, or under a quarter of them in a regime other than [`SPECULATIVE`].
+/// Runs a scenario under `all` schedules, or under a quarter of them in a regime other than
+/// [`SPECULATIVE`].
 fn explore_some(all: usize, regime: Regime, scenario: Scenario) {
     let all = if regime == SPECULATIVE { all } else { all.div_ceil(4) };
     explore_under(regime, all, scenario);
@@ -134,13 +139,13 @@ pub fn explore_under(
     run(PctScheduler::new_from_seed(4, 6, all / 8), scenario);
 }
 
-/// Where a process is told that it is to leave a line out.
+/// The environment variable with the test whose step a process removes.
 const WITHOUT: &str = "FAULTLESS_WITHOUT";
-/// How long a schedule of such a process may take: what it breaks may never end.
+/// The time limit for a schedule of such a process: broken code may never end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What such a process prints before the number of schedules.
+/// The text that such a process prints before the number of schedules.
 const TOOK: &str = "schedules begun: ";
-/// Schedules that have begun.
+/// The number of begun schedules.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
 /// Ends the process if a schedule does not end.
@@ -157,7 +162,7 @@ fn watch() {
     }
 }
 
-/// Tells how many schedules it took.
+/// Prints the number of schedules when dropped.
 struct Told;
 
 impl Drop for Told {
@@ -166,17 +171,19 @@ impl Drop for Told {
     }
 }
 
-/// Checks that one of `scenarios` fails in `regime` without the line of `mutant`: in a process of its own, which
-/// runs the test at `path` again, because code that is broken so breaks what it runs in.
+/// Checks that one of `scenarios` fails in `regime` without the step of `mutant`. The check runs in
+/// a separate process, which runs the test at `path` again, because broken code may break its
+/// process.
 pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
     let (_, name) = path.split_once("::").expect("the name of the program comes first");
     if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
         std::thread::spawn(watch);
         let _told = Told;
         return mutant::with(mutant, || {
-            // It ends at the first schedule that fails, so it may have many: but what one scheduler seldom finds another
-            // finds soon, so at first each has few.
-            // Fewer schedules for scenarios do not weaken this search: it always begins with SCHEDULES or more.
+            // The process ends at the first failed schedule, so it may have many schedules.
+            // Schedulers differ: an interleaving that is rare in one is frequent in another.
+            // Therefore each scheduler first gets few schedules. Fewer schedules for scenarios do
+            // not weaken this search: it always begins with SCHEDULES or more.
             let base = schedules().max(SCHEDULES);
             for times in [1, 4, 16, 40] {
                 scenarios.iter().for_each(|&each| explore_some(times * base, regime, each));
@@ -185,7 +192,7 @@ pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]
     }
     let this = std::env::current_exe().expect("a test is a program");
     let mut command = Command::new(this);
-    // It panics: what was called then is of no use, and takes as long to name as many schedules.
+    // The process panics. A backtrace is useless, and takes as long as many schedules.
     command.args([name, "--exact"]).env(WITHOUT, name).env("RUST_BACKTRACE", "0");
     let broken = command.output().unwrap();
     let out = String::from_utf8_lossy(&broken.stdout);
@@ -231,8 +238,8 @@ macro_rules! holds {
     )+ };
 }
 
-/// Tests that each line is needed: `test: Mutant in [scenarios]`, or `test: Mutant in [scenarios] under
-/// REGIME`.
+/// Tests that each step is needed: `test: Mutant in [scenarios]`, or
+/// `test: Mutant in [scenarios] under REGIME`.
 macro_rules! needs {
     (@regime) => { scenario::SPECULATIVE };
     (@regime $regime:ident) => { scenario::$regime };

@@ -1,11 +1,12 @@
-//! What programs may see: of each page the values that a load may find, and who may reach it.
+//! The permitted observations of programs: the values that a load of each page may return, and the
+//! permitted accesses.
 //!
-//! One thread runs at a time, and an access happens at one moment; so the oracle knows which store was
-//! last. What a call does to a page happens at some moment between its begin and its end, and until the
-//! end both outcomes are allowed.
+//! One thread runs at a time, and an access is atomic, so the oracle knows the last store. A call
+//! changes a page at some moment between its begin and its end. Until the end, both outcomes are
+//! allowed.
 //!
-//! Whatever values may be there, a page is one at a time: once somebody has used another frame in its place, nobody
-//! uses the one before.
+//! Whatever its value, a page is in one frame at a time: after a program has used a new frame of
+//! the page, no program uses the old frame.
 
 use faultless::{FrameNumber, Prot, SpaceId};
 use std::collections::BTreeMap;
@@ -13,41 +14,44 @@ use std::collections::BTreeMap;
 /// A page of a space.
 pub type Page = (SpaceId, u64);
 
-/// A frame, and which ownership of it: as such it never comes back.
+/// A frame and its ownership number, a combination that never comes back.
 pub type Owned = (FrameNumber, u64);
 
-/// Words of a page that programs use: the first ones.
+/// The number of words of a page used by programs, from its start on.
 pub const WORDS: usize = 2;
 
-/// What a page is used through.
+/// The frame through which a page is used.
 #[derive(Clone, Copy, Debug)]
 pub enum Through {
-    /// A frame; none is that of zeros.
+    /// A frame, or `None` for the zero page.
     Frame(Option<Owned>),
-    /// The page's frame, or one that it has left, as the flush may be deferred.
+    /// The page's frame, or an abandoned frame, whose flush may be deferred.
     Any,
 }
 
-/// A word of a page, wherever it is mapped.
+/// A word of a page, with any number of mappings.
 #[derive(Clone, Debug, Default)]
 struct Word {
-    /// What it may be now; never empty.
+    /// The possible values; never empty.
     may_be: Vec<u64>,
-    /// Calls under way that make it 0 at some moment, and whether there were several at once.
+    /// The number of calls in progress that set the word to 0 at some moment, and whether several
+    /// ran at once.
     wipes: u32,
     several: bool,
-    /// Whether a store came during such a call, so that it may have been wiped, or not.
+    /// Whether a store happened during such a call, so that the call may or may not have wiped the
+    /// store.
     stored: bool,
-    /// Whether it was another value than 0 before, so that a load can tell; and whether one has seen the
-    /// moment pass.
+    /// Whether the value was not 0 before, so that a load can distinguish the wipe; and whether a
+    /// load has observed the wipe.
     tells: bool,
     wiped: bool,
-    /// Calls under way that free it lazily: it may become 0 from then on until a store comes after them.
+    /// The number of calls in progress that lazily free the page: the word may become 0 from then
+    /// on, until a store after these calls.
     frees: u32,
     lazy: bool,
-    /// What the children may see that forks under way are making: by fork.
+    /// The possible values in the children of forks in progress, by fork.
     forks: Vec<(u32, Vec<u64>)>,
-    /// Of the first word of a page: the frame through which the page was used last, but for that of zeros; and those
+    /// For the first word of a page: the last used frame other than the zero page, and the frames
     /// before.
     frame: Option<Owned>,
     left: Vec<Owned>,
@@ -58,7 +62,7 @@ impl Word {
         Self { may_be: vec![value], ..Self::default() }
     }
 
-    /// The page is used through `frame`, or that of zeros.
+    /// Records the use of the page through `frame`, or through the zero page.
     fn used(&mut self, frame: Option<Owned>) -> Result<(), String> {
         if frame.is_some_and(|frame| self.left.contains(&frame)) {
             return Err(format!("{frame:?} is used, after another in its place"));
@@ -100,7 +104,8 @@ impl Word {
         self.may_be_freed();
     }
 
-    /// A store comes to the page: it is no longer lazily freed, unless that happens just now.
+    /// Records a store to the page: it is no longer lazily freed, unless such a call is in
+    /// progress.
     fn kept(&mut self) {
         self.lazy &= self.frees != 0;
         self.may_be_freed();
@@ -138,18 +143,19 @@ impl Word {
 #[derive(Clone, Debug)]
 struct Rights {
     words: [usize; WORDS],
-    /// Whether a frame may come back: that of an object, after a copy of it.
+    /// Whether a frame may come back: the frame of an object, after a copy of the page.
     copies: bool,
-    /// What may succeed, and what must.
+    /// The rights that may succeed, and the rights that must succeed.
     may: Prot,
     must: Prot,
-    /// Calls under way that change this, and how often one began or ended.
+    /// The number of calls in progress that change the rights, and the number of their begins and
+    /// ends.
     changing: u32,
     changes: u64,
 }
 
-/// Whether an access must succeed, as far as the oracle knows: compared before and after a fault that
-/// was refused.
+/// Whether an access must succeed according to the oracle: compared before and after a refused
+/// fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     must: bool,
@@ -209,7 +215,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A call begins that frees the page lazily.
+    /// Begins a call that lazily frees the page.
     pub fn begin_free(&mut self, page: Page) {
         self.words(page, Word::begin_free);
     }
@@ -219,13 +225,13 @@ impl Oracle {
         self.words(page, |word| word.frees -= 1);
     }
 
-    /// Whether an access that needs `right` must succeed now.
+    /// Returns whether an access that needs `right` must succeed now.
     pub fn claim(&mut self, page: Page, right: Prot) -> Claim {
         let rights = self.page(page);
         Claim { must: rights.must.contains(right), changes: rights.changes }
     }
 
-    /// An access was refused whose claim was `before`.
+    /// Checks a refused access whose claim was `before`.
     pub fn refused(&mut self, page: Page, right: Prot, before: Claim) -> Result<(), String> {
         if before.must && self.claim(page, right) == before {
             return Err("an access was refused that nothing forbids".into());
@@ -233,8 +239,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// A call begins that lets programs have `after` of the page, and empties it if it `wipes`.
-    /// Returns what [`end`](Self::end) wants to know.
+    /// Begins a call that gives programs the rights `after` to the page, and empties the page if it
+    /// `wipes`. Returns the argument for [`end`](Self::end).
     pub fn begin(&mut self, page: Page, after: Option<Prot>, wipes: bool) -> u64 {
         let rights = self.page(page);
         rights.changing += 1;
@@ -255,7 +261,7 @@ impl Oracle {
         let rights = self.page(page);
         rights.changing -= 1;
         rights.changes += 1;
-        // Where calls overlap, what they agree on is known.
+        // If calls overlap, only their common result is known.
         if let Some(after) = after
             && rights.changing == 0
             && rights.changes == began + 1
@@ -279,20 +285,21 @@ impl Oracle {
         self.page(page).copies = true;
     }
 
-    /// The page is a new one, whose words are `value`.
+    /// Makes the page a new page, whose words are `value`.
     pub fn renew(&mut self, page: Page, value: u64) {
         let words = new_words(&mut self.words, value);
         self.page(page).words = words;
     }
 
-    /// A fork begins of the pages of `parent`. Returns its number.
+    /// Begins a fork of the pages of `parent`. Returns its number.
     pub fn begin_fork(&mut self, parent: SpaceId) -> u32 {
         let pages: Vec<Page> = self.of(parent).map(|(page, _)| (parent, page)).collect();
         self.begin_copy(pages, false)
     }
 
-    /// What is in `pages` now, or is stored there from now on, may be found elsewhere. If this is what
-    /// `empties` them, as was said just now, that they are empty is not. Returns the number of this copy.
+    /// Begins a copy: present and future values of `pages` may be found elsewhere. If the copy
+    /// itself `empties` the pages, as reported just before, the resulting zeros are excluded.
+    /// Returns the number of this copy.
     pub fn begin_copy(&mut self, pages: impl IntoIterator<Item = Page>, empties: bool) -> u32 {
         self.forks += 1;
         let number = self.forks;
@@ -306,8 +313,8 @@ impl Oracle {
         number
     }
 
-    /// The fork is over, and there is `child`, or none; pages of which `shared` says so are the same in
-    /// both.
+    /// Ends the fork, with `child` if it succeeded; the pages selected by `shared` are the same in
+    /// both spaces.
     pub fn end_fork(
         &mut self,
         fork: u32,
@@ -336,7 +343,8 @@ impl Oracle {
         }
     }
 
-    /// The words that copy `number` made of `words`; a word that it did not begin with is the same.
+    /// Returns the words which copy `number` made of `words`; a word unknown to the copy is
+    /// unchanged.
     fn copy(&mut self, number: u32, words: [usize; WORDS]) -> [usize; WORDS] {
         words.map(|word| {
             let forks = &mut self.words[word].forks;
@@ -349,7 +357,7 @@ impl Oracle {
         })
     }
 
-    /// Programs may have `may` of the page; whether they get it depends.
+    /// Gives programs the rights `may` to the page, without a guarantee.
     pub fn doubtful(&mut self, page: Page, may: Prot) {
         let rights = self.page(page);
         rights.changes += 1;

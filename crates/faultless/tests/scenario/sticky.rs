@@ -1,9 +1,9 @@
-//! A scheduler for narrow windows: each thread goes on for a while, long or short as chance has it for
-//! this run, before another has its turn.
+//! A scheduler for narrow windows: each thread runs for a while, of a random length for each run,
+//! before another thread has its turn.
 //!
-//! A random walk gives no thread a long run, and PCT, which does, must guess the few steps at which it
-//! switches among all. Here a switch in a window of three steps has a chance of some percent in a run whose
-//! thread switches often, and another thread may go far meanwhile.
+//! A random walk gives no thread a long run. PCT does, but must guess its few switching steps among
+//! all steps. Here, a switch in a window of three steps has a probability of a few percent in a run
+//! whose thread switches often, and another thread may advance far in the meantime.
 
 use shuttle::scheduler::{DataSource, RandomDataSource, Schedule, Scheduler, Task, TaskId};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub struct StickyScheduler {
     data: RandomDataSource,
     /// The state of a generator (SplitMix64).
     state: u64,
-    /// How many steps each thread takes in a row, about.
+    /// The approximate number of consecutive steps of each thread.
     stays: BTreeMap<TaskId, u64>,
 }
 
