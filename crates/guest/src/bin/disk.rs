@@ -358,6 +358,10 @@ fn stores() -> Verdict {
     let mut end = io("open", OpenOptions::new().append(true).open(path("stores")))?;
     io("append", end.write_all(b"more"))?;
     expected.extend_from_slice(b"more");
+    // The kernel writes it in pieces.
+    let long = vec![3; 3 << 20];
+    same!(io("write", end.write(&long))?, long.len(), "bytes of a long write at the end");
+    expected.extend_from_slice(&long);
     ensure!(io("read", fs::read(path("stores")))? == expected, "the file is not as appended");
     Ok(())
 }

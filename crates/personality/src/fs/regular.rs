@@ -372,8 +372,10 @@ impl Regular {
             if readable == 0 {
                 return Err(Errno::EFAULT);
             }
+            if readable < end - start {
+                from.limit(readable);
+            }
             end = start + readable;
-            from.limit(readable);
         }
         let before = from.moved();
         if end > length {
@@ -535,7 +537,8 @@ impl Regular {
         self.fetch(start, end - start, None)?;
         let _change = self.change.lock();
         let length = self.length();
-        if end > length && grow {
+        // As on Linux, also if the length stays.
+        if end > length {
             self.refuse_if(linux::F_SEAL_GROW)?;
         }
         let pages = (end - start).div_ceil(PAGE_SIZE);
