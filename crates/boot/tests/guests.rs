@@ -79,7 +79,7 @@ fn errors() {
 
 #[test]
 fn users() {
-    both("users", &[], 8);
+    both("users", &[], 9);
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn errors() {
 fn users() {
     // SAFETY: a plain call.
     if unsafe { libc::getuid() } == 0 {
-        all_pass(env!("CARGO_BIN_EXE_users"), &[], 8);
+        all_pass(env!("CARGO_BIN_EXE_users"), &[], 9);
     }
 }
 

@@ -153,6 +153,8 @@ fn changing_ids() -> Verdict {
     same!(make(libc::SYS_getgroups, [3, at]), Ok(3), "getgroups");
     same!(found, groups, "the groups");
     same!(make(libc::SYS_setgroups, [65_537, at]), fails(EINVAL), "too many groups");
+    let none = [u32::MAX];
+    same!(make(libc::SYS_setgroups, [1, none.as_ptr() as u64]), fails(EINVAL), "the group -1");
     Ok(())
 }
 
@@ -301,6 +303,74 @@ fn changing_files() -> Verdict {
         };
         same!(set(0), Ok(0), "the present time for a file that may be written");
         same!(set(times.as_ptr() as u64), fails(EPERM), "another time for it");
+        for (words, expected) in [
+            ([libc::UTIME_NOW; 2], Ok(0)),
+            ([libc::UTIME_OMIT; 2], Ok(0)),
+            ([libc::UTIME_NOW, libc::UTIME_OMIT], fails(EPERM)),
+        ] {
+            let times = words.map(|word| [0i64, word]);
+            same!(set(times.as_ptr() as u64), expected, "times {words:x?} for it");
+        }
+        same!(make(libc::SYS_chown, [path.as_ptr() as u64, SAME, SAME]), Ok(0), "no change");
+        let args = [path.as_ptr() as u64, (libc::O_RDONLY | libc::O_NOATIME) as u64, 0];
+        same!(make(libc::SYS_open, args), fails(EPERM), "O_NOATIME of another's file");
+        Ok(())
+    })
+}
+
+/// The set-ID bits of a file end with a new owner, and with stores by other users than root. Files
+/// in a directory with the set-group-ID bit have the group of the directory.
+fn set_ids() -> Verdict {
+    let user = USER as u32;
+    let dir = Dir::new("bits", 0o777)?;
+    let shared = Dir::new("group", 0o2777)?;
+    io(chown(&shared.0, Some(0), Some(GROUP)))?;
+    let foreign = Dir::new("foreign", 0o777)?;
+    io(chown(&foreign.0, Some(0), Some(3000)))?;
+    for made in [&shared, &foreign] {
+        io(fs::set_permissions(&made.0, Permissions::from_mode(0o2777)))?;
+    }
+    let state = |path: &Path| -> Result<[u32; 2], String> {
+        let meta = io(fs::symlink_metadata(path))?;
+        Ok([meta.mode() & 0o7777, meta.gid()])
+    };
+    let roots = dir.file("roots", [0, 0], 0o6755)?;
+    io(chown(&roots, Some(user), Some(user)))?;
+    same!(state(&roots)?, [0o755, user], "chown by root");
+    let group = dir.file("group", [0, 0], 0o6745)?;
+    io(chown(&group, Some(0), Some(user)))?;
+    same!(state(&group)?, [0o2745, user], "the bit of a group that may not execute");
+    let stored = dir.file("stored", [0, 0], 0o6777)?;
+    io(fs::write(&stored, "by root"))?;
+    same!(state(&stored)?[0], 0o6777, "a store by root");
+    let moved = dir.file("moved", [user, user], 0o6777)?;
+    let cut = dir.file("cut", [user, user], 0o6777)?;
+    let other = dir.file("other", [user, 3000], 0o755)?;
+    as_user(USER, || {
+        let file = io(File::options().write(true).open(&stored))?;
+        same!(state(&stored)?[0], 0o6777, "an open file");
+        same!(std::io::Write::write(&mut &file, b"x").ok(), Some(1), "write");
+        same!(state(&stored)?[0], 0o777, "a store");
+        same!(number(chown(&moved, None, Some(GROUP))), 0, "chown to an own group");
+        same!(state(&moved)?, [0o777, GROUP], "chown by the owner");
+        io(File::options().write(true).open(&cut).and_then(|file| file.set_len(0)))?;
+        same!(state(&cut)?[0], 0o777, "a file that was cut");
+        io(fs::set_permissions(&other, Permissions::from_mode(0o2755)))?;
+        same!(state(&other)?, [0o755, 3000], "the bit of another's group");
+        for (path, bits) in [(&shared.0, 0o2644), (&foreign.0, 0o644)] {
+            let group = state(path)?[1];
+            let file = path.join("file");
+            io(File::create(&file))?;
+            same!(state(&file)?[1], group, "the group of a file in {path:?}");
+            io(fs::set_permissions(&file, Permissions::from_mode(0o2644)))?;
+            same!(state(&file)?[0], bits, "the bit of a file in {path:?}");
+            let inner = path.join("inner");
+            io(fs::create_dir(&inner))?;
+            same!(state(&inner)?[0] & 0o2000, 0o2000, "the bit of a directory in {path:?}");
+            same!(state(&inner)?[1], group, "the group of a directory in {path:?}");
+            io(std::os::unix::fs::symlink("x", path.join("link")))?;
+            same!(state(&path.join("link"))?[1], group, "the group of a link in {path:?}");
+        }
         Ok(())
     })
 }
@@ -363,6 +433,8 @@ fn other_processes() -> Verdict {
         same!(kill(root, libc::SIGTERM), fails(EPERM), "a signal to root");
         same!(kill(root, libc::SIGCONT), Ok(0), "SIGCONT to root within the session");
         same!(kill(root, 99), fails(EINVAL), "a signal that does not exist, to root");
+        // As on Linux, signals that are not permitted are no error here.
+        same!(kill(u64::MAX, 0), Ok(0), "signal 0 to all processes");
         same!(kill(other.pid as u64, libc::SIGTERM), fails(EPERM), "a signal to another user");
         let thread = [other.pid as u64, other.pid as u64, libc::SIGTERM as u64];
         same!(make(libc::SYS_tgkill, thread), fails(EPERM), "tgkill to another user");
@@ -376,7 +448,17 @@ fn other_processes() -> Verdict {
         let (here, there) = (pieces.as_ptr() as u64, pieces[2..].as_ptr() as u64);
         let read = make(libc::SYS_process_vm_readv, [root, here, 1, there, 1, 0]);
         same!(read, fails(EPERM), "memory of root's process");
-        for name in ["maps", "environ", "smaps"] {
+        // It was root before.
+        let read = make(libc::SYS_process_vm_readv, [own.pid as u64, here, 1, there, 1, 0]);
+        same!(read, fails(EPERM), "memory of a process of the same user");
+        same!(reads(Path::new(&format!("/proc/{}/maps", own.pid))), EACCES, "its maps");
+        let dumpable = || make(libc::SYS_prctl, [libc::PR_GET_DUMPABLE as u64, 0, 0, 0, 0]);
+        same!(dumpable(), Ok(0), "whether processes of the user may look into this one");
+        same!(reads(Path::new("/proc/self/mem")), EACCES, "the own memory");
+        doing("prctl", make(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0]))?;
+        same!(dumpable(), Ok(1), "whether they may now");
+        same!(reads(Path::new("/proc/self/mem")), 0, "the own memory now");
+        for name in ["maps", "environ", "smaps", "personality"] {
             let path = format!("/proc/{root}/{name}");
             same!(reads(Path::new(&path)), EACCES, "{path}");
         }
@@ -466,6 +548,10 @@ fn schedules() -> Verdict {
         same!(renice(0, 10), Ok(0), "a higher nice value");
         same!(renice(0, 9), fails(EACCES), "a lower nice value");
         same!(nice(0, 0), Ok(10), "the nice value");
+        same!(set(libc::SCHED_BATCH), fails(EPERM), "a way out of SCHED_IDLE");
+        same!(set(libc::SCHED_IDLE | RESET), Ok(0), "SCHED_RESET_ON_FORK of SCHED_IDLE");
+        same!(set(libc::SCHED_IDLE), fails(EPERM), "no SCHED_RESET_ON_FORK any more");
+        same!(policy(), Ok((libc::SCHED_IDLE | RESET) as u64), "the policy");
         Ok(())
     })
 }
@@ -522,6 +608,7 @@ const CHECKS: &[Check] = &[
     ("changing_ids", changing_ids),
     ("opening_files", opening_files),
     ("changing_files", changing_files),
+    ("set_ids", set_ids),
     ("privileges", privileges),
     ("other_processes", other_processes),
     ("schedules", schedules),

@@ -360,6 +360,7 @@ pub fn link_again(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Re
 /// As [`link`].
 pub fn make_directory(directory: &Arc<Inode>, name: &[u8], mode: u32) -> Result<Arc<Inode>> {
     let inode = Inode::try_new(Body::Directory(Directory::default()), mode)?;
+    inode.inherit_group(directory);
     link(directory, name, &inode)?;
     Ok(inode)
 }

@@ -19,6 +19,9 @@ use faultless_collections::{Arc, Map, Slot, String, Vec, Weak};
 use faultless_disk::Extent;
 use linux_raw_sys::general as linux;
 
+/// The bits of a mode by which a program runs as another user or group.
+const SET_IDS: u32 = linux::S_ISUID | linux::S_ISGID;
+
 /// A name in a directory, as bytes.
 pub type Name = Vec<u8>;
 
@@ -208,9 +211,44 @@ impl Inode {
         ids::permit([meta.uid, meta.gid], meta.mode, wanted)
     }
 
-    /// Records that the contents were changed.
+    /// Notes that the contents were changed. As on Linux, a change by another user than root clears
+    /// the set-user-ID bit and the set-group-ID bit of a file.
     pub fn touch(&self) {
+        if self.regular().is_some() && self.meta().mode & SET_IDS != 0 && !ids::is_root() {
+            self.clear_set_ids();
+        }
         self.change(|meta| meta.modified = wall::now());
+    }
+
+    /// Clears the set-user-ID bit, and the set-group-ID bit if the group may execute the file or is
+    /// not one of the running process.
+    pub fn clear_set_ids(&self) {
+        let own_group = ids::in_group(self.meta().gid);
+        self.change(|meta| {
+            meta.mode &= !linux::S_ISUID;
+            if meta.mode & linux::S_IXGRP != 0 || !own_group {
+                meta.mode &= !linux::S_ISGID;
+            }
+        });
+    }
+
+    /// Gives a new inode the group of its `directory`, if the directory has the set-group-ID bit. A
+    /// new directory has the bit then, too.
+    pub fn inherit_group(&self, directory: &Self) {
+        const EXECUTED: u32 = linux::S_ISGID | linux::S_IXGRP;
+        let above = directory.meta();
+        if above.mode & linux::S_ISGID == 0 {
+            return;
+        }
+        let (is_directory, own_group) = (self.is_directory(), ids::in_group(above.gid));
+        self.change(|meta| {
+            meta.gid = above.gid;
+            if is_directory {
+                meta.mode |= linux::S_ISGID;
+            } else if meta.mode & EXECUTED == EXECUTED && !own_group {
+                meta.mode &= !linux::S_ISGID;
+            }
+        });
     }
 
     /// Returns the contents of a regular file.

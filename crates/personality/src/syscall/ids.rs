@@ -105,6 +105,9 @@ pub fn setgroups(args: Args<'_>) -> Result {
     let mut groups = Vec::try_filled(0u32, size as usize)?;
     for (at, group) in groups.iter_mut().enumerate() {
         *group = user::read(args.b().wrapping_add(4 * at as u64))?;
+        if *group == SAME {
+            return Err(Errno::EINVAL);
+        }
     }
     groups.sort_unstable();
     current().process.ids.set_groups(groups);

@@ -513,7 +513,7 @@ pub fn prctl(args: Args<'_>) -> Result {
             user::write(args.b(), &bytes)?;
             Ok(0)
         }
-        p::PR_GET_DUMPABLE => Ok(1),
+        p::PR_GET_DUMPABLE => Ok(current().process.ids.is_dumpable().into()),
         p::PR_GET_PDEATHSIG => {
             user::write(args.b(), &process.relatives.death_signal.load(Ordering::Relaxed))?;
             Ok(0)
@@ -533,8 +533,11 @@ pub fn prctl(args: Args<'_>) -> Result {
             process.relatives.death_signal.store(args.b() as u32, Ordering::Relaxed);
             Ok(0)
         }
-        p::PR_SET_DUMPABLE
-        | p::PR_SET_NO_NEW_PRIVS
+        p::PR_SET_DUMPABLE => {
+            process.ids.set_dumpable(args.b() == 1);
+            Ok(0)
+        }
+        p::PR_SET_NO_NEW_PRIVS
         | p::PR_SET_THP_DISABLE
         | p::PR_SET_TIMERSLACK
         | p::PR_SET_KEEPCAPS

@@ -119,7 +119,11 @@ fn set_schedule(thread: &Thread, new: Schedule, priority: i32) -> Result {
         nr::SCHED_FIFO | nr::SCHED_RR if (1..=99).contains(&priority) => return Err(Errno::EPERM),
         _ => return Err(Errno::EINVAL),
     }
-    if !may_schedule(&thread.process) || new.nice < thread.schedule.lock().nice {
+    let old = *thread.schedule.lock();
+    // As on Linux, only root may leave `SCHED_IDLE`, or clear the flag.
+    let leaves = old.policy == nr::SCHED_IDLE && new.policy != nr::SCHED_IDLE;
+    let clears = old.resets && !new.resets;
+    if !may_schedule(&thread.process) || new.nice < old.nice || leaves || clears {
         privileged()?;
     }
     *thread.schedule.lock() = new;
@@ -203,9 +207,8 @@ pub fn sched_setattr(args: Args<'_>) -> Result {
     }
     let has = |flag: u32| flags & u64::from(flag) != 0;
     let mut new = *thread.schedule.lock();
-    new.resets = has(nr::SCHED_FLAG_RESET_ON_FORK);
     if !has(nr::SCHED_FLAG_KEEP_POLICY) {
-        new.policy = policy;
+        (new.policy, new.resets) = (policy, has(nr::SCHED_FLAG_RESET_ON_FORK));
     }
     // As on Linux, `SCHED_IDLE` keeps the nice value.
     if !has(nr::SCHED_FLAG_KEEP_PARAMS) && new.policy != nr::SCHED_IDLE {

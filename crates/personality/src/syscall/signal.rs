@@ -197,6 +197,8 @@ pub fn kill(args: Args<'_>) -> Result {
     }
     match (found, permitted) {
         (false, _) => Err(Errno::ESRCH),
+        // As on Linux.
+        (true, false) if pid == -1 => signal.map(|_| 0),
         (true, false) => signal.and(Err(Errno::EPERM)),
         (true, true) => signal.map(|_| 0),
     }

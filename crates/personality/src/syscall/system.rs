@@ -5,7 +5,7 @@ use super::{Args, Errno, Result};
 use crate::abi;
 use crate::fs::{self, Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
-use crate::task::ids::{may_inspect, privileged};
+use crate::task::ids::{may_limit, privileged};
 use crate::task::process::{Process, TABLE};
 use crate::task::relatives::PROGRAM;
 use crate::task::usage::Usage;
@@ -118,7 +118,7 @@ pub fn prlimit64(args: Args<'_>) -> Result {
     let resource = args.b() as usize;
     let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
     let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
-    if process.pid != current().process.pid && !may_inspect(&process) {
+    if process.pid != current().process.pid && !may_limit(&process) {
         return Err(Errno::EPERM);
     }
     if let Some(new) = new {

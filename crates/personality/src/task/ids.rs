@@ -114,12 +114,16 @@ pub struct Ids {
     groups: Mutex<Vec<u32>>,
     /// Set if the id for files is not root's; an atomic for frequent reads.
     is_checked: AtomicBool,
+    /// Whether other processes of the user may look into the process (`PR_SET_DUMPABLE`). A process
+    /// that was root may still have what only root may see.
+    is_dumpable: AtomicBool,
 }
 
 impl Default for Ids {
     fn default() -> Self {
         let (sets, groups) = (Mutex::new([Set::default(); 2]), Mutex::new(Vec::new()));
-        Self { sets, groups, is_checked: AtomicBool::new(false) }
+        let (is_checked, is_dumpable) = (AtomicBool::new(false), AtomicBool::new(true));
+        Self { sets, groups, is_checked, is_dumpable }
     }
 }
 
@@ -151,9 +155,24 @@ impl Ids {
     ) -> Result<R> {
         let mut sets = self.sets.lock();
         let privileged = sets[0].effective == ROOT;
+        let rights = |sets: &[Set; 2]| sets.map(|set| [set.effective, set.file]);
+        let before = rights(&sets);
         let result = change(&mut sets[usize::from(groups)], privileged)?;
+        if rights(&sets) != before {
+            self.set_dumpable(false);
+        }
         self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
         Ok(result)
+    }
+
+    /// Whether other processes of the user may look into the process.
+    pub fn is_dumpable(&self) -> bool {
+        self.is_dumpable.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether other processes of the user may look into the process.
+    pub fn set_dumpable(&self, dumpable: bool) {
+        self.is_dumpable.store(dumpable, Ordering::Relaxed);
     }
 
     /// The supplementary groups.
@@ -178,6 +197,7 @@ impl Ids {
         *self.sets.lock() = sets;
         *self.groups.lock() = groups;
         self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
+        self.set_dumpable(other.is_dumpable());
         Ok(())
     }
 
@@ -187,6 +207,7 @@ impl Ids {
         for set in sets.iter_mut() {
             (set.saved, set.file) = (set.effective, set.effective);
         }
+        self.set_dumpable(sets.iter().all(|set| set.effective == set.real));
         self.is_checked.store(sets[0].file != ROOT, Ordering::Relaxed);
     }
 
@@ -253,6 +274,18 @@ pub fn own(owner: u32) -> Result<()> {
     if owns { Ok(()) } else { Err(Errno::EPERM) }
 }
 
+/// Whether the running process is privileged. The kernel itself is, too.
+pub fn is_root() -> bool {
+    try_current().is_none_or(|thread| thread.process.ids.is_privileged())
+}
+
+/// Whether the running process is privileged, or one of the group `group`.
+pub fn in_group(group: u32) -> bool {
+    let Some(thread) = try_current().filter(|_| !is_root()) else { return true };
+    let ids = &thread.process.ids;
+    ids.group().file == group || ids.groups.lock().contains(&group)
+}
+
 /// Checks that the running process is privileged.
 ///
 /// # Errors
@@ -274,8 +307,14 @@ pub fn may_schedule(process: &Process) -> bool {
     own == ROOT || own == its.real || own == its.effective
 }
 
-/// Returns whether the running process may inspect `process` and change its limits.
+/// Whether the running process may look into `process`.
 pub fn may_inspect(process: &Process) -> bool {
+    let is_own = current().process.pid == process.pid;
+    may_limit(process) && (is_own || is_root() || process.ids.is_dumpable())
+}
+
+/// Whether the running process may change the limits of `process`.
+pub fn may_limit(process: &Process) -> bool {
     if current().process.pid == process.pid {
         return true;
     }

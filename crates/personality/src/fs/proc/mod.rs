@@ -165,8 +165,13 @@ fn process(pid: u32) -> Result<Arc<Process>> {
 fn inode(node: Node) -> Result<Arc<Inode>> {
     let number = node.number();
     let subject = node.subject().and_then(find);
-    let owner = subject
-        .map_or([0; 2], |process| [process.ids.user().effective, process.ids.group().effective]);
+    let is_open = matches!(node, Node::Process(_) | Node::Tasks(_) | Node::Thread(..));
+    let owner = match subject {
+        Some(process) if is_open || process.ids.is_dumpable() => {
+            [process.ids.user().effective, process.ids.group().effective]
+        }
+        _ => [0; 2],
+    };
     let mode = match node.kind() {
         linux::S_IFLNK => 0o777,
         linux::S_IFDIR if matches!(node, Node::Descriptors(_)) => 0o500,

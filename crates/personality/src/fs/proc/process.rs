@@ -18,7 +18,7 @@ use faultless_collections::{Arc, String, Vec};
 
 /// The texts about memory, which only the process's own user may read.
 pub(super) const PRIVATE: &[&str] =
-    &["maps", "smaps", "smaps_rollup", "environ", "auxv", "io", "numa_maps", "clear_refs"];
+    &["maps", "smaps", "smaps_rollup", "environ", "io", "clear_refs", "personality"];
 
 /// The texts, by name.
 pub(super) const TEXTS: &[(&str, ProcessText)] = &[

@@ -211,7 +211,10 @@ fn set_mode(inode: &Inode, mode: u64) -> Result {
         return Err(Errno::EOPNOTSUPP);
     }
     ids::own(inode.meta().uid)?;
-    let mode = mode as u32 & 0o7777;
+    let mut mode = mode as u32 & 0o7777;
+    if !ids::in_group(inode.meta().gid) {
+        mode &= !nr::S_ISGID;
+    }
     let sealed = inode.regular().is_some_and(|regular| regular.seals() & SEAL_EXEC != 0);
     if sealed && (inode.meta().mode ^ mode) & 0o111 != 0 {
         return Err(Errno::EPERM);
@@ -244,6 +247,9 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
     /// Does not change the id.
     const SAME: u32 = u32::MAX;
     let (uid, gid) = (uid as u32, gid as u32);
+    if (uid, gid) == (SAME, SAME) {
+        return Ok(0);
+    }
     if privileged().is_err() {
         // As on Linux, an owner may only change the group, to one of the owner's groups.
         let (meta, own) = (inode.meta(), &current().process.ids);
@@ -258,6 +264,9 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
         meta.uid = if uid == SAME { meta.uid } else { uid };
         meta.gid = if gid == SAME { meta.gid } else { gid };
     });
+    if !inode.is_directory() {
+        inode.clear_set_ids();
+    }
     Ok(0)
 }
 
@@ -297,10 +306,17 @@ fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
 
 fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
     let owner = ids::own(inode.meta().uid);
+    let are_all = |word: u32| {
+        times.is_some_and(|times| times.iter().all(|time| time[1] as u64 == u64::from(word)))
+    };
+    if are_all(nr::UTIME_OMIT) {
+        return Ok(0);
+    }
     match times {
-        // Write permission suffices for setting the present time.
-        None if owner.is_err() => inode.permit(WRITE)?,
-        _ => owner?,
+        // The present time may be set by those who may write.
+        _ if owner.is_ok() => {}
+        Some(_) if !are_all(nr::UTIME_NOW) => owner?,
+        _ => inode.permit(WRITE)?,
     }
     let [accessed, modified] = match times {
         Some([accessed, modified]) => [time(accessed)?, time(modified)?],

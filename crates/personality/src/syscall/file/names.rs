@@ -144,6 +144,7 @@ fn make_node(fd: u64, addr: u64, mode: u32, device: u64) -> Result {
         Some(body) => Inode::try_new(body, permissions)?,
         None => Inode::try_new_regular(permissions)?,
     };
+    inode.inherit_group(&found.directory);
     directory::link(&found.directory, &found.name, &inode)?;
     Ok(0)
 }
@@ -168,6 +169,7 @@ fn make_link(target: u64, fd: u64, addr: u64) -> Result {
         return Err(Errno::ENOENT);
     }
     let inode = Inode::try_new(Body::Link(target), 0o777)?;
+    inode.inherit_group(&found.directory);
     directory::link(&found.directory, &found.name, &inode)?;
     Ok(0)
 }

@@ -12,7 +12,7 @@ use crate::fs::regular::SEAL_EXEC;
 use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
 use crate::syscall::args::{Entry, calls};
-use crate::task::ids::{EXECUTE, READ, WRITE};
+use crate::task::ids::{self, EXECUTE, READ, WRITE};
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
@@ -75,6 +75,9 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
         }
         Some(inode) => {
             inode.permit(wanted(flags))?;
+            if flags & (nr::O_NOATIME | nr::O_PATH) == nr::O_NOATIME {
+                ids::own(inode.meta().uid)?;
+            }
             inode
         }
         None if flags & nr::O_CREAT == 0 => return Err(Errno::ENOENT),
@@ -82,6 +85,7 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
         None => {
             found.directory.permit(WRITE | EXECUTE)?;
             let made = Inode::try_new_regular(mode)?;
+            made.inherit_group(&found.directory);
             match directory::link(&found.directory, &found.name, &made) {
                 Ok(()) => made,
                 // Another thread made the file first.
@@ -121,6 +125,7 @@ fn open_nameless(directory: &Inode, flags: u32, mode: u32) -> Result {
     }
     directory.permit(WRITE | EXECUTE)?;
     let inode = Inode::try_new_regular(mode)?;
+    inode.inherit_group(directory);
     inode.change(|meta| meta.links = 0);
     inode.call(Vec::try_from_slice(b"tmp/#nameless")?, true);
     let flags = flags & !nr::O_TMPFILE;
