@@ -14,6 +14,7 @@ mod pairs;
 mod shuttle_access;
 mod shuttle_ahead;
 mod shuttle_bounds;
+mod shuttle_charges;
 mod shuttle_compact;
 mod shuttle_discard;
 mod shuttle_evict;

@@ -5,7 +5,7 @@ use super::{Attempt, FaultKind};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
-use crate::file::{Charged, Mark, Object};
+use crate::file::{Mark, Object};
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
@@ -107,7 +107,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let pending = self.vma.area.memory.object().map(|object| &object.pending);
         // After a migration other CPUs may still use the old frame of the page.
         pending.into_iter().for_each(|pending| self.cpu.settle(pending));
-        let mut charge = self.charge_store()?;
+        self.charge_store()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
@@ -121,7 +121,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if let Some(name) = busy_name(self, seen, &mut charge) {
+        if let Some(name) = busy_name(self, seen) {
             held.revert();
             // Wait only after releasing the entry: the other CPU may be waiting for it.
             protocol::look(name, self.cpu);
@@ -132,12 +132,12 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         Ok(Some(FaultKind::Shared))
     }
 
-    /// Charges the page dirtied by a store, if its object is charged.
-    fn charge_store(self) -> Result<Charged<'c>, Abort> {
+    /// Charges the page that a store makes dirty, if its object is charged.
+    fn charge_store(self) -> Result<(), Abort> {
         let area = &self.vma.area;
         let object =
             area.memory.object().filter(|object| object.is_stored() && object.is_charged());
-        let Some(object) = object else { return Ok(Charged::NONE) };
+        let Some(object) = object else { return Ok(()) };
         let name = object.slot(self.cpu, area.index_of(self.page));
         Ok(object.charge_store(self.cpu, name)?)
     }
@@ -240,32 +240,23 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     }
 }
 
-/// Marks the page behind `seen`, an entry locked by the fault, dirty if the page belongs to a file
-/// with a store. If another CPU holds the page's entry in the object, the page is not marked, and
-/// the function returns that entry for a wait. The `charge` is kept if the page was clean.
+/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns the page's entry in the object
+/// where another CPU has that for a moment: then the page is not marked.
 #[inline(never)]
-fn busy_name<'a, M: Machine>(
-    attempt: Attempt<'a, '_, M>,
-    seen: Entry,
-    charge: &mut Charged<'_>,
-) -> Option<&'a AtomicU64> {
+fn busy_name<'a, M: Machine>(attempt: Attempt<'a, '_, M>, seen: Entry) -> Option<&'a AtomicU64> {
     let area = &attempt.vma.area;
     let object = area.memory.object().filter(|object| object.is_stored())?;
     let name = object.slot(attempt.cpu, area.index_of(attempt.page))?;
-    if object.lacks_charge(charge, name, seen.frame()) {
+    if object.lacks_charge(name, seen.frame()) {
         let now = node::load(name);
         let is_it = now.is_present() && now.frame() == seen.frame();
         // If another page is there, this page was cut off by a truncation; see below.
         return (now.is_locked() || is_it).then_some(name);
     }
     match Object::try_mark_dirty(name, seen.frame()) {
-        // The page was cut off by a truncation. Until the mapping is revoked, perhaps by this CPU,
-        // stores are allowed as they are through an entry that was already writable.
-        Mark::Done => {
-            charge.keep();
-            None
-        }
-        Mark::Was | Mark::Left => None,
+        // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
+        // writable before.
+        Mark::Done | Mark::Left => None,
         Mark::Busy => Some(name),
     }
 }

@@ -11,7 +11,7 @@ use super::{Access, Attempt, FaultKind};
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, overtaken};
-use crate::file::{Charged, Mark, Object};
+use crate::file::{Mark, Object};
 use crate::frame::Frame;
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -52,10 +52,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             self.cpu.settle(&object.pending);
         }
         let notes = self.access == Access::Write && object.is_stored();
-        let mut charge = match notes {
-            true => object.charge_store(self.cpu, Some(&names[below]))?,
-            false => Charged::NONE,
-        };
+        if notes {
+            object.charge_store(self.cpu, Some(&names[below]))?;
+        }
         let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
         let template = if self.access == Access::Write {
             self.vma.leaf.writable_dirty()
@@ -70,11 +69,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
                 unsafe { self.cpu.put_unmapped(frame) };
                 Entry::NONE
             }
-            Some(frame)
-                if notes && !note_store(self.cpu, object, &names[at], frame, &mut charge) =>
-            {
-                Entry::NONE
-            }
+            Some(frame) if notes && !note_store(self.cpu, object, &names[at], frame) => Entry::NONE,
             Some(frame) => {
                 mapped += 1;
                 template.of(frame)
@@ -216,9 +211,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     }
 }
 
-/// Marks the page of a file with a store dirty, for a mapping that allows stores. The page's entry
-/// in the object is `name`, which named `frame`. If the page cannot be marked, no such mapping is
-/// made, and the mapping's reference is dropped. The `charge` is kept if the page was clean.
+/// Marks the page of a file with a store dirty, whose entry `name` named `frame`, for a mapping that allows stores. If it cannot be
+/// marked there is no such mapping: the reference taken for it goes back.
 #[cold]
 #[inline(never)]
 fn note_store<M: Machine>(
@@ -226,17 +220,9 @@ fn note_store<M: Machine>(
     object: &Object,
     name: &AtomicU64,
     frame: FrameNumber,
-    charge: &mut Charged<'_>,
 ) -> bool {
-    let noted = !object.lacks_charge(charge, name, frame)
-        && match Object::try_mark_dirty(name, frame) {
-            Mark::Done => {
-                charge.keep();
-                true
-            }
-            Mark::Was => true,
-            Mark::Left | Mark::Busy => false,
-        };
+    let noted =
+        !object.lacks_charge(name, frame) && Object::try_mark_dirty(name, frame) == Mark::Done;
     if !noted {
         // SAFETY: drops the reference of a mapping which was never installed.
         unsafe { cpu.put_unmapped(frame) };

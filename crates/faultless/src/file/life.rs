@@ -1,5 +1,6 @@
 //! Creation and end of an object.
 
+use super::charge::Charges;
 use super::length::Cut;
 use super::object::{Object, Parts, Stored};
 use super::root::{Root, Top};
@@ -170,8 +171,9 @@ impl Parts {
     pub(crate) unsafe fn end<M: Machine>(self, cpu: &Cpu<'_, M>) {
         let Self { top, pages, stored, charged } = self;
         let is_stored = stored.is_some();
-        // Dropped last, also if the store panics.
-        let mut ending = Ending { cpu, top, pages, is_stored, charged, is_lost: is_stored };
+        // It is dropped last, also if the store panics.
+        let charges = Charges::of(charged, is_stored);
+        let mut ending = Ending { cpu, top, pages, charges, is_lost: is_stored };
         if let Some(stored) = stored {
             // No open file is left that could receive an error.
             ending.is_lost = stored.write_back(cpu, top, 0..pages, |_| {}).is_err();
@@ -184,24 +186,20 @@ struct Ending<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     top: Top,
     pages: u64,
-    is_stored: bool,
-    charged: bool,
+    charges: Charges,
     /// Whether some pages were not written back.
     is_lost: bool,
 }
 
 impl<M: Machine> Drop for Ending<'_, '_, M> {
     fn drop(&mut self) {
-        let Self { cpu, top, pages, is_stored, charged, is_lost } = *self;
+        let Self { cpu, top, pages, charges, is_lost } = *self;
         if is_lost {
             cpu.count(Counter::WriteBackLost);
         }
         // SAFETY: the promise of the caller of `Parts::end`.
         unsafe {
-            let freed = Object::free_below(cpu, top, 0..pages, is_stored);
-            if charged {
-                cpu.vm().charge.remove(freed);
-            }
+            Object::free_below(cpu, top, 0..pages, charges);
             cpu.free_tables(top.table, top.level);
         }
     }

@@ -14,7 +14,7 @@ mod root;
 mod store;
 mod write_back;
 
-pub(crate) use charge::{Charge, Charged};
+pub(crate) use charge::Charge;
 pub(crate) use folio::NoFolio;
 pub use object::Object;
 pub(crate) use object::Parts;

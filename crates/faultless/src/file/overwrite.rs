@@ -66,10 +66,9 @@ impl Shared<Object> {
                     // SAFETY: two pages; one is lent, and the other belongs to this CPU.
                     unsafe { to.copy_from_nonoverlapping(own.bytes(), stored) };
                 };
-                if self.write_present(cpu, index, copy).is_some() {
-                    return Ok(stored);
-                }
-                continue;
+                let Some(frame) = self.get(cpu, index) else { continue };
+                self.write_charged(cpu, index, frame, copy)?;
+                return Ok(stored);
             }
             until(cpu, || !self.is_cut(index));
             let Some(held) = self.take_absent(cpu, slot, index, seen)? else { continue };
@@ -79,21 +78,16 @@ impl Shared<Object> {
                 held.revert();
                 return Ok(0);
             }
-            let mut charge = match self.charge(cpu) {
-                Ok(charge) => charge,
-                Err(_) => {
-                    held.revert();
-                    return Err(Errno::ENOSPC);
-                }
-            };
-            // The flush comes while the entry is busy: programs may still see the page from before
-            // its eviction.
+            // While the entry is busy: programs may still see the page as it was before it was evicted.
             if !lost(Mutant::OverwriteSettles) {
                 cpu.settle(&self.pending);
             }
+            if self.charge(cpu).is_err() {
+                held.revert();
+                return Err(Errno::ENOSPC);
+            }
             let page = Entry::leaf(own.keep());
             held.commit(if self.is_stored() { page.dirty() } else { page });
-            charge.keep();
             return Ok(stored);
         }
     }

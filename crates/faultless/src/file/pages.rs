@@ -1,6 +1,6 @@
 //! The pages of an object: how a page is found, added, read, written and freed.
 
-use super::charge::Charged;
+use super::charge::{Charges, take_out};
 use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, Reach};
 use super::root::Top;
@@ -32,17 +32,17 @@ impl Object {
         self.check_vm(cpu);
         // New pages in their place may become folios.
         self.unfit.store(0, Ordering::Relaxed);
+        let charges = Charges::of(self.charged, self.is_stored());
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-        let freed = unsafe { Self::free_below(cpu, self.top(), range, self.is_stored()) };
-        self.uncharge(cpu, freed);
-        // Programs may still see evicted pages. These are not revoked, because they are not mapped.
+        unsafe { Self::free_below(cpu, self.top(), range, charges) };
+        // Programs may still see pages that were evicted, and are not to be revoked: nothing maps them.
         if !lost(Mutant::CutSettles) {
             cpu.settle(&self.pending);
         }
     }
 
-    /// Removes the pages of `range` from the tables below `top`, the root of an object. Returns
-    /// their number, or with `only_dirty` the number of dirty pages.
+    /// Takes the pages of `range` out of the tables below `top`, the root of an object with these
+    /// `charges`.
     ///
     /// # Safety
     /// The tables stay linked.
@@ -50,17 +50,15 @@ impl Object {
         cpu: &Cpu<'_, M>,
         top: Top,
         range: Range<u64>,
-        only_dirty: bool,
-    ) -> u64 {
-        let mut freed = 0;
+        charges: Charges,
+    ) {
         let put = |leaves: Leaves<'_>| {
             if let Leaves::Pages { slots, .. } = leaves {
                 for slot in slots.iter().filter(|slot| !node::load(slot).is_none()) {
-                    let (old, _) = protocol::settle(slot, cpu, |_| Entry::NONE);
+                    let old = take_out(cpu, slot, charges);
                     if old.is_present() {
-                        freed += u64::from(!only_dirty || old.is_dirty());
-                        // SAFETY: drops the object's own reference, which never was a mapping;
-                        // references of mappings are dropped after their flush.
+                        // SAFETY: the object's own reference, which never was a mapping; those of
+                        // the mappings are put when they are flushed.
                         unsafe { cpu.put_unmapped(old.frame()) };
                     }
                 }
@@ -69,7 +67,6 @@ impl Object {
         };
         // SAFETY: the caller's promise.
         let Ok(()) = unsafe { top.visit(cpu, range, put) };
-        freed
     }
 
     /// Returns whether the page at `index` is present, because it was written or mapped.
@@ -269,19 +266,13 @@ impl Object {
                 prepared.keep_zeroed(frame);
                 return Err(NoPage::Beyond);
             }
-            // Charged while the entry is held, so that no other CPU sees a charge for this page
-            // that is dropped again.
-            let mut charge = match self.charge(cpu) {
-                Ok(charge) => charge,
-                Err(full) => {
-                    held.revert();
-                    prepared.keep_zeroed(frame);
-                    return Err(full);
-                }
-            };
+            if let Err(full) = self.charge(cpu) {
+                held.revert();
+                prepared.keep_zeroed(frame);
+                return Err(full);
+            }
             let number = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
             held.commit(Entry::leaf(number));
-            charge.keep();
             return Ok(slots);
         }
     }
@@ -420,16 +411,18 @@ impl Shared<Object> {
 }
 
 impl Object {
-    /// Lends the page at `index` to `write`, as [`write_page`](Shared::write_page) does, if the
-    /// page is present.
+    /// Lends the page at `index` to `write`, as [`write_page`](Shared::write_page) does, if it is
+    /// there. The page is charged whatever the limit.
     pub(super) fn write_present<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
         index: u64,
         write: impl FnOnce(*mut u8) -> R,
     ) -> Option<R> {
-        let charge = self.charge_always(cpu);
-        self.get(cpu, index).map(|frame| self.write_frame(cpu, index, frame, charge, write))
+        let slot = self.slot(cpu, index)?;
+        let lent = Lent::new(cpu, Self::refer_settled(cpu, slot)?);
+        self.charge_always(cpu, slot);
+        Some(self.write_frame(cpu, index, lent.keep(), write))
     }
 
     /// Charges the page at `index`, which is in `frame`, and lends it to `write`. Takes over the
@@ -445,50 +438,39 @@ impl Object {
         write: impl FnOnce(*mut u8) -> R,
     ) -> Result<R, Errno> {
         let lent = Lent::new(cpu, frame);
-        let charge = self.charge_store(cpu, self.slot(cpu, index)).map_err(|_| Errno::ENOSPC)?;
-        Ok(self.write_frame(cpu, index, lent.keep(), charge, write))
+        self.charge_store(cpu, self.slot(cpu, index)).map_err(|_| Errno::ENOSPC)?;
+        Ok(self.write_frame(cpu, index, lent.keep(), write))
     }
 
-    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the caller's
-    /// reference. The `charge` is kept if the page was clean.
+    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the reference.
     fn write_frame<M: Machine, R>(
         &self,
         cpu: &Cpu<'_, M>,
         index: u64,
         frame: FrameNumber,
-        mut charge: Charged<'_>,
         write: impl FnOnce(*mut u8) -> R,
     ) -> R {
         let lent = Lent::new(cpu, frame);
         // After a migration programs may still use the page's old frame. From now on the reference
         // keeps the page in this frame.
         cpu.settle(&self.pending);
-        // Marked before the closure, which may itself fault on this page. A page of a read-only
-        // store never becomes clean again.
-        if self.is_charged() && self.is_stored() && self.mark_dirty(cpu, index, frame) {
-            charge.keep();
-        }
-        let _stored =
-            self.is_stored().then(|| StoredTo { cpu, object: self, index, frame, charge });
+        let _stored = self.is_stored().then(|| StoredTo { cpu, object: self, index, frame });
         write(lent.bytes())
     }
 }
 
-/// A store by the kernel to a page of an object with a store. The drop marks the page dirty, also
-/// if the kernel's closure panics midway. The charge is kept if the page was clean.
+/// The kernel stores to a page of an object with a store. The drop marks the page dirty, also if the
+/// kernel's closure panics after a part. A page of a charged object is dirty already, or has left.
 struct StoredTo<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     object: &'a Object,
     index: u64,
     frame: FrameNumber,
-    charge: Charged<'a>,
 }
 
 impl<M: Machine> Drop for StoredTo<'_, '_, M> {
     fn drop(&mut self) {
-        if self.object.mark_dirty(self.cpu, self.index, self.frame) {
-            self.charge.keep();
-        }
+        self.object.mark_dirty(self.cpu, self.index, self.frame);
     }
 }
 

@@ -131,11 +131,9 @@ pub struct SeenErrors(u64);
 /// The result of marking a page dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The page is dirty now.
+    /// The page is dirty.
     Done,
-    /// The page was dirty before.
-    Was,
-    /// Another CPU briefly holds the page's entry in the object.
+    /// Another CPU has its entry in the object for a moment.
     Busy,
     /// The page has left the object.
     Left,
@@ -156,15 +154,11 @@ impl Object {
         (core::mem::replace(seen, now) != now).then(|| Errno::of_number(number))
     }
 
-    /// Marks the page at `index` dirty, if it still is the page in `frame`. Returns whether the
-    /// page was clean before.
-    pub(super) fn mark_dirty<M: Machine>(
-        &self,
-        cpu: &Cpu<'_, M>,
-        index: u64,
-        frame: FrameNumber,
-    ) -> bool {
-        self.slot(cpu, index).is_some_and(|slot| mark(cpu, slot, frame))
+    /// Marks the page at `index` dirty, if it still is the one in `frame`.
+    pub(super) fn mark_dirty<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber) {
+        if let Some(slot) = self.slot(cpu, index) {
+            mark(cpu, slot, frame);
+        }
     }
 
     /// Marks the page of `slot`, an entry of an object with a store, dirty, if it still is the page
@@ -183,7 +177,7 @@ impl Object {
             }
             let order = (Ordering::AcqRel, Ordering::Relaxed);
             if now.is_dirty() {
-                return Mark::Was;
+                return Mark::Done;
             }
             if slot.compare_exchange(now.0, now.dirty().0, order.0, order.1).is_ok() {
                 return Mark::Done;
@@ -280,10 +274,9 @@ impl Shared<Object> {
             unsafe {
                 each_page(cpu, self.top(), pages, |_, slot| {
                     let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
-                    let mut charge = self.charge_always(cpu);
-                    let (old, _) = protocol::settle(slot, cpu, mark);
-                    if old.is_present() && !old.is_dirty() {
-                        charge.keep();
+                    self.charge_always(cpu, slot);
+                    if !self.charged {
+                        protocol::settle(slot, cpu, mark);
                     }
                 });
             }
@@ -483,12 +476,10 @@ impl Laundry<'_> {
     }
 }
 
-/// Marks the page of `slot` dirty, if it still is the page in `frame`. Returns whether the page was
-/// clean before.
-fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) -> bool {
+/// Marks the page of `slot` dirty, if it still is the one in `frame`.
+fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
     let is_it = |entry: Entry| entry.is_present() && entry.frame() == frame;
-    let (old, _) = protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
-    is_it(old) && !old.is_dirty()
+    protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
 }
 
 /// Marks page `index` of the object with the root `top` dirty, if it still is the page in `frame`.

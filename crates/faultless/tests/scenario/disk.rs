@@ -27,6 +27,7 @@ type Taken = (Reading, usize);
 pub struct Disk {
     bytes: Mutex<Vec<u8>>,
     preferred: usize,
+    read_only: bool,
     /// The plan of every read from now on, if any, and the plans of the next writes.
     reads: Mutex<Option<Plan>>,
     writes: Mutex<VecDeque<Plan>>,
@@ -39,19 +40,29 @@ impl Disk {
     /// Creates a file of `pages` pages, read and written `preferred` pages at a time. The first two
     /// words of page `n` are `n + 1`.
     pub fn new(pages: u64, preferred: usize) -> Arc<Self> {
+        Arc::new(Self::build(pages, preferred, false))
+    }
+
+    /// A file of `pages` pages that is only read, page by page.
+    pub fn read_only(pages: u64) -> Arc<Self> {
+        Arc::new(Self::build(pages, 1, true))
+    }
+
+    fn build(pages: u64, preferred: usize, read_only: bool) -> Self {
         let mut bytes = vec![0; pages as usize * PAGE_BYTES];
         for (number, page) in (1u64..).zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
             page[..8].copy_from_slice(&number.to_ne_bytes());
             page[8..16].copy_from_slice(&number.to_ne_bytes());
         }
-        Arc::new(Self {
+        Self {
             bytes: Mutex::new(bytes),
             preferred,
+            read_only,
             reads: Mutex::default(),
             writes: Mutex::default(),
             taken: Mutex::default(),
             asked: Mutex::default(),
-        })
+        }
     }
 
     /// Creates a disk for swapping, with bytes of no page.
@@ -107,6 +118,10 @@ impl BackingStore for Disk {
 
     fn preferred_pages(&self) -> usize {
         self.preferred
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
