@@ -11,6 +11,7 @@ use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
 use crate::space::{Copies, Lock, Space};
 use crate::space::{MapFlags, Prot};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -178,6 +179,80 @@ fn a_closure_may_fault_on_its_own_page() {
         space.exit(&cpu);
     }
     finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([stored, plain]));
+}
+
+/// A closure may also read its page in. The limit counts for that page, too.
+#[test]
+fn a_page_that_a_closure_reads_in_is_charged_within_the_limit() {
+    let vm = guest::vm(1, 256);
+    vm.set(Setting::FileLimit(0));
+    let cpu = cpu(&vm, 0);
+    let file = Object::of_store(&cpu, Box::new(ReadOnly(Memory::new(8, 0))), 0).unwrap();
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, (0, 8), RW, SHARED, (&file, 0));
+    let overwrite = |page: u64| {
+        let all = |to: *mut u8| {
+            assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1));
+            // SAFETY: the page that is lent.
+            unsafe { to.write_bytes(0, PAGE_SIZE as usize) };
+            PAGE_SIZE as usize
+        };
+        file.overwrite_page(&cpu, page, all)
+    };
+    assert_eq!(overwrite(5), Err(Errno::ENOSPC));
+    assert_eq!((vm.charged_pages(), load(&cpu, &space, AT + 5 * P)), (0, Ok(6)));
+    // The page was read with the first one.
+    vm.set(Setting::FileLimit(1));
+    assert_eq!(overwrite(0), Ok(PAGE_SIZE as usize));
+    assert_eq!((vm.charged_pages(), load(&cpu, &space, AT)), (1, Ok(0)));
+    assert_eq!(overwrite(1), Err(Errno::ENOSPC));
+    finish(&cpu, space, Vec::from([file]));
+    assert_eq!(vm.charged_pages(), 0);
+}
+
+/// Two CPUs that store to one page at once need room for one page.
+#[test]
+fn two_stores_to_one_page_are_charged_once() {
+    const PAGES: u64 = if cfg!(miri) { 4 } else { 200 };
+    let vm = guest::vm(2, 1024);
+    let here = cpu(&vm, 0);
+    let space = Space::new(&here).unwrap();
+    let memory = Memory::new(PAGES, 0);
+    let file = Object::of_store(&here, Box::new(ReadOnly(memory)), 0).unwrap();
+    map(&here, &space, (0, PAGES), RW, SHARED, (&file, 0));
+    // Later stores to a half of the pages find entries that forbid them.
+    (0..PAGES / 2).for_each(|page| assert_eq!(load(&here, &space, AT + page * P), Ok(page + 1)));
+    let arrived = AtomicU64::new(0);
+    let stores = |cpu: &guest::TestCpu<'_>, own: u64| {
+        let mut barriers = 0;
+        let mut meet = || {
+            barriers += 2;
+            arrived.fetch_add(1, Ordering::SeqCst);
+            let since = std::time::Instant::now();
+            while arrived.load(Ordering::SeqCst) < barriers {
+                assert!(since.elapsed().as_secs() < 100, "the other CPU has failed");
+                cpu.serve_flushes();
+                std::thread::yield_now();
+            }
+        };
+        for page in 0..PAGES {
+            vm.set(Setting::FileLimit(page + 1));
+            meet();
+            if page % 3 == own {
+                write_object(cpu, &file, page, own).unwrap();
+            } else {
+                store(cpu, &space, AT + page * P, own).unwrap();
+            }
+            assert_eq!(vm.charged_pages(), page + 1);
+            meet();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| stores(&cpu(&vm, 1), 1));
+        stores(&here, 0);
+    });
+    finish(&here, space, Vec::from([file]));
+    assert_eq!(vm.charged_pages(), 0);
 }
 
 #[test]
